@@ -1,0 +1,1 @@
+"""Dialects: one file each, with a reader and a writer of quantizers."""

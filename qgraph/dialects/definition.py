@@ -1,0 +1,70 @@
+"""Spelling a quantizer by its operators' definitions: plain float operators, always exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.dialects.dialect import Site
+from qgraph.edit import Draft, Editor, Operand, Tracer
+from qgraph.ops.operator import operator_of
+from qgraph.proof.cone import parameter_array
+from qgraph.quantizer import Floating
+
+
+def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
+    """Yield the quantizer in plain operators: first as defined, then for opsets without E8M0."""
+    draft = editor.draft(site)
+    _trace(site, draft, draft.op)
+    yield draft
+    if isinstance(site.quantizer, Floating):
+        low = editor.draft(site)
+        _trace(site, low, _Binades(low, site.quantizer))
+        yield low
+
+
+def _trace(site: Site, draft: Draft, op: Tracer) -> None:
+    known: dict[ir.Value, Operand] = {site.x: draft.x}
+    for node in site.nodes:
+        operator = operator_of(node)
+        if operator is None:
+            raise ValueError(f"{node.op_type} has no definition")
+        operands: list[Any] = []
+        for value in operator.schema.values(node):
+            if value is None or value in known:
+                operands.append(None if value is None else known[value])
+                continue
+            operands.append(parameter_array(node, value, site.shape))
+        known[node.outputs[0]] = operator.define(op, *operands, **operator.arguments(node))
+    result = known[site.y]
+    draft.y = result if isinstance(result, ir.Value) else draft.constant(result)
+
+
+class _Binades(Tracer):
+    """Finds the power of two below |v| by comparing it with every binade of the format.
+
+    E8M0, which gives it in one cast, exists since opset 24 only.
+    """
+
+    def __init__(self, draft: Draft, quantizer: Floating) -> None:
+        super().__init__(draft)
+        grid = quantizer.format
+        self._exponents = range(1 - grid.bias, int(np.floor(np.log2(grid.max_value))) + 1)
+        self._power: Operand | None = None
+
+    def Cast(self, v: Operand, **attributes: Any) -> Operand:  # noqa: N802 - an ONNX operator
+        """Return the power of two where a cast to E8M0 is asked for."""
+        if attributes["to"] == ir.DataType.FLOAT8E8M0:
+            first, *others = self._exponents
+            power: Operand = np.float32(2.0**first).reshape(())
+            for exponent in others:
+                step = 2.0**exponent
+                power = self.Where(self.GreaterOrEqual(v, step), step, power)
+            self._power = power
+            return power
+        if v is self._power:
+            return v
+        return self._call("Cast", [v], attributes)

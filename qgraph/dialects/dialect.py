@@ -1,0 +1,134 @@
+"""What a dialect is: a reader and a writer of quantizers, and the walk that runs all readers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.constants import constant
+from qgraph.edit import Draft, Editor, Region
+from qgraph.errors import OperatorError, where
+from qgraph.folding import constant_expression
+from qgraph.quantizer import Quantizer
+from qgraph.registry import Registry
+from qgraph.schema import OpKey
+
+
+@dataclass(frozen=True, eq=False)
+class Site(Region):
+    """A quantizer in the graph.
+
+    Attributes:
+        root: the node that the reader started from; reports name it.
+        dialect: name of the dialect that spells it.
+        quantizer: what it means.
+        shape: of the data, None for a dimension that is not known; parameters broadcast to it.
+        weight: the values of ``x`` where they are known, else None.
+    """
+
+    root: ir.Node
+    dialect: str
+    quantizer: Quantizer
+    shape: tuple[int | None, ...]
+    weight: npt.NDArray[Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Refusal:
+    """A node of a dialect that cannot be read as a quantizer, and why."""
+
+    root: ir.Node
+    reason: str
+
+
+class Dialect(Protocol):
+    """One way to spell quantizers.
+
+    Attributes:
+        name: as in ``--to name``.
+        roots: the operators that its reader starts from.
+    """
+
+    name: str
+    roots: frozenset[OpKey]
+
+    def read(self, node: ir.Node) -> Site | Refusal | None:
+        """Return the quantizer whose root is ``node``; None if it is none of this dialect.
+
+        Raises:
+            OperatorError: the node violates its operator's definition.
+        """
+
+    def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
+        """Yield the ways to spell ``site`` here, the tightest first, the plainest last."""
+
+    def reason(self, site: Site) -> str:
+        """Say why the dialect has no spelling that would be equal."""
+
+
+DIALECTS: Registry[Dialect] = Registry("dialect", "qgraph.dialects")
+
+
+def dialect(cls: type[Dialect]) -> type[Dialect]:
+    """Register a dialect class under its name."""
+    DIALECTS.add(cls.name)(cls())
+    return cls
+
+
+def sites(model: ir.Model) -> Iterator[Site | Refusal]:
+    """Yield every quantizer of a model, in subgraphs and functions too, in topological order."""
+    readers: dict[OpKey, list[Dialect]] = {}
+    for entry in DIALECTS:
+        for key in entry.roots:
+            readers.setdefault(key, []).append(entry)
+    graphs = [model.graph, *(function.graph for function in model.functions.values())]
+    for graph in graphs:
+        for node in list(ir.traversal.RecursiveGraphIterator(graph)):
+            for reader in readers.get(OpKey.of(node), ()):
+                found = _read(reader, node)
+                if found is not None:
+                    yield found
+                    break
+
+
+def _read(reader: Dialect, node: ir.Node) -> Site | Refusal | None:
+    try:
+        return reader.read(node)
+    except OperatorError as error:
+        return Refusal(node, str(error))
+
+
+def parameter(node: ir.Node, value: ir.Value | None, name: str) -> npt.NDArray[np.float32]:
+    """Return a constant parameter of a quantizer as float32.
+
+    Raises:
+        OperatorError: it is computed at run time, or has no element.
+    """
+    array = constant_expression(value)
+    if array is None:
+        label = value.name if value is not None else ""
+        raise OperatorError(
+            f"{where(node)}: {name} {label!r} is not a constant, so that the quantizer is only "
+            "known at run time. Freeze or fold it first."
+        )
+    if array.size == 0:
+        raise OperatorError(f"{where(node)}: {name} has no element, expected at least one.")
+    return array.astype(np.float32)
+
+
+def weight_of(x: ir.Value) -> npt.NDArray[Any] | None:
+    """Return the values of a quantizer's input where they are known."""
+    array = constant(x)
+    return array if array is not None else constant_expression(x)
+
+
+def shape_of(x: ir.Value, *parameters: npt.NDArray[Any]) -> tuple[int | None, ...]:
+    """Return the shape of the data; where its rank is unknown, that of the widest parameter."""
+    if x.shape is not None:
+        return tuple(size if isinstance(size, int) else None for size in x.shape)
+    return (None,) * max((parameter.ndim for parameter in parameters), default=0)

@@ -1,0 +1,162 @@
+"""The dialect ``qdq``: QuantizeLinear, Clip and DequantizeLinear, with packed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.dialects.definition import by_definition
+from qgraph.dialects.dialect import Refusal, Site, dialect, parameter, shape_of, weight_of
+from qgraph.dialects.qdq_codes import packed
+from qgraph.dialects.qdq_pairs import pairs
+from qgraph.edit import Draft, Editor
+from qgraph.errors import OperatorError, where
+from qgraph.numerics import blocks
+from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
+from qgraph.ops.operator import operator_of
+from qgraph.quantizer import Affine, Floating, Quantizer, Recipe
+from qgraph.schema import OpKey
+
+DOMAINS = ("", "com.microsoft")
+
+
+@dialect
+class Qdq:
+    """Codes between a QuantizeLinear and a DequantizeLinear; constants stored as codes."""
+
+    name: ClassVar[str] = "qdq"
+    roots: ClassVar[frozenset[OpKey]] = frozenset(
+        OpKey(domain, name)
+        for domain in DOMAINS
+        for name in ("QuantizeLinear", "DequantizeLinear")
+    )
+
+    def read(self, node: ir.Node) -> Site | Refusal | None:
+        """Return the quantizer that ends in the DequantizeLinear ``node``."""
+        if node.op_type == "QuantizeLinear":
+            return _lone_quantize(node)
+        nodes = _chain(node)
+        x = nodes[0].inputs[0]
+        if x is None:
+            return None
+        if len(nodes) == 1 and weight_of(x) is None:
+            return Refusal(node, f"{where(node)}: its input is not the output of a QuantizeLinear")
+        quantizer, shape = _meaning(nodes, x)
+        return Site(x, node.outputs[0], nodes, node, self.name, quantizer, shape, weight_of(x))
+
+    def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
+        """Yield codes of a constant; then pairs, from the plain one to float operators."""
+        if site.weight is not None:
+            yield from packed(site, editor)
+        yield from pairs(site, editor)
+        yield from by_definition(site, editor)
+
+    def reason(self, site: Site) -> str:
+        """Say why nothing fits."""
+        return "no pair, and no form with the same float operations, is available"
+
+
+def _chain(node: ir.Node) -> tuple[ir.Node, ...]:
+    """Return QuantizeLinear, Clip, DequantizeLinear as far as they are there."""
+    nodes = [node]
+    while (value := nodes[0].inputs[0]) is not None and (producer := value.producer()) is not None:
+        if producer.op_type == "QuantizeLinear" and producer.domain in DOMAINS:
+            nodes.insert(0, producer)
+            break
+        if producer.op_type != "Clip" or len(nodes) > 1 or producer.domain != "":
+            break
+        nodes.insert(0, producer)
+    if nodes[0].op_type == "Clip" and nodes[0].inputs[0] is not None:
+        # A Clip on stored codes belongs to the weight; on anything else it is not ours.
+        return tuple(nodes) if weight_of(nodes[0].inputs[0]) is not None else tuple(nodes[1:])
+    return tuple(nodes)
+
+
+def _lone_quantize(node: ir.Node) -> Refusal | None:
+    users = [use.node for use in node.outputs[0].uses()]
+    users += [use.node for user in users if user.op_type == "Clip" for use in user.outputs[0].uses()]
+    if any(user.op_type == "DequantizeLinear" for user in users):
+        return None
+    return Refusal(node, f"{where(node)}: no DequantizeLinear follows; its codes are used as such")
+
+
+def _meaning(nodes: tuple[ir.Node, ...], x: ir.Value) -> tuple[Quantizer, tuple[int | None, ...]]:
+    decode = nodes[-1]
+    scale, zero_point, storage = _parameters(decode, x)
+    shape = shape_of(x, scale)
+    if nodes[0].op_type == "QuantizeLinear" and len(nodes) > 1:
+        first = _parameters(nodes[0], x)
+        same = all(np.array_equal(a, b) for a, b in zip(first[:2], (scale, zero_point), strict=True))
+        if not same:
+            raise OperatorError(
+                f"{where(decode)}: its scale or zero point differs from that of "
+                f"{nodes[0].name!r}, so that the pair is not one quantizer"
+            )
+        storage = first[2]
+    kind = FORMATS[storage]
+    if not isinstance(kind, IntFormat):
+        if not isinstance(kind, Minifloat):
+            raise OperatorError(f"{where(decode)}: codes of type {storage} are not a number format")
+        return Floating(scale, kind), shape
+    lo, hi = _clip_bounds(nodes, kind)
+    return Affine(scale, zero_point, lo, hi, recipe=Recipe.ROUND_FIRST), shape
+
+
+def _parameters(
+    node: ir.Node, x: ir.Value
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], str]:
+    """Return scale and zero point, broadcastable to the data, and the type of the codes."""
+    operator = operator_of(node)
+    if operator is None:
+        raise OperatorError(f"{where(node)}: no such operator is known")
+    attributes = operator.schema.attributes_of(node)
+    _, scale_value, zero_value = operator.schema.values(node)
+    scale = parameter(node, scale_value, "scale")
+    zero = np.zeros_like(scale) if zero_value is None else parameter(node, zero_value, "zero point")
+    if scale.size > 1 or attributes["block_size"]:
+        if x.shape is None or any(not isinstance(size, int) for size in _along(x, attributes)):
+            raise OperatorError(
+                f"{where(node)}: the shape of {x.name!r} is not known, so that axis "
+                f"{attributes['axis']} cannot be placed. Run shape inference first."
+            )
+        sizes = [size if isinstance(size, int) else 1 for size in x.shape]
+        scale = blocks.align(scale, sizes, attributes["axis"], attributes["block_size"])
+        zero = blocks.align(zero, sizes, attributes["axis"], attributes["block_size"])
+    else:
+        scale, zero = scale.reshape(()), zero.reshape(())
+    return scale, zero, _code_type(node, attributes, zero_value)
+
+
+def _along(x: ir.Value, attributes: dict[str, Any]) -> list[object]:
+    if x.shape is None:
+        return [None]
+    sizes = [size if isinstance(size, int) else None for size in x.shape]
+    return list(sizes) if attributes["block_size"] else [sizes[attributes["axis"]]]
+
+
+def _code_type(node: ir.Node, attributes: dict[str, Any], zero_point: ir.Value | None) -> str:
+    codes = node.inputs[0] if node.op_type == "DequantizeLinear" else None
+    for value in (zero_point, codes):
+        if value is not None and value.dtype is not None:
+            return value.dtype.name
+    if node.op_type == "QuantizeLinear" and attributes["output_dtype"]:
+        return ir.DataType(attributes["output_dtype"]).name
+    return "UINT8"
+
+
+def _clip_bounds(
+    nodes: tuple[ir.Node, ...], kind: IntFormat
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    lo, hi = np.float32(kind.lo), np.float32(kind.hi)
+    for node in nodes:
+        if node.op_type != "Clip":
+            continue
+        bounds = [parameter(node, value, "bound") if value is not None else None
+                  for value in (*node.inputs[1:], None, None)[:2]]
+        lo = lo if bounds[0] is None else np.maximum(lo, bounds[0].reshape(()))
+        hi = hi if bounds[1] is None else np.minimum(hi, bounds[1].reshape(()))
+    return np.asarray(lo), np.asarray(hi)

@@ -1,0 +1,128 @@
+"""Constants stored as codes: DequantizeLinear over a packed initializer.
+
+The codes follow from the values that the quantizer gives, so that no rounding rule is repeated
+here; whether decoding gives the same values back is compared afterwards, element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.dialects.dialect import Site
+from qgraph.dialects.granularity import layout_of
+from qgraph.dialects.qdq_pairs import SCALAR, dequantize, holding, holds
+from qgraph.edit import Draft, Editor
+from qgraph.evaluate import evaluate
+from qgraph.numerics.formats import find_minifloat, numpy_dtype
+from qgraph.numerics.minifloat import encode
+from qgraph.quantizer import Affine, Bipolar, Floating, Ranged
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+
+SIGNED = ("INT2", "INT4", "INT8", "INT16", "INT32")
+UNSIGNED = ("UINT2", "UINT4", "UINT8", "UINT16", "INT32")
+
+
+def packed(site: Site, editor: Editor) -> Iterator[Draft]:
+    """Yield spellings of a quantizer on a constant as stored codes, smallest type first."""
+    if site.weight is None:
+        return
+    values = evaluate(site.nodes, site.x, site.y, site.weight)
+    if not np.isfinite(values).all():
+        return
+    match site.quantizer:
+        case Affine(scale, zero_point):
+            yield from _affine(site, editor, values, scale, zero_point)
+        case Bipolar(scale):
+            yield from _affine(site, editor, values, scale, np.zeros_like(scale))
+        case Floating() as meaning:
+            yield from _floating(site, editor, values, meaning)
+        case Ranged() as meaning:
+            yield from _ranged(site, editor, values, meaning)
+
+
+def _affine(
+    site: Site, editor: Editor, values: Float32, scale: Float32, zero_point: Float32
+) -> Iterator[Draft]:
+    steps = _whole(values, scale)
+    whole = bool((zero_point == np.rint(zero_point)).all())
+    layout = layout_of(values.shape, scale, zero_point)
+    if steps is None:
+        return
+    if layout is not None and whole:
+        yield from _stored(site, editor, steps, scale, zero_point)
+    if not whole or zero_point.any():
+        # Codes counted from the zero point instead: no zero point is left.
+        yield from _stored(site, editor, steps, scale, np.zeros_like(zero_point))
+
+
+def _stored(
+    site: Site, editor: Editor, steps: Float64, scale: Float32, zero_point: Float32
+) -> Iterator[Draft]:
+    codes = steps + zero_point
+    lo, hi = float(min(codes.min(), 0)), float(codes.max())
+    layout = layout_of(codes.shape, scale, zero_point)
+    for kind in SIGNED if lo < 0 or zero_point.min() < 0 else UNSIGNED:
+        if holding(lo, hi, (kind,)) is None or not holds(kind, zero_point):
+            continue
+        draft = editor.draft(site)
+        stored = draft.constant(codes.astype(np.int64).astype(numpy_dtype(kind)), "codes")
+        if layout is not None:
+            draft.y = dequantize(draft, stored, scale, zero_point, kind, layout)
+        else:
+            one, none = np.float32(1), np.float32(0)
+            steps_again = dequantize(draft, stored, one, none, kind, SCALAR)
+            shifted = draft.op.Sub(steps_again, zero_point) if zero_point.any() else steps_again
+            draft.y = draft.node("Mul", [shifted, draft.constant(scale, "scale")])
+        yield draft
+
+
+def _floating(site: Site, editor: Editor, values: Float32, meaning: Floating) -> Iterator[Draft]:
+    grid, scale = meaning.format, meaning.scale
+    found = find_minifloat(grid.exponent_bits, grid.mantissa_bits, grid.bias)
+    layout = layout_of(values.shape, scale)
+    with np.errstate(all="ignore"):
+        units = values / scale
+    if found is not None and layout is not None:
+        draft = editor.draft(site)
+        codes = draft.constant(encode(units, found.name), "codes")
+        draft.y = dequantize(draft, codes, scale, np.zeros_like(scale), found.name, layout)
+        yield draft
+    # Every value is a multiple of the smallest subnormal, so narrow formats are integers too.
+    unit = np.float32(2.0 ** (1 - grid.bias - grid.mantissa_bits))
+    yield from _affine(site, editor, values, scale * unit, np.zeros_like(scale))
+
+
+def _ranged(site: Site, editor: Editor, values: Float32, meaning: Ranged) -> Iterator[Draft]:
+    top = np.float32(meaning.levels - 1)
+    low, span = meaning.output_low, meaning.output_high - meaning.output_low
+    with np.errstate(all="ignore"):
+        scale = np.where(span == 0, np.float32(1), span) / top
+        zero_point = np.rint(-low / scale)
+        codes = np.rint((values.astype(np.float64) - low) / scale)
+    if not np.isfinite(codes).all() or not np.isfinite(zero_point).all():
+        return
+    yield from _stored(site, editor, codes - zero_point, scale, zero_point)
+    yield from _stored(site, editor, codes - zero_point, scale, np.zeros_like(zero_point))
+    for kind in UNSIGNED:
+        if holding(float(min(codes.min(), 0)), float(codes.max()), (kind,)) is None:
+            continue
+        draft = editor.draft(site)
+        stored = draft.constant(codes.astype(np.int64).astype(numpy_dtype(kind)), "codes")
+        whole = dequantize(draft, stored, np.float32(1), np.float32(0), kind, SCALAR)
+        y: Any = draft.op.Mul(draft.op.Div(whole, top), span)
+        draft.y = draft.op.Add(y, low) if low.any() else y
+        yield draft
+
+
+def _whole(values: Float32, scale: Float32) -> Float64 | None:
+    """Return ``values / scale`` as whole numbers, or None where that is no number."""
+    with np.errstate(all="ignore"):
+        steps = np.rint(values.astype(np.float64) / scale)
+    known: Float64 = np.where(values == 0, 0.0, steps)
+    return known if np.isfinite(known).all() and np.abs(known).max(initial=0) < 2**31 else None

@@ -1,0 +1,245 @@
+"""Pairs of QuantizeLinear and DequantizeLinear for data that is only known at run time.
+
+From the tightest to the plainest, each exact under its own conditions:
+
+1. the plain pair, with a Clip on the codes where they do not fill their type;
+2. the data clamped in float first, then the pair: no Clip on codes, so any width up to 16;
+3. the float operations up to rounding, then QuantizeLinear with scale 1, which only rounds and
+   stores; DequantizeLinear with the real scale and zero point;
+4. as before, and the real value computed in float operators from the whole-number codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.dialects.dialect import Site
+from qgraph.dialects.granularity import Layout, layout_of
+from qgraph.edit import Draft, Editor, Operand
+from qgraph.numerics.formats import FORMATS, find_minifloat, numpy_dtype
+from qgraph.numerics.rounding import Rounding
+from qgraph.opset import QDQ_SINCE
+from qgraph.ops.steps import clamp, round_to_integer
+from qgraph.quantizer import Affine, Bipolar, Floating, Ranged
+
+Float32 = npt.NDArray[np.float32]
+
+CODE_TYPES = ("UINT8", "INT8", "UINT16", "INT16")
+"""Types for codes of activations, most widely supported first."""
+
+CLIPPABLE = ("UINT8", "INT8")
+"""Types whose codes a Clip can take in every runtime."""
+
+SCALAR = Layout(None, 0, ())
+
+
+def pairs(site: Site, editor: Editor) -> Iterator[Draft]:
+    """Yield the spellings of ``site`` with QuantizeLinear, tightest first."""
+    match site.quantizer:
+        case Affine() as meaning:
+            yield from _affine(site, editor, meaning)
+        case Ranged() as meaning:
+            yield from _ranged(site, editor, meaning)
+        case Floating() as meaning:
+            yield from _floating(site, editor, meaning)
+        case Bipolar(scale):
+            yield from _bipolar(site, editor, scale)
+
+
+def quantize(
+    draft: Draft, x: Operand, scale: Float32, zero_point: Float32, kind: str, layout: Layout
+) -> ir.Value:
+    """Append a QuantizeLinear to codes of type ``kind``."""
+    return _linear(draft, "QuantizeLinear", x, scale, zero_point, kind, layout, ir.DataType[kind])
+
+
+def dequantize(
+    draft: Draft, codes: Operand, scale: Float32, zero_point: Float32, kind: str, layout: Layout
+) -> ir.Value:
+    """Append a DequantizeLinear; without a zero point where that is 0 everywhere."""
+    dtype = ir.DataType.FLOAT
+    return _linear(draft, "DequantizeLinear", codes, scale, zero_point, kind, layout, dtype)
+
+
+def _linear(
+    draft: Draft,
+    name: str,
+    x: Operand,
+    scale: Float32,
+    zero_point: Float32,
+    kind: str,
+    layout: Layout,
+    dtype: ir.DataType,
+) -> ir.Value:
+    operands: list[Operand | None] = [x, draft.constant(layout.lay(scale), "scale")]
+    if name == "QuantizeLinear" or zero_point.any():
+        codes = np.broadcast_to(layout.lay(zero_point), layout.shape).astype(numpy_dtype(kind))
+        operands.append(draft.constant(codes, "zero_point"))
+    draft.needs(max(layout.opset, QDQ_SINCE[kind]))
+    return draft.node(name, operands, layout.attributes, dtype=dtype)
+
+
+def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
+    scale, zero_point = meaning.scale, meaning.zero_point
+    bounds = np.unique(meaning.lo), np.unique(meaning.hi)
+    kind = holding(bounds[0].min(), bounds[1].max(), CODE_TYPES)
+    layout = layout_of(site.shape or None, scale, zero_point)
+    if kind is None or any(bound.size != 1 for bound in bounds):
+        return
+    lo, hi = float(bounds[0][0]), float(bounds[1][0])
+    full = (lo, hi) == (FORMATS[kind].lo, FORMATS[kind].hi)
+    whole = bool((zero_point == np.rint(zero_point)).all()) and holds(kind, zero_point)
+    nearest = meaning.rounding is Rounding.ROUND
+    if layout is not None and whole and nearest:
+        if full or kind in CLIPPABLE:
+            draft = editor.draft(site)
+            codes = quantize(draft, draft.x, scale, zero_point, kind, layout)
+            codes = codes if full else clip_codes(draft, codes, lo, hi, kind)
+            draft.y = dequantize(draft, codes, scale, zero_point, kind, layout)
+            yield draft
+        if not zero_point.any() and not full and np.isfinite(scale).all():
+            draft = editor.draft(site)
+            ends = np.float32(lo) * scale, np.float32(hi) * scale
+            inside = clip(draft, draft.x, np.minimum(*ends), np.maximum(*ends))
+            codes = quantize(draft, inside, scale, zero_point, kind, layout)
+            draft.y = dequantize(draft, codes, scale, zero_point, kind, layout)
+            yield draft
+    if layout is not None and whole:
+        draft = editor.draft(site)
+        codes = _offset_codes(draft, meaning, lo, hi, kind)
+        draft.y = dequantize(draft, codes, scale, zero_point, kind, layout)
+        yield draft
+    draft = editor.draft(site)
+    codes = _offset_codes(draft, meaning, lo, hi, kind)
+    steps: Operand = dequantize(draft, codes, np.float32(1), np.float32(0), kind, SCALAR)
+    steps = draft.op.Sub(steps, zero_point) if zero_point.any() else steps
+    draft.y = draft.op.Mul(steps, scale)
+    yield draft
+
+
+def _offset_codes(draft: Draft, meaning: Affine, lo: float, hi: float, kind: str) -> ir.Value:
+    """Round ``x / scale + zero_point`` in float and store it: a QuantizeLinear of scale 1."""
+    y = draft.op.Div(draft.x, meaning.scale)
+    y = draft.op.Add(y, meaning.zero_point) if meaning.zero_point.any() else y
+    if (lo, hi) != (FORMATS[kind].lo, FORMATS[kind].hi):
+        y = clip(draft, y, np.float32(lo), np.float32(hi))
+    if meaning.rounding is not Rounding.ROUND:
+        y = round_to_integer(draft.op, y, meaning.rounding)
+    return quantize(draft, y, np.float32(1), np.float32(0), kind, SCALAR)
+
+
+def _ranged(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
+    top = np.float32(meaning.levels - 1)
+    kind = holding(0.0, float(top), CODE_TYPES)
+    low, high = meaning.input_low, meaning.input_high
+    if kind is None or not (low < high).all():
+        return
+    with np.errstate(all="ignore"):
+        span = meaning.output_high - meaning.output_low
+        scale = span / top
+        zero_point = np.rint(-meaning.output_low / scale)
+    layout = layout_of(site.shape or None, scale, zero_point)
+    fits = bool(np.isfinite(zero_point).all()) and holds(kind, zero_point)
+    full = top == FORMATS[kind].hi
+    if layout is not None and fits:
+        with np.errstate(all="ignore"):
+            step = (high - low) / top
+        draft = editor.draft(site)
+        codes = quantize(draft, draft.x, step, zero_point, kind, layout)
+        codes = codes if full or kind not in CLIPPABLE else clip_codes(
+            draft, codes, 0.0, float(top), kind
+        )
+        draft.y = dequantize(draft, codes, scale, zero_point, kind, layout)
+        yield draft
+        draft = editor.draft(site)
+        codes = _ranged_codes(draft, meaning, kind)
+        draft.y = dequantize(draft, codes, scale, zero_point, kind, layout)
+        yield draft
+    for splits_top in (False, True):
+        draft = editor.draft(site)
+        codes = _ranged_codes(draft, meaning, kind)
+        whole = dequantize(draft, codes, np.float32(1), np.float32(0), kind, SCALAR)
+        y = draft.op.Mul(draft.op.Div(whole, top), span)
+        y = draft.op.Add(y, meaning.output_low) if meaning.output_low.any() else y
+        if splits_top:
+            # In half of all ranges span + low is not high: then the values above are a level of
+            # their own.
+            y = draft.op.Where(draft.op.Greater(draft.x, high), meaning.output_high, y)
+        draft.y = y
+        yield draft
+
+
+def _ranged_codes(draft: Draft, meaning: Ranged, kind: str) -> ir.Value:
+    top = np.float32(meaning.levels - 1)
+    x: Operand = draft.x
+    x = draft.op.Sub(x, meaning.input_low) if meaning.input_low.any() else x
+    y = draft.op.Mul(draft.op.Div(x, meaning.input_high - meaning.input_low), top)
+    if top != FORMATS[kind].hi:
+        y = draft.op.Min(y, top)
+    return quantize(draft, y, np.float32(1), np.float32(0), kind, SCALAR)
+
+
+def _floating(site: Site, editor: Editor, meaning: Floating) -> Iterator[Draft]:
+    grid = meaning.format
+    layout = layout_of(site.shape or None, meaning.scale)
+    if layout is None or meaning.rounding is not Rounding.ROUND or not meaning.saturating:
+        return
+    for clamps in (False, True):
+        top = None if clamps else grid.max_value
+        found = find_minifloat(grid.exponent_bits, grid.mantissa_bits, grid.bias, top)
+        if found is None:
+            continue
+        draft = editor.draft(site)
+        x: Operand = draft.x
+        if clamps:
+            end = np.float32(grid.max_value) * np.abs(meaning.scale)
+            x = clip(draft, x, -end, end)
+        zero = np.zeros_like(meaning.scale)
+        codes = quantize(draft, x, meaning.scale, zero, found.name, layout)
+        draft.y = dequantize(draft, codes, meaning.scale, zero, found.name, layout)
+        yield draft
+
+
+def _bipolar(site: Site, editor: Editor, scale: Float32) -> Iterator[Draft]:
+    layout = layout_of(site.shape or None, scale)
+    if layout is None:
+        return
+    draft = editor.draft(site)
+    positive = draft.op.GreaterOrEqual(draft.x, 0.0)
+    signs = [draft.constant(np.array(sign, np.int8), "sign") for sign in (1, -1)]
+    codes = draft.node("Where", [positive, *signs], dtype=ir.DataType.INT8)
+    draft.y = dequantize(draft, codes, scale, np.zeros_like(scale), "INT8", layout)
+    yield draft
+
+
+def clip(draft: Draft, x: Operand, lo: Float32, hi: Float32) -> Operand:
+    """Append a clamp in float: one Clip where the bounds are single numbers."""
+    if lo.size == hi.size == 1:
+        bounds = [draft.constant(bound.reshape(()), "bound") for bound in (lo, hi)]
+        return draft.node("Clip", [x, *bounds], dtype=ir.DataType.FLOAT)
+    bounded: Operand = clamp(draft.op, x, lo, hi)
+    return bounded
+
+
+def clip_codes(draft: Draft, codes: Operand, lo: float, hi: float, kind: str) -> ir.Value:
+    """Append a Clip on codes."""
+    draft.needs(12)
+    bounds = [draft.constant(np.array(bound, numpy_dtype(kind)), "bound") for bound in (lo, hi)]
+    return draft.node("Clip", [codes, *bounds], dtype=ir.DataType[kind])
+
+
+def holding(lo: float, hi: float, kinds: tuple[str, ...]) -> str | None:
+    """Return the first of ``kinds`` that has all codes from ``lo`` to ``hi``."""
+    for kind in kinds:
+        if FORMATS[kind].lo <= lo and hi <= FORMATS[kind].hi:
+            return kind
+    return None
+
+
+def holds(kind: str, values: Float32) -> bool:
+    """Return whether all ``values`` lie in the range of ``kind``."""
+    return bool((values >= FORMATS[kind].lo).all() and (values <= FORMATS[kind].hi).all())

@@ -1,0 +1,264 @@
+"""Replacing one region of a graph by another: drafts that leave the graph alone until committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.primitives import NUMPY
+
+Array = npt.NDArray[Any]
+Operand = ir.Value | Array
+
+FIRST_OPSET = {
+    "Abs": 6,
+    "Add": 7,
+    "Cast": 9,
+    "Ceil": 6,
+    "Clip": 11,
+    "Div": 7,
+    "Equal": 7,
+    "Floor": 6,
+    "Gather": 1,
+    "Greater": 9,
+    "GreaterOrEqual": 12,
+    "IsNaN": 9,
+    "Less": 9,
+    "LessOrEqual": 12,
+    "Max": 8,
+    "Min": 8,
+    "Mul": 7,
+    "Not": 1,
+    "Reshape": 5,
+    "Round": 11,
+    "Sign": 9,
+    "Sub": 7,
+    "Where": 9,
+}
+"""Opset since which an operator has the form and the broadcasting that drafts use."""
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Nodes that compute ``y`` from ``x`` and constants.
+
+    Attributes:
+        x: the one input that is not a parameter.
+        y: the output.
+        nodes: in topological order; the last one produces ``y``.
+    """
+
+    x: ir.Value
+    y: ir.Value
+    nodes: tuple[ir.Node, ...]
+
+
+class Draft:
+    """A region that may take the place of another one.
+
+    ``draft.op.Div(draft.x, scale)`` appends a node and returns its output; NumPy arrays and Python
+    numbers become initializers, and an operator whose operands are all known is computed instead.
+    The graph stays untouched until :meth:`commit`.
+
+    Attributes:
+        x: stands for the input of the region that is replaced.
+        y: the output; set it to what the last node returned.
+        opset: the lowest opset that has all operators and types drafted so far.
+    """
+
+    def __init__(self, editor: Editor, region: Region) -> None:
+        self._editor = editor
+        self.region = region
+        self.x = ir.Value(name=region.x.name, type=region.x.type, shape=region.x.shape)
+        self.y: ir.Value = self.x
+        self.nodes: list[ir.Node] = []
+        self.constants: dict[ir.Value, Array] = {}
+        self.opset = 1
+        self.op = Tracer(self)
+
+    @property
+    def spelling(self) -> str:
+        """The operators in order: ``QuantizeLinear+Clip+DequantizeLinear``."""
+        return "+".join(node.op_type for node in self.nodes)
+
+    def needs(self, opset: int) -> None:
+        """State that what was drafted exists only since ``opset``."""
+        self.opset = max(self.opset, opset)
+
+    def constant(self, array: npt.ArrayLike, name: str = "const") -> ir.Value:
+        """Return a constant operand; ``name`` ends the name of its initializer."""
+        known = np.asarray(array)
+        tensor = ir.tensor(known)
+        value = ir.Value(
+            name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+        )
+        self.constants[value] = known
+        return value
+
+    def node(
+        self,
+        name: str,
+        operands: Iterable[Operand | None],
+        attributes: dict[str, Any] | None = None,
+        *,
+        domain: str = "",
+        dtype: ir.DataType | None = None,
+    ) -> ir.Value:
+        """Append a node as it is and return its output, of type ``dtype`` where it is known."""
+        inputs = [
+            self.constant(operand) if isinstance(operand, np.ndarray) else operand
+            for operand in operands
+        ]
+        made = ir.node(name, inputs, attributes or {}, domain=domain)
+        if dtype is not None:
+            made.outputs[0].type = ir.TensorType(dtype)
+        self.nodes.append(made)
+        if domain == "":
+            self.needs(FIRST_OPSET.get(name, 1))
+        return made.outputs[0]
+
+    def commit(self) -> None:
+        """Put the draft in the place of its region and drop what is no longer used."""
+        self._editor.replace(self)
+
+
+class Tracer:
+    """The ``op`` of a draft: one method for each standard operator."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    def __getattr__(self, name: str) -> Callable[..., Operand]:
+        def call(*operands: Operand | float, **attributes: Any) -> Operand:
+            return self._call(name, [_operand(o) for o in operands], attributes)
+
+        return call
+
+    def _call(self, name: str, operands: list[Operand], attributes: dict[str, Any]) -> Operand:
+        if all(isinstance(operand, np.ndarray) for operand in operands):
+            with np.errstate(all="ignore"):
+                return np.asarray(NUMPY[name](*operands, **attributes))
+        if name == "Where" and isinstance(operands[0], np.ndarray):
+            for chosen, condition in ((operands[1], True), (operands[2], False)):
+                if (operands[0] == condition).all():
+                    return chosen
+        dtype = attributes.get("to", ir.DataType.FLOAT)
+        return self._draft.node(name, operands, attributes, dtype=ir.DataType(dtype))
+
+
+def _operand(given: Operand | float) -> Operand:
+    if isinstance(given, ir.Value | np.ndarray):
+        return given
+    return np.asarray(given, bool if isinstance(given, bool) else np.float32)
+
+
+class Editor:
+    """Fresh names and shared constants for all edits that one pass makes to a model.
+
+    Args:
+        model: the model that will be edited.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._names: set[str] = set()
+        self._functions = {id(function.graph) for function in model.functions.values()}
+        self._shared: dict[tuple[int, str, tuple[int, ...], bytes], ir.Value] = {}
+        graphs = [model.graph, *(function.graph for function in model.functions.values())]
+        for graph in graphs:
+            self._names.update(value.name or "" for value in graph.inputs)
+            self._names.update(graph.initializers)
+            for node in ir.traversal.RecursiveGraphIterator(graph):
+                self._names.add(node.name or "")
+                self._names.update(value.name or "" for value in node.outputs)
+                if isinstance(node.graph, ir.Graph):
+                    self._names.update(node.graph.initializers)
+
+    def draft(self, region: Region) -> Draft:
+        """Return an empty draft for a region."""
+        return Draft(self, region)
+
+    def fresh(self, name: str) -> str:
+        """Return ``name``, with a number appended where it is taken, and take it."""
+        unique, number = name, 1
+        while unique in self._names:
+            unique, number = f"{name}_{number}", number + 1
+        self._names.add(unique)
+        return unique
+
+    def replace(self, draft: Draft) -> None:
+        """Carry out ``draft``: insert its nodes, hand over the output, drop what is unused.
+
+        The new output takes over name, type, shape and metadata of the old one.
+        """
+        region = draft.region
+        anchor = region.nodes[-1]
+        graph = anchor.graph
+        if graph is None:
+            raise ValueError(f"{anchor.op_type} {anchor.name!r} belongs to no graph")
+        stem = region.y.name or "quantized"
+        draft.x.replace_all_uses_with(region.x)
+        for node in draft.nodes:
+            self._settle_constants(draft, node, anchor, graph, stem)
+            node.name = self.fresh(f"{stem}_{node.op_type}")
+            for output in node.outputs:
+                output.name = self.fresh(f"{stem}_{node.op_type.lower()}")
+            graph.insert_before(anchor, node)
+        self._hand_over(region.y, draft.y)
+        self._drop(reversed(region.nodes))
+
+    def _settle_constants(
+        self, draft: Draft, node: ir.Node, anchor: ir.Node, graph: Any, stem: str
+    ) -> None:
+        for place, value in enumerate(node.inputs):
+            if value is not None and value in draft.constants:
+                array = draft.constants[value]
+                key = (id(graph), str(array.dtype), array.shape, array.tobytes())
+                if key not in self._shared or self._shared[key].graph is None:
+                    self._shared[key] = self._place(value, anchor, graph, stem)
+                node.replace_input_with(place, self._shared[key])
+
+    def _place(self, value: ir.Value, anchor: ir.Node, graph: Any, stem: str) -> ir.Value:
+        name = self.fresh(f"{stem}_{value.name}")
+        tensor = value.const_value
+        if id(graph) not in self._functions and isinstance(graph, ir.Graph):
+            placed = ir.Value(name=name, type=value.type, shape=value.shape, const_value=tensor)
+            graph.register_initializer(placed)
+            return placed
+        node = ir.node("Constant", [], {"value": tensor})
+        node.name = name
+        placed = node.outputs[0]
+        placed.name, placed.type, placed.shape = name, value.type, value.shape
+        graph.insert_before(anchor, node)
+        return placed
+
+    def _hand_over(self, old: ir.Value, new: ir.Value) -> None:
+        name = old.name
+        old.name = self.fresh(f"{name}_replaced")
+        new.name, new.type, new.shape, new.doc_string = name, old.type, old.shape, old.doc_string
+        new.metadata_props.update(old.metadata_props)
+        new.meta.update(old.meta)
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+    def _drop(self, nodes: Iterable[ir.Node]) -> None:
+        pending = list(nodes)
+        while pending:
+            node = pending.pop(0)
+            if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
+                continue
+            inputs = [value for value in node.inputs if value is not None]
+            node.graph.remove(node, safe=True)
+            for value in inputs:
+                producer = value.producer()
+                if producer is not None:
+                    pending.append(producer)
+                elif value.is_initializer() and not (
+                    value.uses() or value.is_graph_output() or value.is_graph_input()
+                ):
+                    owner = value.graph
+                    if isinstance(owner, ir.Graph):
+                        del owner.initializers[value.name or ""]

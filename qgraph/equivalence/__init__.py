@@ -1,0 +1,1 @@
+"""Comparing nodes with nodes, and models with models."""

@@ -1,0 +1,96 @@
+"""Comparing a draft with the nodes it would replace, both by their operators' definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.dialects.dialect import Site
+from qgraph.edit import Draft
+from qgraph.errors import OperatorError, UnsupportedError
+from qgraph.evaluate import evaluate
+from qgraph.exactness import Exactness, Method, Verdict, Witness
+from qgraph.proof.cone import lower
+from qgraph.proof.engine import Finding, decide
+from qgraph.proof.expression import Builder, Undecidable, text
+from qgraph.proof.ladder import grade
+
+Array = npt.NDArray[Any]
+
+
+class Comparer:
+    """Compares sites with drafts; equal pairs of expressions are decided once."""
+
+    def __init__(self) -> None:
+        self._decided: dict[object, Verdict] = {}
+
+    def compare(self, site: Site, draft: Draft) -> Verdict:
+        """Return how equal ``draft`` is to ``site``.
+
+        For a constant input the values that occur are compared. Otherwise both sides are lowered
+        to primitives and decided for every float32 input; what the reader took the site for plays
+        no part.
+        """
+        if site.weight is not None:
+            return _compare_constant(site, draft, site.weight)
+        if site.x.dtype not in (None, ir.DataType.FLOAT):
+            return _undecided(f"its data is {site.x.dtype}; only float32 is proved so far")
+        builder = Builder()
+        try:
+            reference = lower(site.nodes, site.x, site.y, site.shape, builder)
+            candidate = lower(draft.nodes, draft.x, draft.y, site.shape, builder)
+        except Undecidable as undecidable:
+            return _undecided(str(undecidable))
+        key = text((reference, candidate))
+        if key not in self._decided:
+            finding = decide(reference, candidate, input_shape=site.shape)
+            self._decided[key] = _verdict(finding, grade(finding, reference))
+        return self._decided[key]
+
+
+def _undecided(reason: str) -> Verdict:
+    return Verdict(None, Method.NONE, reason=reason)
+
+
+def _verdict(finding: Finding, rung: Exactness | None) -> Verdict:
+    remarks = [] if finding.undecided is None else [finding.undecided]
+    if finding.nan_differs:
+        remarks.append("NaN is not kept")
+    if finding.infinity_differs:
+        remarks.append("infinities differ")
+    return Verdict(
+        rung,
+        Method.INTERVALS if rung is not None else Method.NONE,
+        differing_inputs=finding.differing,
+        zero_sign_inputs=finding.zero_sign,
+        witness=finding.witness,
+        reason="; ".join(remarks) or None,
+    )
+
+
+def _compare_constant(site: Site, draft: Draft, weight: Array) -> Verdict:
+    try:
+        reference = evaluate(site.nodes, site.x, site.y, weight)
+        candidate = evaluate(draft.nodes, draft.x, draft.y, weight)
+    except (OperatorError, UnsupportedError) as error:
+        return _undecided(str(error))
+    if reference.shape != candidate.shape:
+        return _undecided(f"shape {list(reference.shape)} became {list(candidate.shape)}")
+    same = (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
+    wrong = np.flatnonzero(~same)
+    signs = same & (np.signbit(reference) != np.signbit(candidate)) & (reference == 0)
+    zero_sign = int(np.count_nonzero(signs))
+    if not wrong.size:
+        rung = Exactness.VALUES if zero_sign else Exactness.BITS
+        return Verdict(rung, Method.CONSTANT, zero_sign_inputs=zero_sign)
+    place = int(wrong[0])
+    witness = Witness(*(float(a.reshape(-1)[place]) for a in (weight, reference, candidate)))
+    # The last bits of the largest value: far below a step of any quantizer of up to 16 bits.
+    with np.errstate(all="ignore"):
+        error = np.abs(reference - candidate)[~same].max()
+        small = error <= np.abs(reference).max() * np.float32(2.0**-20)
+    rung = Exactness.CODES if small else Exactness.DIFFERENT
+    return Verdict(rung, Method.CONSTANT, int(wrong.size), zero_sign, witness)

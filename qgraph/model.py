@@ -1,0 +1,192 @@
+"""A model that is loaded, changed by passes as a whole or not at all, run and saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from qgraph import storage
+from qgraph.constants import constant, overridable
+from qgraph.errors import QGraphError
+from qgraph.opset import declare_domains
+from qgraph.report import Report
+from qgraph.scopes import check_names
+from qgraph.tensors import slots
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+class Model:
+    """A thin wrapper of an onnx_ir model.
+
+    Attributes:
+        ir: the model itself.
+        path: where it was loaded from; None if not from a file.
+    """
+
+    def __init__(self, ir_model: ir.Model, path: Path | None = None) -> None:
+        self.ir = ir_model
+        self.path = path
+        # Weights may leave their files (folded, they are computed anew), the wish for files stays.
+        self._external_data = any(isinstance(s.tensor, ir.ExternalTensor) for s in slots(ir_model))
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        external_data: bool | None = None,
+        shard_bytes: int | None = None,
+        progress: storage.Progress | None = None,
+    ) -> None:
+        """Write the model; see :func:`qgraph.storage.save`.
+
+        Raises:
+            ModelError: the file cannot be written; an old one is untouched then.
+        """
+        if external_data is None and self._external_data:
+            external_data = True
+        storage.save(
+            self.ir, path, external_data=external_data, shard_bytes=shard_bytes, progress=progress
+        )
+
+    def clone(self) -> Model:
+        """Return a copy that can be changed alone; both share the weights."""
+        copy = Model(self.ir.clone(), self.path)
+        copy._external_data = self._external_data
+        return copy
+
+    def nodes(self, *operators: str) -> Iterator[ir.Node]:
+        """Yield the nodes of the main graph, its subgraphs and the functions.
+
+        The nodes are listed first, so that the graph may be changed on the way.
+
+        Args:
+            operators: if given, only nodes of these: ``Name`` in any domain, or ``domain::Name``.
+        """
+        for body in (self.ir.graph, *self.ir.functions.values()):
+            for node in list(ir.traversal.RecursiveGraphIterator(body)):
+                names = {node.op_type, f"{node.domain}::{node.op_type}"}
+                if not operators or not names.isdisjoint(operators):
+                    yield node
+
+    def constant(self, value: ir.Value | None) -> npt.NDArray[Any] | None:
+        """Return what ``value`` always holds; see :func:`qgraph.constants.constant`."""
+        return constant(value)
+
+    @property
+    def inputs(self) -> list[ir.Value]:
+        """The graph inputs that must be fed: those that are not initializers too."""
+        return [value for value in self.ir.graph.inputs if not value.is_initializer()]
+
+    @property
+    def outputs(self) -> list[ir.Value]:
+        """The graph outputs."""
+        return list(self.ir.graph.outputs)
+
+    def freeze_inputs(self) -> int:
+        """Drop initializers from the graph inputs, so that they are constants; return how many."""
+        return _freeze_inputs(self.ir)
+
+    def digraph(self) -> nx.MultiDiGraph:
+        """Return the main graph as networkx sees it; see :func:`qgraph.topology.graph_of`."""
+        from qgraph.topology import graph_of
+
+        return graph_of(self.ir.graph)
+
+    def apply(self, *steps: ir.passes.PassBase, keep_inputs: bool = False) -> Report:
+        """Run passes one after the other; if one fails, the model stays as it was.
+
+        Domains that nodes use are declared, and initializers dropped from the graph inputs first.
+
+        Args:
+            steps: passes of qgraph or of onnx_ir; only the former report sites.
+            keep_inputs: leave initializers that are graph inputs too, which are not constant then.
+
+        Raises:
+            QGraphError: what a pass of qgraph raises; for another pass, its error is the cause.
+        """
+        report = Report(weight_bytes_before=storage.weight_bytes(self.ir))
+        draft = self.ir.clone()
+        added = declare_domains(draft)
+        if added:
+            report.notes.append(f"declared operator sets: {', '.join(added)}")
+        if not keep_inputs:
+            report.frozen_inputs = _freeze_inputs(draft)
+        for step in steps:
+            draft = _run_step(step, draft, report)
+        check_names(draft)
+        report.weight_bytes_after = storage.weight_bytes(draft)
+        self.ir = draft
+        return report
+
+    def run(
+        self,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        backend: Literal["auto", "numpy", "ort"] = "auto",
+        taps: Sequence[str] = (),
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Compute the outputs and the values named in ``taps``; see :mod:`qgraph.executor`."""
+        from qgraph import executor
+
+        return executor.run(self.ir, inputs, backend=backend, taps=taps)
+
+
+Source = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Model
+"""What a model can be made of."""
+
+
+def load(source: Source) -> Model:
+    """Return a model of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
+
+    A ``Model`` is returned as it is. The weights of a file stay there until they are needed.
+
+    Raises:
+        ModelError: the source is no usable model.
+    """
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, ir.Model):
+        return Model(source)
+    if isinstance(source, onnx.ModelProto):
+        own = onnx.ModelProto()
+        own.CopyFrom(source)
+        return Model(storage.from_proto(own))
+    return Model(storage.load(source), Path(source))
+
+
+def _freeze_inputs(model: ir.Model) -> int:
+    frozen = overridable(model.graph)
+    for value in frozen:
+        model.graph.inputs.remove(value)
+    return len(frozen)
+
+
+def _run_step(step: ir.passes.PassBase, model: ir.Model, report: Report) -> ir.Model:
+    name = getattr(step, "name", "") or type(step).__name__
+    try:
+        result = step(model)
+    except Exception as error:
+        # onnx_ir's pass managers and conditions hide what went wrong under errors of their own.
+        cause: BaseException = error
+        while not isinstance(cause, QGraphError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, QGraphError):
+            cause.add_note(f"in pass {name}; the model is as it was")
+            if cause is error:
+                raise
+            raise cause from None
+        raise QGraphError(
+            f"Pass {name} failed ({type(cause).__name__}: {cause}), expected a changed model. "
+            "The model is as it was; leave the pass out, or report the fault to its authors."
+        ) from error
+    part = getattr(result, "report", None)
+    if isinstance(part, Report):
+        report.extend(part)
+    return result.model

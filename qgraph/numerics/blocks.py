@@ -1,0 +1,80 @@
+"""Scales and zero points per tensor, per axis or per block, made broadcastable to the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def align(
+    param: npt.NDArray[Scalar], x_shape: Sequence[int], axis: int, block_size: int = 0
+) -> npt.NDArray[Scalar]:
+    """``param`` in a shape that broadcasts to ``x_shape`` and means the same.
+
+    one element      -> []
+    [D], per axis    -> [1, .., D, .., 1] with D at ``axis``
+    blocked          -> each entry repeated ``block_size`` times along ``axis``, cut to the data
+
+    Args:
+        param: scale or zero point.
+        x_shape: shape of the data.
+        axis: of the data; negative counts from the end. Ignored for one element.
+        block_size: elements per entry along ``axis``; 0 when not blocked.
+
+    Raises: ValueError if the shapes do not belong together.
+    Source: ONNX QuantizeLinear, version 21.
+    """
+    if param.size == 1:
+        return param.reshape(())
+    rank = len(x_shape)
+    if not -rank <= axis < rank:
+        msg = (
+            f"axis {axis} does not exist in data of shape {list(x_shape)}; "
+            f"expected {-rank} to {rank - 1}"
+        )
+        raise ValueError(msg)
+    axis %= rank
+    length = x_shape[axis]
+    if block_size > 0:
+        expected = [*x_shape]
+        expected[axis] = -(-length // block_size)
+        _check_shape(param, expected, f"blocks of {block_size} along axis {axis}", x_shape)
+        inside = (slice(None),) * axis + (slice(length),)
+        return np.repeat(param, block_size, axis=axis)[inside]
+    _check_shape(param, [length], f"one entry per index of axis {axis}", x_shape)
+    return param.reshape([length if i == axis else 1 for i in range(rank)])
+
+
+def blocks_of(scale_shape: Sequence[int], x_shape: Sequence[int]) -> tuple[int, int] | None:
+    """Axis and block size, if a parameter of ``scale_shape`` divides exactly one axis into blocks.
+
+    The block size is the smallest that gives this number of blocks; a ragged last block is allowed.
+    None for another rank, for a second axis that differs, and where no axis is reduced.
+    """
+    if len(scale_shape) != len(x_shape):
+        return None
+    reduced = [i for i, (s, d) in enumerate(zip(scale_shape, x_shape, strict=True)) if s != d]
+    if len(reduced) != 1:
+        return None
+    axis = reduced[0]
+    count, length = scale_shape[axis], x_shape[axis]
+    if not 0 < count < length:
+        return None
+    size = -(-length // count)
+    return (axis, size) if -(-length // size) == count else None
+
+
+def _check_shape(
+    param: npt.NDArray[Scalar], expected: Sequence[int], meaning: str, x_shape: Sequence[int]
+) -> None:
+    if list(param.shape) != list(expected):
+        msg = (
+            f"a parameter of shape {list(param.shape)} does not fit data of shape {list(x_shape)}: "
+            f"{meaning} needs shape {list(expected)}; reshape it or correct the axis or block size"
+        )
+        raise ValueError(msg)

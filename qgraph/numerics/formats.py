@@ -1,0 +1,232 @@
+"""Number formats by name: integers of any width, the ONNX minifloats, and E8M0 scales."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.numerics.minifloat import DTYPES, MINIFLOATS, Float32, Minifloat, cast_e8m0, decode
+from qgraph.numerics.rounding import Rounding, round_to_integer
+
+__all__ = [
+    "E8M0",
+    "FORMATS",
+    "IntFormat",
+    "Minifloat",
+    "NumberFormat",
+    "find_minifloat",
+    "numpy_dtype",
+    "smallest_integer_type",
+]
+
+Codes = npt.NDArray[np.unsignedinteger]
+
+
+class NumberFormat(Protocol):
+    """A finite set of values with bit patterns.
+
+    ``snap`` is the arithmetic of a quantizer: it saturates, and NaN stays NaN. ``to_codes`` is the
+    arithmetic of storing, where a format without NaN needs a rule; each format states its own.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name to show; the ONNX DataType name where there is one."""
+
+    @property
+    def bits(self) -> int:
+        """Width of a code in bits."""
+
+    @property
+    def storage(self) -> str | None:
+        """ONNX DataType name of the type with exactly these values, or None."""
+
+    @property
+    def lo(self) -> float:
+        """Smallest finite value."""
+
+    @property
+    def hi(self) -> float:
+        """Largest finite value."""
+
+    def snap(self, x: npt.ArrayLike, rounding: Rounding = Rounding.ROUND) -> Float32:
+        """Values of the format near ``x``, ``[*shape]``, saturating."""
+
+    def to_codes(self, values: npt.ArrayLike) -> Codes:
+        """Bit patterns ``[*shape]`` of the values nearest to ``values``."""
+
+    def from_codes(self, codes: npt.ArrayLike) -> Float32:
+        """Values ``[*shape]`` of bit patterns."""
+
+
+@dataclass(frozen=True)
+class IntFormat:
+    """Integers of ``bits`` bits; ``narrow`` drops the lowest if signed, the highest if unsigned."""
+
+    bits: int
+    signed: bool
+    narrow: bool = False
+
+    @property
+    def lo(self) -> int:
+        """Smallest value, exact."""
+        return -(1 << (self.bits - 1)) + self.narrow if self.signed else 0
+
+    @property
+    def hi(self) -> int:
+        """Largest value, exact."""
+        return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1 - self.narrow
+
+    @property
+    def name(self) -> str:
+        """``INT4``, ``UINT3``, ``INT8 narrow``."""
+        return f"{'' if self.signed else 'U'}INT{self.bits}{' narrow' if self.narrow else ''}"
+
+    @property
+    def storage(self) -> str | None:
+        """None for narrow ranges too: their container comes from :func:`smallest_integer_type`."""
+        return self.name if self.name in FORMATS else None
+
+    def snap(self, x: npt.ArrayLike, rounding: Rounding = Rounding.ROUND) -> Float32:
+        """round(clamp(x, lo, hi)) in float32, the bounds rounded once; NaN stays NaN."""
+        values = np.asarray(x, np.float32)
+        q = np.clip(values, np.float32(self.lo), np.float32(self.hi), out=np.empty_like(values))
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            return round_to_integer(q, rounding, out=q)
+
+    def to_codes(self, values: npt.ArrayLike) -> Codes:
+        """Two's complement in the low ``bits`` bits; nearest, saturating, NaN to ``lo``.
+
+        NaN goes where QuantizeLinear implementations send it.
+
+        Raises: ValueError above 32 bits.
+        """
+        container = self._container()
+        given = np.asarray(values)
+        # float32 cannot hold the upper bound of wide integers
+        real = np.float64 if self.bits > 24 or given.dtype.kind in "iu" else np.float32
+        lo, hi = real(self.lo), real(self.hi)
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            q = given.astype(real)
+            np.clip(q, lo, hi, out=q)
+            np.rint(q, out=q)
+        np.copyto(q, lo, where=np.isnan(q))
+        whole = q.astype(np.int64) if self.bits > 24 else q.astype(np.int32)
+        codes = whole.astype(container)  # wraps
+        np.bitwise_and(codes, container((1 << self.bits) - 1), out=codes)
+        return codes
+
+    def from_codes(self, codes: npt.ArrayLike) -> Float32:
+        """Values of the low ``bits`` bits; integers beyond 2**24 are rounded to float32."""
+        q = np.asarray(codes).astype(np.int64) & ((1 << self.bits) - 1)
+        if self.signed:
+            sign = 1 << (self.bits - 1)
+            q = (q ^ sign) - sign
+        return np.asarray(q, np.float32)
+
+    def _container(self) -> type[np.unsignedinteger]:
+        if self.bits > 32:
+            msg = f"{self.name} has no codes; expected at most 32 bits. Keep its values as floats"
+            raise ValueError(msg)
+        return np.uint8 if self.bits <= 8 else np.uint16 if self.bits <= 16 else np.uint32
+
+
+@dataclass(frozen=True)
+class E8M0:
+    """Powers of two from 2**-127 to 2**127 and NaN: the scales of microscaling blocks."""
+
+    name = "FLOAT8E8M0"
+    storage = "FLOAT8E8M0"
+    bits = 8
+    lo = 2.0**-127
+    hi = 2.0**127
+
+    def snap(self, x: npt.ArrayLike, rounding: Rounding = Rounding.ROUND) -> Float32:
+        """Saturating cast; ROUND is the format's own nearest, with ties up.
+
+        Raises: ValueError for HALF_DOWN, which no E8M0 cast offers.
+        """
+        match rounding:
+            case Rounding.ROUND | Rounding.HALF_UP:
+                return cast_e8m0(x, "nearest")
+            case Rounding.CEIL | Rounding.UP:
+                return cast_e8m0(x, "up")
+            case Rounding.FLOOR | Rounding.DOWN:
+                return cast_e8m0(x, "down")
+            case _:
+                msg = f"{self.name} cannot round with {rounding}; use ROUND, UP or DOWN"
+                raise ValueError(msg)
+
+    def to_codes(self, values: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+        """Biased exponents (bias 127) of the nearest powers of two; 255 is NaN."""
+        return np.asarray(self.snap(values).view(np.uint32) >> np.uint32(23), np.uint8)
+
+    def from_codes(self, codes: npt.ArrayLike) -> Float32:
+        """2**(code - 127), NaN for 255."""
+        return decode(np.asarray(codes, np.uint8).view(DTYPES[self.name]))
+
+
+_INTEGERS = [IntFormat(b, signed) for b in (2, 4, 8, 16) for signed in (False, True)]
+_INTEGERS.append(IntFormat(32, True))
+
+FORMATS: Mapping[str, NumberFormat] = MappingProxyType(
+    {f.name: f for f in _INTEGERS} | MINIFLOATS | {E8M0.name: E8M0()}
+)
+
+_DTYPES: dict[str, np.dtype] = {
+    "BOOL": np.dtype(np.bool_),
+    "FLOAT": np.dtype(np.float32),
+    "FLOAT16": np.dtype(np.float16),
+    "DOUBLE": np.dtype(np.float64),
+    "BFLOAT16": np.dtype(ml_dtypes.bfloat16),
+    "INT2": np.dtype(ml_dtypes.int2),
+    "UINT2": np.dtype(ml_dtypes.uint2),
+    "INT4": np.dtype(ml_dtypes.int4),
+    "UINT4": np.dtype(ml_dtypes.uint4),
+    **{f"{u}INT{b}": np.dtype(f"{u}int{b}".lower()) for u in ("", "U") for b in (8, 16, 32, 64)},
+    **DTYPES,
+}
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """NumPy or ml_dtypes dtype of an ONNX DataType name; one element per byte below 8 bits.
+
+    Raises: ValueError for a name without a numeric dtype.
+    """
+    if name not in _DTYPES:
+        msg = f"data type {name!r} has no NumPy dtype here; expected one of {', '.join(_DTYPES)}"
+        raise ValueError(msg)
+    return _DTYPES[name]
+
+
+def smallest_integer_type(lo: int, hi: int, allowed: Sequence[str] | None = None) -> str | None:
+    """ONNX DataType name of the narrowest integer type that holds ``lo`` .. ``hi``.
+
+    Unsigned goes before signed of the same width, so a signed type is chosen for negative ``lo`` or
+    where ``allowed`` leaves nothing else. None when nothing fits.
+    """
+    for f in _INTEGERS:
+        if (allowed is None or f.name in allowed) and f.lo <= lo <= hi <= f.hi:
+            return f.name
+    return None
+
+
+def find_minifloat(
+    exponent_bits: int, mantissa_bits: int, bias: int, max_value: float | None = None
+) -> Minifloat | None:
+    """The ONNX format with this grid and, if given, exactly this largest value; or None."""
+    for f in MINIFLOATS.values():
+        same_grid = (f.exponent_bits, f.mantissa_bits, f.bias) == (
+            exponent_bits,
+            mantissa_bits,
+            bias,
+        )
+        if same_grid and max_value in (None, f.max_value):
+            return f
+    return None

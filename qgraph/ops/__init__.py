@@ -1,0 +1,1 @@
+"""Operators: one file each, with schema, definition over primitives, and NumPy kernel."""

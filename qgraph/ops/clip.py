@@ -1,0 +1,91 @@
+"""Clip: limiting values to a range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.ops.operator import operator
+from qgraph.schema import Attribute, OpSchema
+
+Array = npt.NDArray[Any]
+
+_FLOAT = ir.AttributeType.FLOAT
+_INF = float("inf")
+_LARGEST = float(np.finfo(np.float32).max)
+
+SCHEMA = OpSchema(
+    name="Clip",
+    domains=("",),
+    inputs=("x", "low", "high"),
+    optional=2,
+    since=6,
+    attributes=(Attribute("min", -_INF, kind=_FLOAT), Attribute("max", _INF, kind=_FLOAT)),
+    standard=True,
+)
+
+
+def define(
+    op: Any,
+    x: Any,
+    low: Any = None,
+    high: Any = None,
+    *,
+    min: float,  # noqa: A002 - the attribute's name
+    max: float,  # noqa: A002 - the attribute's name
+) -> Any:
+    """Write Clip in primitives; see :func:`clip`."""
+    bounds = _attribute_bounds(min, max)
+    low, high = (given if given is not None else b for given, b in zip((low, high), bounds))
+    y = x if low is None else op.Max(x, low)
+    return y if high is None else op.Min(y, high)
+
+
+@operator(SCHEMA, define=define)
+def clip(
+    x: Array,
+    low: Array | None = None,
+    high: Array | None = None,
+    *,
+    min: float,  # noqa: A002 - the attribute's name
+    max: float,  # noqa: A002 - the attribute's name
+) -> Array:
+    """Limit values to a range (ONNX Clip).
+
+    y = min(max(x, low), high)
+
+    NaN stays NaN; where low > high the result is high.
+
+    Args:
+        x: ``[*shape]`` numbers of any type.
+        low, high: bounds, one element each; None for no bound.
+        min, max: bounds up to version 6 as attributes. Where one of them is given, the other is at
+            least -3.4028235e38, or at most 3.4028235e38: the default of that version.
+
+    Returns: ``[*shape]``, dtype of ``x``.
+    Raises: ValueError if a bound has several elements.
+    Source: ONNX Clip, versions 6 to 13.
+    """
+    for name, bound in (("low", low), ("high", high)):
+        if bound is not None and bound.size != 1:
+            raise ValueError(
+                f"its {name} has shape {list(bound.shape)}, expected a scalar. Use Min and Max"
+            )
+    y = np.array(x)
+    given = (low, high)
+    attributes = _attribute_bounds(min, max)
+    for function, bound, default in zip((np.maximum, np.minimum), given, attributes, strict=True):
+        if bound is not None:
+            function(y, bound.reshape(()).astype(y.dtype), out=y)
+        elif default is not None:
+            function(y, y.dtype.type(default), out=y)
+    return y
+
+
+def _attribute_bounds(low: float, high: float) -> tuple[float | None, float | None]:
+    if low == -_INF and high == _INF:
+        return None, None
+    return max(low, -_LARGEST), min(high, _LARGEST)

@@ -1,0 +1,120 @@
+"""DequantizeLinear: the real values of codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.numerics import blocks
+from qgraph.numerics.formats import FORMATS, numpy_dtype
+from qgraph.ops.operator import operator
+from qgraph.ops.quantize_linear import check_zero_point
+from qgraph.schema import Attribute, OpSchema
+
+Array = npt.NDArray[Any]
+
+SCHEMA = OpSchema(
+    name="DequantizeLinear",
+    domains=("", "com.microsoft"),
+    inputs=("x", "scale", "zero_point"),
+    optional=1,
+    since=10,
+    attributes=(
+        Attribute("axis", 1),
+        Attribute("block_size", 0),
+        Attribute("output_dtype", 0, parse=ir.DataType),
+    ),
+    standard=True,
+)
+
+
+def define(
+    op: Any,
+    x: Any,
+    scale: Any,
+    zero_point: Any = None,
+    *,
+    axis: int,
+    block_size: int,
+    output_dtype: ir.DataType,
+) -> Any:
+    """Write DequantizeLinear in primitives, for a scale and zero point aligned to the data.
+
+    Both are float32 values and broadcast to ``x``. See :func:`dequantize_linear`.
+    """
+    q = op.Cast(x, to=ir.DataType.FLOAT)
+    return op.Mul(q if zero_point is None else op.Sub(q, zero_point), scale)
+
+
+@operator(SCHEMA, define=define)
+def dequantize_linear(
+    x: Array,
+    scale: Array,
+    zero_point: Array | None = None,
+    *,
+    axis: int,
+    block_size: int,
+    output_dtype: ir.DataType,
+) -> Array:
+    """Turn codes into real values (ONNX DequantizeLinear; also that of com.microsoft).
+
+    out = (x - zero_point) * scale                       one rounding per operation, in this order
+
+    Computed in float32 and rounded once to the type of the result; the difference is exact, except
+    that int32 codes are subtracted in int32 and then rounded to float32.
+
+    Args:
+        x: ``[*shape]`` codes of an integer type of up to 32 bits, or a minifloat.
+        scale: real units per step: one element, ``[D]`` along ``axis``, or blocked with the rank of
+            ``x``. E8M0 scales are their float32 values.
+        zero_point: code of the real zero, in the shape of ``scale`` and the type of ``x``; None
+            means 0. Must be 0 for minifloats.
+        axis: of ``x``, along which scales differ.
+        block_size: elements of ``x`` per scale along ``axis``; 0 when not blocked. The last block
+            may be smaller.
+        output_dtype: type of the result; that of ``scale`` if UNDEFINED.
+
+    Returns: ``[*shape]`` real values.
+    Raises: ValueError if shapes, axis and block size do not fit, ``x`` holds no codes, or a
+        minifloat has a zero point.
+    Source: ONNX DequantizeLinear, versions 10 to 28.
+    """
+    kind = ir.DataType.from_numpy(x.dtype).name
+    if kind not in FORMATS:
+        raise ValueError(
+            f"its data is {x.dtype}, expected codes of one of {', '.join(FORMATS)}. "
+            "Quantize the data first"
+        )
+    check_zero_point(scale, zero_point, FORMATS[kind])
+    result = _result_type(scale, output_dtype)
+    s = blocks.align(scale.astype(np.float32), x.shape, axis, block_size)
+    if zero_point is not None and zero_point.dtype != x.dtype:
+        raise ValueError(
+            f"its zero point is {zero_point.dtype} and its data {x.dtype}, expected the same "
+            "type. Cast one of them"
+        )
+    shifted = zero_point is not None and bool(zero_point.any())
+    if shifted and kind == "INT32":
+        x = x - blocks.align(zero_point, x.shape, axis, block_size)
+        shifted = False
+    y = np.array(x, np.float32)
+    if shifted:
+        np.subtract(
+            y, blocks.align(zero_point.astype(np.float32), x.shape, axis, block_size), out=y
+        )
+    np.multiply(y, s, out=y)
+    return y.astype(result, copy=False)
+
+
+def _result_type(scale: Array, output_dtype: ir.DataType) -> np.dtype[Any]:
+    if output_dtype != ir.DataType.UNDEFINED:
+        return numpy_dtype(output_dtype.name)
+    if scale.dtype == numpy_dtype("FLOAT8E8M0"):
+        raise ValueError(
+            "its scale is FLOAT8E8M0 and it has no output_dtype, expected one, since the result "
+            "cannot have the type of the scale. Set output_dtype to FLOAT"
+        )
+    return scale.dtype

@@ -1,0 +1,114 @@
+"""An operator: its form, its meaning, and its NumPy kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError, where
+from qgraph.registry import Registry
+from qgraph.schema import OpKey, OpSchema
+
+Array = npt.NDArray[Any]
+Definition = Callable[..., Any]
+Kernel = Callable[..., Array]
+Resolve = Callable[[ir.Node], dict[str, Any]]
+
+OPERATORS: Registry[Operator] = Registry("operator", "qgraph.ops")
+
+
+def _nothing(_: ir.Node) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator, or one version of it.
+
+    Attributes:
+        schema: inputs, attributes, domains.
+        define: ``define(op, *inputs, **arguments)`` writes the meaning in primitives
+            (:class:`qgraph.primitives.Ops`); what the proof engine and function bodies use.
+        kernel: ``kernel(*arrays, **attributes)`` computes the same bits, fast.
+        resolve: what ``define`` has to know beyond the attributes, such as the type of a
+            zero point.
+    """
+
+    schema: OpSchema
+    define: Definition
+    kernel: Kernel
+    resolve: Resolve = _nothing
+
+    def arguments(self, node: ir.Node) -> dict[str, Any]:
+        """Return the keyword arguments of ``define`` for ``node``.
+
+        Raises:
+            OperatorError: an attribute or a type violates the definition.
+        """
+        try:
+            return self.schema.attributes_of(node) | self.resolve(node)
+        except ValueError as error:
+            raise OperatorError(f"{where(node)}: {error}") from error
+
+    def run(self, node: ir.Node, arrays: Sequence[Array | None]) -> Array:
+        """Compute the output of ``node`` for its input arrays.
+
+        Raises:
+            OperatorError: the node or the value of a parameter violates the definition.
+        """
+        absent = [None] * (len(self.schema.inputs) - len(arrays))
+        try:
+            return self.kernel(*arrays, *absent, **self.schema.attributes_of(node))
+        except ValueError as error:
+            raise OperatorError(f"{where(node)}: {error}") from error
+
+
+def operator(
+    schema: OpSchema, *, define: Definition, resolve: Resolve = _nothing
+) -> Callable[[Kernel], Kernel]:
+    """Return a decorator that registers the kernel it is put on as that of an operator.
+
+    The kernel computes without floating-point warnings: infinities and NaN are values like others.
+    """
+
+    def register(kernel: Kernel) -> Kernel:
+        quiet: Kernel = np.errstate(all="ignore")(kernel)
+        schema.publish()
+        OPERATORS.add(f"{schema.name}-{schema.since}")(Operator(schema, define, quiet, resolve))
+        return quiet
+
+    return register
+
+
+_BY_KEY: dict[OpKey, list[Operator]] = {}
+
+
+def operator_of(node: ir.Node) -> Operator | None:
+    """Return the operator that ``node`` is, or None if it is none of ours.
+
+    Versions of one operator are told apart by the number of inputs, not by the imported opset
+    version: files exist in which the two disagree.
+
+    Raises:
+        OperatorError: the operator is ours, but no version of it has so many inputs.
+    """
+    if not _BY_KEY:
+        for entry in OPERATORS:
+            for key in entry.schema.keys:
+                _BY_KEY.setdefault(key, []).append(entry)
+    known = _BY_KEY.get(OpKey.of(node))
+    if known is None:
+        return None
+    for entry in known:
+        if entry.schema.accepts(node):
+            return entry
+    forms = " or ".join(f"({', '.join(entry.schema.inputs)})" for entry in known)
+    raise OperatorError(
+        f"{where(node)}: it has {len(node.inputs)} inputs, expected {forms}. "
+        "Correct the model's exporter."
+    )

@@ -1,0 +1,131 @@
+"""Quant: a uniform quantizer of any bit width, whose zero point is added before rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.numerics import rounding
+from qgraph.numerics.rounding import Rounding
+from qgraph.ops import parameters, steps
+from qgraph.ops.operator import operator
+from qgraph.schema import Attribute, OpSchema
+
+Array = npt.NDArray[Any]
+
+QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
+
+SCHEMA = OpSchema(
+    name="Quant",
+    also=("IntQuant",),
+    domains=QONNX_DOMAINS,
+    inputs=("x", "scale", "zero_point", "bits"),
+    attributes=(
+        Attribute("signed", 1, parse=bool),
+        Attribute("narrow", 0, parse=bool),
+        Attribute("rounding_mode", "ROUND", parse=Rounding.parse, kind=ir.AttributeType.STRING),
+    ),
+)
+
+
+def define(
+    op: Any,
+    x: Any,
+    scale: Any,
+    zero_point: Any,
+    bits: Any,
+    *,
+    signed: bool,
+    narrow: bool,
+    rounding_mode: Rounding,
+) -> Any:
+    """Write Quant in primitives; see :func:`quant`."""
+    y = op.Add(op.Div(x, scale), zero_point)
+    lo, hi = steps.code_range(op, bits, signed=signed, narrow=narrow)
+    q = steps.round_to_integer(op, steps.clamp(op, y, lo, hi), rounding_mode)
+    if signed:
+        bipolar = op.Where(op.GreaterOrEqual(y, 0.0), 1.0, -1.0)
+        q = op.Where(op.Equal(bits, 1.0), bipolar, q)
+    return op.Mul(op.Sub(q, zero_point), scale)
+
+
+@operator(SCHEMA, define=define)
+def quant(
+    x: Array,
+    scale: Array,
+    zero_point: Array,
+    bits: Array,
+    *,
+    signed: bool,
+    narrow: bool,
+    rounding_mode: Rounding,
+) -> Array:
+    """Round to the grid of an integer code of ``bits`` bits (QONNX Quant, IntQuant).
+
+    y = x / scale + zero_point
+    q = round_to_integer(min(max(y, lo), hi))            1 bit signed: +1 if y >= 0 else -1
+    out = (q - zero_point) * scale                       one rounding per operation, in this order
+
+    signed    lo = narrow - 2**(bits-1), hi = 2**(bits-1) - 1
+    unsigned  lo = 0,                    hi = 2**bits - 1 - narrow
+
+    The bounds are exact integers rounded once to float32, so a code of more than 24 bits may reach
+    2**bits. NaN stays NaN (1 bit signed: -1), infinities saturate; a scale that is zero, infinite
+    or NaN is computed with like any other.
+
+    Args:
+        x: ``[*shape]`` real values of a floating-point type.
+        scale: real units per step. Broadcasts with ``x`` both ways, as NumPy does.
+        zero_point: code of the real zero in steps, also fractional; broadcasts likewise. It and
+            the scale are cast to the type of ``x`` first, whatever their own type.
+        bits: width of the code, a whole number of at least 1; broadcasts likewise.
+        signed: two's complement rather than unsigned codes.
+        narrow: leave out the lowest code if signed, the highest if unsigned.
+        rounding_mode: how y becomes an integer, see :mod:`qgraph.numerics.rounding`.
+
+    Returns: ``[*broadcast shape]`` real values, dtype of ``x``.
+    Raises: ValueError if bits is not a whole number of at least 1, a shape does not broadcast, or
+        ``x`` is not floating-point.
+    Source: QONNX Quant page; where its prose and its code differ, the code (narrow applies to
+        unsigned codes too), and its executor (1 bit signed is bipolar).
+    """
+    x = parameters.real_data(x)
+    width = parameters.whole("bits", bits, 1)
+    s = np.asarray(scale).astype(x.dtype)
+    z = np.asarray(zero_point).astype(x.dtype)
+    y = np.empty(parameters.broadcast(x, scale=s, zero_point=z, bits=width), x.dtype)
+    np.divide(x, s, out=y)
+    np.add(y, z, out=y)
+    quantize_in_place(y, width, signed, narrow, rounding_mode, bipolar=signed)
+    np.subtract(y, z, out=y)
+    return np.multiply(y, s, out=y)
+
+
+def quantize_in_place(
+    y: Array, bits: Array, signed: bool, narrow: bool, mode: Rounding, *, bipolar: bool
+) -> None:
+    """Replace values in steps by codes; with ``bipolar`` one bit means -1 or +1."""
+    single = (bits == 1) & bipolar
+    if single.all():
+        y[...] = np.where(y >= 0, 1, -1)
+        return
+    signs = np.where(y >= 0, 1, -1) if single.any() else None
+    lo, hi = code_bounds(bits, signed, narrow)
+    np.maximum(y, lo.astype(y.dtype), out=y)
+    np.minimum(y, hi.astype(y.dtype), out=y)
+    rounding.round_to_integer(y, mode, out=y)
+    if signs is not None:
+        np.copyto(y, signs, where=single, casting="unsafe")
+
+
+def code_bounds(bits: Array, signed: bool, narrow: bool) -> tuple[Array, Array]:
+    """Return the smallest and largest codes of float32 ``bits``, each rounded once to float32."""
+    one = np.float32(1)
+    if signed:
+        half = parameters.power_of_two(bits - one)
+        return np.asarray(np.float32(narrow) - half), np.asarray(half - one)
+    top = parameters.power_of_two(bits) - (one + np.float32(narrow))
+    return np.zeros_like(top), np.asarray(top)

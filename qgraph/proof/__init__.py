@@ -1,0 +1,1 @@
+"""Deciding equality of two small graphs over all float32 inputs."""

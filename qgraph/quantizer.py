@@ -1,0 +1,98 @@
+"""What a quantizer means, whatever the dialect that spells it.
+
+The hub of all conversions: readers state a quantizer's parameters here, writers choose their
+spellings by them. Two quantizers with equal parameters may still be two different float functions;
+``recipe`` says in which order the float operations go, and nothing is believed of either side
+before the nodes themselves were compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.numerics.formats import Minifloat
+from qgraph.numerics.rounding import Rounding
+
+Float32 = npt.NDArray[np.float32]
+
+
+class Recipe(StrEnum):
+    """Order of the float32 operations of a uniform quantizer."""
+
+    OFFSET_FIRST = "offset-first"
+    """``(round(clamp(x / scale + zero_point)) - zero_point) * scale``: Quant."""
+
+    ROUND_FIRST = "round-first"
+    """``(clamp(round(x / scale) + zero_point) - zero_point) * scale``: QuantizeLinear."""
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """A uniform quantizer: ``real = (code - zero_point) * scale``.
+
+    Attributes:
+        scale: real units per step; broadcasts to the data.
+        zero_point: code of the real zero, possibly fractional; broadcasts to the data.
+        lo, hi: smallest and largest code, float32; broadcast to the data.
+        rounding: how ``x / scale`` becomes a whole number.
+        recipe: where the zero point is added.
+    """
+
+    scale: Float32
+    zero_point: Float32
+    lo: Float32
+    hi: Float32
+    rounding: Rounding = Rounding.ROUND
+    recipe: Recipe = Recipe.OFFSET_FIRST
+
+
+@dataclass(frozen=True, eq=False)
+class Ranged:
+    """A uniform quantizer given by its ranges: FakeQuantize.
+
+    ``q = round((x - input_low) / (input_high - input_low) * (levels - 1))`` and
+    ``y = q / (levels - 1) * (output_high - output_low) + output_low``, clamped outside the input
+    range. The ranges are real values that broadcast to the data.
+    """
+
+    input_low: Float32
+    input_high: Float32
+    output_low: Float32
+    output_high: Float32
+    levels: int
+
+
+@dataclass(frozen=True, eq=False)
+class Floating:
+    """A quantizer to a minifloat grid: ``y = snap(x / scale) * scale``.
+
+    Attributes:
+        scale: real units per unit of the format; broadcasts to the data.
+        format: grid and largest value.
+        rounding: direction of rounding to the grid.
+        saturating: whether values beyond the largest become the largest.
+    """
+
+    scale: Float32
+    format: Minifloat
+    rounding: Rounding = Rounding.ROUND
+    saturating: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Bipolar:
+    """The sign of x, zero counting as positive, times ``scale``; no division."""
+
+    scale: Float32
+
+
+@dataclass(frozen=True)
+class Unnamed:
+    """A quantizer known by its operator's definition alone, such as Trunc."""
+
+
+Quantizer = Affine | Ranged | Floating | Bipolar | Unnamed

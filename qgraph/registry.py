@@ -1,0 +1,71 @@
+"""Named things that load themselves: operators, dialects, passes."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from qgraph.errors import OptionError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Unique names for the entries that the modules of one package register.
+
+    The package's modules are imported in sorted order at the first look-up, so that a new file
+    is found without being listed anywhere.
+
+    Args:
+        kind: what an entry is called in messages, such as ``"dialect"``.
+        package: import name of the package whose modules register entries.
+    """
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind = kind
+        self._package = package
+        self._entries: dict[str, T] = {}
+        self._loaded = False
+
+    def add(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that registers its argument under ``name``."""
+
+        def register(entry: T) -> T:
+            if name in self._entries:
+                raise ValueError(f"{self.kind} {name!r} is registered twice")
+            self._entries[name] = entry
+            return entry
+
+        return register
+
+    def find(self, name: str) -> T:
+        """Return the entry called ``name``.
+
+        Raises:
+            OptionError: there is none; the message names the nearest ones.
+        """
+        self._load()
+        if name in self._entries:
+            return self._entries[name]
+        near = difflib.get_close_matches(name, self._entries, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self.names())}."
+        raise OptionError(f"There is no {self.kind} called {name!r}; {hint}")
+
+    def names(self) -> list[str]:
+        """Return all names, sorted."""
+        self._load()
+        return sorted(self._entries)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([self._entries[name] for name in self.names()])
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        package = importlib.import_module(self._package)
+        for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
+            importlib.import_module(f"{self._package}.{module}")
+        self._loaded = True

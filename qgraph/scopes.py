@@ -1,0 +1,79 @@
+"""Whether each name in a model leads to the value that is meant.
+
+ONNX files connect nodes by names, onnx_ir by objects: two values with one name look fine in
+memory and become one value in the file.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from qgraph.errors import ModelError, where
+
+Scope = ChainMap[str, ir.Value]
+
+
+def check_names(model: ir.Model) -> None:
+    """Refuse a model in which a name is missing, defined twice, or means another value.
+
+    Raises:
+        ModelError: the message names the value and, where there is one, the node that uses it.
+    """
+    for body in (model.graph, *model.functions.values()):
+        _check_body(body, ChainMap())
+
+
+def _check_body(body: ir.Graph | ir.Function, outer: Scope) -> None:
+    scope = outer.new_child()
+    place = f"graph {body.name!r}" if isinstance(body, ir.Graph) else f"function {body.name!r}"
+    for value in _defined(body):
+        if value.name and scope.maps[0].setdefault(value.name, value) is not value:
+            raise ModelError(
+                f"In {place} the name {value.name!r} is given to two values, expected one. "
+                "Rename one of them, or export the model again."
+            )
+    for node in body:
+        for value in node.inputs:
+            if value is not None and scope.get(value.name or "") is not value:
+                raise ModelError(
+                    f"{where(node)}: its input {value.name!r} is {_trouble(value, scope)}, expected "
+                    "a graph input, an initializer or the output of a node within reach. "
+                    "The file may be cut short; export the model again."
+                )
+        for attribute in node.attributes.values():
+            for subgraph in subgraphs(attribute):
+                _check_body(subgraph, scope)
+    for value in body.outputs:
+        if scope.get(value.name or "") is not value:
+            raise ModelError(
+                f"In {place} the output {value.name!r} is {_trouble(value, scope)}, expected the "
+                "output of a node. The file may be cut short; export the model again."
+            )
+
+
+def subgraphs(attribute: ir.Attr) -> tuple[ir.Graph, ...]:
+    """Return the graphs that an attribute holds."""
+    if attribute.is_ref():
+        return ()
+    if attribute.type is ir.AttributeType.GRAPH:
+        return (attribute.as_graph(),)
+    if attribute.type is ir.AttributeType.GRAPHS:
+        return tuple(attribute.as_graphs())
+    return ()
+
+
+def _defined(body: ir.Graph | ir.Function) -> Iterator[ir.Value]:
+    yield from body.inputs
+    if isinstance(body, ir.Graph):
+        yield from body.initializers.values()
+    for node in body:
+        yield from node.outputs
+
+
+def _trouble(value: ir.Value, scope: Scope) -> str:
+    if not value.name:
+        return "without a name"
+    return "the name of another value too" if value.name in scope else "defined nowhere"

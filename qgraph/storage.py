@@ -1,0 +1,300 @@
+"""Model files: load without reading the weights, save without ever leaving half a file."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError, EncodeError
+
+from qgraph import datafiles
+from qgraph.errors import ModelError, OptionError
+from qgraph.external import external_fault
+from qgraph.opset import minimum_ir_version
+from qgraph.scopes import check_names
+from qgraph.tensors import inline_fault, slots, stored_bytes
+
+_CHUNK_BYTES = 1 << 20
+
+Tensors = Mapping[int, ir.TensorProtocol]
+"""For the ``id`` of a tensor the one that takes its place."""
+
+
+def load(path: str | os.PathLike[str]) -> ir.Model:
+    """Read a model file; external data stay on disk, and are mapped when first touched.
+
+    Nodes that are out of order are sorted.
+
+    Raises:
+        ModelError: there is no usable model: no such file, not ONNX, cut short, inconsistent, or
+            its external data are missing, too short or outside the folder.
+    """
+    path = Path(path)
+    try:
+        return from_proto(_parsed(path), Path(os.path.abspath(path.parent)))
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error.__cause__
+
+
+def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
+    """Return the model that ``proto`` describes, and keep its tensors.
+
+    Args:
+        proto: what a model file holds.
+        folder: where its external data lie, as an absolute path. None: the current folder.
+
+    Raises:
+        ModelError: as for :func:`load`.
+    """
+    again = "Export or download the model again."
+    if not proto.HasField("graph"):
+        raise ModelError(f"there is no graph in it, so this is no ONNX model. {again}")
+    if not proto.opset_import:
+        raise ModelError(f"it imports no operator set, expected one; it is cut short. {again}")
+    if proto.graph.sparse_initializer:
+        name = proto.graph.sparse_initializer[0].values.name
+        raise ModelError(f"initializer {name!r} is sparse, expected dense. Make it dense.")
+    try:
+        model = ir.from_proto(proto)
+    except Exception as error:
+        # Any bytes at all may be given to us; onnx_ir meets nonsense with many kinds of errors.
+        raise ModelError(f"the graph cannot be read ({_innermost(error)}). {again}") from error
+    for slot in slots(model):
+        if isinstance(slot.tensor, ir.ExternalTensor):
+            slot.tensor.base_dir = folder or Path.cwd()
+    _check_tensors(model)
+    check_names(model)
+    try:
+        for body in (model.graph, *model.functions.values()):
+            body.sort()
+    except ValueError as error:
+        raise ModelError(f"the nodes form a cycle, expected none. {again}") from error
+    return model
+
+
+def save(
+    model: ir.Model,
+    path: str | os.PathLike[str],
+    *,
+    external_data: bool | None = None,
+    shard_bytes: int | None = None,
+    size_threshold: int = 1024,
+    progress: Progress | None = None,
+) -> None:
+    """Write a model file, and its external data beside it; on failure nothing has changed.
+
+    Data go to files with new names, then the model file replaces an old one in one step: at any
+    time there is the old model or the new one, each with its own data. Afterwards the data files
+    of the old one are removed. Tensors of ``model`` that read from those are bound to the new
+    files first; otherwise ``model`` stays as it is.
+
+    Args:
+        model: what to save.
+        path: the model file; its folder must exist.
+        external_data: whether weights go to files of their own, named after ``path``. None: if
+            some lie in such files now, or if they are too many for a model file.
+        shard_bytes: upper limit of one data file; a larger tensor gets a file of its own.
+        size_threshold: tensors of fewer bytes stay in the model file.
+        progress: is told of each tensor that goes to a data file.
+
+    Raises:
+        ModelError: the file cannot be written, or the model is inconsistent or too large.
+        OptionError: ``shard_bytes`` is not positive, or contradicts ``external_data``.
+    """
+    path = Path(path)
+    if shard_bytes is not None and (shard_bytes <= 0 or external_data is False):
+        raise OptionError(
+            f"shard_bytes is {shard_bytes} with external_data={external_data}; expected a positive "
+            "number, and external data. Give a size, or leave shard_bytes out."
+        )
+    _check_target(path)
+    _check_tensors(model)
+    check_names(model)
+    chosen = datafiles.choose(
+        model, wanted=True if shard_bytes else external_data, threshold=size_threshold
+    )
+    _check_size(model, {id(slot.tensor) for slot in chosen})
+    old_data = _old_data(path)
+    published: list[Path] = []
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as name:
+            scratch = Path(name)
+            layout = datafiles.write(chosen, scratch, shard_bytes, progress)
+            fresh = datafiles.publish(layout, path, published)
+            fresh |= _inlined(model, fresh, lazy=bool(old_data))
+            _write_model(model, fresh, scratch / path.name)
+            if path.exists():
+                shutil.copymode(path, scratch / path.name)
+            os.replace(scratch / path.name, path)
+    except BaseException as error:
+        for file in published:
+            file.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise ModelError(
+                f"{path}: cannot be written ({error}); what was there before is untouched. "
+                "Free some space, mend the permissions, or choose another place."
+            ) from error
+        raise
+    _retire(old_data, model, fresh)
+
+
+def sha256(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of a model: of the file, followed by its external data if it has any.
+
+    Data files count in the order in which the model first mentions them, each once and whole.
+    """
+    path = Path(path)
+    tensors = (slot.tensor for slot in slots(load(path)))
+    data = dict.fromkeys(t.path for t in tensors if isinstance(t, ir.ExternalTensor) and t.size)
+    digest = hashlib.sha256()
+    for name in (path, *data):
+        with open(name, "rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Return the bytes of all initializers and tensors of Constant nodes, as a file stores them.
+
+    Subgraphs and functions count. No tensor is read or computed.
+    """
+    return sum(stored_bytes(slot.tensor) for slot in slots(model) if slot.is_weight)
+
+
+def _parsed(path: Path) -> onnx.ModelProto:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ModelError("there is no such file, expected a model. Correct the path.") from error
+    except IsADirectoryError as error:
+        raise ModelError("is a folder, expected a model. Name the .onnx file in it.") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot be read ({error}), expected a model. Mend that.") from error
+    if not content:
+        raise ModelError("is empty, expected an ONNX model. Export or download it again.")
+    if content.startswith(b"version https://git-lfs"):
+        raise ModelError("is a Git LFS pointer, expected a model. Run 'git lfs pull'.")
+    try:
+        return onnx.ModelProto.FromString(content)
+    except DecodeError as error:
+        raise ModelError(
+            f"these {len(content)} bytes are not an ONNX model, or one that is cut short. "
+            "Export or download it again."
+        ) from error
+
+
+def _innermost(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _check_tensors(model: ir.Model) -> None:
+    for slot in slots(model):
+        tensor = slot.tensor
+        if isinstance(tensor, ir.ExternalTensor):
+            fault = external_fault(tensor)
+        else:
+            fault = inline_fault(tensor)
+        if fault:
+            raise ModelError(f"{slot}: {fault}.")
+
+
+def _check_target(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise ModelError(
+            f"{path}: cannot be written, {str(path.parent)!r} is not a folder. Create it first."
+        )
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path}: is there and not a regular file. Choose another name.")
+
+
+def _check_size(model: ir.Model, outside: set[int]) -> None:
+    tensors = [slot.tensor for slot in slots(model)]
+    inline = sum(stored_bytes(tensor) for tensor in tensors if id(tensor) not in outside)
+    if inline >= onnx.checker.MAXIMUM_PROTOBUF:
+        raise ModelError(
+            f"The model file would hold {inline} bytes of weights, expected less than 2 GiB, where "
+            "protobuf ends. Save with external data."
+        )
+
+
+def _old_data(path: Path) -> set[Path]:
+    """Return the data files of the model that ``path`` holds now."""
+    if not any(path.parent.glob(f"{glob.escape(path.name)}*.data")):
+        return set()
+    try:
+        return datafiles.belonging_to(path, ir.from_proto(_parsed(path)))
+    except Exception:
+        # What is about to be replaced need not be a model.
+        return set()
+
+
+def _inlined(model: ir.Model, outside: Tensors, *, lazy: bool) -> dict[int, ir.TensorProtocol]:
+    """Return copies, in memory, of the tensors that lie in data files and are to stay in no file.
+
+    The bytes are copied as they are: a tensor of narrow elements is never unpacked.
+    """
+    kinds = (ir.ExternalTensor, ir.LazyTensor) if lazy else ir.ExternalTensor
+    copies: dict[int, ir.TensorProtocol] = {}
+    for slot in slots(model):
+        tensor = slot.tensor
+        if not isinstance(tensor, kinds) or id(tensor) in outside or id(tensor) in copies:
+            continue
+        content = io.BytesIO()
+        if tensor.size:
+            tensor.tofile(content)
+        proto = onnx.TensorProto(
+            name=tensor.name or "",
+            data_type=tensor.dtype.value,
+            dims=tensor.shape.numpy(),
+            raw_data=content.getvalue(),
+            doc_string=tensor.doc_string,
+        )
+        for key, value in tensor.metadata_props.items():
+            proto.metadata_props.add(key=key, value=value)
+        copies[id(tensor)] = ir.from_proto(proto)
+    return copies
+
+
+def _write_model(model: ir.Model, tensors: Tensors, path: Path) -> None:
+    image = model.clone()
+    for slot in slots(image):
+        if id(slot.tensor) in tensors:
+            slot.fill(tensors[id(slot.tensor)])
+    image.ir_version = max(model.ir_version or 0, minimum_ir_version(image))
+    try:
+        content = ir.to_proto(image).SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise ModelError(
+            f"The model does not fit into one protobuf message ({error}), expected less than "
+            "2 GiB. Save with external data."
+        ) from error
+    path.write_bytes(content)
+
+
+def _retire(old_data: set[Path], model: ir.Model, fresh: Tensors) -> None:
+    """Remove data files that nothing reads any more, after ``model`` has let go of them."""
+    if not old_data:
+        return
+    for slot in slots(model):
+        tensor = slot.tensor
+        reads = isinstance(tensor, ir.LazyTensor) or (
+            isinstance(tensor, ir.ExternalTensor)
+            and any(os.path.exists(p) and os.path.samefile(tensor.path, p) for p in old_data)
+        )
+        if reads:
+            slot.fill(fresh[id(tensor)])
+    for file in old_data:
+        with suppress(OSError):
+            file.unlink()

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qgraph.numerics.formats import (
+    FORMATS,
+    IntFormat,
+    Minifloat,
+    find_minifloat,
+    numpy_dtype,
+    smallest_integer_type,
+)
+from qgraph.numerics.minifloat import DTYPES
+from qgraph.numerics.rounding import Rounding
+
+INTEGERS = [n for n, f in FORMATS.items() if isinstance(f, IntFormat)]
+NARROW_ENOUGH = [n for n in INTEGERS if FORMATS[n].bits <= 16]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_named_format_is_the_onnx_type_of_that_name(name):
+    f = FORMATS[name]
+    assert f.name == f.storage == name
+    assert f.bits == ir.DataType[name].itemsize * 8
+    assert numpy_dtype(name) == ir.DataType[name].numpy()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3)])
+def test_shapes_are_kept(name, shape):
+    f = FORMATS[name]
+    values = f.snap(np.full(shape, 1, np.float32))
+    codes = f.to_codes(values)
+    back = f.from_codes(codes)
+    for array in (values, codes, back):
+        assert isinstance(array, np.ndarray)
+        assert array.shape == shape
+    assert values.dtype == back.dtype == np.float32
+    assert codes.dtype.itemsize * 8 >= f.bits
+    np.testing.assert_array_equal(back, values)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_snap_is_idempotent_leaves_its_input_alone_and_stays_in_range(name, finite):
+    f = FORMATS[name]
+    before = finite.copy()
+    once = f.snap(finite)
+    np.testing.assert_array_equal(finite, before)
+    np.testing.assert_array_equal(f.snap(once), once)
+    assert once.min() >= np.float32(f.lo)
+    assert once.max() <= np.float32(f.hi)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_snap_keeps_nan_without_a_warning(name, specials):
+    nan = specials[np.isnan(specials)]
+    for mode in (Rounding.ROUND, Rounding.UP, Rounding.DOWN):
+        assert np.isnan(FORMATS[name].snap(nan, mode)).all()
+
+
+@pytest.mark.parametrize("name", NARROW_ENOUGH)
+def test_integer_codes_enumerated(name):
+    f = FORMATS[name]
+    codes = np.arange(1 << f.bits)
+    values = f.from_codes(codes)
+    signed = np.where(f.signed & (codes >= 1 << (f.bits - 1)), codes - (1 << f.bits), codes)
+    np.testing.assert_array_equal(values, signed.astype(np.float32))
+    np.testing.assert_array_equal(f.to_codes(values), codes)
+    np.testing.assert_array_equal(f.to_codes(signed), codes)
+
+
+@pytest.mark.parametrize("name", [n for n in NARROW_ENOUGH if FORMATS[n].bits in (2, 4)])
+def test_small_integer_codes_are_those_of_ml_dtypes(name):
+    f = FORMATS[name]
+    values = np.arange(f.lo, f.hi + 1)
+    mask = (1 << f.bits) - 1
+    expected = values.astype(numpy_dtype(name)).view(np.uint8) & mask
+    np.testing.assert_array_equal(f.to_codes(values), expected)
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integer_codes_of_the_unrepresentable(name, specials):
+    f = FORMATS[name]
+    x = np.concatenate([specials, np.float32([3e38, -3e38])])
+    ends = [f.hi, f.lo, f.lo, f.lo, f.lo, f.lo, f.hi, f.lo]
+    mask = (1 << f.bits) - 1
+    np.testing.assert_array_equal(f.to_codes(x), [v & mask for v in ends])
+
+
+def test_wide_integer_codes_are_exact():
+    values = np.array([-(2**31), -(2**31) + 1, 2**31 - 1, 16777217, 2**40])
+    codes = IntFormat(32, signed=True).to_codes(values)
+    np.testing.assert_array_equal(
+        codes.view(np.int32), [-(2**31), -(2**31) + 1, 2**31 - 1, 16777217, 2**31 - 1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("f", "lo", "hi", "name"),
+    [
+        (IntFormat(3, signed=True), -4, 3, "INT3"),
+        (IntFormat(8, signed=True, narrow=True), -127, 127, "INT8 narrow"),
+        (IntFormat(8, signed=False, narrow=True), 0, 254, "UINT8 narrow"),
+        (IntFormat(1, signed=False), 0, 1, "UINT1"),
+        (IntFormat(1, signed=True), -1, 0, "INT1"),
+    ],
+)
+def test_integers_that_no_onnx_type_holds_exactly(f, lo, hi, name):
+    assert (f.lo, f.hi, f.name, f.storage) == (lo, hi, name, None)
+    x = np.float32([-1e9, 1e9, 0.4])
+    np.testing.assert_array_equal(f.snap(x), np.float32([lo, hi, 0]))
+    np.testing.assert_array_equal(f.from_codes(f.to_codes(x)), np.float32([lo, hi, 0]))
+
+
+def test_bounds_of_wide_integers_are_exact_and_rounded_once_in_snap():
+    f = IntFormat(32, signed=True)
+    assert f.hi == 2147483647
+    assert f.snap([3e9]) == 2147483648
+    with pytest.raises(ValueError, match="INT40 has no codes; expected at most 32 bits"):
+        IntFormat(40, signed=True).to_codes([1])
+
+
+def test_integer_snap_rounds_with_every_mode():
+    f = IntFormat(4, signed=True)
+    x = np.float32([-2.5, -0.3, 2.5, 9.9])
+    for mode, expected in [
+        (Rounding.ROUND, [-2, 0, 2, 7]),
+        (Rounding.CEIL, [-2, 0, 3, 7]),
+        (Rounding.FLOOR, [-3, -1, 2, 7]),
+        (Rounding.UP, [-3, -1, 3, 7]),
+        (Rounding.DOWN, [-2, 0, 2, 7]),
+        (Rounding.HALF_UP, [-3, 0, 3, 7]),
+        (Rounding.HALF_DOWN, [-2, 0, 2, 7]),
+    ]:
+        np.testing.assert_array_equal(f.snap(x, mode), np.float32(expected), err_msg=mode)
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "allowed", "name"),
+    [
+        (0, 1, None, "UINT2"),
+        (-2, 1, None, "INT2"),
+        (-2, 2, None, "INT4"),
+        (0, 15, None, "UINT4"),
+        (0, 16, None, "UINT8"),
+        (-7, 7, None, "INT4"),
+        (-1, 255, None, "INT16"),
+        (0, 65535, None, "UINT16"),
+        (0, 65536, None, "INT32"),
+        (-(2**31), 2**31 - 1, None, "INT32"),
+        (0, 2**31, None, None),
+        (0, 7, ["INT8", "INT4"], "INT4"),
+        (0, 200, ["INT8", "UINT8"], "UINT8"),
+        (0, 200, ["INT8"], None),
+        (-1, 1, [], None),
+    ],
+)
+def test_smallest_integer_type(lo, hi, allowed, name):
+    assert smallest_integer_type(lo, hi, allowed) == name
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name"),
+    [
+        ((4, 3, 7, 448), "FLOAT8E4M3FN"),
+        ((4, 3, 8, 240), "FLOAT8E4M3FNUZ"),
+        ((5, 2, 15, 57344), "FLOAT8E5M2"),
+        ((5, 2, 16, 57344), "FLOAT8E5M2FNUZ"),
+        ((2, 1, 1, 6), "FLOAT4E2M1"),
+        ((3, 2, 3, 28), "FLOAT6E3M2"),
+        ((2, 3, 1, 7.5), "FLOAT6E2M3"),
+    ],
+)
+def test_find_minifloat(parameters, name):
+    found = find_minifloat(*parameters)
+    assert isinstance(found, Minifloat)
+    assert found.name == name
+
+
+@pytest.mark.parametrize("parameters", [(4, 3, 7, 430), (4, 3, 6, 448), (3, 2, 3, 6)])
+def test_find_minifloat_wants_every_parameter(parameters):
+    assert find_minifloat(*parameters) is None
+
+
+def test_dtypes_cover_every_minifloat_and_unknown_names_are_refused():
+    assert set(DTYPES) == {n for n in FORMATS if n.startswith("FLOAT")}
+    assert numpy_dtype("FLOAT") == np.float32
+    assert numpy_dtype("INT64") == np.int64
+    with pytest.raises(ValueError, match="'STRING' has no NumPy dtype here"):
+        numpy_dtype("STRING")

@@ -1,0 +1,88 @@
+"""What every test of a pass checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from qgraph.exactness import Exactness
+from qgraph.model import Model, load
+from qgraph.report import Outcome, Report
+from qgraph.transforms.base import Transform
+
+
+class PassChecker:
+    """Runs a pass on a model in ONNX text and holds it to everything that passes promise."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(
+        self,
+        step: Transform,
+        before: str | ir.Model,
+        *,
+        ops: list[str] | None = None,
+        exactly: Exactness = Exactness.VALUES,
+        inputs: dict[str, np.ndarray] | None = None,
+    ) -> tuple[Model, Report]:
+        """Apply ``step`` and return the model after it and the report.
+
+        Args:
+            step: the pass.
+            before: ONNX text.
+            ops: operators of the main graph afterwards, in order; not compared where None.
+            exactly: lowest rung that the changed sites must have.
+            inputs: data on which both models must give equal values; random and hostile values
+                where None.
+        """
+        source = ir.from_onnx_text(before) if isinstance(before, str) else before
+        original, model = load(source).clone(), load(source).clone()
+        report = model.apply(step)
+        onnx.checker.check_model(ir.to_proto(model.ir), full_check=True)
+        if ops is not None:
+            assert [node.op_type for node in model.ir.graph] == ops, report
+        assert report.exactness >= exactly, report
+        assert [v.name for v in model.ir.graph.outputs] == [
+            v.name for v in original.ir.graph.outputs
+        ]
+        again = model.clone().apply(step)
+        assert again.count(Outcome.CHANGED) == 0, "a second run changes something"
+        path = self.folder / "after.onnx"
+        model.save(path)
+        feeds = inputs if inputs is not None else hostile_inputs(original)
+        with np.errstate(all="ignore"):
+            expected = original.run(feeds, backend="numpy")
+            for candidate in (model, load(path)):
+                found = candidate.run(feeds, backend="numpy")
+                for name, value in expected.items():
+                    if exactly >= Exactness.VALUES:
+                        np.testing.assert_array_equal(found[name], value, err_msg=name)
+        return model, report
+
+
+def hostile_inputs(model: Model) -> dict[str, np.ndarray]:
+    """Ties, neighbours of ties, zeros, infinities and random values for each float input."""
+    random = np.random.default_rng(0)
+    feeds = {}
+    for value in model.inputs:
+        shape = [size if isinstance(size, int) else 64 for size in value.shape]
+        count = int(np.prod(shape))
+        steps = np.arange(-300, 300, dtype=np.float32)[:, None] * np.float32(0.5)
+        grid = (steps * np.float32([1, 0.25, 0.1, 0.0625])).ravel()
+        near = [grid, np.nextafter(grid, np.float32(9e9)), np.nextafter(grid, np.float32(-9e9))]
+        special = np.float32([0.0, -0.0, np.inf, -np.inf, 3e38, -3e38, 1e-45, -1e-45, 1e-38])
+        pool = np.concatenate([*near, random.normal(size=256).astype(np.float32) * 20])
+        chosen = random.choice(pool, max(count - special.size, 0))
+        feeds[value.name] = np.resize(np.concatenate([special, chosen]), count).reshape(shape)
+    return feeds
+
+
+@pytest.fixture
+def check_pass(tmp_path: Path) -> PassChecker:
+    """``check_pass(step, text, ops=[...])``: see :class:`PassChecker`."""
+    return PassChecker(tmp_path)

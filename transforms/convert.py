@@ -1,0 +1,63 @@
+"""The pass ``convert``: every quantizer respelled in another dialect."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from qgraph.dialects.dialect import DIALECTS, Dialect, Refusal, sites
+from qgraph.edit import Editor
+from qgraph.equivalence.compare import Comparer
+from qgraph.exactness import Exactness
+from qgraph.model import Model
+from qgraph.report import Outcome, Report, SiteReport, operator_name
+from qgraph.transforms.base import Transform, option, transform
+from qgraph.transforms.spelling import HIGHEST_OPSET, Choice, choose, raise_opset, settle
+
+
+@transform("convert")
+class ConvertDialect(Transform):
+    """Respell every quantizer in the dialect ``to``; report those that would fall below ``exact``."""
+
+    to: str = option(help="target dialect: qdq, qonnx, openvino or onnx")
+    exact: Exactness = option(Exactness.VALUES, help="lowest rung of equality that is accepted")
+    opset: int | None = option(
+        None, help="highest opset that may be used; default: 21, or the model's own if higher"
+    )
+
+    preserves: ClassVar[Exactness] = Exactness.VALUES
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Choose a spelling for each site, raise the opset once as far as needed, replace."""
+        target = DIALECTS.find(self.to)
+        comparer = Comparer()
+        choices, others = self._choose(model, target, comparer)
+        if raise_opset(model, choices, report):
+            choices, others = self._choose(model, target, comparer)
+        settle(model, choices, report)
+        report.sites += others
+
+    def _choose(
+        self, model: Model, target: Dialect, comparer: Comparer
+    ) -> tuple[list[Choice], list[SiteReport]]:
+        editor = Editor(model.ir)
+        limit = self.opset or max(HIGHEST_OPSET, model.ir.opset_imports.get("", 0))
+        choices: list[Choice] = []
+        others: list[SiteReport] = []
+        for site in sites(model.ir):
+            if isinstance(site, Refusal):
+                others.append(_entry(site, Outcome.REFUSED, site.reason))
+            elif site.dialect == target.name:
+                others.append(_entry(site, Outcome.KEPT, None))
+            else:
+                drafts = target.spellings(site, editor)
+                choice = choose(site, drafts, self.exact, limit, comparer)
+                if choice.draft is None and choice.reason is None:
+                    choice = Choice(site, None, choice.verdict, target.reason(site))
+                choices.append(choice)
+        return choices, others
+
+
+def _entry(found: object, outcome: Outcome, reason: str | None) -> SiteReport:
+    root = found.root  # type: ignore[attr-defined]
+    name = root.name or root.outputs[0].name or ""
+    return SiteReport(name, operator_name(root), "", outcome, reason=reason)

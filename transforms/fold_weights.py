@@ -1,0 +1,49 @@
+"""The pass ``fold-weights``: constant quantizers become packed codes."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from qgraph.dialects.dialect import Refusal, Site, sites
+from qgraph.dialects.qdq_codes import packed
+from qgraph.edit import Editor
+from qgraph.equivalence.compare import Comparer
+from qgraph.exactness import Exactness
+from qgraph.model import Model
+from qgraph.report import Report
+from qgraph.transforms.base import Transform, option, transform
+from qgraph.transforms.spelling import HIGHEST_OPSET, Choice, choose, raise_opset, settle
+
+
+@transform("fold-weights")
+class FoldWeights(Transform):
+    """Store the values of constant quantizers as packed codes behind a DequantizeLinear."""
+
+    exact: Exactness = option(Exactness.VALUES, help="lowest rung of equality that is accepted")
+    opset: int | None = option(
+        None, help="highest opset that may be used; default: 21, or the model's own if higher"
+    )
+
+    preserves: ClassVar[Exactness] = Exactness.VALUES
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Fold every quantizer whose input is constant; the float values leave the model."""
+        comparer = Comparer()
+        choices = self._choose(model, comparer)
+        if raise_opset(model, choices, report):
+            choices = self._choose(model, comparer)
+        settle(model, choices, report)
+
+    def _choose(self, model: Model, comparer: Comparer) -> list[Choice]:
+        editor = Editor(model.ir)
+        limit = self.opset or max(HIGHEST_OPSET, model.ir.opset_imports.get("", 0))
+        return [
+            choose(site, packed(site, editor), self.exact, limit, comparer)
+            for site in sites(model.ir)
+            if not isinstance(site, Refusal) and site.weight is not None and not _is_stored(site)
+        ]
+
+
+def _is_stored(site: Site) -> bool:
+    """Return whether the constant is codes already: a lone DequantizeLinear."""
+    return site.dialect == "qdq" and site.nodes[0].op_type != "QuantizeLinear"
