@@ -42,6 +42,9 @@ FIRST_OPSET = {
 }
 """Opset since which an operator has the form and the broadcasting that drafts use."""
 
+PREDICATES = ("Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not")
+"""Operators whose output is of type bool."""
+
 
 @dataclass(frozen=True, eq=False)
 class Region:
@@ -120,6 +123,8 @@ class Draft:
         self.nodes.append(made)
         if domain == "":
             self.needs(FIRST_OPSET.get(name, 1))
+            if (attributes or {}).get("to") == ir.DataType.FLOAT8E8M0:
+                self.needs(24)
         return made.outputs[0]
 
     def commit(self) -> None:
@@ -147,8 +152,9 @@ class Tracer:
             for chosen, condition in ((operands[1], True), (operands[2], False)):
                 if (operands[0] == condition).all():
                     return chosen
-        dtype = attributes.get("to", ir.DataType.FLOAT)
-        return self._draft.node(name, operands, attributes, dtype=ir.DataType(dtype))
+        dtype = ir.DataType.BOOL if name in PREDICATES else ir.DataType.FLOAT
+        dtype = ir.DataType(attributes.get("to", dtype))
+        return self._draft.node(name, operands, attributes, dtype=dtype)
 
 
 def _operand(given: Operand | float) -> Operand:

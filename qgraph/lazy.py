@@ -1,28 +1,36 @@
-"""Modules that are imported when they are first used.
+"""Modules that are loaded when they are first used.
 
 onnx_ir imports sympy, for arithmetic on symbolic dimensions that few programs do; that is more than
-half of the time it takes to import. Standing in for it until it is needed makes a command start in
-a quarter of a second instead of half.
+half of the time it takes to import. Loading it when it is needed makes a command start in a quarter
+of a second instead of half.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
 from types import ModuleType
 
 
-class _Later(ModuleType):
-    """Stands for a module until one of its names is asked for."""
+class _LazyFinder:
+    """Finds the named modules where they are, but has them executed at first use only."""
 
-    def __getattr__(self, name: str) -> object:
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._names:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
 
 
 def defer(*names: str) -> None:
-    """Import the modules called ``names`` at first use, unless they are imported already."""
-    for name in names:
-        if name not in sys.modules:
-            sys.modules[name] = _Later(name)
+    """Load the modules called ``names`` at first use, unless they are imported already."""
+    sys.meta_path.insert(0, _LazyFinder(frozenset(names)))

@@ -52,7 +52,7 @@ def cast(
         ValueError: a float type other than FLOAT, whose values are not rounded here.
     """
     values = np.asarray(x)
-    name = ir.DataType(to).name
+    name = to if isinstance(to, str) else ir.DataType(to).name
     if name == "BOOL":
         return np.asarray(values != 0)
     values = values.astype(np.float32, copy=False)
@@ -63,7 +63,7 @@ def cast(
     if name in FORMATS and not isinstance(FORMATS[name], IntFormat):
         return minifloat.cast(values, name, bool(saturate))
     if name in FORMATS or name in ("UINT32", "INT64", "UINT64"):
-        return np.trunc(values) + np.float32(0)
+        return np.asarray(np.trunc(values) + np.float32(0))
     raise ValueError(f"a cast to {name} has no meaning on float32 values here")
 
 

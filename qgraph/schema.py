@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import onnx
+import onnx.reference  # it refuses to be imported once one name stands in two domains
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
@@ -65,8 +66,8 @@ class Attribute:
             return self._parse(node, name, found.value)
         if self.default is None:
             raise OperatorError(
-                f"{where(node)}: attribute {self.name!r} is absent, but {node.op_type} requires it. "
-                "Correct the model's exporter."
+                f"{where(node)}: attribute {self.name!r} is absent, but {node.op_type} requires "
+                "it. Correct the model's exporter."
             )
         return self._parse(node, self.name, self.default)
 
@@ -182,7 +183,7 @@ class OpSchema:
             attributes=[
                 onnx.defs.OpSchema.Attribute(
                     name,
-                    onnx.defs.OpSchema.AttrType(int(attribute.kind)),
+                    getattr(onnx.defs.OpSchema.AttrType, attribute.kind.name),
                     "",
                     required=attribute.default is None,
                 )
@@ -200,16 +201,15 @@ def _infer_broadcast(context: onnx.shape_inference.InferenceContext) -> None:
         return
     result = onnx.TypeProto()
     result.tensor_type.elem_type = data.tensor_type.elem_type
-    given = [context.get_input_type(i) for i in range(context.get_num_inputs())]
-    shapes = [kind.tensor_type.shape for kind in given if kind and kind.HasField("tensor_type")]
-    if all(kind.tensor_type.HasField("shape") for kind in given if kind):
-        _broadcast(shapes, result.tensor_type.shape)
+    count = context.get_num_inputs()
+    kinds: list[onnx.TypeProto | None] = [context.get_input_type(i) for i in range(count)]
+    given = [kind.tensor_type for kind in kinds if kind is not None]
+    if all(kind.HasField("shape") for kind in given):
+        _broadcast([kind.shape for kind in given], result.tensor_type.shape)
     context.set_output_type(0, result)
 
 
-def _broadcast(
-    shapes: Sequence[onnx.TensorShapeProto], result: onnx.TensorShapeProto
-) -> onnx.TensorShapeProto:
+def _broadcast(shapes: Sequence[onnx.TensorShapeProto], result: onnx.TensorShapeProto) -> None:
     rank = max(len(shape.dim) for shape in shapes)
     for place in range(-rank, 0):
         dims = [shape.dim[place] for shape in shapes if -place <= len(shape.dim)]
@@ -224,4 +224,3 @@ def _broadcast(
             dim.dim_value = sizes.pop() if sizes else 1
         elif len(unknown) == 1 and (name := unknown.pop()):
             dim.dim_param = name
-    return result

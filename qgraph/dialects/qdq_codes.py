@@ -109,15 +109,26 @@ def _ranged(site: Site, editor: Editor, values: Float32, meaning: Ranged) -> Ite
         return
     yield from _stored(site, editor, codes - zero_point, scale, zero_point)
     yield from _stored(site, editor, codes - zero_point, scale, np.zeros_like(zero_point))
-    for kind in UNSIGNED:
-        if holding(float(min(codes.min(), 0)), float(codes.max()), (kind,)) is None:
-            continue
-        draft = editor.draft(site)
-        stored = draft.constant(codes.astype(np.int64).astype(numpy_dtype(kind)), "codes")
-        whole = dequantize(draft, stored, np.float32(1), np.float32(0), kind, SCALAR)
-        y: Any = draft.op.Mul(draft.op.Div(whole, top), span)
-        draft.y = draft.op.Add(y, low) if low.any() else y
-        yield draft
+    # In half of all ranges span + low is not high: then weights above the range need a code more.
+    above = np.where(site.weight > meaning.input_high, top + np.float32(1), codes)
+    for stored in (codes, above):
+        for kind in UNSIGNED:
+            if holding(0.0, float(stored.max()), (kind,)) is not None:
+                yield _levels(site, editor, meaning, stored, kind)
+
+
+def _levels(site: Site, editor: Editor, meaning: Ranged, codes: Float64, kind: str) -> Draft:
+    """Draft stored codes, then FakeQuantize's own float operations from code to value."""
+    top = np.float32(meaning.levels - 1)
+    draft = editor.draft(site)
+    stored = draft.constant(codes.astype(np.int64).astype(numpy_dtype(kind)), "codes")
+    whole = dequantize(draft, stored, np.float32(1), np.float32(0), kind, SCALAR)
+    y: Any = draft.op.Mul(draft.op.Div(whole, top), meaning.output_high - meaning.output_low)
+    y = draft.op.Add(y, meaning.output_low) if meaning.output_low.any() else y
+    if codes.max() > top:
+        y = draft.op.Where(draft.op.Greater(whole, top), meaning.output_high, y)
+    draft.y = y
+    return draft
 
 
 def _whole(values: Float32, scale: Float32) -> Float64 | None:

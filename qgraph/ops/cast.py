@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,15 @@ from qgraph.ops.operator import operator
 from qgraph.schema import Attribute, OpSchema
 
 Array = npt.NDArray[Any]
+RoundMode = Literal["up", "down", "nearest"]
 
 
-def _round_mode(text: str) -> str:
-    if text not in ("up", "down", "nearest"):
-        raise ValueError(f"{text!r} is not known, expected up, down or nearest. Change it")
-    return text
+def _round_mode(text: str) -> RoundMode:
+    match text:
+        case "up" | "down" | "nearest":
+            return text
+        case _:
+            raise ValueError(f"{text!r} is not known, expected up, down or nearest. Change it")
 
 
 SCHEMA = OpSchema(
@@ -36,7 +39,7 @@ SCHEMA = OpSchema(
 )
 
 
-def define(op: Any, x: Any, *, to: ir.DataType, saturate: bool, round_mode: str) -> Any:
+def define(op: Any, x: Any, *, to: ir.DataType, saturate: bool, round_mode: RoundMode) -> Any:
     """Write Cast, which is a primitive itself; see :func:`cast`."""
     # Older versions do not have the attributes, so that their defaults are left out.
     more: dict[str, Any] = {} if saturate else {"saturate": 0}
@@ -46,7 +49,7 @@ def define(op: Any, x: Any, *, to: ir.DataType, saturate: bool, round_mode: str)
 
 
 @operator(SCHEMA, define=define)
-def cast(x: Array, *, to: ir.DataType, saturate: bool, round_mode: str) -> Array:
+def cast(x: Array, *, to: ir.DataType, saturate: bool, round_mode: RoundMode) -> Array:
     """Convert numbers to another type (ONNX Cast).
 
     to a float       nearest, ties to even

@@ -38,8 +38,9 @@ def define(
     max: float,  # noqa: A002 - the attribute's name
 ) -> Any:
     """Write Clip in primitives; see :func:`clip`."""
-    bounds = _attribute_bounds(min, max)
-    low, high = (given if given is not None else b for given, b in zip((low, high), bounds))
+    lowest, highest = _attribute_bounds(min, max)
+    low = lowest if low is None else low
+    high = highest if high is None else high
     y = x if low is None else op.Max(x, low)
     return y if high is None else op.Min(y, high)
 
@@ -61,9 +62,11 @@ def clip(
 
     Args:
         x: ``[*shape]`` numbers of any type.
-        low, high: bounds, one element each; None for no bound.
-        min, max: bounds up to version 6 as attributes. Where one of them is given, the other is at
-            least -3.4028235e38, or at most 3.4028235e38: the default of that version.
+        low: lower bound, one element; None for no bound.
+        high: upper bound likewise.
+        min: lower bound as version 6 has it, an attribute. Where it or ``max`` is given, both are
+            limited to the range of finite float32 numbers, the default of that version.
+        max: upper bound likewise.
 
     Returns: ``[*shape]``, dtype of ``x``.
     Raises: ValueError if a bound has several elements.

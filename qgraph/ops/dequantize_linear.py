@@ -91,20 +91,17 @@ def dequantize_linear(
     check_zero_point(scale, zero_point, FORMATS[kind])
     result = _result_type(scale, output_dtype)
     s = blocks.align(scale.astype(np.float32), x.shape, axis, block_size)
-    if zero_point is not None and zero_point.dtype != x.dtype:
+    if zero_point is None or not zero_point.any():
+        y = np.array(x, np.float32)
+    elif zero_point.dtype != x.dtype:
         raise ValueError(
             f"its zero point is {zero_point.dtype} and its data {x.dtype}, expected the same "
             "type. Cast one of them"
         )
-    shifted = zero_point is not None and bool(zero_point.any())
-    if shifted and kind == "INT32":
-        x = x - blocks.align(zero_point, x.shape, axis, block_size)
-        shifted = False
-    y = np.array(x, np.float32)
-    if shifted:
-        np.subtract(
-            y, blocks.align(zero_point.astype(np.float32), x.shape, axis, block_size), out=y
-        )
+    else:
+        wide = np.int32 if kind == "INT32" else np.float32
+        z = blocks.align(zero_point.astype(wide), x.shape, axis, block_size)
+        y = np.asarray(x.astype(wide) - z, np.float32)
     np.multiply(y, s, out=y)
     return y.astype(result, copy=False)
 

@@ -82,9 +82,11 @@ def fake_quantize(
 
     Args:
         x: ``[*shape]`` real values of a floating-point type.
-        input_low, input_high: the range that is divided, in real units of ``x``. The four ranges
-            broadcast to ``x`` as NumPy does, and are cast to its type.
-        output_low, output_high: the values of the lowest and the highest level.
+        input_low: one end of the range that is divided, in real units of ``x``. It and the other
+            ends broadcast to ``x`` as NumPy does, and are cast to its type.
+        input_high: the other end.
+        output_low: real value of level 0.
+        output_high: real value of level ``levels - 1``.
         levels: number of levels, 2 to 2**24.
         auto_broadcast: "numpy"; the only rule that is known.
 

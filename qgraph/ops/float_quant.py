@@ -104,7 +104,8 @@ def float_quant(
         mantissa_bits: stored bits of the fraction, whole number from 0 to 23.
         exponent_bias: whole number; the smallest normal is 2**(1 - exponent_bias).
         max_value: largest magnitude, in units of the minifloat.
-        has_inf, has_nan: what overflow becomes when it does not saturate; has_inf comes first.
+        has_inf: overflow that does not saturate becomes infinite.
+        has_nan: it becomes NaN, unless ``has_inf``.
         has_subnormal: without effect; subnormals are always used.
         saturation: clamp rather than overflow.
         rounding_mode: how multiples of the step are rounded.

@@ -99,26 +99,17 @@ def quant(
     y = np.empty(parameters.broadcast(x, scale=s, zero_point=z, bits=width), x.dtype)
     np.divide(x, s, out=y)
     np.add(y, z, out=y)
-    quantize_in_place(y, width, signed, narrow, rounding_mode, bipolar=signed)
-    np.subtract(y, z, out=y)
-    return np.multiply(y, s, out=y)
-
-
-def quantize_in_place(
-    y: Array, bits: Array, signed: bool, narrow: bool, mode: Rounding, *, bipolar: bool
-) -> None:
-    """Replace values in steps by codes; with ``bipolar`` one bit means -1 or +1."""
-    single = (bits == 1) & bipolar
-    if single.all():
-        y[...] = np.where(y >= 0, 1, -1)
-        return
-    signs = np.where(y >= 0, 1, -1) if single.any() else None
-    lo, hi = code_bounds(bits, signed, narrow)
-    np.maximum(y, lo.astype(y.dtype), out=y)
-    np.minimum(y, hi.astype(y.dtype), out=y)
-    rounding.round_to_integer(y, mode, out=y)
+    single = (width == 1) & signed
+    signs = np.where(y >= 0, x.dtype.type(1), x.dtype.type(-1)) if single.any() else None
+    lo, hi = code_bounds(width, signed, narrow)
+    np.maximum(y, lo.astype(x.dtype), out=y)
+    np.minimum(y, hi.astype(x.dtype), out=y)
+    rounding.round_to_integer(y, rounding_mode, out=y)
     if signs is not None:
-        np.copyto(y, signs, where=single, casting="unsafe")
+        np.copyto(y, signs, where=single)
+    np.subtract(y, z, out=y)
+    np.multiply(y, s, out=y)
+    return y
 
 
 def code_bounds(bits: Array, signed: bool, narrow: bool) -> tuple[Array, Array]:

@@ -33,6 +33,12 @@ def clamp(op: Any, y: Any, lo: Any, hi: Any) -> Any:
     return op.Min(op.Max(y, lo), hi)
 
 
+def clamp_by_comparison(op: Any, y: Any, lo: Any, hi: Any) -> Any:
+    """Clamp so that a zero keeps its sign, of which Min and Max say nothing at a bound of zero."""
+    y = op.Where(op.Greater(y, hi), hi, y)
+    return op.Where(op.Less(y, lo), lo, y)
+
+
 def code_range(op: Any, bits: Any, *, signed: bool, narrow: bool) -> tuple[Any, Any]:
     """Return the smallest and largest code of ``bits`` bits, each rounded once to float32."""
     if signed:

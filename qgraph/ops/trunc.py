@@ -13,7 +13,7 @@ from qgraph.numerics.minifloat import floor_power_of_two
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import parameters, steps
 from qgraph.ops.operator import operator
-from qgraph.ops.quant import QONNX_DOMAINS, quantize_in_place
+from qgraph.ops.quant import QONNX_DOMAINS, code_bounds
 from qgraph.schema import Attribute, OpSchema
 
 Array = npt.NDArray[Any]
@@ -87,11 +87,14 @@ def trunc(
 
     Args:
         x: ``[*shape]`` real values of a floating-point type.
-        scale, zero_point: input grid; real units per step, and steps. Broadcast with ``x``, and
-            are cast to its type.
-        in_bits, out_bits: whole numbers of at least 1; their difference is what is dropped.
+        scale: real units per step of the input grid. It and the other parameters broadcast with
+            ``x`` both ways, as NumPy does, and are cast to its type.
+        zero_point: code of the real zero on the input grid, in steps.
+        in_bits: width of the input code in bits, a whole number of at least 1.
+        out_bits: width of the output code likewise; the difference is what is dropped.
         rounding_mode: of the second rounding, see :mod:`qgraph.numerics.rounding`.
-        signed, narrow: without effect in this version.
+        signed: without effect in this version.
+        narrow: without effect in this version.
 
     Returns: ``[*broadcast shape]`` real values, dtype of ``x``.
     Raises: ValueError if a bit width is not a whole number of at least 1, a shape does not
@@ -109,7 +112,8 @@ def trunc(
     np.divide(y, parameters.power_of_two(wide - thin).astype(x.dtype), out=y)
     rounding.round_to_integer(y, rounding_mode, out=y)
     np.subtract(y, z, out=y)
-    return np.multiply(y, s, out=y)
+    np.multiply(y, s, out=y)
+    return y
 
 
 def define_2(
@@ -133,7 +137,8 @@ def define_2(
     t = op.Where(op.Greater(ratio, 0.0), nearest, float("nan"))
     codes = op.Round(op.Add(op.Div(x, scale), zero_point))
     lo, hi = steps.code_range(op, out_bits, signed=signed, narrow=narrow)
-    q = steps.round_to_integer(op, steps.clamp(op, op.Div(codes, t), lo, hi), rounding_mode)
+    kept = steps.clamp_by_comparison(op, op.Div(codes, t), lo, hi)
+    q = steps.round_to_integer(op, kept, rounding_mode)
     return op.Mul(op.Sub(q, op.Div(zero_point, t)), out_scale)
 
 
@@ -163,13 +168,15 @@ def trunc_2(
 
     Args:
         x: ``[*shape]`` real values of a floating-point type.
-        scale, zero_point: input grid; real units per step, and steps. Broadcast with ``x``, and
-            are cast to its type.
+        scale: real units per step of the input grid. It and the other parameters broadcast with
+            ``x`` both ways, as NumPy does, and are cast to its type.
+        zero_point: code of the real zero on the input grid, in steps.
         in_bits: width of the input code; a whole number of at least 1, otherwise without effect.
-        out_scale: real units per step of the output grid; broadcasts likewise.
+        out_scale: real units per step of the output grid.
         out_bits: width of the output code in bits, a whole number of at least 1.
         rounding_mode: of the second rounding, see :mod:`qgraph.numerics.rounding`.
-        signed, narrow: range of the output code, as in Quant.
+        signed: whether the output code is signed, as in Quant.
+        narrow: whether it leaves a code out, as in Quant.
 
     Returns: ``[*broadcast shape]`` real values, dtype of ``x``.
     Raises: ValueError if a bit width is not a whole number of at least 1, a shape does not
@@ -188,16 +195,21 @@ def trunc_2(
     t = _nearest_power_of_two(out / s).astype(x.dtype)
     y = _input_codes(x, s, z, shape)
     np.divide(y, t, out=y)
-    quantize_in_place(y, width, signed, narrow, rounding_mode, bipolar=False)
+    lo, hi = code_bounds(width, signed, narrow)
+    np.copyto(y, hi.astype(x.dtype), where=y > hi)
+    np.copyto(y, lo.astype(x.dtype), where=y < lo)
+    rounding.round_to_integer(y, rounding_mode, out=y)
     np.subtract(y, z / t, out=y)
-    return np.multiply(y, out, out=y)
+    np.multiply(y, out, out=y)
+    return y
 
 
 def _input_codes(x: Array, s: Array, z: Array, shape: tuple[int, ...]) -> Array:
     y = np.empty(shape, x.dtype)
     np.divide(x, s, out=y)
     np.add(y, z, out=y)
-    return np.rint(y, out=y)
+    np.rint(y, out=y)
+    return y
 
 
 def _nearest_power_of_two(ratio: Array) -> npt.NDArray[np.float32]:

@@ -1,0 +1,141 @@
+"""Seeded random inputs that visit the places where quantizers decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.equivalence.grids import Grid, input_grid
+from qgraph.errors import OptionError
+from qgraph.feeds import describe, static
+from qgraph.model import Model
+
+Array = npt.NDArray[Any]
+
+_ON_THE_GRID = 0.25
+"""Share of the elements that lie on or beside the grid of the quantizer that reads an input."""
+
+
+def make_inputs(
+    model: Model,
+    *,
+    seed: int = 0,
+    number: int = 0,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, Array]:
+    """Return an array for each input of ``model`` that has to be fed.
+
+    Floats are half normal (deviation 1), half uniform in -3 .. 3. Where a quantizer with constant
+    parameters reads the input directly, a quarter are its grid points and the points half-way
+    between them, and the float neighbours of both; a few are zeros of either sign. Integers of up
+    to 8 bits fill their range, larger ones lie in 0 .. 3, so that they can be indices.
+
+    Args:
+        model: whose inputs are wanted.
+        seed, number: choose the values; batches of one seed differ by ``number``.
+        shapes: by input name. Without an entry a dynamic first dimension is 1.
+
+    Raises:
+        OptionError: a shape is not known, does not fit, or is given for no input; or an input has
+            no numeric type.
+    """
+    sizes = _resolve(model, dict(shapes or {}))
+    inputs = {}
+    for place, value in enumerate(model.inputs):
+        generator = np.random.default_rng([seed, number, place])
+        name = str(value.name)
+        inputs[name] = _draw(generator, value, sizes[name])
+    return inputs
+
+
+def _resolve(model: Model, shapes: dict[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    known = {str(value.name): value for value in model.inputs}
+    for name in shapes:
+        if name not in known:
+            raise OptionError(
+                f"A shape is given for {name!r}, but the inputs of the model are "
+                f"{', '.join(map(describe, known.values())) or 'none'}. Use one of these names."
+            )
+    symbols: dict[str, int] = {}
+    for name, shape in shapes.items():
+        dims = known[name].shape
+        for dim, size in zip(() if dims is None else dims.dims, shape, strict=False):
+            if isinstance(dim, ir.SymbolicDim) and dim.value:
+                symbols[str(dim.value)] = size
+    return {name: _shape(value, shapes.get(name), symbols) for name, value in known.items()}
+
+
+def _shape(
+    value: ir.Value, given: Sequence[int] | None, symbols: Mapping[str, int]
+) -> tuple[int, ...]:
+    dims = None if value.shape is None else list(value.shape.dims)
+    if given is not None:
+        fits = dims is None or (
+            len(dims) == len(given)
+            and all(static(d) in (None, n) for d, n in zip(dims, given, strict=True))
+        )
+        if not fits or any(n < 0 for n in given):
+            raise OptionError(
+                f"Input {describe(value)} cannot have the shape {list(given)}. Give --shape "
+                f"{value.name}:N,... with the sizes that the model fixes."
+            )
+        return tuple(given)
+    sizes: list[int] = []
+    for axis, dim in enumerate(dims or []):
+        symbol = str(dim.value) if isinstance(dim, ir.SymbolicDim) else ""
+        size = static(dim) if static(dim) is not None else symbols.get(symbol)
+        if size is None and axis > 0:
+            dims = None
+            break
+        sizes.append(1 if size is None else size)
+    if dims is None:
+        raise OptionError(
+            f"Input {describe(value)} has no fixed shape, and only a batch dimension is guessed. "
+            f"Give it as in --shape {value.name}:1,3,224,224, or as "
+            f"shapes={{{value.name!r}: (1, 3, 224, 224)}} in Python."
+        )
+    return tuple(sizes)
+
+
+def _draw(generator: np.random.Generator, value: ir.Value, shape: tuple[int, ...]) -> Array:
+    dtype = value.dtype
+    if dtype is None or dtype == ir.DataType.STRING or not isinstance(value.type, ir.TensorType):
+        raise OptionError(
+            f"Input {describe(value)} cannot be made up: it is no tensor of numbers. Feed it: "
+            f"-i {value.name}=FILE.npy."
+        )
+    if dtype == ir.DataType.BOOL:
+        return generator.integers(0, 2, shape).astype(np.bool_)
+    if dtype.is_integer():
+        narrow = dtype.bitwidth <= 8
+        low = -(1 << (dtype.bitwidth - 1)) if narrow and dtype.is_signed() else 0
+        high = low + (1 << dtype.bitwidth) if narrow else 4
+        return generator.integers(low, high, shape).astype(dtype.numpy())
+    x = np.where(
+        generator.random(shape) < 0.5,
+        generator.standard_normal(shape),
+        generator.uniform(-3, 3, shape),
+    )
+    x = np.asarray(np.clip(x, -3, 3) if dtype.bitwidth <= 8 else x).astype(dtype.numpy())
+    grids = (input_grid(n, shape) for n in value.consumers() if n.inputs[0] is value)
+    grid = next((found for found in grids if found is not None), None)
+    on_grid = grid is not None and dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+    return _sprinkle(generator, x, grid) if on_grid and grid is not None else x
+
+
+def _sprinkle(generator: np.random.Generator, x: Array, grid: Grid) -> Array:
+    # Small codes matter most, yet every size up to 16 bits has to occur.
+    size = np.floor(np.exp2(generator.uniform(0, 10, x.shape))) - 1
+    code = size * generator.choice([-1, 1], x.shape) + generator.choice([0, 0.5], x.shape)
+    points = (code.astype(np.float32) * grid.step + grid.offset).astype(x.dtype)
+    beside = generator.choice([-1, 0, 1], x.shape)
+    towards = np.where(beside < 0, -np.inf, np.inf).astype(x.dtype)
+    points = np.where(beside == 0, points, np.nextafter(points, towards))
+    chance = generator.random(x.shape)
+    x = np.where(chance < _ON_THE_GRID, points, x)
+    zeros = np.where(beside < 0, x.dtype.type(-0.0), x.dtype.type(0))
+    return np.where(chance < _ON_THE_GRID / 16, zeros, x)
