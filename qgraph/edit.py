@@ -60,6 +60,11 @@ class Region:
     y: ir.Value
     nodes: tuple[ir.Node, ...]
 
+    @property
+    def stands(self) -> bool:
+        """Whether all nodes are still in the graph."""
+        return all(node.graph is not None for node in self.nodes)
+
 
 class Draft:
     """A region that may take the place of another one.
@@ -69,6 +74,8 @@ class Draft:
     The graph stays untouched until :meth:`commit`.
 
     Attributes:
+        region: what it may replace.
+        entry: node and place where the region takes its input in.
         x: stands for the input of the region that is replaced.
         y: the output; set it to what the last node returned.
         opset: the lowest opset that has all operators and types drafted so far.
@@ -77,6 +84,8 @@ class Draft:
     def __init__(self, editor: Editor, region: Region) -> None:
         self._editor = editor
         self.region = region
+        entries = ((n, i) for n in region.nodes for i, v in enumerate(n.inputs) if v is region.x)
+        self.entry = next(entries, None)
         self.x = ir.Value(name=region.x.name, type=region.x.type, shape=region.x.shape)
         self.y: ir.Value = self.x
         self.nodes: list[ir.Node] = []
@@ -171,11 +180,16 @@ class Editor:
     """
 
     def __init__(self, model: ir.Model) -> None:
+        self._model = model
         self._names: set[str] = set()
         self._functions = {id(function.graph) for function in model.functions.values()}
         self._shared: dict[tuple[int, str, tuple[int, ...], bytes], ir.Value] = {}
-        graphs = [model.graph, *(function.graph for function in model.functions.values())]
-        for graph in graphs:
+        self.learn()
+
+    def learn(self) -> None:
+        """Take note of all names in the model, after somebody else has edited it."""
+        functions = self._model.functions.values()
+        for graph in [self._model.graph, *(function.graph for function in functions)]:
             self._names.update(value.name or "" for value in graph.inputs)
             self._names.update(graph.initializers)
             for node in ir.traversal.RecursiveGraphIterator(graph):
@@ -207,7 +221,10 @@ class Editor:
         if graph is None:
             raise ValueError(f"{anchor.op_type} {anchor.name!r} belongs to no graph")
         stem = region.y.name or "quantized"
-        draft.x.replace_all_uses_with(region.x)
+        if draft.entry is not None:
+            # Read now: an earlier edit may have put another value in the place of region.x.
+            node, place = draft.entry
+            draft.x.replace_all_uses_with(node.inputs[place] or region.x)
         for node in draft.nodes:
             self._settle_constants(draft, node, anchor, graph, stem)
             node.name = self.fresh(f"{stem}_{node.op_type}")
@@ -225,10 +242,14 @@ class Editor:
                 array = draft.constants[value]
                 key = (id(graph), str(array.dtype), array.shape, array.tobytes())
                 if key not in self._shared or self._shared[key].graph is None:
-                    self._shared[key] = self._place(value, anchor, graph, stem)
+                    self._shared[key] = self.place(value, anchor, graph, stem)
                 node.replace_input_with(place, self._shared[key])
 
-    def _place(self, value: ir.Value, anchor: ir.Node, graph: Any, stem: str) -> ir.Value:
+    def place(self, value: ir.Value, anchor: ir.Node, graph: Any, stem: str) -> ir.Value:
+        """Return a constant in ``graph``, within reach of ``anchor``, that holds what ``value`` does.
+
+        It is an initializer, or in a function, which has none, the output of a Constant node.
+        """
         name = self.fresh(f"{stem}_{value.name}")
         tensor = value.const_value
         if id(graph) not in self._functions and isinstance(graph, ir.Graph):

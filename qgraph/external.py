@@ -41,9 +41,7 @@ def external_fault(tensor: ir.ExternalTensor) -> str | None:
             f"{list(tensor.shape.numpy())} takes {needed}. Export the model again"
         )
     if start < 0 or start + needed > size:
-        return (
-            f"{there}, bytes {start} to {start + needed}, but the file has {size}. {_COMPLETE}"
-        )
+        return f"{there}, bytes {start} to {start + needed}, but the file has {size}. {_COMPLETE}"
     return None
 
 

@@ -11,16 +11,17 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from qgraph import storage
+from qgraph import datafiles, storage
 from qgraph.constants import constant, overridable
 from qgraph.errors import QGraphError
 from qgraph.opset import declare_domains
 from qgraph.report import Report
-from qgraph.scopes import check_names
+from qgraph.scopes import check_names, owners
 from qgraph.tensors import slots
 
 if TYPE_CHECKING:
     import networkx as nx
+
 
 class Model:
     """A thin wrapper of an onnx_ir model.
@@ -42,7 +43,7 @@ class Model:
         *,
         external_data: bool | None = None,
         shard_bytes: int | None = None,
-        progress: storage.Progress | None = None,
+        progress: datafiles.Progress | None = None,
     ) -> None:
         """Write the model; see :func:`qgraph.storage.save`.
 
@@ -69,8 +70,8 @@ class Model:
         Args:
             operators: if given, only nodes of these: ``Name`` in any domain, or ``domain::Name``.
         """
-        for body in (self.ir.graph, *self.ir.functions.values()):
-            for node in list(ir.traversal.RecursiveGraphIterator(body)):
+        for owner in owners(self.ir):
+            for node in list(ir.traversal.RecursiveGraphIterator(owner)):
                 names = {node.op_type, f"{node.domain}::{node.op_type}"}
                 if not operators or not names.isdisjoint(operators):
                     yield node

@@ -39,11 +39,11 @@ class Ops(Protocol[V_co]):
 def cast(
     x: Array,
     *,
-    to: int,
+    to: int | str,
     saturate: int = 1,
     round_mode: Literal["up", "down", "nearest"] = "up",
 ) -> Array:
-    """Return the float32 values of ``Cast(x, to)``; ``to`` is an ``ir.DataType`` or its number.
+    """Return the float32 values of ``Cast(x, to)``; ``to`` is an ONNX type, its number or name.
 
     A cast to an integer type truncates; that its operand lies in the range of the type is a
     condition that the proof engine checks and this function does not.

@@ -16,17 +16,33 @@ from qgraph.errors import ModelError, where
 Scope = ChainMap[str, ir.Value]
 
 
+Body = ir.Graph | ir.Function
+"""What holds nodes."""
+
+
+def owners(model: ir.Model) -> tuple[Body, ...]:
+    """Return the main graph and the functions, which have opset imports and scopes of their own."""
+    return (model.graph, *model.functions.values())
+
+
+def bodies(model: ir.Model) -> Iterator[Body]:
+    """Yield the main graph, the functions, and all subgraphs of both."""
+    for owner in owners(model):
+        yield owner
+        yield from owner.subgraphs()
+
+
 def check_names(model: ir.Model) -> None:
     """Refuse a model in which a name is missing, defined twice, or means another value.
 
     Raises:
         ModelError: the message names the value and, where there is one, the node that uses it.
     """
-    for body in (model.graph, *model.functions.values()):
-        _check_body(body, ChainMap())
+    for owner in owners(model):
+        _check_body(owner, ChainMap())
 
 
-def _check_body(body: ir.Graph | ir.Function, outer: Scope) -> None:
+def _check_body(body: Body, outer: Scope) -> None:
     scope = outer.new_child()
     place = f"graph {body.name!r}" if isinstance(body, ir.Graph) else f"function {body.name!r}"
     for value in _defined(body):
@@ -36,22 +52,15 @@ def _check_body(body: ir.Graph | ir.Function, outer: Scope) -> None:
                 "Rename one of them, or export the model again."
             )
     for node in body:
-        for value in node.inputs:
-            if value is not None and scope.get(value.name or "") is not value:
-                raise ModelError(
-                    f"{where(node)}: its input {value.name!r} is {_trouble(value, scope)}, expected "
-                    "a graph input, an initializer or the output of a node within reach. "
-                    "The file may be cut short; export the model again."
-                )
+        for used in node.inputs:
+            if used is not None and scope.get(used.name or "") is not used:
+                raise ModelError(f"{where(node)}: its input {_trouble(used, scope)}")
         for attribute in node.attributes.values():
             for subgraph in subgraphs(attribute):
                 _check_body(subgraph, scope)
     for value in body.outputs:
         if scope.get(value.name or "") is not value:
-            raise ModelError(
-                f"In {place} the output {value.name!r} is {_trouble(value, scope)}, expected the "
-                "output of a node. The file may be cut short; export the model again."
-            )
+            raise ModelError(f"In {place} the output {_trouble(value, scope)}")
 
 
 def subgraphs(attribute: ir.Attr) -> tuple[ir.Graph, ...]:
@@ -65,7 +74,7 @@ def subgraphs(attribute: ir.Attr) -> tuple[ir.Graph, ...]:
     return ()
 
 
-def _defined(body: ir.Graph | ir.Function) -> Iterator[ir.Value]:
+def _defined(body: Body) -> Iterator[ir.Value]:
     yield from body.inputs
     if isinstance(body, ir.Graph):
         yield from body.initializers.values()
@@ -75,5 +84,12 @@ def _defined(body: ir.Graph | ir.Function) -> Iterator[ir.Value]:
 
 def _trouble(value: ir.Value, scope: Scope) -> str:
     if not value.name:
-        return "without a name"
-    return "the name of another value too" if value.name in scope else "defined nowhere"
+        state = "has no name"
+    elif value.name in scope:
+        state = f"{value.name!r} has the name of another value"
+    else:
+        state = f"{value.name!r} is defined nowhere within reach"
+    return (
+        f"{state}, expected a graph input, an initializer or the output of a node. "
+        "The file may be cut short; export the model again."
+    )

@@ -20,7 +20,7 @@ from qgraph import datafiles
 from qgraph.errors import ModelError, OptionError
 from qgraph.external import external_fault
 from qgraph.opset import minimum_ir_version
-from qgraph.scopes import check_names
+from qgraph.scopes import check_names, owners
 from qgraph.tensors import inline_fault, slots, stored_bytes
 
 _CHUNK_BYTES = 1 << 20
@@ -42,7 +42,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     try:
         return from_proto(_parsed(path), Path(os.path.abspath(path.parent)))
     except ModelError as error:
-        raise ModelError(f"{path}: {error}") from error.__cause__
+        raise ModelError(f"{path}: {error}") from error
 
 
 def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
@@ -74,8 +74,8 @@ def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
     _check_tensors(model)
     check_names(model)
     try:
-        for body in (model.graph, *model.functions.values()):
-            body.sort()
+        for owner in owners(model):
+            owner.sort()
     except ValueError as error:
         raise ModelError(f"the nodes form a cycle, expected none. {again}") from error
     return model
@@ -88,7 +88,7 @@ def save(
     external_data: bool | None = None,
     shard_bytes: int | None = None,
     size_threshold: int = 1024,
-    progress: Progress | None = None,
+    progress: datafiles.Progress | None = None,
 ) -> None:
     """Write a model file, and its external data beside it; on failure nothing has changed.
 
@@ -153,11 +153,11 @@ def sha256(path: str | os.PathLike[str]) -> str:
     Data files count in the order in which the model first mentions them, each once and whole.
     """
     path = Path(path)
-    tensors = (slot.tensor for slot in slots(load(path)))
-    data = dict.fromkeys(t.path for t in tensors if isinstance(t, ir.ExternalTensor) and t.size)
+    tensors = [slot.tensor for slot in slots(load(path))]
+    data = [Path(t.path) for t in tensors if isinstance(t, ir.ExternalTensor) and t.size]
     digest = hashlib.sha256()
-    for name in (path, *data):
-        with open(name, "rb") as file:
+    for name in dict.fromkeys([path, *data]):
+        with name.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
     return digest.hexdigest()
@@ -185,12 +185,13 @@ def _parsed(path: Path) -> onnx.ModelProto:
     if content.startswith(b"version https://git-lfs"):
         raise ModelError("is a Git LFS pointer, expected a model. Run 'git lfs pull'.")
     try:
-        return onnx.ModelProto.FromString(content)
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(content)
     except DecodeError as error:
         raise ModelError(
             f"these {len(content)} bytes are not an ONNX model, or one that is cut short. "
             "Export or download it again."
         ) from error
+    return proto
 
 
 def _innermost(error: BaseException) -> str:
@@ -263,7 +264,7 @@ def _inlined(model: ir.Model, outside: Tensors, *, lazy: bool) -> dict[int, ir.T
         )
         for key, value in tensor.metadata_props.items():
             proto.metadata_props.add(key=key, value=value)
-        copies[id(tensor)] = ir.from_proto(proto)
+        copies[id(tensor)] = ir.serde.deserialize_tensor(proto)
     return copies
 
 

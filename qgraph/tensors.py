@@ -10,6 +10,9 @@ from typing import cast
 import onnx
 import onnx_ir as ir
 
+from qgraph.errors import where
+from qgraph.scopes import bodies
+
 _COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 
@@ -21,27 +24,28 @@ class Slot:
     Attributes:
         tensor: what it holds.
         owner: the initializer, or whatever carries the attribute.
-        attribute: name of the attribute; None for an initializer.
+        attribute: name of the attribute; empty for an initializer.
         position: place in the list, when the attribute is a list of tensors.
     """
 
     tensor: ir.TensorProtocol
     owner: ir.Value | ir.Node | ir.Function
-    attribute: str | None = None
+    attribute: str = ""
     position: int | None = None
 
     @property
     def is_weight(self) -> bool:
         """Whether this is an initializer or the tensor of a Constant node."""
         owner = self.owner
-        return not isinstance(owner, ir.Node) or (not owner.domain and owner.op_type == "Constant")
+        if isinstance(owner, ir.Node):
+            return not owner.domain and owner.op_type == "Constant"
+        return isinstance(owner, ir.Value)
 
     def fill(self, tensor: ir.TensorProtocol) -> None:
         """Put another tensor in this place."""
         if isinstance(self.owner, ir.Value):
             self.owner.const_value = tensor
             return
-        assert self.attribute is not None
         old = self.owner.attributes[self.attribute]
         if self.position is None:
             new = ir.AttrTensor(old.name, tensor, doc_string=old.doc_string)
@@ -55,16 +59,8 @@ class Slot:
         if isinstance(self.owner, ir.Value):
             return f"initializer {self.owner.name!r}"
         if isinstance(self.owner, ir.Node):
-            outputs = [value.name for value in self.owner.outputs]
-            return f"attribute {self.attribute!r} of {self.owner.op_type} producing {outputs}"
-        return f"attribute {self.attribute!r} of function {self.owner.name!r}"
-
-
-def bodies(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
-    """Yield the main graph, the functions, and all subgraphs of both."""
-    for body in (model.graph, *model.functions.values()):
-        yield body
-        yield from body.subgraphs()
+            return f"{where(self.owner)}, attribute {self.attribute!r}"
+        return f"function {self.owner.name!r}, attribute {self.attribute!r}"
 
 
 def slots(model: ir.Model) -> Iterator[Slot]:
@@ -127,7 +123,9 @@ def inline_fault(tensor: ir.TensorProtocol) -> str | None:
     if there in needed:
         return None
     kind = "bytes" if proto.HasField("raw_data") else "numbers"
-    return f"{there} {kind} are there, but {tensor.dtype.name}{list(proto.dims)} takes {needed.pop()}"
+    return (
+        f"{there} {kind} are there, but {tensor.dtype.name}{list(proto.dims)} takes {needed.pop()}"
+    )
 
 
 def shape_fault(tensor: ir.TensorProtocol) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from qgraph.dialects.dialect import DIALECTS, Dialect, Refusal, sites
+from qgraph.dialects.dialect import DIALECTS, Dialect, Refusal, Site, sites
 from qgraph.edit import Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
@@ -29,17 +29,17 @@ class ConvertDialect(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Choose a spelling for each site, raise the opset once as far as needed, replace."""
         target = DIALECTS.find(self.to)
-        comparer = Comparer()
-        choices, others = self._choose(model, target, comparer)
-        if raise_opset(model, choices, report):
-            choices, others = self._choose(model, target, comparer)
-        settle(model, choices, report)
+        editor, comparer = Editor(model.ir), Comparer()
+        choices, others = self._choose(model, target, editor, comparer)
+        raise_opset(model, choices, report)
+        if not all(choice.site.stands for choice in choices):
+            choices, others = self._choose(model, target, editor, comparer)
+        settle(model, choices, editor, report)
         report.sites += others
 
     def _choose(
-        self, model: Model, target: Dialect, comparer: Comparer
+        self, model: Model, target: Dialect, editor: Editor, comparer: Comparer
     ) -> tuple[list[Choice], list[SiteReport]]:
-        editor = Editor(model.ir)
         limit = self.opset or max(HIGHEST_OPSET, model.ir.opset_imports.get("", 0))
         choices: list[Choice] = []
         others: list[SiteReport] = []
@@ -51,13 +51,16 @@ class ConvertDialect(Transform):
             else:
                 drafts = target.spellings(site, editor)
                 choice = choose(site, drafts, self.exact, limit, comparer)
+                if choice.draft is None and site.dialect == "onnx":
+                    others.append(_entry(site, Outcome.KEPT, "plain operators already"))
+                    continue
                 if choice.draft is None and choice.reason is None:
                     choice = Choice(site, None, choice.verdict, target.reason(site))
                 choices.append(choice)
         return choices, others
 
 
-def _entry(found: object, outcome: Outcome, reason: str | None) -> SiteReport:
-    root = found.root  # type: ignore[attr-defined]
+def _entry(found: Site | Refusal, outcome: Outcome, reason: str | None) -> SiteReport:
+    root = found.root
     name = root.name or root.outputs[0].name or ""
     return SiteReport(name, operator_name(root), "", outcome, reason=reason)

@@ -28,14 +28,14 @@ class FoldWeights(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Fold every quantizer whose input is constant; the float values leave the model."""
-        comparer = Comparer()
-        choices = self._choose(model, comparer)
-        if raise_opset(model, choices, report):
-            choices = self._choose(model, comparer)
-        settle(model, choices, report)
+        editor, comparer = Editor(model.ir), Comparer()
+        choices = self._choose(model, editor, comparer)
+        raise_opset(model, choices, report)
+        if not all(choice.site.stands for choice in choices):
+            choices = self._choose(model, editor, comparer)
+        settle(model, choices, editor, report)
 
-    def _choose(self, model: Model, comparer: Comparer) -> list[Choice]:
-        editor = Editor(model.ir)
+    def _choose(self, model: Model, editor: Editor, comparer: Comparer) -> list[Choice]:
         limit = self.opset or max(HIGHEST_OPSET, model.ir.opset_imports.get("", 0))
         return [
             choose(site, packed(site, editor), self.exact, limit, comparer)

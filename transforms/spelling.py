@@ -9,7 +9,7 @@ import numpy as np
 
 from qgraph import opset
 from qgraph.dialects.dialect import Site
-from qgraph.edit import Draft
+from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness, Verdict
 from qgraph.model import Model
@@ -91,23 +91,19 @@ def unhealthy(quantizer: Quantizer) -> str | None:
     return None
 
 
-def settle(model: Model, choices: Sequence[Choice], report: Report) -> None:
-    """Carry out all chosen drafts and report every choice, in the order given.
-
-    The last site is replaced first, so that the input of a site is always still in the graph.
-    """
-    for choice in reversed(choices):
+def settle(model: Model, choices: Sequence[Choice], editor: Editor, report: Report) -> None:
+    """Carry out all chosen drafts, in the order given, and report every choice."""
+    report.sites += [choice.report() for choice in choices]
+    editor.learn()
+    for choice in choices:
         if choice.draft is not None:
             choice.draft.commit()
-    report.sites += [choice.report() for choice in choices]
     opset.declare_domains(model.ir)
 
 
-def raise_opset(model: Model, choices: Iterable[Choice], report: Report) -> bool:
-    """Raise the model's opset to what the chosen drafts need; return whether it was raised."""
+def raise_opset(model: Model, choices: Iterable[Choice], report: Report) -> None:
+    """Raise the model's opset to what the chosen drafts need, and say so in the report."""
     needed = max((choice.draft.opset for choice in choices if choice.draft), default=0)
     before = model.ir.opset_imports.get("", 0)
-    if needed <= before or not opset.require(model.ir, needed):
-        return False
-    report.notes.append(f"opset raised from {before} to {needed}")
-    return True
+    if needed > before and opset.require(model.ir, needed):
+        report.notes.append(f"opset raised from {before} to {needed}")

@@ -53,7 +53,8 @@ class Qdq:
         if site.weight is not None:
             yield from packed(site, editor)
         yield from pairs(site, editor)
-        yield from by_definition(site, editor)
+        if site.dialect != "onnx":
+            yield from by_definition(site, editor)
 
     def reason(self, site: Site) -> str:
         """Say why nothing fits."""

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.equivalence.divergence import Run, first_divergence
 from qgraph.equivalence.grids import output_step
 from qgraph.equivalence.inputs import make_inputs
-from qgraph.equivalence.metrics import OutputComparison, compare, within
-from qgraph.equivalence.report import CheckReport, CheckVerdict, Divergence
+from qgraph.equivalence.metrics import compare
+from qgraph.equivalence.report import CheckReport, CheckVerdict
+from qgraph.equivalence.tolerance import Limit, tolerances
 from qgraph.errors import ModelError, OptionError
-from qgraph.executor import Backend, Executor, prepare
-from qgraph.model import Model, Source, load
-from qgraph.report import operator_name
+from qgraph.executor import Backend, prepare
+from qgraph.model import Source, load
 
 Feeds = Mapping[str, npt.ArrayLike]
-Limit = float | Mapping[str, float]
-"""A number for all outputs, or numbers by output name."""
-
-_TAPS_AT_ONCE = 32
-"""How many inner tensors are held at a time while looking for the first that differs."""
 
 
 def check(
@@ -44,58 +37,78 @@ def check(
 ) -> CheckReport:
     """Run both models in one backend on the same inputs and compare every output.
 
-    Without a tolerance all values have to be equal (-0 equals +0, NaN equals NaN). Each tolerance
+    Without a tolerance all values have to be equal (-0 equals +0, NaN equals NaN); each tolerance
     that is given has to be met. Inputs and outputs belong together by name, or by position where
     the names differ.
 
     Args:
-        reference, candidate: paths or models.
+        reference: a path or a model.
+        candidate: a path or a model.
         inputs: one batch, by the names of the reference; None for random ones.
         random: number of random batches, see :func:`qgraph.equivalence.inputs.make_inputs`.
         seed: of the random batches.
-        shapes: of the random inputs, needed where they are dynamic beyond the batch.
+        shapes: of the random inputs, by name; needed where they are dynamic beyond the batch.
         backend: "auto", "numpy" or "ort".
-        atol, rtol: ``|reference - candidate| <= atol + rtol * |reference|`` for every value.
+        atol: ``|reference - candidate| <= atol + rtol * |reference|`` for every value; like the
+            other tolerances a number for all outputs, or numbers by name.
+        rtol: see ``atol``.
         max_steps: largest difference in steps of the quantizer that produces the output.
         min_sqnr: smallest ratio of signal to error, in decibels.
 
     Raises:
-        ModelError: a model is not usable, or they differ in their number of inputs or outputs.
+        ModelError: a model is not usable, or their numbers of inputs or outputs differ.
         OptionError: an option is wrong.
         ExecutionError: a model cannot be run on the inputs.
     """
-    models = load(reference), load(candidate)
-    notes: list[str] = []
-    names = _match("input", *(model.inputs for model in models), notes)
-    outputs = _match("output", *(model.outputs for model in models), notes)
-    limits = {"atol": atol, "rtol": rtol, "max_steps": max_steps, "min_sqnr": min_sqnr}
-    tolerances = {name: _limits(limits, name, outputs) for name in outputs}
     if random < 1:
         raise OptionError(f"{random} random batches are asked for, expected at least 1.")
+    first, second = load(reference), load(candidate)
+    notes: list[str] = []
+    feeds = _match("input", first.inputs, second.inputs, notes)
+    names = _match("output", first.outputs, second.outputs, notes)
+    limits = {"atol": atol, "rtol": rtol, "max_steps": max_steps, "min_sqnr": min_sqnr}
+    allowed = tolerances(names, **limits)
     batches: list[Feeds] = [inputs] if inputs is not None else []
     if inputs is None:
-        made = range(random)
-        batches += [make_inputs(models[0], seed=seed, number=n, shapes=shapes) for n in made]
-    first, second = (prepare(model.ir, backend) for model in models)
-    results = [(first.run(b), second.run(_renamed(b, names))) for b in batches]
-    compared, failed = [], {}
-    for value in models[0].outputs:
+        numbers = range(random)
+        batches += [make_inputs(first, seed=seed, number=n, shapes=shapes) for n in numbers]
+    ours, theirs = prepare(first.ir, backend), prepare(second.ir, backend)
+    renamed = [{feeds.get(name, name): x for name, x in batch.items()} for batch in batches]
+    results = [(ours.run(a), theirs.run(b)) for a, b in zip(batches, renamed, strict=True)]
+    outputs, failed, wrong = [], {}, set()
+    for value in first.outputs:
         name = str(value.name)
-        x, y = [r[name] for r, _ in results], [c[outputs[name]] for _, c in results]
-        steps = [output_step(value, np.shape(array)) for array in x]
-        compared.append(compare(name, x, y, steps))
-        reason = _judge(compared[-1], tolerances[name], x, y)
+        x, y = [a[name] for a, _ in results], [b[names[name]] for _, b in results]
+        found = [output_step(value, np.shape(array)) for array in x]
+        steps = [step for step in found if step is not None]
+        outputs.append(compare(name, x, y, steps if len(steps) == len(found) else None))
+        wrong |= {n for n in range(len(x)) if not compare(name, [x[n]], [y[n]]).equal}
+        reason = allowed[name].judge(outputs[-1], x, y)
         if reason is not None:
             failed[name] = reason
     divergence = None
-    wrong = [k for k, (r, c) in enumerate(results) if any(_differs(r[n], c[outputs[n]]) for n in outputs)]
     if wrong:
-        batch = batches[wrong[0]]
-        divergence = _first_divergence(
-            (models[0].ir.graph, models[1].ir.graph),
-            (first, second),
-            (batch, _renamed(batch, names)),
-            outputs,
+        n = min(wrong)
+        divergence = first_divergence(
+            Run(first.ir.graph, ours, batches[n]), Run(second.ir.graph, theirs, renamed[n]), names
         )
     verdict = CheckVerdict.DIFFERENT if failed else CheckVerdict.EQUAL
-    return CheckReport(verdict, compared, failed, divergence, notes)
+    return CheckReport(verdict, outputs, failed, divergence, notes)
+
+
+def _match(
+    kind: str, reference: Sequence[ir.Value], candidate: Sequence[ir.Value], notes: list[str]
+) -> dict[str, str]:
+    """Pair names by name; by position where the sets of names differ."""
+    ours, theirs = ([str(value.name) for value in side] for side in (reference, candidate))
+    if set(ours) == set(theirs):
+        return dict(zip(ours, ours, strict=True))
+    if len(ours) != len(theirs):
+        raise ModelError(
+            f"The reference has the {kind}s {', '.join(ours)}, the candidate {', '.join(theirs)}; "
+            "expected as many. Compare models of one interface."
+        )
+    pairs = dict(zip(ours, theirs, strict=True))
+    told = ", ".join(f"{a!r} with {b!r}" for a, b in pairs.items() if a != b)
+    notes.append(f"{kind}s are matched by position: {told}")
+    return pairs

@@ -36,7 +36,8 @@ def make_inputs(
 
     Args:
         model: whose inputs are wanted.
-        seed, number: choose the values; batches of one seed differ by ``number``.
+        seed: chooses the values.
+        number: which of the batches of this seed.
         shapes: by input name. Without an entry a dynamic first dimension is 1.
 
     Raises:

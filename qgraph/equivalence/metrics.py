@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
@@ -53,6 +54,11 @@ class OutputComparison:
     cosine: float = 1.0
     note: str | None = None
 
+    @property
+    def equal(self) -> bool:
+        """Whether every value is the same."""
+        return self.note is None and self.mismatches == 0
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the JSON report; what is not finite becomes null."""
         return {
@@ -71,14 +77,15 @@ def compare(
     name: str,
     reference: Sequence[Any],
     candidate: Sequence[Any],
-    steps: Sequence[npt.NDArray[np.float32] | None] = (),
+    steps: Sequence[npt.NDArray[np.float32]] | None = None,
 ) -> OutputComparison:
     """Compare an output over several batches.
 
     Args:
         name: of the output.
-        reference, candidate: its value for each batch.
-        steps: for each batch the step of the output, broadcast to its shape; None if unknown.
+        reference: its value for each batch.
+        candidate: its value for each batch.
+        steps: for each batch the step of the output, which broadcasts to it; None if unknown.
     """
     elements = sum(np.size(x) for x in reference)
     pairs = list(zip(reference, candidate, strict=True))
@@ -99,10 +106,10 @@ def compare(
         apart = np.where(differs, np.abs(a - b), 0.0)
         apart[np.isnan(apart)] = np.inf
         worst_steps = None
-        if steps and all(step is not None for step in steps):
-            unit = [np.broadcast_to(s, r.shape).ravel() for s, r in zip(steps, reference, strict=True)]
-            ratio = np.where(differs, apart / np.abs(np.concatenate(unit).astype(np.float64)), 0.0)
-            worst_steps = float(ratio.max())
+        if steps is not None:
+            shaped = zip(steps, reference, strict=True)
+            unit = np.concatenate([np.broadcast_to(s, array.shape).ravel() for s, array in shaped])
+            worst_steps = float(np.max(apart[differs] / np.abs(unit[differs].astype(np.float64))))
         return OutputComparison(
             name,
             elements,
@@ -123,9 +130,7 @@ def same(x: Array, y: Array) -> npt.NDArray[np.bool_]:
     return equal
 
 
-def within(
-    reference: Sequence[Any], candidate: Sequence[Any], *, atol: float, rtol: float
-) -> bool:
+def within(reference: Sequence[Any], candidate: Sequence[Any], *, atol: float, rtol: float) -> bool:
     """Return whether ``|reference - candidate| <= atol + rtol * |reference|`` holds everywhere."""
     for x, y in zip(reference, candidate, strict=True):
         if _incomparable(x, y) is not None:
@@ -153,7 +158,7 @@ def _incomparable(x: Any, y: Any) -> str | None:
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind == "f" or (dtype.kind == "V" and np.can_cast(dtype, np.float32))
+    return dtype.kind in "fV" and ir.DataType.from_numpy(dtype).is_floating_point()
 
 
 def _ulps(x: Array, y: Array) -> int:

@@ -58,9 +58,6 @@ class CheckReport:
     first_divergence: Divergence | None = None
     notes: list[str] = field(default_factory=list)
 
-    def __bool__(self) -> bool:
-        return self.verdict is CheckVerdict.EQUAL
-
     def to_json(self) -> dict[str, Any]:
         """Return the report as ``qgraph check`` writes it."""
         from qgraph import __version__

@@ -116,6 +116,5 @@ def fake_quantize(
     np.divide(y, steps, out=y)
     np.multiply(y, oh - ol, out=y)
     np.add(y, ol, out=y)
-    np.copyto(y, ol, where=x <= np.minimum(il, ih))
-    np.copyto(y, oh, where=x > np.maximum(il, ih))
-    return y
+    y = np.where(x > np.maximum(il, ih), oh, y)
+    return np.where(x <= np.minimum(il, ih), ol, y)

@@ -274,6 +274,21 @@ def _truth(surely: Array, possibly: Array) -> Interval:
     return Interval(np.asarray(surely), np.asarray(possibly))
 
 
+def _less(compare: Callable[..., Array]) -> Rule:
+    """The rule of a comparison that holds the better, the smaller its first operand is."""
+
+    def rule(a: Interval, b: Interval) -> Interval:
+        surely = np.asarray(compare(a.hi, b.lo))
+        point = a.is_point and b.is_point
+        return Interval(surely, surely if point else np.asarray(compare(a.lo, b.hi)))
+
+    return rule
+
+
+def _greater(compare: Callable[..., Array]) -> Rule:
+    return lambda a, b: _less(lambda x, y: compare(y, x))(b, a)
+
+
 def _equal(a: Interval, b: Interval) -> Interval:
     possibly = np.asarray((a.lo <= b.hi) & (b.lo <= a.hi))
     return _truth(possibly & (a.lo == a.hi) & (b.lo == b.hi), possibly)
@@ -362,10 +377,10 @@ RULES: dict[str, Rule] = {
     "Min": _min,
     "Max": _max,
     "Relu": lambda a: _max(a, Interval.constant(np.asarray(_ZERO))),
-    "Less": lambda a, b: _truth(a.hi < b.lo, a.lo < b.hi),
-    "LessOrEqual": lambda a, b: _truth(a.hi <= b.lo, a.lo <= b.hi),
-    "Greater": lambda a, b: _truth(a.lo > b.hi, a.hi > b.lo),
-    "GreaterOrEqual": lambda a, b: _truth(a.lo >= b.hi, a.hi >= b.lo),
+    "Less": _less(np.less),
+    "LessOrEqual": _less(np.less_equal),
+    "Greater": _greater(np.greater),
+    "GreaterOrEqual": _greater(np.greater_equal),
     "Equal": _equal,
     "Not": lambda a: _truth(~a.hi, ~a.lo),
     "And": lambda a, b: _truth(a.lo & b.lo, a.hi & b.hi),

@@ -1,0 +1,218 @@
+"""What a model file contains: its interface, its quantizers, and what cannot be run here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.constants import overridable
+from qgraph.control import is_control
+from qgraph.dialects.dialect import Refusal, Site, sites
+from qgraph.dialects.granularity import layout_of
+from qgraph.errors import OperatorError, UnsupportedError
+from qgraph.model import Source, load
+from qgraph.ops.operator import operator_of
+from qgraph.quantizer import Affine, Bipolar, Floating, Ranged
+from qgraph.reference import reference_kernel
+from qgraph.report import operator_name
+from qgraph.storage import weight_bytes
+
+
+@dataclass(frozen=True)
+class ValueInfo:
+    """An input or an output: its type as ONNX names it, and its shape; None where not known."""
+
+    name: str
+    dtype: str | None
+    shape: list[int | str | None] | None
+
+
+@dataclass(frozen=True)
+class QuantizerInfo:
+    """A quantizer in the graph, and its parameters as far as they are constant.
+
+    Attributes:
+        node, op: name and operator of the node that reports name.
+        dialect: how it is spelled.
+        format: number format of its codes, such as ``int4`` or ``e4m3``.
+        levels: how many codes there are; None for a float format.
+        granularity: over which elements one scale reaches.
+        scale: smallest and largest scale, in real units per step.
+        zero_point: smallest and largest zero point, in steps.
+        rounding: how values between two codes are rounded.
+        weight: whether its input is constant.
+        reason: why its parameters cannot be read; the other fields are None then.
+    """
+
+    node: str
+    op: str
+    dialect: str | None = None
+    format: str | None = None
+    levels: int | None = None
+    granularity: str | None = None
+    scale: tuple[float, float] | None = None
+    zero_point: tuple[float, float] | None = None
+    rounding: str | None = None
+    weight: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What :func:`overview` found.
+
+    Attributes:
+        ir_version, opsets, producer: from the head of the file.
+        inputs, outputs: what is fed, and what comes out.
+        overridable: how many initializers are listed as inputs too.
+        nodes: how many there are, in subgraphs and functions too.
+        operators: how many of each operator.
+        weight_bytes: bytes of all initializers and constants as stored.
+        quantizers: in topological order.
+        unsupported: how many of each operator that neither qgraph nor ONNX defines.
+    """
+
+    ir_version: int
+    opsets: dict[str, int]
+    producer: str
+    inputs: list[ValueInfo]
+    outputs: list[ValueInfo]
+    overridable: int
+    nodes: int
+    operators: dict[str, int]
+    weight_bytes: int
+    quantizers: list[QuantizerInfo]
+    unsupported: dict[str, int]
+
+    @property
+    def dialects(self) -> dict[str, int]:
+        """How many quantizers each dialect spells."""
+        return dict(Counter(found.dialect for found in self.quantizers if found.dialect))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``qgraph info --json`` prints."""
+        return asdict(self) | {"dialects": self.dialects}
+
+
+def overview(source: Source) -> Overview:
+    """Return what a model contains.
+
+    Initializers that are listed as inputs too count as constants, as they do for conversions.
+
+    Raises:
+        ModelError: the source is no usable model.
+    """
+    model = load(source)
+    count = len(overridable(model.ir.graph))
+    if count:
+        model = model.clone()
+        model.freeze_inputs()
+    nodes = list(model.nodes())
+    operators = Counter(operator_name(node) for node in nodes)
+    unsupported = Counter(operator_name(node) for node in _unsupported(model.ir))
+    producer = f"{model.ir.producer_name or ''} {model.ir.producer_version or ''}"
+    return Overview(
+        ir_version=model.ir.ir_version,
+        opsets=dict(model.ir.opset_imports),
+        producer=producer.strip(),
+        inputs=[_value_info(value) for value in model.inputs],
+        outputs=[_value_info(value) for value in model.outputs],
+        overridable=count,
+        nodes=len(nodes),
+        operators=dict(sorted(operators.items())),
+        weight_bytes=weight_bytes(model.ir),
+        quantizers=[_quantizer_info(found) for found in sites(model.ir)],
+        unsupported=dict(sorted(unsupported.items())),
+    )
+
+
+def _value_info(value: ir.Value) -> ValueInfo:
+    shape = None
+    if value.shape is not None:
+        shape = [size if isinstance(size, int) else size.value for size in value.shape]
+    return ValueInfo(value.name or "", value.dtype.name if value.dtype else None, shape)
+
+
+def _quantizer_info(found: Site | Refusal) -> QuantizerInfo:
+    root = found.root
+    name, op = root.name or root.outputs[0].name or "", operator_name(root)
+    if isinstance(found, Refusal):
+        return QuantizerInfo(name, op, reason=found.reason)
+    known = {"dialect": found.dialect, "weight": found.weight is not None}
+    match found.quantizer:
+        case Affine(scale, zero_point, lo, hi, rounding):
+            low, high = float(lo.min()), float(hi.max())
+            known |= _uniform(found, scale, zero_point, int(high - low) + 1)
+            known |= {"format": _integer_format(low, high), "rounding": str(rounding)}
+        case Ranged(_, _, low, high, levels):
+            with np.errstate(all="ignore"):
+                scale = (high - low) / np.float32(levels - 1)
+                zero_point = -low / scale
+            known |= _uniform(found, scale, zero_point, levels)
+            known |= {"format": _integer_format(0, levels - 1), "rounding": "ROUND"}
+        case Floating(scale, grid, rounding):
+            known |= _granular(found, scale) | {"scale": _ends(scale), "rounding": str(rounding)}
+            known |= {"format": f"e{grid.exponent_bits}m{grid.mantissa_bits}"}
+        case Bipolar(scale):
+            known |= _granular(found, scale)
+            known |= {"format": "bipolar", "levels": 2, "scale": _ends(scale)}
+    return QuantizerInfo(name, op, **known)
+
+
+def _uniform(
+    site: Site, scale: npt.NDArray[np.float32], zero_point: npt.NDArray[np.float32], levels: int
+) -> dict[str, Any]:
+    ends = {"scale": _ends(scale), "zero_point": _ends(zero_point)}
+    return _granular(site, scale, zero_point) | ends | {"levels": levels}
+
+
+def _granular(site: Site, *parameters: npt.NDArray[np.float32]) -> dict[str, Any]:
+    layout = layout_of(site.shape or None, *parameters)
+    if layout is None:
+        words = f"per element of {list(np.broadcast_shapes(*(p.shape for p in parameters)))}"
+    elif layout.block_size:
+        words = f"per block of {layout.block_size} along axis {layout.axis}"
+    elif layout.axis is None:
+        words = "per tensor"
+    else:
+        words = f"per channel, {layout.shape[0]} along axis {layout.axis}"
+    return {"granularity": words}
+
+
+def _ends(parameter: npt.NDArray[np.float32]) -> tuple[float, float]:
+    return float(parameter.min()), float(parameter.max())
+
+
+def _integer_format(low: float, high: float) -> str:
+    """Return ``int8`` or ``uint4``, or the range of codes where it is no whole type."""
+    for bits in range(1, 33):
+        if (low, high) == (0, 2**bits - 1):
+            return f"uint{bits}"
+        if (low, high) == (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1):
+            return f"int{bits}"
+    return f"{low:.0f} .. {high:.0f}"
+
+
+def _unsupported(model: ir.Model) -> Iterator[ir.Node]:
+    for body in (model.graph, *model.functions.values()):
+        imports = body.opset_imports
+        for node in ir.traversal.RecursiveGraphIterator(body):
+            if is_control(node) or node.op_identifier() in model.functions or _is_ours(node):
+                continue
+            try:
+                reference_kernel(node, imports)
+            except UnsupportedError:
+                yield node
+
+
+def _is_ours(node: ir.Node) -> bool:
+    try:
+        return operator_of(node) is not None
+    except OperatorError:
+        return True

@@ -1,0 +1,160 @@
+"""What a comparison found, and the box by box collection of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.exactness import Witness
+from qgraph.proof.keys import Float32, Keys, from_keys
+
+Channels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Stretches of inputs on which the values differ, in the order of channels and inputs.
+
+    Attributes:
+        channel: ``[n]`` the first channel with these constants.
+        lo, hi: ``[n]`` keys of the first and the last input.
+        reference, candidate: ``[n]`` the two values; where they vary within a stretch, the two
+            bounds that lie farthest apart.
+    """
+
+    channel: Channels
+    lo: Keys
+    hi: Keys
+    reference: Float32
+    candidate: Float32
+
+    def __len__(self) -> int:
+        return len(self.lo)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How two expressions compare.
+
+    Counts sum over all channels. When undecided, they cover what was settled until then.
+
+    Attributes:
+        channels: number of elements that the constants broadcast to.
+        boxes: how many boxes were evaluated.
+        differing: finite inputs whose outputs differ in value; -0 equals +0, and NaN equals NaN.
+        zero_sign: finite inputs whose outputs are zeros that differ in sign, or may, because ONNX
+            leaves the sign open (Min, Max and Relu of both zeros).
+        infinity_differs, infinity_sign_differs: the same for the inputs -Inf and +Inf.
+        nan_differs: whether NaN inputs give different outputs, zero sign included.
+        witness: an input to show: the widest difference of value, else at infinity, of zero sign,
+            at NaN.
+        witness_channel: where the witness is.
+        runs: all inputs of ``differing``; of each set of channels with equal constants, the first.
+        undecided: why there is no result; None if there is.
+    """
+
+    channels: int
+    boxes: int
+    differing: int
+    zero_sign: int
+    infinity_differs: bool
+    infinity_sign_differs: bool
+    nan_differs: bool
+    witness: Witness | None
+    witness_channel: int | None
+    runs: Runs
+    undecided: str | None = None
+
+
+class Collector:
+    """Adds up what boxes show.
+
+    Args:
+        channels: number of channels.
+        first: ``[kinds]`` the first channel of each kind.
+        count: ``[kinds]`` how many channels each kind stands for.
+    """
+
+    def __init__(self, channels: int, first: Channels, count: Channels) -> None:
+        self._channels = channels
+        self._first = first
+        self._count = count
+        self._runs: list[tuple[Channels, Keys, Keys, Float32, Float32]] = []
+        self._witnesses: dict[str, tuple[int, Witness]] = {}
+        self.boxes = 0
+        self.zero_sign = 0
+        self.infinity_differs = False
+        self.infinity_sign_differs = False
+        self.nan_differs = False
+
+    def differ(
+        self, kind: Channels, lo: Keys, hi: Keys, reference: Float32, candidate: Float32
+    ) -> None:
+        """Note boxes ``[n]`` on which the values differ throughout."""
+        if len(kind):
+            self._runs.append((kind, lo, hi, reference, candidate))
+
+    def differ_in_zero_sign(
+        self, kind: Channels, lo: Keys, hi: Keys, reference: Float32, candidate: Float32
+    ) -> None:
+        """Note boxes ``[n]`` on which both results are zeros, whose signs differ or may differ."""
+        if len(kind):
+            self.zero_sign += int(((hi - lo + 1) * self._count[kind]).sum())
+            self.show("zero", kind[:1], from_keys(lo[:1]), reference[:1], candidate[:1])
+
+    def show(
+        self, what: str, kind: Channels, x: Float32, reference: Float32, candidate: Float32
+    ) -> None:
+        """Keep the first of some inputs as a witness of ``what``, unless there is one."""
+        if len(kind) and what not in self._witnesses:
+            witness = Witness(float(x[0]), float(reference[0]), float(candidate[0]))
+            self._witnesses[what] = int(self._first[kind[0]]), witness
+
+    def finding(self, undecided: str | None = None) -> Finding:
+        """Return all that was noted."""
+        kind, runs = self._merged()
+        if len(runs):
+            with np.errstate(all="ignore"):
+                gap = np.abs(runs.reference.astype(np.float64) - runs.candidate)
+            widest = int(np.argmax(np.where(np.isnan(gap), np.inf, gap)))
+            at = slice(widest, widest + 1)
+            x = from_keys(runs.lo[at])
+            self.show("value", kind[at], x, runs.reference[at], runs.candidate[at])
+        shown = (self._witnesses.get(what) for what in ("value", "infinity", "zero", "nan"))
+        channel, witness = next((w for w in shown if w is not None), (None, None))
+        return Finding(
+            channels=self._channels,
+            boxes=self.boxes,
+            differing=int(((runs.hi - runs.lo + 1) * self._count[kind]).sum()),
+            zero_sign=self.zero_sign,
+            infinity_differs=self.infinity_differs,
+            infinity_sign_differs=self.infinity_sign_differs,
+            nan_differs=self.nan_differs,
+            witness=witness,
+            witness_channel=channel,
+            runs=runs,
+            undecided=undecided,
+        )
+
+    def _merged(self) -> tuple[Channels, Runs]:
+        """Return the kinds, and the differing boxes joined where neighbours have equal values."""
+        none = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        empty = (none[0], none[0], none[0], none[1], none[1])
+        columns = zip(empty, *self._runs, strict=True)
+        kind, lo, hi, reference, candidate = (np.concatenate(column) for column in columns)
+        order = np.lexsort((lo, kind))
+        kind, lo, hi, reference, candidate = (
+            array[order] for array in (kind, lo, hi, reference, candidate)
+        )
+        starts = np.ones(len(lo), np.bool_)
+        if len(lo):
+            starts[1:] = (kind[1:] != kind[:-1]) | (lo[1:] != hi[:-1] + 1)
+            for values in (reference, candidate):
+                bits = values.view(np.int32)
+                starts[1:] |= bits[1:] != bits[:-1]
+        ends = np.roll(starts, -1)
+        kind = kind[starts]
+        runs = Runs(self._first[kind], lo[starts], hi[ends], reference[starts], candidate[starts])
+        return kind, runs

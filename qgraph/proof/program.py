@@ -1,0 +1,166 @@
+"""Two expressions prepared for evaluation on many boxes: channels, shared steps, constants."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.primitives import NUMPY
+from qgraph.proof.expression import CONSTANT, INPUT, Expr, Undecidable, in_order, known, undefined
+from qgraph.proof.interval import RULES, Array, Interval, Mask, apply
+from qgraph.proof.keys import Float32
+
+Channels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Points:
+    """Values at single inputs.
+
+    Attributes:
+        values: ``[n]`` float32.
+        undefined: ``[n]``, where ONNX leaves the value open.
+    """
+
+    values: Float32
+    undefined: Mask
+
+
+class Program:
+    """A pair of expressions; what both contain is evaluated once.
+
+    The elements of the broadcast constants are the channels. Those with the same constants, bit for
+    bit, are one *kind*, and only kinds are evaluated.
+
+    Attributes:
+        channels: number of channels.
+        first: ``[kinds]`` the first channel of each kind.
+        count: ``[kinds]`` how many channels it stands for.
+
+    Raises:
+        Undecidable: a primitive has no rule, or the constants do not broadcast.
+    """
+
+    def __init__(self, reference: Expr, candidate: Expr) -> None:
+        self._roots = (reference, candidate)
+        self._order = in_order(self._roots)
+        for e in self._order:
+            if e.op not in (INPUT, CONSTANT) and e.op not in RULES:
+                raise Undecidable(f"there is no interval rule for {e.op}")
+        if any(root.dtype == "BOOL" for root in self._roots):
+            raise Undecidable("truth values are compared")
+        self._tables = {id(e.inputs[0]) for e in self._order if e.op == "Gather"}
+        constants = [e for e in self._order if e.op == CONSTANT and id(e) not in self._tables]
+        self._spread(constants)
+        self._last = {id(o): i for i, e in enumerate(self._order) for o in e.inputs}
+        self._last.update((id(root), len(self._order)) for root in self._roots)
+
+    def _spread(self, constants: list[Expr]) -> None:
+        """Find channels and kinds, and lay each constant out over the kinds."""
+        try:
+            shape = np.broadcast_shapes(*(e.shape for e in constants))
+        except ValueError as error:
+            raise Undecidable("the constants of the two sides do not broadcast") from error
+        self.channels = math.prod(shape)
+        if not self.channels:
+            raise Undecidable("a constant has no elements")
+        varying = [e for e in constants if known(e).size > 1]
+        if varying and self.channels > 1:
+            columns = [np.broadcast_to(known(e), shape).reshape(-1) for e in varying]
+            bits = [c.view(np.uint8 if c.dtype == np.bool_ else np.uint32) for c in columns]
+            table = np.stack([column.astype(np.uint32) for column in bits], axis=1)
+            whole = np.ascontiguousarray(table).view(f"V{4 * len(columns)}").reshape(-1)
+            _, first, count = np.unique(whole, return_index=True, return_counts=True)
+            order = np.argsort(first)
+            self.first, self.count = first[order], count[order]
+        else:
+            columns = []
+            self.first = np.zeros(1, np.int64)
+            self.count = np.full(1, self.channels)
+        self._columns: dict[int, Array] = {
+            id(e): column[self.first] for e, column in zip(varying, columns, strict=False)
+        }
+        self._intervals = {
+            id(e): Interval.constant(np.asarray(known(e).reshape(-1)[0]))
+            for e in constants
+            if id(e) not in self._columns
+        }
+        self._intervals.update(
+            (id(e), Interval(known(e), known(e))) for e in self._order if id(e) in self._tables
+        )
+        self._known = {key: Interval.constant(column) for key, column in self._columns.items()}
+
+    def intervals(self, x: Interval, kind: Channels) -> tuple[Interval, Interval]:
+        """Return the two results on boxes: inputs ``x`` ``[n]`` in the channels ``kind``."""
+        held: dict[int, Interval] = {}
+        for i, e in enumerate(self._order):
+            if e.op == INPUT:
+                held[id(e)] = x
+            elif e.op == CONSTANT:
+                held[id(e)] = self._constant(e, kind)
+            else:
+                operands = [held[id(o)] for o in e.inputs]
+                held[id(e)] = apply(e.op, operands, dict(e.attributes))
+                for o in e.inputs:
+                    if self._last[id(o)] == i:
+                        held.pop(id(o), None)
+        reference, candidate = (held[id(root)] for root in self._roots)
+        return _whole(reference, len(kind)), _whole(candidate, len(kind))
+
+    def points(self, x: Float32, kind: Channels, *, zero: bool) -> tuple[Points, Points]:
+        """Return the two results at inputs ``x`` ``[n]`` in the channels ``kind``.
+
+        Where Min, Max and Relu meet both zeros, they return -0 if ``zero`` is false, else +0.
+        """
+        held: dict[int, tuple[Array, Mask]] = {}
+        for e in self._order:
+            if e.op == INPUT:
+                held[id(e)] = x, np.zeros(len(x), np.bool_)
+            elif e.op == CONSTANT:
+                held[id(e)] = self._constant(e, kind).lo, np.zeros(1, np.bool_)
+            else:
+                held[id(e)] = _point(e, [held[id(o)] for o in e.inputs], zero=zero)
+        reference, candidate = (
+            Points(*(np.broadcast_to(array, x.shape) for array in held[id(root)]))
+            for root in self._roots
+        )
+        return reference, candidate
+
+    def _constant(self, e: Expr, kind: Channels) -> Interval:
+        column = self._columns.get(id(e))
+        if column is None:
+            return self._intervals[id(e)]
+        facts = self._known[id(e)]
+        values = column[kind]
+        bad = None if facts.bad is None else facts.bad[kind]
+        return Interval(values, values, bad=bad, sign=facts.sign, finite=facts.finite)
+
+
+def _whole(result: Interval, size: int) -> Interval:
+    """Give the result of constants alone one element for each box."""
+    if np.shape(result.lo) == (size,):
+        return result
+    lo = np.broadcast_to(result.lo, (size,))
+    bad = None if result.bad is None else np.broadcast_to(result.bad, (size,))
+    return Interval(lo, lo, bad=bad)
+
+
+def _point(e: Expr, operands: list[tuple[Array, Mask]], *, zero: bool) -> tuple[Array, Mask]:
+    values: list[Any] = [value for value, _ in operands]
+    attributes = dict(e.attributes)
+    result = np.asarray(NUMPY[e.op](*values, **attributes))
+    if e.op == "Where":
+        (condition, open_), (_, yes), (_, no) = operands
+        return result, np.asarray(open_ | np.where(condition, yes, no))
+    if e.op in ("Min", "Max", "Relu"):
+        a, b = values if e.op != "Relu" else (values[0], np.float32(0))
+        tie = (a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b))
+        result = np.where(tie, np.float32(0.0 if zero else -0.0), result)
+    mask = undefined(e.op, values, attributes)
+    for _, operand in operands:
+        mask = mask | operand
+    return result, mask

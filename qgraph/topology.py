@@ -1,0 +1,73 @@
+"""The graph as networkx sees it: which node depends on which."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TypeAlias
+
+import networkx as nx
+import onnx_ir as ir
+
+from qgraph.scopes import subgraphs
+
+Digraph: TypeAlias = "nx.MultiDiGraph[ir.Node]"
+
+
+def graph_of(graph: ir.Graph | ir.Function) -> Digraph:
+    """Return the dependencies between the nodes of ``graph``.
+
+    A vertex is a node. Each value makes an edge from its producer to each node that uses it, with
+    the value as key and as the attribute ``value``; what a subgraph of a node uses, the node uses.
+    Graph inputs, initializers and nodes inside subgraphs are no vertices.
+    """
+    picture: Digraph = nx.MultiDiGraph()
+    picture.add_nodes_from(graph)
+    for node in graph:
+        for value in _used(node):
+            producer = value.producer()
+            if producer in picture:
+                picture.add_edge(producer, node, key=value, value=value)
+    return picture
+
+
+def cone(picture: Digraph, value: ir.Value, leaves: Collection[ir.Value]) -> list[ir.Node]:
+    """Return the nodes that compute ``value`` from ``leaves``, in an order of execution.
+
+    The way back from ``value`` ends at leaves, and at what no node of ``picture`` produces.
+    """
+    found: set[ir.Node] = set()
+    pending = [value]
+    while pending:
+        wanted = pending.pop()
+        node = wanted.producer()
+        if wanted in leaves or node is None or node in found or node not in picture:
+            continue
+        found.add(node)
+        pending += [known for _, _, known in picture.in_edges(node, keys=True)]
+    return list(nx.topological_sort(picture.subgraph(found)))
+
+
+def bottlenecks(picture: Digraph, node: ir.Node) -> list[ir.Node]:
+    """Return the nodes that every path to ``node`` passes, the nearest first.
+
+    A path begins at a node that depends on no other. ``node`` itself is not among them.
+    """
+    origin = object()
+    flow = nx.DiGraph(picture.subgraph(nx.ancestors(picture, node) | {node}))
+    flow.add_edges_from([(origin, first) for first, count in flow.in_degree() if count == 0])
+    dominators = nx.immediate_dominators(flow, origin)
+    chain = []
+    step = dominators[node]
+    while step is not origin:
+        chain.append(step)
+        step = dominators[step]
+    return chain
+
+
+def _used(node: ir.Node) -> Iterator[ir.Value]:
+    yield from (value for value in node.inputs if value is not None)
+    for attribute in node.attributes.values():
+        for subgraph in subgraphs(attribute):
+            yield from subgraph.outputs
+            for inner in subgraph:
+                yield from _used(inner)

@@ -1,0 +1,138 @@
+"""What is installed, how it starts, and that README, CI and metadata say the same."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qgraph
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph.cli"}
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def run_python(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def readme_commands() -> list[str]:
+    return re.findall(
+        r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+
+
+def test_version_is_that_of_the_installed_distribution() -> None:
+    assert importlib.metadata.version("qgraph") == qgraph.__version__
+
+
+def test_changelog_begins_with_this_version() -> None:
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == qgraph.__version__
+
+
+def test_every_folder_with_code_is_packaged(project: dict[str, Any]) -> None:
+    found = {
+        ".".join([package, *init.parent.relative_to(ROOT / folder).parts])
+        for folder, package in FOLDERS.items()
+        for init in (ROOT / folder).rglob("__init__.py")
+    }
+    assert sorted(found) == project["tool"]["setuptools"]["packages"]
+
+
+def test_every_module_belongs_to_a_package() -> None:
+    orphans = [
+        path
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        if not (path.parent / "__init__.py").exists()
+    ]
+    assert not orphans
+
+
+def test_package_is_marked_as_typed() -> None:
+    spec = importlib.util.find_spec("qgraph")
+    assert spec is not None
+    assert spec.origin is not None
+    assert (Path(spec.origin).parent / "py.typed").is_file()
+
+
+def test_installing_claims_no_name_but_qgraph(project: dict[str, Any]) -> None:
+    packages = project["tool"]["setuptools"]["packages"]
+    assert {name.split(".")[0] for name in packages} == {"qgraph"}
+
+
+def test_console_script_is_the_main_function() -> None:
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="qgraph")
+    assert script.value == "qgraph.cli.main:main"
+    assert callable(script.load())
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_start_up_imports_no_model_library(option: str) -> None:
+    """Help and version appear at once: neither ONNX nor NumPy is loaded for them."""
+    program = f"""
+import sys
+sys.argv = ["qgraph", {option!r}]
+from qgraph.cli.main import main
+try:
+    main()
+except SystemExit as ending:
+    assert not ending.code, ending.code
+heavy = {{"onnx", "onnx_ir", "onnxruntime", "onnxscript", "numpy", "networkx", "sympy"}}
+print("loaded:", *sorted(heavy & set(sys.modules)))
+"""
+    assert run_python("-c", program).splitlines()[-1] == "loaded:"
+
+
+def test_loading_a_model_does_not_load_sympy() -> None:
+    program = """
+import sys
+import onnx_ir
+import qgraph
+text = '<ir_version: 10, opset_import: ["": 21]> g (float[n] x) => (float[n] y) { y = Relu(x) }'
+qgraph.load(onnx_ir.from_onnx_text(text))
+print("sympy.core" in sys.modules, "networkx" in sys.modules)
+print(onnx_ir.SymbolicDim("n") + 1)
+"""
+    lines = run_python("-c", "import qgraph\n" + program).splitlines()
+    assert lines == ["False False", "n + 1"]
+
+
+def test_deferred_module_is_still_found_by_other_programs() -> None:
+    """Libraries ask ``find_spec`` whether sympy is there before they import it."""
+    program = "import qgraph, importlib.util; print(importlib.util.find_spec('sympy').name)"
+    assert run_python("-c", program).split() == ["sympy"]
+
+
+def test_readme_begins_with_the_commands_that_ci_runs() -> None:
+    example, tests = readme_commands()[:2]
+    for command, end in ((example, "examples/convert_digits.py"), (tests, "-m pytest -q")):
+        assert command.startswith("python3 -m venv .venv")
+        assert command.rstrip("\n").endswith(end)
+        assert command.count("\n") == 1
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    numbers = set(re.findall(r"readme_command (\d)", script.read_text()))
+    assert numbers == {"1", "2"}
+
+
+def test_stated_extras_exist(project: dict[str, Any]) -> None:
+    extras = set(project["project"]["optional-dependencies"])
+    stated = re.findall(r"\[([a-z,]+)\]\"", "".join(readme_commands()))
+    assert stated
+    assert {name for group in stated for name in group.split(",")} <= extras
