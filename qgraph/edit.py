@@ -86,7 +86,8 @@ class Draft:
         self.region = region
         entries = ((n, i) for n in region.nodes for i, v in enumerate(n.inputs) if v is region.x)
         self.entry = next(entries, None)
-        self.x = ir.Value(name=region.x.name, type=region.x.type, shape=region.x.shape)
+        shape = None if region.x.shape is None else ir.Shape(region.x.shape)
+        self.x = ir.Value(name=region.x.name, type=region.x.type, shape=shape)
         self.y: ir.Value = self.x
         self.nodes: list[ir.Node] = []
         self.constants: dict[ir.Value, Array] = {}
@@ -246,7 +247,7 @@ class Editor:
                 node.replace_input_with(place, self._shared[key])
 
     def place(self, value: ir.Value, anchor: ir.Node, graph: Any, stem: str) -> ir.Value:
-        """Return a constant in ``graph``, within reach of ``anchor``, that holds what ``value`` does.
+        """Return a constant in ``graph``, in reach of ``anchor``, that holds what ``value`` does.
 
         It is an initializer, or in a function, which has none, the output of a Constant node.
         """

@@ -96,7 +96,8 @@ class Executor:
             taps: further values of the main graph.
 
         Raises:
-            ExecutionError: an input does not fit, a tap is unknown, or a node fails.
+            ExecutionError: an input does not fit, or a node fails.
+            OptionError: a tap is unknown.
         """
         wanted = {str(value.name): value for value in self._graph.outputs}
         wanted |= self._find(taps)

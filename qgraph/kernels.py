@@ -1,7 +1,7 @@
 """NumPy kernels of the standard operators for which onnx's reference is slow or wrong.
 
-Convolution, pooling and matrix products are too slow there, batch normalization below opset 14
-always runs in training mode. Each kernel depends on the values of its operands only, never on
+Convolution, pooling and matrix products are too slow there. Batch normalization below opset 14
+always runs in training mode, and LRN takes the number of samples for that of channels. Each kernel depends on the values of its operands only, never on
 their memory layout, so that two models with equal values get equal sums.
 """
 
@@ -90,6 +90,24 @@ def _batch_normalization(node: ir.Node, version: int) -> Kernel | None:
         shape = (-1,) + (1,) * (x.ndim - 2)
         y = x * factor.reshape(shape)
         y += offset.reshape(shape)
+        return (y.astype(x.dtype, copy=False),)
+
+    return run
+
+
+def _lrn(node: ir.Node, version: int) -> Kernel:
+    """``y = x / (bias + alpha / size * sum(x ** 2)) ** beta``, summed over ``size`` channels."""
+    size = node.attributes["size"].as_int()
+    defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
+    alpha, beta, bias = (node.attributes.get_float(name, n) for name, n in defaults.items())
+
+    def run(x: Array) -> Sequence[Array]:
+        wide = _wide(x.dtype)
+        before = (size - 1) // 2
+        margins = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
+        squares = np.pad(np.square(x.astype(wide, copy=False)), margins)
+        total = sum(squares[:, k : k + x.shape[1]] for k in range(size))
+        y = x / (wide.type(bias) + wide.type(alpha / size) * total) ** wide.type(beta)
         return (y.astype(x.dtype, copy=False),)
 
     return run
@@ -247,6 +265,7 @@ _BUILDERS: dict[str, Callable[[ir.Node, int], Kernel | None]] = {
     "BatchNormalization": _batch_normalization,
     "Conv": _conv,
     "Gemm": _gemm,
+    "LRN": _lrn,
     "MatMul": _matmul,
     "MaxPool": _max_pool,
 }

@@ -17,11 +17,15 @@ from qgraph.dialects.dialect import Refusal, Site, sites
 from qgraph.dialects.granularity import layout_of
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.model import Source, load
+from qgraph.numerics.formats import IntFormat
+from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import operator_of
 from qgraph.quantizer import Affine, Bipolar, Floating, Ranged
 from qgraph.reference import reference_kernel
 from qgraph.report import operator_name
 from qgraph.storage import weight_bytes
+
+Float32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class QuantizerInfo:
     Attributes:
         node, op: name and operator of the node that reports name.
         dialect: how it is spelled.
-        format: number format of its codes, such as ``int4`` or ``e4m3``.
-        levels: how many codes there are; None for a float format.
+        format: number format of its codes, such as ``int4``, ``int4 narrow`` or ``e4m3``.
+        bits: width of a code.
         granularity: over which elements one scale reaches.
         scale: smallest and largest scale, in real units per step.
         zero_point: smallest and largest zero point, in steps.
@@ -54,7 +58,7 @@ class QuantizerInfo:
     op: str
     dialect: str | None = None
     format: str | None = None
-    levels: int | None = None
+    bits: int | None = None
     granularity: str | None = None
     scale: tuple[float, float] | None = None
     zero_point: tuple[float, float] | None = None
@@ -147,56 +151,59 @@ def _quantizer_info(found: Site | Refusal) -> QuantizerInfo:
     known = {"dialect": found.dialect, "weight": found.weight is not None}
     match found.quantizer:
         case Affine(scale, zero_point, lo, hi, rounding):
-            low, high = float(lo.min()), float(hi.max())
-            known |= _uniform(found, scale, zero_point, int(high - low) + 1)
-            known |= {"format": _integer_format(low, high), "rounding": str(rounding)}
+            known |= _parameters(found, scale, zero_point, rounding)
+            known |= _integers(float(lo.min()), float(hi.max()))
         case Ranged(_, _, low, high, levels):
             with np.errstate(all="ignore"):
                 scale = (high - low) / np.float32(levels - 1)
                 zero_point = -low / scale
-            known |= _uniform(found, scale, zero_point, levels)
-            known |= {"format": _integer_format(0, levels - 1), "rounding": "ROUND"}
+            known |= _parameters(found, scale, zero_point, Rounding.ROUND)
+            known |= _integers(0, levels - 1)
         case Floating(scale, grid, rounding):
-            known |= _granular(found, scale) | {"scale": _ends(scale), "rounding": str(rounding)}
-            known |= {"format": f"e{grid.exponent_bits}m{grid.mantissa_bits}"}
+            known |= _parameters(found, scale, None, rounding)
+            known |= {"format": f"e{grid.exponent_bits}m{grid.mantissa_bits}", "bits": grid.bits}
         case Bipolar(scale):
-            known |= _granular(found, scale)
-            known |= {"format": "bipolar", "levels": 2, "scale": _ends(scale)}
+            known |= _parameters(found, scale, None, None) | {"format": "bipolar", "bits": 1}
     return QuantizerInfo(name, op, **known)
 
 
-def _uniform(
-    site: Site, scale: npt.NDArray[np.float32], zero_point: npt.NDArray[np.float32], levels: int
+def _parameters(
+    site: Site, scale: Float32, zero_point: Float32 | None, rounding: Rounding | None
 ) -> dict[str, Any]:
-    ends = {"scale": _ends(scale), "zero_point": _ends(zero_point)}
-    return _granular(site, scale, zero_point) | ends | {"levels": levels}
+    parameters = [scale] if zero_point is None else [scale, zero_point]
+    return {
+        "granularity": _granularity(site, parameters),
+        "scale": _ends(scale),
+        "zero_point": None if zero_point is None else _ends(zero_point),
+        "rounding": None if rounding is None else str(rounding),
+    }
 
 
-def _granular(site: Site, *parameters: npt.NDArray[np.float32]) -> dict[str, Any]:
+def _granularity(site: Site, parameters: list[Float32]) -> str:
     layout = layout_of(site.shape or None, *parameters)
     if layout is None:
-        words = f"per element of {list(np.broadcast_shapes(*(p.shape for p in parameters)))}"
-    elif layout.block_size:
-        words = f"per block of {layout.block_size} along axis {layout.axis}"
-    elif layout.axis is None:
-        words = "per tensor"
-    else:
-        words = f"per channel, {layout.shape[0]} along axis {layout.axis}"
-    return {"granularity": words}
+        return f"shape {list(np.broadcast_shapes(*(array.shape for array in parameters)))}"
+    if layout.block_size:
+        return f"per block of {layout.block_size} along axis {layout.axis}"
+    if layout.axis is None:
+        return "per tensor"
+    return f"per channel, {layout.shape[0]} along axis {layout.axis}"
 
 
-def _ends(parameter: npt.NDArray[np.float32]) -> tuple[float, float]:
-    return float(parameter.min()), float(parameter.max())
+def _ends(parameter: Float32) -> tuple[float, float]:
+    # Adding zero removes the sign of a negative one.
+    return float(parameter.min()) + 0.0, float(parameter.max()) + 0.0
 
 
-def _integer_format(low: float, high: float) -> str:
-    """Return ``int8`` or ``uint4``, or the range of codes where it is no whole type."""
+def _integers(low: float, high: float) -> dict[str, Any]:
+    """Return format and width of codes from ``low`` to ``high``."""
     for bits in range(1, 33):
-        if (low, high) == (0, 2**bits - 1):
-            return f"uint{bits}"
-        if (low, high) == (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1):
-            return f"int{bits}"
-    return f"{low:.0f} .. {high:.0f}"
+        for narrow in (False, True):
+            for kind in (IntFormat(bits, True, narrow), IntFormat(bits, False, narrow)):
+                if (low, high) == (kind.lo, kind.hi):
+                    return {"format": kind.name.lower(), "bits": bits}
+    bits = int(np.ceil(np.log2(high - low + 1))) if 1 <= high - low < np.inf else None
+    return {"format": f"{low:.0f} .. {high:.0f}", "bits": bits}
 
 
 def _unsupported(model: ir.Model) -> Iterator[ir.Node]:

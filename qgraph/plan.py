@@ -66,12 +66,13 @@ class Plan:
     def __init__(self, graph: ir.Graph, steps: Sequence[Step]) -> None:
         self._graph = graph
         self._steps = steps
+        outputs = set(graph.outputs)
         last = dict.fromkeys(graph.inputs, -1)
         for place, step in enumerate(steps):
             last.update(dict.fromkeys((*step.reads, *step.outputs), place))
         self._drops: list[list[ir.Value]] = [[] for _ in steps]
         for value, place in last.items():
-            if place >= 0 and self._owns(value) and value not in graph.outputs:
+            if place >= 0 and self._owns(value) and value not in outputs:
                 self._drops[place].append(value)
 
     def run(self, known: Environment, keep: frozenset[ir.Value] = frozenset()) -> None:

@@ -16,7 +16,7 @@ from qgraph.transforms.spelling import HIGHEST_OPSET, Choice, choose, raise_opse
 
 @transform("convert")
 class ConvertDialect(Transform):
-    """Respell every quantizer in the dialect ``to``; report those that would fall below ``exact``."""
+    """Respell every quantizer in the dialect ``to``; report those that have no equal spelling."""
 
     to: str = option(help="target dialect: qdq, qonnx, openvino or onnx")
     exact: Exactness = option(Exactness.VALUES, help="lowest rung of equality that is accepted")

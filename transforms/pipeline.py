@@ -85,9 +85,7 @@ def parse_spec(text: str) -> Transform:
                 f"{_known(cls, fields)}"
             )
         if name not in fields:
-            raise OptionError(
-                f"Pass {cls.name!r} has no option {name!r}; {_nearest(name, fields)}"
-            )
+            raise OptionError(f"Pass {cls.name!r} has no option {name!r}; {_nearest(name, fields)}")
         if name in values:
             raise OptionError(f"Pass {cls.name!r}: option {name!r} is given twice, expected once.")
         values[name] = _convert(f"Pass {cls.name!r}, option {name!r}", hints[name], value)

@@ -76,7 +76,7 @@ def _refusal(best: Verdict | None, exact: Exactness, lowest: int | None, limit: 
         count = f", {best.differing_inputs} inputs differ" if best.differing_inputs else ""
         parts.append(f"the nearest spelling is only {best.rung}{count}; {exact} was asked for")
     if lowest is not None:
-        parts.append(f"a spelling needs opset {lowest}, above {limit}: allow it with opset={lowest}")
+        parts.append(f"a spelling needs opset {lowest}, above {limit}; allow opset {lowest}")
     return "; ".join(parts) or None
 
 
@@ -87,7 +87,7 @@ def unhealthy(quantizer: Quantizer) -> str | None:
     for value, label in ((0.0, "zero"), (np.nan, "NaN"), (np.inf, "infinite")):
         same = np.isnan(quantizer.scale) if np.isnan(value) else np.abs(quantizer.scale) == value
         if same.any():
-            return f"its scale is {label}, which no converted form computes alike; correct the model"
+            return f"its scale is {label}, a fault that conversions do not carry over"
     return None
 
 

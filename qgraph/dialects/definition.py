@@ -59,7 +59,7 @@ class _Binades(Tracer):
         """Return the power of two where a cast to E8M0 is asked for."""
         if attributes["to"] == ir.DataType.FLOAT8E8M0:
             first, *others = self._exponents
-            power: Operand = np.float32(2.0**first).reshape(())
+            power: Operand = np.asarray(2.0**first, np.float32)
             for exponent in others:
                 step = 2.0**exponent
                 power = self.Where(self.GreaterOrEqual(v, step), step, power)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import onnx_ir as ir
 from qgraph.constants import constant
 from qgraph.edit import Draft, Editor, Region
 from qgraph.errors import OperatorError, where
+from qgraph.evaluate import evaluate
 from qgraph.folding import constant_expression
 from qgraph.quantizer import Quantizer
 from qgraph.registry import Registry
@@ -37,6 +39,13 @@ class Site(Region):
     shape: tuple[int | None, ...]
     weight: npt.NDArray[Any] | None = None
 
+    @cached_property
+    def values(self) -> npt.NDArray[Any] | None:
+        """What the quantizer makes of ``weight``, by the kernels of its operators."""
+        if self.weight is None:
+            return None
+        return evaluate(self.nodes, self.x, self.y, self.weight)
+
 
 @dataclass(frozen=True, eq=False)
 class Refusal:
@@ -54,8 +63,8 @@ class Dialect(Protocol):
         roots: the operators that its reader starts from.
     """
 
-    name: str
-    roots: frozenset[OpKey]
+    name: ClassVar[str]
+    roots: ClassVar[frozenset[OpKey]]
 
     def read(self, node: ir.Node) -> Site | Refusal | None:
         """Return the quantizer whose root is ``node``; None if it is none of this dialect.

@@ -21,6 +21,8 @@ Array = npt.NDArray[Any]
 
 ROUNDERS = {"Round": Rounding.ROUND, "Floor": Rounding.FLOOR, "Ceil": Rounding.CEIL}
 
+NOTHING = np.zeros((), np.float32)
+
 
 @dialect
 class PlainOnnx:
@@ -39,7 +41,7 @@ class PlainOnnx:
         if product is None:
             return None
         nodes = [product.node]
-        value, offset = product.data, np.float32(0)
+        value, offset = product.data, NOTHING
         if (sub := _step(value, "Sub")) is not None:
             nodes.append(sub.node)
             value, offset = sub.data, sub.constant
@@ -56,7 +58,7 @@ class PlainOnnx:
             nodes.append(add.node)
             value = add.data
         quotient = _step(value, "Div")
-        inside = np.float32(0) if add is None else add.constant
+        inside = NOTHING if add is None else add.constant
         if quotient is None or not (
             np.array_equal(quotient.constant, product.constant) and np.array_equal(inside, offset)
         ):
@@ -64,7 +66,7 @@ class PlainOnnx:
         nodes.append(quotient.node)
         x = quotient.data
         rounding = ROUNDERS[rounder.op_type]
-        meaning = Affine(product.constant, np.asarray(inside), lo, hi, rounding)
+        meaning = Affine(product.constant, inside, lo, hi, rounding)
         shape = shape_of(x, meaning.scale, meaning.zero_point)
         chain = tuple(reversed(nodes))
         return Site(x, node.outputs[0], chain, node, self.name, meaning, shape, weight_of(x))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import ClassVar
 
-import numpy as np
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import Refusal, Site, dialect, parameter, shape_of, weight_of
@@ -35,10 +35,10 @@ class OpenVino:
         if x is None:
             return None
         names = ("input_low", "input_high", "output_low", "output_high")
-        ranges = [parameter(node, v, name) for v, name in zip(limits, names, strict=True)]
+        low, high, below, above = map(partial(parameter, node), limits, names)
         levels = operator.schema.attributes_of(node)["levels"]
-        shape = shape_of(x, *ranges)
-        quantizer = Ranged(*ranges, levels=levels)
+        shape = shape_of(x, low, high, below, above)
+        quantizer = Ranged(low, high, below, above, levels)
         return Site(x, node.outputs[0], (node,), node, self.name, quantizer, shape, weight_of(x))
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
@@ -46,15 +46,15 @@ class OpenVino:
         meaning = site.quantizer
         if not isinstance(meaning, Affine):
             return
-        levels = {int(n) for n in np.unique(meaning.hi - meaning.lo + np.float32(1))}
-        if len(levels) != 1 or not 2 <= max(levels) <= 65536:
+        levels = int((meaning.hi - meaning.lo).max()) + 1
+        if not 2 <= levels <= 65536 or not (meaning.hi - meaning.lo == levels - 1).all():
             return
         low = (meaning.lo - meaning.zero_point) * meaning.scale
         high = (meaning.hi - meaning.zero_point) * meaning.scale
         draft = editor.draft(site)
         ends = [draft.constant(end, name) for end, name in ((low, "low"), (high, "high"))]
         draft.y = draft.node(
-            "FakeQuantize", [draft.x, *ends, *ends], {"levels": levels.pop()}, domain=DOMAIN
+            "FakeQuantize", [draft.x, *ends, *ends], {"levels": levels}, domain=DOMAIN
         )
         yield draft
 

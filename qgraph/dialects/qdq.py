@@ -30,9 +30,7 @@ class Qdq:
 
     name: ClassVar[str] = "qdq"
     roots: ClassVar[frozenset[OpKey]] = frozenset(
-        OpKey(domain, name)
-        for domain in DOMAINS
-        for name in ("QuantizeLinear", "DequantizeLinear")
+        OpKey(domain, name) for domain in DOMAINS for name in ("QuantizeLinear", "DequantizeLinear")
     )
 
     def read(self, node: ir.Node) -> Site | Refusal | None:
@@ -79,7 +77,9 @@ def _chain(node: ir.Node) -> tuple[ir.Node, ...]:
 
 def _lone_quantize(node: ir.Node) -> Refusal | None:
     users = [use.node for use in node.outputs[0].uses()]
-    users += [use.node for user in users if user.op_type == "Clip" for use in user.outputs[0].uses()]
+    users += [
+        use.node for user in users if user.op_type == "Clip" for use in user.outputs[0].uses()
+    ]
     if any(user.op_type == "DequantizeLinear" for user in users):
         return None
     return Refusal(node, f"{where(node)}: no DequantizeLinear follows; its codes are used as such")
@@ -91,7 +91,9 @@ def _meaning(nodes: tuple[ir.Node, ...], x: ir.Value) -> tuple[Quantizer, tuple[
     shape = shape_of(x, scale)
     if nodes[0].op_type == "QuantizeLinear" and len(nodes) > 1:
         first = _parameters(nodes[0], x)
-        same = all(np.array_equal(a, b) for a, b in zip(first[:2], (scale, zero_point), strict=True))
+        same = all(
+            np.array_equal(a, b) for a, b in zip(first[:2], (scale, zero_point), strict=True)
+        )
         if not same:
             raise OperatorError(
                 f"{where(decode)}: its scale or zero point differs from that of "
@@ -152,12 +154,14 @@ def _code_type(node: ir.Node, attributes: dict[str, Any], zero_point: ir.Value |
 def _clip_bounds(
     nodes: tuple[ir.Node, ...], kind: IntFormat
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    lo, hi = np.float32(kind.lo), np.float32(kind.hi)
+    lo, hi = np.asarray(kind.lo, np.float32), np.asarray(kind.hi, np.float32)
     for node in nodes:
         if node.op_type != "Clip":
             continue
-        bounds = [parameter(node, value, "bound") if value is not None else None
-                  for value in (*node.inputs[1:], None, None)[:2]]
-        lo = lo if bounds[0] is None else np.maximum(lo, bounds[0].reshape(()))
-        hi = hi if bounds[1] is None else np.minimum(hi, bounds[1].reshape(()))
-    return np.asarray(lo), np.asarray(hi)
+        bounds = [
+            parameter(node, value, "bound") if value is not None else None
+            for value in (*node.inputs[1:], None, None)[:2]
+        ]
+        lo = lo if bounds[0] is None else np.asarray(np.maximum(lo, bounds[0].reshape(())))
+        hi = hi if bounds[1] is None else np.asarray(np.minimum(hi, bounds[1].reshape(())))
+    return lo, hi

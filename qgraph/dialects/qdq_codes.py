@@ -14,26 +14,26 @@ import numpy.typing as npt
 
 from qgraph.dialects.dialect import Site
 from qgraph.dialects.granularity import layout_of
-from qgraph.dialects.qdq_pairs import SCALAR, dequantize, holding, holds
-from qgraph.edit import Draft, Editor
-from qgraph.evaluate import evaluate
+from qgraph.dialects.qdq_pairs import ONE, SCALAR, ZERO, dequantize, holding, holds
+from qgraph.edit import Draft, Editor, Operand
 from qgraph.numerics.formats import find_minifloat, numpy_dtype
 from qgraph.numerics.minifloat import encode
 from qgraph.quantizer import Affine, Bipolar, Floating, Ranged
 
 Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
+Array = npt.NDArray[Any]
 
 SIGNED = ("INT2", "INT4", "INT8", "INT16", "INT32")
+_SURE = 2.0**20
+"""Whole numbers below it come out of a float32 division right: the error is far below a half."""
+
 UNSIGNED = ("UINT2", "UINT4", "UINT8", "UINT16", "INT32")
 
 
 def packed(site: Site, editor: Editor) -> Iterator[Draft]:
     """Yield spellings of a quantizer on a constant as stored codes, smallest type first."""
-    if site.weight is None:
-        return
-    values = evaluate(site.nodes, site.x, site.y, site.weight)
-    if not np.isfinite(values).all():
+    values = site.values
+    if values is None or not np.isfinite(values).all():
         return
     match site.quantizer:
         case Affine(scale, zero_point):
@@ -62,7 +62,7 @@ def _affine(
 
 
 def _stored(
-    site: Site, editor: Editor, steps: Float64, scale: Float32, zero_point: Float32
+    site: Site, editor: Editor, steps: Array, scale: Float32, zero_point: Float32
 ) -> Iterator[Draft]:
     codes = steps + zero_point
     lo, hi = float(min(codes.min(), 0)), float(codes.max())
@@ -75,10 +75,9 @@ def _stored(
         if layout is not None:
             draft.y = dequantize(draft, stored, scale, zero_point, kind, layout)
         else:
-            one, none = np.float32(1), np.float32(0)
-            steps_again = dequantize(draft, stored, one, none, kind, SCALAR)
-            shifted = draft.op.Sub(steps_again, zero_point) if zero_point.any() else steps_again
-            draft.y = draft.node("Mul", [shifted, draft.constant(scale, "scale")])
+            whole: Operand = dequantize(draft, stored, ONE, ZERO, kind, SCALAR)
+            whole = draft.op.Sub(whole, zero_point) if zero_point.any() else whole
+            draft.y = draft.node("Mul", [whole, draft.constant(scale, "scale")])
         yield draft
 
 
@@ -102,27 +101,28 @@ def _ranged(site: Site, editor: Editor, values: Float32, meaning: Ranged) -> Ite
     top = np.float32(meaning.levels - 1)
     low, span = meaning.output_low, meaning.output_high - meaning.output_low
     with np.errstate(all="ignore"):
-        scale = np.where(span == 0, np.float32(1), span) / top
-        zero_point = np.rint(-low / scale)
+        scale: Float32 = (np.where(span == 0, np.float32(1), span) / top).astype(np.float32)
+        zero_point: Float32 = np.rint(-low / scale)
         codes = np.rint((values.astype(np.float64) - low) / scale)
     if not np.isfinite(codes).all() or not np.isfinite(zero_point).all():
         return
     yield from _stored(site, editor, codes - zero_point, scale, zero_point)
     yield from _stored(site, editor, codes - zero_point, scale, np.zeros_like(zero_point))
     # In half of all ranges span + low is not high: then weights above the range need a code more.
-    above = np.where(site.weight > meaning.input_high, top + np.float32(1), codes)
+    beyond = np.asarray(site.weight) > meaning.input_high
+    above = np.where(beyond, top + np.float32(1), codes)
     for stored in (codes, above):
         for kind in UNSIGNED:
             if holding(0.0, float(stored.max()), (kind,)) is not None:
                 yield _levels(site, editor, meaning, stored, kind)
 
 
-def _levels(site: Site, editor: Editor, meaning: Ranged, codes: Float64, kind: str) -> Draft:
+def _levels(site: Site, editor: Editor, meaning: Ranged, codes: Array, kind: str) -> Draft:
     """Draft stored codes, then FakeQuantize's own float operations from code to value."""
     top = np.float32(meaning.levels - 1)
     draft = editor.draft(site)
     stored = draft.constant(codes.astype(np.int64).astype(numpy_dtype(kind)), "codes")
-    whole = dequantize(draft, stored, np.float32(1), np.float32(0), kind, SCALAR)
+    whole = dequantize(draft, stored, ONE, ZERO, kind, SCALAR)
     y: Any = draft.op.Mul(draft.op.Div(whole, top), meaning.output_high - meaning.output_low)
     y = draft.op.Add(y, meaning.output_low) if meaning.output_low.any() else y
     if codes.max() > top:
@@ -131,9 +131,12 @@ def _levels(site: Site, editor: Editor, meaning: Ranged, codes: Float64, kind: s
     return draft
 
 
-def _whole(values: Float32, scale: Float32) -> Float64 | None:
+def _whole(values: Float32, scale: Float32) -> Array | None:
     """Return ``values / scale`` as whole numbers, or None where that is no number."""
     with np.errstate(all="ignore"):
-        steps = np.rint(values.astype(np.float64) / scale)
-    known: Float64 = np.where(values == 0, 0.0, steps)
-    return known if np.isfinite(known).all() and np.abs(known).max(initial=0) < 2**31 else None
+        steps = values / scale
+        if np.abs(steps).max(initial=0) >= _SURE:
+            steps = values.astype(np.float64) / scale
+        np.rint(steps, out=steps)
+    steps[values == 0] = 0
+    return steps if np.abs(steps).max(initial=0) < 2**31 else None

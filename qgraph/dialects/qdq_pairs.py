@@ -22,8 +22,8 @@ from qgraph.dialects.granularity import Layout, layout_of
 from qgraph.edit import Draft, Editor, Operand
 from qgraph.numerics.formats import FORMATS, find_minifloat, numpy_dtype
 from qgraph.numerics.rounding import Rounding
-from qgraph.opset import QDQ_SINCE
 from qgraph.ops.steps import clamp, round_to_integer
+from qgraph.opset import QDQ_SINCE
 from qgraph.quantizer import Affine, Bipolar, Floating, Ranged
 
 Float32 = npt.NDArray[np.float32]
@@ -35,6 +35,8 @@ CLIPPABLE = ("UINT8", "INT8")
 """Types whose codes a Clip can take in every runtime."""
 
 SCALAR = Layout(None, 0, ())
+
+ONE, ZERO = np.ones((), np.float32), np.zeros((), np.float32)
 
 
 def pairs(site: Site, editor: Editor) -> Iterator[Draft]:
@@ -85,12 +87,11 @@ def _linear(
 
 def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
     scale, zero_point = meaning.scale, meaning.zero_point
-    bounds = np.unique(meaning.lo), np.unique(meaning.hi)
-    kind = holding(bounds[0].min(), bounds[1].max(), CODE_TYPES)
+    lo, hi = float(meaning.lo.min()), float(meaning.hi.max())
+    kind = holding(lo, hi, CODE_TYPES)
     layout = layout_of(site.shape or None, scale, zero_point)
-    if kind is None or any(bound.size != 1 for bound in bounds):
+    if kind is None or not ((meaning.lo == lo).all() and (meaning.hi == hi).all()):
         return
-    lo, hi = float(bounds[0][0]), float(bounds[1][0])
     full = (lo, hi) == (FORMATS[kind].lo, FORMATS[kind].hi)
     whole = bool((zero_point == np.rint(zero_point)).all()) and holds(kind, zero_point)
     nearest = meaning.rounding is Rounding.ROUND
@@ -115,7 +116,7 @@ def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
         yield draft
     draft = editor.draft(site)
     codes = _offset_codes(draft, meaning, lo, hi, kind)
-    steps: Operand = dequantize(draft, codes, np.float32(1), np.float32(0), kind, SCALAR)
+    steps: Operand = dequantize(draft, codes, ONE, ZERO, kind, SCALAR)
     steps = draft.op.Sub(steps, zero_point) if zero_point.any() else steps
     draft.y = draft.op.Mul(steps, scale)
     yield draft
@@ -126,10 +127,10 @@ def _offset_codes(draft: Draft, meaning: Affine, lo: float, hi: float, kind: str
     y = draft.op.Div(draft.x, meaning.scale)
     y = draft.op.Add(y, meaning.zero_point) if meaning.zero_point.any() else y
     if (lo, hi) != (FORMATS[kind].lo, FORMATS[kind].hi):
-        y = clip(draft, y, np.float32(lo), np.float32(hi))
+        y = clip(draft, y, np.asarray(lo, np.float32), np.asarray(hi, np.float32))
     if meaning.rounding is not Rounding.ROUND:
         y = round_to_integer(draft.op, y, meaning.rounding)
-    return quantize(draft, y, np.float32(1), np.float32(0), kind, SCALAR)
+    return quantize(draft, y, ONE, ZERO, kind, SCALAR)
 
 
 def _ranged(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
@@ -150,8 +151,10 @@ def _ranged(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
             step = (high - low) / top
         draft = editor.draft(site)
         codes = quantize(draft, draft.x, step, zero_point, kind, layout)
-        codes = codes if full or kind not in CLIPPABLE else clip_codes(
-            draft, codes, 0.0, float(top), kind
+        codes = (
+            codes
+            if full or kind not in CLIPPABLE
+            else clip_codes(draft, codes, 0.0, float(top), kind)
         )
         draft.y = dequantize(draft, codes, scale, zero_point, kind, layout)
         yield draft
@@ -162,7 +165,7 @@ def _ranged(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
     for splits_top in (False, True):
         draft = editor.draft(site)
         codes = _ranged_codes(draft, meaning, kind)
-        whole = dequantize(draft, codes, np.float32(1), np.float32(0), kind, SCALAR)
+        whole = dequantize(draft, codes, ONE, ZERO, kind, SCALAR)
         y = draft.op.Mul(draft.op.Div(whole, top), span)
         y = draft.op.Add(y, meaning.output_low) if meaning.output_low.any() else y
         if splits_top:
@@ -180,7 +183,7 @@ def _ranged_codes(draft: Draft, meaning: Ranged, kind: str) -> ir.Value:
     y = draft.op.Mul(draft.op.Div(x, meaning.input_high - meaning.input_low), top)
     if top != FORMATS[kind].hi:
         y = draft.op.Min(y, top)
-    return quantize(draft, y, np.float32(1), np.float32(0), kind, SCALAR)
+    return quantize(draft, y, ONE, ZERO, kind, SCALAR)
 
 
 def _floating(site: Site, editor: Editor, meaning: Floating) -> Iterator[Draft]:

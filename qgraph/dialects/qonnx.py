@@ -1,4 +1,4 @@
-"""The dialect ``qonnx``: Quant, BipolarQuant, FloatQuant and Trunc, as Brevitas and QKeras write."""
+"""The dialect ``qonnx``: Quant, BipolarQuant, FloatQuant and Trunc (Brevitas, QKeras)."""
 
 from __future__ import annotations
 
@@ -124,12 +124,30 @@ def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
     if meaning.rounding is Rounding.ROUND and np.isfinite(meaning.scale).all():
         ends = [(end - meaning.zero_point) * meaning.scale for end in (meaning.lo, meaning.hi)]
         low, high = np.minimum(*ends), np.maximum(*ends)
-        bits = int(np.ceil(np.log2(max(np.abs(meaning.lo - meaning.zero_point).max(),
-                                       np.abs(meaning.hi - meaning.zero_point).max(), 1)))) + 2
+        bits = (
+            int(
+                np.ceil(
+                    np.log2(
+                        max(
+                            np.abs(meaning.lo - meaning.zero_point).max(),
+                            np.abs(meaning.hi - meaning.zero_point).max(),
+                            1,
+                        )
+                    )
+                )
+            )
+            + 2
+        )
         draft = editor.draft(site)
         draft.op.Min(draft.op.Max(draft.x, low), high)
-        draft.y = _node(draft, draft.nodes[-1].outputs[0], meaning.scale, np.float32(0),
-                        (bits, True, False), meaning.rounding)
+        draft.y = _node(
+            draft,
+            draft.nodes[-1].outputs[0],
+            meaning.scale,
+            np.float32(0),
+            (bits, True, False),
+            meaning.rounding,
+        )
         yield draft
 
 
@@ -147,7 +165,7 @@ def _integer_form(lo: float, hi: float) -> tuple[int, bool, bool] | None:
     for signed in (False, True):
         for narrow in (False, True):
             for bits in range(1 + signed, 25):
-                bounds = _code_range(np.float32(bits), signed=signed, narrow=narrow)
+                bounds = _code_range(np.asarray(bits, np.float32), signed=signed, narrow=narrow)
                 if (float(bounds[0]), float(bounds[1])) == (lo, hi):
                     return bits, signed, narrow
     return None

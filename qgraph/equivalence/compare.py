@@ -35,7 +35,7 @@ class Comparer:
         no part.
         """
         if site.weight is not None:
-            return _compare_constant(site, draft, site.weight)
+            return _compare_constant(site, draft)
         if site.x.dtype not in (None, ir.DataType.FLOAT):
             return _undecided(f"its data is {site.x.dtype}; only float32 is proved so far")
         builder = Builder()
@@ -71,18 +71,20 @@ def _verdict(finding: Finding, rung: Exactness | None) -> Verdict:
     )
 
 
-def _compare_constant(site: Site, draft: Draft, weight: Array) -> Verdict:
+def _compare_constant(site: Site, draft: Draft) -> Verdict:
     try:
-        reference = evaluate(site.nodes, site.x, site.y, weight)
+        weight, reference = np.asarray(site.weight), np.asarray(site.values)
         candidate = evaluate(draft.nodes, draft.x, draft.y, weight)
     except (OperatorError, UnsupportedError) as error:
         return _undecided(str(error))
     if reference.shape != candidate.shape:
         return _undecided(f"shape {list(reference.shape)} became {list(candidate.shape)}")
+    if reference.tobytes() == candidate.tobytes():
+        return Verdict(Exactness.BITS, Method.CONSTANT)
     same = (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
     wrong = np.flatnonzero(~same)
-    signs = same & (np.signbit(reference) != np.signbit(candidate)) & (reference == 0)
-    zero_sign = int(np.count_nonzero(signs))
+    signs = (reference == 0) & (np.signbit(reference) != np.signbit(candidate))
+    zero_sign = int(np.count_nonzero(signs & same))
     if not wrong.size:
         rung = Exactness.VALUES if zero_sign else Exactness.BITS
         return Verdict(rung, Method.CONSTANT, zero_sign_inputs=zero_sign)
@@ -90,7 +92,7 @@ def _compare_constant(site: Site, draft: Draft, weight: Array) -> Verdict:
     witness = Witness(*(float(a.reshape(-1)[place]) for a in (weight, reference, candidate)))
     # The last bits of the largest value: far below a step of any quantizer of up to 16 bits.
     with np.errstate(all="ignore"):
-        error = np.abs(reference - candidate)[~same].max()
-        small = error <= np.abs(reference).max() * np.float32(2.0**-20)
+        worst = np.abs(reference - candidate)[~same].max()
+        small = worst <= np.abs(reference).max() * np.float32(2.0**-20)
     rung = Exactness.CODES if small else Exactness.DIFFERENT
     return Verdict(rung, Method.CONSTANT, int(wrong.size), zero_sign, witness)

@@ -65,7 +65,7 @@ def _resolve(model: Model, shapes: dict[str, Sequence[int]]) -> dict[str, tuple[
     for name, shape in shapes.items():
         dims = known[name].shape
         for dim, size in zip(() if dims is None else dims.dims, shape, strict=False):
-            if isinstance(dim, ir.SymbolicDim) and dim.value:
+            if isinstance(dim, ir.SymbolicDim) and dim.value not in (None, "?"):
                 symbols[str(dim.value)] = size
     return {name: _shape(value, shapes.get(name), symbols) for name, value in known.items()}
 

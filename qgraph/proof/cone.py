@@ -20,7 +20,9 @@ Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]
 
 
-def lower(nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, shape: Shape, builder: Builder) -> Expr:
+def lower(
+    nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, shape: Shape, builder: Builder
+) -> Expr:
     """Return ``y`` as an expression of one float32 variable, ``x``.
 
     Every node is replaced by its operator's definition, or is a primitive itself. Constants keep
@@ -64,9 +66,7 @@ def parameter_array(node: ir.Node, value: ir.Value, shape: Shape) -> Array:
 _ALONG_AXIS = ("QuantizeLinear", "DequantizeLinear")
 
 
-def _lower_node(
-    node: ir.Node, known: dict[ir.Value, Expr], shape: Shape, builder: Builder
-) -> Expr:
+def _lower_node(node: ir.Node, known: dict[ir.Value, Expr], shape: Shape, builder: Builder) -> Expr:
     def operand(value: ir.Value | None) -> Expr | None:
         if value is None:
             return None

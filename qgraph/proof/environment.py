@@ -35,5 +35,9 @@ def probe_float_environment() -> bool:
     """Return whether a few products, quotients and sums come out as IEEE 754 says."""
     factors, quotient, summands = (a.view(np.float32) for a in (_FACTORS, _QUOTIENT, _SUMMANDS))
     with np.errstate(all="ignore"):
-        computed = [factors[:1] * factors[1:], quotient[:1] / quotient[1:], summands[0] + summands[1]]
+        computed = [
+            factors[:1] * factors[1:],
+            quotient[:1] / quotient[1:],
+            summands[0] + summands[1],
+        ]
     return bool((np.concatenate(computed).view(np.uint32) == _EXPECTED).all())

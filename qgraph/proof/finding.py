@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from qgraph.exactness import Witness
-from qgraph.proof.keys import Float32, Keys, from_keys
+from qgraph.proof.keys import Float32, Keys, from_keys, to_keys
 
 Channels = npt.NDArray[np.int64]
 
@@ -52,6 +53,7 @@ class Finding:
             at NaN.
         witness_channel: where the witness is.
         runs: all inputs of ``differing``; of each set of channels with equal constants, the first.
+        at_infinity: the infinities of ``infinity_differs``, in the same form.
         undecided: why there is no result; None if there is.
     """
 
@@ -65,7 +67,11 @@ class Finding:
     witness: Witness | None
     witness_channel: int | None
     runs: Runs
+    at_infinity: Runs
     undecided: str | None = None
+
+
+_Columns: TypeAlias = tuple[Channels, Keys, Keys, Float32, Float32]
 
 
 class Collector:
@@ -81,13 +87,12 @@ class Collector:
         self._channels = channels
         self._first = first
         self._count = count
-        self._runs: list[tuple[Channels, Keys, Keys, Float32, Float32]] = []
+        self._runs: list[_Columns] = []
+        self._at_infinity: list[_Columns] = []
         self._witnesses: dict[str, tuple[int, Witness]] = {}
-        self.boxes = 0
-        self.zero_sign = 0
-        self.infinity_differs = False
-        self.infinity_sign_differs = False
-        self.nan_differs = False
+        self._zero_sign = 0
+        self._infinity_sign_differs = False
+        self._nan_differs = False
 
     def differ(
         self, kind: Channels, lo: Keys, hi: Keys, reference: Float32, candidate: Float32
@@ -101,48 +106,72 @@ class Collector:
     ) -> None:
         """Note boxes ``[n]`` on which both results are zeros, whose signs differ or may differ."""
         if len(kind):
-            self.zero_sign += int(((hi - lo + 1) * self._count[kind]).sum())
-            self.show("zero", kind[:1], from_keys(lo[:1]), reference[:1], candidate[:1])
+            self._zero_sign += int(((hi - lo + 1) * self._count[kind]).sum())
+            self._show("zero", kind, from_keys(lo[:1]), reference, candidate)
 
-    def show(
+    def differ_at_infinity(
+        self, kind: Channels, x: Float32, reference: Float32, candidate: Float32
+    ) -> None:
+        """Note infinities ``[n]`` for which the values differ, or are unspecified."""
+        if len(kind):
+            keys = to_keys(x)
+            self._at_infinity.append((kind, keys, keys, reference, candidate))
+            self._show("infinity", kind, x, reference, candidate)
+
+    def differ_in_zero_sign_at_infinity(
+        self, kind: Channels, x: Float32, reference: Float32, candidate: Float32
+    ) -> None:
+        """Note infinities ``[n]`` for which both results are zeros of different signs."""
+        if len(kind):
+            self._infinity_sign_differs = True
+            self._show("zero", kind, x, reference, candidate)
+
+    def differ_at_nan(
+        self, kind: Channels, x: Float32, reference: Float32, candidate: Float32
+    ) -> None:
+        """Note NaN inputs ``[n]`` for which the results differ in any way."""
+        if len(kind):
+            self._nan_differs = True
+            self._show("nan", kind, x, reference, candidate)
+
+    def _show(
         self, what: str, kind: Channels, x: Float32, reference: Float32, candidate: Float32
     ) -> None:
         """Keep the first of some inputs as a witness of ``what``, unless there is one."""
-        if len(kind) and what not in self._witnesses:
+        if what not in self._witnesses:
             witness = Witness(float(x[0]), float(reference[0]), float(candidate[0]))
             self._witnesses[what] = int(self._first[kind[0]]), witness
 
-    def finding(self, undecided: str | None = None) -> Finding:
-        """Return all that was noted."""
-        kind, runs = self._merged()
+    def finding(self, boxes: int, *, undecided: str | None = None) -> Finding:
+        """Return all that was noted in ``boxes`` boxes."""
+        kind, runs = self._merged(self._runs)
         if len(runs):
             with np.errstate(all="ignore"):
                 gap = np.abs(runs.reference.astype(np.float64) - runs.candidate)
             widest = int(np.argmax(np.where(np.isnan(gap), np.inf, gap)))
-            at = slice(widest, widest + 1)
-            x = from_keys(runs.lo[at])
-            self.show("value", kind[at], x, runs.reference[at], runs.candidate[at])
+            x = from_keys(runs.lo[widest:])
+            self._show("value", kind[widest:], x, runs.reference[widest:], runs.candidate[widest:])
         shown = (self._witnesses.get(what) for what in ("value", "infinity", "zero", "nan"))
         channel, witness = next((w for w in shown if w is not None), (None, None))
         return Finding(
             channels=self._channels,
-            boxes=self.boxes,
+            boxes=boxes,
             differing=int(((runs.hi - runs.lo + 1) * self._count[kind]).sum()),
-            zero_sign=self.zero_sign,
-            infinity_differs=self.infinity_differs,
-            infinity_sign_differs=self.infinity_sign_differs,
-            nan_differs=self.nan_differs,
+            zero_sign=self._zero_sign,
+            infinity_differs=bool(self._at_infinity),
+            infinity_sign_differs=self._infinity_sign_differs,
+            nan_differs=self._nan_differs,
             witness=witness,
             witness_channel=channel,
             runs=runs,
+            at_infinity=self._merged(self._at_infinity)[1],
             undecided=undecided,
         )
 
-    def _merged(self) -> tuple[Channels, Runs]:
+    def _merged(self, noted: list[_Columns]) -> tuple[Channels, Runs]:
         """Return the kinds, and the differing boxes joined where neighbours have equal values."""
-        none = np.zeros(0, np.int64), np.zeros(0, np.float32)
-        empty = (none[0], none[0], none[0], none[1], none[1])
-        columns = zip(empty, *self._runs, strict=True)
+        keys, floats = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        columns = zip((keys, keys, keys, floats, floats), *noted, strict=True)
         kind, lo, hi, reference, candidate = (np.concatenate(column) for column in columns)
         order = np.lexsort((lo, kind))
         kind, lo, hi, reference, candidate = (

@@ -173,7 +173,9 @@ def _add(a: Interval, b: Interval) -> Interval:
     hi = lo if point else a.hi + b.hi
     if a.finite or b.finite:
         return Interval(lo, hi)
-    return Interval(lo, hi, bad=np.isnan(lo) if point else np.isnan(a.lo + b.hi) | np.isnan(a.hi + b.lo))
+    return Interval(
+        lo, hi, bad=np.isnan(lo) if point else np.isnan(a.lo + b.hi) | np.isnan(a.hi + b.lo)
+    )
 
 
 def _sub(a: Interval, b: Interval) -> Interval:
@@ -182,7 +184,9 @@ def _sub(a: Interval, b: Interval) -> Interval:
     hi = lo if point else a.hi - b.lo
     if a.finite or b.finite:
         return Interval(lo, hi)
-    return Interval(lo, hi, bad=np.isnan(lo) if point else np.isnan(a.lo - b.lo) | np.isnan(a.hi - b.hi))
+    return Interval(
+        lo, hi, bad=np.isnan(lo) if point else np.isnan(a.lo - b.lo) | np.isnan(a.hi - b.hi)
+    )
 
 
 def _mul(a: Interval, b: Interval) -> Interval:

@@ -1,4 +1,118 @@
-"""stopgap"""
+"""From a finding to a rung of the ladder of exactness."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
 from qgraph.exactness import Exactness
-def grade(f,r):
-    return Exactness.DIFFERENT if f.differing or f.infinity_differs else Exactness.VALUES if f.zero_sign else Exactness.BITS
+from qgraph.proof.engine import MAX_BOXES
+from qgraph.proof.expression import Expr, Undecidable
+from qgraph.proof.finding import Finding, Runs
+from qgraph.proof.keys import HIGHEST, LOWEST, from_keys
+from qgraph.proof.plateaus import Plateaus, plateaus
+
+SAME_LEVEL = 2.0**-8
+"""Up to this share of a step, two values belong to the same code."""
+ONE_STEP = 1.5
+"""Beyond this many steps, two values are no longer those of neighbouring codes."""
+NARROW = 2.0**-7
+"""Up to this share of the width of a plateau, a stretch of inputs is a moved threshold."""
+
+_NEIGHBOURS = 2
+
+Float64 = npt.NDArray[np.float64]
+
+
+def grade(finding: Finding, reference: Expr) -> Exactness | None:
+    """Return the highest rung that a finding shows; None when it is undecided.
+
+    ==========  ====================================================================================
+    bits        nothing differs, at infinity, at NaN and in the signs of zeros neither
+    values      no value differs, at infinity neither
+    codes       every difference is at most 2**-8 steps
+    near        the differences larger than that are at most 1.5 steps, their stretches of inputs
+                are at most 2**-7 plateaus wide, and there are none at infinity
+    different   otherwise, and where the reference is no step function
+    ==========  ====================================================================================
+
+    Step and width are those of ``reference`` around the input: the medians over the plateau of the
+    input and two on either side, where a step is the difference of neighbouring values, and the two
+    plateaus that reach to the largest floats have no width. Without any width (two plateaus), the
+    step serves as width.
+
+    Args:
+        finding: of a comparison with ``reference``.
+        reference: the function whose steps are the measure.
+    """
+    if finding.undecided is not None:
+        return None
+    if not finding.differing and not finding.infinity_differs:
+        signs = finding.zero_sign or finding.infinity_sign_differs
+        return Exactness.VALUES if signs or finding.nan_differs else Exactness.BITS
+    try:
+        steps = plateaus(reference, max_boxes=MAX_BOXES)
+    except Undecidable:
+        return Exactness.DIFFERENT
+    with np.errstate(all="ignore"):
+        return _grade_differences(finding, steps)
+
+
+def _grade_differences(finding: Finding, steps: Plateaus) -> Exactness:
+    step, width = _local_measures(steps)
+    rung = Exactness.CODES
+    for runs in (finding.runs, finding.at_infinity):
+        at = _plateau_of(runs, steps)
+        gap = np.abs(runs.reference.astype(np.float64) - runs.candidate) / step[at]
+        beyond = ~(gap <= SAME_LEVEL)
+        if not beyond.any():
+            continue
+        wide = ~(_width(runs.lo, runs.hi) <= NARROW * width[at])
+        if runs is finding.at_infinity or (beyond & (wide | ~(gap <= ONE_STEP))).any():
+            return Exactness.DIFFERENT
+        rung = Exactness.NEAR
+    return rung
+
+
+def _plateau_of(runs: Runs, steps: Plateaus) -> npt.NDArray[np.int64]:
+    """Return the plateau in which each run starts."""
+    place = steps.channel * 2.0**33 + steps.lo
+    start = np.clip(runs.lo, LOWEST, HIGHEST)
+    return np.asarray(np.searchsorted(place, runs.channel * 2.0**33 + start, "right") - 1)
+
+
+def _local_measures(steps: Plateaus) -> tuple[Float64, Float64]:
+    """Return the typical step and width around each plateau."""
+    value = steps.value.astype(np.float64)
+    step = np.full(len(value), np.nan)
+    step[1:] = np.abs(value[1:] - value[:-1])
+    step[1:][steps.channel[1:] != steps.channel[:-1]] = np.nan
+    width = _width(steps.lo, steps.hi)
+    width[(steps.lo == LOWEST) | (steps.hi == HIGHEST)] = np.nan
+    # step i leads to plateau i, so plateau i has the steps i and i + 1 beside it
+    typical_step = _running_median(step, steps.channel, -_NEIGHBOURS + 1, _NEIGHBOURS)
+    typical_width = _running_median(width, steps.channel, -_NEIGHBOURS, _NEIGHBOURS)
+    return typical_step, np.where(np.isnan(typical_width), typical_step, typical_width)
+
+
+def _running_median(
+    values: Float64, channel: npt.NDArray[np.int64], first: int, last: int
+) -> Float64:
+    """Return medians over the places ``first`` to ``last`` from each one, within its channel."""
+    columns = []
+    for shift in range(first, last + 1):
+        place = np.clip(np.arange(len(values)) + shift, 0, len(values) - 1)
+        outside = (channel[place] != channel) | (np.arange(len(values)) + shift != place)
+        columns.append(np.where(outside, np.nan, values[place]))
+    table = np.sort(np.stack(columns), axis=0)  # NaN last
+    known = (~np.isnan(table)).sum(axis=0)
+    middle = np.maximum(known - 1, 0) // 2, known // 2
+    middle = middle[0], np.minimum(middle[1], np.maximum(known - 1, 0))
+    low, high = (np.take_along_axis(table, m[None], axis=0)[0] for m in middle)
+    return np.asarray((low + high) / 2)
+
+
+def _width(lo: npt.NDArray[np.int64], hi: npt.NDArray[np.int64]) -> Float64:
+    """Return the distance from the first input to the one after the last."""
+    ends = from_keys(hi + 1).astype(np.float64)
+    return np.asarray(ends - from_keys(lo).astype(np.float64))

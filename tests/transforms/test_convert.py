@@ -29,7 +29,9 @@ def quant(
         }}"""
 
 
-def fake_quantize(low: float, high: float, levels: int, out: tuple[float, float] | None = None) -> str:
+def fake_quantize(
+    low: float, high: float, levels: int, out: tuple[float, float] | None = None
+) -> str:
     """A graph with one FakeQuantize on its input."""
     below, above = out or (low, high)
     return f"""
@@ -84,9 +86,14 @@ def test_to_qdq_is_exact(check_pass, text, ops):
     assert site(report).outcome is Outcome.CHANGED
 
 
-@pytest.mark.parametrize("text", [quant(mode=mode, zero_point=1.5) for mode in
-                                  ("ROUND", "CEIL", "FLOOR", "UP", "DOWN", "HALF_UP", "HALF_DOWN")]
-                         + [fake_quantize(-0.73, 1.21, 256), fake_quantize(3, -2, 16)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        quant(mode=mode, zero_point=1.5)
+        for mode in ("ROUND", "CEIL", "FLOOR", "UP", "DOWN", "HALF_UP", "HALF_DOWN")
+    ]
+    + [fake_quantize(-0.73, 1.21, 256), fake_quantize(3, -2, 16)],
+)
 def test_to_plain_operators_is_exact_to_the_bit(check_pass, text):
     _, report = check_pass(
         ConvertDialect(to="onnx", exact=Exactness.BITS), text, exactly=Exactness.BITS
@@ -96,7 +103,10 @@ def test_to_plain_operators_is_exact_to_the_bit(check_pass, text):
 
 def test_the_number_of_inputs_that_move_is_counted(check_pass):
     # 263 and 912: section 10.2 of the semantics, the latter confirmed on all 2**32 inputs
-    for text, count in ((quant(zero_point=1, signed=0), 263), (quant(zero_point=128, signed=0), 912)):
+    for text, count in (
+        (quant(zero_point=1, signed=0), 263),
+        (quant(zero_point=128, signed=0), 912),
+    ):
         _, report = check_pass(
             ConvertDialect(to="qdq", exact=Exactness.NEAR),
             text,

@@ -1,0 +1,36 @@
+"""``qgraph passes``: which passes there are, and their options."""
+
+from __future__ import annotations
+
+import click
+
+from qgraph.cli import options
+from qgraph.cli.output import Cell, Column, show, show_paragraph, show_table
+
+
+@click.command(name="passes")
+@click.argument("name", required=False)
+@options.talk_options
+def command(name: str | None) -> None:
+    """List the passes, or the options of the pass NAME."""
+    from qgraph.transforms import TRANSFORMS, describe
+
+    if name is None:
+        known = [describe(cls) for cls in TRANSFORMS]
+        columns = [Column("pass", whole=True), Column("keeps"), Column("what it does")]
+        rows = [[Cell(p.name, "bold"), str(p.preserves), p.summary] for p in known]
+        show_table(columns, rows)
+        return
+    info = describe(TRANSFORMS.find(name))
+    show_paragraph(f"{info.name}: {info.summary}")
+    show_paragraph(f"Keeps models equal in {info.preserves}, unless an option says otherwise.")
+    show()
+    columns = [Column("option", whole=True), Column("value"), Column("default"), Column("meaning")]
+    rows = [
+        [Cell(o.name, "bold"), o.kind, "required" if o.default is None else o.default, o.help]
+        for o in info.options
+    ]
+    if rows:
+        show_table(columns, rows)
+    else:
+        show("It has no options.")

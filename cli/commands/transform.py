@@ -1,0 +1,31 @@
+"""``qgraph transform``: any passes, one after the other."""
+
+from __future__ import annotations
+
+import click
+
+from qgraph.cli import options, rewriting
+from qgraph.cli.output import Talk
+
+
+@click.command(name="transform", epilog=options.REWRITE_EPILOG)
+@options.rewrite_options
+@click.option(
+    "-p",
+    "--pass",
+    "specs",
+    metavar="SPEC",
+    multiple=True,
+    required=True,
+    help="A pass, as 'convert{to=qdq,exact=bits}'; repeat for several.",
+)
+@options.talk_options
+@click.pass_obj
+def command(talk: Talk, files: options.Rewrite, specs: tuple[str, ...]) -> None:
+    """Apply passes to MODEL in the order given.
+
+    'qgraph passes' lists them, 'qgraph passes NAME' shows the options of one.
+    """
+    from qgraph.transforms import parse_spec
+
+    rewriting.run(talk, "transform", files, [parse_spec(spec) for spec in specs])

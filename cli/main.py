@@ -1,0 +1,130 @@
+"""The command ``qgraph``: finds commands by file name, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+
+import click
+
+from qgraph import __version__
+from qgraph.cli import commands
+from qgraph.cli.options import talk_options
+from qgraph.cli.output import Talk
+from qgraph.errors import EquivalenceError, OptionError, QGraphError
+
+DIFFERENT, USAGE, UNUSABLE, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
+"""Exit codes; the last two as of a process that SIGINT or SIGPIPE ended."""
+
+
+class Commands(click.Group):
+    """A group whose commands are the modules of ``qgraph.cli.commands``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import the command ``name``; None if there is no such file."""
+        if name not in self.list_commands(ctx):
+            return None
+        command: click.Command = importlib.import_module(f"qgraph.cli.commands.{name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments start with, or name the nearest one."""
+        if args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else "See 'qgraph --help'."
+            raise click.UsageError(f"There is no command {args[0]!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; a reader that went away is no failure of the models."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # click would exit with 1, which means that two models differ.
+            raise click.exceptions.Exit(_pipe_closed()) from None
+
+
+@click.group(
+    cls=Commands, name="qgraph", context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(__version__, prog_name="qgraph")
+@talk_options
+def cli() -> None:
+    """Rewrite quantized ONNX models, and show that nothing changed.
+
+    \b
+    qgraph info model.onnx
+    qgraph convert model.onnx -o out.onnx --to qdq
+    qgraph check model.onnx out.onnx
+
+    Exit status: 0 good, 1 not equal, 2 wrong usage, 3 model or input not usable.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    Args:
+        argv: the arguments after the program's name; those of the process if None.
+    """
+    talk = Talk()
+    # Names in models may have characters that the terminal's encoding lacks.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        with talk.logging():
+            status = cli.main(
+                None if argv is None else list(argv), "qgraph", standalone_mode=False, obj=talk
+            )
+        sys.stdout.flush()
+    except (click.Abort, KeyboardInterrupt):
+        talk.error("interrupted; nothing was written")
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return USAGE
+    except BrokenPipeError:
+        return _pipe_closed()
+    except Exception as error:
+        return _failed(error, talk)
+    return int(status or 0)
+
+
+def _failed(error: Exception, talk: Talk) -> int:
+    if talk.debug:
+        traceback.print_exc()
+    if isinstance(error, QGraphError):
+        talk.error(str(error), *getattr(error, "__notes__", ()))
+        if isinstance(error, EquivalenceError):
+            return DIFFERENT
+        return USAGE if isinstance(error, OptionError) else UNUSABLE
+    if isinstance(error, MemoryError):
+        talk.error("there is not enough memory for this model. Use a machine with more.")
+    elif isinstance(error, OSError):
+        talk.error(f"{error}. Mend that and run the command again.")
+    else:
+        talk.error(
+            f"internal error, {type(error).__name__}: {error}. This is a fault of qgraph; please "
+            "report it with the traceback that --debug shows."
+        )
+    return UNUSABLE
+
+
+def _pipe_closed() -> int:
+    # What is still buffered would raise again when the interpreter exits.
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BROKEN_PIPE

@@ -1,0 +1,261 @@
+"""Options that several commands share, and the types of their values."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from qgraph.cli.output import Talk
+from qgraph.exactness import Exactness
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+LEVELS = [str(level) for level in Exactness if level is not Exactness.DIFFERENT]
+
+
+class FilePath(click.ParamType):
+    """A path; ``-`` and the empty string are none."""
+
+    name = "file"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path:
+        """Return the path."""
+        if isinstance(value, Path):
+            return value
+        if value in ("", "-"):
+            self.fail(f"{value!r} is not a file. Name one; a file called '-' is './-'.", param, ctx)
+        if "\0" in value:
+            self.fail("a file name has no zero bytes.", param, ctx)
+        return Path(value)
+
+
+class NamedFile(click.ParamType):
+    """``NAME=FILE``, as a pair."""
+
+    name = "NAME=FILE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Path]:
+        """Return name and path."""
+        if isinstance(value, tuple):
+            return value
+        name, equals, file = value.partition("=")
+        if not (name and equals):
+            self.fail(f"{value!r} is not of the form NAME=FILE.npy.", param, ctx)
+        return name, FilePath().convert(file, param, ctx)
+
+
+class NamedShape(click.ParamType):
+    """``NAME:1,3,224,224``, as a pair; names may contain colons themselves."""
+
+    name = "NAME:DIMS"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[int, ...]]:
+        """Return name and sizes."""
+        if isinstance(value, tuple):
+            return value
+        name, colon, dims = value.rpartition(":")
+        sizes = [size.strip() for size in dims.split(",")] if dims.strip() else []
+        if not (name and colon) or not all(size.isascii() and size.isdigit() for size in sizes):
+            self.fail(f"{value!r} is not of the form NAME:1,3,224,224.", param, ctx)
+        return name, tuple(map(int, sizes))
+
+
+class Limit(click.ParamType):
+    """A number for all outputs, or ``NAME:number`` for one, as a pair of name or None and number."""
+
+    name = "[NAME:]NUMBER"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str | None, float]:
+        """Return name and number."""
+        if isinstance(value, tuple):
+            return value
+        name, _, number = value.rpartition(":")
+        try:
+            return name or None, float(number)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor of the form NAME:1e-4.", param, ctx)
+
+
+def talk_options(function: F) -> F:
+    """Add ``-v``, ``-q`` and ``--debug``, which count wherever they stand on the line."""
+    hidden: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _keep}
+    for option in (
+        click.option("--debug", is_flag=True, help="Show tracebacks.", **hidden),
+        click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.", **hidden),
+        click.option(
+            "-v", "--verbose", "verbosity", count=True, help="Say more; twice: much more.", **hidden
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: int) -> None:
+    talk = ctx.ensure_object(Talk)
+    match param.name:
+        case "verbosity":
+            talk.verbosity += value
+        case "quiet":
+            talk.quiet |= bool(value)
+        case "debug":
+            talk.debug |= bool(value)
+
+
+model_argument = click.argument("model", type=FilePath())
+
+backend_option = click.option(
+    "--backend",
+    type=click.Choice(["auto", "numpy", "ort"]),
+    default="auto",
+    show_default=True,
+    help="What computes: auto is ONNX Runtime where it is installed.",
+)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a model is to be fed with.
+
+    Attributes:
+        files: array files, by input name.
+        bundle: an archive of arrays.
+        random: how many random batches; None if not given.
+        seed: of the random batches.
+        shapes: of the random inputs, by name.
+    """
+
+    files: dict[str, Path]
+    bundle: Path | None
+    random: int | None
+    seed: int
+    shapes: dict[str, tuple[int, ...]]
+
+
+def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for inputs, which the command gets as ``inputs``."""
+
+    @click.option(
+        "-i",
+        "--input",
+        "files",
+        type=NamedFile(),
+        multiple=True,
+        help="Array for one input; once for each.",
+    )
+    @click.option("--inputs", "bundle", type=FilePath(), help="Arrays for all inputs (.npz).")
+    @click.option("--random", type=click.IntRange(min=1), help="Number of random batches [1].")
+    @click.option("--seed", type=click.IntRange(min=0), help="Of the random batches [0].")
+    @click.option(
+        "--shape",
+        "shapes",
+        type=NamedShape(),
+        multiple=True,
+        help="Shape of a random input, as NAME:1,3,224,224.",
+    )
+    @functools.wraps(function)
+    def command(
+        files: tuple[tuple[str, Path], ...],
+        bundle: Path | None,
+        random: int | None,
+        seed: int | None,
+        shapes: tuple[tuple[str, tuple[int, ...]], ...],
+        **others: Any,
+    ) -> Any:
+        given = {"--random": random, "--seed": seed, "--shape": shapes or None}
+        chosen = [name for name, value in given.items() if value is not None]
+        if (files or bundle) and chosen:
+            raise click.UsageError(
+                f"{chosen[0]} is for random inputs, but files are given too. Use one of both."
+            )
+        inputs = Inputs(_once("-i", files), bundle, random, seed or 0, _once("--shape", shapes))
+        return function(inputs=inputs, **others)
+
+    return command
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Where the result of convert, fold and transform goes.
+
+    Attributes:
+        model: the model file.
+        out: the file to write.
+        report: where the JSON report goes.
+        keep_inputs: whether initializers that are graph inputs too stay so.
+        in_place: whether the model itself may be replaced.
+    """
+
+    model: Path
+    out: Path
+    report: Path | None
+    keep_inputs: bool
+    in_place: bool
+
+
+def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add MODEL and the options for its result, which the command gets as ``files``."""
+
+    @model_argument
+    @click.option("-o", "--output", "out", type=FilePath(), help="The model to write.")
+    @click.option("--report", type=FilePath(), help="Write a JSON report.")
+    @click.option("--in-place", is_flag=True, help="Allow the model itself to be replaced.")
+    @click.option(
+        "--keep-inputs",
+        is_flag=True,
+        help="Leave initializers that are graph inputs too; they are not constant then.",
+    )
+    @functools.wraps(function)
+    def command(
+        model: Path,
+        out: Path | None,
+        report: Path | None,
+        in_place: bool,
+        keep_inputs: bool,
+        **others: Any,
+    ) -> Any:
+        if out is None and not in_place:
+            raise click.UsageError(
+                "There is no -o OUT, the model to write. Add it, or --in-place to replace MODEL."
+            )
+        files = Rewrite(model, out or model, report, keep_inputs, in_place)
+        return function(files=files, **others)
+
+    return command
+
+
+exact_option = click.option(
+    "--exact",
+    type=click.Choice(LEVELS),
+    default=str(Exactness.VALUES),
+    show_default=True,
+    help="Lowest rung of equality that is accepted.",
+)
+
+opset_option = click.option(
+    "--opset",
+    type=click.IntRange(min=1),
+    help="Highest opset that may be used [21, or that of the model if higher].",
+)
+
+
+def _once(option: str, pairs: tuple[tuple[str, T], ...]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for name, value in pairs:
+        if name in found:
+            raise click.UsageError(f"{option} names {name!r} twice, expected once.")
+        found[name] = value
+    return found

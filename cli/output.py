@@ -1,0 +1,189 @@
+"""What is shown: tables and text on stdout, talk on stderr, colours on terminals only."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import unicodedata
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ESCAPES = {"error": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
+_RESET = "\x1b[0m"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text in a table with a style of rich, such as ``red`` or ``dim``."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: its heading.
+        right: whether it is aligned to the right, as numbers are.
+        whole: whether its texts are kept in one line where there is little room.
+    """
+
+    name: str
+    right: bool = False
+    whole: bool = False
+
+
+@dataclass
+class Talk:
+    """How much is said on stderr.
+
+    Attributes:
+        verbosity: how often ``-v`` was given.
+        quiet: whether only errors are wanted.
+        debug: whether errors show tracebacks.
+    """
+
+    verbosity: int = 0
+    quiet: bool = False
+    debug: bool = False
+
+    def note(self, text: str) -> None:
+        """Tell something that is not the result."""
+        if not self.quiet:
+            _say("note", text)
+
+    def warn(self, text: str) -> None:
+        """Tell what the user should know even if nothing else is wanted."""
+        _say("warning", text)
+
+    def error(self, text: str, *more: str) -> None:
+        """Tell what went wrong."""
+        _say("error", text)
+        for line in more:
+            _say("note", line)
+
+    @contextmanager
+    def logging(self) -> Iterator[None]:
+        """Send what the library logs to stderr, as far as the options of this moment allow."""
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handler.addFilter(self._wanted)
+        logger = logging.getLogger("qgraph")
+        level = logger.level
+        logger.addHandler(handler)
+        logger.setLevel(logging.DEBUG)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+
+    def _wanted(self, record: logging.LogRecord) -> bool:
+        if self.quiet:
+            return record.levelno >= logging.ERROR
+        return record.levelno >= logging.WARNING - 10 * self.verbosity
+
+
+def show(text: str = "") -> None:
+    """Print a line of the result."""
+    sys.stdout.write(f"{printable(text)}\n")
+
+
+def show_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]]) -> None:
+    """Print a table: fitted to a terminal, or else with as much room as the texts need."""
+    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        _show_plain(columns, cells)
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        justify = "right" if column.right else "left"
+        table.add_column(column.name, justify=justify, no_wrap=column.whole, overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(printable(cell.text), style=cell.style) for cell in row))
+    console().print(table)
+
+
+def show_paragraph(text: str, style: str = "", *, indent: int = 0) -> None:
+    """Print text, wrapped at the width of a terminal."""
+    if not sys.stdout.isatty():
+        show(" " * indent + text)
+        return
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console().print(Padding(Text(printable(text), style=style), (0, 0, 0, indent)))
+
+
+def console() -> Console:
+    """Return a console for stdout that changes nothing of what it is given."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def printable(text: str) -> str:
+    """Return text without control characters: names in models must not steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c == "\n" or unicodedata.category(c)[0] != "C" else _code(c) for c in text)
+
+
+def _code(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def is_colourful(stream: TextIO) -> bool:
+    """Return whether colours are wanted: on a terminal, unless NO_COLOR is set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _say(kind: str, text: str) -> None:
+    line = printable(text if kind == "note" else f"{kind}: {text}")
+    if is_colourful(sys.stderr):
+        line = f"{_ESCAPES[kind]}{line}{_RESET}"
+    sys.stderr.write(f"{line}\n")
+
+
+def _show_plain(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
+    lines = [[column.name for column in columns]]
+    lines += [[printable(cell.text) for cell in row] for row in rows]
+    widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
+    for line in lines:
+        parts = [
+            text.rjust(width) if column.right else text.ljust(width)
+            for column, text, width in zip(columns, line, widths, strict=True)
+        ]
+        show("  ".join(parts).rstrip())
+
+
+def count(number: int, noun: str) -> str:
+    """Return ``1 site`` or ``2 sites``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def bytes_text(number: int) -> str:
+    """Return a number of bytes as people read it: ``118 KiB``."""
+    amount, unit = float(number), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1000 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
+def number_text(number: float | None) -> str:
+    """Return a number with six digits; a dash where there is none."""
+    return "-" if number is None else f"{number:.6g}"

@@ -1,0 +1,168 @@
+"""What convert, fold and transform have in common: they rewrite a file and show what was done."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from qgraph.cli.options import Rewrite
+from qgraph.cli.output import (
+    Cell,
+    Column,
+    Talk,
+    bytes_text,
+    count,
+    number_text,
+    show,
+    show_paragraph,
+    show_table,
+)
+from qgraph.cli.progress import ProgressBar
+from qgraph.exactness import Exactness, Method
+
+if TYPE_CHECKING:
+    from qgraph.report import Report, SiteReport
+    from qgraph.transforms.base import Transform
+
+_ROWS = 24
+"""Up to so many sites each have a row; more are gathered, unless ``-v`` is given."""
+
+_NAMES = 3
+"""So many nodes are named where several were refused for one reason."""
+
+_PARTS = 5
+"""Spellings of more operators are cut short."""
+
+_EQUAL = {
+    Exactness.BITS: "equal bit for bit",
+    Exactness.VALUES: "equal in value",
+    Exactness.CODES: "equal in codes, while values differ in the last bits",
+    Exactness.NEAR: "nearly equal: thresholds moved by ulps",
+    Exactness.DIFFERENT: "not equal",
+}
+
+
+def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform]) -> None:
+    """Apply passes to a model file and show what they did."""
+    from qgraph.transforms import rewrite
+
+    with ProgressBar(talk) as bar:
+        report = rewrite(
+            files.model,
+            files.out,
+            *steps,
+            report=files.report,
+            command=command,
+            keep_inputs=files.keep_inputs,
+            in_place=files.in_place,
+            progress=bar.tell,
+        )
+    if report.frozen_inputs:
+        frozen = count(report.frozen_inputs, "initializer")
+        talk.note(f"froze {frozen} that could be fed as inputs too; --keep-inputs leaves them")
+    for note in report.notes:
+        talk.note(note)
+    done = [site for site in report if site.outcome != "refused"]
+    refused = [site for site in report if site.outcome == "refused"]
+    if talk.quiet:
+        if refused:
+            talk.warn(f"{count(len(refused), 'quantizer')} left as they were; the report says why")
+        return
+    if done and (talk.verbosity or len(report.sites) <= _ROWS):
+        _show_each(done)
+    elif done:
+        _show_gathered(done)
+    _show_refused(refused, every=talk.verbosity > 0)
+    _show_summary(report, files)
+
+
+def _show_each(sites: Sequence[SiteReport]) -> None:
+    columns = [Column("node"), Column("operator"), Column("became"), Column("equality")]
+    rows = [[site.node, _short(site.op), _became(site), _equality(site)] for site in sites]
+    show_table(columns, rows)
+
+
+def _show_gathered(sites: Sequence[SiteReport]) -> None:
+    columns = [
+        Column("sites", right=True),
+        Column("operator"),
+        Column("became"),
+        Column("equality"),
+    ]
+    kinds = Counter((_short(site.op), _became(site), _equality(site)) for site in sites)
+    show_table(columns, [[str(number), *kind] for kind, number in kinds.most_common()])
+
+
+def _show_refused(sites: Sequence[SiteReport], *, every: bool) -> None:
+    if not sites:
+        return
+    show("left as they were:")
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for site in sites:
+        reason = site.reason or "no reason is known"
+        title = f"{_short(site.op)} {site.node!r}"
+        # A message that names the node already needs no heading.
+        own = reason.startswith(title)
+        reasons["" if own else reason].append(reason if own else title)
+    for reason, titles in reasons.items():
+        if not reason:
+            for title in titles if every else titles[:_ROWS]:
+                show_paragraph(title, indent=2)
+            _show_more(0 if every else len(titles) - _ROWS)
+            continue
+        named = titles if every or len(titles) <= _NAMES + 1 else titles[:_NAMES]
+        more = f" and {len(titles) - len(named)} more" if len(named) < len(titles) else ""
+        show_paragraph(f"{', '.join(named)}{more}: {reason}", indent=2)
+
+
+def _show_more(number: int) -> None:
+    if number > 0:
+        show(f"  and {number} more; -v shows all")
+
+
+def _show_summary(report: Report, files: Rewrite) -> None:
+    sites = Counter(str(site.outcome) for site in report)
+    if not sites:
+        verdict = Cell("no site was changed: there is nothing that this pass treats", "yellow")
+    elif not sites["changed"]:
+        verdict = Cell("nothing was changed", "yellow")
+    else:
+        style = "green" if report.exactness >= Exactness.VALUES else "yellow"
+        verdict = Cell(f"{sites['changed']} changed, {_EQUAL[report.exactness]}", style)
+    others = [f"{sites[name]} {name}" for name in ("kept", "refused") if sites[name]]
+    show_paragraph("; ".join([verdict.text, *others]), verdict.style)
+    before, after = report.weight_bytes_before, report.weight_bytes_after
+    factor = f", {before / after:.1f} times smaller" if after and before > 1.05 * after else ""
+    weights = f"weights {bytes_text(before)} -> {bytes_text(after)}{factor}"
+    show_paragraph(f"{weights}; wrote {files.out}")
+
+
+def _short(op: str) -> str:
+    return op.rpartition("::")[2]
+
+
+def _became(site: SiteReport) -> str:
+    if site.spelling is None:
+        return "kept" if site.outcome == "kept" else "changed"
+    parts = site.spelling.split("+")
+    if len(parts) > _PARTS:
+        return f"{' + '.join(parts[: _PARTS - 1])} + {len(parts) - _PARTS + 1} more"
+    return " + ".join(parts)
+
+
+def _equality(site: SiteReport) -> Cell:
+    verdict = site.verdict
+    if verdict is None or verdict.rung is None:
+        return Cell("" if site.reason is None else site.reason, "dim")
+    over = "the constant" if verdict.method is Method.CONSTANT else "every input"
+    parts = [str(verdict.rung)]
+    if verdict.differing_inputs:
+        parts.append(f"{verdict.differing_inputs} inputs differ")
+        if witness := verdict.witness:
+            x, y, z = map(number_text, (witness.input, witness.reference, witness.candidate))
+            parts.append(f"at {x}: {z} for {y}")
+    else:
+        parts.append(f"for {over}")
+    parts += [text for text in (verdict.reason,) if text]
+    return Cell(", ".join(parts), "green" if verdict.rung >= Exactness.VALUES else "yellow")
