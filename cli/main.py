@@ -56,20 +56,18 @@ class Commands(click.Group):
             raise click.exceptions.Exit(_pipe_closed()) from None
 
 
-@click.group(
-    cls=Commands, name="qgraph", context_settings={"help_option_names": ["-h", "--help"]}
-)
-@click.version_option(__version__, prog_name="qgraph")
+@click.group(cls=Commands, name="qgraph", context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="qgraph %(version)s")
 @talk_options
 def cli() -> None:
-    """Rewrite quantized ONNX models, and show that nothing changed.
+    r"""Rewrite quantized ONNX models, and show that nothing changed.
 
     \b
     qgraph info model.onnx
     qgraph convert model.onnx -o out.onnx --to qdq
     qgraph check model.onnx out.onnx
 
-    Exit status: 0 good, 1 not equal, 2 wrong usage, 3 model or input not usable.
+    Exit status: 0 good, 1 not equal, 2 wrong usage, 3 unusable model or input.
     """
 
 

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 import click
 
 from qgraph.cli.output import Talk
+from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
+from qgraph.files import is_same
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -24,9 +26,7 @@ class FilePath(click.ParamType):
 
     name = "file"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Path:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path."""
         if isinstance(value, Path):
             return value
@@ -73,7 +73,7 @@ class NamedShape(click.ParamType):
 
 
 class Limit(click.ParamType):
-    """A number for all outputs, or ``NAME:number`` for one, as a pair of name or None and number."""
+    """A number for all outputs, or ``NAME:number`` for one: a pair of name, or None, and number."""
 
     name = "[NAME:]NUMBER"
 
@@ -126,6 +126,12 @@ backend_option = click.option(
 )
 
 
+REWRITE_EPILOG = (
+    "OUT is written as a whole or not at all, and so is the report. Quantizers that are left as "
+    "they were are listed with reasons; the exit status is 0 all the same."
+)
+
+
 @dataclass(frozen=True)
 class Inputs:
     """What a model is to be fed with.
@@ -157,8 +163,12 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
         help="Array for one input; once for each.",
     )
     @click.option("--inputs", "bundle", type=FilePath(), help="Arrays for all inputs (.npz).")
-    @click.option("--random", type=click.IntRange(min=1), help="Number of random batches [1].")
-    @click.option("--seed", type=click.IntRange(min=0), help="Of the random batches [0].")
+    @click.option(
+        "--random", type=click.IntRange(min=1), metavar="N", help="Number of random batches [1]."
+    )
+    @click.option(
+        "--seed", type=click.IntRange(min=0), metavar="S", help="Of the random batches [0]."
+    )
     @click.option(
         "--shape",
         "shapes",
@@ -210,7 +220,9 @@ def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add MODEL and the options for its result, which the command gets as ``files``."""
 
     @model_argument
-    @click.option("-o", "--output", "out", type=FilePath(), help="The model to write.")
+    @click.option(
+        "-o", "--output", "out", type=FilePath(), metavar="OUT", help="The model to write."
+    )
     @click.option("--report", type=FilePath(), help="Write a JSON report.")
     @click.option("--in-place", is_flag=True, help="Allow the model itself to be replaced.")
     @click.option(
@@ -248,8 +260,27 @@ exact_option = click.option(
 opset_option = click.option(
     "--opset",
     type=click.IntRange(min=1),
+    metavar="N",
     help="Highest opset that may be used [21, or that of the model if higher].",
 )
+
+
+def limit_option(name: str, text: str) -> Callable[[F], F]:
+    """Return the option of a tolerance, which the command gets as pairs of name and number."""
+    return click.option(name, type=Limit(), multiple=True, help=text)
+
+
+def refuse_overwriting(target: Path | None, *sources: Path | None) -> None:
+    """Stop where a result would replace a file that is read.
+
+    Raises:
+        OptionError: it would.
+    """
+    for source in sources:
+        if target is not None and source is not None and is_same(target, source):
+            raise OptionError(
+                f"{target}: is read by this command, expected another file. Choose another name."
+            )
 
 
 def _once(option: str, pairs: tuple[tuple[str, T], ...]) -> dict[str, T]:

@@ -156,13 +156,12 @@ def _equality(site: SiteReport) -> Cell:
     if verdict is None or verdict.rung is None:
         return Cell("" if site.reason is None else site.reason, "dim")
     over = "the constant" if verdict.method is Method.CONSTANT else "every input"
-    parts = [str(verdict.rung)]
+    text = f"{verdict.rung} for {over}"
     if verdict.differing_inputs:
-        parts.append(f"{verdict.differing_inputs} inputs differ")
+        text = f"{verdict.rung}, {count(verdict.differing_inputs, 'input')} not equal"
         if witness := verdict.witness:
             x, y, z = map(number_text, (witness.input, witness.reference, witness.candidate))
-            parts.append(f"at {x}: {z} for {y}")
-    else:
-        parts.append(f"for {over}")
-    parts += [text for text in (verdict.reason,) if text]
-    return Cell(", ".join(parts), "green" if verdict.rung >= Exactness.VALUES else "yellow")
+            text += f": at {x} {z}, not {y}"
+    if verdict.reason:
+        text += f"; {verdict.reason}"
+    return Cell(text, "green" if verdict.rung >= Exactness.VALUES else "yellow")

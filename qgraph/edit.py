@@ -77,7 +77,7 @@ class Draft:
         region: what it may replace.
         entry: node and place where the region takes its input in.
         x: stands for the input of the region that is replaced.
-        y: the output; set it to what the last node returned.
+        y: the output; :meth:`giving` sets it.
         opset: the lowest opset that has all operators and types drafted so far.
     """
 
@@ -103,12 +103,20 @@ class Draft:
         """State that what was drafted exists only since ``opset``."""
         self.opset = max(self.opset, opset)
 
+    def giving(self, result: Operand) -> Draft:
+        """Make ``result`` the output of the draft and return the draft."""
+        self.y = result if isinstance(result, ir.Value) else self.constant(result)
+        return self
+
     def constant(self, array: npt.ArrayLike, name: str = "const") -> ir.Value:
         """Return a constant operand; ``name`` ends the name of its initializer."""
         known = np.asarray(array)
         tensor = ir.tensor(known)
         value = ir.Value(
-            name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+            name=name,
+            type=ir.TensorType(tensor.dtype),
+            shape=ir.Shape(known.shape),
+            const_value=tensor,
         )
         self.constants[value] = known
         return value
@@ -162,6 +170,9 @@ class Tracer:
             for chosen, condition in ((operands[1], True), (operands[2], False)):
                 if (operands[0] == condition).all():
                     return chosen
+        if name == "Cast" and isinstance(operands[0], ir.Value):
+            if operands[0].dtype == attributes["to"]:
+                return operands[0]
         dtype = ir.DataType.BOOL if name in PREDICATES else ir.DataType.FLOAT
         dtype = ir.DataType(attributes.get("to", dtype))
         return self._draft.node(name, operands, attributes, dtype=dtype)

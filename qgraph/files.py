@@ -51,6 +51,13 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         file.write(text.encode())
 
 
+def is_same(path: Path, other: Path) -> bool:
+    """Return whether two paths are one file, also by links, or would be if it were there."""
+    if path.exists() and other.exists():
+        return path.samefile(other)
+    return os.path.realpath(path) == os.path.realpath(other)
+
+
 def json_text(document: dict[str, Any]) -> str:
     """Return a JSON document; ``NaN``, ``Infinity`` and ``-Infinity`` become strings.
 

@@ -1,8 +1,10 @@
 """NumPy kernels of the standard operators for which onnx's reference is slow or wrong.
 
 Convolution, pooling and matrix products are too slow there. Batch normalization below opset 14
-always runs in training mode, and LRN takes the number of samples for that of channels. Each kernel depends on the values of its operands only, never on
-their memory layout, so that two models with equal values get equal sums.
+always runs in training mode, and LRN takes the number of samples for that of channels.
+
+Each kernel depends on the values of its operands only, never on their memory layout, so that two
+models with equal values get equal sums.
 """
 
 from __future__ import annotations

@@ -205,6 +205,7 @@ def _infer_broadcast(context: onnx.shape_inference.InferenceContext) -> None:
     kinds: list[onnx.TypeProto | None] = [context.get_input_type(i) for i in range(count)]
     given = [kind.tensor_type for kind in kinds if kind is not None]
     if all(kind.HasField("shape") for kind in given):
+        result.tensor_type.shape.SetInParent()
         _broadcast([kind.shape for kind in given], result.tensor_type.shape)
     context.set_output_type(0, result)
 

@@ -71,6 +71,9 @@ def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
     for slot in slots(model):
         if isinstance(slot.tensor, ir.ExternalTensor):
             slot.tensor.base_dir = folder or Path.cwd()
+        elif isinstance(slot.tensor, ir.serde.TensorProtoTensor):
+            # onnx_ir writes what it has read of them and the message too, so they would double.
+            del slot.tensor.raw.metadata_props[:]
     _check_tensors(model)
     check_names(model)
     try:
@@ -195,8 +198,9 @@ def _parsed(path: Path) -> onnx.ModelProto:
 
 
 def _innermost(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
+    # onnx_ir wraps each level, and where it fails to, the cause is only the context.
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        error = earlier
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -262,9 +266,8 @@ def _inlined(model: ir.Model, outside: Tensors, *, lazy: bool) -> dict[int, ir.T
             raw_data=content.getvalue(),
             doc_string=tensor.doc_string,
         )
-        for key, value in tensor.metadata_props.items():
-            proto.metadata_props.add(key=key, value=value)
         copies[id(tensor)] = ir.serde.deserialize_tensor(proto)
+        copies[id(tensor)].metadata_props.update(tensor.metadata_props)
     return copies
 
 

@@ -80,10 +80,11 @@ def _attribute_slots(owner: ir.Node | ir.Function) -> Iterator[Slot]:
     for name, attribute in owner.attributes.items():
         if attribute.is_ref() or attribute.value is None:
             continue
+        # as_tensor() looks at every property of the tensor, which fails for a broken one.
         if attribute.type is ir.AttributeType.TENSOR:
-            yield Slot(attribute.as_tensor(), owner, name)
+            yield Slot(attribute.value, owner, name)
         elif attribute.type is ir.AttributeType.TENSORS:
-            for position, tensor in enumerate(attribute.as_tensors()):
+            for position, tensor in enumerate(attribute.value):
                 yield Slot(tensor, owner, name, position)
 
 

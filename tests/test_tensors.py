@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -13,7 +15,7 @@ MODEL = """
 <ir_version: 10, opset_import: ["": 21, "local": 1]>
 g (float[2] x, bool c) => (float[2] y) <float[2] w = {1, -2}> {
     k = Constant <value = float[2] {3, 4}> ()
-    f = ConstantOfShape <value = float[1] {5}> (shape)
+    f = ConstantOfShape <value = float[1] {5}> (x)
     t = local.shift (k)
     y = If (c) <then_branch = a () => (float[2] p) <float[2] v = {6, 7}> { p = Add (t, v) },
                 else_branch = b () => (float[2] q) { q = Mul (t, w) }>
@@ -29,7 +31,9 @@ def proto(dtype: int, dims: list[int], **data: object) -> ir.TensorProtocol:
 
 
 def test_slots_are_found_in_graphs_branches_and_functions() -> None:
-    found = {str(s): (s.tensor.numpy().tolist(), s.is_weight) for s in slots(parsed())}
+    found = {
+        str(s): (s.tensor.numpy().tolist(), s.is_weight) for s in slots(ir.from_onnx_text(MODEL))
+    }
     assert found == {
         "initializer 'w'": ([1, -2], True),
         "Constant producing 'k' in graph 'g', attribute 'value'": ([3, 4], True),
@@ -40,7 +44,7 @@ def test_slots_are_found_in_graphs_branches_and_functions() -> None:
 
 
 def test_every_slot_can_be_filled_anew() -> None:
-    model = parsed()
+    model = ir.from_onnx_text(MODEL)
     for number, slot in enumerate(slots(model)):
         slot.fill(ir.tensor(np.full(2, number, np.float32)))
     assert [s.tensor.numpy().tolist() for s in slots(model)] == [[n, n] for n in range(5)]
@@ -53,13 +57,6 @@ def test_one_tensor_of_a_list_can_be_filled_anew() -> None:
     model = ir.Model(ir.Graph([], [], nodes=[node], name="g"), ir_version=10)
     list(slots(model))[1].fill(ir.tensor(np.float32(9)))
     assert [float(s.tensor.numpy()) for s in slots(model)] == [0, 9, 2]
-
-
-def parsed() -> ir.Model:
-    model = ir.from_onnx_text(MODEL.replace("(shape)", "(x)"))
-    for function in model.functions.values():
-        function.graph.name = None
-    return model
 
 
 @pytest.mark.parametrize(
@@ -123,6 +120,4 @@ def test_missing_and_surplus_data_and_nonsense_are_named(
 ) -> None:
     found = inline_fault(tensor)
     assert found is not None
-    import re
-
     assert re.search(fault, found)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from qgraph import __version__, storage
 from qgraph.equivalence.report import SCHEMA
 from qgraph.errors import OptionError
-from qgraph.files import json_text, replacing
+from qgraph.files import is_same, json_text, replacing
 from qgraph.model import Model, load
 from qgraph.report import Report
 from qgraph.tensors import slots
@@ -52,7 +52,7 @@ def rewrite(
     """
     tell = progress or _silent
     source, out = Path(source), Path(out)
-    if not in_place and _same(source, out):
+    if not in_place and is_same(source, out):
         raise OptionError(
             f"{out}: is the model that is read, expected another file. Choose another name, or "
             "allow that the model is replaced with --in-place (in_place=True in Python)."
@@ -62,7 +62,7 @@ def rewrite(
     _refuse_data_files(model, out)
     if report is not None:
         _refuse_data_files(model, Path(report))
-        if _same(source, Path(report)) or _same(out, Path(report)):
+        if is_same(source, Path(report)) or is_same(out, Path(report)):
             raise OptionError(f"{report}: is a model of this command too. Name another file.")
     with nullcontext() if report is None else replacing(report) as file:
         before = None if file is None else {"path": str(source), "sha256": storage.sha256(source)}
@@ -97,17 +97,11 @@ def _silent(_what: str, _done: int, _total: int) -> None:
     pass
 
 
-def _same(path: Path, other: Path) -> bool:
-    if path.exists() and other.exists():
-        return path.samefile(other)
-    return os.path.realpath(path) == os.path.realpath(other)
-
-
 def _refuse_data_files(model: Model, path: Path) -> None:
     """Refuse to write over a file that holds weights of the model that is read."""
     tensors = (slot.tensor for slot in slots(model.ir))
     for file in {tensor.path for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}:
-        if _same(Path(file), path):
+        if is_same(Path(file), path):
             raise OptionError(
                 f"{path}: holds weights of the model that is read, expected another file. "
                 "Choose another name."

@@ -21,9 +21,7 @@ from qgraph.exactness import Exactness
 @options.opset_option
 @options.talk_options
 @click.pass_obj
-def command(
-    talk: Talk, files: options.Rewrite, to: str, exact: str, opset: int | None
-) -> None:
+def command(talk: Talk, files: options.Rewrite, to: str, exact: str, opset: int | None) -> None:
     """Respell every quantizer of MODEL in another dialect.
 
     With --to qdq constant quantizers become packed codes. What would fall below --exact is left as

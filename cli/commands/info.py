@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @options.talk_options
 def command(model: Path, as_json: bool) -> None:
-    """Show what MODEL contains: dialects, quantizers, versions, sizes."""
+    """Show the quantizers, versions and sizes of MODEL."""
     from qgraph.files import json_text
     from qgraph.overview import overview
 
@@ -63,7 +63,9 @@ def _show_head(model: Path, found: Overview) -> None:
 
 
 def _value_text(value: ValueInfo) -> str:
-    dims = "?" if value.shape is None else ",".join("?" if d is None else str(d) for d in value.shape)
+    dims = (
+        "?" if value.shape is None else ",".join("?" if d is None else str(d) for d in value.shape)
+    )
     return f"{value.name} {(value.dtype or 'unknown').lower()}[{dims}]"
 
 

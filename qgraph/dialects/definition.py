@@ -27,7 +27,11 @@ def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
 
 
 def _trace(site: Site, draft: Draft, op: Tracer) -> None:
-    known: dict[ir.Value, Operand] = {site.x: draft.x}
+    data: Operand = draft.x
+    if site.x.dtype not in (None, ir.DataType.FLOAT):
+        # Stored codes: definitions speak of their float32 values.
+        data = draft.op.Cast(draft.x, to=ir.DataType.FLOAT)
+    known: dict[ir.Value, Operand] = {site.x: data}
     for node in site.nodes:
         operator = operator_of(node)
         if operator is None:
@@ -39,8 +43,7 @@ def _trace(site: Site, draft: Draft, op: Tracer) -> None:
                 continue
             operands.append(parameter_array(node, value, site.shape))
         known[node.outputs[0]] = operator.define(op, *operands, **operator.arguments(node))
-    result = known[site.y]
-    draft.y = result if isinstance(result, ir.Value) else draft.constant(result)
+    draft.giving(known[site.y])
 
 
 class _Binades(Tracer):

@@ -53,10 +53,9 @@ class OpenVino:
         high = (meaning.hi - meaning.zero_point) * meaning.scale
         draft = editor.draft(site)
         ends = [draft.constant(end, name) for end, name in ((low, "low"), (high, "high"))]
-        draft.y = draft.node(
-            "FakeQuantize", [draft.x, *ends, *ends], {"levels": levels}, domain=DOMAIN
+        yield draft.giving(
+            draft.node("FakeQuantize", [draft.x, *ends, *ends], {"levels": levels}, domain=DOMAIN)
         )
-        yield draft
 
     def reason(self, site: Site) -> str:
         """Say what FakeQuantize lacks."""

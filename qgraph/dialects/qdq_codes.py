@@ -33,7 +33,7 @@ UNSIGNED = ("UINT2", "UINT4", "UINT8", "UINT16", "INT32")
 def packed(site: Site, editor: Editor) -> Iterator[Draft]:
     """Yield spellings of a quantizer on a constant as stored codes, smallest type first."""
     values = site.values
-    if values is None or not np.isfinite(values).all():
+    if values is None or not values.size or not np.isfinite(values).all():
         return
     match site.quantizer:
         case Affine(scale, zero_point):
@@ -49,36 +49,32 @@ def packed(site: Site, editor: Editor) -> Iterator[Draft]:
 def _affine(
     site: Site, editor: Editor, values: Float32, scale: Float32, zero_point: Float32
 ) -> Iterator[Draft]:
-    steps = _whole(values, scale)
-    whole = bool((zero_point == np.rint(zero_point)).all())
-    layout = layout_of(values.shape, scale, zero_point)
-    if steps is None:
+    codes = _codes(values, scale, zero_point)
+    if codes is None:
         return
-    if layout is not None and whole:
-        yield from _stored(site, editor, steps, scale, zero_point)
-    if not whole or zero_point.any():
-        # Codes counted from the zero point instead: no zero point is left.
-        yield from _stored(site, editor, steps, scale, np.zeros_like(zero_point))
+    yield from _stored(site, editor, codes, scale, zero_point)
+    if zero_point.any() and _is_whole(zero_point):
+        # Counted from the zero point instead, so that none is left.
+        yield from _stored(site, editor, codes - zero_point, scale, np.zeros_like(zero_point))
 
 
 def _stored(
-    site: Site, editor: Editor, steps: Array, scale: Float32, zero_point: Float32
+    site: Site, editor: Editor, codes: Array, scale: Float32, zero_point: Float32
 ) -> Iterator[Draft]:
-    codes = steps + zero_point
-    lo, hi = float(min(codes.min(), 0)), float(codes.max())
-    layout = layout_of(codes.shape, scale, zero_point)
-    for kind in SIGNED if lo < 0 or zero_point.min() < 0 else UNSIGNED:
-        if holding(lo, hi, (kind,)) is None or not holds(kind, zero_point):
+    """Yield ``(codes - zero_point) * scale``: as one DequantizeLinear wherever it can say that."""
+    lo, hi = float(codes.min()), float(codes.max())
+    layout = layout_of(codes.shape, scale, zero_point) if _is_whole(zero_point) else None
+    for kind in SIGNED if min(lo, zero_point.min()) < 0 else UNSIGNED:
+        if holding(lo, hi, (kind,)) is None or not (layout is None or holds(kind, zero_point)):
             continue
         draft = editor.draft(site)
         stored = draft.constant(codes.astype(np.int64).astype(numpy_dtype(kind)), "codes")
         if layout is not None:
-            draft.y = dequantize(draft, stored, scale, zero_point, kind, layout)
-        else:
-            whole: Operand = dequantize(draft, stored, ONE, ZERO, kind, SCALAR)
-            whole = draft.op.Sub(whole, zero_point) if zero_point.any() else whole
-            draft.y = draft.node("Mul", [whole, draft.constant(scale, "scale")])
-        yield draft
+            yield draft.giving(dequantize(draft, stored, scale, zero_point, kind, layout))
+            continue
+        whole: Operand = dequantize(draft, stored, ONE, ZERO, kind, SCALAR)
+        whole = draft.op.Sub(whole, zero_point) if zero_point.any() else whole
+        yield draft.giving(draft.node("Mul", [whole, draft.constant(scale, "scale")]))
 
 
 def _floating(site: Site, editor: Editor, values: Float32, meaning: Floating) -> Iterator[Draft]:
@@ -90,8 +86,8 @@ def _floating(site: Site, editor: Editor, values: Float32, meaning: Floating) ->
     if found is not None and layout is not None:
         draft = editor.draft(site)
         codes = draft.constant(encode(units, found.name), "codes")
-        draft.y = dequantize(draft, codes, scale, np.zeros_like(scale), found.name, layout)
-        yield draft
+        none = np.zeros_like(scale)
+        yield draft.giving(dequantize(draft, codes, scale, none, found.name, layout))
     # Every value is a multiple of the smallest subnormal, so narrow formats are integers too.
     unit = np.float32(2.0 ** (1 - grid.bias - grid.mantissa_bits))
     yield from _affine(site, editor, values, scale * unit, np.zeros_like(scale))
@@ -106,7 +102,7 @@ def _ranged(site: Site, editor: Editor, values: Float32, meaning: Ranged) -> Ite
         codes = np.rint((values.astype(np.float64) - low) / scale)
     if not np.isfinite(codes).all() or not np.isfinite(zero_point).all():
         return
-    yield from _stored(site, editor, codes - zero_point, scale, zero_point)
+    yield from _stored(site, editor, codes, scale, zero_point)
     yield from _stored(site, editor, codes - zero_point, scale, np.zeros_like(zero_point))
     # In half of all ranges span + low is not high: then weights above the range need a code more.
     beyond = np.asarray(site.weight) > meaning.input_high
@@ -127,16 +123,19 @@ def _levels(site: Site, editor: Editor, meaning: Ranged, codes: Array, kind: str
     y = draft.op.Add(y, meaning.output_low) if meaning.output_low.any() else y
     if codes.max() > top:
         y = draft.op.Where(draft.op.Greater(whole, top), meaning.output_high, y)
-    draft.y = y
-    return draft
+    return draft.giving(y)
 
 
-def _whole(values: Float32, scale: Float32) -> Array | None:
-    """Return ``values / scale`` as whole numbers, or None where that is no number."""
+def _codes(values: Float32, scale: Float32, zero_point: Float32) -> Array | None:
+    """Return ``values / scale + zero_point`` as whole numbers, or None where that is no number."""
     with np.errstate(all="ignore"):
-        steps = values / scale
-        if np.abs(steps).max(initial=0) >= _SURE:
+        steps: Array = values / scale
+        if np.abs(steps).max() >= _SURE:
             steps = values.astype(np.float64) / scale
-        np.rint(steps, out=steps)
-    steps[values == 0] = 0
-    return steps if np.abs(steps).max(initial=0) < 2**31 else None
+        np.copyto(steps, 0, where=values == 0)
+        codes: Array = np.rint(steps + zero_point)
+        return codes if np.abs(codes).max() < 2**31 else None
+
+
+def _is_whole(zero_point: Float32) -> bool:
+    return bool((zero_point == np.rint(zero_point)).all())

@@ -100,26 +100,22 @@ def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
             draft = editor.draft(site)
             codes = quantize(draft, draft.x, scale, zero_point, kind, layout)
             codes = codes if full else clip_codes(draft, codes, lo, hi, kind)
-            draft.y = dequantize(draft, codes, scale, zero_point, kind, layout)
-            yield draft
+            yield draft.giving(dequantize(draft, codes, scale, zero_point, kind, layout))
         if not zero_point.any() and not full and np.isfinite(scale).all():
             draft = editor.draft(site)
             ends = np.float32(lo) * scale, np.float32(hi) * scale
             inside = clip(draft, draft.x, np.minimum(*ends), np.maximum(*ends))
             codes = quantize(draft, inside, scale, zero_point, kind, layout)
-            draft.y = dequantize(draft, codes, scale, zero_point, kind, layout)
-            yield draft
+            yield draft.giving(dequantize(draft, codes, scale, zero_point, kind, layout))
     if layout is not None and whole:
         draft = editor.draft(site)
         codes = _offset_codes(draft, meaning, lo, hi, kind)
-        draft.y = dequantize(draft, codes, scale, zero_point, kind, layout)
-        yield draft
+        yield draft.giving(dequantize(draft, codes, scale, zero_point, kind, layout))
     draft = editor.draft(site)
     codes = _offset_codes(draft, meaning, lo, hi, kind)
     steps: Operand = dequantize(draft, codes, ONE, ZERO, kind, SCALAR)
     steps = draft.op.Sub(steps, zero_point) if zero_point.any() else steps
-    draft.y = draft.op.Mul(steps, scale)
-    yield draft
+    yield draft.giving(draft.op.Mul(steps, scale))
 
 
 def _offset_codes(draft: Draft, meaning: Affine, lo: float, hi: float, kind: str) -> ir.Value:
@@ -156,12 +152,10 @@ def _ranged(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
             if full or kind not in CLIPPABLE
             else clip_codes(draft, codes, 0.0, float(top), kind)
         )
-        draft.y = dequantize(draft, codes, scale, zero_point, kind, layout)
-        yield draft
+        yield draft.giving(dequantize(draft, codes, scale, zero_point, kind, layout))
         draft = editor.draft(site)
         codes = _ranged_codes(draft, meaning, kind)
-        draft.y = dequantize(draft, codes, scale, zero_point, kind, layout)
-        yield draft
+        yield draft.giving(dequantize(draft, codes, scale, zero_point, kind, layout))
     for splits_top in (False, True):
         draft = editor.draft(site)
         codes = _ranged_codes(draft, meaning, kind)
@@ -172,8 +166,7 @@ def _ranged(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
             # In half of all ranges span + low is not high: then the values above are a level of
             # their own.
             y = draft.op.Where(draft.op.Greater(draft.x, high), meaning.output_high, y)
-        draft.y = y
-        yield draft
+        yield draft.giving(y)
 
 
 def _ranged_codes(draft: Draft, meaning: Ranged, kind: str) -> ir.Value:
@@ -203,8 +196,7 @@ def _floating(site: Site, editor: Editor, meaning: Floating) -> Iterator[Draft]:
             x = clip(draft, x, -end, end)
         zero = np.zeros_like(meaning.scale)
         codes = quantize(draft, x, meaning.scale, zero, found.name, layout)
-        draft.y = dequantize(draft, codes, meaning.scale, zero, found.name, layout)
-        yield draft
+        yield draft.giving(dequantize(draft, codes, meaning.scale, zero, found.name, layout))
 
 
 def _bipolar(site: Site, editor: Editor, scale: Float32) -> Iterator[Draft]:
@@ -215,8 +207,7 @@ def _bipolar(site: Site, editor: Editor, scale: Float32) -> Iterator[Draft]:
     positive = draft.op.GreaterOrEqual(draft.x, 0.0)
     signs = [draft.constant(np.array(sign, np.int8), "sign") for sign in (1, -1)]
     codes = draft.node("Where", [positive, *signs], dtype=ir.DataType.INT8)
-    draft.y = dequantize(draft, codes, scale, np.zeros_like(scale), "INT8", layout)
-    yield draft
+    yield draft.giving(dequantize(draft, codes, scale, np.zeros_like(scale), "INT8", layout))
 
 
 def clip(draft: Draft, x: Operand, lo: Float32, hi: Float32) -> Operand:

@@ -55,8 +55,7 @@ class Qonnx:
                 yield from _ranged(site, editor, meaning)
             case Bipolar(scale):
                 draft = editor.draft(site)
-                draft.y = draft.node("BipolarQuant", [draft.x, scale], domain=DOMAIN)
-                yield draft
+                yield draft.giving(draft.node("BipolarQuant", [draft.x, scale], domain=DOMAIN))
             case Floating() as meaning:
                 yield _floating(site, editor, meaning)
 
@@ -140,15 +139,16 @@ def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
         )
         draft = editor.draft(site)
         draft.op.Min(draft.op.Max(draft.x, low), high)
-        draft.y = _node(
-            draft,
-            draft.nodes[-1].outputs[0],
-            meaning.scale,
-            np.float32(0),
-            (bits, True, False),
-            meaning.rounding,
+        yield draft.giving(
+            _node(
+                draft,
+                draft.nodes[-1].outputs[0],
+                meaning.scale,
+                np.float32(0),
+                (bits, True, False),
+                meaning.rounding,
+            )
         )
-        yield draft
 
 
 def _ranged(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
@@ -180,8 +180,7 @@ def _quant(
     rounding: Rounding,
 ) -> Draft:
     draft = editor.draft(site)
-    draft.y = _node(draft, draft.x, scale, zero_point, form, rounding)
-    return draft
+    return draft.giving(_node(draft, draft.x, scale, zero_point, form, rounding))
 
 
 def _node(
@@ -223,5 +222,6 @@ def _floating(site: Site, editor: Editor, meaning: Floating) -> Draft:
         "rounding_mode": str(meaning.rounding),
     }
     scale = draft.constant(meaning.scale, "scale")
-    draft.y = draft.node("FloatQuant", [draft.x, scale, *widths], attributes, domain=DOMAIN)
-    return draft
+    return draft.giving(
+        draft.node("FloatQuant", [draft.x, scale, *widths], attributes, domain=DOMAIN)
+    )

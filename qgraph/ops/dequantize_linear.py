@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.constants import constant
 from qgraph.numerics import blocks
 from qgraph.numerics.formats import FORMATS, numpy_dtype
+from qgraph.ops import parameters
 from qgraph.ops.operator import operator
-from qgraph.ops.quantize_linear import check_zero_point
+from qgraph.ops.quantize_linear import check_zero_point, require_float32_scale
 from qgraph.schema import Attribute, OpSchema
 
 Array = npt.NDArray[Any]
@@ -29,6 +31,26 @@ SCHEMA = OpSchema(
     ),
     standard=True,
 )
+
+
+def resolve(node: ir.Node) -> dict[str, Any]:
+    """Refuse what the definition in float32 does not say.
+
+    Raises: ValueError if the result is not float32, or int32 codes are shifted: their difference
+        is one of integers.
+    """
+    require_float32_scale(node)
+    result = ir.DataType(node.attributes.get_int("output_dtype", 0))
+    parameters.require_float32("output_dtype", result)
+    zero_point = node.inputs[2] if len(node.inputs) > 2 else None
+    if parameters.element_type(zero_point) == ir.DataType.INT32:
+        known = constant(zero_point)
+        if known is None or known.any():
+            raise ValueError(
+                "its zero point is INT32 and not 0, whose subtraction float32 cannot express; "
+                "expected 0 or a narrower type. Fold it into the codes"
+            )
+    return {}
 
 
 def define(
@@ -49,7 +71,7 @@ def define(
     return op.Mul(q if zero_point is None else op.Sub(q, zero_point), scale)
 
 
-@operator(SCHEMA, define=define)
+@operator(SCHEMA, define=define, resolve=resolve)
 def dequantize_linear(
     x: Array,
     scale: Array,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
+from qgraph.ops import parameters
 from qgraph.registry import Registry
 from qgraph.schema import OpKey, OpSchema
 
@@ -48,9 +49,12 @@ class Operator:
         """Return the keyword arguments of ``define`` for ``node``.
 
         Raises:
-            OperatorError: an attribute or a type violates the definition.
+            OperatorError: an attribute violates the definition, or the node computes in another
+                type than float32, in which definitions are written.
         """
         try:
+            if not self.schema.standard:
+                parameters.require_float32("data", parameters.element_type(node.inputs[0]))
             return self.schema.attributes_of(node) | self.resolve(node)
         except ValueError as error:
             raise OperatorError(f"{where(node)}: {error}") from error
@@ -61,6 +65,7 @@ class Operator:
         Raises:
             OperatorError: the node or the value of a parameter violates the definition.
         """
+        self.schema.values(node)
         absent = [None] * (len(self.schema.inputs) - len(arrays))
         try:
             return self.kernel(*arrays, *absent, **self.schema.attributes_of(node))

@@ -81,3 +81,17 @@ def element_type(value: ir.Value | None) -> ir.DataType | None:
         return value.const_value.dtype
     known = constant(value)
     return None if known is None else ir.DataType.from_numpy(known.dtype)
+
+
+def require_float32(name: str, kind: ir.DataType | None) -> None:
+    """Refuse a type in which a definition, written in float32, would not be true.
+
+    An unknown type passes: it comes from a graph without types.
+
+    Raises: ValueError.
+    """
+    if kind not in (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT):
+        raise ValueError(
+            f"its {name} is {kind.name}, but definitions are written in FLOAT. "
+            "Convert the model to float32 first, or leave this node out"
+        )

@@ -36,8 +36,12 @@ SCHEMA = OpSchema(
 def resolve(node: ir.Node) -> dict[str, ir.DataType]:
     """Return the type of the codes, which the zero point has where it is present.
 
-    Raises: ValueError if the graph does not tell the type of the zero point.
+    Raises: ValueError if the graph does not tell the type of the zero point, or the division is not
+        one of float32.
     """
+    parameters.require_float32("data", parameters.element_type(node.inputs[0]))
+    require_float32_scale(node)
+    parameters.require_float32("precision", ir.DataType(node.attributes.get_int("precision", 0)))
     zero_point = node.inputs[2] if len(node.inputs) > 2 else None
     if zero_point is None:
         given = ir.DataType(node.attributes.get_int("output_dtype", 0))
@@ -149,6 +153,16 @@ def quantize_linear(
     return y.astype(container).astype(numpy_dtype(to.name), copy=False)
 
 
+def require_float32_scale(node: ir.Node) -> None:
+    """Refuse a scale of another type than float32, or E8M0, which is a subset of it.
+
+    Raises: ValueError.
+    """
+    kind = parameters.element_type(node.inputs[1])
+    if kind != ir.DataType.FLOAT8E8M0:
+        parameters.require_float32("scale", kind)
+
+
 def check_zero_point(scale: Array, zero_point: Array | None, target: NumberFormat) -> None:
     """Refuse a zero point of another shape than the scale, or of a minifloat.
 
@@ -156,7 +170,7 @@ def check_zero_point(scale: Array, zero_point: Array | None, target: NumberForma
     """
     if zero_point is None:
         return
-    if zero_point.shape != scale.shape and (zero_point.size, scale.size) != (1, 1):
+    if zero_point.shape != scale.shape :
         raise ValueError(
             f"its zero point has shape {list(zero_point.shape)}, expected the shape of its scale, "
             f"{list(scale.shape)}. Expand one of them"

@@ -35,7 +35,8 @@ def decide(
     """Compare two expressions on every float32 input and in every channel.
 
     Args:
-        reference, candidate: of one builder if common parts are to be recognised.
+        reference: the function to keep to.
+        candidate: the other one, of the same builder if common parts are to be recognised.
         input_shape: shape of the variable, None for unknown dimensions; used to see that the two
             results have one shape.
         max_boxes: after how many evaluated boxes to give up.
@@ -110,13 +111,13 @@ class _Comparison:
         for value in (np.inf, -np.inf, np.nan, -np.nan):
             x = np.full(len(kinds), value, np.float32)
             outcome = _Outcome.of(self._program, x, kinds)
-            shown = kinds, x, outcome.reference, outcome.candidate
+            results = outcome.reference, outcome.candidate
             differ, sign = outcome.differ | outcome.unknown, outcome.zero_sign
             if np.isnan(value):
-                self.found.differ_at_nan(*(array[differ | sign] for array in shown))
+                self.found.differ_at_nan(kinds, x, *results, where=differ | sign)
             else:
-                self.found.differ_at_infinity(*(array[differ] for array in shown))
-                self.found.differ_in_zero_sign_at_infinity(*(array[sign] for array in shown))
+                self.found.differ_at_infinity(kinds, x, *results, where=differ)
+                self.found.differ_in_zero_sign_at_infinity(kinds, x, *results, where=sign)
 
 
 class _Outcome(NamedTuple):

@@ -24,10 +24,10 @@ def check_float_environment() -> None:
     """
     if not probe_float_environment():
         raise UnsupportedError(
-            "The float arithmetic of this thread: subnormal numbers are flushed to zero, or results "
-            "are not rounded to nearest even. IEEE 754 arithmetic was expected, without which "
-            "nothing can be proved. Run runtimes whose sessions treat subnormal numbers as zero in "
-            "another process."
+            "The float arithmetic of this thread: subnormal numbers are flushed to zero, or "
+            "results are not rounded to nearest even. IEEE 754 arithmetic was expected, without "
+            "which nothing can be proved. Run runtimes whose sessions treat subnormal numbers as "
+            "zero in another process."
         )
 
 

@@ -246,7 +246,7 @@ def _normalised(name: str, attributes: dict[str, Any]) -> tuple[tuple[str, Any],
         if attributes:
             raise Undecidable(f"{name} with attributes {', '.join(sorted(attributes))}")
         return ()
-    to = attributes.get("to")
+    to = attributes["to"]
     target = to if isinstance(to, str) else ir.DataType(to).name
     pairs: dict[str, Any] = {"to": target}
     if target not in (BOOL, FLOAT) and _INTEGER.fullmatch(target) is None:

@@ -12,6 +12,7 @@ from qgraph.exactness import Witness
 from qgraph.proof.keys import Float32, Keys, from_keys, to_keys
 
 Channels = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -110,29 +111,30 @@ class Collector:
             self._show("zero", kind, from_keys(lo[:1]), reference, candidate)
 
     def differ_at_infinity(
-        self, kind: Channels, x: Float32, reference: Float32, candidate: Float32
+        self, kind: Channels, x: Float32, reference: Float32, candidate: Float32, *, where: Mask
     ) -> None:
-        """Note infinities ``[n]`` for which the values differ, or are unspecified."""
-        if len(kind):
-            keys = to_keys(x)
-            self._at_infinity.append((kind, keys, keys, reference, candidate))
-            self._show("infinity", kind, x, reference, candidate)
+        """Note infinities ``[n]`` where the values differ, or are unspecified."""
+        if where.any():
+            keys = to_keys(x[where])
+            found = kind[where], keys, keys, reference[where], candidate[where]
+            self._at_infinity.append(found)
+            self._show("infinity", kind[where], x[where], *found[3:])
 
     def differ_in_zero_sign_at_infinity(
-        self, kind: Channels, x: Float32, reference: Float32, candidate: Float32
+        self, kind: Channels, x: Float32, reference: Float32, candidate: Float32, *, where: Mask
     ) -> None:
-        """Note infinities ``[n]`` for which both results are zeros of different signs."""
-        if len(kind):
+        """Note infinities ``[n]`` where both results are zeros of different signs."""
+        if where.any():
             self._infinity_sign_differs = True
-            self._show("zero", kind, x, reference, candidate)
+            self._show("zero", kind[where], x[where], reference[where], candidate[where])
 
     def differ_at_nan(
-        self, kind: Channels, x: Float32, reference: Float32, candidate: Float32
+        self, kind: Channels, x: Float32, reference: Float32, candidate: Float32, *, where: Mask
     ) -> None:
-        """Note NaN inputs ``[n]`` for which the results differ in any way."""
-        if len(kind):
+        """Note NaN inputs ``[n]`` where the results differ in any way."""
+        if where.any():
             self._nan_differs = True
-            self._show("nan", kind, x, reference, candidate)
+            self._show("nan", kind[where], x[where], reference[where], candidate[where])
 
     def _show(
         self, what: str, kind: Channels, x: Float32, reference: Float32, candidate: Float32

@@ -173,9 +173,8 @@ def _add(a: Interval, b: Interval) -> Interval:
     hi = lo if point else a.hi + b.hi
     if a.finite or b.finite:
         return Interval(lo, hi)
-    return Interval(
-        lo, hi, bad=np.isnan(lo) if point else np.isnan(a.lo + b.hi) | np.isnan(a.hi + b.lo)
-    )
+    # infinities of opposite sign, from whichever ends
+    return Interval(lo, hi, bad=np.isnan(a.lo + b.hi) | np.isnan(a.hi + b.lo))
 
 
 def _sub(a: Interval, b: Interval) -> Interval:
@@ -184,9 +183,7 @@ def _sub(a: Interval, b: Interval) -> Interval:
     hi = lo if point else a.hi - b.lo
     if a.finite or b.finite:
         return Interval(lo, hi)
-    return Interval(
-        lo, hi, bad=np.isnan(lo) if point else np.isnan(a.lo - b.lo) | np.isnan(a.hi - b.hi)
-    )
+    return Interval(lo, hi, bad=np.isnan(a.lo - b.lo) | np.isnan(a.hi - b.hi))
 
 
 def _mul(a: Interval, b: Interval) -> Interval:

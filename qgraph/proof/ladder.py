@@ -76,9 +76,9 @@ def _grade_differences(finding: Finding, steps: Plateaus) -> Exactness:
 
 def _plateau_of(runs: Runs, steps: Plateaus) -> npt.NDArray[np.int64]:
     """Return the plateau in which each run starts."""
-    place = steps.channel * 2.0**33 + steps.lo
-    start = np.clip(runs.lo, LOWEST, HIGHEST)
-    return np.asarray(np.searchsorted(place, runs.channel * 2.0**33 + start, "right") - 1)
+    place = (steps.channel << 33) + steps.lo
+    start = (runs.channel << 33) + np.clip(runs.lo, LOWEST, HIGHEST)
+    return np.asarray(np.searchsorted(place, start, "right") - 1)
 
 
 def _local_measures(steps: Plateaus) -> tuple[Float64, Float64]:
@@ -99,16 +99,15 @@ def _running_median(
     values: Float64, channel: npt.NDArray[np.int64], first: int, last: int
 ) -> Float64:
     """Return medians over the places ``first`` to ``last`` from each one, within its channel."""
+    here = np.arange(len(values))
     columns = []
     for shift in range(first, last + 1):
-        place = np.clip(np.arange(len(values)) + shift, 0, len(values) - 1)
-        outside = (channel[place] != channel) | (np.arange(len(values)) + shift != place)
+        place = np.clip(here + shift, 0, len(values) - 1)
+        outside = (place != here + shift) | (channel[place] != channel)
         columns.append(np.where(outside, np.nan, values[place]))
     table = np.sort(np.stack(columns), axis=0)  # NaN last
-    known = (~np.isnan(table)).sum(axis=0)
-    middle = np.maximum(known - 1, 0) // 2, known // 2
-    middle = middle[0], np.minimum(middle[1], np.maximum(known - 1, 0))
-    low, high = (np.take_along_axis(table, m[None], axis=0)[0] for m in middle)
+    last_known = np.maximum((~np.isnan(table)).sum(axis=0) - 1, 0)
+    low, high = table[last_known // 2, here], table[(last_known + 1) // 2, here]
     return np.asarray((low + high) / 2)
 
 

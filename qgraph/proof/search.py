@@ -49,7 +49,7 @@ class Boxes(NamedTuple):
 
     def at(self, chosen: Mask | slice) -> Boxes:
         """Return some of the boxes."""
-        return Boxes(*(array[chosen] for array in self))
+        return Boxes(self.kind[chosen], self.lo[chosen], self.hi[chosen], self.cuts[chosen])
 
 
 class Judge(Protocol):
@@ -85,7 +85,7 @@ class Search:
         self._program = program
         self._judge = judge
         self._max_boxes = max_boxes
-        ends = np.array([LOWEST, HIGHEST] if domain is None else to_keys(np.float32(domain)))
+        ends = [LOWEST, HIGHEST] if domain is None else to_keys(domain)
         self._low, self._high = (int(end) for end in np.clip(ends, LOWEST, HIGHEST))
         self._wide: list[Boxes] = []
         self._single: list[Boxes] = []

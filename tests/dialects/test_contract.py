@@ -1,4 +1,4 @@
-"""What holds for every dialect: what it writes it reads back, and it never reads what is not its."""
+"""What holds for every dialect: it reads back what it wrote, and leaves alone what is not its."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ RANGED = f"""{HEADER} <float low = {{0}}, float high = {{255}}> {{
 BIPOLAR = f"""{HEADER} <float s = {{0.5}}> {{ y = qonnx.custom_op.general.BipolarQuant (x, s) }}"""
 
 FLOATING = f"""{HEADER} <float s = {{0.5}}, float e = {{4}}, float m = {{3}}, float c = {{7}},
-    float h = {{448}}> {{ y = qonnx.custom_op.general.FloatQuant <has_nan = 1> (x, s, e, m, c, h) }}"""
+    float h = {{448}}> {{
+    y = qonnx.custom_op.general.FloatQuant <has_nan = 1> (x, s, e, m, c, h) }}"""
 
 
 def only_site(model: ir.Model) -> Site:

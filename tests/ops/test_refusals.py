@@ -114,6 +114,37 @@ def test_definitions_refuse_overflow_without_a_value():
         operator.define(None, *node.inputs, **operator.arguments(node))
 
 
+FLOAT16 = ir.Value(name="h", type=ir.TensorType(ir.DataType.FLOAT16))
+FLOAT = ir.Value(name="f", type=ir.TensorType(ir.DataType.FLOAT))
+INT32 = ir.Value(name="i", type=ir.TensorType(ir.DataType.INT32))
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "attributes", "reason"),
+    [
+        ("BipolarQuant", (FLOAT16, FLOAT), {}, "its data is FLOAT16"),
+        ("QuantizeLinear", (FLOAT16, FLOAT), {}, "its data is FLOAT16"),
+        ("QuantizeLinear", (FLOAT, FLOAT16), {}, "its scale is FLOAT16"),
+        ("QuantizeLinear", (FLOAT, FLOAT), {"precision": 10}, "its precision is FLOAT16"),
+        ("DequantizeLinear", (INT32, FLOAT16), {}, "its scale is FLOAT16"),
+        ("DequantizeLinear", (INT32, FLOAT), {"output_dtype": 10}, "its output_dtype is FLOAT16"),
+        ("DequantizeLinear", (INT32, FLOAT, INT32), {}, "INT32 and not 0"),
+    ],
+)
+def test_definitions_are_refused_outside_float32(name, inputs, attributes, reason):
+    """The kernels compute these; a proof in float32 would be about something else."""
+    known = next(entry for entry in OPERATORS if entry.schema.name == name)
+    node = ir.node(name, inputs, attributes, domain=known.schema.domains[0], name="n1")
+    with pytest.raises(OperatorError, match=reason):
+        operator_of(node).arguments(node)
+
+
+def test_int32_codes_with_a_zero_point_of_zero_have_a_definition():
+    zero = ir.node("Constant", [], {"value": ir.tensor(np.zeros(3, np.int32))}).outputs[0]
+    node = ir.node("DequantizeLinear", [INT32, FLOAT, zero])
+    assert operator_of(node).arguments(node)["axis"] == 1
+
+
 def test_an_untyped_zero_point_leaves_the_type_open():
     inputs = [ir.Value(name=name) for name in ("x", "s", "z")]
     node = ir.node("QuantizeLinear", inputs, name="n1")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from qgraph.exactness import Exactness
-from qgraph.model import Model
 from qgraph.report import Outcome
 from qgraph.transforms.convert import ConvertDialect
 

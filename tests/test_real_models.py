@@ -1,0 +1,103 @@
+"""Every real model: converted, folded, and equal to what it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qgraph.exactness import Exactness
+from qgraph.model import Model, load
+from qgraph.report import Outcome
+from qgraph.transforms.convert import ConvertDialect
+from qgraph.transforms.fold_weights import FoldWeights
+
+NAMES = [
+    "TFC_1W2A",
+    "brev_cnn_asym8",
+    "brev_cnn_fp8e4m3",
+    "brev_cnn_w4a4",
+    "brev_cnn_w4a4_dynamo",
+    "brev_cnn_w4a4_qcdq",
+    "brev_cnn_w4a4_trunc",
+    "brev_mlp_fp4",
+    "brev_mlp_w1a2_bipolar",
+    "brevmx_mlp_mxfp4w",
+    "kwsmlp_w3a3",
+    "nncf_cnn_int8_sym",
+    "nncf_cnn_w4a4",
+    "nncf_mlp_int8_mixed",
+    "nncfonnx_cnn_qdq_sym",
+    "qkeras_jettagging",
+]
+
+
+def feeds(model: Model, models: Path) -> dict[str, np.ndarray]:
+    """Test images for the networks that classify them, noise for the others."""
+    (value,) = model.inputs
+    if list(value.shape)[1:] == [1, 8, 8]:
+        images = np.load(models / "brev_cnn_w4a4.npz")["x"]
+        return {value.name: images[: value.shape[0] if isinstance(value.shape[0], int) else 64]}
+    shape = [size if isinstance(size, int) else 4 for size in value.shape]
+    noise = np.random.default_rng(0).normal(size=shape)
+    return {value.name: noise.astype(np.float32)}
+
+
+@pytest.mark.parametrize("to", ["qdq", "onnx"])
+@pytest.mark.parametrize("name", NAMES)
+def test_conversion_keeps_every_value(models, tmp_path, name, to):
+    path = models / f"{name}.onnx"
+    original, model = load(path), load(path)
+    report = model.apply(ConvertDialect(to=to))
+    assert report.count(Outcome.REFUSED) == 0, report
+    assert report.exactness >= Exactness.VALUES
+    for site in report:
+        if site.outcome is Outcome.CHANGED:
+            assert site.verdict.differing_inputs == 0
+    out = tmp_path / "out.onnx"
+    model.save(out)
+    onnx.checker.check_model(str(out), full_check=True)
+    data = feeds(original, models)
+    expected, found = original.run(data, backend="numpy"), load(out).run(data, backend="numpy")
+    for key, value in expected.items():
+        np.testing.assert_array_equal(found[key], value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_folding_keeps_every_value_and_drops_the_float_weights(models, tmp_path, name):
+    path = models / f"{name}.onnx"
+    original, model = load(path), load(path)
+    report = model.apply(FoldWeights())
+    assert report.count(Outcome.REFUSED) == 0, report
+    if report.count(Outcome.CHANGED):
+        assert report.weight_bytes_after < report.weight_bytes_before / 2
+    out = tmp_path / "out.onnx"
+    model.save(out)
+    onnx.checker.check_model(str(out), full_check=True)
+    data = feeds(original, models)
+    expected, found = original.run(data, backend="numpy"), load(out).run(data, backend="numpy")
+    for key, value in expected.items():
+        np.testing.assert_array_equal(found[key], value)
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("to", ["qdq", "onnx"])
+@pytest.mark.parametrize("name", NAMES)
+def test_onnx_runtime_computes_the_same(models, tmp_path, name, to):
+    runtime = pytest.importorskip("onnxruntime")
+    path = models / f"{name}.onnx"
+    original, model = load(path), load(path)
+    model.apply(ConvertDialect(to=to))
+    out = tmp_path / "out.onnx"
+    model.save(out)
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(str(out), options)
+    data = feeds(original, models)
+    expected = list(original.run(data, backend="numpy").values())
+    # MatMul and Conv of the two add in different orders: bounded by some ulps of the largest score
+    for want, have in zip(expected, session.run(None, data), strict=True):
+        np.testing.assert_allclose(have, want, rtol=0, atol=2e-6 * np.abs(want).max())
