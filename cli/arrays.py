@@ -79,7 +79,7 @@ def save(path: Path, results: Mapping[str, Any]) -> None:
 def show_all(results: Mapping[str, Any]) -> None:
     """Print a table of results."""
     columns = [
-        Column("output"),
+        Column("output", cut=True),
         Column("type"),
         Column("shape"),
         Column("min", right=True),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 _ESCAPES = {"error": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
 _RESET = "\x1b[0m"
+
+_LEAST_CUT = 24
+"""Texts are not cut shorter than this."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +38,14 @@ class Column:
     Attributes:
         name: its heading.
         right: whether it is aligned to the right, as numbers are.
-        whole: whether its texts are kept in one line where there is little room.
+        cut: whether its texts are cut rather than wrapped where there is little room.
+        spare: whether it may be left out where there is little room.
     """
 
     name: str
     right: bool = False
-    whole: bool = False
+    cut: bool = False
+    spare: bool = False
 
 
 @dataclass
@@ -98,22 +105,35 @@ def show(text: str = "") -> None:
 
 
 def show_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]]) -> None:
-    """Print a table: fitted to a terminal, or else with as much room as the texts need."""
+    """Print a table: fitted to a terminal, or else with as much room as the texts need.
+
+    Columns that say nothing are left out.
+    """
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    cells = [[Cell(printable(cell.text), cell.style) for cell in row] for row in cells]
+    kept = [place for place in range(len(columns)) if any(row[place].text for row in cells)]
     if not sys.stdout.isatty():
-        _show_plain(columns, cells)
+        _show_plain([columns[place] for place in kept], [[row[i] for i in kept] for row in cells])
         return
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for column in columns:
-        justify = "right" if column.right else "left"
-        table.add_column(column.name, justify=justify, no_wrap=column.whole, overflow="fold")
+    screen = console()
+    widths = _fitted(columns, cells, kept, screen.width)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for place, width in widths.items():
+        column = columns[place]
+        table.add_column(
+            column.name,
+            justify="right" if column.right else "left",
+            no_wrap=column.cut,
+            overflow="ellipsis" if column.cut else "fold",
+            max_width=width,
+        )
     for row in cells:
-        table.add_row(*(Text(printable(cell.text), style=cell.style) for cell in row))
-    console().print(table)
+        table.add_row(*(Text(row[place].text, style=row[place].style) for place in widths))
+    screen.print(table)
 
 
 def show_paragraph(text: str, style: str = "", *, indent: int = 0) -> None:
@@ -152,14 +172,42 @@ def is_colourful(stream: TextIO) -> bool:
 
 def _say(kind: str, text: str) -> None:
     line = printable(text if kind == "note" else f"{kind}: {text}")
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
     if is_colourful(sys.stderr):
         line = f"{_ESCAPES[kind]}{line}{_RESET}"
     sys.stderr.write(f"{line}\n")
 
 
+def _fitted(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], kept: list[int], room: int
+) -> dict[int, int]:
+    """Return the columns that are shown and their widths; columns are three characters apart.
+
+    Where there is too little room, texts that may be cut are, then spare columns go; whatever is
+    still too wide is wrapped.
+    """
+    widths = {
+        place: max(len(text) for text in (columns[place].name, *(row[place].text for row in rows)))
+        for place in kept
+    }
+
+    def excess() -> int:
+        return sum(widths.values()) + 3 * (len(widths) - 1) - room
+
+    for place in kept:
+        if columns[place].cut and excess() > 0:
+            widths[place] = max(widths[place] - excess(), min(widths[place], _LEAST_CUT))
+    for place in reversed(kept):
+        if columns[place].spare and excess() > 0:
+            del widths[place]
+    return widths
+
+
 def _show_plain(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
     lines = [[column.name for column in columns]]
-    lines += [[printable(cell.text) for cell in row] for row in rows]
+    lines += [[cell.text for cell in row] for row in rows]
     widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
     for line in lines:
         parts = [
@@ -184,6 +232,6 @@ def bytes_text(number: int) -> str:
     return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
 
 
-def number_text(number: float | None) -> str:
-    """Return a number with six digits; a dash where there is none."""
-    return "-" if number is None else f"{number:.6g}"
+def number_text(number: float | None, digits: int = 6) -> str:
+    """Return a number with so many digits; a dash where there is none."""
+    return "-" if number is None else f"{number:.{digits}g}"

@@ -34,12 +34,22 @@ _NAMES = 3
 _PARTS = 5
 """Spellings of more operators are cut short."""
 
+_COLUMNS = (
+    Column("operator"),
+    Column("became"),
+    Column("equality"),
+    Column("compared on", spare=True),
+    Column("remark"),
+)
+
+_ABBREVIATIONS = {"QuantizeLinear": "Q", "DequantizeLinear": "DQ"}
+
 _EQUAL = {
-    Exactness.BITS: "equal bit for bit",
-    Exactness.VALUES: "equal in value",
-    Exactness.CODES: "equal in codes, while values differ in the last bits",
-    Exactness.NEAR: "nearly equal: thresholds moved by ulps",
-    Exactness.DIFFERENT: "not equal",
+    Exactness.BITS: "all equal bit for bit",
+    Exactness.VALUES: "all equal in value",
+    Exactness.CODES: "all at least equal in codes, values by a few ulps apart",
+    Exactness.NEAR: "all at least near, thresholds moved by ulps",
+    Exactness.DIFFERENT: "not all equal",
 }
 
 
@@ -78,20 +88,13 @@ def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform]) ->
 
 
 def _show_each(sites: Sequence[SiteReport]) -> None:
-    columns = [Column("node"), Column("operator"), Column("became"), Column("equality")]
-    rows = [[site.node, _short(site.op), _became(site), _equality(site)] for site in sites]
-    show_table(columns, rows)
+    show_table([Column("node", cut=True), *_COLUMNS], [[site.node, *_row(site)] for site in sites])
 
 
 def _show_gathered(sites: Sequence[SiteReport]) -> None:
-    columns = [
-        Column("sites", right=True),
-        Column("operator"),
-        Column("became"),
-        Column("equality"),
-    ]
-    kinds = Counter((_short(site.op), _became(site), _equality(site)) for site in sites)
-    show_table(columns, [[str(number), *kind] for kind, number in kinds.most_common()])
+    kinds = Counter(tuple(_row(site)) for site in sites)
+    rows = [[str(number), *kind] for kind, number in kinds.most_common()]
+    show_table([Column("sites", right=True), *_COLUMNS], rows)
 
 
 def _show_refused(sites: Sequence[SiteReport], *, every: bool) -> None:
@@ -130,6 +133,8 @@ def _show_summary(report: Report, files: Rewrite) -> None:
     else:
         style = "green" if report.exactness >= Exactness.VALUES else "yellow"
         verdict = Cell(f"{sites['changed']} changed, {_EQUAL[report.exactness]}", style)
+    if report.sites:
+        show()
     others = [f"{sites[name]} {name}" for name in ("kept", "refused") if sites[name]]
     show_paragraph("; ".join([verdict.text, *others]), verdict.style)
     before, after = report.weight_bytes_before, report.weight_bytes_after
@@ -142,26 +147,30 @@ def _short(op: str) -> str:
     return op.rpartition("::")[2]
 
 
-def _became(site: SiteReport) -> str:
-    if site.spelling is None:
-        return "kept" if site.outcome == "kept" else "changed"
-    parts = site.spelling.split("+")
-    if len(parts) > _PARTS:
-        return f"{' + '.join(parts[: _PARTS - 1])} + {len(parts) - _PARTS + 1} more"
-    return " + ".join(parts)
-
-
-def _equality(site: SiteReport) -> Cell:
+def _row(site: SiteReport) -> list[Cell]:
     verdict = site.verdict
     if verdict is None or verdict.rung is None:
-        return Cell("" if site.reason is None else site.reason, "dim")
-    over = "the constant" if verdict.method is Method.CONSTANT else "every input"
-    text = f"{verdict.rung} for {over}"
+        return [Cell(_short(site.op)), Cell(_became(site)), Cell(""), Cell(""), Cell("")]
+    over = "its constant" if verdict.method is Method.CONSTANT else "every input"
+    remarks = [verdict.reason or ""]
     if verdict.differing_inputs:
-        text = f"{verdict.rung}, {count(verdict.differing_inputs, 'input')} not equal"
+        remarks.insert(0, f"{count(verdict.differing_inputs, 'input')} not equal")
         if witness := verdict.witness:
             x, y, z = map(number_text, (witness.input, witness.reference, witness.candidate))
-            text += f": at {x} {z}, not {y}"
-    if verdict.reason:
-        text += f"; {verdict.reason}"
-    return Cell(text, "green" if verdict.rung >= Exactness.VALUES else "yellow")
+            remarks[0] += f", such as {x}: {z}, not {y}"
+    return [
+        Cell(_short(site.op)),
+        Cell(_became(site)),
+        Cell(str(verdict.rung), "green" if verdict.rung >= Exactness.VALUES else "yellow"),
+        Cell(over),
+        Cell("; ".join(filter(None, remarks)), "dim"),
+    ]
+
+
+def _became(site: SiteReport) -> str:
+    if site.spelling is None:
+        return "as it was" if site.outcome == "kept" else "changed"
+    parts = [_ABBREVIATIONS.get(part, part) for part in site.spelling.split("+")]
+    if len(parts) > _PARTS:
+        parts[_PARTS - 1 :] = [f"{len(parts) - _PARTS + 1} more"]
+    return " + ".join(parts)

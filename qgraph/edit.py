@@ -78,7 +78,6 @@ class Draft:
         entry: node and place where the region takes its input in.
         x: stands for the input of the region that is replaced.
         y: the output; :meth:`giving` sets it.
-        opset: the lowest opset that has all operators and types drafted so far.
     """
 
     def __init__(self, editor: Editor, region: Region) -> None:
@@ -91,7 +90,7 @@ class Draft:
         self.y: ir.Value = self.x
         self.nodes: list[ir.Node] = []
         self.constants: dict[ir.Value, Array] = {}
-        self.opset = 1
+        self._needs = 1
         self.op = Tracer(self)
 
     @property
@@ -99,13 +98,27 @@ class Draft:
         """The operators in order: ``QuantizeLinear+Clip+DequantizeLinear``."""
         return "+".join(node.op_type for node in self.nodes)
 
+    @property
+    def opset(self) -> int:
+        """The lowest opset that has all operators, types and forms drafted."""
+        return max([self._needs, *map(_first_opset, self.nodes)])
+
     def needs(self, opset: int) -> None:
-        """State that what was drafted exists only since ``opset``."""
-        self.opset = max(self.opset, opset)
+        """State that a form or type drafted exists only since ``opset``."""
+        self._needs = max(self._needs, opset)
 
     def giving(self, result: Operand) -> Draft:
-        """Make ``result`` the output of the draft and return the draft."""
+        """Make ``result`` the output, drop nodes that it does not need, and return the draft."""
         self.y = result if isinstance(result, ir.Value) else self.constant(result)
+        needed = {self.y}
+        kept = []
+        for node in reversed(self.nodes):
+            if needed.isdisjoint(node.outputs):
+                node.resize_inputs(0)
+                continue
+            needed.update(value for value in node.inputs if value is not None)
+            kept.append(node)
+        self.nodes = kept[::-1]
         return self
 
     def constant(self, array: npt.ArrayLike, name: str = "const") -> ir.Value:
@@ -139,15 +152,19 @@ class Draft:
         if dtype is not None:
             made.outputs[0].type = ir.TensorType(dtype)
         self.nodes.append(made)
-        if domain == "":
-            self.needs(FIRST_OPSET.get(name, 1))
-            if (attributes or {}).get("to") == ir.DataType.FLOAT8E8M0:
-                self.needs(24)
         return made.outputs[0]
 
     def commit(self) -> None:
         """Put the draft in the place of its region and drop what is no longer used."""
         self._editor.replace(self)
+
+
+def _first_opset(node: ir.Node) -> int:
+    if node.domain:
+        return 1
+    if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT8E8M0:
+        return 24
+    return FIRST_OPSET.get(node.op_type, 1)
 
 
 class Tracer:
@@ -170,9 +187,9 @@ class Tracer:
             for chosen, condition in ((operands[1], True), (operands[2], False)):
                 if (operands[0] == condition).all():
                     return chosen
-        if name == "Cast" and isinstance(operands[0], ir.Value):
-            if operands[0].dtype == attributes["to"]:
-                return operands[0]
+        first = operands[0]
+        if name == "Cast" and isinstance(first, ir.Value) and first.dtype == attributes["to"]:
+            return first
         dtype = ir.DataType.BOOL if name in PREDICATES else ir.DataType.FLOAT
         dtype = ir.DataType(attributes.get("to", dtype))
         return self._draft.node(name, operands, attributes, dtype=dtype)

@@ -184,10 +184,10 @@ def _granularity(site: Site, parameters: list[Float32]) -> str:
     if layout is None:
         return f"shape {list(np.broadcast_shapes(*(array.shape for array in parameters)))}"
     if layout.block_size:
-        return f"per block of {layout.block_size} along axis {layout.axis}"
+        return f"per {layout.block_size} along axis {layout.axis}"
     if layout.axis is None:
         return "per tensor"
-    return f"per channel, {layout.shape[0]} along axis {layout.axis}"
+    return f"per channel ({layout.shape[0]}, axis {layout.axis})"
 
 
 def _ends(parameter: Float32) -> tuple[float, float]:

@@ -279,6 +279,11 @@ def _write_model(model: ir.Model, tensors: Tensors, path: Path) -> None:
     image.ir_version = max(model.ir_version or 0, minimum_ir_version(image))
     try:
         content = ir.to_proto(image).SerializeToString()
+    except ir.serde.SerdeError as error:
+        cause: BaseException | None = error
+        while isinstance(cause, ir.serde.SerdeError):
+            cause = cause.__cause__
+        raise cause or error
     except (EncodeError, ValueError) as error:
         raise ModelError(
             f"The model does not fit into one protobuf message ({error}), expected less than "

@@ -46,7 +46,7 @@ def test_taps_return_inner_values_inputs_and_constants() -> None:
 
 def test_an_unknown_tap_is_refused_with_the_nearest_name() -> None:
     body = "g (float[N] x) => (float[N] y) { inner = Abs (x) y = Neg (inner) }"
-    with pytest.raises(OptionError, match="'iner'.*did you mean 'inner'"):
+    with pytest.raises(OptionError, match=r"'iner'.*did you mean 'inner'"):
         run(model(body), {"x": [1]}, taps=["iner"])
 
 
@@ -332,8 +332,8 @@ def test_an_operator_newer_than_the_imported_opset_is_refused() -> None:
 def test_a_failing_node_is_named_with_its_inputs() -> None:
     body = "g (float[N,2] x, float[M,3] z) => (float[N,3] y) { y = MatMul (x, z) }"
     message = r"MatMul producing 'y'.*float32\[1, 2\], float32\[4, 3\]"
+    inputs = {"x": np.ones((1, 2), np.float32), "z": np.ones((4, 3), np.float32)}
     with pytest.raises(ExecutionError, match=message) as caught:
-        inputs = {"x": np.ones((1, 2), np.float32), "z": np.ones((4, 3), np.float32)}
         run(model(body), inputs, backend="numpy")
     assert isinstance(caught.value.__cause__, ValueError)
 
@@ -363,10 +363,8 @@ def test_an_odd_scale_computes_by_ieee_rules_with_one_warning(
         for _ in range(2):
             found = executor.run({"x": [0, 1], "s": scale})["y"]
     np.testing.assert_array_equal(found, expected)
-    assert [record.message for record in caplog.records] == [
-        "Quant producing 'y' in graph 'g': a scale is zero, infinite or NaN; "
-        "computed by IEEE arithmetic"
-    ]
+    (record,) = caplog.records
+    assert record.message.startswith("Quant producing 'y' in graph 'g': a scale is zero")
 
 
 # Real models

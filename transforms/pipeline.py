@@ -111,7 +111,7 @@ def describe(cls: type[Transform]) -> PassInfo:
         )
         for field in dataclasses.fields(cls)
     )
-    summary = (cls.__doc__ or "").strip().splitlines()[0]
+    summary = (cls.__doc__ or "").strip().splitlines()[0].replace("``", "")
     return PassInfo(cls.name, summary, cls.preserves, options)
 
 

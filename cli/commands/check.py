@@ -103,14 +103,14 @@ def _limits(given: Limits, names: Sequence[str]) -> dict[str, float] | None:
 
 def _show(found: CheckReport) -> None:
     columns = [
-        Column("output"),
+        Column("output", cut=True),
         Column("values", right=True),
         Column("differ", right=True),
         Column("max abs", right=True),
-        Column("max ulp", right=True),
+        Column("max ulp", right=True, spare=True),
         Column("max steps", right=True),
         Column("SQNR dB", right=True),
-        Column("cosine", right=True),
+        Column("cosine", right=True, spare=True),
     ]
     rows = []
     for output in found.outputs:

@@ -76,14 +76,14 @@ def _show_quantizers(found: Overview) -> None:
         return
     if readable:
         columns = [
-            Column("quantizer"),
+            Column("quantizer", cut=True),
             Column("operator"),
             Column("of"),
             Column("format"),
             Column("scale", right=True),
-            Column("zero point", right=True),
-            Column("granularity"),
-            Column("rounding"),
+            Column("zero point", right=True, spare=True),
+            Column("one scale", spare=True),
+            Column("rounding", spare=True),
         ]
         show()
         show_table(columns, [_row(quantizer) for quantizer in readable])
@@ -108,5 +108,5 @@ def _row(quantizer: QuantizerInfo) -> list[Cell | str]:
 def _range_text(ends: tuple[float, float] | None) -> str:
     if ends is None:
         return "-"
-    low, high = map(number_text, ends)
+    low, high = (number_text(end, 4) for end in ends)
     return low if low == high else f"{low} .. {high}"

@@ -17,7 +17,7 @@ def command(name: str | None) -> None:
 
     if name is None:
         known = [describe(cls) for cls in TRANSFORMS]
-        columns = [Column("pass", whole=True), Column("keeps"), Column("what it does")]
+        columns = [Column("pass"), Column("keeps"), Column("what it does")]
         rows = [[Cell(p.name, "bold"), str(p.preserves), p.summary] for p in known]
         show_table(columns, rows)
         return
@@ -25,7 +25,7 @@ def command(name: str | None) -> None:
     show_paragraph(f"{info.name}: {info.summary}")
     show_paragraph(f"Keeps models equal in {info.preserves}, unless an option says otherwise.")
     show()
-    columns = [Column("option", whole=True), Column("value"), Column("default"), Column("meaning")]
+    columns = [Column("option"), Column("value"), Column("default"), Column("meaning")]
     rows = [
         [Cell(o.name, "bold"), o.kind, "required" if o.default is None else o.default, o.help]
         for o in info.options

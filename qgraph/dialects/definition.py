@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from qgraph.dialects.dialect import Site
 from qgraph.edit import Draft, Editor, Operand, Tracer
+from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.operator import operator_of
 from qgraph.proof.cone import parameter_array
 from qgraph.quantizer import Floating
@@ -18,7 +19,7 @@ from qgraph.quantizer import Floating
 def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
     """Yield the quantizer in plain operators: first as defined, then for opsets without E8M0."""
     draft = editor.draft(site)
-    _trace(site, draft, draft.op)
+    _trace(site, draft, _Values(draft))
     yield draft
     if isinstance(site.quantizer, Floating):
         low = editor.draft(site)
@@ -46,7 +47,17 @@ def _trace(site: Site, draft: Draft, op: Tracer) -> None:
     draft.giving(known[site.y])
 
 
-class _Binades(Tracer):
+class _Values(Tracer):
+    """Keeps integer codes as the float32 values that definitions take them for."""
+
+    def Cast(self, v: Operand, **attributes: Any) -> Operand:  # noqa: N802 - an ONNX operator
+        """Leave whole numbers in float where a cast to an integer type is asked for."""
+        if isinstance(FORMATS.get(ir.DataType(attributes["to"]).name), IntFormat):
+            return v
+        return self._call("Cast", [v], attributes)
+
+
+class _Binades(_Values):
     """Finds the power of two below |v| by comparing it with every binade of the format.
 
     E8M0, which gives it in one cast, exists since opset 24 only.
@@ -68,6 +79,4 @@ class _Binades(Tracer):
                 power = self.Where(self.GreaterOrEqual(v, step), step, power)
             self._power = power
             return power
-        if v is self._power:
-            return v
-        return self._call("Cast", [v], attributes)
+        return v if v is self._power else super().Cast(v, **attributes)

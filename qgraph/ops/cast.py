@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
@@ -75,6 +74,4 @@ def cast(x: Array, *, to: ir.DataType, saturate: bool, round_mode: RoundMode) ->
         if saturate:
             return minifloat.encode(x, to.name)
         return minifloat.cast(x, to.name, saturate=False).astype(dtype)
-    if to.bitwidth < 8 and x.dtype.kind not in "iu":
-        return np.trunc(x.astype(np.float32)).astype(np.int8).astype(dtype)
     return x.astype(dtype)

@@ -137,18 +137,12 @@ def quantize_linear(
         if saturate:
             return minifloat.encode(y, to.name)
         return minifloat.cast(y, to.name, saturate=False).astype(numpy_dtype(to.name))
+    offset = np.zeros(()) if zero_point is None else zero_point
+    z = blocks.align(offset.astype(np.float32), x.shape, axis, block_size)
     np.rint(y, out=y)
-    lo, hi = np.float32(target.lo), np.float32(target.hi)
-    if zero_point is None or not zero_point.any():
-        np.maximum(y, lo, out=y)
-        np.minimum(y, hi, out=y)
-        np.copyto(y, lo, where=np.isnan(y))
-    else:
-        z = blocks.align(zero_point.astype(np.float32), x.shape, axis, block_size)
-        np.maximum(y, lo - z, out=y)
-        np.minimum(y, hi - z, out=y)
-        np.copyto(y, lo - z, where=np.isnan(y))
-        np.add(y, z, out=y)
+    np.fmax(y, np.float32(target.lo) - z, out=y)  # fmax takes the bound where y is NaN
+    np.minimum(y, np.float32(target.hi) - z, out=y)
+    np.add(y, z, out=y)
     container = np.dtype(f"{'i' if target.signed else 'u'}{2 if target.bits > 8 else 1}")
     return y.astype(container).astype(numpy_dtype(to.name), copy=False)
 
@@ -170,7 +164,7 @@ def check_zero_point(scale: Array, zero_point: Array | None, target: NumberForma
     """
     if zero_point is None:
         return
-    if zero_point.shape != scale.shape :
+    if zero_point.shape != scale.shape and (zero_point.size, scale.size) != (1, 1):
         raise ValueError(
             f"its zero point has shape {list(zero_point.shape)}, expected the shape of its scale, "
             f"{list(scale.shape)}. Expand one of them"

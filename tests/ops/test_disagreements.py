@@ -291,6 +291,18 @@ def test_quantize_linear_divides_in_the_type_of_the_scale():
     assert half.tolist() != single.tolist()
 
 
+def test_quantize_linear_adds_a_zero_point_exactly():
+    """61000 is no float16."""
+    z = np.asarray(1000, np.uint16)
+    assert (
+        run("QuantizeLinear", np.float16(60000).reshape(()), np.float16(1).reshape(()), z) == 61000
+    )
+
+
+def test_one_element_is_a_scalar():
+    assert run("QuantizeLinear", f32(3, 4), f32(2), np.asarray([5], np.int8)).tolist() == [7, 7]
+
+
 def test_quantize_linear_takes_int32():
     assert run("QuantizeLinear", np.asarray(37, np.int32), f32(10), np.asarray(0, np.int8)) == 4
 

@@ -31,7 +31,7 @@ def test_a_constant_condition_chooses_its_branch() -> None:
     b = Builder()
     y = b.Mul(b.input, np.ones((4, 1), np.float32))
     assert b.Where(True, y, b.input) is y
-    assert b.Where(b.Equal(1.0, 2.0), y, b.input) is b.input
+    assert b.Where(b.Equal(1.0, 2.0), 3.0, b.input) is b.input
     assert b.Where(np.ones((4, 1), bool), y, b.input) is y
 
 
@@ -39,6 +39,7 @@ def test_a_condition_that_widens_the_result_is_kept() -> None:
     b = Builder()
     assert b.Where(np.ones((4, 1), bool), b.input, 0.0).op == "Where"
     assert b.Where(np.array([True, False]), b.input, 0.0).shape == (2,)
+    assert b.Where(False, np.zeros((4, 1), np.float32), b.input).shape == (4, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qgraph.equivalence.metrics import compare
+from qgraph.equivalence.tolerance import Tolerance, tolerances
+from qgraph.errors import OptionError
+
+X = [np.asarray([1, 2, 4], np.float32)]
+Y = [np.asarray([1, 2.5, 4], np.float32)]
+
+
+def judge(*, step: float | None = None, **limits: Any) -> str | None:
+    steps = None if step is None else [np.asarray(step, np.float32)]
+    return Tolerance(**limits).judge(compare("y", X, Y, steps), X, Y)
+
+
+def test_without_a_tolerance_values_have_to_be_equal() -> None:
+    assert judge() == "1 of 3 values differ, by up to 0.5, 2097152 ulp"
+    assert Tolerance().judge(compare("y", X, X), X, X) is None
+
+
+def test_each_tolerance_alone_decides() -> None:
+    assert judge(atol=0.5) is None
+    assert judge(atol=0.4) is not None
+    assert judge(rtol=0.25) is None
+    assert judge(max_steps=2, step=0.25) is None
+    assert str(judge(max_steps=1, step=0.25)).endswith("2 steps")
+    assert judge(min_sqnr=19) is None  # 21 / 0.25 are 19.2 dB
+    assert judge(min_sqnr=20) == "SQNR 19.2 dB is below 20"
+
+
+def test_all_tolerances_that_are_given_have_to_be_met() -> None:
+    assert judge(atol=0.5, min_sqnr=20) is not None
+    assert judge(atol=0.1, min_sqnr=10) is not None
+
+
+def test_steps_need_a_quantizer() -> None:
+    with pytest.raises(OptionError, match="'y', which no quantizer with a known uniform step"):
+        judge(max_steps=1)
+
+
+def test_limits_are_given_for_all_outputs_or_by_name() -> None:
+    assert tolerances(["a", "b"], atol=0.5, max_steps={"b": 2}, rtol=None) == {
+        "a": Tolerance(atol=0.5),
+        "b": Tolerance(atol=0.5, max_steps=2),
+    }
+
+
+@pytest.mark.parametrize("limit", [-1, float("nan")])
+def test_a_negative_limit_is_refused(limit: float) -> None:
+    with pytest.raises(OptionError, match="atol is"):
+        tolerances(["a"], atol=limit)
+
+
+def test_a_limit_for_no_output_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"given for output 'c'; the outputs .* are a, b"):
+        tolerances(["a", "b"], atol={"c": 1})

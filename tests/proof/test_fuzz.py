@@ -1,0 +1,57 @@
+"""Random pairs of expressions on small ranges of inputs: the engine against enumeration."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from qgraph.proof.engine import decide
+
+
+@pytest.fixture(scope="module")
+def fuzzing() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fuzzing", Path(__file__).parent / "fuzzing.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _mismatches(fuzzing: ModuleType, seeds: range) -> tuple[list[object], dict[str, int]]:
+    wrong: list[object] = []
+    seen = dict.fromkeys(["same", "differing", "zero sign", "undefined", "impossible"], 0)
+    for seed in seeds:
+        sample = fuzzing.sample(seed)
+        if sample is None:
+            seen["impossible"] += 1
+            continue
+        finding = decide(sample.reference, sample.candidate, domain=sample.domain)
+        expected = fuzzing.count(sample)
+        if expected is None:
+            seen["undefined"] += 1
+            if finding.undecided is None and sample.reference is not sample.candidate:
+                wrong.append((seed, "undefined", finding))
+            continue
+        seen["differing"] += expected[0] > 0
+        seen["zero sign"] += expected[1] > 0
+        seen["same"] += expected == (0, 0)
+        if finding.undecided or (finding.differing, finding.zero_sign) != expected:
+            wrong.append((seed, expected, finding))
+    return wrong, seen
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_random_pairs_agree_with_enumeration(fuzzing: ModuleType, part: int) -> None:
+    wrong, seen = _mismatches(fuzzing, range(part * 300, (part + 1) * 300))
+    assert not wrong, wrong[:3]
+    assert min(seen.values()) >= 5
+
+
+@pytest.mark.slow
+def test_many_random_pairs_agree_with_enumeration(fuzzing: ModuleType) -> None:
+    wrong, _ = _mismatches(fuzzing, range(10_000, 35_000))
+    assert not wrong, wrong[:3]
