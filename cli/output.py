@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ESCAPES = {"error": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
 _RESET = "\x1b[0m"
 
-_LEAST_CUT = 24
+_LEAST_CUT = 20
 """Texts are not cut shorter than this."""
 
 

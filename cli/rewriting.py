@@ -34,14 +34,6 @@ _NAMES = 3
 _PARTS = 5
 """Spellings of more operators are cut short."""
 
-_COLUMNS = (
-    Column("operator"),
-    Column("became"),
-    Column("equality"),
-    Column("compared on", spare=True),
-    Column("remark"),
-)
-
 _ABBREVIATIONS = {"QuantizeLinear": "Q", "DequantizeLinear": "DQ"}
 
 _EQUAL = {
@@ -88,13 +80,26 @@ def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform]) ->
 
 
 def _show_each(sites: Sequence[SiteReport]) -> None:
-    show_table([Column("node", cut=True), *_COLUMNS], [[site.node, *_row(site)] for site in sites])
+    rows = [[site.node, *_row(site)] for site in sites]
+    show_table([Column("node", cut=True), *_columns(sites)], rows)
 
 
 def _show_gathered(sites: Sequence[SiteReport]) -> None:
     kinds = Counter(tuple(_row(site)) for site in sites)
     rows = [[str(number), *kind] for kind, number in kinds.most_common()]
-    show_table([Column("sites", right=True), *_COLUMNS], rows)
+    show_table([Column("sites", right=True), *_columns(sites)], rows)
+
+
+def _columns(sites: Sequence[SiteReport]) -> list[Column]:
+    # What is to be said of equal values is less important than how far others are apart.
+    equal = all(s.verdict is None or s.verdict.reaches(Exactness.VALUES) for s in sites)
+    return [
+        Column("operator"),
+        Column("became"),
+        Column("equality"),
+        Column("compared on", spare=True),
+        Column("remark", spare=equal),
+    ]
 
 
 def _show_refused(sites: Sequence[SiteReport], *, every: bool) -> None:

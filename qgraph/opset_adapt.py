@@ -301,6 +301,12 @@ def _group_normalization(change: Change) -> None:
     raise change.refuse("its scale and bias belong to groups, and to channels since")
 
 
+def _floats_only(change: Change) -> None:
+    dtype = change.x.dtype
+    if dtype is not None and dtype.is_integer():
+        raise change.refuse(f"its input is {dtype.name}, and it only takes floats since")
+
+
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 
 ADAPTERS: Mapping[tuple[str, int], Callable[[Change], None]] = {
@@ -311,6 +317,7 @@ ADAPTERS: Mapping[tuple[str, int], Callable[[Change], None]] = {
     ("DFT", 20): _dft,
     ("Dropout", 10): _dropout_mask,
     ("Dropout", 12): _dropout,
+    ("Erf", 13): _floats_only,
     ("GridSample", 20): _grid_sample,
     ("GroupNormalization", 21): _group_normalization,
     ("Hardmax", 13): _softmax,
@@ -318,6 +325,8 @@ ADAPTERS: Mapping[tuple[str, int], Callable[[Change], None]] = {
     ("MaxPool", 22): _pool,
     ("OneHot", 11): _one_hot,
     ("Pad", 11): _pad,
+    ("ReduceLogSum", 28): _floats_only,
+    ("ReduceLogSumExp", 28): _floats_only,
     ("ReduceSum", 13): _axes,
     ("Resize", 11): _resize,
     ("Resize", 13): _resize_by_sizes,

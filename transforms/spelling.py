@@ -99,6 +99,15 @@ def settle(model: Model, choices: Sequence[Choice], editor: Editor, report: Repo
         if choice.draft is not None:
             choice.draft.commit()
     opset.declare_domains(model.ir)
+    _forget_domains(model, {node.domain for choice in choices for node in choice.site.nodes})
+
+
+def _forget_domains(model: Model, domains: set[str]) -> None:
+    """Drop the imports of those of ``domains`` that no node uses any more."""
+    unused = domains - {node.domain for node in model.nodes()} - {""}
+    for owner in (model.ir.graph, *model.ir.functions.values()):
+        for domain in unused & set(owner.opset_imports):
+            del owner.opset_imports[domain]
 
 
 def raise_opset(model: Model, choices: Iterable[Choice], report: Report) -> None:
