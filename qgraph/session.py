@@ -60,9 +60,8 @@ class Session:
         graph = onnx.GraphProto(name="segment")
         for value, dtype in feeds.items():
             self._declare(graph, value, ir.DataType.from_numpy(dtype))
-        produced = {value for node in nodes for value in node.outputs}
         for value in free_values(nodes):
-            if value not in feeds and value not in produced:
+            if value not in feeds:
                 self._store(graph, value)
         graph.node.extend(ir.to_proto(node) for node in nodes)
         domains = {"", *(node.domain for node in _nested(nodes))}

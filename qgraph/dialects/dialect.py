@@ -136,6 +136,15 @@ def weight_of(x: ir.Value) -> npt.NDArray[Any] | None:
     return array if array is not None else constant_expression(x)
 
 
+def data_of(draft: Draft, site: Site) -> ir.Value:
+    """Return the float values that a quantizer of another dialect is put on.
+
+    Where ``site`` decodes stored codes, these are the decoded values.
+    """
+    stored = site.x.dtype not in (None, ir.DataType.FLOAT) and site.values is not None
+    return draft.constant(site.values, "weight") if stored else draft.x
+
+
 def shape_of(x: ir.Value, *parameters: npt.NDArray[Any]) -> tuple[int | None, ...]:
     """Return the shape of the data; where its rank is unknown, that of the widest parameter."""
     if x.shape is not None:

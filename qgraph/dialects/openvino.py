@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from qgraph.dialects.dialect import Refusal, Site, dialect, parameter, shape_of, weight_of
+from qgraph.dialects.dialect import Refusal, Site, data_of, dialect, parameter, shape_of, weight_of
 from qgraph.edit import Draft, Editor
 from qgraph.ops.operator import operator_of
 from qgraph.quantizer import Affine, Ranged
@@ -54,7 +54,12 @@ class OpenVino:
         draft = editor.draft(site)
         ends = [draft.constant(end, name) for end, name in ((low, "low"), (high, "high"))]
         yield draft.giving(
-            draft.node("FakeQuantize", [draft.x, *ends, *ends], {"levels": levels}, domain=DOMAIN)
+            draft.node(
+                "FakeQuantize",
+                [data_of(draft, site), *ends, *ends],
+                {"levels": levels},
+                domain=DOMAIN,
+            )
         )
 
     def reason(self, site: Site) -> str:

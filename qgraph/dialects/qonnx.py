@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.dialects.dialect import Refusal, Site, dialect, parameter, shape_of, weight_of
-from qgraph.edit import Draft, Editor
+from qgraph.dialects.dialect import Refusal, Site, data_of, dialect, parameter, shape_of, weight_of
+from qgraph.edit import Draft, Editor, Operand
 from qgraph.numerics.formats import Minifloat
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import Operator, operator_of
@@ -55,7 +55,9 @@ class Qonnx:
                 yield from _ranged(site, editor, meaning)
             case Bipolar(scale):
                 draft = editor.draft(site)
-                yield draft.giving(draft.node("BipolarQuant", [draft.x, scale], domain=DOMAIN))
+                yield draft.giving(
+                    draft.node("BipolarQuant", [data_of(draft, site), scale], domain=DOMAIN)
+                )
             case Floating() as meaning:
                 yield _floating(site, editor, meaning)
 
@@ -120,35 +122,20 @@ def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
         form = _integer_form(lo, hi)
         if form is not None:
             yield _quant(site, editor, meaning.scale, meaning.zero_point, form, meaning.rounding)
-    if meaning.rounding is Rounding.ROUND and np.isfinite(meaning.scale).all():
-        ends = [(end - meaning.zero_point) * meaning.scale for end in (meaning.lo, meaning.hi)]
-        low, high = np.minimum(*ends), np.maximum(*ends)
-        bits = (
-            int(
-                np.ceil(
-                    np.log2(
-                        max(
-                            np.abs(meaning.lo - meaning.zero_point).max(),
-                            np.abs(meaning.hi - meaning.zero_point).max(),
-                            1,
-                        )
-                    )
-                )
-            )
-            + 2
-        )
-        draft = editor.draft(site)
-        draft.op.Min(draft.op.Max(draft.x, low), high)
-        yield draft.giving(
-            _node(
-                draft,
-                draft.nodes[-1].outputs[0],
-                meaning.scale,
-                np.float32(0),
-                (bits, True, False),
-                meaning.rounding,
-            )
-        )
+    if meaning.rounding is Rounding.ROUND:
+        yield _without_zero_point(site, editor, meaning)
+
+
+def _without_zero_point(site: Site, editor: Editor, meaning: Affine) -> Draft:
+    """Draft a clamp of the data and a Quant wide enough not to clamp, codes counted from zero."""
+    steps = [end - meaning.zero_point for end in (meaning.lo, meaning.hi)]
+    ends = [step * meaning.scale for step in steps]
+    bits = max(int(np.abs(step).max()) for step in steps).bit_length() + 1
+    draft = editor.draft(site)
+    lower = draft.op.Max(data_of(draft, site), np.minimum(*ends))
+    inside = draft.op.Min(lower, np.maximum(*ends))
+    form = (bits, True, False)
+    return draft.giving(_node(draft, inside, meaning.scale, np.float32(0), form, meaning.rounding))
 
 
 def _ranged(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
@@ -180,12 +167,12 @@ def _quant(
     rounding: Rounding,
 ) -> Draft:
     draft = editor.draft(site)
-    return draft.giving(_node(draft, draft.x, scale, zero_point, form, rounding))
+    return draft.giving(_node(draft, data_of(draft, site), scale, zero_point, form, rounding))
 
 
 def _node(
     draft: Draft,
-    x: ir.Value,
+    x: Operand,
     scale: Float32,
     zero_point: npt.ArrayLike,
     form: tuple[int, bool, bool],
@@ -223,5 +210,5 @@ def _floating(site: Site, editor: Editor, meaning: Floating) -> Draft:
     }
     scale = draft.constant(meaning.scale, "scale")
     return draft.giving(
-        draft.node("FloatQuant", [draft.x, scale, *widths], attributes, domain=DOMAIN)
+        draft.node("FloatQuant", [data_of(draft, site), scale, *widths], attributes, domain=DOMAIN)
     )

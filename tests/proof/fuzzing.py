@@ -53,7 +53,7 @@ class Sample:
     def _number(self) -> np.ndarray:
         inner = from_keys(self.rng.integers(self.low, self.high + 1, self._channels))
         unit = np.full(self._channels, self._unit, np.float32)
-        special = [0, -0.0, 1, -1, 0.5, 2, 3, -7, 127, 1e-45, 1e38, np.inf]
+        special = [0, 0, -0.0, 1, -1, 0.5, 2, 3, -7, 127, 1e-45, 1e38, np.inf]
         special = np.full(self._channels, self.rng.choice(special), np.float32)
         spread = self.rng.normal(0, 4, self._channels).astype(np.float32)
         value = [inner, unit, special, np.rint(spread), spread][self.rng.integers(0, 5)]
@@ -76,8 +76,10 @@ class Sample:
         a = pool[-1] if rng.random() < 0.8 else pool[rng.integers(len(pool))]
         other = pool[rng.integers(len(pool))] if rng.random() < 0.3 else self._number()
         match int(rng.integers(0, 10)):
-            case 0 | 1 | 2:
+            case 0 | 1:
                 return getattr(b, str(rng.choice(UNARY)))(a)
+            case 2:
+                return getattr(b, str(rng.choice(["Min", "Max"])))(a, np.float32(0))
             case 3 | 4 | 5 | 6:
                 operands = [a, other] if rng.random() < 0.8 else [other, a]
                 return getattr(b, str(rng.choice(BINARY)))(*operands)
@@ -96,7 +98,7 @@ class Sample:
     def _mutated(self) -> Expr:
         """Rebuild the reference with a constant, an operation or nothing changed."""
         order = in_order([self.reference])
-        changed = int(self.rng.integers(0, len(order)))
+        changed = int(self.rng.integers(1, len(order)))
         made: dict[int, Expr] = {}
         for i, e in enumerate(order):
             operands = [made[id(o)] for o in e.inputs]
