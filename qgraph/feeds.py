@@ -69,7 +69,9 @@ def _fit(graph: ir.Graph, value: ir.Value, given: Any) -> Any:
     expected = f"Input {describe(value)} of graph {graph.name!r} is fed"
     wanted = None if value.dtype is None else value.dtype.numpy()
     array = np.asarray(given)
-    if wanted is not None and array.dtype != wanted and not _text(array, wanted):
+    if wanted == object and array.dtype.kind in "UT":
+        array = array.astype(object)
+    if wanted is not None and array.dtype != wanted:
         # Arrays are taken as they are: a silent change of their type would hide a mistake.
         if hasattr(given, "dtype") or not np.can_cast(array.dtype, wanted, "same_kind"):
             raise ExecutionError(
@@ -89,7 +91,3 @@ def _fit(graph: ir.Graph, value: ir.Value, given: Any) -> Any:
             "its dimensions without a number are free."
         )
     return array
-
-
-def _text(array: npt.NDArray[Any], wanted: np.dtype[Any]) -> bool:
-    return wanted.kind == "O" and array.dtype.kind in "USTO"

@@ -167,7 +167,7 @@ def _fits(node: ir.Node, version: int) -> bool:
 def _raise(model: ir.Model, version: int) -> None:
     editor = Editor(model)
     own = set(model.functions)
-    float_type = _only_float_type(model)
+    float_type = only_float_type(model)
     for owner in owners(model):
         before = owner.opset_imports.get("", version)
         if before >= version:
@@ -178,7 +178,7 @@ def _raise(model: ir.Model, version: int) -> None:
         owner.opset_imports[""] = version
 
 
-def _only_float_type(model: ir.Model) -> ir.DataType | None:
+def only_float_type(model: ir.Model) -> ir.DataType | None:
     """Return float32 if no other floating type occurs, also as the target of a Cast."""
     casts = {
         ir.DataType(node.attributes["to"].as_int())

@@ -115,7 +115,8 @@ def initial(value: ir.Value) -> Any:
             f"Value {value.name!r} is used, but no node produces it and it is neither an input nor "
             "an initializer of its graph or of a graph around it. Export the model again."
         )
-    return known
+    # Text is bytes in the file, and str while it is computed with.
+    return np.char.decode(known, "utf-8").astype(object) if known.dtype.kind == "S" else known
 
 
 def _settled(result: Any) -> Any:

@@ -68,6 +68,5 @@ def _used(node: ir.Node) -> Iterator[ir.Value]:
     yield from (value for value in node.inputs if value is not None)
     for attribute in node.attributes.values():
         for subgraph in subgraphs(attribute):
-            yield from subgraph.outputs
             for inner in subgraph:
                 yield from _used(inner)

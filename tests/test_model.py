@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx_ir.passes.common import RemoveUnusedFunctionsPass
 
 import qgraph
 from qgraph.errors import ModelError, OperatorError, QGraphError
@@ -186,7 +187,7 @@ class TestApply:
         assert (report.weight_bytes_before, report.weight_bytes_after) == (16, 8)
 
     def test_passes_of_onnx_ir_mix_in(self, model: Model) -> None:
-        model.apply(ir.passes.common.RemoveUnusedFunctionsPass(), Rename())
+        model.apply(RemoveUnusedFunctionsPass(), Rename())
         assert model.ir.graph[0].name == "renamed"
 
     @pytest.mark.parametrize("kind", ["alone", "managed", "condition"])

@@ -120,6 +120,12 @@ def test_functions_run_in_sessions_too() -> None:
     both(model(text, '"": 21, "local": 1'), {"x": [1, 2]})
 
 
+def test_text_is_computed_with() -> None:
+    body = """g (string[N] x) => (string[N] y) <string[1] s = {"ab"}> {
+        y = StringConcat (x, s) }"""
+    both(model(body), {"x": ["q", "ö"]})
+
+
 def test_sequences_stay_out_of_sessions() -> None:
     body = """g (float[2] x) => (float[2] y) {
         s = SequenceConstruct (x, x)

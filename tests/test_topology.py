@@ -18,7 +18,7 @@ g (float[2] x, bool c) => (float[2] y, float[2] z) <float[2] w = {1, 2}> {
     [i] i = If (c) <
         then_branch = p () => (float[2] u) { [in] u = If (c) <
             then_branch = pp () => (float[2] uu) { uu = Add (a, w) },
-            else_branch = qq () => (float[2] r) { }> },
+            else_branch = qq () => (float[2] o) { o = Neg (r) }> },
         else_branch = q () => (float[2] v) { v = Neg (w) }>
     [y] y = Add (j, i)
     [z] z = Neg (x)

@@ -29,7 +29,7 @@ class ConvertDialect(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Choose a spelling for each site, raise the opset once as far as needed, replace."""
         target = DIALECTS.find(self.to)
-        editor, comparer = Editor(model.ir), Comparer()
+        editor, comparer = Editor(model.ir), Comparer(model.ir)
         choices, others = self._choose(model, target, editor, comparer)
         raise_opset(model, choices, report)
         if not all(choice.site.stands for choice in choices):

@@ -28,7 +28,7 @@ class FoldWeights(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Fold every quantizer whose input is constant; the float values leave the model."""
-        editor, comparer = Editor(model.ir), Comparer()
+        editor, comparer = Editor(model.ir), Comparer(model.ir)
         choices = self._choose(model, editor, comparer)
         raise_opset(model, choices, report)
         if not all(choice.site.stands for choice in choices):

@@ -141,8 +141,9 @@ def data_of(draft: Draft, site: Site) -> ir.Value:
 
     Where ``site`` decodes stored codes, these are the decoded values.
     """
-    stored = site.x.dtype not in (None, ir.DataType.FLOAT) and site.values is not None
-    return draft.constant(site.values, "weight") if stored else draft.x
+    if site.x.dtype in (None, ir.DataType.FLOAT) or site.values is None:
+        return draft.x
+    return draft.constant(site.values, "weight")
 
 
 def shape_of(x: ir.Value, *parameters: npt.NDArray[Any]) -> tuple[int | None, ...]:

@@ -13,6 +13,7 @@ from qgraph.edit import Draft
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.evaluate import evaluate
 from qgraph.exactness import Exactness, Method, Verdict, Witness
+from qgraph.opset import only_float_type
 from qgraph.proof.cone import lower
 from qgraph.proof.engine import Finding, decide
 from qgraph.proof.expression import Builder, Undecidable, text
@@ -22,10 +23,15 @@ Array = npt.NDArray[Any]
 
 
 class Comparer:
-    """Compares sites with drafts; equal pairs of expressions are decided once."""
+    """Compares sites of one model with drafts; equal pairs of expressions are decided once.
 
-    def __init__(self) -> None:
+    Args:
+        model: the model; where it holds one floating type only, data of unknown type has that one.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
         self._decided: dict[object, Verdict] = {}
+        self._float = only_float_type(model)
 
     def compare(self, site: Site, draft: Draft) -> Verdict:
         """Return how equal ``draft`` is to ``site``.
@@ -36,8 +42,11 @@ class Comparer:
         """
         if site.weight is not None:
             return _compare_constant(site, draft)
-        if site.x.dtype not in (None, ir.DataType.FLOAT):
-            return _undecided(f"its data is {site.x.dtype}; only float32 is proved so far")
+        dtype = site.x.dtype or self._float
+        if dtype is None:
+            return _undecided("the type of its data is not known; run shape inference first")
+        if dtype is not ir.DataType.FLOAT:
+            return _undecided(f"its data is {dtype.name}; only float32 is proved so far")
         builder = Builder()
         try:
             reference = lower(site.nodes, site.x, site.y, site.shape, builder)
