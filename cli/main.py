@@ -92,7 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         talk.error("interrupted; nothing was written")
         return INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            sys.stderr.write(f"{error.ctx.get_usage()}\n")
+        talk.error(error.format_message())
         return USAGE
     except BrokenPipeError:
         return _pipe_closed()

@@ -10,7 +10,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Talk:
     verbosity: int = 0
     quiet: bool = False
     debug: bool = False
+    _told: set[str] = field(default_factory=set, repr=False)
 
     def note(self, text: str) -> None:
         """Tell something that is not the result."""
@@ -81,7 +82,7 @@ class Talk:
     def logging(self) -> Iterator[None]:
         """Send what the library logs to stderr, as far as the options of this moment allow."""
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handler.setFormatter(_Formatter())
         handler.addFilter(self._wanted)
         logger = logging.getLogger("qgraph")
         level = logger.level
@@ -94,9 +95,21 @@ class Talk:
             logger.setLevel(level)
 
     def _wanted(self, record: logging.LogRecord) -> bool:
-        if self.quiet:
-            return record.levelno >= logging.ERROR
-        return record.levelno >= logging.WARNING - 10 * self.verbosity
+        lowest = logging.ERROR if self.quiet else logging.WARNING - 10 * self.verbosity
+        text = record.getMessage()
+        # A node that is run again, or in a second model, says the same again.
+        if record.levelno < lowest or text in self._told:
+            return False
+        self._told.add(text)
+        return True
+
+
+class _Formatter(logging.Formatter):
+    """Writes a record as everything else that is told."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the level in lower case and the message."""
+        return printable(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 def show(text: str = "") -> None:

@@ -105,13 +105,14 @@ def _columns(sites: Sequence[SiteReport]) -> list[Column]:
 def _show_refused(sites: Sequence[SiteReport], *, every: bool) -> None:
     if not sites:
         return
-    show("left as they were:")
+    show("\nleft as they were:")
     reasons: dict[str, list[str]] = defaultdict(list)
     for site in sites:
         reason = site.reason or "no reason is known"
         title = f"{_short(site.op)} {site.node!r}"
+        head = reason.partition(":")[0]
         # A message that names the node already needs no heading.
-        own = reason.startswith(title)
+        own = head.startswith(_short(site.op)) and repr(site.node) in head
         reasons["" if own else reason].append(reason if own else title)
     for reason, titles in reasons.items():
         if not reason:
@@ -161,14 +162,16 @@ def _row(site: SiteReport) -> list[Cell]:
     if verdict.differing_inputs:
         remarks.insert(0, f"{count(verdict.differing_inputs, 'input')} not equal")
         if witness := verdict.witness:
-            x, y, z = map(number_text, (witness.input, witness.reference, witness.candidate))
+            x, y, z = (
+                number_text(n, 9) for n in (witness.input, witness.reference, witness.candidate)
+            )
             remarks[0] += f", such as {x}: {z}, not {y}"
     return [
         Cell(_short(site.op)),
         Cell(_became(site)),
         Cell(str(verdict.rung), "green" if verdict.rung >= Exactness.VALUES else "yellow"),
         Cell(over),
-        Cell("; ".join(filter(None, remarks)), "dim"),
+        Cell("; ".join(filter(None, remarks)), "" if verdict.differing_inputs else "dim"),
     ]
 
 

@@ -58,7 +58,7 @@ def convert(name: str, folder: Path, backends: list[Backend]) -> Outcome:
         "quantizers after": count_operators(model),
         "converted, refused": f"{summary['changed']}, {summary['refused']}",
         "proved for all inputs": str(methods["congruence"] + methods["intervals"]),
-        "weights, each value compared": str(methods["constant"]),
+        "compared value by value": str(methods["constant"]),
         "lowest exactness": str(report.exactness),
         "weights": f"{summary['weight_bytes_before']:,} -> {summary['weight_bytes_after']:,} bytes",
         "file": f"{source.stat().st_size:,} -> {target.stat().st_size:,} bytes",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -149,8 +149,10 @@ def _shards(chosen: Sequence[Slot], shard_bytes: int | None) -> list[list[ir.Ten
 
 
 def _reserve(path: Path, count: int, reserved: list[Path]) -> list[Path]:
-    for names in _names(path.name, count):
-        targets = [path.parent / name for name in names]
+    """Create ``count`` empty files under the first names that are all free."""
+    attempt = 0
+    while True:
+        targets = [path.parent / name for name in _names(path.name, attempt, count)]
         try:
             for target in targets:
                 # Exclusive creation also keeps another process from taking the name.
@@ -159,17 +161,13 @@ def _reserve(path: Path, count: int, reserved: list[Path]) -> list[Path]:
         except FileExistsError:
             while reserved:
                 reserved.pop().unlink()
+            attempt += 1
         else:
             return targets
-    raise AssertionError("names never run out")
 
 
-def _names(stem: str, count: int) -> Iterator[list[str]]:
-    attempt = 0
-    while True:
-        base = f"{stem}-{attempt}" if attempt else stem
-        if count == 1:
-            yield [f"{base}.data"]
-        else:
-            yield [f"{base}-{i + 1:05d}-of-{count:05d}.data" for i in range(count)]
-        attempt += 1
+def _names(stem: str, attempt: int, count: int) -> list[str]:
+    base = f"{stem}-{attempt}" if attempt else stem
+    if count == 1:
+        return [f"{base}.data"]
+    return [f"{base}-{i + 1:05d}-of-{count:05d}.data" for i in range(count)]

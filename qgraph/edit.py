@@ -124,7 +124,7 @@ class Draft:
     def constant(self, array: npt.ArrayLike, name: str = "const") -> ir.Value:
         """Return a constant operand; ``name`` ends the name of its initializer."""
         known = np.asarray(array)
-        tensor = ir.tensor(known)
+        tensor = ir.Tensor(known)
         value = ir.Value(
             name=name,
             type=ir.TensorType(tensor.dtype),

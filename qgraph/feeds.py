@@ -69,7 +69,7 @@ def _fit(graph: ir.Graph, value: ir.Value, given: Any) -> Any:
     expected = f"Input {describe(value)} of graph {graph.name!r} is fed"
     wanted = None if value.dtype is None else value.dtype.numpy()
     array = np.asarray(given)
-    if wanted == object and array.dtype.kind in "UT":
+    if value.dtype == ir.DataType.STRING and array.dtype.kind in "UT":
         array = array.astype(object)
     if wanted is not None and array.dtype != wanted:
         # Arrays are taken as they are: a silent change of their type would hide a mistake.

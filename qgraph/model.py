@@ -182,7 +182,7 @@ def _run_step(step: ir.passes.PassBase, model: ir.Model, report: Report) -> ir.M
             cause.add_note(f"in pass {name}; the model is as it was")
             if cause is error:
                 raise
-            raise cause from None
+            raise cause from cause.__cause__
         raise QGraphError(
             f"Pass {name} failed ({type(cause).__name__}: {cause}), expected a changed model. "
             "The model is as it was; leave the pass out, or report the fault to its authors."

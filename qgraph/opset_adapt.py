@@ -116,10 +116,7 @@ class Change:
         made = ir.node(op_type, inputs, attributes)
         label = self.editor.fresh(f"{self.stem}_{op_type.lower()}")
         made.name = made.outputs[0].name = label
-        graph = self.node.graph
-        if graph is None:
-            raise ValueError(f"{where(self.node)} belongs to no graph")
-        graph.insert_before(self.node, made)
+        self.node.prepend(made)
         return made.outputs[0]
 
     @property

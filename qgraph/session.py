@@ -97,7 +97,7 @@ class Session:
 
     def _store(self, graph: onnx.GraphProto, value: ir.Value) -> None:
         array, name = initial(value), str(value.name)
-        if array.nbytes <= _INLINE_BYTES or not array.dtype.isbuiltin or array.dtype == object:
+        if array.nbytes <= _INLINE_BYTES or array.dtype.isbuiltin != 1 or array.dtype == object:
             graph.initializer.append(onnx.numpy_helper.from_array(array, name))
             return
         self._shared[name] = self._runtime.OrtValue.ortvalue_from_numpy(array)

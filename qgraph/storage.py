@@ -98,7 +98,9 @@ def save(
     Data go to files with new names, then the model file replaces an old one in one step: at any
     time there is the old model or the new one, each with its own data. Afterwards the data files
     of the old one are removed. Tensors of ``model`` that read from those are bound to the new
-    files first; otherwise ``model`` stays as it is.
+    files first; otherwise ``model`` stays as it is. A symbolic link at ``path`` is replaced, not
+    what it points to. All a killed process leaves is a folder whose name begins with a dot, or a
+    data file that no model mentions.
 
     Args:
         model: what to save.
@@ -280,10 +282,11 @@ def _write_model(model: ir.Model, tensors: Tensors, path: Path) -> None:
     try:
         content = ir.to_proto(image).SerializeToString()
     except ir.serde.SerdeError as error:
-        cause: BaseException | None = error
-        while isinstance(cause, ir.serde.SerdeError):
+        # What a weight that is computed now has raised is wrapped at each level.
+        cause: BaseException = error
+        while isinstance(cause, ir.serde.SerdeError) and cause.__cause__ is not None:
             cause = cause.__cause__
-        raise cause or error
+        raise cause from cause.__cause__
     except (EncodeError, ValueError) as error:
         raise ModelError(
             f"The model does not fit into one protobuf message ({error}), expected less than "

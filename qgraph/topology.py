@@ -31,7 +31,7 @@ def graph_of(graph: ir.Graph | ir.Function) -> Digraph:
 
 
 def cone(picture: Digraph, value: ir.Value, leaves: Collection[ir.Value]) -> list[ir.Node]:
-    """Return the nodes that compute ``value`` from ``leaves``, in an order of execution.
+    """Return the nodes that compute ``value`` from ``leaves``, in the order of the graph.
 
     The way back from ``value`` ends at leaves, and at what no node of ``picture`` produces.
     """
@@ -44,7 +44,7 @@ def cone(picture: Digraph, value: ir.Value, leaves: Collection[ir.Value]) -> lis
             continue
         found.add(node)
         pending += [known for _, _, known in picture.in_edges(node, keys=True)]
-    return list(nx.topological_sort(picture.subgraph(found)))
+    return [node for node in picture if node in found]
 
 
 def bottlenecks(picture: Digraph, node: ir.Node) -> list[ir.Node]:

@@ -21,8 +21,5 @@ def test_convert_digits_finds_every_output_equal(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every output is equal." in done.stdout
     for name in ("digits_brevitas", "digits_nncf"):
-        converted = tmp_path / "new" / "folder" / f"{name}_qdq.onnx"
-        original = EXAMPLES / f"{name}.onnx"
-        assert converted.stat().st_size < original.stat().st_size / 2
-        domains = {node.domain for node in onnx.load(converted).graph.node}
-        assert domains == {""}
+        graph = onnx.load(tmp_path / "new" / "folder" / f"{name}_qdq.onnx").graph
+        assert {node.domain for node in graph.node} == {""}

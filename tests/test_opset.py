@@ -318,6 +318,9 @@ REFUSED = {
         11,
         "type of its input 't' is not stated",
     ),
+    "no input": (9, "(float[4] x) => (float[4] y) { y = Clip <min = 0.0> () }", 11, "no input"),
+    "no starts": (9, "(float[4] x) => (float[4] y) { y = Slice (x) }", 10, "no attribute 'starts'"),
+    "no k": (9, "(float[4] x) => (float[4] y, int64[4] i) { y, i = TopK (x) }", 10, "'k'"),
     "integers": (
         9,
         "(int32[4] x) => (int32[4] y) { y = Erf (x) }",
@@ -401,6 +404,16 @@ def test_functions_and_names_and_foreign_nodes_and_annotations_stay() -> None:
     assert function.opset_import[0].version == 21
     assert proto.metadata_props[0].value == "v"
     assert model.ir_version == 10
+
+
+def test_a_function_that_is_higher_already_is_left_alone() -> None:
+    model = ir.from_onnx_text(RICH)
+    (function,) = model.functions.values()
+    function.opset_imports[""] = 13
+    function[0].attributes.clear()
+    assert require(model, 13)
+    assert function.opset_imports[""] == 13
+    assert [node.op_type for node in function] == ["Unsqueeze", "ReduceSum"]
 
 
 def test_an_attribute_that_is_a_parameter_of_a_function_is_refused() -> None:

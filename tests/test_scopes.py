@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.errors import ModelError
-from qgraph.scopes import bodies, check_names
+from qgraph.scopes import bodies, check_names, subgraphs
 
 MODEL = """
 <ir_version: 10, opset_import: ["": 21, "local": 1]>
@@ -17,6 +17,9 @@ g (float[2] x, bool c) => (float[2] y) <float[2] w = {1, -2}> {
 }
 <domain: "local", opset_import: ["": 21]> twice (v) => (r) { r = Add (v, v) }
 """
+
+
+BRANCHES = ("then_branch", "else_branch")
 
 
 @pytest.fixture
@@ -77,3 +80,11 @@ def test_an_output_that_nothing_produces_is_refused(model: ir.Model) -> None:
     model.graph.outputs.append(ir.Value(name="z"))
     with pytest.raises(ModelError, match=r"graph 'g' the output 'z' is defined nowhere"):
         check_names(model)
+
+
+def test_subgraphs_are_those_that_an_attribute_holds_itself(model: ir.Model) -> None:
+    branches = [find(model, "If").attributes[name].as_graph() for name in BRANCHES]
+    assert subgraphs(ir.AttrGraphs("both", branches)) == tuple(branches)
+    assert subgraphs(ir.AttrGraph("one", branches[0])) == (branches[0],)
+    assert subgraphs(ir.AttrInt64("none", 1)) == ()
+    assert subgraphs(ir.RefAttr("later", "given", ir.AttributeType.GRAPH)) == ()

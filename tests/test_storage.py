@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -14,6 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from google.protobuf.message import EncodeError
 
 from qgraph import datafiles, storage
 from qgraph.errors import ModelError, OptionError
@@ -262,6 +264,14 @@ class TestExternalData:
         tensor.base_dir = stored.parent
         assert "bytes -8 to 0" in (external_fault(tensor) or "")
 
+    @pytest.mark.parametrize(
+        ("kind", "size", "fault"), [("STRING", 2, "strings"), ("FLOAT", -2, "negative size")]
+    )
+    def test_tensors_that_cannot_be_external(self, kind: str, size: int, fault: str) -> None:
+        shape, dtype = ir.Shape([size]), ir.DataType[kind]
+        tensor = ir.ExternalTensor("any", 0, 8, dtype, shape=shape, name="w")
+        assert fault in (external_fault(tensor) or "")
+
     def test_a_pipe_is_not_waited_for(self, stored: Path) -> None:
         os.mkfifo(stored.parent / "pipe")
         relocate(stored, location="pipe")
@@ -448,6 +458,13 @@ class TestSave:
 
 
 class TestSaveOverOldFiles:
+    def test_a_link_is_replaced_not_what_it_points_to(self, stored: Path, tmp_path: Path) -> None:
+        before = stored.read_bytes()
+        (tmp_path / "link.onnx").symlink_to(stored)
+        storage.save(model_of(-LARGE), tmp_path / "link.onnx", external_data=True)
+        assert stored.read_bytes() == before
+        assert weights_in(tmp_path / "link.onnx")["w0"] == (-LARGE).tolist()
+
     def test_over_its_own_source(self, stored: Path) -> None:
         model = storage.load(stored)
         expected = weights_in(storage.load(stored))
@@ -508,6 +525,16 @@ class TestSaveOverOldFiles:
             "m.onnx-1-00002-of-00002.data",
         ]
 
+    def test_shards_are_named_alike_even_if_one_name_is_taken(self, tmp_path: Path) -> None:
+        (tmp_path / "m.onnx-00002-of-00002.data").write_bytes(b"mine")
+        storage.save(model_of(LARGE, -LARGE), tmp_path / "m.onnx", shard_bytes=2400)
+        assert names_in(tmp_path) == [
+            "m.onnx",
+            "m.onnx-00002-of-00002.data",
+            "m.onnx-1-00001-of-00002.data",
+            "m.onnx-1-00002-of-00002.data",
+        ]
+
     def test_garbage_is_replaced(self, tmp_path: Path) -> None:
         (tmp_path / "m.onnx").write_bytes(b"\xff\xff")
         (tmp_path / "m.onnx.data").write_bytes(b"")
@@ -547,10 +574,37 @@ class TestSaveRefuses:
             fail, ir.DataType.FLOAT, ir.Shape([600]), name="w0"
         )
         for external_data in (True, False):
-            with pytest.raises(ZeroDivisionError):
-                storage.save(model, stored, external_data=external_data)
+            for path in (stored, stored.parent / "new.onnx"):
+                with pytest.raises(ZeroDivisionError):
+                    storage.save(model, path, external_data=external_data)
         assert names_in(stored.parent) == before
         assert weights_in(stored)["w0"] == LARGE.tolist()
+
+    def test_a_disk_that_is_full_at_the_last_moment(
+        self, stored: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model, before = storage.load(stored), names_in(stored.parent)
+
+        def full(path: Path, _content: bytes) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+        monkeypatch.setattr(Path, "write_bytes", full)
+        with pytest.raises(ModelError, match=r"in\.onnx: cannot be written .*No space left"):
+            storage.save(model, stored)
+        assert names_in(stored.parent) == before
+        assert weights_in(stored)["w0"] == LARGE.tolist()
+
+    def test_what_protobuf_cannot_hold(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Beside weights there may be a lot of text; protobuf itself is asked at the end."""
+
+        def refuse(_model: ir.Model) -> onnx.ModelProto:
+            raise EncodeError("too large")
+
+        monkeypatch.setattr(ir, "to_proto", refuse)
+        with pytest.raises(ModelError, match=r"one protobuf message.*external data"):
+            storage.save(model_of(SMALL), tmp_path / "m.onnx")
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
     def test_read_only_folder(self, tmp_path: Path) -> None:

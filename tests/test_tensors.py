@@ -43,6 +43,14 @@ def test_slots_are_found_in_graphs_branches_and_functions() -> None:
     }
 
 
+def test_a_default_of_a_function_is_a_slot_but_no_weight() -> None:
+    model = ir.from_onnx_text(MODEL)
+    (function,) = model.functions.values()
+    function.attributes["bias"] = ir.AttrTensor("bias", ir.tensor(np.float32(1)))
+    found = [slot for slot in slots(model) if isinstance(slot.owner, ir.Function)]
+    assert [(str(s), s.is_weight) for s in found] == [("function 'shift', attribute 'bias'", False)]
+
+
 def test_every_slot_can_be_filled_anew() -> None:
     model = ir.from_onnx_text(MODEL)
     for number, slot in enumerate(slots(model)):

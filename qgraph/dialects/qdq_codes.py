@@ -68,7 +68,7 @@ def _stored(
         if holding(lo, hi, (kind,)) is None or not (layout is None or holds(kind, zero_point)):
             continue
         draft = editor.draft(site)
-        stored = draft.constant(codes.astype(np.int64).astype(numpy_dtype(kind)), "codes")
+        stored = draft.constant(codes.astype(np.int32).astype(numpy_dtype(kind)), "codes")
         if layout is not None:
             yield draft.giving(dequantize(draft, stored, scale, zero_point, kind, layout))
             continue
@@ -117,7 +117,7 @@ def _levels(site: Site, editor: Editor, meaning: Ranged, codes: Array, kind: str
     """Draft stored codes, then FakeQuantize's own float operations from code to value."""
     top = np.float32(meaning.levels - 1)
     draft = editor.draft(site)
-    stored = draft.constant(codes.astype(np.int64).astype(numpy_dtype(kind)), "codes")
+    stored = draft.constant(codes.astype(np.int32).astype(numpy_dtype(kind)), "codes")
     whole = dequantize(draft, stored, ONE, ZERO, kind, SCALAR)
     y: Any = draft.op.Mul(draft.op.Div(whole, top), meaning.output_high - meaning.output_low)
     y = draft.op.Add(y, meaning.output_low) if meaning.output_low.any() else y

@@ -163,7 +163,8 @@ def trunc_2(
     out = (q - zero_point / t) * out_scale               one rounding per operation, in this order
 
     Only t is a power of two, out_scale stays what it is. zero_point / t may be fractional. NaN
-    stays NaN, infinities saturate; a ratio of scales that is not positive gives NaN, one below
+    stays NaN, zeros keep their sign, infinities saturate; a ratio of scales that is not positive
+    gives NaN, one below
     2**-127 counts as up to 2**-126. One signed bit means {-1, 0} here.
 
     Args:

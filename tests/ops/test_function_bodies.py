@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from onnxscript._internal.builder import build_function
+from onnxscript import build_function
 
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import OPERATORS

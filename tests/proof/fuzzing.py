@@ -81,6 +81,8 @@ class Sample:
             case 2:
                 return getattr(b, str(rng.choice(["Min", "Max"])))(a, np.float32(0))
             case 3 | 4 | 5 | 6:
+                if other is a:  # a - a is +0 whatever the sign of a; intervals do not see that
+                    other = self._number()
                 operands = [a, other] if rng.random() < 0.8 else [other, a]
                 return getattr(b, str(rng.choice(BINARY)))(*operands)
             case 7:
@@ -149,7 +151,10 @@ def _possible_results(e, operands, shape):
     attributes = dict(e.attributes)
     results = []
     unknown = np.zeros(shape, bool)
-    for values in itertools.product(*(values for values, _ in operands)):
+    choices = itertools.product(*(values for values, _ in operands))
+    if len(e.inputs) == 2 and e.inputs[0] is e.inputs[1]:
+        choices = ((value, value) for value in operands[0][0])
+    for values in choices:
         y = np.asarray(NUMPY[e.op](*values, **attributes))
         results.append(y)
         if e.op in ("Min", "Max", "Relu"):

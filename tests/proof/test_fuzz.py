@@ -44,11 +44,10 @@ def _mismatches(fuzzing: ModuleType, seeds: range) -> tuple[list[object], dict[s
     return wrong, seen
 
 
-@pytest.mark.parametrize("part", range(5))
-def test_random_pairs_agree_with_enumeration(fuzzing: ModuleType, part: int) -> None:
-    wrong, seen = _mismatches(fuzzing, range(part * 300, (part + 1) * 300))
+def test_random_pairs_agree_with_enumeration(fuzzing: ModuleType) -> None:
+    wrong, seen = _mismatches(fuzzing, range(1500))
     assert not wrong, wrong[:3]
-    assert min(seen.values()) >= 5
+    assert min(seen.values()) >= 10
 
 
 @pytest.mark.slow

@@ -1,0 +1,185 @@
+"""The program as a whole: help, versions, exit codes, start-up."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from qgraph import __version__
+from qgraph.cli import main as program
+from qgraph.cli.main import cli, main
+from qgraph.errors import EquivalenceError, ExactnessError, ModelError, OptionError
+
+COMMANDS = cli.list_commands(click.Context(cli))
+
+
+def test_there_is_a_command_for_each_file():
+    files = {path.stem for path in Path(program.__file__).parent.glob("commands/*.py")}
+    assert set(COMMANDS) == files - {"__init__"}
+    assert {"check", "convert", "fold", "info", "passes", "run", "transform"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_each_command_has_help_and_the_common_options(qgraph, name, flag):
+    status, out, err = qgraph(name, flag)
+    assert status == 0
+    assert err == ""
+    assert out.startswith(f"Usage: qgraph {name} ")
+    for option in ("-v, --verbose", "-q, --quiet", "--debug"):
+        assert option in out
+
+
+def test_help_lists_each_command_with_a_sentence(qgraph):
+    status, out, _ = qgraph("--help")
+    assert status == 0
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        summary = command.get_short_help_str(limit=70)
+        assert not summary.endswith("...")
+        assert f"{name} " in out
+        assert summary in out
+
+
+def test_version(qgraph):
+    assert qgraph("--version") == (0, f"qgraph {__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["convert", "--help"], ["nothing"]])
+def test_what_needs_no_model_loads_no_model_library(arguments):
+    code = (
+        "import sys; from qgraph.cli.main import main; main(sys.argv[1:]);"
+        "print(sorted({'numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_an_unknown_command_is_usage_and_the_nearest_is_named(qgraph):
+    found = qgraph("conver", "model.onnx")
+    assert found.status == 2
+    assert found.error == "error: There is no command 'conver'. Did you mean 'convert'?"
+
+
+@pytest.mark.parametrize("arguments", [[], ["info"], ["info", "--jason", "m.onnx"], ["--nothing"]])
+def test_wrong_usage_is_2_and_shows_how_it_is_used(qgraph, arguments):
+    status, out, err = qgraph(*arguments)
+    assert status == 2
+    assert "Usage: qgraph" in out + err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ModelError("bad"), 3),
+        (ExactnessError("bad"), 3),
+        (OptionError("bad"), 2),
+        (EquivalenceError("bad"), 1),
+        (MemoryError(), 3),
+        (OSError("bad"), 3),
+        (ZeroDivisionError("bad"), 3),
+        (KeyboardInterrupt(), 130),
+        (BrokenPipeError(), 141),
+    ],
+)
+def test_errors_have_exit_codes_and_one_message(qgraph, monkeypatch, error, status):
+    monkeypatch.setattr("qgraph.overview.overview", _raising(error))
+    found = qgraph("info", "model.onnx")
+    assert found.status == status
+    assert found.out == ""
+    if status != 141:
+        assert found.error
+
+
+def test_an_internal_error_asks_for_a_report(qgraph, monkeypatch):
+    monkeypatch.setattr("qgraph.overview.overview", _raising(ZeroDivisionError("by zero")))
+    found = qgraph("info", "model.onnx")
+    assert "internal error, ZeroDivisionError: by zero" in found.error
+    assert "--debug" in found.error
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "info", "m"], ["info", "m", "--debug"]])
+def test_debug_shows_the_traceback_wherever_it_stands(qgraph, arguments):
+    found = qgraph(*arguments)
+    assert found.status == 3
+    assert "Traceback (most recent call last)" in found.err
+    assert "error: m: there is no such file" in found.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["info", "m"], "warning"),
+        (["-v", "info", "m"], "warning info"),
+        (["info", "-v", "m"], "warning info"),
+        (["info", "-vv", "m"], "warning info debug"),
+        (["-v", "info", "-v", "m"], "warning info debug"),
+        (["-q", "info", "m"], ""),
+        (["info", "m", "-q"], ""),
+    ],
+)
+def test_the_log_is_told_as_far_as_wanted_and_once(qgraph, monkeypatch, arguments, told):
+    def overview(_path: Path) -> object:
+        logger = logging.getLogger("qgraph.test")
+        for _ in range(2):
+            logger.warning("%s", "w")
+            logger.info("i")
+            logger.debug("d")
+        raise ModelError("end")
+
+    monkeypatch.setattr("qgraph.overview.overview", overview)
+    lines = qgraph(*arguments).err.splitlines()
+    assert lines == [f"{level}: {level[0]}" for level in told.split()] + ["error: end"]
+
+
+def test_a_full_disk_behind_stdout_is_an_error(monkeypatch, capsys):
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout", Full())
+    assert main(["passes"]) == 3
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_not_told_that_models_differ():
+    read, write = os.pipe()
+    os.close(read)
+    code = "import sys; from qgraph.cli.main import main; sys.exit(main(['passes']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write)
+    assert done.returncode == 141
+    assert done.stderr == b""
+
+
+def test_names_that_the_encoding_lacks_are_printed_as_codes():
+    code = (
+        "from qgraph.cli.main import main; from qgraph.cli.output import show;"
+        "main(['--version']); show('ü')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=True,
+        env={"PYTHONIOENCODING": "ascii"},
+    )
+    assert done.stdout.splitlines()[-1] == rb"\xfc"
+
+
+def _raising(error: BaseException):  # noqa: ANN202
+    def call(_path: Path) -> object:
+        raise error
+
+    return call
