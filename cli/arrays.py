@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from qgraph.cli.options import Inputs
 from qgraph.cli.output import Cell, Column, Talk, number_text, show_table
@@ -105,11 +105,8 @@ def show_all(results: Mapping[str, Any]) -> None:
 
 def _read(path: Path, expected: str, reader: Callable[[Any], Any]) -> Any:
     try:
-        content = np.load(path, allow_pickle=False)
-        if isinstance(content, np.lib.npyio.NpzFile):
-            with content:
-                return reader(content)
-        return reader(content)
+        with path.open("rb") as file:
+            return reader(np.load(file, allow_pickle=False))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ExecutionError(
             f"{path}: cannot be read ({error}), expected {expected} as numpy saves it. "
@@ -147,8 +144,5 @@ def _common(array: Array) -> Array:
         return array.astype(np.str_)
     if array.dtype.kind != "V":
         return array
-    try:
-        ml_dtypes.finfo(array.dtype)
-    except ValueError:
-        return array.astype(np.int8)
-    return array.astype(np.float32)
+    real = ir.DataType.from_numpy(array.dtype).is_floating_point()
+    return array.astype(np.float32 if real else np.int8)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
+import gc
 import importlib
 import os
 import pkgutil
@@ -77,13 +79,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments after the program's name; those of the process if None.
     """
+    if argv is None:
+        _collect_seldom()
     talk = Talk()
     # Names in models may have characters that the terminal's encoding lacks.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        with talk.logging():
+        with talk.listening():
             status = cli.main(
                 None if argv is None else list(argv), "qgraph", standalone_mode=False, obj=talk
             )
@@ -101,6 +105,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _failed(error, talk)
     return int(status or 0)
+
+
+def _collect_seldom() -> None:
+    """Make the garbage collector rare: what a command builds is in use until the process ends."""
+    gc.set_threshold(100_000, 50, 50)
+    atexit.register(gc.freeze)
 
 
 def _failed(error: Exception, talk: Talk) -> int:

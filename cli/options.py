@@ -21,73 +21,39 @@ T = TypeVar("T")
 LEVELS = [str(level) for level in Exactness if level is not Exactness.DIFFERENT]
 
 
-class FilePath(click.ParamType):
-    """A path; ``-`` and the empty string are none."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path."""
-        if isinstance(value, Path):
-            return value
-        if value in ("", "-"):
-            self.fail(f"{value!r} is not a file. Name one; a file called '-' is './-'.", param, ctx)
-        if "\0" in value:
-            self.fail("a file name has no zero bytes.", param, ctx)
-        return Path(value)
+def file_path(text: str) -> Path:
+    """Return a path; ``-`` and the empty string are none."""
+    if text in ("", "-"):
+        raise click.BadParameter(f"{text!r} is not a file. A file called '-' is './-'.")
+    return Path(text)
 
 
-class NamedFile(click.ParamType):
-    """``NAME=FILE``, as a pair."""
-
-    name = "NAME=FILE"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Path]:
-        """Return name and path."""
-        if isinstance(value, tuple):
-            return value
-        name, equals, file = value.partition("=")
-        if not (name and equals):
-            self.fail(f"{value!r} is not of the form NAME=FILE.npy.", param, ctx)
-        return name, FilePath().convert(file, param, ctx)
+def named_file(text: str) -> tuple[str, Path]:
+    """Return name and path of ``NAME=FILE``."""
+    name, equals, file = text.partition("=")
+    if not (name and equals):
+        raise click.BadParameter(f"{text!r} is not of the form NAME=FILE.npy.")
+    return name, file_path(file)
 
 
-class NamedShape(click.ParamType):
-    """``NAME:1,3,224,224``, as a pair; names may contain colons themselves."""
-
-    name = "NAME:DIMS"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, tuple[int, ...]]:
-        """Return name and sizes."""
-        if isinstance(value, tuple):
-            return value
-        name, colon, dims = value.rpartition(":")
-        sizes = [size.strip() for size in dims.split(",")] if dims.strip() else []
-        if not (name and colon) or not all(size.isascii() and size.isdigit() for size in sizes):
-            self.fail(f"{value!r} is not of the form NAME:1,3,224,224.", param, ctx)
-        return name, tuple(map(int, sizes))
+def named_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Return name and sizes of ``NAME:1,3,224,224``; names may contain colons themselves."""
+    name, colon, dims = text.rpartition(":")
+    sizes = [size.strip() for size in dims.split(",")] if dims.strip() else []
+    if not (name and colon) or not all(size.isascii() and size.isdigit() for size in sizes):
+        raise click.BadParameter(f"{text!r} is not of the form NAME:1,3,224,224.")
+    return name, tuple(map(int, sizes))
 
 
-class Limit(click.ParamType):
-    """A number for all outputs, or ``NAME:number`` for one: a pair of name, or None, and number."""
-
-    name = "[NAME:]NUMBER"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str | None, float]:
-        """Return name and number."""
-        if isinstance(value, tuple):
-            return value
-        name, _, number = value.rpartition(":")
-        try:
-            return name or None, float(number)
-        except ValueError:
-            self.fail(f"{value!r} is neither a number nor of the form NAME:1e-4.", param, ctx)
+def limit(text: str) -> tuple[str | None, float]:
+    """Return name, or None, and number of ``NAME:NUMBER`` or ``NUMBER``."""
+    name, _, number = text.rpartition(":")
+    try:
+        return name or None, float(number)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{text!r} is neither a number nor of the form NAME:1e-4."
+        ) from error
 
 
 def talk_options(function: F) -> F:
@@ -115,7 +81,7 @@ def _keep(ctx: click.Context, param: click.Parameter, value: int) -> None:
             talk.debug |= bool(value)
 
 
-model_argument = click.argument("model", type=FilePath())
+model_argument = click.argument("model", type=file_path)
 
 backend_option = click.option(
     "--backend",
@@ -158,11 +124,14 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "-i",
         "--input",
         "files",
-        type=NamedFile(),
+        type=named_file,
+        metavar="NAME=FILE",
         multiple=True,
         help="Array for one input; once for each.",
     )
-    @click.option("--inputs", "bundle", type=FilePath(), help="Arrays for all inputs (.npz).")
+    @click.option(
+        "--inputs", "bundle", type=file_path, metavar="FILE", help="Arrays for all inputs (.npz)."
+    )
     @click.option(
         "--random", type=click.IntRange(min=1), metavar="N", help="Number of random batches [1]."
     )
@@ -172,7 +141,8 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--shape",
         "shapes",
-        type=NamedShape(),
+        type=named_shape,
+        metavar="NAME:DIMS",
         multiple=True,
         help="Shape of a random input, as NAME:1,3,224,224.",
     )
@@ -221,9 +191,9 @@ def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @model_argument
     @click.option(
-        "-o", "--output", "out", type=FilePath(), metavar="OUT", help="The model to write."
+        "-o", "--output", "out", type=file_path, metavar="OUT", help="The model to write."
     )
-    @click.option("--report", type=FilePath(), help="Write a JSON report.")
+    @click.option("--report", type=file_path, metavar="FILE", help="Write a JSON report.")
     @click.option("--in-place", is_flag=True, help="Allow the model itself to be replaced.")
     @click.option(
         "--keep-inputs",
@@ -267,7 +237,7 @@ opset_option = click.option(
 
 def limit_option(name: str, text: str) -> Callable[[F], F]:
     """Return the option of a tolerance, which the command gets as pairs of name and number."""
-    return click.option(name, type=Limit(), multiple=True, help=text)
+    return click.option(name, type=limit, metavar="[NAME:]NUMBER", multiple=True, help=text)
 
 
 def refuse_overwriting(target: Path | None, *sources: Path | None) -> None:

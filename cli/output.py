@@ -31,6 +31,9 @@ class Cell:
     style: str = ""
 
 
+Rows = Sequence[Sequence[Cell | str]]
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a table.
@@ -79,7 +82,7 @@ class Talk:
             _say("note", line)
 
     @contextmanager
-    def logging(self) -> Iterator[None]:
+    def listening(self) -> Iterator[None]:
         """Send what the library logs to stderr, as far as the options of this moment allow."""
         handler = logging.StreamHandler()
         handler.setFormatter(_Formatter())
@@ -117,7 +120,7 @@ def show(text: str = "") -> None:
     sys.stdout.write(f"{printable(text)}\n")
 
 
-def show_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]]) -> None:
+def show_table(columns: Sequence[Column], rows: Rows) -> None:
     """Print a table: fitted to a terminal, or else with as much room as the texts need.
 
     Columns that say nothing are left out.

@@ -55,7 +55,8 @@ class ProgressBar:
         """Show what is being done, and how many parts of it are; total 0 if that is not known."""
         self._state = (printable(what), done, total)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=what, completed=done, total=total or None)
+            text = self._state[0]
+            self._bar.update(self._task, description=text, completed=done, total=total or None)
 
     def _start(self) -> None:
         from rich.console import Console

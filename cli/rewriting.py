@@ -10,6 +10,7 @@ from qgraph.cli.options import Rewrite
 from qgraph.cli.output import (
     Cell,
     Column,
+    Rows,
     Talk,
     bytes_text,
     count,
@@ -80,13 +81,13 @@ def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform]) ->
 
 
 def _show_each(sites: Sequence[SiteReport]) -> None:
-    rows = [[site.node, *_row(site)] for site in sites]
+    rows: Rows = [[site.node, *_row(site)] for site in sites]
     show_table([Column("node", cut=True), *_columns(sites)], rows)
 
 
 def _show_gathered(sites: Sequence[SiteReport]) -> None:
     kinds = Counter(tuple(_row(site)) for site in sites)
-    rows = [[str(number), *kind] for kind, number in kinds.most_common()]
+    rows: Rows = [[str(number), *kind] for kind, number in kinds.most_common()]
     show_table([Column("sites", right=True), *_columns(sites)], rows)
 
 

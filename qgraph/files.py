@@ -24,11 +24,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """
     # A link keeps pointing to the file that is replaced.
     target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
+    if not os.path.isdir(target.parent):
         raise QGraphError(
             f"{path}: cannot be written, {str(target.parent)!r} is not a folder. Create it first."
         )
-    if target.exists() and not target.is_file():
+    if os.path.exists(target) and not os.path.isfile(target):
         raise QGraphError(f"{path}: is there and not a regular file. Choose another name.")
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
@@ -53,8 +53,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def is_same(path: Path, other: Path) -> bool:
     """Return whether two paths are one file, also by links, or would be if it were there."""
-    if path.exists() and other.exists():
-        return path.samefile(other)
+    if os.path.exists(path) and os.path.exists(other):
+        return os.path.samefile(path, other)
     return os.path.realpath(path) == os.path.realpath(other)
 
 

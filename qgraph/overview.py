@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -148,7 +149,7 @@ def _quantizer_info(found: Site | Refusal) -> QuantizerInfo:
     name, op = root.name or root.outputs[0].name or "", operator_name(root)
     if isinstance(found, Refusal):
         return QuantizerInfo(name, op, reason=found.reason)
-    known = {"dialect": found.dialect, "weight": found.weight is not None}
+    known: dict[str, Any] = {"dialect": found.dialect, "weight": found.weight is not None}
     match found.quantizer:
         case Affine(scale, zero_point, lo, hi, rounding):
             known |= _parameters(found, scale, zero_point, rounding)
@@ -182,12 +183,29 @@ def _parameters(
 def _granularity(site: Site, parameters: list[Float32]) -> str:
     layout = layout_of(site.shape or None, *parameters)
     if layout is None:
-        return f"shape {list(np.broadcast_shapes(*(array.shape for array in parameters)))}"
+        return _blocks(site, parameters)
     if layout.block_size:
         return f"per {layout.block_size} along axis {layout.axis}"
     if layout.axis is None:
         return "per tensor"
     return f"per channel ({layout.shape[0]}, axis {layout.axis})"
+
+
+def _blocks(site: Site, parameters: list[Float32]) -> str:
+    """Find the blocks in parameters that are spread over the elements of the data."""
+    joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
+    spread = np.stack([np.broadcast_to(parameter, joint) for parameter in parameters])
+    found = []
+    for axis, size in enumerate(joint):
+        changes = np.diff(np.moveaxis(spread, axis + 1, 0), axis=0).any(
+            axis=tuple(range(1, spread.ndim))
+        )
+        block = math.gcd(size, *(np.flatnonzero(changes) + 1).tolist())
+        if 1 < block < size:
+            found.append((block, axis + max(len(site.shape) - len(joint), 0)))
+    if len(found) == 1:
+        return f"per {found[0][0]} along axis {found[0][1]}"
+    return f"shape {list(joint)}"
 
 
 def _ends(parameter: Float32) -> tuple[float, float]:
@@ -202,12 +220,13 @@ def _integers(low: float, high: float) -> dict[str, Any]:
             for kind in (IntFormat(bits, True, narrow), IntFormat(bits, False, narrow)):
                 if (low, high) == (kind.lo, kind.hi):
                     return {"format": kind.name.lower(), "bits": bits}
-    bits = int(np.ceil(np.log2(high - low + 1))) if 1 <= high - low < np.inf else None
-    return {"format": f"{low:.0f} .. {high:.0f}", "bits": bits}
+    width = int(np.ceil(np.log2(high - low + 1))) if 1 <= high - low < np.inf else None
+    return {"format": f"{low:.0f} .. {high:.0f}", "bits": width}
 
 
 def _unsupported(model: ir.Model) -> Iterator[ir.Node]:
-    for body in (model.graph, *model.functions.values()):
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for body in bodies:
         imports = body.opset_imports
         for node in ir.traversal.RecursiveGraphIterator(body):
             if is_control(node) or node.op_identifier() in model.functions or _is_ours(node):

@@ -121,8 +121,9 @@ def save(
             f"shard_bytes is {shard_bytes} with external_data={external_data}; expected a positive "
             "number, and external data. Give a size, or leave shard_bytes out."
         )
-    _check_target(path)
+    check_target(path)
     _check_tensors(model)
+    _check_not_read(path, model)
     check_names(model)
     chosen = datafiles.choose(
         model, wanted=True if shard_bytes else external_data, threshold=size_threshold
@@ -176,6 +177,20 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(stored_bytes(slot.tensor) for slot in slots(model) if slot.is_weight)
 
 
+def check_target(path: Path) -> None:
+    """Look whether a model can be saved as ``path``, before any work is done for it.
+
+    Raises:
+        ModelError: there is no such folder, or something else than a file is there.
+    """
+    if not path.parent.is_dir():
+        raise ModelError(
+            f"{path}: cannot be written, {str(path.parent)!r} is not a folder. Create it first."
+        )
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path}: is there and not a regular file. Choose another name.")
+
+
 def _parsed(path: Path) -> onnx.ModelProto:
     try:
         content = path.read_bytes()
@@ -217,13 +232,15 @@ def _check_tensors(model: ir.Model) -> None:
             raise ModelError(f"{slot}: {fault}.")
 
 
-def _check_target(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise ModelError(
-            f"{path}: cannot be written, {str(path.parent)!r} is not a folder. Create it first."
-        )
-    if path.exists() and not path.is_file():
-        raise ModelError(f"{path}: is there and not a regular file. Choose another name.")
+def _check_not_read(path: Path, model: ir.Model) -> None:
+    if not path.exists():
+        return
+    for slot in slots(model):
+        tensor = slot.tensor
+        if isinstance(tensor, ir.ExternalTensor) and tensor.size and path.samefile(tensor.path):
+            raise ModelError(
+                f"{path}: holds the data of {slot} of this very model. Choose another name."
+            )
 
 
 def _check_size(model: ir.Model, outside: set[int]) -> None:

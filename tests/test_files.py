@@ -60,7 +60,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path):
         write_text(tmp_path / "missing" / "r.txt", "")
     with pytest.raises(QGraphError, match="is there and not a regular file"):
         write_text(tmp_path, "")
-    with pytest.raises(QGraphError, match="cannot be written .*what was there before"):
+    with pytest.raises(QGraphError, match=r"cannot be written .*what was there before"):
         write_text(tmp_path / ("x" * 300), "")
 
 

@@ -553,6 +553,12 @@ class TestSaveRefuses:
             with pytest.raises(ModelError, match="not a regular file"):
                 storage.save(model_of(SMALL), path)
 
+    def test_the_data_file_that_the_model_reads(self, stored: Path) -> None:
+        before = (stored.parent / "in.onnx.data").read_bytes()
+        with pytest.raises(ModelError, match=r"in\.onnx\.data: holds the data of initializer 'w0'"):
+            storage.save(storage.load(stored), stored.parent / "in.onnx.data")
+        assert (stored.parent / "in.onnx.data").read_bytes() == before
+
     def test_two_values_of_one_name(self, tmp_path: Path) -> None:
         model = ir.from_onnx_text(TEXT)
         model.graph[1].outputs[0].name = "c"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 from qgraph.dialects.dialect import DIALECTS, Dialect, Refusal, Site, sites
-from qgraph.edit import Editor
+from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
 from qgraph.model import Model
@@ -41,7 +43,7 @@ class ConvertDialect(Transform):
         self, model: Model, target: Dialect, editor: Editor, comparer: Comparer
     ) -> tuple[list[Choice], list[SiteReport]]:
         limit = self.opset or max(HIGHEST_OPSET, model.ir.opset_imports.get("", 0))
-        choices: list[Choice] = []
+        offers: list[tuple[Site, Iterator[Draft]]] = []
         others: list[SiteReport] = []
         for site in sites(model.ir):
             if isinstance(site, Refusal):
@@ -49,13 +51,14 @@ class ConvertDialect(Transform):
             elif site.dialect == target.name:
                 others.append(_entry(site, Outcome.KEPT, None))
             else:
-                drafts = target.spellings(site, editor)
-                choice = choose(site, drafts, self.exact, limit, comparer)
-                if choice.draft is None and site.dialect == "onnx":
-                    others.append(_entry(site, Outcome.KEPT, "plain operators already"))
-                    continue
-                if choice.draft is None and choice.reason is None:
-                    choice = Choice(site, None, choice.verdict, target.reason(site))
+                offers.append((site, target.spellings(site, editor)))
+        choices = []
+        for choice in choose(offers, self.exact, limit, comparer):
+            if choice.draft is None and choice.site.dialect == "onnx":
+                others.append(_entry(choice.site, Outcome.KEPT, "plain operators already"))
+            elif choice.draft is None and choice.reason is None:
+                choices.append(replace(choice, reason=target.reason(choice.site)))
+            else:
                 choices.append(choice)
         return choices, others
 

@@ -37,11 +37,12 @@ class FoldWeights(Transform):
 
     def _choose(self, model: Model, editor: Editor, comparer: Comparer) -> list[Choice]:
         limit = self.opset or max(HIGHEST_OPSET, model.ir.opset_imports.get("", 0))
-        return [
-            choose(site, packed(site, editor), self.exact, limit, comparer)
+        offers = [
+            (site, packed(site, editor))
             for site in sites(model.ir)
             if not isinstance(site, Refusal) and site.weight is not None and not _is_stored(site)
         ]
+        return choose(offers, self.exact, limit, comparer)
 
 
 def _is_stored(site: Site) -> bool:

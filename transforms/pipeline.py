@@ -72,7 +72,7 @@ def parse_spec(text: str) -> Transform:
             "quotes where a shell reads it."
         )
     cls = TRANSFORMS.find(form[1])
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+    fields = {field.name: field for field in _fields(cls)}
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for item in (form[2] or "").split(","):
@@ -109,10 +109,14 @@ def describe(cls: type[Transform]) -> PassInfo:
             None if field.default is dataclasses.MISSING else _written(field.default),
             field.metadata.get("help", ""),
         )
-        for field in dataclasses.fields(cls)
+        for field in _fields(cls)
     )
     summary = (cls.__doc__ or "").strip().splitlines()[0].replace("``", "")
     return PassInfo(cls.name, summary, cls.preserves, options)
+
+
+def _fields(cls: type[Transform]) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(cls)  # type: ignore[arg-type]  # the decorator makes it a dataclass
 
 
 def _required(field: dataclasses.Field[Any], values: dict[str, Any]) -> bool:
@@ -144,7 +148,7 @@ def _convert(place: str, annotation: Any, text: str) -> Any:
     hint = ""
     if issubclass(kind, StrEnum):
         near = difflib.get_close_matches(text, list(kind), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = f" Did you mean {str(near[0])!r}?" if near else ""
     raise OptionError(f"{place} is {text!r}, expected {_kind(annotation)}.{hint}")
 
 

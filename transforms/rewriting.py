@@ -57,6 +57,7 @@ def rewrite(
             f"{out}: is the model that is read, expected another file. Choose another name, or "
             "allow that the model is replaced with --in-place (in_place=True in Python)."
         )
+    storage.check_target(out)
     tell(f"reading {source.name}", 0, 0)
     model = load(source)
     _refuse_data_files(model, out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,28 +44,61 @@ class Choice:
 
 
 def choose(
-    site: Site, drafts: Iterable[Draft], exact: Exactness, limit: int, comparer: Comparer
-) -> Choice:
-    """Return the first of ``drafts`` that reaches ``exact`` within opset ``limit``.
+    offers: Iterable[tuple[Site, Iterable[Draft]]], exact: Exactness, limit: int, comparer: Comparer
+) -> list[Choice]:
+    """Return for each site the first of its drafts that reaches ``exact`` within opset ``limit``.
 
     A draft without verdict or below the level is passed over; the reason of a refusal names the
-    best one that was tried.
+    best one that was tried. The first drafts of all sites are compared together, then the second
+    ones of those that are left, and so on.
     """
-    reason = unhealthy(site.quantizer)
-    if reason is not None:
-        return Choice(site, None, None, reason)
+    open_sites = [_Offer(site, iter(drafts)) for site, drafts in offers]
+    pending = [offer for offer in open_sites if offer.settle_unhealthy() is None]
+    while pending:
+        drafted = [(offer, draft) for offer in pending if (draft := offer.next_draft(limit))]
+        verdicts = comparer.compare_all([(offer.site, draft) for offer, draft in drafted])
+        for (offer, draft), verdict in zip(drafted, verdicts, strict=True):
+            offer.take(draft, verdict, exact)
+        pending = [offer for offer, _ in drafted if offer.choice is None]
+    return [offer.choice or offer.refusal(exact, limit) for offer in open_sites]
+
+
+@dataclass
+class _Offer:
+    """A site, the drafts not tried yet, and what is known so far."""
+
+    site: Site
+    drafts: Iterator[Draft]
+    choice: Choice | None = None
     best: Verdict | None = None
     lowest: int | None = None
-    for draft in drafts:
-        if draft.opset > limit:
-            lowest = min(lowest or draft.opset, draft.opset)
-            continue
-        verdict = comparer.compare(site, draft)
+
+    def settle_unhealthy(self) -> Choice | None:
+        """Refuse a site that computes no useful numbers."""
+        reason = unhealthy(self.site.quantizer)
+        if reason is not None:
+            self.choice = Choice(self.site, None, None, reason)
+        return self.choice
+
+    def next_draft(self, limit: int) -> Draft | None:
+        """Return the next draft within the opset limit."""
+        for draft in self.drafts:
+            if draft.opset <= limit:
+                return draft
+            self.lowest = min(self.lowest or draft.opset, draft.opset)
+        return None
+
+    def take(self, draft: Draft, verdict: Verdict, exact: Exactness) -> None:
+        """Choose ``draft`` if it is equal enough, else remember how near it came."""
         if verdict.reaches(exact):
-            return Choice(site, draft, verdict)
-        if best is None or best.rung is None or (verdict.reaches(best.rung)):
-            best = verdict
-    return Choice(site, None, best, _refusal(best, exact, lowest, limit))
+            self.choice = Choice(self.site, draft, verdict)
+        elif self.best is None or self.best.rung is None or verdict.reaches(self.best.rung):
+            self.best = verdict
+
+    def refusal(self, exact: Exactness, limit: int) -> Choice:
+        """Return the choice of a site for which no draft is left."""
+        reason = _refusal(self.best, exact, self.lowest, limit)
+        return Choice(self.site, None, self.best, reason)
 
 
 def _refusal(best: Verdict | None, exact: Exactness, lowest: int | None, limit: int) -> str | None:

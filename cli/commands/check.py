@@ -19,17 +19,17 @@ Limits = Sequence[tuple[str | None, float]]
 
 
 @click.command(name="check")
-@click.argument("reference", type=options.FilePath())
-@click.argument("candidate", type=options.FilePath())
+@click.argument("reference", type=options.file_path)
+@click.argument("candidate", type=options.file_path)
 @options.input_options
 @options.limit_option("--atol", "Largest absolute difference.")
 @options.limit_option("--rtol", "Largest difference relative to the reference.")
 @options.limit_option("--max-steps", "Largest difference in quantization steps.")
 @options.limit_option("--min-sqnr", "Smallest ratio of signal to error in dB.")
 @options.backend_option
-@click.option("--report", type=options.FilePath(), help="Write a JSON report.")
-@click.option("--junit", type=options.FilePath(), help="Write a JUnit report (XML).")
-@click.option("--markdown", type=options.FilePath(), help="Write a Markdown report.")
+@click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
+@click.option("--junit", type=options.file_path, metavar="FILE", help="Write a JUnit report (XML).")
+@click.option("--markdown", type=options.file_path, metavar="FILE", help="Write a Markdown report.")
 @options.talk_options
 @click.pass_obj
 def command(
@@ -112,7 +112,7 @@ def _show(found: CheckReport) -> None:
         Column("SQNR dB", right=True),
         Column("cosine", right=True, spare=True),
     ]
-    rows = []
+    rows: list[list[Cell | str]] = []
     for output in found.outputs:
         style = "red" if output.name in found.failed else "green" if output.equal else "yellow"
         rows.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import Cell, Column, show, show_paragraph, show_table
+from qgraph.cli.output import Cell, Column, Rows, show, show_paragraph, show_table
 
 
 @click.command(name="passes")
@@ -18,15 +18,15 @@ def command(name: str | None) -> None:
     if name is None:
         known = [describe(cls) for cls in TRANSFORMS]
         columns = [Column("pass"), Column("keeps"), Column("what it does")]
-        rows = [[Cell(p.name, "bold"), str(p.preserves), p.summary] for p in known]
-        show_table(columns, rows)
+        listed: Rows = [[Cell(p.name, "bold"), str(p.preserves), p.summary] for p in known]
+        show_table(columns, listed)
         return
     info = describe(TRANSFORMS.find(name))
     show_paragraph(f"{info.name}: {info.summary}")
     show_paragraph(f"Keeps models equal in {info.preserves}, unless an option says otherwise.")
     show()
     columns = [Column("option"), Column("value"), Column("default"), Column("meaning")]
-    rows = [
+    rows: Rows = [
         [Cell(o.name, "bold"), o.kind, "required" if o.default is None else o.default, o.help]
         for o in info.options
     ]

@@ -14,7 +14,14 @@ from qgraph.cli.progress import ProgressBar
 @click.command(name="run")
 @options.model_argument
 @options.input_options
-@click.option("-o", "--output", "out", type=options.FilePath(), help="Write the outputs (.npz).")
+@click.option(
+    "-o",
+    "--output",
+    "out",
+    type=options.file_path,
+    metavar="FILE",
+    help="Write the outputs (.npz).",
+)
 @options.backend_option
 @click.option(
     "--tap", "taps", metavar="TENSOR", multiple=True, help="A tensor to show besides the outputs."

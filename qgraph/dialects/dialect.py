@@ -16,6 +16,7 @@ from qgraph.edit import Draft, Editor, Region
 from qgraph.errors import OperatorError, where
 from qgraph.evaluate import evaluate
 from qgraph.folding import constant_expression
+from qgraph.ops.operator import operator_of
 from qgraph.quantizer import Quantizer
 from qgraph.registry import Registry
 from qgraph.schema import OpKey
@@ -128,6 +129,27 @@ def parameter(node: ir.Node, value: ir.Value | None, name: str) -> npt.NDArray[n
     if array.size == 0:
         raise OperatorError(f"{where(node)}: {name} has no element, expected at least one.")
     return array.astype(np.float32)
+
+
+def try_out(node: ir.Node, x: ir.Value, *parameters: npt.NDArray[np.float32]) -> None:
+    """Let the operator of ``node`` check its parameters, on as few zeros as they allow.
+
+    Raises:
+        OperatorError: a parameter violates the definition, or does not fit to ``x``.
+    """
+    operator = operator_of(node)
+    if operator is None:
+        return
+    try:
+        sizes = list(np.broadcast_shapes(*(parameter.shape for parameter in parameters)))
+    except ValueError as error:
+        raise OperatorError(f"{where(node)}: {error}. Correct the model's exporter.") from error
+    if x.shape is not None:
+        sizes = [1] * (len(x.shape) - len(sizes)) + sizes[max(len(sizes) - len(x.shape), 0) :]
+        for axis, size in enumerate(x.shape):
+            if sizes[axis] != 1 and isinstance(size, int):
+                sizes[axis] = size
+    operator.run(node, [np.zeros(sizes, np.float32), *parameters])
 
 
 def weight_of(x: ir.Value) -> npt.NDArray[Any] | None:

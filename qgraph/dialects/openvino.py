@@ -8,7 +8,16 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from qgraph.dialects.dialect import Refusal, Site, data_of, dialect, parameter, shape_of, weight_of
+from qgraph.dialects.dialect import (
+    Refusal,
+    Site,
+    data_of,
+    dialect,
+    parameter,
+    shape_of,
+    try_out,
+    weight_of,
+)
 from qgraph.edit import Draft, Editor
 from qgraph.ops.operator import operator_of
 from qgraph.quantizer import Affine, Ranged
@@ -36,6 +45,7 @@ class OpenVino:
             return None
         names = ("input_low", "input_high", "output_low", "output_high")
         low, high, below, above = map(partial(parameter, node), limits, names)
+        try_out(node, x, low, high, below, above)
         levels = operator.schema.attributes_of(node)["levels"]
         shape = shape_of(x, low, high, below, above)
         quantizer = Ranged(low, high, below, above, levels)

@@ -9,7 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.dialects.dialect import Refusal, Site, data_of, dialect, parameter, shape_of, weight_of
+from qgraph.dialects.dialect import (
+    Refusal,
+    Site,
+    data_of,
+    dialect,
+    parameter,
+    shape_of,
+    try_out,
+    weight_of,
+)
 from qgraph.edit import Draft, Editor, Operand
 from qgraph.numerics.formats import Minifloat
 from qgraph.numerics.rounding import Rounding
@@ -42,6 +51,7 @@ class Qonnx:
             return None
         names = operator.schema.inputs[1:]
         given = [parameter(node, v, name) for v, name in zip(values, names, strict=True)]
+        try_out(node, x, *given)
         quantizer = _READERS[operator.schema.name](operator, node, given)
         shape = shape_of(x, *given)
         return Site(x, node.outputs[0], (node,), node, self.name, quantizer, shape, weight_of(x))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,10 @@ from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.evaluate import evaluate
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.opset import only_float_type
-from qgraph.proof.cone import lower
+from qgraph.proof.batch import decide_together, form
+from qgraph.proof.cone import Shape, lower
 from qgraph.proof.engine import Finding, decide
-from qgraph.proof.expression import Builder, Undecidable, text
+from qgraph.proof.expression import Builder, Expr, Undecidable, text
 from qgraph.proof.ladder import grade
 
 Array = npt.NDArray[Any]
@@ -30,16 +33,33 @@ class Comparer:
     """
 
     def __init__(self, model: ir.Model) -> None:
-        self._decided: dict[object, Verdict] = {}
+        self._decided: dict[str, Verdict] = {}
         self._float = only_float_type(model)
 
     def compare(self, site: Site, draft: Draft) -> Verdict:
-        """Return how equal ``draft`` is to ``site``.
+        """Return how equal ``draft`` is to ``site``; see :meth:`compare_all`."""
+        return self.compare_all([(site, draft)])[0]
+
+    def compare_all(self, drafts: Sequence[tuple[Site, Draft]]) -> list[Verdict]:
+        """Return how equal each draft is to its site.
 
         For a constant input the values that occur are compared. Otherwise both sides are lowered
         to primitives and decided for every float32 input; what the reader took the site for plays
-        no part.
+        no part. Pairs of one form are decided together.
         """
+        builder = Builder()
+        outcomes = [self._lower(site, draft, builder) for site, draft in drafts]
+        pending: dict[str, _Cone] = {o.key: o for o in outcomes if isinstance(o, _Cone)}
+        groups: dict[object, list[_Cone]] = {}
+        for key, cone in pending.items():
+            if key not in self._decided:
+                alone = cone.form is None or cone.reference is cone.candidate
+                groups.setdefault(key if alone else cone.form, []).append(cone)
+        for group in groups.values():
+            self._decide(group)
+        return [self._decided[o.key] if isinstance(o, _Cone) else o for o in outcomes]
+
+    def _lower(self, site: Site, draft: Draft, builder: Builder) -> _Cone | Verdict:
         if site.weight is not None:
             return _compare_constant(site, draft)
         dtype = site.x.dtype or self._float
@@ -47,17 +67,33 @@ class Comparer:
             return _undecided("the type of its data is not known; run shape inference first")
         if dtype is not ir.DataType.FLOAT:
             return _undecided(f"its data is {dtype.name}; only float32 is proved so far")
-        builder = Builder()
         try:
             reference = lower(site.nodes, site.x, site.y, site.shape, builder)
             candidate = lower(draft.nodes, draft.x, draft.y, site.shape, builder)
         except Undecidable as undecidable:
             return _undecided(str(undecidable))
-        key = text((reference, candidate))
-        if key not in self._decided:
-            finding = decide(reference, candidate, input_shape=site.shape)
-            self._decided[key] = _verdict(finding, grade(finding, reference))
-        return self._decided[key]
+        pair = reference, candidate
+        return _Cone(text(pair), form(pair), reference, candidate, site.shape)
+
+    def _decide(self, group: list[_Cone]) -> None:
+        if len(group) == 1:
+            (cone,) = group
+            findings = [decide(cone.reference, cone.candidate, input_shape=cone.shape)]
+        else:
+            findings = decide_together([(cone.reference, cone.candidate) for cone in group])
+        for cone, finding in zip(group, findings, strict=True):
+            self._decided[cone.key] = _verdict(finding, grade(finding, cone.reference))
+
+
+@dataclass(frozen=True)
+class _Cone:
+    """A pair of expressions to decide; ``form`` is what pairs decided together share."""
+
+    key: str
+    form: tuple[Any, ...] | None
+    reference: Expr
+    candidate: Expr
+    shape: Shape
 
 
 def _undecided(reason: str) -> Verdict:

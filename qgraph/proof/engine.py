@@ -10,7 +10,7 @@ import numpy as np
 
 from qgraph.proof.environment import check_float_environment
 from qgraph.proof.expression import Expr, Undecidable
-from qgraph.proof.finding import Channels, Collector, Finding, Runs
+from qgraph.proof.finding import Channels, Collector, Finding, Notes, Runs
 from qgraph.proof.interval import Interval, Mask
 from qgraph.proof.keys import Float32, from_keys
 from qgraph.proof.program import Program
@@ -20,7 +20,7 @@ __all__ = ["MAX_BOXES", "Finding", "Runs", "decide"]
 
 Shape: TypeAlias = tuple[int | None, ...]
 
-MAX_BOXES = 1 << 25
+MAX_BOXES = 1 << 27
 """Boxes after which a comparison is given up."""
 
 
@@ -49,13 +49,33 @@ def decide(
     nothing = Collector(math.prod(reference.shape), one, one).finding(0)
     if reference is candidate:
         return nothing
-    check_float_environment()
     try:
         _check_shapes(reference, candidate, input_shape)
         program = Program(reference, candidate)
     except Undecidable as undecidable:
         return replace(nothing, undecided=undecidable.reason)
-    comparison = _Comparison(program)
+    found = Collector(program.channels, program.first, program.count)
+    boxes, reason = explore(program, found, max_boxes=max_boxes, domain=domain)
+    return found.finding(boxes, undecided=reason)
+
+
+def explore(
+    program: Program,
+    found: Notes,
+    *,
+    max_boxes: int = MAX_BOXES,
+    domain: tuple[float, float] | None = None,
+) -> tuple[int, str | None]:
+    """Note in ``found`` where the two expressions of a program differ.
+
+    Returns:
+        The number of boxes evaluated, and why it was given up, if it was.
+
+    Raises:
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    check_float_environment()
+    comparison = _Comparison(program, found)
     search = Search(program, comparison, max_boxes, domain)
     reason = None
     with np.errstate(all="ignore"):
@@ -65,15 +85,15 @@ def decide(
         except Undecidable as undecidable:
             reason = undecidable.reason
     check_float_environment()
-    return comparison.found.finding(search.boxes, undecided=reason)
+    return search.boxes, reason
 
 
 class _Comparison:
     """The judge of a search that counts differences."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, found: Notes) -> None:
         self._program = program
-        self.found = Collector(program.channels, program.first, program.count)
+        self.found = found
 
     def settle(self, boxes: Boxes, a: Interval, b: Interval, apart: Mask, done: Mask) -> None:
         if apart.any():
@@ -107,17 +127,15 @@ class _Comparison:
 
     def special_inputs(self) -> None:
         """Compare at both infinities and at NaN of both signs."""
-        kinds = np.arange(len(self._program.first), dtype=np.int64)
-        for value in (np.inf, -np.inf, np.nan, -np.nan):
-            x = np.full(len(kinds), value, np.float32)
-            outcome = _Outcome.of(self._program, x, kinds)
-            results = outcome.reference, outcome.candidate
-            differ, sign = outcome.differ | outcome.unknown, outcome.zero_sign
-            if np.isnan(value):
-                self.found.differ_at_nan(kinds, x, *results, where=differ | sign)
-            else:
-                self.found.differ_at_infinity(kinds, x, *results, where=differ)
-                self.found.differ_in_zero_sign_at_infinity(kinds, x, *results, where=sign)
+        special = np.array([np.inf, -np.inf, np.nan, -np.nan], np.float32)
+        count = len(self._program.first)
+        x, kinds = np.repeat(special, count), np.tile(np.arange(count, dtype=np.int64), 4)
+        outcome = _Outcome.of(self._program, x, kinds)
+        results = outcome.reference, outcome.candidate
+        differ, sign, nan = outcome.differ | outcome.unknown, outcome.zero_sign, np.isnan(x)
+        self.found.differ_at_nan(kinds, x, *results, where=(differ | sign) & nan)
+        self.found.differ_at_infinity(kinds, x, *results, where=differ & ~nan)
+        self.found.differ_in_zero_sign_at_infinity(kinds, x, *results, where=sign & ~nan)
 
 
 class _Outcome(NamedTuple):

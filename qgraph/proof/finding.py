@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,30 @@ class Finding:
 
 
 _Columns: TypeAlias = tuple[Channels, Keys, Keys, Float32, Float32]
+
+
+class Notes(Protocol):
+    """What takes down where two expressions differ: see :class:`Collector`."""
+
+    def differ(
+        self, kind: Channels, lo: Keys, hi: Keys, reference: Float32, candidate: Float32
+    ) -> None: ...
+
+    def differ_in_zero_sign(
+        self, kind: Channels, lo: Keys, hi: Keys, reference: Float32, candidate: Float32
+    ) -> None: ...
+
+    def differ_at_infinity(
+        self, kind: Channels, x: Float32, reference: Float32, candidate: Float32, *, where: Mask
+    ) -> None: ...
+
+    def differ_in_zero_sign_at_infinity(
+        self, kind: Channels, x: Float32, reference: Float32, candidate: Float32, *, where: Mask
+    ) -> None: ...
+
+    def differ_at_nan(
+        self, kind: Channels, x: Float32, reference: Float32, candidate: Float32, *, where: Mask
+    ) -> None: ...
 
 
 class Collector:

@@ -182,7 +182,7 @@ class Search:
         if share * (self._high - self._low + 1) * kinds > self._max_boxes:
             raise Undecidable(
                 f"it is no step function: of {_SAMPLES} samples of {_ENUMERATED} neighbouring "
-                f"inputs, {share:.0%} have several values"
+                f"inputs, {share:.0%} have several values or NaN"
             )
 
 
@@ -194,6 +194,8 @@ def _decided(a: Interval, b: Interval) -> tuple[Mask, Mask]:
     if bad is not None:
         apart &= ~bad
         done &= ~bad
+    if (((a.lo > a.hi) | (b.lo > b.hi)) & (apart | done)).any():
+        raise RuntimeError("an interval rule returned a lower end above the upper one")
     return apart, done
 
 

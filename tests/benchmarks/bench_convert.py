@@ -23,8 +23,11 @@ from make_mobilenet import make_mobilenet
 def seconds(command: list[str]) -> float:
     """Run a command to its end and return the wall time."""
     start = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    return time.perf_counter() - start
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    spent = time.perf_counter() - start
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    return spent
 
 
 def show(name: str, times: list[float]) -> None:

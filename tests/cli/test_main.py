@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -53,7 +54,9 @@ def test_version(qgraph):
     assert qgraph("--version") == (0, f"qgraph {__version__}\n", "")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["convert", "--help"], ["nothing"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["convert", "--help"], ["nothing"]]
+)
 def test_what_needs_no_model_loads_no_model_library(arguments):
     code = (
         "import sys; from qgraph.cli.main import main; main(sys.argv[1:]);"
@@ -178,7 +181,7 @@ def test_names_that_the_encoding_lacks_are_printed_as_codes():
     assert done.stdout.splitlines()[-1] == rb"\xfc"
 
 
-def _raising(error: BaseException):  # noqa: ANN202
+def _raising(error: BaseException) -> Callable[[Path], object]:
     def call(_path: Path) -> object:
         raise error
 

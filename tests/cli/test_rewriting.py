@@ -29,7 +29,7 @@ def command(request):
 def many(count: int) -> str:
     """A chain of ``count`` quantizers."""
     lines = "\n".join(
-        f'[q{n}] v{n + 1} = qonnx.custom_op.general.Quant'
+        f"[q{n}] v{n + 1} = qonnx.custom_op.general.Quant"
         f'<signed = 1, narrow = 0, rounding_mode = "ROUND"> (v{n}, s, z, b)'
         for n in range(count)
     )

@@ -81,10 +81,10 @@ class Sample:
             case 2:
                 return getattr(b, str(rng.choice(["Min", "Max"])))(a, np.float32(0))
             case 3 | 4 | 5 | 6:
-                if other is a:  # a - a is +0 whatever the sign of a; intervals do not see that
-                    other = self._number()
                 operands = [a, other] if rng.random() < 0.8 else [other, a]
-                return getattr(b, str(rng.choice(BINARY)))(*operands)
+                name = str(rng.choice(BINARY))
+                # a - a is +0 whatever the sign of a zero, which intervals do not see
+                return getattr(b, "Mul" if name == "Sub" and other is a else name)(*operands)
             case 7:
                 condition = getattr(b, str(rng.choice(COMPARISONS)))(a, self._number())
                 if rng.random() < 0.2:

@@ -100,10 +100,10 @@ def test_differing_stretches_need_no_plateaus() -> None:
     b = Builder()
     clipped = b.Min(b.Max(b.input, -8.0), 7.0)
     finding = decide(b.Round(clipped), clipped)
-    whole = 14 + 2  # from -7 to 6, two zeros among them
+    whole = 13 + 2  # -7 to 6, zero with both signs
     beyond = sum(HIGHEST - int(to_keys(np.float32(end))) + 1 for end in (8, 7))
     assert finding.undecided is None
-    assert finding.differing == 2 * (HIGHEST + 1) - whole + 1 - beyond
+    assert finding.differing == 2 * (HIGHEST + 1) - whole - beyond
 
 
 @pytest.mark.parametrize(

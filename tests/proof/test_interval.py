@@ -12,12 +12,9 @@ from qgraph.proof.interval import RULES, Interval, apply, settled
 from qgraph.proof.keys import NEGATIVE_INFINITY, POSITIVE_INFINITY, from_keys, to_keys
 
 N = 4000
-SPECIAL = np.array(
-    [0.0, -0.0, 1e-45, -1e-45, 2**-126, 0.5, -0.5, 1, -1, 1.5, 2, -2.5, 3, 127, -128, 255, 448]
-    + [6, 7.5, 28, 240, 57344, 61440, 2**-127, 2**-130, 2**127, 2**24, 3.4e38, -3.4e38]
-    + [np.inf, -np.inf],
-    np.float32,
-)
+ORDINARY = [0.0, 0.5, 1, 1.5, 2, 2.5, 3, 6, 7.5, 28, 127, 128, 240, 255, 448, 57344, 61440, 2.0**24]
+EXTREME = [1e-45, 7e-40, 2.0**-127, 2.0**-126, 2.0**127, 3.4e38, np.inf]
+SPECIAL = np.array([sign * x for x in (*ORDINARY, *EXTREME) for sign in (1.0, -1.0)], np.float32)
 MINIFLOATS = [n for n, f in FORMATS.items() if not isinstance(f, IntFormat)]
 CASTS = [
     *[{"to": to} for to in ("FLOAT", "BOOL", "INT8", "UINT8", "INT4", "UINT16", "INT32", "INT64")],
@@ -102,6 +99,15 @@ def test_results_lie_within_the_bounds(name: str, seed: int) -> None:
         operands.append(Interval(from_keys(lo), from_keys(hi)))
         points.append(from_keys(_inner(rng, lo, hi)))
     _contained(name, operands, points, {})
+
+
+@pytest.mark.parametrize("name", ["Mul", "Min", "Max", "Add"])
+def test_results_of_one_operand_twice_lie_within_the_bounds(name: str) -> None:
+    rng = np.random.default_rng(0)
+    lo, hi = _ends(rng)
+    operand = Interval(from_keys(lo), from_keys(hi))
+    point = from_keys(_inner(rng, lo, hi))
+    _contained(name, [operand, operand], [point, point], {})
 
 
 @pytest.mark.parametrize("name", ["Add", "Sub", "Mul", "Div", "Min", "Max", "Less", "Equal"])

@@ -1,0 +1,279 @@
+"""Whatever is wrong with a model or an input: one message that helps, exit status 3, no file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+COMMANDS = {
+    "info": ["info", "MODEL"],
+    "run": ["run", "MODEL", "-o", "OUT"],
+    "convert": ["convert", "MODEL", "-o", "OUT", "--to", "qdq", "--report", "REPORT"],
+    "fold": ["fold", "MODEL", "-o", "OUT", "--report", "REPORT"],
+    "transform": ["transform", "MODEL", "-o", "OUT", "-p", "fold-weights"],
+    "check": ["check", "MODEL", "MODEL", "--report", "REPORT"],
+}
+
+RUNNING = ["run", "check"]
+
+
+def arguments(command: str, model: Path) -> list[object]:
+    names = {
+        "MODEL": model,
+        "OUT": model.with_name("out.onnx"),
+        "REPORT": model.with_name("report.json"),
+    }
+    return [names.get(part, part) for part in COMMANDS[command]]
+
+
+@pytest.fixture
+def fails(qgraph, folder):
+    """``fails(command, model, message)``: runs the command and returns what it says."""
+
+    def check(command: str, model: Path, message: str) -> None:
+        before = folder()
+        found = qgraph(*arguments(command, model))
+        assert found.status == 3, found
+        assert found.out == ""
+        assert message in found.error
+        assert folder() == before
+
+    return check
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no such file"),
+        (b"", "is empty"),
+        (b"hello, this is not an ONNX model" * 10, "not an ONNX model"),
+        (b"\x08\x0a", "no graph"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
+    ],
+    ids=["absent", "empty", "text", "no-graph", "pointer"],
+)
+def test_a_file_that_is_no_model(fails, tmp_path, command, content, message):
+    path = tmp_path / "broken.onnx"
+    if content is not None:
+        path.write_bytes(content)
+    fails(command, path, message)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_model_that_is_cut_short(qgraph, folder, model, command):
+    """At any byte: an error of exit status 3, never a traceback, never a file."""
+    whole = model.read_bytes()
+    before = folder()
+    for end in range(1, len(whole), 37):
+        model.write_bytes(whole[:end])
+        found = qgraph(*arguments(command, model))
+        assert found.status == 3, (end, found)
+        assert found.error
+        assert folder() == before
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_is_no_model(fails, tmp_path, command):
+    (tmp_path / "model.onnx").mkdir()
+    fails(command, tmp_path / "model.onnx", "is a folder")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("absent", "there is no such file"),
+        ("short", "but the file has 8"),
+        ("outside", "outside the model's folder"),
+        ("absolute", "relative to the model's folder"),
+        ("link", "a link that leaves the model's folder"),
+    ],
+)
+def test_external_data_that_cannot_be_used(
+    qgraph, model, tmp_path, command, fault, message, folder
+):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    path, data = inner / "model.onnx", inner / "w.bin"
+    ir.save(ir.load(model), path, external_data="w.bin", size_threshold_bytes=0)
+    match fault:
+        case "absent":
+            data.unlink()
+        case "short":
+            data.write_bytes(data.read_bytes()[:8])
+        case "outside" | "absolute":
+            place = "../w.bin" if fault == "outside" else str(tmp_path / "w.bin")
+            data.rename(tmp_path / "w.bin")
+            _relocate(path, place)
+        case "link":
+            data.rename(tmp_path / "w.bin")
+            data.symlink_to(tmp_path / "w.bin")
+    before = {entry.name for entry in inner.iterdir()}
+    found = qgraph(*arguments(command, path))
+    assert found.status == 3
+    assert message in found.error
+    assert {entry.name for entry in inner.iterdir()} == before
+
+
+def _relocate(path: Path, place: str) -> None:
+    proto = onnx.ModelProto.FromString(path.read_bytes())
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = place
+    path.write_bytes(proto.SerializeToString())
+
+
+def quant(mode: str = "ROUND", op: str = "Quant") -> str:
+    """Two quantizers in a row, of which only the first is faulty."""
+    return f"""
+        <ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>
+        net (float[2,4] x) => (float[2,4] y)
+        <float s = {{0.5}}, float z = {{0}}, float b = {{4}}, float good = {{4}}> {{
+            [bad] a = qonnx.custom_op.general.{op}
+                <signed = 1, narrow = 0, rounding_mode = "{mode}"> (x, s, z, b)
+            [good] y = qonnx.custom_op.general.Quant
+                <signed = 1, narrow = 0, rounding_mode = "ROUND"> (a, s, z, good)
+        }}"""
+
+
+def fake_quantize(levels: str = "levels = 256", limits: str = "float[1] lo = {-1}") -> str:
+    upper = limits.replace(" lo ", " hi ").replace("-", "")
+    return f"""
+        <ir_version: 10, opset_import: ["": 17, "org.openvinotoolkit": 1]>
+        net (float[2,4] x) => (float[2,4] y) <{limits}, {upper}> {{
+            [bad] y = org.openvinotoolkit.FakeQuantize <{levels}> (x, lo, hi, lo, hi)
+        }}"""
+
+
+def bits(number: float) -> dict[str, np.ndarray]:
+    return {"b": np.array(number, np.float32)}
+
+
+FAULTS = {
+    "rounding": (quant(mode="STOCHASTIC"), {}, "'STOCHASTIC' is not known"),
+    "no-bits": (quant(), bits(0), "is 0, expected a whole number"),
+    "half-bits": (quant(), bits(2.5), "is 2.5, expected a whole number"),
+    "nan-bits": (quant(), bits(np.nan), "is nan, expected a whole number"),
+    "minus-bits": (quant(), bits(-3), "is -3, expected a whole number"),
+    "levels-0": (fake_quantize("levels = 0"), {}, "there are 0 levels"),
+    "levels-1": (fake_quantize("levels = 1"), {}, "there are 1 levels"),
+    "levels": (fake_quantize('auto_broadcast = "numpy"'), {}, "'levels' is absent"),
+    "range": (fake_quantize(limits="float[3] lo = {-1, -2, -3}"), {}, "does not broadcast"),
+}
+
+
+@pytest.mark.parametrize("command", RUNNING)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_quantizer_does_not_run(fails, write, command, fault):
+    text, initializers, message = FAULTS[fault]
+    fails(command, write(text, **initializers), message)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_quantizer_is_left_out_of_a_conversion(qgraph, write, fault, read_json):
+    text, initializers, message = FAULTS[fault]
+    model = write(text, **initializers)
+    assert qgraph(*arguments("convert", model)).status == 0
+    report = read_json(model.with_name("report.json"))
+    sites = {site["node"]: site for site in report["sites"]}
+    assert sites["bad"]["outcome"] == "refused"
+    assert message in sites["bad"]["reason"]
+    assert sites.get("good", {"outcome": "changed"})["outcome"] == "changed"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_quantizer_is_named_by_info(qgraph, write, fault):
+    text, initializers, message = FAULTS[fault]
+    found = qgraph("info", write(text, **initializers))
+    assert found.status == 0
+    assert message in found.out
+
+
+@pytest.mark.parametrize("command", RUNNING)
+def test_an_unknown_operator_does_not_run(fails, write, command):
+    fails(command, write(quant(op="Quantile")), "no kernel for operator")
+
+
+def test_an_unknown_operator_is_named_by_info_and_left_by_convert(qgraph, write):
+    model = write(quant(op="Quantile"))
+    found = qgraph("info", model)
+    assert "nothing here can run: qonnx.custom_op.general::Quantile (1)" in found.out
+    assert qgraph(*arguments("convert", model)).status == 0
+    left = [node.op_type for node in ir.load(model.with_name("out.onnx")).graph]
+    assert left[0] == "Quantile"
+
+
+def test_a_missing_input_is_named_with_its_type(qgraph, model, tmp_path):
+    np.savez(tmp_path / "in.npz", z=np.zeros((1, 4), np.float32))
+    found = qgraph("run", model, "--inputs", tmp_path / "in.npz", "-o", tmp_path / "out.npz")
+    assert found.status == 3
+    assert "'x' (FLOAT[N,4])" in found.error
+    assert "is not fed" in found.error
+    assert "no inputs of the model, left out: z" in found.err
+    assert not (tmp_path / "out.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((1, 4)), "float64"),
+        (np.zeros((1, 5), np.float32), "[1, 5]"),
+        (np.zeros(4, np.float32), "[4]"),
+    ],
+    ids=["dtype", "size", "rank"],
+)
+def test_an_input_that_does_not_fit(qgraph, model, tmp_path, array, message):
+    np.save(tmp_path / "x.npy", array)
+    found = qgraph("run", model, "-i", f"x={tmp_path / 'x.npy'}")
+    assert found.status == 3
+    assert message in found.error
+    assert "x" in found.error
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "content", "message"),
+    [
+        ("absent.npy", "-i", None, "No such file"),
+        ("text.npy", "-i", b"hello", "expected one array (.npy)"),
+        ("short.npy", "-i", b"\x93NUMPY\x01\x00", "expected one array (.npy)"),
+        ("text.npz", "--inputs", b"hello", "expected an archive of arrays (.npz)"),
+        ("short.npz", "--inputs", b"PK\x03\x04", "expected an archive of arrays (.npz)"),
+    ],
+)
+def test_an_input_file_that_is_none(qgraph, model, tmp_path, name, option, content, message):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    found = qgraph("run", model, option, f"x={path}" if option == "-i" else path)
+    assert found.status == 3
+    assert str(path) in found.error
+    assert message in found.error
+
+
+def test_an_archive_is_no_array_and_the_other_way_round(qgraph, model, tmp_path):
+    x = np.zeros((1, 4), np.float32)
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "x.npz", x=x)
+    found = qgraph("run", model, "-i", f"x={tmp_path / 'x.npz'}")
+    assert (found.status, "it is an archive" in found.error) == (3, True)
+    found = qgraph("run", model, "--inputs", tmp_path / "x.npy")
+    assert (found.status, "one array without a name" in found.error) == (3, True)
+
+
+def test_objects_are_not_unpickled(qgraph, model, tmp_path):
+    np.save(tmp_path / "x.npy", np.array([{}], object), allow_pickle=True)
+    found = qgraph("run", model, "-i", f"x={tmp_path / 'x.npy'}")
+    assert (found.status, "allow_pickle" in found.error) == (3, True)
+
+
+def test_a_name_that_no_input_has(qgraph, model, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((1, 4), np.float32))
+    found = qgraph("run", model, "-i", f"data={tmp_path / 'x.npy'}")
+    assert found.status == 3
+    assert "has no input 'data', expected 'x' (FLOAT[N,4])" in found.error

@@ -1,0 +1,78 @@
+"""``qgraph info`` and ``qgraph passes``: what there is."""
+
+from __future__ import annotations
+
+import pytest
+
+from qgraph.overview import overview
+from qgraph.transforms import TRANSFORMS, describe
+
+
+def test_info_shows_head_and_quantizers(qgraph, model):
+    found = qgraph("info", model)
+    assert (found.status, found.err) == (0, "")
+    facts = dict(line.strip().split(None, 1) for line in found.out.splitlines()[1:7])
+    assert facts == {
+        "dialects": "qonnx (2)",
+        "opsets": "ai.onnx 20, qonnx.custom_op.general 2; IR version 10",
+        "inputs": "x float[N,4]",
+        "outputs": "y float[N,3]",
+        "nodes": "4",
+        "weights": "60 B",
+    }
+    rows = [" ".join(line.split()) for line in found.out.splitlines()[8:]]
+    assert "act Quant data int4 0.5 0 per tensor ROUND" in rows
+    assert "weight Quant weight int4 narrow 0.5 0 per tensor ROUND" in rows
+
+
+def test_info_json_is_the_overview(qgraph, model, read_json, tmp_path):
+    found = qgraph("info", "--json", model)
+    (tmp_path / "o.json").write_text(found.out)
+    assert read_json(tmp_path / "o.json") == {
+        "path": str(model),
+        **_as_json(overview(model).to_json()),
+    }
+
+
+def test_info_of_a_model_without_quantizers(qgraph, write):
+    model = write(
+        '<ir_version: 10, opset_import: ["": 21]> g (float x) => (float y) { y = Relu(x) }'
+    )
+    found = qgraph("info", model)
+    assert found.status == 0
+    assert "no quantizers" in found.out
+    assert "x float[]" in found.out
+
+
+def test_passes_lists_each_pass_with_its_sentence(qgraph):
+    found = qgraph("passes")
+    assert found.status == 0
+    for cls in TRANSFORMS:
+        info = describe(cls)
+        (line,) = [line for line in found.out.splitlines() if line.startswith(f"{info.name} ")]
+        assert info.summary in line
+
+
+@pytest.mark.parametrize("name", TRANSFORMS.names())
+def test_passes_shows_type_default_and_help_of_each_option(qgraph, name):
+    found = qgraph("passes", name)
+    assert found.status == 0
+    for option in describe(TRANSFORMS.find(name)).options:
+        (line,) = [line for line in found.out.splitlines() if line.startswith(f"{option.name} ")]
+        assert option.kind in line
+        assert option.help in line
+        assert (option.default or "required") in line
+
+
+def test_an_unknown_pass_is_usage_and_the_nearest_is_named(qgraph):
+    found = qgraph("passes", "fold-weight")
+    assert found.status == 2
+    assert "There is no pass called 'fold-weight'; did you mean 'fold-weights'?" in found.error
+
+
+def _as_json(node):
+    if isinstance(node, dict):
+        return {key: _as_json(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_as_json(value) for value in node]
+    return node

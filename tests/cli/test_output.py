@@ -1,0 +1,133 @@
+"""What terminals get, and what files and pipes get."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from qgraph.cli import progress
+from qgraph.cli.output import (
+    Cell,
+    Column,
+    Talk,
+    bytes_text,
+    count,
+    number_text,
+    printable,
+    show_paragraph,
+    show_table,
+)
+
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+COLUMNS = [Column("name", cut=True), Column("number", right=True), Column("note", spare=True)]
+ROWS = [["/a/long/name/of/a/node/in/a/graph", "1", "x" * 30], [Cell("[red]b", "red"), "10", "why"]]
+
+
+def test_a_pipe_gets_aligned_text_without_colours(capsys):
+    show_table(COLUMNS, ROWS)
+    assert capsys.readouterr().out.splitlines() == [
+        "name                               number  note",
+        "/a/long/name/of/a/node/in/a/graph       1  " + "x" * 30,
+        "[red]b                                 10  why",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "name"),
+    [
+        (120, ["name", "number", "note"], "/a/long/name/of/a/node/in/a/graph"),
+        (70, ["name", "number", "note"], "/a/long/name/of/a/node/in/a…"),
+        (40, ["name", "number"], "/a/long/name/of/a/n…"),
+    ],
+)
+def test_a_terminal_gets_what_fits(capsys, terminal, width, heads, name):
+    terminal(width)
+    show_table(COLUMNS, ROWS)
+    out = capsys.readouterr().out
+    assert "\x1b[31m[red]b" in out
+    lines = [ESCAPE.sub("", line) for line in out.splitlines()]
+    assert max(map(len, lines)) <= width
+    assert lines[0].split() == heads
+    assert lines[2].startswith(name)
+
+
+def test_columns_that_say_nothing_are_left_out(capsys):
+    show_table([Column("a"), Column("b"), Column("c")], [["1", "", "3"], ["4", "", ""]])
+    assert capsys.readouterr().out.splitlines() == ["a  c", "1  3", "4"]
+
+
+def test_no_color_is_respected(capsys, terminal, monkeypatch):
+    terminal(80)
+    monkeypatch.setenv("NO_COLOR", "1")
+    show_table(COLUMNS, ROWS)
+    show_paragraph("text", "green")
+    Talk().error("wrong")
+    captured = capsys.readouterr()
+    assert "\x1b[3" not in captured.out
+    assert captured.err == "error: wrong\n"
+
+
+def test_errors_are_coloured_and_wrapped_on_terminals_only(capsys, terminal):
+    text = "a long sentence about something " * 4
+    Talk().error(text)
+    assert capsys.readouterr().err == f"error: {text}\n"
+    terminal(50)
+    Talk().error(text)
+    err = capsys.readouterr().err
+    assert err.startswith("\x1b[1;31merror: ")
+    assert max(len(ESCAPE.sub("", line)) for line in err.splitlines()) <= 50
+
+
+def test_names_cannot_steer_the_terminal(capsys):
+    evil = "a\x1b[2Jb\rc\x07\u202e\ud800"
+    assert printable(evil) == r"a\x1b[2Jb\rc\x07\u202e\ud800"
+    show_table([Column("n")], [[evil]])
+    show_paragraph(evil)
+    Talk().note(evil)
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.out + captured.err
+    assert captured.out.count(r"\x1b[2J") == 2
+
+
+def test_quiet_keeps_errors_and_warnings(capsys):
+    talk = Talk(quiet=True)
+    talk.note("n")
+    talk.warn("w")
+    talk.error("e", "more")
+    assert capsys.readouterr().err == "warning: w\nerror: e\nmore\n"
+
+
+def test_numbers_as_people_read_them():
+    sizes = {0: "0 B", 999: "999 B", 1000: "1.0 KiB", 1536: "1.5 KiB", 131072: "128 KiB"}
+    sizes |= {5 * 2**30: "5.0 GiB", 2**50: "1024 TiB"}
+    assert {number: bytes_text(number) for number in sizes} == sizes
+    assert [count(n, "site") for n in (0, 1, 2)] == ["0 sites", "1 site", "2 sites"]
+    assert [number_text(n) for n in (None, 1.0, 1 / 3)] == ["-", "1", "0.333333"]
+
+
+def test_progress_shows_on_terminals_when_work_takes_long(capsys, terminal, monkeypatch):
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.01)
+
+    def work(talk: Talk) -> str:
+        with progress.ProgressBar(talk) as bar:
+            bar.tell("reading", 0, 0)
+            time.sleep(0.3)
+            bar.tell("writing \x1b[2J", 1, 2)
+            time.sleep(0.3)
+        return capsys.readouterr().err
+
+    assert work(Talk()) == ""
+    terminal(80)
+    assert work(Talk(quiet=True)) == ""
+    shown = work(Talk())
+    assert "reading" in shown
+    assert r"writing \x1b[2J" in shown
+
+
+def test_progress_is_not_shown_for_short_work(capsys, terminal):
+    terminal(80)
+    with progress.ProgressBar(Talk()) as bar:
+        bar.tell("reading", 0, 0)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,97 @@
+"""Applying passes to a file from Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+import qgraph
+from qgraph import transforms
+from qgraph.errors import OptionError
+
+TEXT = """
+    <ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
+    net (float[2] x) => (float[2] y)
+    <float[2] w = {0.5, 1}, float s = {0.5}, float z = {0}, float b = {4}> {
+        q = qonnx.custom_op.general.Quant
+            <signed = 1, narrow = 0, rounding_mode = "ROUND"> (w, s, z, b)
+        unused = Neg (x)
+        y = Add (x, q)
+    }"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    ir.save(ir.from_onnx_text(TEXT), tmp_path / "in.onnx")
+    return tmp_path / "in.onnx"
+
+
+def test_it_is_load_apply_and_save(source, tmp_path):
+    out, other = tmp_path / "out.onnx", tmp_path / "other.onnx"
+    report = transforms.rewrite(source, str(out), transforms.FoldWeights())
+    model = qgraph.load(source)
+    expected = model.apply(transforms.FoldWeights())
+    model.save(other)
+    assert out.read_bytes() == other.read_bytes()
+    assert report == expected
+
+
+def test_passes_of_onnx_ir_and_of_qgraph_mix(source, tmp_path):
+    out, report = tmp_path / "out.onnx", tmp_path / "r.json"
+    steps = (RemoveUnusedNodesPass(), transforms.FoldWeights())
+    transforms.rewrite(source, out, *steps, report=report)
+    assert [node.op_type for node in onnx.load(out).graph.node] == ["DequantizeLinear", "Add"]
+    document = json.loads(report.read_text())
+    assert document["command"] == "transform"
+    assert [site["pass"] for site in document["sites"]] == ["fold-weights"]
+
+
+def test_external_data_are_part_of_both_digests(source, tmp_path):
+    big, out, report = tmp_path / "big.onnx", tmp_path / "out.onnx", tmp_path / "r.json"
+    model = ir.from_onnx_text(
+        TEXT.replace("float[2]", "float[4096]").replace("{0.5, 1}", _zeros(4096))
+    )
+    ir.save(model, big, external_data="big.data")
+    digests = []
+    for change in (b"\0", b"\1"):
+        data = (tmp_path / "big.data").read_bytes()
+        (tmp_path / "big.data").write_bytes(data[:-1] + change)
+        transforms.rewrite(big, out, report=report)
+        document = json.loads(report.read_text())
+        digests.append((document["input"]["sha256"], document["output"]["sha256"]))
+    assert digests[0][0] != digests[1][0]
+    assert digests[0][1] != digests[1][1]
+
+
+def test_progress_is_told_from_reading_to_writing(source, tmp_path):
+    told: list[tuple[str, int, int]] = []
+    transforms.rewrite(
+        source,
+        tmp_path / "out.onnx",
+        RemoveUnusedNodesPass(),
+        transforms.FoldWeights(),
+        progress=lambda *state: told.append(state),
+    )
+    assert [what for what, _, _ in told] == [
+        "reading in.onnx",
+        "RemoveUnusedNodesPass, fold-weights",
+        "writing out.onnx",
+    ]
+
+
+def test_a_model_is_replaced_only_when_that_is_allowed(source):
+    before = source.read_bytes()
+    with pytest.raises(OptionError, match="in_place=True"):
+        transforms.rewrite(source, source, transforms.FoldWeights())
+    assert source.read_bytes() == before
+    transforms.rewrite(source, source, transforms.FoldWeights(), in_place=True)
+    assert "DequantizeLinear" in {node.op_type for node in onnx.load(source).graph.node}
+
+
+def _zeros(count: int) -> str:
+    return "{" + ", ".join(["0"] * count) + "}"
