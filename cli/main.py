@@ -39,6 +39,13 @@ class Commands(click.Group):
         command: click.Command = importlib.import_module(f"qgraph.cli.commands.{name}").command
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Show the help where nothing is asked for."""
+        if not args and not ctx.resilient_parsing:
+            sys.stderr.write(f"{ctx.get_help()}\n")
+            ctx.exit(USAGE)
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

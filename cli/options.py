@@ -61,7 +61,7 @@ def talk_options(function: F) -> F:
     hidden: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _keep}
     for option in (
         click.option("--debug", is_flag=True, help="Show tracebacks.", **hidden),
-        click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.", **hidden),
+        click.option("-q", "--quiet", is_flag=True, help="Results and errors only.", **hidden),
         click.option(
             "-v", "--verbose", "verbosity", count=True, help="Say more; twice: much more.", **hidden
         ),

@@ -145,7 +145,7 @@ def show_table(columns: Sequence[Column], rows: Rows) -> None:
             justify="right" if column.right else "left",
             no_wrap=column.cut,
             overflow="ellipsis" if column.cut else "fold",
-            max_width=width,
+            max_width=width if column.cut else None,
         )
     for row in cells:
         table.add_row(*(Text(row[place].text, style=row[place].style) for place in widths))

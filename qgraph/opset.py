@@ -12,7 +12,7 @@ from onnx.helper import VERSION_TABLE  # noqa: TID251 - the source of what it ta
 
 from qgraph.edit import Editor
 from qgraph.errors import ModelError, UnsupportedError
-from qgraph.opset_adapt import LATEST, OLDEST, adapt
+from qgraph.opset_adapt import LATEST, OLDEST, adapt, changes
 from qgraph.scopes import bodies, owners
 from qgraph.tensors import slots
 
@@ -119,7 +119,8 @@ def require(model: ir.Model, version: int) -> bool:
             f"Opset {version} is required, but operators are known up to opset {LATEST} only. "
             "Ask for a lower one."
         )
-    _raise(model.clone(), version)
+    if _has_changes(model, version):
+        _raise(model.clone(), version)
     _raise(model, version)
     model.ir_version = max(model.ir_version or 0, minimum_ir_version(model))
     return True
@@ -161,6 +162,18 @@ def _fits(node: ir.Node, version: int) -> bool:
         and schema.min_input <= len(node.inputs) <= schema.max_input
         and schema.min_output <= len(node.outputs) <= schema.max_output
         and set(node.attributes) <= set(schema.attributes)
+    )
+
+
+def _has_changes(model: ir.Model, version: int) -> bool:
+    """Return whether any node might have to be rewritten, which may fail halfway."""
+    return any(
+        owner.opset_imports.get("", version) < OLDEST
+        or any(
+            changes(node.op_type, owner.opset_imports.get("", version), version)
+            for node in ir.traversal.RecursiveGraphIterator(owner)
+        )
+        for owner in owners(model)
     )
 
 

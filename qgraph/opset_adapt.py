@@ -52,13 +52,14 @@ def adapt(
         )
     change = Change(node, source, target, editor, float_type)
     reached = source
-    while True:
-        steps = [step for name, step in ADAPTERS if name == node.op_type]
-        step = min((step for step in steps if reached < step <= target), default=None)
-        if step is None:
-            return
-        ADAPTERS[node.op_type, step](change)
-        reached = step
+    while steps := changes(node.op_type, reached, target):
+        reached = steps[0]
+        ADAPTERS[node.op_type, reached](change)
+
+
+def changes(name: str, source: int, target: int) -> list[int]:
+    """Return the opsets after ``source`` up to ``target`` that changed the operator ``name``."""
+    return [step for step in _STEPS.get(name, ()) if source < step <= target]
 
 
 @dataclass(frozen=True)
@@ -340,3 +341,7 @@ ADAPTERS: Mapping[tuple[str, int], Callable[[Change], None]] = {
     **{(f"Reduce{name}", 18): _axes for name in _REDUCTIONS},
 }
 """For an operator and the version that changed it, what to do."""
+
+_STEPS: dict[str, list[int]] = {}
+for _name, _step in sorted(ADAPTERS):
+    _STEPS.setdefault(_name, []).append(_step)

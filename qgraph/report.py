@@ -11,6 +11,9 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
 
+SCHEMA = 1
+"""Version of the JSON reports."""
+
 
 class Outcome(StrEnum):
     """What became of a site."""

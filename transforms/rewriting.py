@@ -11,11 +11,10 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph import __version__, storage
-from qgraph.equivalence.report import SCHEMA
 from qgraph.errors import OptionError
 from qgraph.files import is_same, json_text, replacing
 from qgraph.model import Model, load
-from qgraph.report import Report
+from qgraph.report import SCHEMA, Report
 from qgraph.tensors import slots
 
 StrPath = str | os.PathLike[str]

@@ -10,9 +10,7 @@ from xml.etree import ElementTree as ET
 
 from qgraph.equivalence.metrics import OutputComparison
 from qgraph.errors import EquivalenceError
-
-SCHEMA = 1
-"""Version of the JSON reports."""
+from qgraph.report import SCHEMA
 
 
 class CheckVerdict(StrEnum):

@@ -21,6 +21,7 @@ Float32 = npt.NDArray[np.float32]
 
 INPUT = "input"
 CONSTANT = "constant"
+TABLE = "table"
 FLOAT = "FLOAT"
 BOOL = "BOOL"
 
@@ -48,13 +49,13 @@ class Expr:
     """One operation; compared by identity, as a builder makes each only once.
 
     Attributes:
-        op: ``"input"``, ``"constant"`` or the name of a primitive.
+        op: ``"input"``, ``"constant"``, ``"table"`` or the name of a primitive.
         inputs: operands.
         attributes: sorted (name, value) pairs.
-        value: of a constant: its float32 or bool array, which broadcasts against the variable, or
-            the one-dimensional table of a Gather.
+        value: of a constant, its float32 or bool array, which broadcasts against the variable; of
+            the table of a Gather, its one-dimensional array.
         dtype: ONNX type name; values of all but BOOL are represented in float32.
-        shape: what all constants below, tables excepted, broadcast to.
+        shape: what all constants below broadcast to; tables do not count.
     """
 
     op: str
@@ -129,15 +130,23 @@ class Builder:
         if len(operands) != _ARITY.get(name, 2 if name in ("Min", "Max") else 1):
             raise Undecidable(f"{name} with {len(operands)} operands")
         pairs = _normalised(name, attributes)
+        if name == "Gather":
+            operands[0] = self._table(operands[0])
         dtype = _result_type(name, operands, dict(pairs))
         if name == "Identity" or (name == "Cast" and dtype == operands[0].dtype):
             return operands[0]
         if name == "Where" and (branch := _chosen(operands)) is not None:
             return branch
         shape = _result_shape(name, operands)
-        if all(operand.op == CONSTANT for operand in operands):
+        if all(operand.op in (CONSTANT, TABLE) for operand in operands):
             return self._fold(name, operands, dict(pairs), dtype)
         return self._unique(Expr(name, tuple(operands), pairs, dtype=dtype, shape=shape))
+
+    def _table(self, constant: Expr) -> Expr:
+        """Return a constant that is kept apart from those that broadcast."""
+        if constant.op != CONSTANT or constant.dtype != FLOAT or known(constant).ndim != 1:
+            raise Undecidable("Gather from a table that is not a constant list of float32 numbers")
+        return self._unique(Expr(TABLE, value=constant.value))
 
     def _fold(
         self, name: str, operands: list[Expr], attributes: dict[str, Any], dtype: str
@@ -211,7 +220,7 @@ def evaluate(root: Expr, x: Float32) -> Array:
         for e in in_order([root]):
             if e.op == INPUT:
                 values[id(e)] = x
-            elif e.op == CONSTANT:
+            elif e.op in (CONSTANT, TABLE):
                 values[id(e)] = known(e)
             else:
                 operands = [values[id(operand)] for operand in e.inputs]
@@ -266,10 +275,8 @@ def _result_type(name: str, operands: list[Expr], attributes: dict[str, Any]) ->
         case "Identity":
             return types[0]
         case "Gather":
-            if _INTEGER.fullmatch(types[1]) is None or operands[0].op != CONSTANT:
-                raise Undecidable(f"Gather with an index of type {types[1]}, or no constant table")
-            if known(operands[0]).ndim != 1 or types[0] != FLOAT:
-                raise Undecidable("Gather from a table that is not a list of float32 numbers")
+            if _INTEGER.fullmatch(types[1]) is None:
+                raise Undecidable(f"Gather with an index of type {types[1]}")
             return FLOAT
         case "Where":
             if types[0] != BOOL:
@@ -292,7 +299,7 @@ def _result_type(name: str, operands: list[Expr], attributes: dict[str, Any]) ->
 
 
 def _result_shape(name: str, operands: list[Expr]) -> tuple[int, ...]:
-    shapes = [operand.shape for operand in (operands[1:] if name == "Gather" else operands)]
+    shapes = [operand.shape for operand in operands]
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError as error:

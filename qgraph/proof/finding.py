@@ -80,23 +80,28 @@ class Notes(Protocol):
 
     def differ(
         self, kind: Channels, lo: Keys, hi: Keys, reference: Float32, candidate: Float32
-    ) -> None: ...
+    ) -> None:
+        """See :class:`Collector`."""
 
     def differ_in_zero_sign(
         self, kind: Channels, lo: Keys, hi: Keys, reference: Float32, candidate: Float32
-    ) -> None: ...
+    ) -> None:
+        """See :class:`Collector`."""
 
     def differ_at_infinity(
         self, kind: Channels, x: Float32, reference: Float32, candidate: Float32, *, where: Mask
-    ) -> None: ...
+    ) -> None:
+        """See :class:`Collector`."""
 
     def differ_in_zero_sign_at_infinity(
         self, kind: Channels, x: Float32, reference: Float32, candidate: Float32, *, where: Mask
-    ) -> None: ...
+    ) -> None:
+        """See :class:`Collector`."""
 
     def differ_at_nan(
         self, kind: Channels, x: Float32, reference: Float32, candidate: Float32, *, where: Mask
-    ) -> None: ...
+    ) -> None:
+        """See :class:`Collector`."""
 
 
 class Collector:

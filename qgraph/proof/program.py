@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.primitives import NUMPY
-from qgraph.proof.expression import CONSTANT, INPUT, Expr, Undecidable, in_order, known, undefined
+from qgraph.proof.expression import (
+    CONSTANT,
+    INPUT,
+    TABLE,
+    Expr,
+    Undecidable,
+    in_order,
+    known,
+    undefined,
+)
 from qgraph.proof.interval import RULES, Array, Interval, Mask, apply
 from qgraph.proof.keys import Float32
 
@@ -49,13 +58,11 @@ class Program:
         self._roots = (reference, candidate)
         self._order = in_order(self._roots)
         for e in self._order:
-            if e.op not in (INPUT, CONSTANT) and e.op not in RULES:
+            if e.op not in (INPUT, CONSTANT, TABLE) and e.op not in RULES:
                 raise Undecidable(f"there is no interval rule for {e.op}")
         if any(root.dtype == "BOOL" for root in self._roots):
             raise Undecidable("truth values are compared")
-        self._tables = {id(e.inputs[0]) for e in self._order if e.op == "Gather"}
-        constants = [e for e in self._order if e.op == CONSTANT and id(e) not in self._tables]
-        self._spread(constants)
+        self._spread([e for e in self._order if e.op == CONSTANT])
         self._last = {id(o): i for i, e in enumerate(self._order) for o in e.inputs}
         self._last.update((id(root), len(self._order)) for root in self._roots)
 
@@ -90,7 +97,7 @@ class Program:
             if id(e) not in self._columns
         }
         self._intervals.update(
-            (id(e), Interval(known(e), known(e))) for e in self._order if id(e) in self._tables
+            (id(e), Interval(known(e), known(e))) for e in self._order if e.op == TABLE
         )
         self._known = {key: Interval.constant(column) for key, column in self._columns.items()}
 
@@ -100,7 +107,7 @@ class Program:
         for i, e in enumerate(self._order):
             if e.op == INPUT:
                 held[id(e)] = x
-            elif e.op == CONSTANT:
+            elif e.op in (CONSTANT, TABLE):
                 held[id(e)] = self._constant(e, kind)
             else:
                 operands = [held[id(o)] for o in e.inputs]
@@ -120,7 +127,7 @@ class Program:
         for e in self._order:
             if e.op == INPUT:
                 held[id(e)] = x, np.zeros(len(x), np.bool_)
-            elif e.op == CONSTANT:
+            elif e.op in (CONSTANT, TABLE):
                 held[id(e)] = self._constant(e, kind).lo, np.zeros(1, np.bool_)
             else:
                 held[id(e)] = _point(e, [held[id(o)] for o in e.inputs], zero=zero)
@@ -154,8 +161,8 @@ def _point(e: Expr, operands: list[tuple[Array, Mask]], *, zero: bool) -> tuple[
     attributes = dict(e.attributes)
     result = np.asarray(NUMPY[e.op](*values, **attributes))
     if e.op == "Where":
-        (condition, open_), (_, yes), (_, no) = operands
-        return result, np.asarray(open_ | np.where(condition, yes, no))
+        (condition, unsure), (_, yes), (_, no) = operands
+        return result, np.asarray(unsure | np.where(condition, yes, no))
     if e.op in ("Min", "Max", "Relu"):
         a, b = values if e.op != "Relu" else (values[0], np.float32(0))
         tie = (a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b))

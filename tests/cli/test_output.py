@@ -38,8 +38,8 @@ def test_a_pipe_gets_aligned_text_without_colours(capsys):
     ("width", "heads", "name"),
     [
         (120, ["name", "number", "note"], "/a/long/name/of/a/node/in/a/graph"),
-        (70, ["name", "number", "note"], "/a/long/name/of/a/node/in/a…"),
-        (40, ["name", "number"], "/a/long/name/of/a/n…"),
+        (70, ["name", "number", "note"], "/a/long/name/of/a/node/"),
+        (40, ["name", "number"], "/a/long/name/of/"),
     ],
 )
 def test_a_terminal_gets_what_fits(capsys, terminal, width, heads, name):
@@ -51,6 +51,8 @@ def test_a_terminal_gets_what_fits(capsys, terminal, width, heads, name):
     assert max(map(len, lines)) <= width
     assert lines[0].split() == heads
     assert lines[2].startswith(name)
+    assert ("…" in lines[2]) is (width < 120)
+    assert len(lines) == 4
 
 
 def test_columns_that_say_nothing_are_left_out(capsys):

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from qgraph.primitives import NUMPY
-from qgraph.proof.expression import CONSTANT, INPUT, Builder, Expr, Undecidable, in_order, undefined
+from qgraph.proof.expression import (
+    CONSTANT,
+    INPUT,
+    TABLE,
+    Builder,
+    Expr,
+    Undecidable,
+    in_order,
+    undefined,
+)
 from qgraph.proof.keys import HIGHEST, LOWEST, from_keys, to_keys
 
 UNARY = ["Neg", "Abs", "Sign", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil", "Relu"]
@@ -140,7 +149,7 @@ def possible(root: Expr, x: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         if e.op == INPUT:
             held[id(e)] = [x], np.zeros(x.shape, bool)
             continue
-        if e.op == CONSTANT:
+        if e.op in (CONSTANT, TABLE):
             held[id(e)] = [e.value], np.zeros(x.shape, bool)
             continue
         held[id(e)] = _possible_results(e, [held[id(o)] for o in e.inputs], x.shape)

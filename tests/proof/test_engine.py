@@ -219,6 +219,17 @@ def test_a_table_of_values_against_its_formula(cones: SimpleNamespace) -> None:
     assert len(decide(values, b.Gather(table, index)).runs) == 1
 
 
+def test_one_array_as_table_and_as_channels() -> None:
+    b = Builder()
+    array = np.float32([0.5, 2, 3])
+    index = b.Cast(b.Min(b.Max(b.Round(b.input), 0.0), 2.0), to="INT64")
+    looked_up = b.Gather(array, index)
+    chosen = b.Where(b.Equal(index, 0.0), 0.5, b.Where(b.Equal(index, 1.0), 2.0, 3.0))
+    finding = decide(b.Mul(looked_up, array), b.Mul(chosen, array))
+    assert _equal(finding)
+    assert finding.channels == 3
+
+
 @pytest.mark.parametrize(
     ("input_shape", "shapes", "reason"),
     [

@@ -79,6 +79,9 @@ def test_a_table_is_not_spread_over_the_data() -> None:
     root = b.Gather(np.array([7, 8, 9], np.float32), index)
     assert root.shape == ()
     assert evaluate(root, np.array([-5.0, 1.5, 5.0], np.float32)).tolist() == [7, 8, 9]
+    scaled = b.Mul(root, np.array([7, 8, 9], np.float32))
+    assert scaled.shape == (3,)
+    assert evaluate(scaled, np.float32([0, 1, 2])).tolist() == [49, 64, 81]
 
 
 def test_text_tells_apart_what_differs_and_nothing_else() -> None:

@@ -12,7 +12,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 import qgraph
 from qgraph import transforms
-from qgraph.errors import OptionError
+from qgraph.errors import ModelError, OptionError
 
 TEXT = """
     <ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
@@ -82,6 +82,11 @@ def test_progress_is_told_from_reading_to_writing(source, tmp_path):
         "RemoveUnusedNodesPass, fold-weights",
         "writing out.onnx",
     ]
+
+
+def test_a_place_that_cannot_be_written_is_told_before_any_work(tmp_path):
+    with pytest.raises(ModelError, match="is not a folder"):
+        transforms.rewrite(tmp_path / "absent.onnx", tmp_path / "missing" / "out.onnx")
 
 
 def test_a_model_is_replaced_only_when_that_is_allowed(source):
