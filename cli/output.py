@@ -210,7 +210,8 @@ def _fitted(
     }
 
     def excess() -> int:
-        return sum(widths.values()) + 3 * (len(widths) - 1) - room
+        # Some versions of rich put a blank at the end of each line.
+        return sum(widths.values()) + 3 * (len(widths) - 1) + 1 - room
 
     for place in kept:
         if columns[place].cut and excess() > 0:

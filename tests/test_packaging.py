@@ -26,7 +26,9 @@ def project() -> dict[str, Any]:
 
 
 def run_python(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", *arguments], capture_output=True, text=True, check=True
+    )
     return done.stdout
 
 

@@ -132,30 +132,14 @@ def _offset_codes(draft: Draft, meaning: Affine, lo: float, hi: float, kind: str
 def _ranged(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
     top = np.float32(meaning.levels - 1)
     kind = holding(0.0, float(top), CODE_TYPES)
-    low, high = meaning.input_low, meaning.input_high
-    if kind is None or not (low < high).all():
+    if kind is None or not (meaning.input_low < meaning.input_high).all():
         return
     with np.errstate(all="ignore"):
         span = meaning.output_high - meaning.output_low
-        scale = span / top
+        step, scale = (meaning.input_high - meaning.input_low) / top, span / top
         zero_point = np.rint(-meaning.output_low / scale)
-    layout = layout_of(site.shape or None, scale, zero_point)
-    fits = bool(np.isfinite(zero_point).all()) and holds(kind, zero_point)
-    full = top == FORMATS[kind].hi
-    if layout is not None and fits:
-        with np.errstate(all="ignore"):
-            step = (high - low) / top
-        draft = editor.draft(site)
-        codes = quantize(draft, draft.x, step, zero_point, kind, layout)
-        codes = (
-            codes
-            if full or kind not in CLIPPABLE
-            else clip_codes(draft, codes, 0.0, float(top), kind)
-        )
-        yield draft.giving(dequantize(draft, codes, scale, zero_point, kind, layout))
-        draft = editor.draft(site)
-        codes = _ranged_codes(draft, meaning, kind)
-        yield draft.giving(dequantize(draft, codes, scale, zero_point, kind, layout))
+    if np.isfinite(zero_point).all() and holds(kind, zero_point):
+        yield from _ranged_pairs(site, editor, meaning, step, scale, zero_point, kind)
     for splits_top in (False, True):
         draft = editor.draft(site)
         codes = _ranged_codes(draft, meaning, kind)
@@ -165,8 +149,36 @@ def _ranged(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
         if splits_top:
             # In half of all ranges span + low is not high: then the values above are a level of
             # their own.
-            y = draft.op.Where(draft.op.Greater(draft.x, high), meaning.output_high, y)
+            above = draft.op.Greater(draft.x, meaning.input_high)
+            y = draft.op.Where(above, meaning.output_high, y)
         yield draft.giving(y)
+
+
+def _ranged_pairs(
+    site: Site,
+    editor: Editor,
+    meaning: Ranged,
+    step: Float32,
+    scale: Float32,
+    zero_point: Float32,
+    kind: str,
+) -> Iterator[Draft]:
+    """Yield the plain pair, and FakeQuantize's own rounding before a plain DequantizeLinear."""
+    top = float(meaning.levels - 1)
+    inside = np.rint(-meaning.input_low / step)
+    inner = layout_of(site.shape or None, step, inside)
+    outer = layout_of(site.shape or None, scale, zero_point)
+    if outer is None:
+        return
+    if inner is not None and holds(kind, inside):
+        draft = editor.draft(site)
+        codes = quantize(draft, draft.x, step, inside, kind, inner)
+        if kind in CLIPPABLE and top != FORMATS[kind].hi:
+            codes = clip_codes(draft, codes, 0.0, top, kind)
+        yield draft.giving(dequantize(draft, codes, scale, zero_point, kind, outer))
+    draft = editor.draft(site)
+    codes = _ranged_codes(draft, meaning, kind)
+    yield draft.giving(dequantize(draft, codes, scale, zero_point, kind, outer))
 
 
 def _ranged_codes(draft: Draft, meaning: Ranged, kind: str) -> ir.Value:

@@ -115,3 +115,20 @@ def test_the_number_of_inputs_that_move_is_counted(check_pass):
         entry = site(report)
         assert entry.verdict.differing_inputs == count
         assert entry.verdict.witness.reference != entry.verdict.witness.candidate
+
+
+def test_ranges_that_differ_give_a_pair_with_two_zero_points(check_pass):
+    model, _ = check_pass(
+        ConvertDialect(to="qdq", exact=Exactness.NEAR),
+        fake_quantize(-1, 0.9921875, 256, (0, 255)),
+        ops=["QuantizeLinear", "DequantizeLinear"],
+        exactly=Exactness.NEAR,
+    )
+    quantize, dequantize = model.ir.graph
+    assert quantize.inputs[2].const_value.numpy() == 128
+    assert len(dequantize.inputs) == 2
+
+
+def test_the_import_of_a_domain_goes_with_its_last_node(check_pass):
+    model, _ = check_pass(ConvertDialect(to="qdq"), quant())
+    assert model.ir.opset_imports == {"": 13}
