@@ -11,9 +11,17 @@ from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
 from qgraph.model import Model
-from qgraph.report import Outcome, Report, SiteReport, operator_name
+from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.spelling import HIGHEST_OPSET, Choice, choose, raise_opset, settle
+from qgraph.transforms.spelling import (
+    HIGHEST_OPSET,
+    Choice,
+    check_level,
+    choose,
+    entry,
+    raise_opset,
+    settle,
+)
 
 
 @transform("convert")
@@ -27,6 +35,9 @@ class ConvertDialect(Transform):
     )
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
+
+    def __post_init__(self) -> None:
+        check_level(self.exact)
 
     def apply(self, model: Model, report: Report) -> None:
         """Choose a spelling for each site, raise the opset once as far as needed, replace."""
@@ -47,23 +58,17 @@ class ConvertDialect(Transform):
         others: list[SiteReport] = []
         for site in sites(model.ir):
             if isinstance(site, Refusal):
-                others.append(_entry(site, Outcome.REFUSED, site.reason))
+                others.append(entry(site, Outcome.REFUSED, site.reason))
             elif site.dialect == target.name:
-                others.append(_entry(site, Outcome.KEPT, None))
+                others.append(entry(site, Outcome.KEPT, None))
             else:
                 offers.append((site, target.spellings(site, editor)))
         choices = []
         for choice in choose(offers, self.exact, limit, comparer):
             if choice.draft is None and choice.site.dialect == "onnx":
-                others.append(_entry(choice.site, Outcome.KEPT, "plain operators already"))
+                others.append(entry(choice.site, Outcome.KEPT, "plain operators already"))
             elif choice.draft is None and choice.reason is None:
                 choices.append(replace(choice, reason=target.reason(choice.site)))
             else:
                 choices.append(choice)
         return choices, others
-
-
-def _entry(found: Site | Refusal, outcome: Outcome, reason: str | None) -> SiteReport:
-    root = found.root
-    name = root.name or root.outputs[0].name or ""
-    return SiteReport(name, operator_name(root), "", outcome, reason=reason)

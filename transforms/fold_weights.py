@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from qgraph.dialects.dialect import Refusal, Site, sites
+from qgraph.dialects.dialect import Refusal, Site, sites, weight_of
 from qgraph.dialects.qdq_codes import packed
 from qgraph.edit import Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
 from qgraph.model import Model
-from qgraph.report import Report
+from qgraph.report import Outcome, Report
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.spelling import HIGHEST_OPSET, Choice, choose, raise_opset, settle
+from qgraph.transforms.spelling import (
+    HIGHEST_OPSET,
+    Choice,
+    check_level,
+    choose,
+    entry,
+    raise_opset,
+    settle,
+)
 
 
 @transform("fold-weights")
@@ -26,6 +34,9 @@ class FoldWeights(Transform):
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
+    def __post_init__(self) -> None:
+        check_level(self.exact)
+
     def apply(self, model: Model, report: Report) -> None:
         """Fold every quantizer whose input is constant; the float values leave the model."""
         editor, comparer = Editor(model.ir), Comparer(model.ir)
@@ -34,6 +45,11 @@ class FoldWeights(Transform):
         if not all(choice.site.stands for choice in choices):
             choices = self._choose(model, editor, comparer)
         settle(model, choices, editor, report)
+        report.sites += [
+            entry(found, Outcome.REFUSED, found.reason)
+            for found in sites(model.ir)
+            if isinstance(found, Refusal) and _on_constant(found)
+        ]
 
     def _choose(self, model: Model, editor: Editor, comparer: Comparer) -> list[Choice]:
         limit = self.opset or max(HIGHEST_OPSET, model.ir.opset_imports.get("", 0))
@@ -43,6 +59,11 @@ class FoldWeights(Transform):
             if not isinstance(site, Refusal) and site.weight is not None and not _is_stored(site)
         ]
         return choose(offers, self.exact, limit, comparer)
+
+
+def _on_constant(refusal: Refusal) -> bool:
+    x = refusal.root.inputs[0]
+    return x is not None and weight_of(x) is not None
 
 
 def _is_stored(site: Site) -> bool:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from qgraph import opset
-from qgraph.dialects.dialect import Site
+from qgraph.dialects.dialect import Refusal, Site
 from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
+from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Verdict
 from qgraph.model import Model
 from qgraph.quantizer import Quantizer, Ranged, Unnamed
@@ -19,6 +20,17 @@ from qgraph.report import Outcome, Report, SiteReport, operator_name
 HIGHEST_OPSET = 21
 """Ceiling unless a higher one is asked for or the model has one: INT4 needs it, all runtimes that
 read quantized models have it."""
+
+
+def check_level(exact: Exactness) -> None:
+    """See that a level means equality of some kind.
+
+    Raises:
+        OptionError: it is ``different``.
+    """
+    if exact is Exactness.DIFFERENT:
+        levels = ", ".join(level for level in Exactness if level is not exact)
+        raise OptionError(f"exact={exact} would accept anything; expected one of {levels}.")
 
 
 @dataclass(frozen=True)
@@ -122,6 +134,13 @@ def unhealthy(quantizer: Quantizer) -> str | None:
         if same.any():
             return f"its scale is {label}, a fault that conversions do not carry over"
     return None
+
+
+def entry(found: Site | Refusal, outcome: Outcome, reason: str | None) -> SiteReport:
+    """Return the entry of the report for something that is left as it is."""
+    root = found.root
+    name = root.name or root.outputs[0].name or ""
+    return SiteReport(name, operator_name(root), "", outcome, reason=reason)
 
 
 def settle(model: Model, choices: Sequence[Choice], editor: Editor, report: Report) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import (
@@ -59,8 +60,9 @@ class OpenVino:
         levels = int((meaning.hi - meaning.lo).max()) + 1
         if not 2 <= levels <= 65536 or not (meaning.hi - meaning.lo == levels - 1).all():
             return
-        low = (meaning.lo - meaning.zero_point) * meaning.scale
-        high = (meaning.hi - meaning.zero_point) * meaning.scale
+        with np.errstate(over="ignore"):
+            low = (meaning.lo - meaning.zero_point) * meaning.scale
+            high = (meaning.hi - meaning.zero_point) * meaning.scale
         draft = editor.draft(site)
         ends = [draft.constant(end, name) for end, name in ((low, "low"), (high, "high"))]
         yield draft.giving(

@@ -103,7 +103,8 @@ def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
             yield draft.giving(dequantize(draft, codes, scale, zero_point, kind, layout))
         if not zero_point.any() and not full and np.isfinite(scale).all():
             draft = editor.draft(site)
-            ends = np.float32(lo) * scale, np.float32(hi) * scale
+            with np.errstate(over="ignore"):
+                ends = np.float32(lo) * scale, np.float32(hi) * scale
             inside = clip(draft, draft.x, np.minimum(*ends), np.maximum(*ends))
             codes = quantize(draft, inside, scale, zero_point, kind, layout)
             yield draft.giving(dequantize(draft, codes, scale, zero_point, kind, layout))

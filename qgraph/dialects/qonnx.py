@@ -139,7 +139,8 @@ def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
 def _without_zero_point(site: Site, editor: Editor, meaning: Affine) -> Draft:
     """Draft a clamp of the data and a Quant wide enough not to clamp, codes counted from zero."""
     steps = [end - meaning.zero_point for end in (meaning.lo, meaning.hi)]
-    ends = [step * meaning.scale for step in steps]
+    with np.errstate(over="ignore"):
+        ends = [step * meaning.scale for step in steps]
     bits = max(int(np.abs(step).max()) for step in steps).bit_length() + 1
     draft = editor.draft(site)
     lower = draft.op.Max(data_of(draft, site), np.minimum(*ends))

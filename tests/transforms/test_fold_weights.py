@@ -7,6 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.report import Outcome
@@ -265,3 +266,15 @@ def test_a_negative_scale_is_like_any_other(check_pass):
     model, report = check_pass(FoldWeights(), quant(4).replace("{0.25}", "{-0.25}"))
     assert report.count(Outcome.CHANGED) == 1
     assert stored(model).const_value.numpy().astype(int).tolist() == [5, 1, 0, -1, -3, -8]
+
+
+def test_a_constant_that_cannot_be_read_is_reported():
+    text = quant(4).replace("narrow = 0>", 'narrow = 0, rounding_mode = "SIDEWAYS">')
+    (entry,) = load(ir.from_onnx_text(text)).apply(FoldWeights()).sites
+    assert entry.outcome is Outcome.REFUSED
+    assert "SIDEWAYS" in entry.reason
+
+
+def test_different_is_no_level_of_equality():
+    with pytest.raises(OptionError, match="would accept anything"):
+        FoldWeights(exact=Exactness.DIFFERENT)
