@@ -57,9 +57,10 @@ def transform(name: str) -> Callable[[C], C]:
     """Return a decorator that makes a class a frozen dataclass and registers it as a pass."""
 
     def register(cls: C) -> C:
-        made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-        made.name = name
-        return TRANSFORMS.add(name)(made)
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        cls.name = name
+        TRANSFORMS.add(name)(cls)
+        return cls
 
     return register
 

@@ -16,6 +16,7 @@ from qgraph.exactness import Exactness, Verdict
 from qgraph.model import Model
 from qgraph.quantizer import Quantizer, Ranged, Unnamed
 from qgraph.report import Outcome, Report, SiteReport, operator_name
+from qgraph.scopes import owners
 
 HIGHEST_OPSET = 21
 """Ceiling unless a higher one is asked for or the model has one: INT4 needs it, all runtimes that
@@ -157,7 +158,7 @@ def settle(model: Model, choices: Sequence[Choice], editor: Editor, report: Repo
 def _forget_domains(model: Model, domains: set[str]) -> None:
     """Drop the imports of those of ``domains`` that no node uses any more."""
     unused = domains - {node.domain for node in model.nodes()} - {""}
-    for owner in (model.ir.graph, *model.ir.functions.values()):
+    for owner in owners(model.ir):
         for domain in unused & set(owner.opset_imports):
             del owner.opset_imports[domain]
 
