@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from qgraph.cli.options import Inputs
-from qgraph.cli.output import Cell, Column, Talk, number_text, show_table
-from qgraph.errors import ExecutionError, UnsupportedError
-from qgraph.files import replacing
+from qgraph.cli.output import (
+    Cell,
+    Column,
+    Talk,
+    bar_marks,
+    number_text,
+    percent_text,
+    show_paragraph,
+    show_table,
+)
+from qgraph.errors import ExecutionError
 
 if TYPE_CHECKING:
     from qgraph.model import Model
+    from qgraph.quantizer_statistics import QuantizerStatistics
+    from qgraph.statistics import TensorStatistics
 
 Array = npt.NDArray[Any]
+
+_MAGIC = np.lib.format.MAGIC_PREFIX
+
+_MUCH_CLIPPED = 0.05
+"""Shares above it are worth a look."""
 
 
 def feeds(talk: Talk, inputs: Inputs, model: Model) -> dict[str, Array] | None:
@@ -44,40 +58,8 @@ def feeds(talk: Talk, inputs: Inputs, model: Model) -> dict[str, Array] | None:
     return found
 
 
-def joined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the results of several runs as one, joined along the first axis.
-
-    Raises:
-        UnsupportedError: they are no tensors, or differ in another axis.
-    """
-    if len(runs) == 1:
-        return dict(runs[0])
-    whole = {}
-    for name in runs[0]:
-        parts = [run[name] for run in runs]
-        try:
-            whole[name] = np.concatenate([np.atleast_1d(part) for part in parts])
-        except ValueError as error:
-            raise UnsupportedError(
-                f"Output {name!r} cannot be joined over {len(runs)} batches ({error}), expected "
-                "tensors of one shape. Run one batch."
-            ) from error
-    return whole
-
-
-def save(path: Path, results: Mapping[str, Any]) -> None:
-    """Write results as numpy's archive; a type that numpy lacks becomes a wider one, exactly."""
-    with (
-        replacing(path) as file,
-        zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive,
-    ):
-        for name, value in _flat(results).items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, _common(value), allow_pickle=False)
-
-
-def show_all(results: Mapping[str, Any]) -> None:
-    """Print a table of results."""
+def show_tensors(found: Sequence[TensorStatistics]) -> None:
+    """Print a table of tensors."""
     columns = [
         Column("output", cut=True),
         Column("type"),
@@ -87,26 +69,84 @@ def show_all(results: Mapping[str, Any]) -> None:
         Column("mean", right=True),
     ]
     rows: list[list[Cell | str]] = []
-    for name, value in _flat(results).items():
-        array = _common(value)
-        shape = f"[{','.join(map(str, array.shape))}]"
-        numbers = array.astype(np.float64) if array.dtype.kind in "biuf" else np.empty(0)
-        wrong = int(np.count_nonzero(np.isnan(numbers)))
-        numbers = numbers[~np.isnan(numbers)]
-        statistics = ["-"] * 3
-        if numbers.size:
-            with np.errstate(invalid="ignore"):
-                ends = (numbers.min(), numbers.max(), numbers.mean())
-            statistics = [number_text(float(end)) for end in ends]
-        label = Cell(f"{name} ({wrong} NaN)", "yellow") if wrong else Cell(name)
-        rows.append([label, str(value.dtype), shape, *statistics])
+    for tensor in found:
+        shape = "differs" if tensor.shape is None else f"[{','.join(map(str, tensor.shape))}]"
+        label = Cell(tensor.name)
+        if tensor.nan:
+            label = Cell(f"{tensor.name} ({tensor.nan} NaN)", "yellow")
+        numbers = map(number_text, (tensor.min, tensor.max, tensor.mean))
+        rows.append([label, tensor.dtype, shape, *numbers])
     show_table(columns, rows)
+
+
+def show_quantizers(found: Sequence[QuantizerStatistics]) -> None:
+    """Print a table of quantizers: what share of values is clipped, which codes occur."""
+    columns = [
+        Column("quantizer", cut=True),
+        Column("of"),
+        Column("format"),
+        Column("min", right=True, spare=True),
+        Column("max", right=True, spare=True),
+        Column("mean", right=True, spare=True),
+        Column("clipped", right=True),
+        Column("codes", right=True),
+        Column("histogram", spare=True),
+    ]
+    rows: list[list[Cell | str]] = []
+    for each in found:
+        if each.reason is not None:
+            continue
+        share, codes = each.clipped_share, each.codes
+        clipped = "-" if share is None else percent_text(share)
+        rows.append(
+            [
+                each.node,
+                "weight" if each.weight else "data",
+                each.format or "-",
+                *map(number_text, (each.values.min, each.values.max, each.values.mean), (4,) * 3),
+                Cell(clipped, "yellow" if share is not None and share > _MUCH_CLIPPED else ""),
+                "-" if codes is None else f"{len(codes)}/{each.levels}",
+                bars(codes or []),
+            ]
+        )
+    if rows:
+        show_table(columns, rows)
+    for each in found:
+        if each.reason is not None:
+            show_paragraph(f"no statistics: {each.reason}", "yellow")
+
+
+def bars(codes: Sequence[tuple[float, int]], width: int = 16) -> str:
+    """Return how often codes occur as a line of bars, from the smallest code to the largest.
+
+    What occurs at all is visible.
+    """
+    if not codes:
+        return ""
+    low, high = codes[0][0], codes[-1][0]
+    whole = all(isinstance(code, int) for code, _ in codes)
+    count = int(min(width, high - low + 1)) if whole else min(width, len(codes))
+    heights = [0] * count
+    for code, times in codes:
+        place = (
+            (code - low) / ((high - low) or 1) * count
+            if not whole
+            else ((code - low) * count // (high - low + 1))
+        )
+        heights[min(int(place), count - 1)] += times
+    marks = bar_marks()
+    top = max(heights)
+    return "".join(marks[-(-height * (len(marks) - 1) // top)] for height in heights)
 
 
 def _read(path: Path, expected: str, reader: Callable[[Any], Any]) -> Any:
     try:
         with path.open("rb") as file:
-            return reader(np.load(file, allow_pickle=False))
+            single = file.read(len(_MAGIC)) == _MAGIC
+            file.seek(0)
+            # Datasets may be larger than memory. What is no single array cannot be mapped.
+            source, mode = (path, "r") if single else (file, None)
+            return reader(np.load(source, mode, allow_pickle=False))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ExecutionError(
             f"{path}: cannot be read ({error}), expected {expected} as numpy saves it. "
@@ -125,24 +165,3 @@ def _single(content: Any) -> Array:
     if hasattr(content, "files"):
         raise ValueError("it is an archive")
     return np.asarray(content)
-
-
-def _flat(results: Mapping[str, Any]) -> dict[str, Array]:
-    """Return tensors by name; the elements of a sequence are numbered."""
-    flat: dict[str, Array] = {}
-    for name, value in results.items():
-        if isinstance(value, list | tuple):
-            flat |= {f"{name}.{place}": np.asarray(part) for place, part in enumerate(value)}
-        elif value is not None:
-            flat[name] = np.asarray(value)
-    return flat
-
-
-def _common(array: Array) -> Array:
-    """Return the array in a type that every numpy reads."""
-    if array.dtype.kind == "O":
-        return array.astype(np.str_)
-    if array.dtype.kind != "V":
-        return array
-    real = ir.DataType.from_numpy(array.dtype).is_floating_point()
-    return array.astype(np.float32 if real else np.int8)

@@ -252,3 +252,20 @@ def bytes_text(number: int) -> str:
 def number_text(number: float | None, digits: int = 6) -> str:
     """Return a number with so many digits; a dash where there is none."""
     return "-" if number is None else f"{number:.{digits}g}"
+
+
+def percent_text(share: float) -> str:
+    """Return a share of 1 in percent; a tiny one is not shown as none."""
+    if 0 < share < 0.0001:
+        return "<0.01%"
+    return f"{share:.2%}"
+
+
+def bar_marks() -> str:
+    """Return marks of growing height, as fine as the encoding of stdout allows; the first is 0."""
+    fine = " ▁▂▃▄▅▆▇█"
+    try:
+        fine.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return " .:-=+*#"
+    return fine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -25,6 +26,9 @@ from qgraph.exactness import Exactness, Method
 if TYPE_CHECKING:
     from qgraph.report import Report, SiteReport
     from qgraph.transforms.base import Transform
+
+# Passes multiply no matrices; the threads that NumPy starts for that cost a tenth of the time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _ROWS = 24
 """Up to so many sites each have a row; more are gathered, unless ``-v`` is given."""

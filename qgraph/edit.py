@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -154,9 +155,9 @@ class Draft:
         self.nodes.append(made)
         return made.outputs[0]
 
-    def commit(self) -> None:
-        """Put the draft in the place of its region and drop what is no longer used."""
-        self._editor.replace(self)
+    def commit(self, *, sweep: bool = True) -> None:
+        """Put the draft in the place of its region; see :meth:`Editor.replace`."""
+        self._editor.replace(self, sweep=sweep)
 
 
 def _first_opset(node: ir.Node) -> int:
@@ -239,11 +240,34 @@ class Editor:
         self._names.add(unique)
         return unique
 
-    def replace(self, draft: Draft) -> None:
+    def replace(self, draft: Draft, *, sweep: bool = True) -> None:
         """Carry out ``draft``: insert its nodes, hand over the output, drop what is unused.
 
         The new output takes over name, type, shape and metadata of the old one.
+
+        Args:
+            draft: what to insert.
+            sweep: drop everything that only the old output needed, not its producer alone.
         """
+        if sweep:
+            self.replace_all([draft])
+            return
+        anchor = draft.region.nodes[-1]
+        self._put(draft)
+        if anchor.graph is not None:
+            anchor.graph.remove(anchor, safe=True)
+
+    def replace_all(self, drafts: Iterable[Draft]) -> None:
+        """Carry out all ``drafts``, in order, as :meth:`replace` does one."""
+        # Constants are looked at once, in the end: it takes long to list the users of a shared one.
+        constants: dict[ir.Value, None] = {}
+        for draft in drafts:
+            self._put(draft)
+            constants.update(dict.fromkeys(_drop_nodes(reversed(draft.region.nodes))))
+        for value in constants:
+            _drop_constant(value)
+
+    def _put(self, draft: Draft) -> None:
         region = draft.region
         anchor = region.nodes[-1]
         graph = anchor.graph
@@ -261,7 +285,6 @@ class Editor:
                 output.name = self.fresh(f"{stem}_{node.op_type.lower()}")
             graph.insert_before(anchor, node)
         self._hand_over(region.y, draft.y)
-        self._drop(reversed(region.nodes))
 
     def _settle_constants(
         self, draft: Draft, node: ir.Node, anchor: ir.Node, graph: Any, stem: str
@@ -300,21 +323,36 @@ class Editor:
         new.meta.update(old.meta)
         old.replace_all_uses_with(new, replace_graph_outputs=True)
 
-    def _drop(self, nodes: Iterable[ir.Node]) -> None:
-        pending = list(nodes)
-        while pending:
-            node = pending.pop(0)
-            if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
-                continue
-            inputs = [value for value in node.inputs if value is not None]
-            node.graph.remove(node, safe=True)
-            for value in inputs:
-                producer = value.producer()
-                if producer is not None:
-                    pending.append(producer)
-                elif value.is_initializer() and not (
-                    value.uses() or value.is_graph_output() or value.is_graph_input()
-                ):
-                    owner = value.graph
-                    if isinstance(owner, ir.Graph):
-                        del owner.initializers[value.name or ""]
+
+def _drop_nodes(nodes: Iterable[ir.Node]) -> list[ir.Value]:
+    """Remove ``nodes``, and what only they needed, where nothing uses them any more.
+
+    Returns:
+        The constants that the removed nodes used.
+    """
+    constants: list[ir.Value] = []
+    pending = deque(nodes)
+    while pending:
+        node = pending.popleft()
+        if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
+            continue
+        inputs = [value for value in node.inputs if value is not None]
+        node.graph.remove(node, safe=True)
+        for value in inputs:
+            producer = value.producer()
+            if producer is None or producer.op_type == "Constant":
+                constants.append(value)
+            else:
+                pending.append(producer)
+    return constants
+
+
+def _drop_constant(value: ir.Value) -> None:
+    """Remove an initializer or Constant node that nothing uses any more."""
+    if value.uses() or value.is_graph_output() or value.is_graph_input():
+        return
+    producer, owner = value.producer(), value.graph
+    if producer is not None and producer.graph is not None:
+        producer.graph.remove(producer, safe=True)
+    elif value.is_initializer() and isinstance(owner, ir.Graph):
+        del owner.initializers[value.name or ""]

@@ -18,6 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import onnx_ir as ir
 
 
@@ -74,3 +76,15 @@ def where(node: ir.Node) -> str:
     owner = node.graph
     place = f" in graph {owner.name!r}" if owner is not None and owner.name else ""
     return f"{node.op_type} {label}{place}"
+
+
+def forms(values: Iterable[object]) -> str:
+    """Describe what a node was given, for a message: ``float32[2, 3], absent``."""
+    return ", ".join(map(_form, values)) or "no inputs"
+
+
+def _form(value: object) -> str:
+    if value is None:
+        return "absent"
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    return type(value).__name__ if dtype is None or shape is None else f"{dtype}{list(shape)}"

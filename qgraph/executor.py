@@ -6,7 +6,7 @@ import difflib
 import functools
 import importlib.util
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -15,12 +15,13 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.constants import constant
-from qgraph.control import ControlStep, function_kernel, is_control
+from qgraph.control import ControlStep, captured, function_kernel, is_control
 from qgraph.errors import ModelError, OptionError, where
 from qgraph.feeds import check_feeds
 from qgraph.kernels import Kernel, kernel_of
+from qgraph.mat_mul_n_bits import is_mat_mul_n_bits, mat_mul_n_bits
 from qgraph.ops.operator import Operator, operator_of
-from qgraph.plan import Environment, NodeStep, Plan, Step, initial
+from qgraph.plan import Environment, NodeStep, Observer, Plan, Step, initial
 from qgraph.reference import reference_kernel
 
 Imports = Mapping[str, int]
@@ -61,8 +62,9 @@ def prepare(model: ir.Model, backend: str = Backend.AUTO) -> Executor:
     if backend == Backend.NUMPY or (backend == Backend.AUTO and not installed):
         return Executor(model)
     from qgraph.runtime import RuntimeExecutor
+    from qgraph.standardize import standardize
 
-    return RuntimeExecutor(model)
+    return RuntimeExecutor(model, standardize)
 
 
 class Executor:
@@ -86,7 +88,11 @@ class Executor:
         self._plan = self.plan(model.graph, _imports(model.graph))
 
     def run(
-        self, inputs: Mapping[str, npt.ArrayLike], *, taps: Sequence[str] = ()
+        self,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        taps: Sequence[str] = (),
+        observe: Callable[[str, Any], None] | None = None,
     ) -> dict[str, Any]:
         """Return the graph's outputs, and the values named in ``taps``, by name.
 
@@ -94,21 +100,43 @@ class Executor:
             inputs: an array for each input of the graph, of exactly its type; Python numbers and
                 lists are converted. Initializers that are listed as inputs may be given, too.
             taps: further values of the main graph.
+            observe: called with name and value of each tap as soon as it is known; taps are then
+                not returned, and no longer held than the computation needs them. The value may
+                be looked at during the call only.
 
         Raises:
             ExecutionError: an input does not fit, or a node fails.
             OptionError: a tap is unknown.
         """
         wanted = {str(value.name): value for value in self._graph.outputs}
-        wanted |= self._find(taps)
+        tapped = self._find(taps)
         known: Environment = dict(check_feeds(self._graph, inputs))
         # Infinities and NaN are ordinary results here.
         with np.errstate(all="ignore"):
-            self._plan.run(known, frozenset(wanted.values()))
+            if observe is None:
+                wanted |= tapped
+                self._plan.run(known, frozenset(wanted.values()))
+            else:
+                self._plan.run(known, frozenset(tapped.values()), _told(tapped, known, observe))
         return {
             name: known[value] if value in known else initial(value)
             for name, value in wanted.items()
         }
+
+    @property
+    def computed(self) -> list[str]:
+        """Names of all values that nodes of the main graph compute, in order."""
+        nodes = (node for node in self._graph if not is_constant(node))
+        return [str(value.name) for node in nodes for value in node.outputs if value.name]
+
+    def depending_on(self, names: Collection[str]) -> set[str]:
+        """Return those of the values that change with the inputs ``names``, or by themselves."""
+        changing = {value for value in self._graph.inputs if value.name in names}
+        for node in self._graph:
+            used = [*node.inputs, *captured(node)]
+            if not changing.isdisjoint(used) or not (used or is_constant(node)):
+                changing.update(node.outputs)
+        return {str(value.name) for value in changing}
 
     def plan(self, graph: ir.Graph, imports: Imports) -> Plan:
         """Return the plan of the main graph, of a subgraph, or of a function's body."""
@@ -131,6 +159,8 @@ class Executor:
         operator = operator_of(node)
         if operator is not None:
             return _Quantizer(node, operator)
+        if is_mat_mul_n_bits(node):
+            return mat_mul_n_bits(node)
         version = imports.get(node.domain)
         fast = None if version is None else kernel_of(node, version)
         return fast or reference_kernel(node, imports)
@@ -191,6 +221,18 @@ def _is_odd(scale: npt.NDArray[Any] | None) -> bool:
         return False
     numbers = scale.astype(np.float32, copy=False)
     return not bool(np.all(np.isfinite(numbers) & (numbers != 0)))
+
+
+def _told(
+    tapped: Mapping[str, ir.Value], known: Environment, observe: Callable[[str, Any], None]
+) -> Observer:
+    """Tell ``observe`` what no node computes, and return what tells it of the rest."""
+    for name, value in tapped.items():
+        producer = value.producer()
+        if producer is None or is_constant(producer):
+            observe(name, known[value] if value in known else initial(value))
+    names = {value: name for name, value in tapped.items()}
+    return lambda value, array: observe(names[value], array)
 
 
 def _imports(graph: ir.Graph) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """NumPy kernels of the standard operators for which onnx's reference is slow or wrong.
 
 Convolution, pooling and matrix products are too slow there. Batch normalization below opset 14
-always runs in training mode, and LRN takes the number of samples for that of channels.
+always runs in training mode, LRN takes the number of samples for that of channels, and Optional
+makes a list of its element.
 
 Each kernel depends on the values of its operands only, never on their memory layout, so that two
 models with equal values get equal sums.
@@ -262,6 +263,24 @@ def _max_pool(node: ir.Node, version: int) -> Kernel | None:
     return run
 
 
+def _optional(node: ir.Node, version: int) -> Kernel:
+    """An optional is its element, or None."""
+    return lambda x=None: (x,)
+
+
+def _has_element(node: ir.Node, version: int) -> Kernel:
+    return lambda x=None: (np.asarray(x is not None),)
+
+
+def _get_element(node: ir.Node, version: int) -> Kernel:
+    def run(x: Any) -> Sequence[Any]:
+        if x is None:
+            raise ValueError("the optional is empty")
+        return (x,)
+
+    return run
+
+
 _BUILDERS: dict[str, Callable[[ir.Node, int], Kernel | None]] = {
     "AveragePool": _average_pool,
     "BatchNormalization": _batch_normalization,
@@ -270,4 +289,7 @@ _BUILDERS: dict[str, Callable[[ir.Node, int], Kernel | None]] = {
     "LRN": _lrn,
     "MatMul": _matmul,
     "MaxPool": _max_pool,
+    "Optional": _optional,
+    "OptionalGetElement": _get_element,
+    "OptionalHasElement": _has_element,
 }

@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from qgraph import datafiles, storage
+from qgraph.collecting import seldom
 from qgraph.constants import constant, overridable
 from qgraph.errors import QGraphError
 from qgraph.opset import declare_domains
@@ -21,6 +22,8 @@ from qgraph.tensors import slots
 
 if TYPE_CHECKING:
     import networkx as nx
+
+    from qgraph.prepared import Prepared
 
 
 class Model:
@@ -34,9 +37,11 @@ class Model:
     def __init__(self, ir_model: ir.Model, path: Path | None = None) -> None:
         self.ir = ir_model
         self.path = path
+        self._prepared: Prepared | None = None
         # Weights may leave their files (folded, they are computed anew), the wish for files stays.
         self._external_data = any(isinstance(s.tensor, ir.ExternalTensor) for s in slots(ir_model))
 
+    @seldom()
     def save(
         self,
         path: str | os.PathLike[str],
@@ -100,6 +105,7 @@ class Model:
 
         return graph_of(self.ir.graph)
 
+    @seldom()
     def apply(self, *steps: ir.passes.PassBase, keep_inputs: bool = False) -> Report:
         """Run passes one after the other; if one fails, the model stays as it was.
 
@@ -133,16 +139,22 @@ class Model:
         backend: Literal["auto", "numpy", "ort"] = "auto",
         taps: Sequence[str] = (),
     ) -> dict[str, npt.NDArray[Any]]:
-        """Compute the outputs and the values named in ``taps``; see :mod:`qgraph.executor`."""
-        from qgraph import executor
+        """Compute the outputs and the values named in ``taps``; see :mod:`qgraph.executor`.
 
-        return executor.run(self.ir, inputs, backend=backend, taps=taps)
+        What can be prepared is kept until the model changes: run one model in a loop.
+        """
+        if self._prepared is None:
+            from qgraph.prepared import Prepared
+
+            self._prepared = Prepared()
+        return self._prepared.executor(self.ir, backend).run(inputs, taps=taps)
 
 
 Source = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Model
 """What a model can be made of."""
 
 
+@seldom()
 def load(source: Source) -> Model:
     """Return a model of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
 

@@ -16,6 +16,10 @@ from qgraph.opset_adapt import LATEST, OLDEST, adapt, changes
 from qgraph.scopes import bodies, owners
 from qgraph.tensors import slots
 
+CEILING = 21
+"""Highest opset that is used unless a higher one is asked for or the model has one: INT4 needs it,
+and all runtimes that read quantized models have it."""
+
 QDQ_SINCE: Mapping[str, int] = MappingProxyType(
     {
         "INT8": 10,
@@ -201,3 +205,8 @@ def only_float_type(model: ir.Model) -> ir.DataType | None:
     }
     others = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
     return None if others & (_element_types(model) | casts) else ir.DataType.FLOAT
+
+
+def ceiling(model: ir.Model, asked: int | None = None) -> int:
+    """Return the highest opset that may be used for ``model``: ``asked``, or what is usual."""
+    return asked or max(CEILING, model.opset_imports.get("", 0))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.constants import constant
-from qgraph.errors import ExecutionError, ModelError, QGraphError, where
+from qgraph.errors import ExecutionError, ModelError, QGraphError, forms, where
 from qgraph.kernels import Kernel
 
 Environment = dict[ir.Value, Any]
 """What is known so far. Subgraphs add to that of their outer graph: values are told apart by
 identity, so equal names do no harm."""
+
+Observer = Callable[[ir.Value, Any], None]
+"""What is told of a value when it is known."""
 
 
 class Step(Protocol):
@@ -50,10 +53,9 @@ class NodeStep:
         except QGraphError:
             raise
         except Exception as error:
-            given = ", ".join(_form(array) for array in arrays) or "no inputs"
             raise ExecutionError(
-                f"{where(self.node)} failed on inputs {given}: {error}. Expected types and shapes "
-                "that the operator accepts: check what is fed and the nodes before this one."
+                f"{where(self.node)} failed on inputs {forms(arrays)}: {error}. Expected types and "
+                "shapes that the operator accepts: check what is fed and the nodes before this one."
             ) from error
 
     def _compute(self, known: Environment, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -75,15 +77,28 @@ class Plan:
             if place >= 0 and self._owns(value) and value not in outputs:
                 self._drops[place].append(value)
 
-    def run(self, known: Environment, keep: frozenset[ir.Value] = frozenset()) -> None:
-        """Run all steps; of the graph's own values only outputs and ``keep`` stay known."""
+    def run(
+        self,
+        known: Environment,
+        keep: frozenset[ir.Value] = frozenset(),
+        observe: Observer | None = None,
+    ) -> None:
+        """Run all steps; of the graph's own values only outputs and ``keep`` stay known.
+
+        With ``observe`` the values in ``keep`` are handed over when they are computed, and do not
+        stay longer than others.
+        """
         for step, drops in zip(self._steps, self._drops, strict=True):
             for value in step.reads:
                 if value not in known:
                     known[value] = initial(value)
             step.run(known, keep)
+            if observe is not None:
+                for value in step.outputs:
+                    if value in keep:
+                        observe(value, known[value])
             for value in drops:
-                if value not in keep:
+                if observe is not None or value not in keep:
                     known.pop(value, None)
 
     def call(self, known: Environment, arguments: Iterable[Any]) -> list[Any]:
@@ -121,8 +136,3 @@ def initial(value: ir.Value) -> Any:
 
 def _settled(result: Any) -> Any:
     return np.asarray(result, order="C") if isinstance(result, np.ndarray | np.generic) else result
-
-
-def _form(array: Any) -> str:
-    known = isinstance(array, np.ndarray)
-    return f"{array.dtype}{list(array.shape)}" if known else type(array).__name__

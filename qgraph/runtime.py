@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from qgraph.constants import overridable
 from qgraph.control import subgraphs
 from qgraph.errors import UnsupportedError, where
 from qgraph.executor import Executor, Imports, is_constant
+from qgraph.faithful import is_faithful
 from qgraph.opset import minimum_ir_version
 from qgraph.plan import Environment, Plan, Step, initial
 from qgraph.session import Session, free_values
@@ -33,18 +37,52 @@ class RuntimeExecutor(Executor):
     """An :class:`Executor` that gives standard nodes to ONNX Runtime, as many at once as it can.
 
     Graph optimizations are off, since they change results. What ONNX Runtime refuses is computed
-    in NumPy and logged.
+    in NumPy and logged, and so are quantizers that it computes otherwise than onnx defines them.
+
+    Args:
+        model: is not changed, and must not change while this is used.
+        standardize: returns an equal model with more of standard nodes; the values of the main
+            graph have the same names there, and initializers that are inputs too are constants.
 
     Raises:
         UnsupportedError: ONNX Runtime is not installed.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(
+        self, model: ir.Model, standardize: Callable[[ir.Model], ir.Model] | None = None
+    ) -> None:
         self._runtime = _import_runtime()
         # Newer formats than a model needs are no reason for ONNX Runtime to refuse it.
         self._ir_version = max(minimum_ir_version(model), _LEAST_IR_VERSION)
         self._loadable: dict[int, bool] = {}
+        self._source = model
+        self._frozen: frozenset[str] = frozenset()
+        self._plain: RuntimeExecutor | None = None
+        if standardize is not None and self._loads(model.opset_imports):
+            model = standardize(model)
+            self._ir_version = max(minimum_ir_version(model), _LEAST_IR_VERSION)
+        if model is not self._source:
+            self._frozen = frozenset(str(value.name) for value in overridable(self._source.graph))
         super().__init__(model)
+
+    def run(
+        self,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        taps: Sequence[str] = (),
+        observe: Callable[[str, Any], None] | None = None,
+    ) -> dict[str, Any]:
+        """Return outputs and taps, see :meth:`Executor.run`."""
+        if self._frozen.isdisjoint(inputs):
+            return super().run(inputs, taps=taps, observe=observe)
+        self._plain = self._plain or RuntimeExecutor(self._source)
+        return self._plain.run(inputs, taps=taps, observe=observe)
+
+    @property
+    def computed(self) -> list[str]:
+        """Names of all values that nodes of the model's own main graph compute, in order."""
+        nodes = (node for node in self._source.graph if not is_constant(node))
+        return [str(value.name) for node in nodes for value in node.outputs if value.name]
 
     def plan(self, graph: ir.Graph, imports: Imports) -> Plan:
         """Return a plan in which nodes for ONNX Runtime are gathered into segments."""
@@ -92,6 +130,7 @@ class RuntimeExecutor(Executor):
         else:
             known = node.domain in _DOMAINS
         inner = (each for graph in subgraphs(node) for each in graph)
+        known = known and is_faithful(node)
         return known and not self.is_call(node) and all(self._takes(n, imports) for n in inner)
 
 
@@ -110,6 +149,7 @@ class Segment:
         self._executor = executor
         self._imports = imports
         self._sessions: dict[tuple[Any, ...], Session | None] = {}
+        self._parts: dict[tuple[Any, ...], _Part] = {}
         self.outputs = [value for node in nodes for value in node.outputs if value.name != ""]
         self.reads = [value for value in free_values(nodes) if not _is_fixed(value)]
         inside = set(nodes)
@@ -121,14 +161,19 @@ class Segment:
 
     def run(self, known: Environment, keep: frozenset[ir.Value]) -> None:
         """Compute what is used elsewhere, and what ``keep`` asks for."""
-        self._run(self._nodes, self._exports | keep, known)
+        wanted = self._exports if keep <= self._exports else self._exports | keep
+        self._run(self._nodes, wanted, known)
 
     def _run(
         self, nodes: Sequence[ir.Node], wanted: frozenset[ir.Value], known: Environment
     ) -> None:
-        outputs = [value for node in nodes for value in node.outputs if value in wanted]
-        if not outputs or self._run_session(nodes, outputs, known):
+        key = (nodes[0], len(nodes), wanted)
+        if key not in self._parts:
+            self._parts[key] = _Part.of(nodes, wanted)
+        part = self._parts[key]
+        if not part.nodes or self._run_session(part, known):
             return
+        nodes = part.nodes
         if len(nodes) == 1:
             self._run_alone(nodes[0], known)
             return
@@ -136,19 +181,17 @@ class Segment:
         self._run(nodes[:half], wanted.union(free_values(nodes[half:])), known)
         self._run(nodes[half:], wanted, known)
 
-    def _run_session(
-        self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value], known: Environment
-    ) -> bool:
-        reads = [value for value in free_values(nodes) if not _is_fixed(value)]
-        arrays = [known[value] for value in reads]
+    def _run_session(self, part: _Part, known: Environment) -> bool:
+        arrays = [known[value] for value in part.reads]
         if not all(isinstance(array, np.ndarray) for array in arrays):
             return False  # a sequence, or an optional that is absent
         kinds = [array.dtype for array in arrays]
-        key = (nodes[0], len(nodes), *kinds, *outputs)
+        nodes, outputs = part.nodes, part.outputs
+        key = (part, *kinds)
         try:
             if key not in self._sessions:
                 self._sessions[key] = None
-                feeds = dict(zip(reads, kinds, strict=True))
+                feeds = dict(zip(part.reads, kinds, strict=True))
                 self._sessions[key] = self._executor.session(nodes, self._imports, feeds, outputs)
             session = self._sessions[key]
             if session is not None:
@@ -170,6 +213,33 @@ class Segment:
         step.run(known, frozenset())
         for value in loaded:
             del known[value]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Nodes that one session may compute: those of a segment that some wanted values need.
+
+    Attributes:
+        nodes: in order.
+        reads: values that come from outside and are not constant.
+        outputs: the wanted values.
+    """
+
+    nodes: Sequence[ir.Node]
+    reads: Sequence[ir.Value]
+    outputs: Sequence[ir.Value]
+
+    @staticmethod
+    def of(nodes: Sequence[ir.Node], wanted: frozenset[ir.Value]) -> _Part:
+        """Return the part of ``nodes`` for the values in ``wanted``."""
+        outputs = [value for node in nodes for value in node.outputs if value in wanted]
+        needed, kept = set(outputs), list[ir.Node]()
+        for node in reversed(nodes):
+            if not needed.isdisjoint(node.outputs):
+                kept.append(node)
+                needed.update(free_values([node]))
+        kept.reverse()
+        return _Part(kept, [v for v in free_values(kept) if not _is_fixed(v)], outputs)
 
 
 def _import_runtime() -> ModuleType:

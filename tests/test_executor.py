@@ -277,7 +277,6 @@ def test_standard_operators_give_what_onnx_publishes_for_them() -> None:
         "flexattention",  # no implementation anywhere
         "scan_sum",  # Scan of opset 8
         "scatter_with",  # Scatter, replaced at opset 11
-        "if_opt",  # optionals are passed on as they are
         "image_decoder",  # needs Pillow
     )
     wrong, tried = [], 0

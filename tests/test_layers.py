@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph.cli"}
 
 LAYERS = [
-    {"errors", "registry", "exactness", "lazy", "files"},
+    {"errors", "registry", "exactness", "lazy", "files", "collecting"},
     {"numerics"},
     {
         "schema",
@@ -30,8 +30,14 @@ LAYERS = [
         "opset",
         "opset_adapt",
         "report",
+        "archive",
+        "statistics",
+        "node_forms",
+        "runtime_rules",
+        "runtime_matrix",
+        "runtimes",
     },
-    {"ops", "proof", "quantizer", "kernels"},
+    {"ops", "proof", "quantizer", "kernels", "mat_mul_n_bits"},
     {
         "dialects",
         "evaluate",
@@ -41,18 +47,22 @@ LAYERS = [
         "reference",
         "executor",
         "session",
+        "faithful",
         "runtime",
+        "batches",
+        "packing",
+        "quantizer_info",
     },
-    {"model"},
-    {"equivalence", "overview"},
+    {"model", "prepared"},
+    {"equivalence", "standardize", "overview", "quantizer_statistics"},
     {"transforms"},
     {"cli"},
 ]
 """Modules and packages of qgraph; those of one layer may import each other, but in no circle."""
 
-CHOICE = ("qgraph.executor", "qgraph.runtime")
-"""The one way back: the executor hands over to the backend that was asked for, and that is made
-from the executor."""
+CHOICES = [("qgraph.executor", "qgraph.runtime"), ("qgraph.executor", "qgraph.standardize")]
+"""The ways back: the executor hands over to the backend that was asked for, which is made from the
+executor, and gives it the means to spell quantizers anew, which rest on the proofs above."""
 
 STRANGERS = [("ops", "quantizer"), ("quantizer", "ops")]
 """What must not know of each other: nodes are run by definition, and read as parameters."""
@@ -112,12 +122,12 @@ def test_every_module_has_a_layer() -> None:
 
 def test_imports_go_down(imports: list[tuple[str, str]]) -> None:
     upward = [(module, target) for module, target in imports if layer(target) > layer(module)]
-    assert upward == []
+    assert set(upward) <= set(CHOICES)
 
 
 def test_imports_form_no_circle(imports: list[tuple[str, str]]) -> None:
     picture = nx.DiGraph(imports)
-    picture.remove_edge(*CHOICE)
+    picture.remove_edges_from(CHOICES)
     assert list(nx.simple_cycles(picture)) == []
 
 

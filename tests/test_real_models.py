@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from qgraph.exactness import Exactness
@@ -13,6 +16,8 @@ from qgraph.model import Model, load
 from qgraph.report import Outcome
 from qgraph.transforms.convert import ConvertDialect
 from qgraph.transforms.fold_weights import FoldWeights
+from qgraph.transforms.make_portable import MakePortable
+from qgraph.transforms.strip_functions import StripFunctions
 
 NAMES = [
     "TFC_1W2A",
@@ -101,3 +106,72 @@ def test_onnx_runtime_computes_the_same(models, tmp_path, name, to):
     # MatMul and Conv of the two add in different orders: bounded by some ulps of the largest score
     for want, have in zip(expected, session.run(None, data), strict=True):
         np.testing.assert_allclose(have, want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("name", NAMES)
+def test_portable_model_runs_in_onnx_runtime(models, tmp_path, name):
+    runtime = pytest.importorskip("onnxruntime")
+    path = models / f"{name}.onnx"
+    original, model = load(path), load(path)
+    report = model.apply(MakePortable())
+    assert report.count(Outcome.CHANGED) == len(report.sites)
+    assert report.exactness is Exactness.BITS
+    out = tmp_path / "out.onnx"
+    model.save(out)
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.log_severity_level = 3
+    # It quantizes the biases of models in Q/DQ form, and has nothing to do with functions.
+    session = runtime.InferenceSession(
+        str(out), options, disabled_optimizers=["WeightBiasQuantization"]
+    )
+    data = feeds(original, models)
+    expected = list(original.run(data, backend="numpy").values())
+    for want, have in zip(expected, session.run(None, data), strict=True):
+        np.testing.assert_allclose(have, want, rtol=0, atol=2e-6 * np.abs(want).max())
+    functions = load(out).run(data, backend="numpy").values()
+    for want, have in zip(expected, functions, strict=True):
+        np.testing.assert_array_equal(have, want)
+
+
+def text(model: Model) -> str:
+    """The model in ONNX text, its weights in it."""
+    proto = ir.to_proto(ir.external_data.load_to_model(model.ir.clone()))
+    return onnx.printer.to_text(proto)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stripped_portable_model_is_the_original(models, tmp_path, name):
+    original, model = load(models / f"{name}.onnx"), load(models / f"{name}.onnx")
+    original.apply()
+    model.apply(MakePortable())
+    model.save(tmp_path / "out.onnx")
+    loaded = load(tmp_path / "out.onnx")
+    again = loaded.clone()
+    assert not again.apply(MakePortable()).modified
+    assert text(again) == text(loaded)
+    loaded.apply(StripFunctions())
+    assert text(loaded) == text(original)
+
+
+STRANGER = """
+import sys, onnx
+for path in sys.argv[1:]:
+    onnx.checker.check_model(path, full_check=True)
+    onnx.shape_inference.infer_shapes(onnx.load(path), strict_mode=True)
+print("good", len(sys.argv) - 1)
+"""
+
+
+def test_checker_that_knows_no_quantizer_accepts_portable_models(models, tmp_path):
+    paths = []
+    for name in NAMES:
+        model = load(models / f"{name}.onnx")
+        model.apply(MakePortable())
+        paths.append(str(tmp_path / f"{name}.onnx"))
+        model.save(paths[-1])
+    done = subprocess.run(
+        [sys.executable, "-c", STRANGER, *paths], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.strip(), done.returncode) == (f"good {len(NAMES)}", 0), done.stderr

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from qgraph.transforms.base import TRANSFORMS, Transform
     from qgraph.transforms.convert import ConvertDialect
     from qgraph.transforms.fold_weights import FoldWeights
+    from qgraph.transforms.make_portable import MakePortable
     from qgraph.transforms.pipeline import describe, parse_spec
     from qgraph.transforms.rewriting import rewrite
+    from qgraph.transforms.strip_functions import StripFunctions
 
 __all__ = [
     "TRANSFORMS",
     "ConvertDialect",
     "FoldWeights",
+    "MakePortable",
+    "StripFunctions",
     "Transform",
     "describe",
     "parse_spec",
@@ -30,6 +34,8 @@ __all__ = [
 _HOMES = {
     "ConvertDialect": "convert",
     "FoldWeights": "fold_weights",
+    "MakePortable": "make_portable",
+    "StripFunctions": "strip_functions",
     "TRANSFORMS": "base",
     "Transform": "base",
     "describe": "pipeline",

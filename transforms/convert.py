@@ -11,10 +11,10 @@ from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
 from qgraph.model import Model
+from qgraph.opset import ceiling
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.spelling import (
-    HIGHEST_OPSET,
     Choice,
     check_level,
     choose,
@@ -53,7 +53,7 @@ class ConvertDialect(Transform):
     def _choose(
         self, model: Model, target: Dialect, editor: Editor, comparer: Comparer
     ) -> tuple[list[Choice], list[SiteReport]]:
-        limit = self.opset or max(HIGHEST_OPSET, model.ir.opset_imports.get("", 0))
+        limit = ceiling(model.ir, self.opset)
         offers: list[tuple[Site, Iterator[Draft]]] = []
         others: list[SiteReport] = []
         for site in sites(model.ir):

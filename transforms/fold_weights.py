@@ -10,10 +10,10 @@ from qgraph.edit import Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
 from qgraph.model import Model
+from qgraph.opset import ceiling
 from qgraph.report import Outcome, Report
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.spelling import (
-    HIGHEST_OPSET,
     Choice,
     check_level,
     choose,
@@ -52,7 +52,7 @@ class FoldWeights(Transform):
         ]
 
     def _choose(self, model: Model, editor: Editor, comparer: Comparer) -> list[Choice]:
-        limit = self.opset or max(HIGHEST_OPSET, model.ir.opset_imports.get("", 0))
+        limit = ceiling(model.ir, self.opset)
         offers = [
             (site, packed(site, editor))
             for site in sites(model.ir)

@@ -18,10 +18,6 @@ from qgraph.quantizer import Quantizer, Ranged, Unnamed
 from qgraph.report import Outcome, Report, SiteReport, operator_name
 from qgraph.scopes import owners
 
-HIGHEST_OPSET = 21
-"""Ceiling unless a higher one is asked for or the model has one: INT4 needs it, all runtimes that
-read quantized models have it."""
-
 
 def check_level(exact: Exactness) -> None:
     """See that a level means equality of some kind.
@@ -148,9 +144,7 @@ def settle(model: Model, choices: Sequence[Choice], editor: Editor, report: Repo
     """Carry out all chosen drafts, in the order given, and report every choice."""
     report.sites += [choice.report() for choice in choices]
     editor.learn()
-    for choice in choices:
-        if choice.draft is not None:
-            choice.draft.commit()
+    editor.replace_all(choice.draft for choice in choices if choice.draft is not None)
     opset.declare_domains(model.ir)
     _forget_domains(model, {node.domain for choice in choices for node in choice.site.nodes})
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import Talk
+from qgraph.cli.output import Talk, show
 from qgraph.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from qgraph.model import Model
 
 
 @click.command(name="run")
 @options.model_argument
 @options.input_options
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Rows of arrays from files to run at once, where the model leaves it open.",
+)
 @click.option(
     "-o",
     "--output",
@@ -26,45 +38,112 @@ from qgraph.cli.progress import ProgressBar
 @click.option(
     "--tap", "taps", metavar="TENSOR", multiple=True, help="A tensor to show besides the outputs."
 )
+@click.option(
+    "--tap-all", is_flag=True, help="Show every tensor that a node computes; in NumPy by default."
+)
+@click.option(
+    "--stats", is_flag=True, help="Show statistics of the quantizers: codes, share clipped."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what is shown as JSON.")
 @options.talk_options
 @click.pass_obj
 def command(
     talk: Talk,
     model: Path,
     inputs: options.Inputs,
+    batch: int | None,
     out: Path | None,
     backend: str,
     taps: tuple[str, ...],
+    tap_all: bool,
+    stats: bool,
+    as_json: bool,
 ) -> None:
     """Run MODEL and show its outputs, or write them to a file.
 
-    Inputs come from files, or are random. Several random batches are run one after the other, and
-    their outputs joined along the first axis.
+    Inputs come from files, or are random. A dataset, arrays with more entries along the first axis
+    than MODEL takes at once, is run batch by batch; so are several random batches. Their outputs
+    are joined along the first axis. Nothing is held in memory for longer than the computation
+    needs it: outputs and taps are written as they come.
     """
-    from qgraph import load
+    from qgraph import __version__, load
+    from qgraph.archive import archive
+    from qgraph.batches import Batches, run_batches
     from qgraph.cli import arrays
-    from qgraph.equivalence.inputs import make_inputs
-    from qgraph.executor import prepare
+    from qgraph.executor import Backend, prepare
+    from qgraph.files import json_text
+    from qgraph.quantizer_statistics import Statistics
+    from qgraph.report import SCHEMA
 
     options.refuse_overwriting(out, model, inputs.bundle, *inputs.files.values())
-    with ProgressBar(talk) as bar:
+    with ProgressBar(talk) as bar, ExitStack() as stack:
         bar.tell(f"reading {model.name}", 0, 0)
         loaded = load(model)
         given = arrays.feeds(talk, inputs, loaded)
+        if given is None and batch is not None:
+            raise click.UsageError(
+                "--batch is for arrays from files. Give the size of random batches by --shape."
+            )
+        batches = (
+            _Random(loaded, inputs) if given is None else Batches(loaded.ir.graph, given, batch)
+        )
+        total = len(batches)
+        if tap_all and backend == Backend.AUTO:
+            backend = Backend.NUMPY
         executor = prepare(loaded.ir, backend)
-        total = inputs.random or 1
-        runs = []
-        for number in range(total):
-            bar.tell(f"running {model.name}", number, total)
-            batch = given
-            if batch is None:
-                shapes = inputs.shapes
-                batch = make_inputs(loaded, seed=inputs.seed, number=number, shapes=shapes)
-            runs.append(executor.run(batch, taps=taps))
-        results = arrays.joined(runs)
-        if out is not None:
-            arrays.save(out, results)
-    if out is None:
-        arrays.show_all(results)
-    else:
+        shown = list(dict.fromkeys([*taps, *(executor.computed if tap_all else ())]))
+        names = list(dict.fromkeys([*(str(value.name) for value in loaded.outputs), *shown]))
+        statistics = Statistics(loaded, names, quantizers=stats)
+        sink = None if out is None else stack.enter_context(archive(out, batched=total > 1))
+
+        def receive(name: str, value: Any) -> None:
+            statistics.add(name, value)
+            if sink is not None and name in names:
+                sink.add(name, value)
+
+        run_batches(
+            executor,
+            batches,
+            receive,
+            taps=list(dict.fromkeys([*shown, *statistics.taps])),
+            progress=lambda done: bar.tell(_what(model, done, total), done, total),
+        )
+    if as_json:
+        document = {
+            "qgraph": __version__,
+            "schema": SCHEMA,
+            "command": "run",
+            "model": str(model),
+            "batches": total,
+            **statistics.to_json(),
+        }
+        show(json_text(document).rstrip())
+    elif out is None or stats:
+        arrays.show_tensors(statistics.tensors)
+        if stats:
+            show()
+            arrays.show_quantizers(statistics.quantizers)
+    if out is not None:
         talk.note(f"wrote {out}")
+
+
+class _Random:
+    """Random batches, each made when it is run."""
+
+    def __init__(self, model: Model, inputs: options.Inputs) -> None:
+        self._model = model
+        self._inputs = inputs
+
+    def __len__(self) -> int:
+        return self._inputs.random or 1
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        from qgraph.equivalence.inputs import make_inputs
+
+        seed, shapes = self._inputs.seed, self._inputs.shapes
+        for number in range(len(self)):
+            yield make_inputs(self._model, seed=seed, number=number, shapes=shapes)
+
+
+def _what(model: Path, done: int, total: int) -> str:
+    return f"running {model.name}" + (f", batch {done + 1} of {total}" if total > 1 else "")

@@ -92,18 +92,34 @@ def dialect(cls: type[Dialect]) -> type[Dialect]:
 
 def sites(model: ir.Model) -> Iterator[Site | Refusal]:
     """Yield every quantizer of a model, in subgraphs and functions too, in topological order."""
+    readers = _readers()
+    graphs = [model.graph, *(function.graph for function in model.functions.values())]
+    for graph in graphs:
+        for node in list(ir.traversal.RecursiveGraphIterator(graph)):
+            found = _site_of(node, readers)
+            if found is not None:
+                yield found
+
+
+def site_of(node: ir.Node) -> Site | Refusal | None:
+    """Return the quantizer whose root is ``node``, by the first dialect that has it."""
+    return _site_of(node, _readers())
+
+
+def _readers() -> dict[OpKey, list[Dialect]]:
     readers: dict[OpKey, list[Dialect]] = {}
     for entry in DIALECTS:
         for key in entry.roots:
             readers.setdefault(key, []).append(entry)
-    graphs = [model.graph, *(function.graph for function in model.functions.values())]
-    for graph in graphs:
-        for node in list(ir.traversal.RecursiveGraphIterator(graph)):
-            for reader in readers.get(OpKey.of(node), ()):
-                found = _read(reader, node)
-                if found is not None:
-                    yield found
-                    break
+    return readers
+
+
+def _site_of(node: ir.Node, readers: dict[OpKey, list[Dialect]]) -> Site | Refusal | None:
+    for reader in readers.get(OpKey.of(node), ()):
+        found = _read(reader, node)
+        if found is not None:
+            return found
+    return None
 
 
 def _read(reader: Dialect, node: ir.Node) -> Site | Refusal | None:

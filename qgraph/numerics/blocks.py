@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Scalar = TypeVar("Scalar", bound=np.generic)
+
+_FEW = 1 << 14
+"""Elements up to which repeating a parameter is as good as any other way."""
 
 
 def align(
@@ -48,6 +52,38 @@ def align(
         return np.repeat(param, block_size, axis=axis)[inside]
     _check_shape(param, [length], f"one entry per index of axis {axis}", x_shape)
     return param.reshape([length if i == axis else 1 for i in range(rank)])
+
+
+def align_views(
+    params: Sequence[npt.NDArray[Any]], x_shape: Sequence[int], axis: int, block_size: int = 0
+) -> tuple[list[int], list[npt.NDArray[Any]]]:
+    """Shape in which to see the data, and ``params`` such that they broadcast to it.
+
+    Where blocks divide the axis without a rest it becomes two, [blocks, block_size], and no entry
+    has to be repeated. Otherwise the shape is that of the data, and parameters come from
+    :func:`align`.
+
+    Args:
+        params: scale and zero point.
+        x_shape: shape of the data.
+        axis: of the data; negative counts from the end. Ignored for one element.
+        block_size: elements per entry along ``axis``; 0 when not blocked.
+
+    Raises: ValueError if the shapes do not belong together.
+    """
+    rank = len(x_shape)
+    many = block_size > 0 and -rank <= axis < rank and math.prod(x_shape) > _FEW
+    if many and x_shape[axis] % block_size == 0 and any(param.size != 1 for param in params):
+        axis %= rank
+        count = x_shape[axis] // block_size
+        expected = [*x_shape[:axis], count, *x_shape[axis + 1 :]]
+        for param in params:
+            if param.size != 1:
+                meaning = f"blocks of {block_size} along axis {axis}"
+                _check_shape(param, expected, meaning, x_shape)
+        views = [p.reshape(()) if p.size == 1 else np.expand_dims(p, axis + 1) for p in params]
+        return [*x_shape[:axis], count, block_size, *x_shape[axis + 1 :]], views
+    return [*x_shape], [align(param, x_shape, axis, block_size) for param in params]
 
 
 def blocks_of(scale_shape: Sequence[int], x_shape: Sequence[int]) -> tuple[int, int] | None:

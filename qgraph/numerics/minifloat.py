@@ -146,6 +146,7 @@ def snap(
     min_exponent: npt.ArrayLike,
     max_value: npt.ArrayLike,
     rounding: Rounding,
+    out: Float32 | None = None,
 ) -> Float32:
     """Round to a minifloat grid, then clamp.
 
@@ -161,23 +162,42 @@ def snap(
         min_exponent: exponent of the smallest normal number, ``1 - bias``.
         max_value: largest magnitude, in units of ``v``.
         rounding: applied to multiples of the local step.
+        out: where to put the result; may be ``v`` itself.
 
     Source: QONNX FloatQuant, with the exact exponent in place of a float32 log2.
     """
     values = np.asarray(v, np.float32)
     m = np.asarray(mantissa_bits, np.int32)
+    lowest = np.asarray(min_exponent, np.int32)
     limit = np.asarray(max_value, np.float32)
-    one = np.float32(1)
-    # no float32 lies between multiples of 2**-149, so a finer step would only underflow
-    finest = np.ldexp(one, np.maximum(np.asarray(min_exponent, np.int32) - m, -149))
     # the top binade may round to infinity, and a signalling NaN is no reason to warn
     with np.errstate(over="ignore", invalid="ignore"):
-        step = np.maximum(floor_power_of_two(values) * np.ldexp(one, -m), finest)
-        q = np.empty(np.broadcast_shapes(values.shape, step.shape, limit.shape), np.float32)
-        np.divide(values, step, out=q)
-        round_to_integer(q, rounding, out=q)
-        q *= step
-    return np.clip(q, -limit, limit, out=q)
+        step = _step(values, m, lowest)
+        if out is None:
+            shape = np.broadcast_shapes(values.shape, step.shape, limit.shape)
+            out = np.empty(shape, np.float32)
+        np.divide(values, step, out=out)
+        round_to_integer(out, rounding, out=out)
+        out *= step
+    return np.clip(out, -limit, limit, out=out)
+
+
+def _step(values: Float32, m: npt.NDArray[np.int32], lowest: npt.NDArray[np.int32]) -> Float32:
+    """2**(max(floor(log2|v|), lowest) - m), at least 2**-149."""
+    if (
+        m.min(initial=1) >= 1
+        and lowest.max(initial=0) <= 127
+        and (lowest - m).min(initial=0) >= -126
+    ):
+        # Normal numbers throughout: exponents are added in their field. Whatever infinity and NaN
+        # get for a step, they stay what they are.
+        field = ((lowest + np.int32(127)) << np.int32(23)).view(np.uint32)
+        bits = np.maximum(np.bitwise_and(values.view(np.uint32), _EXPONENT_FIELD), field)
+        return np.asarray(bits - (m << np.int32(23)).view(np.uint32), np.uint32).view(np.float32)
+    one = np.float32(1)
+    # no float32 lies between multiples of 2**-149, so a finer step would only underflow
+    finest = np.ldexp(one, np.maximum(lowest - m, -149))
+    return np.asarray(np.maximum(floor_power_of_two(values) * np.ldexp(one, -m), finest))
 
 
 def cast(x: npt.ArrayLike, fmt: str, saturate: bool = True) -> Float32:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.ops import parameters
+from qgraph.ops import chunks, parameters
 from qgraph.ops.operator import operator
-from qgraph.ops.quant import QONNX_DOMAINS
+from qgraph.ops.quant import QONNX_DOMAINS, bipolar
 from qgraph.schema import OpSchema
 
 Array = npt.NDArray[Any]
@@ -43,5 +43,8 @@ def bipolar_quant(x: Array, scale: Array) -> Array:
     x = parameters.real_data(x)
     s = np.asarray(scale).astype(x.dtype)
     y = np.empty(parameters.broadcast(x, scale=s), x.dtype)
-    np.copyto(y, s)
-    return np.negative(y, out=y, where=~(x >= 0))
+
+    def work(y: Array, x: Array, s: Array) -> None:
+        np.multiply(bipolar(x >= 0, s.dtype), s, out=y)
+
+    return chunks.fill(work, y, x, s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import onnx_ir as ir
 from qgraph.constants import constant
 from qgraph.numerics import blocks
 from qgraph.numerics.formats import FORMATS, numpy_dtype
-from qgraph.ops import parameters
+from qgraph.numerics.minifloat import MINIFLOATS
+from qgraph.ops import chunks, parameters
 from qgraph.ops.operator import operator
 from qgraph.ops.quantize_linear import check_zero_point, require_float32_scale
 from qgraph.schema import Attribute, OpSchema
@@ -112,20 +114,44 @@ def dequantize_linear(
         )
     check_zero_point(scale, zero_point, FORMATS[kind])
     result = _result_type(scale, output_dtype)
-    s = blocks.align(scale.astype(np.float32), x.shape, axis, block_size)
-    if zero_point is None or not zero_point.any():
-        y = np.array(x, np.float32)
-    elif zero_point.dtype != x.dtype:
+    shifted = zero_point is not None and bool(zero_point.any())
+    if zero_point is not None and shifted and zero_point.dtype != x.dtype:
         raise ValueError(
             f"its zero point is {zero_point.dtype} and its data {x.dtype}, expected the same "
             "type. Cast one of them"
         )
+    params = [scale.astype(np.float32, copy=False)]
+    if shifted and zero_point is not None:
+        params.append(zero_point.astype(np.int32 if kind == "INT32" else np.float32))
+    shape, aligned = blocks.align_views(params, x.shape, axis, block_size)
+
+    def work(y: Array, x: Array, s: Array, z: Array | None = None) -> None:
+        values = y if y.dtype == np.float32 else np.empty(y.shape, np.float32)
+        if z is not None and kind == "INT32":
+            np.copyto(values, x - z, casting="same_kind")
+        else:
+            _decode(x, kind, values)
+            if z is not None:
+                np.subtract(values, z, out=values)
+        np.multiply(values, s, out=values)
+        if values is not y:
+            np.copyto(y, values, casting="unsafe")
+
+    y = np.empty(shape, result)
+    return chunks.fill(work, y, x.reshape(shape), *aligned).reshape(x.shape)
+
+
+def _decode(x: Array, kind: str, out: Array) -> None:
+    """Write the values of codes; a table is several times as fast as the minifloats' own cast."""
+    if kind in MINIFLOATS:
+        np.take(_values(x.dtype), x.view(np.uint8), out=out, mode="clip")
     else:
-        wide = np.int32 if kind == "INT32" else np.float32
-        z = blocks.align(zero_point.astype(wide), x.shape, axis, block_size)
-        y = np.asarray(x.astype(wide) - z, np.float32)
-    np.multiply(y, s, out=y)
-    return y.astype(result, copy=False)
+        np.copyto(out, x, casting="unsafe")
+
+
+@functools.cache
+def _values(dtype: np.dtype[Any]) -> Array:
+    return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
 
 
 def _result_type(scale: Array, output_dtype: ir.DataType) -> np.dtype[Any]:
@@ -136,4 +162,4 @@ def _result_type(scale: Array, output_dtype: ir.DataType) -> np.dtype[Any]:
             "its scale is FLOAT8E8M0 and it has no output_dtype, expected one, since the result "
             "cannot have the type of the scale. Set output_dtype to FLOAT"
         )
-    return scale.dtype
+    return scale.dtype if scale.dtype.kind not in "iu" else np.dtype(np.float32)

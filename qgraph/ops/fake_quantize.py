@@ -8,13 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.ops import parameters
+from qgraph.ops import chunks, parameters
 from qgraph.ops.operator import operator
 from qgraph.schema import Attribute, OpSchema
 
 Array = npt.NDArray[Any]
 
 _MOST_LEVELS = 1 << 24
+_LITTLE = 1 << 12
+"""Elements up to which looking at the ranges costs more than it saves."""
 
 
 def _levels(value: int) -> int:
@@ -108,13 +110,45 @@ def fake_quantize(
             "expected ranges that broadcast to the data. Reshape them"
         )
     steps = x.dtype.type(levels - 1)
-    y = np.empty(shape, x.dtype)
-    np.subtract(x, il, out=y)
-    np.divide(y, ih - il, out=y)
-    np.multiply(y, steps, out=y)
-    np.rint(y, out=y)
-    np.divide(y, steps, out=y)
-    np.multiply(y, oh - ol, out=y)
-    np.add(y, ol, out=y)
-    y = np.where(x > np.maximum(il, ih), oh, y)
-    return np.where(x <= np.minimum(il, ih), ol, y)
+    plain = x.size > _LITTLE and _clamps(il, ih, ol, oh)
+
+    def work(
+        y: Array,
+        x: Array,
+        il: Array,
+        ol: Array,
+        oh: Array,
+        width: Array,
+        height: Array,
+        lowest: Array,
+        highest: Array,
+    ) -> None:
+        inside = x
+        if plain:
+            inside = np.maximum(x, lowest, out=y)
+            np.minimum(y, highest, out=y)
+        np.subtract(inside, il, out=y)
+        np.divide(y, width, out=y)
+        np.multiply(y, steps, out=y)
+        np.rint(y, out=y)
+        np.divide(y, steps, out=y)
+        np.multiply(y, height, out=y)
+        np.add(y, ol, out=y)
+        if not plain:
+            chunks.put(y, oh, x > highest)
+            chunks.put(y, ol, x <= lowest)
+
+    ends = np.minimum(il, ih), np.maximum(il, ih)
+    return chunks.fill(work, np.empty(shape, x.dtype), x, il, ol, oh, ih - il, oh - ol, *ends)
+
+
+def _clamps(il: Array, ih: Array, ol: Array, oh: Array) -> bool:
+    """Return whether the formula for the inside, of data clamped to the range, gives the ends, too.
+
+    That saves two choices, which are slower than everything else together.
+    """
+    width, height = ih - il, oh - ol
+    ends = (height + ol == oh) & np.isfinite(height)
+    # A sum that is zero is +0.
+    ends &= ~((ol == 0) & np.signbit(ol)) & ~((oh == 0) & np.signbit(oh))
+    return bool(np.all(ends)) and bool(np.all((il < ih) & np.isfinite(width)))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from qgraph.numerics import minifloat
 from qgraph.numerics.rounding import Rounding
-from qgraph.ops import parameters, steps
+from qgraph.ops import chunks, parameters, steps
 from qgraph.ops.operator import operator
 from qgraph.ops.quant import QONNX_DOMAINS
 from qgraph.schema import Attribute, OpSchema
@@ -132,13 +132,17 @@ def float_quant(
     one = np.float32(1)
     binade = parameters.power_of_two(parameters.power_of_two(e) - one - bias)
     limit = np.minimum((np.float32(2) - parameters.power_of_two(-m)) * binade, top)
-    v = np.empty(shape, np.float32)
-    np.divide(x, s, out=v)
-    q = minifloat.snap(v, m, one - bias, limit if saturation else np.inf, rounding_mode)
-    if not saturation:
-        instead = np.copysign(np.float32(np.inf), q) if has_inf else np.float32(np.nan)
-        np.copyto(q, instead, where=np.abs(q) > limit)
-    return np.multiply(q, s, out=q)
+
+    def work(y: Array, x: Array, s: Array, m: Array, lowest: Array, limit: Array) -> None:
+        np.divide(x, s, out=y)
+        bound = limit if saturation else np.inf
+        minifloat.snap(y, m, lowest, bound, rounding_mode, out=y)
+        if not saturation:
+            instead = np.copysign(np.float32(np.inf), y) if has_inf else np.float32(np.nan)
+            np.copyto(y, instead, where=np.abs(y) > limit)
+        np.multiply(y, s, out=y)
+
+    return chunks.fill(work, np.empty(shape, np.float32), x, s, m, one - bias, limit)
 
 
 def _check_overflow(saturation: bool, has_inf: bool, has_nan: bool) -> None:

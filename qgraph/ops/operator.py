@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.errors import OperatorError, where
+from qgraph.errors import OperatorError, forms, where
 from qgraph.ops import parameters
 from qgraph.registry import Registry
 from qgraph.schema import OpKey, OpSchema
@@ -70,7 +70,9 @@ class Operator:
         try:
             return self.kernel(*arrays, *absent, **self.schema.attributes_of(node))
         except ValueError as error:
-            raise OperatorError(f"{where(node)}: {error}") from error
+            raise OperatorError(
+                f"{where(node)}: {error}. Its inputs are {forms(arrays)}."
+            ) from error
 
 
 def operator(

@@ -35,6 +35,13 @@ def broadcast(x: Array, **parameters: Array) -> tuple[int, ...]:
 
     Raises: ValueError naming the parameter that does not fit.
     """
+    try:
+        return np.broadcast(x, *parameters.values()).shape
+    except ValueError:
+        return _broadcast_each(x, parameters)
+
+
+def _broadcast_each(x: Array, parameters: dict[str, Array]) -> tuple[int, ...]:
     shape = x.shape
     for name, value in parameters.items():
         try:
@@ -55,6 +62,8 @@ def whole(name: str, value: npt.ArrayLike, lo: int, hi: int | None = None) -> np
     """
     numbers = np.asarray(value).astype(np.float32)
     top = np.inf if hi is None else hi
+    if numbers.size == 1 and (number := float(numbers.item())).is_integer() and lo <= number <= top:
+        return numbers
     wrong = ~((numbers >= lo) & (numbers <= top) & (numbers == np.rint(numbers)))
     wrong |= np.isinf(numbers)
     if wrong.any():

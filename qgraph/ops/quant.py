@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from qgraph.numerics import rounding
 from qgraph.numerics.rounding import Rounding
-from qgraph.ops import parameters, steps
+from qgraph.ops import chunks, parameters, steps
 from qgraph.ops.operator import operator
 from qgraph.schema import Attribute, OpSchema
 
@@ -97,19 +97,31 @@ def quant(
     s = np.asarray(scale).astype(x.dtype)
     z = np.asarray(zero_point).astype(x.dtype)
     y = np.empty(parameters.broadcast(x, scale=s, zero_point=z, bits=width), x.dtype)
-    np.divide(x, s, out=y)
-    np.add(y, z, out=y)
+    lo, hi = (bound.astype(x.dtype) for bound in code_bounds(width, signed, narrow))
     single = (width == 1) & signed
-    signs = np.where(y >= 0, x.dtype.type(1), x.dtype.type(-1)) if single.any() else None
-    lo, hi = code_bounds(width, signed, narrow)
-    np.maximum(y, lo.astype(x.dtype), out=y)
-    np.minimum(y, hi.astype(x.dtype), out=y)
-    rounding.round_to_integer(y, rounding_mode, out=y)
-    if signs is not None:
-        np.copyto(y, signs, where=single)
-    np.subtract(y, z, out=y)
-    np.multiply(y, s, out=y)
-    return y
+    some = bool(single.any())
+
+    def work(y: Array, x: Array, s: Array, z: Array, lo: Array, hi: Array, single: Array) -> None:
+        np.divide(x, s, out=y)
+        np.add(y, z, out=y)
+        signs = bipolar(y >= 0, y.dtype) if some else None
+        np.maximum(y, lo, out=y)
+        np.minimum(y, hi, out=y)
+        rounding.round_to_integer(y, rounding_mode, out=y)
+        if signs is not None:
+            np.copyto(y, signs, where=single)
+        np.subtract(y, z, out=y)
+        np.multiply(y, s, out=y)
+
+    return chunks.fill(work, y, x, s, z, lo, hi, single)
+
+
+def bipolar(positive: npt.NDArray[np.bool_], dtype: np.dtype[Any]) -> Array:
+    """Return +1 where ``positive``, -1 elsewhere; arithmetic is faster than a choice."""
+    signs = positive.astype(dtype)
+    signs += signs
+    signs -= dtype.type(1)
+    return signs
 
 
 def code_bounds(bits: Array, signed: bool, narrow: bool) -> tuple[Array, Array]:

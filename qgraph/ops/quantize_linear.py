@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from qgraph.numerics import blocks, minifloat
 from qgraph.numerics.formats import FORMATS, IntFormat, NumberFormat, numpy_dtype
-from qgraph.ops import parameters, steps
+from qgraph.ops import chunks, parameters, steps
 from qgraph.ops.operator import operator
 from qgraph.schema import Attribute, OpSchema
 
@@ -31,6 +31,14 @@ SCHEMA = OpSchema(
     ),
     standard=True,
 )
+
+_CONTAINERS: dict[tuple[bool, bool], type[np.integer[Any]]] = {
+    (False, False): np.uint8,
+    (False, True): np.uint16,
+    (True, False): np.int8,
+    (True, True): np.int16,
+}
+"""Signed, more than 8 bits: the type that holds one code."""
 
 
 def resolve(node: ir.Node) -> dict[str, ir.DataType]:
@@ -117,7 +125,8 @@ def quantize_linear(
         block_size: elements of ``x`` per scale along ``axis``; 0 when not blocked. The last block
             may be smaller.
         output_dtype: type of the codes where there is no zero point; UINT8 if UNDEFINED.
-        precision: type of the division; that of ``scale`` if UNDEFINED.
+        precision: type of the division; that of ``scale`` if UNDEFINED, and float32 for scales that
+            are E8M0 or integers.
 
     Returns: ``[*shape]`` codes, in the NumPy or ml_dtypes type of their ONNX type.
     Raises: ValueError if shapes, axis and block size do not fit, the type has no codes, or a
@@ -129,22 +138,44 @@ def quantize_linear(
     target = _target(to)
     check_zero_point(scale, zero_point, target)
     division = _division_type(scale, precision)
-    s = blocks.align(scale.astype(division), x.shape, axis, block_size)
-    y = np.empty(x.shape, division)
-    np.divide(x.astype(division, copy=False), s, out=y)
-    y = y.astype(np.float32, copy=False)
+    offset = np.zeros((), np.float32) if zero_point is None else zero_point.astype(np.float32)
+    params = scale.astype(division, copy=False), offset
+    shape, (s, z) = blocks.align_views(params, x.shape, axis, block_size)
+    codes = np.empty(shape, numpy_dtype(to.name))
+
+    def quotient(x: Array, s: Array, like: Array) -> Array:
+        y = np.empty(like.shape, division)
+        np.divide(x.astype(division, copy=False), s, out=y)
+        return y.astype(np.float32, copy=False)
+
     if not isinstance(target, IntFormat):
-        if saturate:
-            return minifloat.encode(y, to.name)
-        return minifloat.cast(y, to.name, saturate=False).astype(numpy_dtype(to.name))
-    offset = np.zeros(()) if zero_point is None else zero_point
-    z = blocks.align(offset.astype(np.float32), x.shape, axis, block_size)
-    np.rint(y, out=y)
-    np.fmax(y, np.float32(target.lo) - z, out=y)  # fmax takes the bound where y is NaN
-    np.minimum(y, np.float32(target.hi) - z, out=y)
-    np.add(y, z, out=y)
-    container = np.dtype(f"{'i' if target.signed else 'u'}{2 if target.bits > 8 else 1}")
-    return y.astype(container).astype(numpy_dtype(to.name), copy=False)
+
+        def encode(q: Array, x: Array, s: Array) -> None:
+            y = quotient(x, s, q)
+            q[...] = (
+                minifloat.encode(y, to.name)
+                if saturate
+                else minifloat.cast(y, to.name, saturate=False).astype(q.dtype)
+            )
+
+        return chunks.fill(encode, codes, x.reshape(shape), s).reshape(x.shape)
+
+    mask = (1 << target.bits) - 1 if target.bits < 8 else None
+
+    def work(q: Array, x: Array, s: Array, z: Array, lo: Array, hi: Array) -> None:
+        y = quotient(x, s, q)
+        np.rint(y, out=y)
+        np.fmax(y, lo, out=y)  # fmax takes the bound where y is NaN
+        np.minimum(y, hi, out=y)
+        np.add(y, z, out=y)
+        np.copyto(q, y, casting="unsafe")
+        if mask is not None:
+            np.bitwise_and(q, q.dtype.type(mask), out=q)
+
+    bounds = np.float32(target.lo) - z, np.float32(target.hi) - z
+    container = codes.view(_CONTAINERS[target.signed, target.bits > 8])
+    chunks.fill(work, container, x.reshape(shape), s, z, *bounds)
+    return codes.reshape(x.shape)
 
 
 def require_float32_scale(node: ir.Node) -> None:
@@ -201,4 +232,6 @@ def _target(to: ir.DataType) -> NumberFormat:
 def _division_type(scale: Array, precision: ir.DataType) -> np.dtype[Any]:
     if precision != ir.DataType.UNDEFINED:
         return numpy_dtype(precision.name)
-    return np.dtype(np.float32) if scale.dtype == numpy_dtype("FLOAT8E8M0") else scale.dtype
+    # A power of two or an integer names no type to divide in.
+    real = scale.dtype.kind not in "iu" and scale.dtype != numpy_dtype("FLOAT8E8M0")
+    return scale.dtype if real else np.dtype(np.float32)

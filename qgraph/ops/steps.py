@@ -21,7 +21,8 @@ def round_to_integer(op: Any, y: Any, mode: Rounding) -> Any:
         case Rounding.UP:
             return op.Mul(op.Sign(y), op.Ceil(op.Abs(y)))
         case Rounding.DOWN:
-            return op.Where(op.Less(y, 0.0), op.Ceil(y), op.Floor(y))
+            # In this order: ONNX Runtime's Where makes +0 of a -0 in its first branch.
+            return op.Where(op.Greater(y, 0.0), op.Floor(y), op.Ceil(y))
         case Rounding.HALF_UP:
             return op.Mul(op.Sign(y), op.Floor(op.Add(op.Abs(y), 0.5)))
         case Rounding.HALF_DOWN:

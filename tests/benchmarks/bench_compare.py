@@ -66,7 +66,7 @@ def compare(scale: npt.NDArray[np.float32]) -> tuple[Verdict, float]:
         raise SystemExit(site.reason)
     draft = next(DIALECTS.find("qdq").spellings(site, Editor(model)))
     start = time.perf_counter()
-    verdict = Comparer().compare(site, draft)
+    verdict = Comparer(model).compare(site, draft)
     return verdict, time.perf_counter() - start
 
 

@@ -18,11 +18,29 @@ def test_info_shows_head_and_quantizers(qgraph, model):
         "inputs": "x float[N,4]",
         "outputs": "y float[N,3]",
         "nodes": "4",
-        "weights": "60 B",
+        # twelve codes of 4 bits and a scale are left of twelve floats; the parameters of the other
+        # quantizer stay
+        "weights": "60 B as stored, 22 B with packed codes",
     }
     rows = [" ".join(line.split()) for line in found.out.splitlines()[8:]]
     assert "act Quant data int4 0.5 0 per tensor ROUND" in rows
-    assert "weight Quant weight int4 narrow 0.5 0 per tensor ROUND" in rows
+    assert "weight Quant weight int4 narrow 10 B 0.5 0 per tensor ROUND" in rows
+    (row,) = [row for row in rows if row.startswith("onnxruntime-cpu")]
+    assert row.startswith("onnxruntime-cpu no it has no Quant; convert to qdq")
+    assert row.endswith("(2 nodes) ONNX Runtime 1.31, run")
+
+
+def test_remarks_on_a_runtime_that_refuses_are_shown_on_demand(qgraph, write):
+    body = """g (float[2] x) => (float[2] y) <float s = {1}, float z = {1}, float b = {4}> {
+        q = qonnx.custom_op.general.Quant <signed = 1, narrow = 0> (x, s, z, b)
+        y = qonnx.custom_op.general.BipolarQuant (q, s)
+    }"""
+    head = '<ir_version: 9, opset_import: ["": 20, "qonnx.custom_op.general": 1]>'
+    model = write(head + body)
+    assert "with scale 1 only" not in qgraph("info", model).out
+    found = qgraph("info", model, "-v").out
+    assert "zero points other than 0 (1 node)" in found
+    assert "with scale 1 only (1 node)" in found
 
 
 def test_info_json_is_the_overview(qgraph, model, read_json, tmp_path):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import zipfile
-
-import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from qgraph import load
@@ -24,7 +22,7 @@ def table(out):
     rows = [
         [cell.strip() for cell in line.split("  ") if cell.strip()] for line in out.splitlines()
     ]
-    return {row[0]: row[1:] for row in rows}
+    return {row[0]: row[1:] for row in rows if row}
 
 
 @pytest.mark.parametrize("way", ["file", "archive"])
@@ -119,46 +117,99 @@ def test_wrong_usage(qgraph, model, options, message):
     assert found.error
 
 
-def test_results_of_every_kind_are_written(tmp_path):
-    """Narrow types become wider ones with the same values, and any name is possible."""
-    narrow = {
-        "b": np.array([0.1, -3], ml_dtypes.bfloat16),
-        "e": np.array([448, 0.5], ml_dtypes.float8_e4m3fn),
-        "i": np.array([-8, 7], ml_dtypes.int4),
-        "u": np.array([0, 15], ml_dtypes.uint4),
-    }
-    results = {
-        **narrow,
-        "file": np.array(True),
-        "a/b:0": np.zeros((0, 3), np.int64),
-        "s": np.array(["ü", "long text"], object),
-        "q": [np.float32([1, 2]), np.float32([3])],
-    }
-    arrays.save(tmp_path / "r.npz", results)
-    with np.load(tmp_path / "r.npz", allow_pickle=False) as written:
-        assert set(written.files) == {*results, "q.0", "q.1"} - {"q"}
-        for name, array in narrow.items():
-            assert written[name].dtype in (np.float32, np.int8)
-            np.testing.assert_array_equal(written[name], array.astype(np.float32))
-        assert written["file"] == np.array(True)
-        assert written["a/b:0"].shape == (0, 3)
-        assert written["s"].tolist() == ["ü", "long text"]
-        assert written["q.0"].tolist() == [1, 2]
-    assert zipfile.is_zipfile(tmp_path / "r.npz")
+def test_a_dataset_runs_batch_by_batch(qgraph, model, tmp_path, read_json):
+    """By the batch that is asked for, or by the one that the model fixes."""
+    x = np.concatenate([X, X * 2, X[:1]])
+    np.save(tmp_path / "x.npy", x)
+    source = ["-i", f"x={tmp_path / 'x.npy'}", "--backend", "numpy"]
+    found = qgraph("run", model, *source, "--batch", 2, "-o", tmp_path / "y.npz", "--tap", "t")
+    assert (found.status, found.out) == (0, "")
+    want = expected(model, x, "t")
+    with np.load(tmp_path / "y.npz") as written:
+        assert set(written.files) == {"y", "t"}
+        for name in written.files:  # t depends on no input: it is there once
+            np.testing.assert_array_equal(written[name], want[name])
+    fixed = load(model)
+    for value in (*fixed.inputs, *fixed.outputs):
+        value.shape = ir.Shape([1, value.shape[1]])
+    fixed.save(tmp_path / "fixed.onnx")
+    fixed = tmp_path / "fixed.onnx"
+    found = qgraph("run", fixed, *source, "--json")
+    (tmp_path / "o.json").write_text(found.out)
+    document = read_json(tmp_path / "o.json")
+    assert (document["command"], document["batches"]) == ("run", 5)
+    (tensor,) = document["tensors"]
+    assert tensor["shape"] == [5, 3]
+    np.testing.assert_allclose(tensor["mean"], want["y"].mean(dtype=np.float64))
+    found = qgraph("run", fixed, *source, "--batch", 2)
+    assert (found.status, "fixes the first dimension" in found.error) == (2, True)
+    found = qgraph("run", model, "--batch", 2)
+    assert (found.status, "--batch is for arrays from files" in found.error) == (2, True)
 
 
-def test_tables_show_results_of_every_kind(capsys):
-    results = {
-        "empty": np.zeros((0, 3), np.float32),
-        "text": np.array(["a"], object),
-        "flag": np.array([True, False]),
-        "bf": np.array([1, 2], ml_dtypes.bfloat16),
-        "inf": np.float32([np.inf, -np.inf]),
-    }
-    arrays.show_all(results)
-    rows = table(capsys.readouterr().out)
-    assert rows["empty"] == ["float32", "[0,3]", "-", "-", "-"]
-    assert rows["text"] == ["object", "[1]", "-", "-", "-"]
-    assert rows["flag"] == ["bool", "[2]", "0", "1", "0.5"]
-    assert rows["bf"] == ["bfloat16", "[2]", "1", "2", "1.5"]
-    assert rows["inf"] == ["float32", "[2]", "-inf", "inf", "nan"]
+def test_nothing_is_written_when_a_later_batch_fails(qgraph, write, tmp_path, folder):
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[1] x) => (float y)
+        <float[2] t = {1, 2}> { i = Cast <to = 7> (x) y = Gather (t, i) }"""
+    model = write(text)
+    np.save(tmp_path / "x.npy", np.float32([0, 1, 7]))
+    before = folder()
+    source = ["-i", f"x={tmp_path / 'x.npy'}", "--backend", "numpy"]
+    found = qgraph("run", model, *source, "-o", tmp_path / "y.npz")
+    assert (found.status, "Gather" in found.error) == (3, True)
+    assert folder() == before
+
+
+def test_every_tensor_is_shown_and_written(qgraph, model, tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    source = ["-i", f"x={tmp_path / 'x.npy'}"]
+    found = qgraph("run", model, *source, "--tap-all")
+    assert list(table(found.out)) == ["output", "y", "a", "q", "t"]
+    for backend in ("numpy", "auto"):
+        options = [*source, "--backend", backend, "--tap-all", "-o", tmp_path / "all.npz"]
+        assert qgraph("run", model, *options).status == 0
+        with np.load(tmp_path / "all.npz") as written:
+            for name, array in expected(model, X, "a", "q", "t").items():
+                np.testing.assert_array_equal(written[name], array)
+
+
+def test_statistics_of_quantizers(qgraph, model, tmp_path, read_json):
+    np.save(tmp_path / "x.npy", X)
+    source = ["-i", f"x={tmp_path / 'x.npy'}", "--backend", "numpy"]
+    found = qgraph("run", model, *source, "--stats")
+    rows = table(found.out)
+    # X / 0.5 beyond -8 .. 7: 18 and -18 of eight values; 0.4 and 0.75 go to codes 1 and 2
+    assert rows["act"][:6] == ["data", "int4", "-4", "3.5", "0.4375", "25.00%"]
+    assert rows["act"][6] == "7/16"
+    assert rows["weight"][:2] == ["weight", "int4 narrow"]
+    found = qgraph("run", model, *source, "--stats", "--json")
+    (tmp_path / "o.json").write_text(found.out)
+    act, weight = read_json(tmp_path / "o.json")["quantizers"]
+    assert (act["node"], act["inputs"], act["clipped"]) == ("act", 8, 2)
+    assert act["codes"] == [[-8, 1], [-1, 1], [0, 1], [1, 1], [2, 2], [4, 1], [7, 1]]
+    assert (weight["weight"], weight["elements"], weight["clipped"]) == (True, 12, 0)
+
+
+def test_bars_show_everything_that_occurs(monkeypatch):
+    monkeypatch.setattr(arrays, "bar_marks", lambda: " .:#")
+    assert arrays.bars([]) == ""
+    assert arrays.bars([(-1, 5), (1, 5)]) == "# #"
+    assert arrays.bars([(0, 1), (1, 1000), (3, 500)]) == ".# :"
+    assert len(arrays.bars([(code, 1) for code in range(256)])) == 16
+    assert arrays.bars([(0, 1), (255, 1)]) == "#" + " " * 14 + "#"
+    assert arrays.bars([(-6.0, 1), (0.5, 2), (6.0, 1)]) in ("::#", ":#:")
+    assert arrays.bars([(0.5, 3)]) == "#"
+
+
+def test_progress_tells_the_batch(qgraph, model, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        "qgraph.cli.progress.ProgressBar.tell", lambda self, *state: told.append(state)
+    )
+    np.save(tmp_path / "x.npy", np.zeros((5, 4), np.float32))
+    source = ["-i", f"x={tmp_path / 'x.npy'}", "--backend", "numpy"]
+    assert qgraph("run", model, *source, "--batch", 2).status == 0
+    assert told[1:] == [
+        ("running model.onnx, batch 1 of 3", 0, 3),
+        ("running model.onnx, batch 2 of 3", 1, 3),
+        ("running model.onnx, batch 3 of 3", 2, 3),
+    ]

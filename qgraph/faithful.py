@@ -1,0 +1,43 @@
+"""Which standard quantizer nodes ONNX Runtime computes as onnx defines them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+_NARROW = frozenset({ir.DataType.INT2, ir.DataType.UINT2, ir.DataType.INT4, ir.DataType.UINT4})
+_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+def is_faithful(node: ir.Node) -> bool:
+    """Return whether ONNX Runtime computes a node by definition, as far as is known.
+
+    It does not (ONNX Runtime 1.31, CPU):
+
+    * QuantizeLinear to 2 or 4 bits, where ``|x / scale|`` reaches 2**31;
+    * QuantizeLinear in blocks along another axis than the last, there likewise;
+    * QuantizeLinear of float16, which it divides in float32;
+    * QuantizeLinear or Cast to an 8-bit float without saturation, close to the overflow.
+    """
+    if node.op_type == "Cast" and node.domain == "":
+        return not _overflows(node, ir.DataType(node.attributes.get_int("to", 1)))
+    if node.op_type != "QuantizeLinear":
+        return True
+    x, scale, zero_point = (*node.inputs, None, None)[:3]
+    dtype = ir.DataType(node.attributes.get_int("output_dtype", 0))
+    if zero_point is not None and zero_point.dtype is not None:
+        dtype = zero_point.dtype
+    inputs = {value.dtype for value in (x, scale) if value is not None}
+    blocked = node.attributes.get_int("block_size", 0) > 0
+    last = -1 if x is None or x.shape is None else len(x.shape) - 1
+    return not (
+        dtype in _NARROW
+        or (blocked and node.attributes.get_int("axis", 1) not in (-1, last))
+        or inputs & _HALVES
+        or _overflows(node, dtype)
+    )
+
+
+def _overflows(node: ir.Node, target: ir.DataType) -> bool:
+    """Return whether ``node`` lets values beyond an 8-bit float become infinite or NaN."""
+    is_float8 = target.name.startswith("FLOAT8") and target is not ir.DataType.FLOAT8E8M0
+    return is_float8 and node.attributes.get_int("saturate", 1) == 0

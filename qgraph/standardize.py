@@ -1,0 +1,181 @@
+"""Making one ONNX Runtime session of a quantized network: quantizers become standard operators.
+
+Every quantizer of a custom domain is compared, over all inputs, with forms that ONNX Runtime
+computes fast, and gets the first that is equal bit for bit, NaN and the sign of zero included.
+What ONNX Runtime does with the operators of these forms is what onnx says of them. Quantizers of
+constants are computed once, by our kernels, as are operators that only reshape constants.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.constants import overridable
+from qgraph.dialects.dialect import Refusal, Site, site_of
+from qgraph.dialects.runtime_forms import runtime_forms
+from qgraph.edit import Draft, Editor
+from qgraph.equivalence.compare import Comparer
+from qgraph.errors import UnsupportedError
+from qgraph.exactness import Exactness
+from qgraph.folding import constant_expression
+from qgraph.opset import minimum_ir_version, require
+from qgraph.quantizer import Affine, Floating, Ranged
+from qgraph.scopes import bodies
+
+logger = logging.getLogger(__name__)
+
+_OPSET = 13
+"""Has all operators of the forms of uniform quantizers, also per axis."""
+_OPSET_OF_FLOATS = 24
+"""Has the cast to E8M0, which gives powers of two."""
+
+Offer = tuple[Site, Draft]
+
+
+def standardize(model: ir.Model) -> ir.Model:
+    """Return a copy of ``model`` in which quantizers are spelled in standard operators.
+
+    All values that the main graph had are still there under their names, unused ones too.
+    Initializers that are inputs too are constants in the copy. Quantizers for which no form is
+    known to be equal stay as they are. A model without quantizers of custom domains is returned
+    itself.
+    """
+    if not any(_is_custom(node, model) for body in bodies(model) for node in body):
+        return model
+    copy = model.clone()
+    for value in overridable(copy.graph):
+        copy.graph.inputs.remove(value)
+    editor = Editor(copy)
+    _fold(copy, editor)
+    _raise_opset(copy)
+    editor.learn()
+    limit = copy.opset_imports.get("", 0)
+    for draft in _choose(list(_sites(copy)), editor, Comparer(copy), limit):
+        draft.commit(sweep=False)
+    copy.ir_version = max(copy.ir_version or 0, minimum_ir_version(copy))
+    return copy
+
+
+def _is_custom(node: ir.Node, model: ir.Model) -> bool:
+    """Return whether ``node`` is a quantizer that ONNX Runtime does not have."""
+    if node.op_identifier() in model.functions:
+        return False
+    # Versions are a matter of the reader; here only the name counts.
+    return node.op_type in _NAMES and (node.domain not in _THEIRS or node.op_type == "FakeQuantize")
+
+
+_NAMES = frozenset({"Quant", "IntQuant", "BipolarQuant", "Trunc", "FloatQuant", "FakeQuantize"})
+_THEIRS = frozenset({"", "com.microsoft"})
+
+
+def _sites(model: ir.Model) -> Iterator[Site]:
+    for body in bodies(model):
+        for node in list(body):
+            if not _is_custom(node, model):
+                continue
+            found = site_of(node)
+            if isinstance(found, Site) and _is_sane(found):
+                yield found
+            elif isinstance(found, Refusal):
+                logger.info("computed by its kernel: %s", found.reason)
+
+
+def _is_sane(site: Site) -> bool:
+    """Return whether the kernel has nothing to warn of."""
+    if not isinstance(site.quantizer, Affine | Floating):
+        return True
+    scale = site.quantizer.scale
+    return bool((np.isfinite(scale) & (scale != 0)).all())
+
+
+def _fold(model: ir.Model, editor: Editor) -> None:
+    """Put constants in the place of quantizers and reshaping operators whose input is constant."""
+    for body in bodies(model):
+        if not isinstance(body, ir.Graph) or body in _function_graphs(model):
+            continue
+        for node in list(body):
+            array = _folded(node, model)
+            if array is not None:
+                _settle(node, array, editor)
+
+
+def _function_graphs(model: ir.Model) -> list[ir.Graph]:
+    return [function.graph for function in model.functions.values()]
+
+
+def _folded(node: ir.Node, model: ir.Model) -> npt.NDArray[np.generic] | None:
+    if _is_custom(node, model):
+        found = site_of(node)
+        sane = isinstance(found, Site) and _is_sane(found)
+        return found.values if isinstance(found, Site) and sane else None
+    is_reshaping = node.domain == "" and node.op_type != "Constant" and len(node.outputs) == 1
+    return constant_expression(node.outputs[0]) if is_reshaping else None
+
+
+def _settle(node: ir.Node, array: npt.NDArray[np.generic], editor: Editor) -> None:
+    """Replace ``node`` by an initializer that has the name of its output."""
+    old, graph = node.outputs[0], node.graph
+    if not isinstance(graph, ir.Graph):
+        return
+    name = old.name
+    old.name = editor.fresh(f"{name}_folded")
+    tensor = ir.Tensor(np.ascontiguousarray(array), name=name)
+    new = ir.Value(
+        name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+    )
+    graph.register_initializer(new)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+
+
+def _raise_opset(model: ir.Model) -> None:
+    """Raise the opset as far as the forms want it, if that changes nothing else."""
+    nodes = (node for body in bodies(model) for node in body)
+    floats = any(node.op_type == "FloatQuant" and _is_custom(node, model) for node in nodes)
+    for opset in (_OPSET_OF_FLOATS, _OPSET) if floats else (_OPSET,):
+        try:
+            require(model, opset)
+        except UnsupportedError as error:
+            logger.info("opset %d is out of reach: %s", opset, error)
+        else:
+            return
+
+
+def _choose(
+    sites: Iterable[Site], editor: Editor, comparer: Comparer, limit: int
+) -> Iterator[Draft]:
+    """Yield for each site the first form that is equal; forms of one rank are compared together."""
+    pending = [_offers(site, editor, limit) for site in sites]
+    while pending:
+        rounds = [(offers, offer) for offers in pending if (offer := next(offers, None))]
+        verdicts = comparer.compare_all([offer for _, offer in rounds])
+        pending = []
+        for (offers, (site, draft)), verdict in zip(rounds, verdicts, strict=True):
+            if verdict.reaches(Exactness.BITS):
+                yield draft
+            else:
+                logger.debug("%s of %r: %s", draft.spelling, site.y.name, verdict)
+                pending.append(offers)
+
+
+def _offers(site: Site, editor: Editor, limit: int) -> Iterator[Offer]:
+    for start in (*_with_relu(site), site):
+        for draft in runtime_forms(start, editor):
+            if draft.opset <= limit:
+                yield start, draft
+
+
+def _with_relu(site: Site) -> Iterator[Site]:
+    """Yield the site that starts before a Relu: an unsigned quantizer needs none."""
+    relu = site.x.producer()
+    if not isinstance(site.quantizer, Affine | Ranged) or relu is None or relu.op_type != "Relu":
+        return
+    x = relu.inputs[0]
+    if x is not None and relu.domain == "" and relu.graph is site.root.graph:
+        yield replace(site, x=x, nodes=(relu, *site.nodes))

@@ -1,0 +1,71 @@
+"""What versions a model had before they were raised, kept in its metadata."""
+
+from __future__ import annotations
+
+import json
+
+import onnx_ir as ir
+from onnx import defs
+
+from qgraph import opset
+from qgraph.opset_adapt import changes
+from qgraph.scopes import owners
+
+
+def raise_versions(model: ir.Model, lowest_opset: int, lowest_ir: int, key: str) -> list[str]:
+    """Raise the opset and the IR version where they are lower; return remarks on what was raised.
+
+    What they were is entered into the metadata of the model under ``key``: the IR version, and the
+    opset if no node had to be rewritten for the new one.
+
+    Raises:
+        UnsupportedError: a node cannot be rewritten for the opset.
+    """
+    before, ir_before = model.opset_imports.get("", 0), model.ir_version or 0
+    as_they_are = _mean_the_same(model, before, lowest_opset)
+    was: dict[str, int] = {}
+    notes = []
+    if before < lowest_opset and opset.require(model, lowest_opset):
+        notes.append(f"opset raised from {before} to {lowest_opset}")
+        if as_they_are:
+            was["opset"], was["raised_opset"] = before, lowest_opset
+    model.ir_version = max(ir_before, lowest_ir, opset.minimum_ir_version(model))
+    if model.ir_version > ir_before:
+        notes.append(f"IR version raised from {ir_before} to {model.ir_version}")
+        was["ir_version"] = ir_before
+    if was:
+        known = json.loads(model.metadata_props.get(key, "{}"))
+        model.metadata_props[key] = json.dumps(was | known, sort_keys=True)
+    return notes
+
+
+def restore_versions(model: ir.Model, key: str) -> list[str]:
+    """Undo :func:`raise_versions` as far as the nodes allow; return remarks on what was lowered."""
+    text = model.metadata_props.pop(key, None)
+    if text is None:
+        return []
+    was: dict[str, int] = json.loads(text)
+    notes = []
+    before, raised = was.get("opset", 0), was.get("raised_opset", 0)
+    if before and model.opset_imports.get("") == raised and _mean_the_same(model, before, raised):
+        for owner in owners(model):
+            if "" in owner.opset_imports:
+                owner.opset_imports[""] = before
+        notes.append(f"opset lowered from {raised} to {before}, as it was")
+    now = model.ir_version or 0
+    model.ir_version = max(was.get("ir_version", now), opset.minimum_ir_version(model))
+    if model.ir_version < now:
+        notes.append(f"IR version lowered from {now} to {model.ir_version}, as it was")
+    return notes
+
+
+def _mean_the_same(model: ir.Model, lower: int, higher: int) -> bool:
+    """Return whether all nodes exist in both opsets, with one meaning, in all bodies alike."""
+    if len({owner.opset_imports.get("", 0) for owner in owners(model)} - {0}) > 1:
+        return False
+    nodes = (node for owner in owners(model) for node in ir.traversal.RecursiveGraphIterator(owner))
+    return all(
+        node.domain
+        or (defs.has(node.op_type, lower, "") and not changes(node.op_type, lower, higher))
+        for node in nodes
+    )
