@@ -184,27 +184,13 @@ def test_without_onnx_runtime_the_backend_is_refused_and_auto_is_numpy(
     assert type(prepare(model(MIXED, QONNX), "auto")) is Executor
 
 
-NAMES = [
-    "TFC_1W2A",
-    "brev_cnn_w4a4",
-    "brev_cnn_w4a4_dynamo",
-    "brev_cnn_w4a4_qcdq",
-    "brev_cnn_w4a4_trunc",
-    "brev_mlp_fp4",
-    "brev_mlp_w1a2_bipolar",
-    "brevmx_mlp_mxfp4w",
-    "kwsmlp_w3a3",
-    "nncf_cnn_int8_sym",
-    "nncf_cnn_w4a4",
-    "nncf_mlp_int8_mixed",
-    "nncfonnx_cnn_qdq_sym",
-    "qkeras_jettagging",
-]
+NEAR_A_THRESHOLD = ["brev_cnn_asym8", "brev_cnn_fp8e4m3"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_both_backends_agree_on_real_models(models: Path, name: str) -> None:
-    m = qgraph.load(models / f"{name}.onnx")
+def test_both_backends_agree_on_real_models(models: Path, model_name: str) -> None:
+    if model_name in NEAR_A_THRESHOLD:
+        pytest.skip("additions of the two meet a threshold: tested below")
+    m = qgraph.load(models / f"{model_name}.onnx")
     ours, theirs = prepare(m.ir, "numpy"), prepare(m.ir, "ort")
     for number in range(5):
         inputs = make_inputs(m, number=number)
@@ -212,7 +198,7 @@ def test_both_backends_agree_on_real_models(models: Path, name: str) -> None:
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["brev_cnn_asym8", "brev_cnn_fp8e4m3"])
+@pytest.mark.parametrize("name", NEAR_A_THRESHOLD)
 def test_backends_differ_only_where_additions_meet_a_threshold(models: Path, name: str) -> None:
     x = np.load(models / f"{name}.npz")["x"]
     m = qgraph.load(models / f"{name}.onnx")

@@ -206,26 +206,6 @@ def test_functions_and_subgraphs_keep_what_they_mean() -> None:
         assert_same_bits(ours, theirs)
 
 
-NAMES = [
-    "TFC_1W2A",
-    "brev_cnn_asym8",
-    "brev_cnn_fp8e4m3",
-    "brev_cnn_w4a4",
-    "brev_cnn_w4a4_dynamo",
-    "brev_cnn_w4a4_qcdq",
-    "brev_cnn_w4a4_trunc",
-    "brev_mlp_fp4",
-    "brev_mlp_w1a2_bipolar",
-    "brevmx_mlp_mxfp4w",
-    "kwsmlp_w3a3",
-    "nncf_cnn_int8_sym",
-    "nncf_cnn_w4a4",
-    "nncf_mlp_int8_mixed",
-    "nncfonnx_cnn_qdq_sym",
-    "qkeras_jettagging",
-]
-
-
 def behind_relu(site: Site) -> bool:
     relu = site.x.producer()
     return relu is not None and relu.op_type == "Relu" and len(site.nodes) == 1
@@ -268,11 +248,10 @@ def alone(site: Site) -> ir.Model:
     return ir.Model(graph, ir_version=10)
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_every_quantizer_of_real_models_is_equal_given_equal_inputs(
-    models: Path, name: str
+    models: Path, model_name: str
 ) -> None:
-    m = qgraph.load(models / f"{name}.onnx")
+    m = qgraph.load(models / f"{model_name}.onnx")
     m.freeze_inputs()
     found = [site for site in sites(m.ir) if isinstance(site, Site)]
     assert found
@@ -300,9 +279,8 @@ def test_every_quantizer_of_real_models_is_equal_given_equal_inputs(
             assert_same_bits(*results)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_whole_real_network_is_one_session(models: Path, name: str) -> None:
-    m = qgraph.load(models / f"{name}.onnx")
+def test_a_whole_real_network_is_one_session(models: Path, model_name: str) -> None:
+    m = qgraph.load(models / f"{model_name}.onnx")
     assert [type(step) for step in steps_of(m.ir)] == [Segment]
     left = [operator_of(node) for node in standardize(m.ir).graph]
     assert all(operator is None or operator.schema.standard for operator in left)
