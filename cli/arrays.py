@@ -144,9 +144,10 @@ def _read(path: Path, expected: str, reader: Callable[[Any], Any]) -> Any:
         with path.open("rb") as file:
             single = file.read(len(_MAGIC)) == _MAGIC
             file.seek(0)
-            # Datasets may be larger than memory. What is no single array cannot be mapped.
-            source, mode = (path, "r") if single else (file, None)
-            return reader(np.load(source, mode, allow_pickle=False))
+            if single:
+                # Datasets may be larger than memory.
+                return reader(np.load(path, "r", allow_pickle=False))
+            return reader(np.load(file, allow_pickle=False))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ExecutionError(
             f"{path}: cannot be read ({error}), expected {expected} as numpy saves it. "
