@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import onnx
-import onnx.reference  # it refuses to be imported once one name stands in two domains
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
+from qgraph.published import publish
 
 
 class OpKey(NamedTuple):
@@ -150,8 +150,7 @@ class OpSchema:
         if self.standard:
             return
         for key in self.keys:
-            if not onnx.defs.has(key.name, self.since, key.domain):
-                onnx.defs.register_schema(self._onnx_schema(key))
+            publish(self._onnx_schema(key))
 
     def _onnx_schema(self, key: OpKey) -> onnx.defs.OpSchema:
         names = [*self.inputs, *(f"more_{i + 1}" for i in range(self.spare))]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph.cli"}
 
 LAYERS = [
-    {"errors", "registry", "exactness", "lazy", "files", "collecting"},
+    {"errors", "registry", "exactness", "lazy", "files", "collecting", "published"},
     {"numerics"},
     {
         "schema",
