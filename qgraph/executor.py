@@ -49,8 +49,15 @@ def run(
     return prepare(model, backend).run(inputs, taps=taps)
 
 
-def prepare(model: ir.Model, backend: str = Backend.AUTO) -> Executor:
+def prepare(model: ir.Model, backend: str = Backend.AUTO, *, as_written: bool = False) -> Executor:
     """Return what runs ``model``, any number of times.
+
+    Args:
+        model: must not change while it is run.
+        backend: see :class:`Backend`.
+        as_written: leave constant quantizers to be computed where they stand, which is slower.
+            ONNX Runtime adds up products with constant weights in another order than with
+            computed ones; two models are only comparable in it where both have the latter.
 
     Raises:
         OptionError: there is no such backend.
@@ -64,7 +71,7 @@ def prepare(model: ir.Model, backend: str = Backend.AUTO) -> Executor:
     from qgraph.runtime import RuntimeExecutor
     from qgraph.standardize import standardize
 
-    return RuntimeExecutor(model, standardize)
+    return RuntimeExecutor(model, None if as_written else standardize)
 
 
 class Executor:

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from qgraph.equivalence.check import check
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
 from qgraph.report import Outcome
@@ -64,6 +65,20 @@ def test_folding_keeps_every_value_and_drops_the_float_weights(models, tmp_path,
     expected, found = original.run(data, backend="numpy"), load(out).run(data, backend="numpy")
     for key, value in expected.items():
         np.testing.assert_array_equal(found[key], value)
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize(
+    "step",
+    [ConvertDialect(to="qdq"), ConvertDialect(to="onnx"), FoldWeights()],
+    ids=lambda s: s.name,
+)
+def test_check_in_onnx_runtime_finds_both_equal(models, model_name, step):
+    pytest.importorskip("onnxruntime")
+    path = models / f"{model_name}.onnx"
+    model = load(path)
+    model.apply(step)
+    check(path, model, backend="ort", random=8).raise_if_different()
 
 
 @pytest.mark.runtime

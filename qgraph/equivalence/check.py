@@ -72,7 +72,7 @@ def check(
     if inputs is None:
         numbers = range(random)
         batches += [make_inputs(first, seed=seed, number=n, shapes=shapes) for n in numbers]
-    ours, theirs = prepare(first.ir, backend), prepare(second.ir, backend)
+    ours, theirs = (prepare(m.ir, backend, as_written=True) for m in (first, second))
     renamed = [{feeds.get(name, name): x for name, x in batch.items()} for batch in batches]
     results = [(ours.run(a), theirs.run(b)) for a, b in zip(batches, renamed, strict=True)]
     outputs, failed, wrong = [], {}, set()
