@@ -12,6 +12,24 @@ import onnx_ir as ir
 
 from qgraph.errors import ExecutionError
 
+MODERATE = 2.0**30
+"""A magnitude far below the largest float, and far above what networks are fed."""
+
+
+def is_moderate(given: Any) -> bool:
+    """Return whether ``given`` is an array of numbers of a magnitude up to ``MODERATE``.
+
+    NaN and infinities are none. Arrays of other types than float32 are not looked at.
+    """
+    if not isinstance(given, np.ndarray):
+        return False
+    if given.dtype != np.float32:
+        return True
+    # The sum of squares is NaN or infinite where an element is: one pass, and no copy.
+    flat = given.reshape(-1)
+    with np.errstate(all="ignore"):
+        return bool(np.dot(flat, flat) <= MODERATE**2)
+
 
 def check_feeds(
     graph: ir.Graph, inputs: Mapping[str, npt.ArrayLike | Sequence[Any]]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.typing as npt
 import onnx
+import onnx_ir
 import onnx_ir as ir
 
 from qgraph import datafiles, storage
@@ -30,16 +31,24 @@ class Model:
     """A thin wrapper of an onnx_ir model.
 
     Attributes:
-        ir: the model itself.
         path: where it was loaded from; None if not from a file.
     """
 
-    def __init__(self, ir_model: ir.Model, path: Path | None = None) -> None:
-        self.ir = ir_model
+    def __init__(self, ir_model: ir.Model, path: Path | None = None, *, lent: bool = True) -> None:
+        self._ir = ir_model
+        # Whoever has seen the graph may edit it between two runs; as long as nobody has, the plan
+        # of the last run holds without another look.
+        self._lent = lent
         self.path = path
         self._prepared: Prepared | None = None
         # Weights may leave their files (folded, they are computed anew), the wish for files stays.
         self._external_data = any(isinstance(s.tensor, ir.ExternalTensor) for s in slots(ir_model))
+
+    @property
+    def ir(self) -> ir.Model:
+        """The model itself; it may be edited."""
+        self._lent = True
+        return self._ir
 
     @seldom()
     def save(
@@ -58,16 +67,16 @@ class Model:
         if external_data is None and self._external_data:
             external_data = True
         storage.save(
-            self.ir, path, external_data=external_data, shard_bytes=shard_bytes, progress=progress
+            self._ir, path, external_data=external_data, shard_bytes=shard_bytes, progress=progress
         )
 
     def clone(self) -> Model:
         """Return a copy that can be changed alone; both share the weights."""
-        copy = Model(self.ir.clone(), self.path)
+        copy = Model(self._ir.clone(), self.path, lent=False)
         copy._external_data = self._external_data
         return copy
 
-    def nodes(self, *operators: str) -> Iterator[ir.Node]:
+    def nodes(self, *operators: str) -> Iterator[onnx_ir.Node]:
         """Yield the nodes of the main graph, its subgraphs and the functions.
 
         The nodes are listed first, so that the graph may be changed on the way.
@@ -81,23 +90,24 @@ class Model:
                 if not operators or not names.isdisjoint(operators):
                     yield node
 
-    def constant(self, value: ir.Value | None) -> npt.NDArray[Any] | None:
+    def constant(self, value: onnx_ir.Value | None) -> npt.NDArray[Any] | None:
         """Return what ``value`` always holds; see :func:`qgraph.constants.constant`."""
         return constant(value)
 
     @property
-    def inputs(self) -> list[ir.Value]:
+    def inputs(self) -> list[onnx_ir.Value]:
         """The graph inputs that must be fed: those that are not initializers too."""
         return [value for value in self.ir.graph.inputs if not value.is_initializer()]
 
     @property
-    def outputs(self) -> list[ir.Value]:
+    def outputs(self) -> list[onnx_ir.Value]:
         """The graph outputs."""
         return list(self.ir.graph.outputs)
 
     def freeze_inputs(self) -> int:
         """Drop initializers from the graph inputs, so that they are constants; return how many."""
-        return _freeze_inputs(self.ir)
+        self._prepared = None
+        return _freeze_inputs(self._ir)
 
     def digraph(self) -> nx.MultiDiGraph:
         """Return the main graph as networkx sees it; see :func:`qgraph.topology.graph_of`."""
@@ -106,7 +116,7 @@ class Model:
         return graph_of(self.ir.graph)
 
     @seldom()
-    def apply(self, *steps: ir.passes.PassBase, keep_inputs: bool = False) -> Report:
+    def apply(self, *steps: onnx_ir.passes.PassBase, keep_inputs: bool = False) -> Report:
         """Run passes one after the other; if one fails, the model stays as it was.
 
         Domains that nodes use are declared, and initializers dropped from the graph inputs first.
@@ -118,8 +128,8 @@ class Model:
         Raises:
             QGraphError: what a pass of qgraph raises; for another pass, its error is the cause.
         """
-        report = Report(weight_bytes_before=storage.weight_bytes(self.ir))
-        draft = self.ir.clone()
+        report = Report(weight_bytes_before=storage.weight_bytes(self._ir))
+        draft = self._ir.clone()
         added = declare_domains(draft)
         if added:
             report.notes.append(f"declared operator sets: {', '.join(added)}")
@@ -129,7 +139,8 @@ class Model:
             draft = _run_step(step, draft, report)
         check_names(draft)
         report.weight_bytes_after = storage.weight_bytes(draft)
-        self.ir = draft
+        self._ir = draft
+        self._lent = True  # to the passes
         return report
 
     def run(
@@ -147,7 +158,8 @@ class Model:
             from qgraph.prepared import Prepared
 
             self._prepared = Prepared()
-        return self._prepared.executor(self.ir, backend).run(inputs, taps=taps)
+        executor = self._prepared.executor(self._ir, backend, unseen=not self._lent)
+        return executor.run(inputs, taps=taps)
 
 
 Source = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Model
@@ -170,8 +182,8 @@ def load(source: Source) -> Model:
     if isinstance(source, onnx.ModelProto):
         own = onnx.ModelProto()
         own.CopyFrom(source)
-        return Model(storage.from_proto(own))
-    return Model(storage.load(source), Path(source))
+        return Model(storage.from_proto(own), lent=False)
+    return Model(storage.load(source), Path(source), lent=False)
 
 
 def _freeze_inputs(model: ir.Model) -> int:

@@ -67,7 +67,7 @@ class Plan:
 
     def __init__(self, graph: ir.Graph, steps: Sequence[Step]) -> None:
         self._graph = graph
-        self._steps = steps
+        self.steps = steps
         outputs = set(graph.outputs)
         last = dict.fromkeys(graph.inputs, -1)
         for place, step in enumerate(steps):
@@ -88,7 +88,7 @@ class Plan:
         With ``observe`` the values in ``keep`` are handed over when they are computed, and do not
         stay longer than others.
         """
-        for step, drops in zip(self._steps, self._drops, strict=True):
+        for step, drops in zip(self.steps, self._drops, strict=True):
             for value in step.reads:
                 if value not in known:
                     known[value] = initial(value)

@@ -19,9 +19,11 @@ import onnx_ir as ir
 
 from qgraph.constants import overridable
 from qgraph.control import subgraphs
+from qgraph.direct import Direct
 from qgraph.errors import UnsupportedError, where
 from qgraph.executor import Executor, Imports, is_constant
 from qgraph.faithful import is_faithful
+from qgraph.feeds import is_moderate
 from qgraph.opset import minimum_ir_version
 from qgraph.plan import Environment, Plan, Step, initial
 from qgraph.session import Session, free_values
@@ -29,6 +31,9 @@ from qgraph.session import Session, free_values
 logger = logging.getLogger(__name__)
 
 _DOMAINS = frozenset({"ai.onnx.ml", "com.microsoft"})
+Standardize = Callable[..., ir.Model]
+"""``(model, *, bounded)`` to a model; see :func:`qgraph.standardize.standardize`."""
+
 _LEAST_IR_VERSION = 8
 """Below 4 initializers would have to be inputs, below 8 there are no functions."""
 
@@ -43,13 +48,19 @@ class RuntimeExecutor(Executor):
         model: is not changed, and must not change while this is used.
         standardize: returns an equal model with more of standard nodes; the values of the main
             graph have the same names there, and initializers that are inputs too are constants.
+        bounded: ask for a model that is equal for numbers of moderate magnitude only; others are
+            then left to an executor of their own.
 
     Raises:
         UnsupportedError: ONNX Runtime is not installed.
     """
 
     def __init__(
-        self, model: ir.Model, standardize: Callable[[ir.Model], ir.Model] | None = None
+        self,
+        model: ir.Model,
+        standardize: Standardize | None = None,
+        *,
+        bounded: bool = True,
     ) -> None:
         self._runtime = _import_runtime()
         # Newer formats than a model needs are no reason for ONNX Runtime to refuse it.
@@ -57,12 +68,15 @@ class RuntimeExecutor(Executor):
         self._loadable: dict[int, bool] = {}
         self._source = model
         self._frozen: frozenset[str] = frozenset()
-        self._plain: RuntimeExecutor | None = None
+        self._standardize = standardize
+        self._others: dict[bool, RuntimeExecutor] = {}
+        self._direct: Direct | None = None
         if standardize is not None and self._loads(model.opset_imports):
-            model = standardize(model)
+            model = standardize(model, bounded=bounded)
             self._ir_version = max(minimum_ir_version(model), _LEAST_IR_VERSION)
         if model is not self._source:
             self._frozen = frozenset(str(value.name) for value in overridable(self._source.graph))
+        self._bounded = bounded and model is not self._source
         super().__init__(model)
 
     def run(
@@ -73,10 +87,38 @@ class RuntimeExecutor(Executor):
         observe: Callable[[str, Any], None] | None = None,
     ) -> dict[str, Any]:
         """Return outputs and taps, see :meth:`Executor.run`."""
-        if self._frozen.isdisjoint(inputs):
-            return super().run(inputs, taps=taps, observe=observe)
-        self._plain = self._plain or RuntimeExecutor(self._source)
-        return self._plain.run(inputs, taps=taps, observe=observe)
+        if self._bounded and not all(map(is_moderate, inputs.values())):
+            return self._other(standard=True).run(inputs, taps=taps, observe=observe)
+        if self._direct is not None and observe is None and not taps:
+            results = self._direct.run(inputs)
+            if results is not None:
+                return results
+        if not self._frozen.isdisjoint(inputs):
+            return self._other(standard=False).run(inputs, taps=taps, observe=observe)
+        results = super().run(inputs, taps=taps, observe=observe)
+        if self._direct is None and observe is None and not taps:
+            self._direct = self._one_session()
+        return results
+
+    def _other(self, *, standard: bool) -> RuntimeExecutor:
+        """Return what runs inputs that this one is not made for."""
+        if standard not in self._others:
+            chosen = self._standardize if standard else None
+            self._others[standard] = RuntimeExecutor(self._source, chosen, bounded=False)
+        return self._others[standard]
+
+    def _one_session(self) -> Direct | None:
+        """Return the one session that is the whole plan, after it has run, if it is that."""
+        steps = self._plan.steps
+        segment = steps[0] if len(steps) == 1 else None
+        session = segment.session if isinstance(segment, Segment) else None
+        fed = {str(value.name) for value in self._graph.inputs if not value.is_initializer()}
+        if session is None or session.carries or not fed.issuperset(session.feeds):
+            return None
+        outputs = [str(value.name) for value in session.outputs]
+        if sorted(outputs) != sorted({str(value.name) for value in self._graph.outputs}):
+            return None
+        return Direct(self._graph, session.feeds, session.raw, outputs)
 
     @property
     def computed(self) -> list[str]:
@@ -158,6 +200,12 @@ class Segment:
             for value in self.outputs
             if value.is_graph_output() or not inside.issuperset(value.consumers())
         )
+
+    @property
+    def session(self) -> Session | None:
+        """The session of all nodes, if there is one only and it has run."""
+        sessions = list(self._sessions.values())
+        return sessions[0] if len(sessions) == 1 else None
 
     def run(self, known: Environment, keep: frozenset[ir.Value]) -> None:
         """Compute what is used elsewhere, and what ``keep`` asks for."""

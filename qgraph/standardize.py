@@ -1,7 +1,8 @@
 """Making one ONNX Runtime session of a quantized network: quantizers become standard operators.
 
 Every quantizer of a custom domain is compared, over all inputs, with forms that ONNX Runtime
-computes fast, and gets the first that is equal bit for bit, NaN and the sign of zero included.
+computes fast, and gets the first that is equal bit for bit, the sign of zero included; NaN too,
+unless its input is known to be a number.
 What ONNX Runtime does with the operators of these forms is what onnx says of them. Quantizers of
 constants are computed once, by our kernels, as are operators that only reshape constants.
 """
@@ -9,7 +10,7 @@ constants are computed once, by our kernels, as are operators that only reshape 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -22,8 +23,9 @@ from qgraph.dialects.runtime_forms import runtime_forms
 from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.errors import UnsupportedError
-from qgraph.exactness import Exactness
+from qgraph.exactness import Exactness, Verdict
 from qgraph.folding import constant_expression
+from qgraph.magnitudes import magnitudes
 from qgraph.opset import minimum_ir_version, require
 from qgraph.quantizer import Affine, Floating, Ranged
 from qgraph.scopes import bodies
@@ -38,8 +40,11 @@ _OPSET_OF_FLOATS = 24
 Offer = tuple[Site, Draft]
 
 
-def standardize(model: ir.Model) -> ir.Model:
+def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
     """Return a copy of ``model`` in which quantizers are spelled in standard operators.
+
+    With ``bounded`` it serves inputs only that are numbers of a magnitude up to
+    :data:`qgraph.feeds.MODERATE`, and is the faster for it.
 
     All values that the main graph had are still there under their names, unused ones too.
     Initializers that are inputs too are constants in the copy. Quantizers for which no form is
@@ -56,7 +61,8 @@ def standardize(model: ir.Model) -> ir.Model:
     _raise_opset(copy)
     editor.learn()
     limit = copy.opset_imports.get("", 0)
-    for draft in _choose(list(_sites(copy)), editor, Comparer(copy), limit):
+    numbers = magnitudes(copy) if bounded else {}
+    for draft in _choose(list(_sites(copy)), numbers, editor, Comparer(copy), limit):
         draft.commit(sweep=False)
     copy.ir_version = max(copy.ir_version or 0, minimum_ir_version(copy))
     return copy
@@ -148,25 +154,37 @@ def _raise_opset(model: ir.Model) -> None:
 
 
 def _choose(
-    sites: Iterable[Site], editor: Editor, comparer: Comparer, limit: int
+    sites: Iterable[Site],
+    numbers: Container[ir.Value],
+    editor: Editor,
+    comparer: Comparer,
+    limit: int,
 ) -> Iterator[Draft]:
     """Yield for each site the first form that is equal; forms of one rank are compared together."""
-    pending = [_offers(site, editor, limit) for site in sites]
+    pending = [_offers(site, numbers, editor, limit) for site in sites]
     while pending:
         rounds = [(offers, offer) for offers in pending if (offer := next(offers, None))]
         verdicts = comparer.compare_all([offer for _, offer in rounds])
         pending = []
         for (offers, (site, draft)), verdict in zip(rounds, verdicts, strict=True):
-            if verdict.reaches(Exactness.BITS):
+            if _is_equal(verdict, but_nan=site.x in numbers):
                 yield draft
             else:
                 logger.debug("%s of %r: %s", draft.spelling, site.y.name, verdict)
                 pending.append(offers)
 
 
-def _offers(site: Site, editor: Editor, limit: int) -> Iterator[Offer]:
+def _is_equal(verdict: Verdict, *, but_nan: bool) -> bool:
+    if but_nan and verdict.reaches(Exactness.VALUES):
+        return not verdict.zero_sign_inputs
+    return verdict.reaches(Exactness.BITS)
+
+
+def _offers(
+    site: Site, numbers: Container[ir.Value], editor: Editor, limit: int
+) -> Iterator[Offer]:
     for start in (*_with_relu(site), site):
-        for draft in runtime_forms(start, editor):
+        for draft in runtime_forms(start, editor, numbers=start.x in numbers):
             if draft.opset <= limit:
                 yield start, draft
 

@@ -65,7 +65,7 @@ def test_a_value_is_freed_after_its_last_use(monkeypatch: pytest.MonkeyPatch) ->
     body = "g (float[N] x) => (float[N] y) { a = Abs (x) b = Neg (a) c = Abs (b) y = Neg (c) }"
     executor = Executor(model(body))
     sizes = []
-    for step in executor._plan._steps:
+    for step in executor._plan.steps:
         original = step.run
 
         def spy(known: Any, keep: Any, original: Any = original) -> None:

@@ -43,6 +43,7 @@ LAYERS = [
         "evaluate",
         "plan",
         "feeds",
+        "direct",
         "control",
         "reference",
         "executor",
@@ -54,7 +55,7 @@ LAYERS = [
         "quantizer_info",
     },
     {"model", "prepared"},
-    {"equivalence", "standardize", "overview", "quantizer_statistics"},
+    {"equivalence", "standardize", "magnitudes", "overview", "quantizer_statistics"},
     {"transforms"},
     {"cli"},
 ]

@@ -33,7 +33,7 @@ def both(m: ir.Model, inputs: dict[str, Any], **options: Any) -> None:
 
 
 def segments(executor: RuntimeExecutor) -> list[Segment]:
-    return [step for step in executor._plan._steps if isinstance(step, Segment)]
+    return [step for step in executor._plan.steps if isinstance(step, Segment)]
 
 
 MIXED = """g (float[N] x) => (float[N] y) <float s = {0.5}, float z = {0}, float b = {4}> {

@@ -13,6 +13,7 @@ import qgraph
 from qgraph.dialects.dialect import Site, sites
 from qgraph.equivalence.inputs import make_inputs
 from qgraph.executor import Executor, prepare, run
+from qgraph.feeds import is_moderate
 from qgraph.ops.operator import operator_of
 from qgraph.runtime import RuntimeExecutor, Segment
 from qgraph.standardize import standardize
@@ -53,6 +54,15 @@ def hostile(steps: npt.ArrayLike) -> Float32:
     return np.tile(row, (1, 4, 1))
 
 
+def moderate(x: Float32) -> Float32:
+    """Return the columns of ``x`` that are numbers of no great size: most networks' inputs."""
+    small = np.ascontiguousarray(x[..., (np.abs(x) < 1e5).all(axis=(0, 1))])
+    assert is_moderate(small)
+    assert not is_moderate(x)
+    assert small.size > x.size / 2
+    return small
+
+
 def assert_same_bits(ours: Float32, theirs: Float32) -> None:
     assert ours.dtype == theirs.dtype == np.float32
     assert ours.shape == theirs.shape
@@ -64,7 +74,7 @@ def assert_same_bits(ours: Float32, theirs: Float32) -> None:
 def steps_of(m: ir.Model) -> Iterator[Segment | Any]:
     executor = prepare(m, "ort")
     assert isinstance(executor, RuntimeExecutor)
-    yield from executor._plan._steps
+    yield from executor._plan.steps
 
 
 QUANT = f'{QONNX}.Quant <signed = {{}}, narrow = {{}}, rounding_mode = "{{}}"> (x, s, z, b)'
@@ -127,8 +137,10 @@ def test_a_quantizer_in_a_session_has_the_bits_of_its_kernel(
     m = one(node, parameters, relu=relu)
     assert [type(s) for s in steps_of(m)] == [Segment]
     # What Relu makes of -0 is open; quantizers are compared on equal inputs.
-    x = {"x": hostile(step) + np.float32(0) if relu else hostile(step)}
-    assert_same_bits(run(m, x, backend="numpy")["y"], run(m, x, backend="ort")["y"])
+    x = hostile(step) + np.float32(0) if relu else hostile(step)
+    ours, theirs = prepare(m, "numpy"), prepare(m, "ort")
+    for given in (x, moderate(x)):
+        assert_same_bits(ours.run({"x": given})["y"], theirs.run({"x": given})["y"])
 
 
 @pytest.mark.parametrize("opset", [9, 11, 13, 20, 24])
@@ -154,6 +166,25 @@ def test_the_form_is_the_fastest_that_is_equal() -> None:
     assert spelled(one(unsigned, parameters)) == kept
     assert spelled(one(unsigned, parameters, relu=True)) == ["Relu", *kept]
     assert spelled(one(signed, parameters)) == ["Div", "Add", "Clip", "Round", "Mul"]
+
+
+def test_the_form_for_numbers_of_moderate_size_need_not_keep_nan() -> None:
+    m = one(QUANT.format(0, 0, "ROUND"), "float s = {0.1}, float z = {0}, float b = {8}")
+    nodes = [node.op_type for node in standardize(m, bounded=True).graph]
+    assert nodes == ["QuantizeLinear", "DequantizeLinear"]
+
+
+def test_nan_and_huge_numbers_come_out_right_in_the_middle_of_moderate_ones() -> None:
+    quant = QUANT.format(0, 0, "ROUND")
+    m = one(quant, "float s = {0.1}, float z = {0}, float b = {8}", relu=True)
+    executor = prepare(m, "ort")
+    for odd in (1.0, np.nan, 3e38, np.inf, -np.inf, 2.0):
+        x = np.full((1, 4, 3), 0.5, np.float32)
+        x[0, 2, 1] = odd
+        got = executor.run({"x": x})["y"][0, 2]
+        expected = odd if np.isnan(odd) else np.clip(odd, 0, np.float32(25.5))
+        np.testing.assert_allclose(got, [0.5, expected, 0.5])
+        np.testing.assert_array_equal(got, executor.run({"x": x.tolist()})["y"][0, 2])
 
 
 def test_unused_values_are_computed_only_when_they_are_tapped() -> None:

@@ -1,8 +1,8 @@
 """Forms of a quantizer that keep NaN and the sign of zero, for ONNX Runtime, the fastest first.
 
 A pair of QuantizeLinear and DequantizeLinear touches the data twice and codes of a quarter of its
-size, float operators once each. The pair loses NaN, which Max and Min bring back, and gives +0 for
-small negative values, which a chain of float operators does not.
+size, float operators once each. The pair loses NaN, which Max and Min bring back at the price of
+another pair, and gives +0 for small negative values, which a chain of float operators does not.
 """
 
 from __future__ import annotations
@@ -31,14 +31,20 @@ from qgraph.ops.steps import round_to_integer
 from qgraph.quantizer import Affine, Floating, Ranged
 
 
-def runtime_forms(site: Site, editor: Editor) -> Iterator[Draft]:
+def runtime_forms(site: Site, editor: Editor, *, numbers: bool) -> Iterator[Draft]:
     """Yield the forms of ``site``, the fastest first, its definition last.
 
     Nodes that are no quantizers may precede the quantizer in ``site``; its forms do without them.
+
+    Args:
+        site: the quantizer.
+        editor: makes the drafts.
+        numbers: also yield forms that lose NaN.
     """
     match site.quantizer:
         case Affine() as meaning:
-            yield from _kept_pair(site, editor, meaning)
+            for keeps_nan in (False, True) if numbers else (True,):
+                yield from _pair(site, editor, meaning, keeps_nan=keeps_nan)
             yield from _affine_chains(site, editor, meaning)
         case Ranged() as meaning:
             yield from _ranged_chains(site, editor, meaning)
@@ -48,8 +54,8 @@ def runtime_forms(site: Site, editor: Editor) -> Iterator[Draft]:
         yield from by_definition(site, editor)
 
 
-def _kept_pair(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
-    """Yield ``min(max(x, top), pair)``: the pair, which no value exceeds, or NaN."""
+def _pair(site: Site, editor: Editor, meaning: Affine, *, keeps_nan: bool) -> Iterator[Draft]:
+    """Yield the pair, or ``min(max(x, top), pair)``: no value exceeds it, so that NaN is kept."""
     scale, zero_point = meaning.scale, meaning.zero_point
     lo, hi = float(meaning.lo.min()), float(meaning.hi.max())
     kind = holding(lo, hi, CLIPPABLE)
@@ -63,6 +69,9 @@ def _kept_pair(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
     if (lo, hi) != (FORMATS[kind].lo, FORMATS[kind].hi):
         codes = clip_codes(draft, codes, lo, hi, kind)
     pair = dequantize(draft, codes, scale, np.zeros_like(scale), kind, layout)
+    if not keeps_nan:
+        yield draft.giving(pair)
+        return
     with np.errstate(over="ignore"):
         top = np.maximum(np.float32(lo) * scale, np.float32(hi) * scale)
     yield draft.giving(draft.op.Min(draft.op.Max(draft.x, top), pair))

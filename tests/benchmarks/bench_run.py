@@ -148,7 +148,7 @@ def session_of(model: ir.Model) -> onnxruntime.InferenceSession:
 def bench(path: Path, python: Path | None, rounds: int, budget: float) -> None:
     """Time one model and print medians and ratios."""
     model = qgraph.load(path)
-    inputs = make_inputs(model)
+    inputs = make_inputs(qgraph.load(path))
     start = time.perf_counter()
     (output, *_) = model.run(inputs, backend="ort").values()
     first = time.perf_counter() - start
