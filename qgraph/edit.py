@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.deferred import DeferredTensor
+from qgraph.exactness import Verdict
+from qgraph.ledger import Ledger
 from qgraph.primitives import NUMPY
 
 Array = npt.NDArray[Any]
@@ -42,6 +46,15 @@ FIRST_OPSET = {
     "Where": 9,
 }
 """Opset since which an operator has the form and the broadcasting that drafts use."""
+
+HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+"""Types of data in which drafts compute instead of float32 where the data has them."""
+
+_HAS_BFLOAT16, _ROUNDS_BFLOAT16 = 13, 22
+"""Opsets since which float operators take bfloat16, and since which Round does."""
+
+_LARGE = 1 << 12
+"""Bytes from which constants are compared by a digest, so that no copy is kept for it."""
 
 PREDICATES = ("Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not")
 """Operators whose output is of type bool."""
@@ -79,6 +92,9 @@ class Draft:
         entry: node and place where the region takes its input in.
         x: stands for the input of the region that is replaced.
         y: the output; :meth:`giving` sets it.
+        promise: how equal it is, where that follows from how it was made and is seen to when the
+            model is saved; None if it has to be found out.
+        ledger: what becomes of the bytes of the constant that it stores.
     """
 
     def __init__(self, editor: Editor, region: Region) -> None:
@@ -91,6 +107,9 @@ class Draft:
         self.y: ir.Value = self.x
         self.nodes: list[ir.Node] = []
         self.constants: dict[ir.Value, Array] = {}
+        self.tensors: dict[ir.Value, ir.TensorProtocol] = {}
+        self.promise: Verdict | None = None
+        self.ledger: Ledger | None = None
         self._needs = 1
         self.op = Tracer(self)
 
@@ -102,7 +121,11 @@ class Draft:
     @property
     def opset(self) -> int:
         """The lowest opset that has all operators, types and forms drafted."""
-        return max([self._needs, *map(_first_opset, self.nodes)])
+        lowest = max([self._needs, *map(_first_opset, self.nodes)])
+        if self.x.dtype is not ir.DataType.BFLOAT16:
+            return lowest
+        rounds = any(node.op_type == "Round" for node in self.nodes)
+        return max(lowest, _ROUNDS_BFLOAT16 if rounds else _HAS_BFLOAT16)
 
     def needs(self, opset: int) -> None:
         """State that a form or type drafted exists only since ``opset``."""
@@ -123,8 +146,14 @@ class Draft:
         return self
 
     def constant(self, array: npt.ArrayLike, name: str = "const") -> ir.Value:
-        """Return a constant operand; ``name`` ends the name of its initializer."""
+        """Return a constant operand; ``name`` ends the name of its initializer.
+
+        A float32 one becomes one of the type of the data where that has 16 bits.
+        """
         known = np.asarray(array)
+        if known.dtype == np.float32 and self.x.dtype in HALF_TYPES:
+            with np.errstate(over="ignore"):
+                known = known.astype(self.x.dtype.numpy())
         tensor = ir.Tensor(known)
         value = ir.Value(
             name=name,
@@ -133,6 +162,17 @@ class Draft:
             const_value=tensor,
         )
         self.constants[value] = known
+        return value
+
+    def stored(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+        """Return a constant operand that is not looked at, such as codes yet to be computed."""
+        value = ir.Value(
+            name=name,
+            type=ir.TensorType(tensor.dtype),
+            shape=ir.Shape(tensor.shape.numpy()),
+            const_value=tensor,
+        )
+        self.tensors[value] = tensor
         return value
 
     def node(
@@ -150,6 +190,8 @@ class Draft:
             for operand in operands
         ]
         made = ir.node(name, inputs, attributes or {}, domain=domain)
+        if dtype is ir.DataType.FLOAT and self.x.dtype in HALF_TYPES:
+            dtype = self.x.dtype
         if dtype is not None:
             made.outputs[0].type = ir.TensorType(dtype)
         self.nodes.append(made)
@@ -207,13 +249,17 @@ class Editor:
 
     Args:
         model: the model that will be edited.
+
+    Attributes:
+        deferred: tensors that will be computed when the model is saved, by what they are made of.
     """
 
     def __init__(self, model: ir.Model) -> None:
         self._model = model
         self._names: set[str] = set()
         self._functions = {id(function.graph) for function in model.functions.values()}
-        self._shared: dict[tuple[int, str, tuple[int, ...], bytes], ir.Value] = {}
+        self._shared: dict[tuple[object, ...], ir.Value] = {}
+        self.deferred: dict[tuple[object, ...], DeferredTensor] = {}
         self.learn()
 
     def learn(self) -> None:
@@ -290,9 +336,8 @@ class Editor:
         self, draft: Draft, node: ir.Node, anchor: ir.Node, graph: Any, stem: str
     ) -> None:
         for place, value in enumerate(node.inputs):
-            if value is not None and value in draft.constants:
-                array = draft.constants[value]
-                key = (id(graph), str(array.dtype), array.shape, array.tobytes())
+            if value is not None and (value in draft.constants or value in draft.tensors):
+                key = (id(graph), *_content(draft, value))
                 if key not in self._shared or self._shared[key].graph is None:
                     self._shared[key] = self.place(value, anchor, graph, stem)
                 node.replace_input_with(place, self._shared[key])
@@ -322,6 +367,17 @@ class Editor:
         new.metadata_props.update(old.metadata_props)
         new.meta.update(old.meta)
         old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
+def _content(draft: Draft, value: ir.Value) -> tuple[object, ...]:
+    """Return what two constants that may share an initializer have in common."""
+    if value in draft.tensors:
+        return (draft.tensors[value],)
+    array = draft.constants[value]
+    if array.nbytes < _LARGE:
+        return str(array.dtype), array.shape, array.tobytes()
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return str(array.dtype), array.shape, sha256(content).digest()
 
 
 def _drop_nodes(nodes: Iterable[ir.Node]) -> list[ir.Value]:

@@ -46,6 +46,9 @@ def evaluate(nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, data: Array) ->
             attributes = {name: attribute.value for name, attribute in node.attributes.items()}
             with np.errstate(all="ignore"):
                 known[node.outputs[0]] = np.asarray(NUMPY[node.op_type](*operands, **attributes))
+        elif node.domain == "" and node.op_type == "Reshape":
+            data, sizes = (np.asarray(operand) for operand in operands)
+            known[node.outputs[0]] = data.reshape(sizes.tolist())
         else:
             raise UnsupportedError(f"{where(node)}: no kernel is known for it here.")
     return known[y]

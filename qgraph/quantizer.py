@@ -31,6 +31,14 @@ class Recipe(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
+class Decoding:
+    """``real = (code - zero_point) * scale`` of a quantizer whose codes are made otherwise."""
+
+    scale: Float32
+    zero_point: Float32
+
+
+@dataclass(frozen=True, eq=False)
 class Affine:
     """A uniform quantizer: ``real = (code - zero_point) * scale``.
 
@@ -40,6 +48,7 @@ class Affine:
         lo, hi: smallest and largest code, float32; broadcast to the data.
         rounding: how ``x / scale`` becomes a whole number.
         recipe: where the zero point is added.
+        decoding: how codes become real values where not by ``scale`` and ``zero_point``.
     """
 
     scale: Float32
@@ -48,6 +57,7 @@ class Affine:
     hi: Float32
     rounding: Rounding = Rounding.ROUND
     recipe: Recipe = Recipe.OFFSET_FIRST
+    decoding: Decoding | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +67,13 @@ class Ranged:
     ``q = round((x - input_low) / (input_high - input_low) * (levels - 1))`` and
     ``y = q / (levels - 1) * (output_high - output_low) + output_low``, clamped outside the input
     range. The ranges are real values that broadcast to the data.
+
+    Attributes:
+        input_low, input_high: ends of the range that is divided.
+        output_low, output_high: values of the lowest and the highest level.
+        levels: how many there are.
+        decoding: how ``q`` becomes a real value where not by the output range, which then tells
+            its ends only.
     """
 
     input_low: Float32
@@ -64,6 +81,7 @@ class Ranged:
     output_low: Float32
     output_high: Float32
     levels: int
+    decoding: Decoding | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +108,34 @@ class Bipolar:
     scale: Float32
 
 
+@dataclass(frozen=True, eq=False)
+class Truncating:
+    """Drops low bits of codes: Trunc.
+
+    ``c = round_half_even(x / scale + zero_point)``, ``q = round(clamp(c / ratio))`` and
+    ``y = (q - out_zero_point) * out_scale``.
+
+    Attributes:
+        scale, zero_point: grid on which the data lies, up to noise; broadcast to the data.
+        ratio: a power of two, how many steps of the input grid make one code.
+        lo, hi: smallest and largest code; infinite where codes are not clamped.
+        rounding: how ``c / ratio`` becomes a whole number.
+        out_scale, out_zero_point: how codes become real values.
+    """
+
+    scale: Float32
+    zero_point: Float32
+    ratio: Float32
+    lo: Float32
+    hi: Float32
+    rounding: Rounding
+    out_scale: Float32
+    out_zero_point: Float32
+
+
 @dataclass(frozen=True)
 class Unnamed:
-    """A quantizer known by its operator's definition alone, such as Trunc."""
+    """A quantizer known by its operators' definitions alone: a FloatQuant of several formats."""
 
 
-Quantizer = Affine | Ranged | Floating | Bipolar | Unnamed
+Quantizer = Affine | Ranged | Floating | Bipolar | Truncating | Unnamed

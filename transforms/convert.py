@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import ClassVar
 
 from qgraph.dialects.dialect import DIALECTS, Dialect, Refusal, Site, sites
@@ -11,9 +12,16 @@ from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
 from qgraph.model import Model
+from qgraph.ops.fake_quantize import Arithmetic
 from qgraph.opset import ceiling
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
+from qgraph.transforms.plugin_arithmetic import (
+    PluginComparer,
+    PluginSite,
+    as_plugin,
+    plugin_spellings,
+)
 from qgraph.transforms.spelling import (
     Choice,
     check_level,
@@ -34,6 +42,11 @@ class ConvertDialect(Transform):
         None, help="highest opset that may be used; default: 21, or the model's own if higher"
     )
 
+    fake_quantize: Arithmetic = option(
+        Arithmetic.REFERENCE,
+        help="what a FakeQuantize means: its definition, or what OpenVINO's CPU plugin computes",
+    )
+
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def __post_init__(self) -> None:
@@ -42,7 +55,9 @@ class ConvertDialect(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Choose a spelling for each site, raise the opset once as far as needed, replace."""
         target = DIALECTS.find(self.to)
-        editor, comparer = Editor(model.ir), Comparer(model.ir)
+        editor = Editor(model.ir)
+        defined = self.fake_quantize is Arithmetic.REFERENCE
+        comparer = Comparer(model.ir) if defined else PluginComparer(model.ir, editor)
         choices, others = self._choose(model, target, editor, comparer)
         raise_opset(model, choices, report)
         if not all(choice.site.stands for choice in choices):
@@ -56,13 +71,20 @@ class ConvertDialect(Transform):
         limit = ceiling(model.ir, self.opset)
         offers: list[tuple[Site, Iterator[Draft]]] = []
         others: list[SiteReport] = []
-        for site in sites(model.ir):
+        for found in sites(model.ir):
+            if isinstance(found, Site) and found.dialect == target.name:
+                others.append(entry(found, Outcome.KEPT, None))
+                continue
+            site = found
+            if isinstance(found, Site) and self.fake_quantize is Arithmetic.PLUGIN:
+                site = as_plugin(found, editor)
             if isinstance(site, Refusal):
                 others.append(entry(site, Outcome.REFUSED, site.reason))
-            elif site.dialect == target.name:
-                others.append(entry(site, Outcome.KEPT, None))
             else:
-                offers.append((site, target.spellings(site, editor)))
+                drafts = target.spellings(site, editor)
+                if isinstance(site, PluginSite):
+                    drafts = chain(plugin_spellings(site, target.name, editor), drafts)
+                offers.append((site, drafts))
         choices = []
         for choice in choose(offers, self.exact, limit, comparer):
             if choice.draft is None and choice.site.dialect == "onnx":

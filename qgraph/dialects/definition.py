@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.dialects.dialect import Site
-from qgraph.edit import Draft, Editor, Operand, Tracer
+from qgraph.dialects.site import Site
+from qgraph.edit import HALF_TYPES, Draft, Editor, Operand, Tracer
+from qgraph.errors import OperatorError
 from qgraph.numerics.formats import FORMATS, IntFormat
-from qgraph.ops.operator import operator_of
+from qgraph.ops import parameters
+from qgraph.ops.operator import Operator, operator_of
 from qgraph.proof.cone import parameter_array
 from qgraph.quantizer import Floating
 
@@ -19,7 +21,10 @@ from qgraph.quantizer import Floating
 def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
     """Yield the quantizer in plain operators: first as defined, then for opsets without E8M0."""
     draft = editor.draft(site)
-    _trace(site, draft, _Values(draft))
+    try:
+        _trace(site, draft, _Values(draft))
+    except OperatorError:
+        return  # written for float32 only, which the data is not
     yield draft
     if isinstance(site.quantizer, Floating):
         low = editor.draft(site)
@@ -29,22 +34,40 @@ def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
 
 def _trace(site: Site, draft: Draft, op: Tracer) -> None:
     data: Operand = draft.x
-    if site.x.dtype not in (None, ir.DataType.FLOAT):
+    if site.x.dtype not in (None, ir.DataType.FLOAT, *HALF_TYPES):
         # Stored codes: definitions speak of their float32 values.
         data = draft.op.Cast(draft.x, to=ir.DataType.FLOAT)
     known: dict[ir.Value, Operand] = {site.x: data}
     for node in site.nodes:
         operator = operator_of(node)
-        if operator is None:
-            raise ValueError(f"{node.op_type} has no definition")
         operands: list[Any] = []
-        for value in operator.schema.values(node):
+        for value in node.inputs if operator is None else operator.schema.values(node):
             if value is None or value in known:
                 operands.append(None if value is None else known[value])
                 continue
             operands.append(parameter_array(node, value, site.shape))
-        known[node.outputs[0]] = operator.define(op, *operands, **operator.arguments(node))
+        if operator is None:
+            attributes = {name: found.value for name, found in node.attributes.items()}
+            known[node.outputs[0]] = getattr(op, node.op_type)(*operands, **attributes)
+            continue
+        is_half = site.x.dtype in HALF_TYPES
+        arguments = half_arguments(operator, node) if is_half else operator.arguments(node)
+        known[node.outputs[0]] = operator.define(op, *operands, **arguments)
     draft.giving(known[site.y])
+
+
+def half_arguments(operator: Operator, node: ir.Node) -> dict[str, Any]:
+    """Return the arguments of a definition for data of 16 bits.
+
+    What it then computes need not be what the operator does, which has more digits in between;
+    that is compared.
+    """
+    arguments = operator.schema.attributes_of(node)
+    if node.op_type == "QuantizeLinear":
+        zero_point = node.inputs[2] if len(node.inputs) > 2 else None
+        known = parameters.element_type(zero_point) or arguments["output_dtype"]
+        arguments["to"] = known or ir.DataType.UINT8
+    return arguments
 
 
 class _Values(Tracer):
@@ -52,6 +75,8 @@ class _Values(Tracer):
 
     def Cast(self, v: Operand, **attributes: Any) -> Operand:  # noqa: N802 - an ONNX operator
         """Leave whole numbers in float where a cast to an integer type is asked for."""
+        if v.dtype in HALF_TYPES and attributes["to"] == ir.DataType.FLOAT:
+            return v
         if isinstance(FORMATS.get(ir.DataType(attributes["to"]).name), IntFormat):
             return v
         return self._call("Cast", [v], attributes)

@@ -3,57 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.constants import constant
-from qgraph.edit import Draft, Editor, Region
+from qgraph.dialects.recognition import Recogniser
+from qgraph.dialects.site import Refusal, Site, shape_of, weight_of
+from qgraph.edit import Draft, Editor
 from qgraph.errors import OperatorError, where
-from qgraph.evaluate import evaluate
 from qgraph.folding import constant_expression
 from qgraph.ops.operator import operator_of
-from qgraph.quantizer import Quantizer
 from qgraph.registry import Registry
 from qgraph.schema import OpKey
 
-
-@dataclass(frozen=True, eq=False)
-class Site(Region):
-    """A quantizer in the graph.
-
-    Attributes:
-        root: the node that the reader started from; reports name it.
-        dialect: name of the dialect that spells it.
-        quantizer: what it means.
-        shape: of the data, None for a dimension that is not known; parameters broadcast to it.
-        weight: the values of ``x`` where they are known, else None.
-    """
-
-    root: ir.Node
-    dialect: str
-    quantizer: Quantizer
-    shape: tuple[int | None, ...]
-    weight: npt.NDArray[Any] | None = None
-
-    @cached_property
-    def values(self) -> npt.NDArray[Any] | None:
-        """What the quantizer makes of ``weight``, by the kernels of its operators."""
-        if self.weight is None:
-            return None
-        return evaluate(self.nodes, self.x, self.y, self.weight)
-
-
-@dataclass(frozen=True, eq=False)
-class Refusal:
-    """A node of a dialect that cannot be read as a quantizer, and why."""
-
-    root: ir.Node
-    reason: str
+__all__ = [
+    "DIALECTS",
+    "Dialect",
+    "Refusal",
+    "Site",
+    "data_of",
+    "dialect",
+    "parameter",
+    "shape_of",
+    "site_of",
+    "sites",
+    "try_out",
+    "weight_of",
+]
 
 
 class Dialect(Protocol):
@@ -91,18 +69,30 @@ def dialect(cls: type[Dialect]) -> type[Dialect]:
 
 
 def sites(model: ir.Model) -> Iterator[Site | Refusal]:
-    """Yield every quantizer of a model, in subgraphs and functions too, in topological order."""
+    """Yield every quantizer of a model, in subgraphs and functions too, in topological order.
+
+    One that several nodes spell is found as a whole; no node belongs to two that differ.
+    """
     readers = _readers()
     graphs = [model.graph, *(function.graph for function in model.functions.values())]
     for graph in graphs:
-        for node in list(ir.traversal.RecursiveGraphIterator(graph)):
-            found = _site_of(node, readers)
+        nodes = list(ir.traversal.RecursiveGraphIterator(graph))
+        recogniser = Recogniser(nodes)
+        for node in nodes:
+            if recogniser.is_taken(node):
+                continue
+            found = recogniser.around(node) or _site_of(node, readers)
+            if isinstance(found, Site):
+                recogniser.take(found)
             if found is not None:
                 yield found
 
 
 def site_of(node: ir.Node) -> Site | Refusal | None:
-    """Return the quantizer whose root is ``node``, by the first dialect that has it."""
+    """Return the quantizer that ``node`` is, alone or as the end of a pair.
+
+    The first dialect that reads it has it. Whether it is part of a larger one is not looked at.
+    """
     return _site_of(node, _readers())
 
 
@@ -137,6 +127,8 @@ def parameter(node: ir.Node, value: ir.Value | None, name: str) -> npt.NDArray[n
     """
     array = constant_expression(value)
     if array is None:
+        array = _decoded(value)
+    if array is None:
         label = value.name if value is not None else ""
         raise OperatorError(
             f"{where(node)}: {name} {label!r} is not a constant, so that the quantizer is only "
@@ -144,7 +136,19 @@ def parameter(node: ir.Node, value: ir.Value | None, name: str) -> npt.NDArray[n
         )
     if array.size == 0:
         raise OperatorError(f"{where(node)}: {name} has no element, expected at least one.")
-    return array.astype(np.float32)
+    return array.astype(np.float32, copy=False)
+
+
+def _decoded(value: ir.Value | None) -> npt.NDArray[Any] | None:
+    """Return a parameter that is stored as codes of its own: a DequantizeLinear of constants."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type != "DequantizeLinear":
+        return None
+    arrays = [constant_expression(operand) for operand in node.inputs]
+    operator = operator_of(node)
+    if operator is None or any(array is None for array in arrays):
+        return None
+    return operator.run(node, arrays)
 
 
 def try_out(node: ir.Node, x: ir.Value, *parameters: npt.NDArray[np.float32]) -> None:
@@ -168,12 +172,6 @@ def try_out(node: ir.Node, x: ir.Value, *parameters: npt.NDArray[np.float32]) ->
     operator.run(node, [np.zeros(sizes, np.float32), *parameters])
 
 
-def weight_of(x: ir.Value) -> npt.NDArray[Any] | None:
-    """Return the values of a quantizer's input where they are known."""
-    array = constant(x)
-    return array if array is not None else constant_expression(x)
-
-
 def data_of(draft: Draft, site: Site) -> ir.Value:
     """Return the float values that a quantizer of another dialect is put on.
 
@@ -182,10 +180,3 @@ def data_of(draft: Draft, site: Site) -> ir.Value:
     if site.x.dtype in (None, ir.DataType.FLOAT) or site.values is None:
         return draft.x
     return draft.constant(site.values, "weight")
-
-
-def shape_of(x: ir.Value, *parameters: npt.NDArray[Any]) -> tuple[int | None, ...]:
-    """Return the shape of the data; where its rank is unknown, that of the widest parameter."""
-    if x.shape is not None:
-        return tuple(size if isinstance(size, int) else None for size in x.shape)
-    return (None,) * max((parameter.ndim for parameter in parameters), default=0)

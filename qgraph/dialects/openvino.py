@@ -6,25 +6,22 @@ from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
-import numpy as np
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import (
     Refusal,
     Site,
-    data_of,
     dialect,
     parameter,
     shape_of,
     try_out,
     weight_of,
 )
+from qgraph.dialects.openvino_spellings import DOMAIN, MOST_LEVELS, REMOVED, spellings
 from qgraph.edit import Draft, Editor
 from qgraph.ops.operator import operator_of
-from qgraph.quantizer import Affine, Ranged
+from qgraph.quantizer import Affine, Floating, Ranged, Truncating
 from qgraph.schema import OpKey
-
-DOMAIN = "org.openvinotoolkit"
 
 
 @dialect
@@ -53,30 +50,28 @@ class OpenVino:
         return Site(x, node.outputs[0], (node,), node, self.name, quantizer, shape, weight_of(x))
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
-        """Yield FakeQuantize over the range of the codes: exact for few scales."""
-        meaning = site.quantizer
-        if not isinstance(meaning, Affine):
-            return
-        levels = int((meaning.hi - meaning.lo).max()) + 1
-        if not 2 <= levels <= 65536 or not (meaning.hi - meaning.lo == levels - 1).all():
-            return
-        with np.errstate(over="ignore"):
-            low = (meaning.lo - meaning.zero_point) * meaning.scale
-            high = (meaning.hi - meaning.zero_point) * meaning.scale
-        draft = editor.draft(site)
-        ends = [draft.constant(end, name) for end, name in ((low, "low"), (high, "high"))]
-        yield draft.giving(
-            draft.node(
-                "FakeQuantize",
-                [data_of(draft, site), *ends, *ends],
-                {"levels": levels},
-                domain=DOMAIN,
-            )
-        )
+        """Yield one FakeQuantize where its ranges can say it, then with float operators around."""
+        yield from spellings(site, editor)
 
     def reason(self, site: Site) -> str:
         """Say what FakeQuantize lacks."""
-        return (
-            "FakeQuantize rounds (x - low) / (high - low) * (levels - 1), which is another float "
-            "function; --to onnx spells it exactly"
-        )
+        match site.quantizer:
+            case Floating():
+                return (
+                    "FakeQuantize has evenly spaced levels, which those of a minifloat are not; "
+                    "--to qdq and --to qonnx have them"
+                    if site.weight is None
+                    else "its values lie on an even grid of more than the "
+                    f"{REMOVED} levels that are stored; --to qdq and --to qonnx store them"
+                )
+            case Truncating():
+                return (
+                    "this Trunc does not clamp its codes, so that their number has no end, and a "
+                    "FakeQuantize has a range; --to qonnx and --to onnx need none"
+                )
+            case Affine():
+                return (
+                    f"it has more codes than the {MOST_LEVELS} levels that FakeQuantize has in "
+                    "float32; --to qonnx and --to onnx have them"
+                )
+        return "its parameters would enlarge the data, which those of FakeQuantize may not"

@@ -18,7 +18,7 @@ from qgraph.errors import OperatorError, where
 from qgraph.numerics import blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
 from qgraph.ops.operator import operator_of
-from qgraph.quantizer import Affine, Floating, Quantizer, Recipe
+from qgraph.quantizer import Affine, Decoding, Floating, Quantizer, Recipe
 from qgraph.schema import OpKey
 
 DOMAINS = ("", "com.microsoft")
@@ -89,24 +89,27 @@ def _meaning(nodes: tuple[ir.Node, ...], x: ir.Value) -> tuple[Quantizer, tuple[
     decode = nodes[-1]
     scale, zero_point, storage = _parameters(decode, x)
     shape = shape_of(x, scale)
+    decoding = None
     if nodes[0].op_type == "QuantizeLinear" and len(nodes) > 1:
-        first = _parameters(nodes[0], x)
-        same = all(
-            np.array_equal(a, b) for a, b in zip(first[:2], (scale, zero_point), strict=True)
-        )
-        if not same:
-            raise OperatorError(
-                f"{where(decode)}: its scale or zero point differs from that of "
-                f"{nodes[0].name!r}, so that the pair is not one quantizer"
-            )
-        storage = first[2]
+        decoding = Decoding(scale, zero_point)
+        scale, zero_point, storage = _parameters(nodes[0], x)
+        parameters = zip((scale, zero_point), vars(decoding).values(), strict=True)
+        if all(np.array_equal(one, other) for one, other in parameters):
+            decoding = None
     kind = FORMATS[storage]
+    if decoding is not None and not isinstance(kind, IntFormat):
+        raise OperatorError(
+            f"{where(decode)}: its scale differs from that of {nodes[0].name!r}, so that the pair "
+            "is not one quantizer to a minifloat. Give both the same scale, or leave them out."
+        )
     if not isinstance(kind, IntFormat):
         if not isinstance(kind, Minifloat):
             raise OperatorError(f"{where(decode)}: codes of type {storage} are not a number format")
-        return Floating(scale, kind), shape
+        saturates = nodes[0].attributes.get_int("saturate", 1) != 0
+        return Floating(scale, kind, saturating=saturates), shape
     lo, hi = _clip_bounds(nodes, kind)
-    return Affine(scale, zero_point, lo, hi, recipe=Recipe.ROUND_FIRST), shape
+    meaning = Affine(scale, zero_point, lo, hi, recipe=Recipe.ROUND_FIRST, decoding=decoding)
+    return meaning, shape
 
 
 def _parameters(
@@ -121,12 +124,7 @@ def _parameters(
     scale = parameter(node, scale_value, "scale")
     zero = np.zeros_like(scale) if zero_value is None else parameter(node, zero_value, "zero point")
     if scale.size > 1 or attributes["block_size"]:
-        if x.shape is None or any(not isinstance(size, int) for size in _along(x, attributes)):
-            raise OperatorError(
-                f"{where(node)}: the shape of {x.name!r} is not known, so that axis "
-                f"{attributes['axis']} cannot be placed. Run shape inference first."
-            )
-        sizes = [size if isinstance(size, int) else 1 for size in x.shape]
+        sizes = _sizes(node, x, scale, attributes)
         scale = blocks.align(scale, sizes, attributes["axis"], attributes["block_size"])
         zero = blocks.align(zero, sizes, attributes["axis"], attributes["block_size"])
     else:
@@ -134,11 +132,24 @@ def _parameters(
     return scale, zero, _code_type(node, attributes, zero_value)
 
 
-def _along(x: ir.Value, attributes: dict[str, Any]) -> list[object]:
-    if x.shape is None:
-        return [None]
-    sizes = [size if isinstance(size, int) else None for size in x.shape]
-    return list(sizes) if attributes["block_size"] else [sizes[attributes["axis"]]]
+def _sizes(
+    node: ir.Node, x: ir.Value, scale: npt.NDArray[np.float32], attributes: dict[str, Any]
+) -> list[int]:
+    """Return sizes to which a scale is aligned: those of the data, as far as they matter."""
+    axis, is_blocked = attributes["axis"], bool(attributes["block_size"])
+    if x.shape is None and axis < 0 and not is_blocked:
+        return [scale.size, *[1] * (-axis - 1)]
+    shape = () if x.shape is None else tuple(x.shape)
+    sizes = [size if isinstance(size, int) else None for size in shape]
+    if sizes and not is_blocked and -len(sizes) <= axis < len(sizes):
+        sizes[axis] = sizes[axis] or scale.size
+        return [size or 1 for size in sizes]
+    if not sizes or None in sizes:
+        raise OperatorError(
+            f"{where(node)}: the shape of {x.name!r} is not known, so that axis {axis} cannot be "
+            "placed. Run shape inference first."
+        )
+    return [size or 1 for size in sizes]
 
 
 def _code_type(node: ir.Node, attributes: dict[str, Any], zero_point: ir.Value | None) -> str:

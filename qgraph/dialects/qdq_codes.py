@@ -1,141 +1,406 @@
 """Constants stored as codes: DequantizeLinear over a packed initializer.
 
 The codes follow from the values that the quantizer gives, so that no rounding rule is repeated
-here; whether decoding gives the same values back is compared afterwards, element by element.
+here; whether decoding gives the same values back is compared afterwards, element by element. Big
+weights in files are not read: their codes are computed, and compared, when the model is saved.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
-from qgraph.dialects.dialect import Site
-from qgraph.dialects.granularity import layout_of
-from qgraph.dialects.qdq_pairs import ONE, SCALAR, ZERO, dequantize, holding, holds
+from qgraph.deferred import DeferredTensor
+from qgraph.dialects.code_layout import CodeLayout, Placed, laid_out
+from qgraph.dialects.qdq_pairs import ONE, SCALAR, ZERO, holds
+from qgraph.dialects.scale_forms import Form, Scales, dequantized
+from qgraph.dialects.site import Site
 from qgraph.edit import Draft, Editor, Operand
-from qgraph.numerics.formats import find_minifloat, numpy_dtype
-from qgraph.numerics.minifloat import encode
+from qgraph.evaluate import evaluate
+from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.lazy_codes import LEAST_BYTES, CodesJob, Coding, Plan, step_at_top, tally_of
+from qgraph.ledger import Ledger, Tally
+from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat, find_minifloat, numpy_dtype
+from qgraph.numerics.rounding import Rounding
+from qgraph.piecewise import Program
 from qgraph.quantizer import Affine, Bipolar, Floating, Ranged
+from qgraph.report import operator_name
+from qgraph.streaming import FileRange
+from qgraph.tensors import stored_bytes
 
 Float32 = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
 
 SIGNED = ("INT2", "INT4", "INT8", "INT16", "INT32")
-_SURE = 2.0**20
-"""Whole numbers below it come out of a float32 division right: the error is far below a half."""
-
 UNSIGNED = ("UINT2", "UINT4", "UINT8", "UINT16", "INT32")
 
+_FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
 
-def packed(site: Site, editor: Editor) -> Iterator[Draft]:
-    """Yield spellings of a quantizer on a constant as stored codes, smallest type first."""
-    values = site.values
-    if values is None or not values.size or not np.isfinite(values).all():
+_MOST_LEVELS = 1 << 22
+"""Levels of all channels together, up to which every one is tried out beforehand."""
+
+
+def packed(site: Site, editor: Editor, scales: Scales = Scales.FLOAT) -> Iterator[Draft]:
+    """Yield spellings of a quantizer on a constant as stored codes, smallest type first.
+
+    Args:
+        site: the quantizer.
+        editor: makes the drafts.
+        scales: types that scales may be stored in.
+    """
+    weight = site.weight
+    if weight is None or not weight.size:
         return
-    match site.quantizer:
-        case Affine(scale, zero_point):
-            yield from _affine(site, editor, values, scale, zero_point)
-        case Bipolar(scale):
-            yield from _affine(site, editor, values, scale, np.zeros_like(scale))
-        case Floating() as meaning:
-            yield from _floating(site, editor, values, meaning)
-        case Ranged() as meaning:
-            yield from _ranged(site, editor, values, meaning)
-
-
-def _affine(
-    site: Site, editor: Editor, values: Float32, scale: Float32, zero_point: Float32
-) -> Iterator[Draft]:
-    codes = _codes(values, scale, zero_point)
-    if codes is None:
+    layout = laid_out(site)
+    if layout is None:
         return
-    yield from _stored(site, editor, codes, scale, zero_point)
-    if zero_point.any() and _is_whole(zero_point):
-        # Counted from the zero point instead, so that none is left.
-        yield from _stored(site, editor, codes - zero_point, scale, np.zeros_like(zero_point))
+    drafts = _Packer(site, editor, layout, scales, later=True).drafts() if is_big(site) else ()
+    first = next(iter(drafts), None)
+    if first is not None:
+        yield first
+        yield from drafts
+    elif site.values is not None and np.isfinite(site.values).all():
+        yield from _Packer(site, editor, layout, scales, later=False).drafts()
 
 
-def _stored(
-    site: Site, editor: Editor, codes: Array, scale: Float32, zero_point: Float32
-) -> Iterator[Draft]:
-    """Yield ``(codes - zero_point) * scale``: as one DequantizeLinear wherever it can say that."""
-    lo, hi = float(codes.min()), float(codes.max())
-    layout = layout_of(codes.shape, scale, zero_point) if _is_whole(zero_point) else None
-    for kind in SIGNED if min(lo, zero_point.min()) < 0 else UNSIGNED:
-        if holding(lo, hi, (kind,)) is None or not (layout is None or holds(kind, zero_point)):
-            continue
-        draft = editor.draft(site)
-        stored = draft.constant(codes.astype(np.int32).astype(numpy_dtype(kind)), "codes")
-        if layout is not None:
-            yield draft.giving(dequantize(draft, stored, scale, zero_point, kind, layout))
-            continue
-        whole: Operand = dequantize(draft, stored, ONE, ZERO, kind, SCALAR)
-        whole = draft.op.Sub(whole, zero_point) if zero_point.any() else whole
-        yield draft.giving(draft.node("Mul", [whole, draft.constant(scale, "scale")]))
+def is_big(site: Site) -> bool:
+    """Return whether the constant stays in its file until the model is saved."""
+    weight, meaning = site.weight, site.quantizer
+    if isinstance(meaning, Ranged) and not (meaning.input_low < meaning.input_high).all():
+        # Reversed and empty ranges have no order of levels to rely on.
+        return False
+    return (
+        weight is not None
+        and isinstance(weight.stored, FileRange)
+        and weight.nbytes >= LEAST_BYTES
+        and weight.kind in _FLOATS
+    )
 
 
-def _floating(site: Site, editor: Editor, values: Float32, meaning: Floating) -> Iterator[Draft]:
-    grid, scale = meaning.format, meaning.scale
-    found = find_minifloat(grid.exponent_bits, grid.mantissa_bits, grid.bias)
-    layout = layout_of(values.shape, scale)
+@dataclass(frozen=True)
+class _LevelForm:
+    """FakeQuantize's own float operations from code to value."""
+
+    low: Float32
+    high: Float32
+    top: float
+    splits_top: bool
+
+    def __call__(self, draft: Draft, codes: ir.Value) -> Operand:
+        kind = ir.DataType.INT8 if codes.dtype is None else codes.dtype
+        (form,) = dequantized(SCALAR, ONE, ZERO, kind.name, ir.DataType.FLOAT, Scales.FLOAT)
+        whole, top = form(draft, codes), np.float32(self.top)
+        y: Operand = draft.op.Mul(draft.op.Div(whole, top), self.high - self.low)
+        y = draft.op.Add(y, self.low) if self.low.any() else y
+        if self.splits_top:
+            y = draft.op.Where(draft.op.Greater(whole, top), self.high, y)
+        return y
+
+
+@dataclass
+class _Packer:
+    """Drafts the spellings of one site.
+
+    Attributes:
+        site: the quantizer.
+        editor: makes the drafts.
+        layout: how its parameters lie along the codes.
+        scales: types that scales may be stored in.
+        later: whether codes are computed when the model is saved, in the smallest type that has
+            all codes of the quantizer; else now, in the smallest that has those that occur.
+    """
+
+    site: Site
+    editor: Editor
+    layout: CodeLayout
+    scales: Scales
+    later: bool
+
+    def drafts(self) -> Iterator[Draft]:
+        """Yield all spellings."""
+        match self.site.quantizer:
+            case Affine(decoding=None) as meaning:
+                margin = 0.5 if meaning.rounding is Rounding.ROUND else 1.0
+                ends = float(meaning.lo.min()), float(meaning.hi.max())
+                yield from self._affine(meaning.scale, meaning.zero_point, ends, margin)
+            case Bipolar(scale):
+                yield from self._affine(scale, np.zeros_like(scale), (-1.0, 1.0), 0.5)
+            case Floating() as meaning:
+                yield from self._floating(meaning)
+            case Ranged(decoding=None) as meaning:
+                yield from self._ranged(meaning)
+
+    def _affine(
+        self, scale: Float32, zero_point: Float32, ends: tuple[float, float], margin: float
+    ) -> Iterator[Draft]:
+        placed = self.layout.place(self._rounded(scale), self._rounded(zero_point))
+        scale, zero_point = placed.arrays
+        coding = Coding("INT32", placed.parameter(scale), *ends, margin=margin)
+        if zero_point.any():
+            offset = placed.parameter(zero_point)
+            shifted = replace(coding, zero_point=offset)
+            yield from self._stored(placed, shifted, scale, zero_point)
+            if not _is_whole(zero_point):
+                return
+            # Counted from the zero point instead, so that none is left.
+            lo, hi = ends[0] - float(zero_point.max()), ends[1] - float(zero_point.min())
+            coding = replace(coding, lo=lo, hi=hi)
+        yield from self._stored(placed, coding, scale, np.zeros_like(zero_point))
+
+    def _floating(self, meaning: Floating) -> Iterator[Draft]:
+        grid = meaning.format
+        placed = self.layout.place(meaning.scale)
+        (scale,) = placed.arrays
+        found = find_minifloat(grid.exponent_bits, grid.mantissa_bits, grid.bias)
+        layout = placed.layout()
+        if found is not None and layout is not None and grid.max_value <= found.max_value:
+            margin = 0.5 * step_at_top(found.name, grid.max_value)
+            place = placed.parameter(scale)
+            coding = Coding(found.name, place, -grid.max_value, grid.max_value, margin=margin)
+            none, dtype = np.zeros_like(scale), self._dtype
+            for form in dequantized(layout, scale, none, found.name, dtype, self.scales):
+                yield from self._draft(coding, form, keeps_zeros=found.has_negative_zero)
+        # Every value is a multiple of the smallest subnormal, so narrow formats are integers too.
+        unit = np.float32(2.0 ** (1 - grid.bias - grid.mantissa_bits))
+        top = float(np.float32(grid.max_value) / unit)
+        zero = np.zeros((), np.float32)
+        yield from self._affine(meaning.scale * unit, zero, (-top, top), 0.5)
+
+    def _ranged(self, meaning: Ranged) -> Iterator[Draft]:
+        ends = meaning.input_high, meaning.output_low, meaning.output_high
+        placed = self.layout.place(*ends)
+        high_in, low, high = placed.arrays
+        low, scale, zero_point = _steps(low, high, meaning.levels)
+        if not np.isfinite(zero_point).all():
+            return
+        top = float(meaning.levels - 1)
+        coding = Coding("INT32", placed.parameter(scale), 0.0, top)
+        from_low = replace(coding, low=placed.parameter(low))
+        levels = _levels(self.site, meaning) if self.later else None
+        if not self.later or (levels is not None and _decodes(levels, meaning)):
+            yield from self._stored(placed, from_low, scale, zero_point)
+            lo, hi = -float(zero_point.max()), top - float(zero_point.min())
+            plain = replace(coding, lo=lo, hi=hi)
+            yield from self._stored(placed, plain, scale, np.zeros_like(scale))
+        # In half of all ranges span + low is not high: then weights above the range need a code
+        # more.
+        above = replace(from_low, hi=top + 1, above=placed.parameter(high_in))
+        splits = levels is None or bool((levels[-1] != levels[-2]).any())
+        for chosen in (above,) if self.later and splits else (from_low, above):
+            low, high = placed.spread(low), placed.spread(high)
+            form = _LevelForm(low, high, top, chosen is above)
+            for kind in UNSIGNED:
+                if self._range(chosen)[1] <= FORMATS[kind].hi:
+                    yield from self._draft(replace(chosen, kind=kind), form)
+                    break
+
+    def _stored(
+        self, placed: Placed, coding: Coding, scale: Float32, zero_point: Float32
+    ) -> Iterator[Draft]:
+        """Yield ``(codes - zero_point) * scale``: one DequantizeLinear if it can say that."""
+        layout = placed.layout(scale, zero_point) if _is_whole(zero_point) else None
+        lo, hi = self._range(coding)
+        for kind in SIGNED if min(lo, float(zero_point.min())) < 0 else UNSIGNED:
+            if not FORMATS[kind].lo <= lo <= hi <= FORMATS[kind].hi:
+                continue
+            if layout is None:
+                spread = placed.spread(scale), placed.spread(zero_point)
+                yield from self._draft(replace(coding, kind=kind), self._product(*spread, kind))
+            elif holds(kind, zero_point):
+                for form in dequantized(layout, scale, zero_point, kind, self._dtype, self.scales):
+                    yield from self._draft(replace(coding, kind=kind), form)
+
+    def _product(self, scale: Float32, zero_point: Float32, kind: str) -> Form:
+        """Return the same in three operators, for parameters that lie in no way known to one."""
+        dtype = numpy_dtype(self._dtype.name)
+        factor, offset = scale.astype(dtype), zero_point.astype(dtype)
+
+        def form(draft: Draft, codes: ir.Value) -> Operand:
+            (whole,) = dequantized(SCALAR, ONE, ZERO, kind, self._dtype, Scales.FLOAT)
+            steps = whole(draft, codes)
+            steps = draft.op.Sub(steps, offset) if offset.any() else steps
+            return draft.node("Mul", [steps, draft.constant(factor, "scale")])
+
+        return form
+
+    def _draft(self, coding: Coding, form: Form, *, keeps_zeros: bool = False) -> Iterator[Draft]:
+        """Yield the draft in which ``form`` decodes the codes of ``coding``."""
+        draft = self.editor.draft(self.site)
+        if self.later:
+            yield from self._later(draft, coding, form, keeps_zeros)
+            return
+        codes = self._now(coding)
+        dtype = numpy_dtype(coding.kind)
+        narrow = codes.astype(dtype) if codes.dtype.kind in "iu" and _is_integer(coding) else codes
+        draft.giving(form(draft, draft.constant(narrow.view(dtype), "codes")))
+        draft.ledger = self._ledger(draft, coding)
+        draft.ledger.count = partial(self._count, draft, coding, codes)
+        yield draft
+
+    def _later(
+        self, draft: Draft, coding: Coding, form: Form, keeps_zeros: bool
+    ) -> Iterator[Draft]:
+        weight, shape = self.site.weight, self.layout.shape
+        if weight is None:
+            return
+        job = CodesJob()
+        tensor = DeferredTensor(job, 0, ir.DataType[coding.kind], shape)
+        value = draft.stored(tensor, "codes")
+        draft.giving(form(draft, value))
+        quantize = Program.of(self.site.nodes, self.site.x, self.site.y, weight.shape)
+        dequantize = Program.of(draft.nodes, value, draft.y, shape)
+        if quantize is None or dequantize is None:
+            return
+        root = self.site.root
+        label = f"{operator_name(root)} {root.name or self.site.y.name!r}"
+        job.plan = Plan(label, weight, quantize, coding, dequantize, shape, keeps_zeros)
+        shared = self.editor.deferred.setdefault(job.plan.key, tensor)
+        draft.tensors[value] = value.const_value = shared
+        draft.promise = Verdict(
+            Exactness.BITS if keeps_zeros else Exactness.VALUES, Method.CONGRUENCE
+        )
+        draft.ledger = self._ledger(draft, coding)
+        if isinstance(shared.job, CodesJob):
+            shared.job.ledgers.append(draft.ledger)
+        yield draft
+
+    def _range(self, coding: Coding) -> tuple[float, float]:
+        """Return the smallest and the largest code: of those that may occur, or that do."""
+        if self.later:
+            return coding.lo, coding.hi
+        codes = self._now(coding)
+        return float(codes.min()), float(codes.max())
+
+    def _now(self, coding: Coding) -> Array:
+        values, data = self._values
+        with np.errstate(all="ignore"):
+            box = self.layout.box
+            return coding.codes(values, data, coding.scale.at(*box), box)
+
+    @cached_property
+    def _values(self) -> tuple[Array, Array]:
+        """What the quantizer gives, and its data, in the shape of the codes."""
+        weight = self.site.weight
+        if weight is None:
+            raise ValueError("the quantizer is not on a constant")
+        shape = self.layout.shape
+        return np.asarray(self.site.values).reshape(shape), weight.array().reshape(shape)
+
+    def _count(self, draft: Draft, coding: Coding, codes: Array) -> Tally:
+        values, data = self._values
+        decoded = evaluate(draft.nodes, draft.x, draft.y, data)
+        return tally_of(coding, codes, values, decoded, data, self.layout.box)
+
+    def _ledger(self, draft: Draft, coding: Coding) -> Ledger:
+        weight = self.site.weight
+        used = {value: None for node in draft.nodes for value in node.inputs if value is not None}
+        scales = [value for value in used if (value.name or "") == "scale"]
+        steps = coding.scale.array
+        return Ledger(
+            tensor=_name_of(self.site.x),
+            type=coding.kind,
+            scale_type=next((v.dtype.name for v in scales if v.dtype is not None), "FLOAT"),
+            bytes_before=0 if weight is None else weight.nbytes,
+            bytes_after=sum(
+                stored_bytes(value.const_value) for value in used if value.const_value is not None
+            ),
+            codes_available=self._available(coding),
+            scale_low=float(steps.min()),
+            scale_high=float(steps.max()),
+        )
+
+    def _available(self, coding: Coding) -> int:
+        match self.site.quantizer:
+            case Affine(lo=lo, hi=hi):
+                return int((hi - lo).max()) + 1
+            case Ranged(levels=levels):
+                return levels
+            case Bipolar():
+                return 2
+            case Floating(format=grid):
+                return _numbers_of(grid)
+        return 1 << coding.bits
+
+    def _rounded(self, parameter: Float32) -> Float32:
+        """Return a parameter as it is in the type of the data, in which operators compute."""
+        weight = self.site.weight
+        kind = "FLOAT" if weight is None or weight.kind not in _FLOATS else weight.kind
+        narrow = parameter.astype(numpy_dtype(kind), copy=False)
+        return narrow.astype(np.float32, copy=False)
+
+    @property
+    def _dtype(self) -> ir.DataType:
+        """Type of what is decoded."""
+        dtype = self.site.y.dtype or self.site.x.dtype
+        return dtype if dtype is not None and dtype.name in _FLOATS else ir.DataType.FLOAT
+
+
+def _levels(site: Site, meaning: Ranged) -> Float32 | None:
+    """Return every value that FakeQuantize gives, ``[levels + 2, *shape of the ranges]``.
+
+    None if there are too many. The first is what lies below the range gives, the last what lies
+    above.
+    """
+    ends = meaning.input_low, meaning.input_high, meaning.output_low, meaning.output_high
+    joint = np.broadcast_shapes(*(end.shape for end in ends))
+    if meaning.levels * max(int(np.prod(joint)), 1) > _MOST_LEVELS:
+        return None
+    places = np.arange(meaning.levels).reshape(-1, *(1,) * len(joint)) / (meaning.levels - 1)
     with np.errstate(all="ignore"):
-        units = values / scale
-    if found is not None and layout is not None:
-        draft = editor.draft(site)
-        codes = draft.constant(encode(units, found.name), "codes")
-        none = np.zeros_like(scale)
-        yield draft.giving(dequantize(draft, codes, scale, none, found.name, layout))
-    # Every value is a multiple of the smallest subnormal, so narrow formats are integers too.
-    unit = np.float32(2.0 ** (1 - grid.bias - grid.mantissa_bits))
-    yield from _affine(site, editor, values, scale * unit, np.zeros_like(scale))
+        inside = meaning.input_low + places * (meaning.input_high - meaning.input_low)
+        inside = np.broadcast_to(inside, (meaning.levels, *joint))
+        beyond = np.full((1, *joint), np.inf)
+        data = np.concatenate([-beyond, inside, beyond]).astype(np.float32)
+    found: Float32 = evaluate(site.nodes, site.x, site.y, data)
+    return found
 
 
-def _ranged(site: Site, editor: Editor, values: Float32, meaning: Ranged) -> Iterator[Draft]:
-    top = np.float32(meaning.levels - 1)
-    low, span = meaning.output_low, meaning.output_high - meaning.output_low
+def _decodes(levels: Float32, meaning: Ranged) -> bool:
+    """Return whether ``(code - zero_point) * scale`` gives all ``levels`` back."""
+    low, scale, zero_point = _steps(meaning.output_low, meaning.output_high, meaning.levels)
     with np.errstate(all="ignore"):
-        scale: Float32 = (np.where(span == 0, np.float32(1), span) / top).astype(np.float32)
-        zero_point: Float32 = np.rint(-low / scale)
-        codes = np.rint((values.astype(np.float64) - low) / scale)
-    if not np.isfinite(codes).all() or not np.isfinite(zero_point).all():
-        return
-    yield from _stored(site, editor, codes, scale, zero_point)
-    yield from _stored(site, editor, codes - zero_point, scale, np.zeros_like(zero_point))
-    # In half of all ranges span + low is not high: then weights above the range need a code more.
-    beyond = np.asarray(site.weight) > meaning.input_high
-    above = np.where(beyond, top + np.float32(1), codes)
-    for stored in (codes, above):
-        for kind in UNSIGNED:
-            if holding(0.0, float(stored.max()), (kind,)) is not None:
-                yield _levels(site, editor, meaning, stored, kind)
+        codes = np.rint((levels - low) / scale)
+        return bool((((codes - zero_point) * scale) == levels).all())
 
 
-def _levels(site: Site, editor: Editor, meaning: Ranged, codes: Array, kind: str) -> Draft:
-    """Draft stored codes, then FakeQuantize's own float operations from code to value."""
-    top = np.float32(meaning.levels - 1)
-    draft = editor.draft(site)
-    stored = draft.constant(codes.astype(np.int32).astype(numpy_dtype(kind)), "codes")
-    whole = dequantize(draft, stored, ONE, ZERO, kind, SCALAR)
-    y: Any = draft.op.Mul(draft.op.Div(whole, top), meaning.output_high - meaning.output_low)
-    y = draft.op.Add(y, meaning.output_low) if meaning.output_low.any() else y
-    if codes.max() > top:
-        y = draft.op.Where(draft.op.Greater(whole, top), meaning.output_high, y)
-    return draft.giving(y)
-
-
-def _codes(values: Float32, scale: Float32, zero_point: Float32) -> Array | None:
-    """Return ``values / scale + zero_point`` as whole numbers, or None where that is no number."""
+def _steps(low: Float32, high: Float32, levels: int) -> tuple[Float32, Float32, Float32]:
+    """Return low end, step and zero point of evenly spaced levels."""
+    span = high - low
     with np.errstate(all="ignore"):
-        steps: Array = values / scale
-        if np.abs(steps).max() >= _SURE:
-            steps = values.astype(np.float64) / scale
-        np.copyto(steps, 0, where=values == 0)
-        codes: Array = np.rint(steps + zero_point)
-        return codes if np.abs(codes).max() < 2**31 else None
+        step = np.where(span == 0, np.float32(1), span) / np.float32(levels - 1)
+        scale = step.astype(np.float32)
+        return low, scale, np.rint(-low / scale)
+
+
+def _numbers_of(grid: Minifloat) -> int:
+    """Return how many different finite codes a minifloat has."""
+    step = 2.0 ** (math.floor(math.log2(grid.max_value)) - grid.mantissa_bits)
+    binade = 2.0 ** math.floor(math.log2(grid.max_value))
+    binades = int(math.log2(binade)) - (1 - grid.bias) + 1
+    positive = (binades << grid.mantissa_bits) + int((grid.max_value - binade) / step)
+    return 2 * positive + (2 if grid.has_negative_zero else 1)
+
+
+def _name_of(value: ir.Value) -> str:
+    """Return the name of the constant that is seen through operators that only move elements."""
+    while (node := value.producer()) is not None and node.op_type != "Constant":
+        source = node.inputs[0] if node.inputs else None
+        if source is None:
+            break
+        value = source
+    return value.name or ""
 
 
 def _is_whole(zero_point: Float32) -> bool:
     return bool((zero_point == np.rint(zero_point)).all())
+
+
+def _is_integer(coding: Coding) -> bool:
+    return isinstance(FORMATS[coding.kind], IntFormat)

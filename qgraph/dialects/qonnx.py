@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +12,20 @@ import onnx_ir as ir
 from qgraph.dialects.dialect import (
     Refusal,
     Site,
-    data_of,
     dialect,
     parameter,
     shape_of,
     try_out,
     weight_of,
 )
-from qgraph.edit import Draft, Editor, Operand
+from qgraph.dialects.qonnx_spellings import DOMAIN, spellings
+from qgraph.dialects.truncation import truncating
+from qgraph.edit import Draft, Editor
 from qgraph.numerics.formats import Minifloat
-from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import Operator, operator_of
-from qgraph.quantizer import Affine, Bipolar, Floating, Quantizer, Ranged, Recipe, Unnamed
+from qgraph.quantizer import Affine, Bipolar, Floating, Quantizer, Recipe, Unnamed
 from qgraph.schema import OpKey
 
-DOMAIN = "qonnx.custom_op.general"
 DOMAINS = (DOMAIN, "onnx.brevitas", "finn.custom_op.general", "finn")
 NAMES = ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc")
 Float32 = npt.NDArray[np.float32]
@@ -57,25 +56,16 @@ class Qonnx:
         return Site(x, node.outputs[0], (node,), node, self.name, quantizer, shape, weight_of(x))
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
-        """Yield the node that the parameters suggest, then the one without a zero point."""
-        match site.quantizer:
-            case Affine() as meaning:
-                yield from _affine(site, editor, meaning)
-            case Ranged() as meaning:
-                yield from _ranged(site, editor, meaning)
-            case Bipolar(scale):
-                draft = editor.draft(site)
-                yield draft.giving(
-                    draft.node("BipolarQuant", [data_of(draft, site), scale], domain=DOMAIN)
-                )
-            case Floating() as meaning:
-                yield _floating(site, editor, meaning)
+        """Yield one node where its parameters can say it, then nodes with float operators."""
+        yield from spellings(site, editor)
 
     def reason(self, site: Site) -> str:
         """Say what the dialect lacks."""
+        if isinstance(site.quantizer, Affine):
+            return "its codes have no bounds, which those of a Quant have; --to onnx needs none"
         return (
-            "Quant adds its zero point before it rounds, and no parameters make that the same "
-            "float function; --to onnx spells it exactly"
+            "it is known by the definition of its operators only, not by parameters that QONNX "
+            "has; --to onnx spells it exactly"
         )
 
 
@@ -103,8 +93,9 @@ def _read_floating(operator: Operator, node: ir.Node, given: list[Float32]) -> Q
 
 
 def _read_trunc(operator: Operator, node: ir.Node, given: list[Float32]) -> Quantizer:
-    operator.schema.attributes_of(node)
-    return Unnamed()
+    attributes = operator.schema.attributes_of(node)
+    rounding = attributes["rounding_mode"]
+    return truncating(given, rounding, signed=attributes["signed"], narrow=attributes["narrow"])
 
 
 _READERS: dict[str, Callable[[Operator, ir.Node, list[Float32]], Quantizer]] = {
@@ -124,102 +115,3 @@ def _code_range(bits: Float32, *, signed: bool, narrow: bool) -> tuple[Float32, 
         return np.where(single, np.float32(-1), lo), np.where(single, np.float32(1), hi)
     top = np.float32(2) ** bits - np.float32(2 if narrow else 1)
     return np.zeros_like(top), top
-
-
-def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
-    lo, hi = float(meaning.lo.min()), float(meaning.hi.max())
-    if meaning.recipe is Recipe.OFFSET_FIRST or not meaning.zero_point.any():
-        form = _integer_form(lo, hi)
-        if form is not None:
-            yield _quant(site, editor, meaning.scale, meaning.zero_point, form, meaning.rounding)
-    if meaning.rounding is Rounding.ROUND:
-        yield _without_zero_point(site, editor, meaning)
-
-
-def _without_zero_point(site: Site, editor: Editor, meaning: Affine) -> Draft:
-    """Draft a clamp of the data and a Quant wide enough not to clamp, codes counted from zero."""
-    steps = [end - meaning.zero_point for end in (meaning.lo, meaning.hi)]
-    with np.errstate(over="ignore"):
-        ends = [step * meaning.scale for step in steps]
-    bits = max(int(np.abs(step).max()) for step in steps).bit_length() + 1
-    draft = editor.draft(site)
-    lower = draft.op.Max(data_of(draft, site), np.minimum(*ends))
-    inside = draft.op.Min(lower, np.maximum(*ends))
-    form = (bits, True, False)
-    return draft.giving(_node(draft, inside, meaning.scale, np.float32(0), form, meaning.rounding))
-
-
-def _ranged(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
-    with np.errstate(all="ignore"):
-        scale = (meaning.output_high - meaning.output_low) / np.float32(meaning.levels - 1)
-        zero_point = np.rint(-meaning.output_low / scale)
-    form = _integer_form(0.0, meaning.levels - 1.0)
-    if form is not None and np.isfinite(zero_point).all() and (scale != 0).all():
-        yield _quant(site, editor, scale, zero_point, form, Rounding.ROUND)
-
-
-def _integer_form(lo: float, hi: float) -> tuple[int, bool, bool] | None:
-    """Return (bits, signed, narrow) of exactly the codes lo..hi, or None."""
-    for signed in (False, True):
-        for narrow in (False, True):
-            for bits in range(1 + signed, 25):
-                bounds = _code_range(np.asarray(bits, np.float32), signed=signed, narrow=narrow)
-                if (float(bounds[0]), float(bounds[1])) == (lo, hi):
-                    return bits, signed, narrow
-    return None
-
-
-def _quant(
-    site: Site,
-    editor: Editor,
-    scale: Float32,
-    zero_point: Float32,
-    form: tuple[int, bool, bool],
-    rounding: Rounding,
-) -> Draft:
-    draft = editor.draft(site)
-    return draft.giving(_node(draft, data_of(draft, site), scale, zero_point, form, rounding))
-
-
-def _node(
-    draft: Draft,
-    x: Operand,
-    scale: Float32,
-    zero_point: npt.ArrayLike,
-    form: tuple[int, bool, bool],
-    rounding: Rounding,
-) -> ir.Value:
-    bits, signed, narrow = form
-    operands = [
-        x,
-        draft.constant(scale, "scale"),
-        draft.constant(np.asarray(zero_point, np.float32), "zero_point"),
-        draft.constant(np.float32(bits), "bit_width"),
-    ]
-    attributes = {"signed": int(signed), "narrow": int(narrow), "rounding_mode": str(rounding)}
-    return draft.node("Quant", operands, attributes, domain=DOMAIN, dtype=ir.DataType.FLOAT)
-
-
-def _floating(site: Site, editor: Editor, meaning: Floating) -> Draft:
-    draft = editor.draft(site)
-    grid = meaning.format
-    widths: list[Any] = [
-        draft.constant(np.float32(number), name)
-        for number, name in (
-            (grid.exponent_bits, "exponent_bit_width"),
-            (grid.mantissa_bits, "mantissa_bit_width"),
-            (grid.bias, "exponent_bias"),
-            (grid.max_value, "max_val"),
-        )
-    ]
-    attributes = {
-        "has_inf": int(grid.has_inf),
-        "has_nan": int(grid.has_nan),
-        "has_subnormal": 1,
-        "saturation": int(meaning.saturating),
-        "rounding_mode": str(meaning.rounding),
-    }
-    scale = draft.constant(meaning.scale, "scale")
-    return draft.giving(
-        draft.node("FloatQuant", [data_of(draft, site), scale, *widths], attributes, domain=DOMAIN)
-    )

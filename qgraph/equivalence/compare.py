@@ -12,13 +12,15 @@ import onnx_ir as ir
 
 from qgraph.dialects.dialect import Site
 from qgraph.edit import Draft
+from qgraph.equivalence.exhaustive import enumerate_inputs, is_half
+from qgraph.equivalence.values import compare_values
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.evaluate import evaluate
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.opset import only_float_type
-from qgraph.proof.batch import decide_together, form
+from qgraph.proof.batch import decide_all
 from qgraph.proof.cone import Shape, lower
-from qgraph.proof.engine import Finding, decide
+from qgraph.proof.engine import Finding
 from qgraph.proof.expression import Builder, Expr, Undecidable, text
 from qgraph.proof.ladder import grade
 
@@ -45,52 +47,43 @@ class Comparer:
 
         For a constant input the values that occur are compared. Otherwise both sides are lowered
         to primitives and decided for every float32 input; what the reader took the site for plays
-        no part. Pairs of one form are decided together.
+        no part. Pairs of one form are decided together. Data of 16 bits is tried value by value.
         """
         builder = Builder()
         outcomes = [self._lower(site, draft, builder) for site, draft in drafts]
         pending: dict[str, _Cone] = {o.key: o for o in outcomes if isinstance(o, _Cone)}
-        groups: dict[object, list[_Cone]] = {}
-        for key, cone in pending.items():
-            if key not in self._decided:
-                alone = cone.form is None or cone.reference is cone.candidate
-                groups.setdefault(key if alone else cone.form, []).append(cone)
-        for group in groups.values():
-            self._decide(group)
+        cones = [cone for key, cone in pending.items() if key not in self._decided]
+        findings = decide_all([(cone.reference, cone.candidate, cone.shape) for cone in cones])
+        for cone, finding in zip(cones, findings, strict=True):
+            self._decided[cone.key] = _verdict(finding, grade(finding, cone.reference))
         return [self._decided[o.key] if isinstance(o, _Cone) else o for o in outcomes]
 
     def _lower(self, site: Site, draft: Draft, builder: Builder) -> _Cone | Verdict:
+        if draft.promise is not None:
+            return draft.promise
         if site.weight is not None:
             return _compare_constant(site, draft)
         dtype = site.x.dtype or self._float
         if dtype is None:
             return _undecided("the type of its data is not known; run shape inference first")
+        if is_half(dtype):
+            return enumerate_inputs(site, draft, dtype)
         if dtype is not ir.DataType.FLOAT:
-            return _undecided(f"its data is {dtype.name}; only float32 is proved so far")
+            return _undecided(f"its data is {dtype.name}; only 16 and 32 bits are compared")
         try:
             reference = lower(site.nodes, site.x, site.y, site.shape, builder)
             candidate = lower(draft.nodes, draft.x, draft.y, site.shape, builder)
         except Undecidable as undecidable:
             return _undecided(str(undecidable))
         pair = reference, candidate
-        return _Cone(text(pair), form(pair), reference, candidate, site.shape)
-
-    def _decide(self, group: list[_Cone]) -> None:
-        if len(group) == 1:
-            (cone,) = group
-            findings = [decide(cone.reference, cone.candidate, input_shape=cone.shape)]
-        else:
-            findings = decide_together([(cone.reference, cone.candidate) for cone in group])
-        for cone, finding in zip(group, findings, strict=True):
-            self._decided[cone.key] = _verdict(finding, grade(finding, cone.reference))
+        return _Cone(text(pair), reference, candidate, site.shape)
 
 
 @dataclass(frozen=True)
 class _Cone:
-    """A pair of expressions to decide; ``form`` is what pairs decided together share."""
+    """A pair of expressions to decide."""
 
     key: str
-    form: tuple[Any, ...] | None
     reference: Expr
     candidate: Expr
     shape: Shape
@@ -124,20 +117,9 @@ def _compare_constant(site: Site, draft: Draft) -> Verdict:
         return _undecided(str(error))
     if reference.shape != candidate.shape:
         return _undecided(f"shape {list(reference.shape)} became {list(candidate.shape)}")
-    if reference.tobytes() == candidate.tobytes():
-        return Verdict(Exactness.BITS, Method.CONSTANT)
-    same = (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
-    wrong = np.flatnonzero(~same)
-    signs = (reference == 0) & (np.signbit(reference) != np.signbit(candidate))
-    zero_sign = int(np.count_nonzero(signs & same))
-    if not wrong.size:
-        rung = Exactness.VALUES if zero_sign else Exactness.BITS
-        return Verdict(rung, Method.CONSTANT, zero_sign_inputs=zero_sign)
-    place = int(wrong[0])
-    witness = Witness(*(float(a.reshape(-1)[place]) for a in (weight, reference, candidate)))
-    # The last bits of the largest value: far below a step of any quantizer of up to 16 bits.
-    with np.errstate(all="ignore"):
-        worst = np.abs(reference - candidate)[~same].max()
-        small = worst <= np.abs(reference).max() * np.float32(2.0**-20)
-    rung = Exactness.CODES if small else Exactness.DIFFERENT
-    return Verdict(rung, Method.CONSTANT, int(wrong.size), zero_sign, witness)
+    found = compare_values(reference, candidate)
+    witness = None
+    if found.differing and found.place is not None:
+        at = (array.reshape(-1)[found.place] for array in (weight, reference, candidate))
+        witness = Witness(*map(float, at))
+    return Verdict(found.rung, Method.CONSTANT, found.differing, found.zero_sign, witness)

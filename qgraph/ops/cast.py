@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
@@ -71,7 +72,7 @@ def cast(x: Array, *, to: ir.DataType, saturate: bool, round_mode: RoundMode) ->
     if to == ir.DataType.FLOAT8E8M0:
         return minifloat.cast_e8m0(x, round_mode, saturate).astype(dtype)
     if to.name in minifloat.MINIFLOATS:
-        if saturate:
-            return minifloat.encode(x, to.name)
-        return minifloat.cast(x, to.name, saturate=False).astype(dtype)
+        return minifloat.encode(x, to.name, saturate)
+    if x.dtype in minifloat.DTYPES.values() and dtype == np.float32:
+        return minifloat.decode(x)
     return x.astype(dtype)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,18 @@ Array = npt.NDArray[Any]
 _MOST_LEVELS = 1 << 24
 _LITTLE = 1 << 12
 """Elements up to which looking at the ranges costs more than it saves."""
+_LONGEST_TABLE = 1 << 22
+_TWO = 2
+
+
+class Arithmetic(StrEnum):
+    """Whose float operations a FakeQuantize stands for."""
+
+    REFERENCE = "reference"
+    """Those of its definition, which are those of OpenVINO's reference kernel."""
+
+    PLUGIN = "plugin"
+    """Those of OpenVINO's CPU plugin, see :func:`define_plugin`."""
 
 
 def _levels(value: int) -> int:
@@ -58,6 +73,168 @@ def define(
     below = op.LessOrEqual(x, op.Min(input_low, input_high))
     above = op.Greater(x, op.Max(input_low, input_high))
     return op.Where(below, output_low, op.Where(above, output_high, inside))
+
+
+@dataclass(frozen=True, eq=False)
+class PluginSteps:
+    """A FakeQuantize as OpenVINO's CPU plugin prepares it.
+
+    Attributes:
+        count: number of levels.
+        low, high: ends of the input range, float32.
+        rate, shift: ``q = round(clamp(x) * rate + shift)``.
+        fused_shift: the shift where that is one operation.
+        step, bottom: ``y = q * step + bottom``.
+        first, last: smallest and largest ``q``, over all channels.
+    """
+
+    count: int
+    low: Array
+    high: Array
+    rate: Array
+    shift: Array
+    fused_shift: Array
+    step: Array
+    bottom: Array
+    first: int
+    last: int
+
+    def levels(self, *, fused: bool) -> Array:
+        """Return every ``q * step + bottom``, ``[last - first + 1, *channels]``.
+
+        Args:
+            fused: whether it is rounded once.
+
+        Raises:
+            ValueError: there are too many to look at each.
+        """
+        shape = np.broadcast_shapes(self.step.shape, self.bottom.shape, self.rate.shape)
+        if (self.last - self.first + 1) * math.prod(shape) > _LONGEST_TABLE:
+            raise ValueError(
+                f"it has {self.count} levels in {math.prod(shape)} channels, more than can be "
+                "looked at one by one, which the plugin's fused arithmetic needs. Let the "
+                "definition count"
+            )
+        q = np.arange(self.first, self.last + 1, dtype=np.float32)
+        q = q.reshape(-1, *(1 for _ in shape))
+        found = _multiply_add(q, self.step, self.bottom, fused=fused)
+        return np.broadcast_to(found, (q.size, *shape))
+
+
+def plugin_steps(
+    input_low: Array, input_high: Array, output_low: Array, output_high: Array, levels: int
+) -> PluginSteps:
+    """Return the constants that the plugin computes from the ranges, in float32.
+
+    Raises:
+        ValueError: it computes NaN with them, or not always the same function.
+    """
+    low, high, bottom, above = (
+        np.asarray(end, np.float32) for end in (input_low, input_high, output_low, output_high)
+    )
+    if (low > high).any():
+        raise ValueError(_VARIES.format("its input range is reversed"))
+    steps = np.float32(levels - 1)
+    with np.errstate(all="ignore"):
+        rate = steps / (high - low)
+        shift, fused_shift = -low * rate, (-low * steps) / (high - low)
+        step = (above - bottom) / steps
+        ends = [np.rint(end * rate + shift) for end in (low, high)]
+    if not all(np.isfinite(array).all() for array in (rate, shift, fused_shift, step, *ends)):
+        raise ValueError(
+            "OpenVINO's CPU plugin computes NaN with this input range, expected one that is "
+            "neither a point nor near the limits of float32. Change it, or let the definition count"
+        )
+    first, last = int(np.min(ends)), int(np.max(ends))
+    return PluginSteps(levels, low, high, rate, shift, fused_shift, step, bottom, first, last)
+
+
+_VARIES = (
+    "{}, where what OpenVINO's CPU plugin computes depends on the shape of the data, expected "
+    "otherwise. Change it, or let the definition count"
+)
+
+
+def define_plugin(op: Any, x: Any, steps: PluginSteps) -> Any:
+    """Write in primitives what OpenVINO's CPU plugin computes for a FakeQuantize.
+
+    rate = (levels - 1) / (input_high - input_low), shift = -input_low * rate
+    y = max(min(x, input_high), input_low)                     NaN becomes input_low
+    q = round_half_even(y * rate + shift)                      two roundings
+    out = q * ((output_high - output_low) / (levels - 1)) + output_low
+
+    The last line is one fused operation, rounded once. Primitives have no such operation, but there
+    are few ``q``: the results are a table. For constants see :func:`plugin_codes`.
+
+    Args:
+        op: the primitives.
+        x: ``[*shape]`` the data, float32.
+        steps: what follows from the ranges.
+
+    Raises:
+        ValueError: there are 2 levels, for which the plugin has other code, or too many.
+    """
+    if steps.count == _TWO:
+        raise ValueError(_VARIES.format("there are 2 levels"))
+    q = op.Round(op.Add(op.Mul(limit(op, x, steps), steps.rate), steps.shift))
+    return level_of(op, q, steps)
+
+
+def plugin_codes(x: Array, steps: PluginSteps) -> tuple[Array, bool]:
+    """Return the codes that OpenVINO gives to a constant, and whether it fuses operations.
+
+    It computes constants with one of two other kernels, by the axes along which ranges vary: none
+    or the second of data of two axes or more, with fused operations both before and after the
+    rounding; all others with none at all.
+
+    Args:
+        x: ``[*shape]`` the constant, float32.
+        steps: what follows from the ranges.
+    """
+    joint = np.broadcast_shapes(steps.rate.shape, steps.step.shape)
+    varying = {axis - len(joint) + x.ndim for axis, size in enumerate(joint) if size != 1}
+    fused = x.ndim > 1 and varying <= {1}
+    inside = np.where(x > steps.low, np.minimum(x, steps.high), steps.low)
+    shift = steps.fused_shift if fused else steps.shift
+    return np.rint(_multiply_add(inside, steps.rate, shift, fused=fused)), fused
+
+
+def plugin_constant(x: Array, steps: PluginSteps) -> Array:
+    """Return what OpenVINO makes of a constant, see :func:`plugin_codes`."""
+    codes, fused = plugin_codes(x, steps)
+    return _multiply_add(codes, steps.step, steps.bottom, fused=fused)
+
+
+def limit(op: Any, x: Any, steps: PluginSteps) -> Any:
+    """Write ``max(min(x, input_high), input_low)``, where NaN becomes input_low."""
+    below = op.Where(op.Greater(x, steps.high), steps.high, x)
+    return op.Where(op.Greater(below, steps.low), below, steps.low)
+
+
+def level_of(op: Any, q: Any, steps: PluginSteps) -> Any:
+    """Write the selection of level ``q`` from the table of all, each rounded once."""
+    levels = steps.levels(fused=True)
+    count, channels = len(levels), levels.shape[1:]
+    start = np.arange(levels.size // count).reshape(channels) * count - steps.first
+    place = op.Add(q, start.astype(np.float32)) if start.any() else q
+    table = np.ascontiguousarray(np.moveaxis(levels, 0, -1)).reshape(-1)
+    return op.Gather(table, op.Cast(place, to=ir.DataType.INT64))
+
+
+def _multiply_add(a: Array, b: Array, c: Array, *, fused: bool) -> npt.NDArray[np.float32]:
+    """Return ``a * b + c`` of float32 numbers, rounded once if fused."""
+    if not fused:
+        return np.asarray(a * b + c)
+    product = a.astype(np.float64) * b.astype(np.float64)  # exact
+    addend = c.astype(np.float64)
+    total = np.asarray(product + addend)
+    part = total - product
+    error = (product - (total - part)) + (addend - part)
+    # Rounded to odd instead: then rounding to float32 is not misled by the first rounding.
+    odd = (total.view(np.int64) & 1) == 1
+    towards = np.where(error > 0, np.inf, -np.inf)
+    kept = np.where((error != 0) & ~odd, np.nextafter(total, towards), total)
+    return np.asarray(kept.astype(np.float32))
 
 
 @operator(SCHEMA, define=define)

@@ -87,6 +87,7 @@ def operator(
         quiet: Kernel = np.errstate(all="ignore")(kernel)
         schema.publish()
         OPERATORS.add(f"{schema.name}-{schema.since}")(Operator(schema, define, quiet, resolve))
+        _BY_KEY.clear()
         return quiet
 
     return register

@@ -151,12 +151,7 @@ def quantize_linear(
     if not isinstance(target, IntFormat):
 
         def encode(q: Array, x: Array, s: Array) -> None:
-            y = quotient(x, s, q)
-            q[...] = (
-                minifloat.encode(y, to.name)
-                if saturate
-                else minifloat.cast(y, to.name, saturate=False).astype(q.dtype)
-            )
+            q[...] = minifloat.encode(quotient(x, s, q), to.name, saturate)
 
         return chunks.fill(encode, codes, x.reshape(shape), s).reshape(x.shape)
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from qgraph.numerics import rounding
 from qgraph.numerics.minifloat import floor_power_of_two
 from qgraph.numerics.rounding import Rounding
-from qgraph.ops import parameters, steps
+from qgraph.ops import chunks, parameters, steps
 from qgraph.ops.operator import operator
 from qgraph.ops.quant import QONNX_DOMAINS, code_bounds
 from qgraph.schema import Attribute, OpSchema
@@ -108,12 +108,16 @@ def trunc(
     s = np.asarray(scale).astype(x.dtype)
     z = np.asarray(zero_point).astype(x.dtype)
     shape = parameters.broadcast(x, scale=s, zero_point=z, in_bits=wide, out_bits=thin)
-    y = _input_codes(x, s, z, shape)
-    np.divide(y, parameters.power_of_two(wide - thin).astype(x.dtype), out=y)
-    rounding.round_to_integer(y, rounding_mode, out=y)
-    np.subtract(y, z, out=y)
-    np.multiply(y, s, out=y)
-    return y
+    ratio = np.asarray(parameters.power_of_two(wide - thin)).astype(x.dtype)
+
+    def work(y: Array, x: Array, s: Array, z: Array, ratio: Array) -> None:
+        _input_codes(y, x, s, z)
+        np.divide(y, ratio, out=y)
+        rounding.round_to_integer(y, rounding_mode, out=y)
+        np.subtract(y, z, out=y)
+        np.multiply(y, s, out=y)
+
+    return chunks.fill(work, np.empty(shape, x.dtype), x, s, z, ratio)
 
 
 def define_2(
@@ -193,27 +197,33 @@ def trunc_2(
     shape = parameters.broadcast(
         x, scale=s, zero_point=z, in_bits=wide, out_scale=out, out_bits=width
     )
-    t = _nearest_power_of_two(out / s).astype(x.dtype)
-    y = _input_codes(x, s, z, shape)
-    np.divide(y, t, out=y)
-    lo, hi = code_bounds(width, signed, narrow)
-    np.copyto(y, hi.astype(x.dtype), where=y > hi)
-    np.copyto(y, lo.astype(x.dtype), where=y < lo)
-    rounding.round_to_integer(y, rounding_mode, out=y)
-    np.subtract(y, z / t, out=y)
-    np.multiply(y, out, out=y)
-    return y
+    t = np.asarray(nearest_power_of_two(out / s)).astype(x.dtype)
+    lo, hi = (bound.astype(x.dtype) for bound in code_bounds(width, signed, narrow))
+    moved = np.asarray(z / t)
+
+    def work(
+        y: Array, x: Array, s: Array, z: Array, t: Array, lo: Array, hi: Array, *rest: Array
+    ) -> None:
+        moved, out = rest
+        _input_codes(y, x, s, z)
+        np.divide(y, t, out=y)
+        chunks.put(y, hi, y > hi)
+        chunks.put(y, lo, y < lo)
+        rounding.round_to_integer(y, rounding_mode, out=y)
+        np.subtract(y, moved, out=y)
+        np.multiply(y, out, out=y)
+
+    return chunks.fill(work, np.empty(shape, x.dtype), x, s, z, t, lo, hi, moved, out)
 
 
-def _input_codes(x: Array, s: Array, z: Array, shape: tuple[int, ...]) -> Array:
-    y = np.empty(shape, x.dtype)
+def _input_codes(y: Array, x: Array, s: Array, z: Array) -> None:
     np.divide(x, s, out=y)
     np.add(y, z, out=y)
     np.rint(y, out=y)
-    return y
 
 
-def _nearest_power_of_two(ratio: Array) -> npt.NDArray[np.float32]:
+def nearest_power_of_two(ratio: Array) -> npt.NDArray[np.float32]:
+    """Return ``2**round(log2(ratio))``, exactly; NaN where a ratio is not positive."""
     values = np.asarray(ratio).astype(np.float32)
     power = floor_power_of_two(values)
     power = np.where(values / power >= np.float32(_ABOVE_SQRT_2), power + power, power)

@@ -11,12 +11,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from qgraph.proof.engine import decide, explore
-from qgraph.proof.expression import CONSTANT, INPUT, Builder, Expr, in_order, known
+from qgraph.proof.engine import Shape, decide, explore
+from qgraph.proof.expression import CONSTANT, INPUT, Builder, Expr, in_order, known, text
 from qgraph.proof.finding import Channels, Collector, Finding, Mask
 from qgraph.proof.program import Program
 
 Pair: TypeAlias = tuple[Expr, Expr]
+_Key: TypeAlias = tuple[str, Shape | None]
 
 
 def form(pair: Pair) -> tuple[Any, ...] | None:
@@ -33,6 +34,30 @@ def form(pair: Pair) -> tuple[Any, ...] | None:
             return None
         lines.append((e.op, e.dtype, e.attributes, tuple(place[id(o)] for o in e.inputs)))
     return (*lines, *(place[id(root)] for root in pair))
+
+
+def decide_all(pairs: Sequence[tuple[Expr, Expr, Shape | None]]) -> list[Finding]:
+    """Return the findings for pairs of any forms, each with the shape of its variable.
+
+    Pairs that are written the same are decided once, those of one form together.
+
+    Raises:
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    keys = [(text(pair[:2]), pair[2]) for pair in pairs]
+    groups: dict[object, dict[_Key, tuple[Expr, Expr, Shape | None]]] = {}
+    for key, (a, b, shape) in zip(keys, pairs, strict=True):
+        shared = form((a, b))
+        groups.setdefault(key if shared is None or a is b else shared, {})[key] = a, b, shape
+    decided: dict[_Key, Finding] = {}
+    for group in groups.values():
+        if len(group) == 1:
+            ((key, (a, b, shape)),) = group.items()
+            decided[key] = decide(a, b, input_shape=shape)
+        else:
+            found = decide_together([(a, b) for a, b, _ in group.values()])
+            decided.update(zip(group, found, strict=True))
+    return [decided[key] for key in keys]
 
 
 def decide_together(pairs: Sequence[Pair]) -> list[Finding]:

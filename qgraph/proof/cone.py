@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,25 @@ Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]
 
 
+Constants = Callable[[ir.Value], Array | None]
+"""Returns the array of a constant value, None for others."""
+
+
 def lower(
-    nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, shape: Shape, builder: Builder
+    nodes: Sequence[ir.Node],
+    x: ir.Value,
+    y: ir.Value,
+    shape: Shape,
+    builder: Builder,
+    *,
+    constants: Constants = array_of,
 ) -> Expr:
     """Return ``y`` as an expression of one float32 variable, ``x``.
 
     Every node is replaced by its operator's definition, or is a primitive itself. Constants keep
     their shapes, aligned to the data as NumPy broadcasts; scale and zero point of
-    QuantizeLinear and DequantizeLinear are laid along their axis or blocks first.
+    QuantizeLinear and DequantizeLinear are laid along their axis or blocks first. Between a Reshape
+    and the one that undoes it constants apply to the data in its other shape.
 
     Args:
         nodes: in topological order.
@@ -35,27 +47,92 @@ def lower(
         y: the value to express.
         shape: of the data, None for unknown dimensions.
         builder: collects the expressions; share it between regions to share common parts.
+        constants: what operands that no node computes from ``x`` are.
 
     Raises:
         Undecidable: a node has no definition here, or an operand is neither constant nor
             computed by the nodes.
     """
     known: dict[ir.Value, Expr] = {x: builder.input}
+    seen: dict[ir.Value, Shape] = {x: shape}
     for node in nodes:
-        if any(value in known for value in node.inputs):
-            known[node.outputs[0]] = _lower_node(node, known, shape, builder)
+        if not any(value in known for value in node.inputs):
+            continue
+        view = _view(node, seen)
+        if node.op_type == "Reshape" and node.domain == "" and node.inputs[0] in known:
+            known[node.outputs[0]] = known[node.inputs[0]]
+            seen[node.outputs[0]] = _reshaped(node, shape, constants)
+            continue
+        apply = builder if view == shape else _Viewing(builder, view, shape)
+        known[node.outputs[0]] = lower_node(node, known, view, apply, constants)
+        seen[node.outputs[0]] = view
     if y not in known:
         raise Undecidable(f"{y.name!r} does not depend on the data")
+    if seen[y] != shape:
+        raise Undecidable(f"the result has shape {list(seen[y])}, the data {list(shape)}")
     return known[y]
 
 
-def parameter_array(node: ir.Node, value: ir.Value, shape: Shape) -> Array:
+def _view(node: ir.Node, seen: Mapping[ir.Value, Shape]) -> Shape:
+    """Return the shape in which a node sees the data.
+
+    Raises:
+        Undecidable: its operands are seen in different ones.
+    """
+    first, *others = {seen[value] for value in node.inputs if value is not None and value in seen}
+    if others:
+        raise Undecidable(f"the operands of {node.op_type} have different shapes")
+    return first
+
+
+def _reshaped(node: ir.Node, shape: Shape, constants: Constants) -> Shape:
+    """Return what shape a Reshape gives to data of a known ``shape``.
+
+    Raises:
+        Undecidable: a shape is not known, or the elements are not those of the data.
+    """
+    sizes = None if node.inputs[1] is None else constants(node.inputs[1])
+    if sizes is None or None in shape:
+        raise Undecidable("the shape of a Reshape is only known at run time")
+    target = tuple(int(size) for size in sizes)
+    if min(target, default=1) < 1 or math.prod(target) != math.prod(size or 0 for size in shape):
+        raise Undecidable(f"Reshape of {list(shape)} to {list(target)}")
+    return target
+
+
+class _Viewing(Builder):
+    """Makes constants that apply to the data in another shape, in that of the data itself."""
+
+    def __init__(self, builder: Builder, view: Shape, shape: Shape) -> None:
+        self.input = builder.input
+        self._builder = builder
+        self._view = tuple(size or 0 for size in view)
+        self._shape = tuple(size or 0 for size in shape)
+
+    def constant(self, array: npt.ArrayLike) -> Expr:
+        given = np.asarray(array)
+        if given.size == 1:
+            given = given.reshape(())
+        else:
+            try:
+                given = np.broadcast_to(given, self._view).reshape(self._shape)
+            except ValueError as error:
+                raise Undecidable(f"a constant {list(given.shape)} does not fit") from error
+        return self._builder.constant(given)
+
+    def _call(self, name: str, operands: list[Expr], attributes: dict[str, Any]) -> Expr:
+        return self._builder._call(name, operands, attributes)
+
+
+def parameter_array(
+    node: ir.Node, value: ir.Value, shape: Shape, constants: Constants = array_of
+) -> Array:
     """Return a constant operand in float32 (or bool), laid out so that it broadcasts to the data.
 
     Raises:
         Undecidable: it is not constant, or its axis cannot be placed.
     """
-    array = array_of(value)
+    array = constants(value)
     if array is None:
         raise Undecidable(f"operand {value.name!r} of {node.op_type} is only known at run time")
     if node.op_type in _ALONG_AXIS:
@@ -66,13 +143,19 @@ def parameter_array(node: ir.Node, value: ir.Value, shape: Shape) -> Array:
 _ALONG_AXIS = ("QuantizeLinear", "DequantizeLinear")
 
 
-def _lower_node(node: ir.Node, known: dict[ir.Value, Expr], shape: Shape, builder: Builder) -> Expr:
+def lower_node(
+    node: ir.Node,
+    known: Mapping[ir.Value, Expr],
+    shape: Shape,
+    builder: Builder,
+    constants: Constants = array_of,
+) -> Expr:
     def operand(value: ir.Value | None) -> Expr | None:
         if value is None:
             return None
         if value in known:
             return known[value]
-        return builder.constant(parameter_array(node, value, shape))
+        return builder.constant(parameter_array(node, value, shape, constants))
 
     try:
         operator = operator_of(node)

@@ -58,6 +58,26 @@ def grade(finding: Finding, reference: Expr) -> Exactness | None:
         return _grade_differences(finding, steps)
 
 
+def largest_gap(finding: Finding, reference: Expr) -> float | None:
+    """Return the largest difference of a finding in steps of ``reference``, as :func:`grade` does.
+
+    None is returned where nothing differs, where a difference is not finite, and where the
+    reference is no step function.
+    """
+    if not len(finding.runs) or finding.undecided is not None:
+        return None
+    try:
+        steps = plateaus(reference, max_boxes=MAX_BOXES)
+    except Undecidable:
+        return None
+    with np.errstate(all="ignore"):
+        step, _ = _local_measures(steps)
+        runs = finding.runs
+        gap = np.abs(runs.reference.astype(np.float64) - runs.candidate)
+        worst = float((gap / step[_plateau_of(runs, steps)]).max())
+    return worst if np.isfinite(worst) else None
+
+
 def _grade_differences(finding: Finding, steps: Plateaus) -> Exactness:
     step, width = _local_measures(steps)
     rung = Exactness.CODES

@@ -1,0 +1,263 @@
+"""FakeQuantize as OpenVINO's CPU plugin computes it, as what a conversion keeps to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.dialects.dialect import Refusal, Site
+from qgraph.dialects.openvino_spellings import REMOVED
+from qgraph.dialects.qdq_pairs import (
+    CODE_TYPES,
+    ONE,
+    SCALAR,
+    ZERO,
+    clip,
+    dequantize,
+    holding,
+    quantize,
+)
+from qgraph.dialects.qonnx_spellings import codes_holding, quant
+from qgraph.edit import Draft, Editor, Operand, Region
+from qgraph.equivalence.compare import Comparer
+from qgraph.evaluate import evaluate
+from qgraph.exactness import Method, Verdict
+from qgraph.folding import array_of
+from qgraph.numerics.formats import numpy_dtype
+from qgraph.numerics.rounding import Rounding
+from qgraph.ops.fake_quantize import (
+    SCHEMA,
+    PluginSteps,
+    define_plugin,
+    level_of,
+    limit,
+    plugin_codes,
+    plugin_constant,
+    plugin_steps,
+)
+from qgraph.quantizer import Ranged
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class PluginSite(Site):
+    """A FakeQuantize that stands for what the plugin computes.
+
+    Attributes:
+        computed: the operations of the plugin, which belong to no graph.
+    """
+
+    computed: Draft | None = None
+
+    @cached_property
+    def values(self) -> Array | None:
+        """What the plugin makes of ``weight``."""
+        return self.meaning.values
+
+    @property
+    def meaning(self) -> Site:
+        """The site with the plugin's operations in the place of its own."""
+        if self.computed is None:
+            raise ValueError("the operations of the plugin are missing")
+        fields = (self.computed.x, self.computed.y, tuple(self.computed.nodes))
+        return Site(*fields, self.root, self.dialect, self.quantizer, self.shape, self.weight)
+
+
+def as_plugin(site: Site, editor: Editor) -> Site | Refusal:
+    """Return a site that stands for what the plugin computes; itself if it has no FakeQuantize."""
+    if site.x.dtype not in (None, ir.DataType.FLOAT):
+        kind = site.x.dtype.name
+        return Refusal(site.root, f"its data is {kind}; of the plugin only float32 is known")
+    try:
+        computed = _computed(site.nodes, site.x, site.y, editor.draft(site), _array(site))
+    except ValueError as error:
+        return Refusal(site.root, f"FakeQuantize {site.root.name!r}: {error}.")
+    if computed is None:
+        return site
+    fields = (site.x, site.y, site.nodes, site.root, site.dialect, site.quantizer, site.shape)
+    return PluginSite(*fields, site.weight, computed)
+
+
+class PluginComparer(Comparer):
+    """Compares with every FakeQuantize, on either side, taken for what the plugin computes.
+
+    Args:
+        model: the model, as for :class:`Comparer`.
+        editor: makes the operations that are compared; they come into no graph.
+    """
+
+    def __init__(self, model: ir.Model, editor: Editor) -> None:
+        super().__init__(model)
+        self._editor = editor
+
+    def compare_all(self, drafts: Sequence[tuple[Site, Draft]]) -> list[Verdict]:
+        """Return how equal each draft is to its site."""
+        pairs: list[tuple[Site, Draft]] = []
+        verdicts: list[Verdict | None] = []
+        for site, draft in drafts:
+            try:
+                pair = _meant(site), self._meaning(site, draft)
+            except ValueError as error:
+                verdicts.append(Verdict(None, Method.NONE, reason=str(error)))
+                continue
+            pairs.append(pair)
+            verdicts.append(None)
+        found = iter(super().compare_all(pairs))
+        return [verdict or next(found) for verdict in verdicts]
+
+    def _meaning(self, site: Site, draft: Draft) -> Draft:
+        made = self._editor.draft(Region(draft.x, draft.y, tuple(draft.nodes)))
+        return _computed(draft.nodes, draft.x, draft.y, made, _array(site)) or draft
+
+
+def _array(site: Site) -> Array | None:
+    return None if site.weight is None else site.weight.array()
+
+
+def _meant(site: Site) -> Site:
+    return site.meaning if isinstance(site, PluginSite) else site
+
+
+def _computed(
+    nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, draft: Draft, weight: Array | None
+) -> Draft | None:
+    """Return the nodes with the plugin's operations for each FakeQuantize; None if there is none.
+
+    For a constant ``weight`` the result of a FakeQuantize is a constant too.
+
+    Raises:
+        ValueError: the plugin computes NaN, or takes the node out.
+    """
+    if not any(SCHEMA.accepts(node) for node in nodes):
+        return None
+    known: dict[ir.Value, ir.Value] = {x: draft.x}
+    for node in nodes:
+        operands = [known[v] if v in known else _copied(v, draft) for v in node.inputs]
+        if SCHEMA.accepts(node):
+            made = _plugin(node, operands[0], draft, weight)
+        else:
+            attributes = {name: value.value for name, value in node.attributes.items()}
+            dtype = node.outputs[0].dtype
+            made = draft.node(node.op_type, operands, attributes, domain=node.domain, dtype=dtype)
+        known[node.outputs[0]] = made
+    return draft.giving(known[y])
+
+
+def _copied(value: ir.Value | None, draft: Draft) -> ir.Value | None:
+    """Return a constant of our own, so that the graph's gets no further user."""
+    array = None if value is None else array_of(value)
+    return value if array is None else draft.constant(array)
+
+
+def _plugin(node: ir.Node, x: ir.Value | None, draft: Draft, weight: Array | None) -> ir.Value:
+    levels = SCHEMA.attributes_of(node)["levels"]
+    ends = [array_of(value) for value in node.inputs[1:]]
+    arrays = [np.asarray(end, np.float32) for end in ends if end is not None]
+    if x is None or len(arrays) != len(ends):
+        raise ValueError("its ranges are only known at run time, expected constants. Freeze them")
+    low, high, below, above = arrays
+    if levels == REMOVED and np.array_equal(low, below) and np.array_equal(high, above):
+        raise ValueError(
+            f"OpenVINO takes a FakeQuantize of {levels} levels and equal ranges out of the model, "
+            "expected another number. Let the definition count"
+        )
+    steps = plugin_steps(low, high, below, above, levels)
+    if weight is None:
+        result: ir.Value = define_plugin(draft.op, x, steps)
+        return result
+    data = draft.constants[x] if x in draft.constants else evaluate(draft.nodes, draft.x, x, weight)
+    values = plugin_constant(np.asarray(data, np.float32), steps)
+    return draft.node("Identity", [draft.constant(values)], dtype=ir.DataType.FLOAT)
+
+
+def plugin_spellings(site: Site, target: str, editor: Editor) -> Iterator[Draft]:
+    """Yield the plugin's operations with the rounding of the dialect ``target`` among them."""
+    if not isinstance(site, PluginSite) or not isinstance(site.quantizer, Ranged):
+        return
+    meaning = site.quantizer
+    ends = (meaning.input_low, meaning.input_high, meaning.output_low, meaning.output_high)
+    steps = plugin_steps(*ends, meaning.levels)
+    kind = holding(steps.first, steps.last, CODE_TYPES)
+    if target not in ("onnx", "qonnx", "qdq") or (target == "qdq" and kind is None):
+        return
+    if site.weight is not None:
+        yield from _stored(site, steps, target, kind, editor)
+        return
+    decode = _decoding(editor.draft(site), steps, fused=True)
+    draft = editor.draft(site)
+    if decode is level_of:
+        # NaN, which a table has no place for, goes where the plugin sends it.
+        y = limit(draft.op, draft.x, steps)
+    else:
+        y = clip(draft, draft.x, steps.low, steps.high)
+    y = draft.op.Mul(y, steps.rate) if (steps.rate != 1).any() else y
+    y = draft.op.Add(y, steps.shift) if steps.shift.any() else y
+    q = _rounded(draft, y, steps, target, kind)
+    yield draft.giving(decode(draft.op, q, steps))
+
+
+def _rounded(
+    draft: Draft, y: Operand, steps: PluginSteps, target: str, kind: str | None
+) -> Operand:
+    """Append the rounding to whole numbers by the operator of a dialect."""
+    if target == "qonnx":
+        return quant(draft, y, ONE, ZERO, codes_holding(steps.first, steps.last), Rounding.ROUND)
+    if target == "qdq" and kind is not None:
+        codes = quantize(draft, y, ONE, ZERO, kind, SCALAR)
+        return dequantize(draft, codes, ONE, ZERO, kind, SCALAR)
+    return draft.op.Round(y)
+
+
+def _stored(
+    site: PluginSite, steps: PluginSteps, target: str, kind: str | None, editor: Editor
+) -> Iterator[Draft]:
+    """Yield a constant stored as codes, then the plugin's operations from code to value."""
+    with np.errstate(all="ignore"):
+        q, fused = plugin_codes(np.asarray(_array(site), np.float32), steps)
+    if not ((q >= steps.first) & (q <= steps.last)).all():
+        return
+    decode = _decoding(editor.draft(site), steps, fused=fused)
+    draft = editor.draft(site)
+    codes: Operand
+    if target == "qdq" and kind is not None:
+        stored = draft.constant(q.astype(np.int32).astype(numpy_dtype(kind)), "codes")
+        codes = dequantize(draft, stored, ONE, ZERO, kind, SCALAR)
+    else:
+        codes = draft.constant(q.astype(np.float32), "codes")
+        codes = _rounded(draft, codes, steps, target, kind) if target == "qonnx" else codes
+    yield draft.giving(decode(draft.op, codes, steps))
+
+
+Decode = Callable[[Any, Any, PluginSteps], Any]
+
+
+def _decoding(draft: Draft, steps: PluginSteps, *, fused: bool) -> Decode:
+    """Return the shortest of the ways from codes to values that gives every level exactly."""
+    levels = steps.levels(fused=fused)
+    codes = np.arange(steps.first, steps.last + 1, dtype=np.float32)
+    codes = codes.reshape(-1, *(1 for _ in levels.shape[1:]))
+    for decode in (_scaled, _from_zero_point, _from_bottom):
+        with np.errstate(all="ignore"):
+            found = np.asarray(decode(draft.op, codes, steps))
+        if np.array_equal(np.broadcast_to(found, levels.shape), levels):
+            return decode
+    return level_of
+
+
+def _scaled(op: Any, q: Any, steps: PluginSteps) -> Any:
+    return op.Mul(q, steps.step)
+
+
+def _from_zero_point(op: Any, q: Any, steps: PluginSteps) -> Any:
+    return op.Mul(op.Sub(q, np.rint(-steps.bottom / steps.step)), steps.step)
+
+
+def _from_bottom(op: Any, q: Any, steps: PluginSteps) -> Any:
+    return op.Add(op.Mul(q, steps.step), steps.bottom)
