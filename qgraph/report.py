@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.ledger import Ledger
 
 SCHEMA = 1
 """Version of the JSON reports."""
@@ -35,6 +36,8 @@ class SiteReport:
         spelling: operators of the new spelling joined by ``+``; None when nothing was written.
         verdict: how equal old and new are; for a refusal, of the best spelling that was tried.
         reason: why it was refused, or a remark.
+        figures: numbers about the site, by name; each pass says which.
+        ledger: what became of the bytes of a constant that is stored as codes.
     """
 
     node: str
@@ -44,6 +47,8 @@ class SiteReport:
     spelling: str | None = None
     verdict: Verdict | None = None
     reason: str | None = None
+    figures: Mapping[str, float | int | str] = field(default_factory=dict)
+    ledger: Ledger | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that the JSON report has for each site."""
@@ -67,6 +72,8 @@ class SiteReport:
                 "candidate": witness.candidate,
             },
             "reason": self.reason or (verdict.reason if verdict else None),
+            "figures": dict(self.figures),
+            "stored": None if self.ledger is None else self.ledger.to_json(),
         }
 
 
@@ -114,6 +121,19 @@ class Report:
         ]
         return min(rungs, default=Exactness.BITS)
 
+    def stored(self) -> dict[str, int]:
+        """Return the totals over all weights that were stored as codes; see :class:`Ledger`."""
+        rows = [site.ledger for site in self.sites if site.ledger is not None]
+        tallies = [row.tally for row in rows]
+        return {
+            "weights": len(rows),
+            "bytes_before": sum(row.bytes_before for row in rows),
+            "bytes_after": sum(row.bytes_after for row in rows),
+            "elements": sum(tally.elements for tally in tallies if tally is not None),
+            "unchanged": sum(tally.unchanged for tally in tallies if tally is not None),
+            "clipped": sum(tally.clipped for tally in tallies if tally is not None),
+        }
+
     def under(self, pass_name: str) -> Report:
         """Return a copy whose entries all carry ``pass_name``."""
         sites = [replace(site, pass_name=pass_name) for site in self.sites]
@@ -137,5 +157,6 @@ class Report:
                 "frozen_inputs": self.frozen_inputs,
                 "weight_bytes_before": self.weight_bytes_before,
                 "weight_bytes_after": self.weight_bytes_after,
+                "stored": self.stored(),
             },
         }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class Choice:
     draft: Draft | None
     verdict: Verdict | None
     reason: str | None = None
+    figures: Mapping[str, float | int | str] = field(default_factory=dict)
 
     def report(self) -> SiteReport:
         """Return the entry of the report."""
@@ -49,6 +50,8 @@ class Choice:
             spelling=None if self.draft is None else self.draft.spelling,
             verdict=self.verdict,
             reason=self.reason,
+            figures=self.figures,
+            ledger=None if self.draft is None else self.draft.ledger,
         )
 
 
@@ -146,10 +149,10 @@ def settle(model: Model, choices: Sequence[Choice], editor: Editor, report: Repo
     editor.learn()
     editor.replace_all(choice.draft for choice in choices if choice.draft is not None)
     opset.declare_domains(model.ir)
-    _forget_domains(model, {node.domain for choice in choices for node in choice.site.nodes})
+    forget_domains(model, {node.domain for choice in choices for node in choice.site.nodes})
 
 
-def _forget_domains(model: Model, domains: set[str]) -> None:
+def forget_domains(model: Model, domains: set[str]) -> None:
     """Drop the imports of those of ``domains`` that no node uses any more."""
     unused = domains - {node.domain for node in model.nodes()} - {""}
     for owner in owners(model.ir):
