@@ -18,6 +18,7 @@ from qgraph.constants import constant
 from qgraph.control import ControlStep, captured, function_kernel, is_control
 from qgraph.errors import ModelError, OptionError, where
 from qgraph.feeds import check_feeds
+from qgraph.foreign.kernels import foreign_kernel
 from qgraph.kernels import Kernel, kernel_of
 from qgraph.mat_mul_n_bits import is_mat_mul_n_bits, mat_mul_n_bits
 from qgraph.ops.operator import Operator, operator_of
@@ -163,14 +164,7 @@ class Executor:
     def _kernel(self, node: ir.Node, imports: Imports) -> Kernel:
         if self.is_call(node):
             return self._call(node)
-        operator = operator_of(node)
-        if operator is not None:
-            return _Quantizer(node, operator)
-        if is_mat_mul_n_bits(node):
-            return mat_mul_n_bits(node)
-        version = imports.get(node.domain)
-        fast = None if version is None else kernel_of(node, version)
-        return fast or reference_kernel(node, imports)
+        return kernel_for(node, imports)
 
     def _call(self, node: ir.Node) -> Kernel:
         key = node.op_identifier()
@@ -199,6 +193,22 @@ class Executor:
                 hint = f"did you mean {near[0]!r}?" if near else "name a value of the main graph."
                 raise OptionError(f"There is no tensor {name!r} to tap in the main graph; {hint}")
         return {name: known[name] for name in names}
+
+
+def kernel_for(node: ir.Node, imports: Imports) -> Kernel:
+    """Return the kernel of a node that neither calls a function nor runs subgraphs.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    operator = operator_of(node)
+    if operator is not None:
+        return _Quantizer(node, operator)
+    if is_mat_mul_n_bits(node):
+        return mat_mul_n_bits(node)
+    version = imports.get(node.domain)
+    fast = foreign_kernel(node) or (None if version is None else kernel_of(node, version))
+    return fast or reference_kernel(node, imports)
 
 
 class _Quantizer:

@@ -154,13 +154,39 @@ def test_other_widths_are_refused(bits: int, size: int) -> None:
         ({"w": np.zeros((N, 2, 7), np.uint8)}, r"codes are uint8\[5, 2, 7\], expected 80 uint8"),
         ({"s": np.zeros(9, np.float32)}, r"scales have shape \[9\], expected \[5, 2\]"),
         ({"z": np.zeros(9, np.uint8)}, r"zero points have shape \[9\]"),
-        ({"g": np.arange(32, dtype=np.int32)[::-1] // 16}, "g_idx sorts the rows"),
+        ({"g": np.arange(32, dtype=np.int32)}, r"g_idx has shape \[32\], expected a block from 0"),
+        ({"g": np.zeros(9, np.int32)}, r"g_idx has shape \[9\]"),
     ],
 )
 def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> None:
     stored = weights(4, 32, 16, "none") | change
     with pytest.raises(ExecutionError, match=r"MatMulNBits .* in graph 'g'.*" + message):
         Executor(model(stored, 4, 32, 16)).run({"a": np.ones((1, 32), np.float32)})
+
+
+def test_prepacked_weights_are_refused() -> None:
+    made = model(weights(4, 32, 16, "none"), 4, 32, 16)
+    made.graph.node(0).attributes.add(ir.AttrInt64("weight_prepacked", 1))
+    with pytest.raises(UnsupportedError, match="arranged for one kind of device"):
+        Executor(made)
+
+
+@pytest.mark.parametrize("points", ["none", "packed", "floats"])
+def test_each_row_has_the_parameters_of_its_group(points: str) -> None:
+    stored = weights(4, 40, 16, points)
+    plain = expected(stored, 4, 40, 16)
+    reversed_rows = {"s": stored["s"][:, ::-1].copy()}
+    if points != "none":
+        z = np.full((N, 3), 8.0, np.float32)
+        for n, block in itertools.product(range(N), range(3)):
+            known = stored["z"][n]
+            z[n, block] = field(known, block, 4) if points == "packed" else known[block]
+        stored["z"], reversed_rows["z"] = z, z[:, ::-1].copy()
+    groups = {"g": (2 - np.arange(40) // 16).astype(np.int32)}
+    y = Executor(model(stored | reversed_rows | groups, 4, 40, 16)).run(
+        {"a": np.eye(40, dtype=np.float32)}
+    )["y"]
+    np.testing.assert_array_equal(y, plain)
 
 
 def test_groups_in_order_are_those_of_the_blocks() -> None:

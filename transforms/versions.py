@@ -8,8 +8,10 @@ import onnx_ir as ir
 from onnx import defs
 
 from qgraph import opset
+from qgraph.errors import where
 from qgraph.opset_adapt import changes
 from qgraph.scopes import owners
+from qgraph.transforms.lower_microsoft import coded_type
 
 
 def raise_versions(model: ir.Model, lowest_opset: int, lowest_ir: int, key: str) -> list[str]:
@@ -57,6 +59,46 @@ def restore_versions(model: ir.Model, key: str) -> list[str]:
     if model.ir_version < now:
         notes.append(f"IR version lowered from {now} to {model.ir_version}, as it was")
     return notes
+
+
+def lower_opset(model: ir.Model, target: int) -> list[str]:
+    """Lower the standard opset to ``target`` if all nodes allow it; return remarks.
+
+    They have to exist there with the same meaning, attributes and, as far as these are known,
+    element types.
+    """
+    now = max(owner.opset_imports.get("", 0) for owner in owners(model))
+    if target >= now:
+        return []
+    if not _mean_the_same(model, target, now):
+        return [f"opset {now} stays: a node means something else in {target}"]
+    for owner in owners(model):
+        for node in ir.traversal.RecursiveGraphIterator(owner):
+            if not node.domain and (reason := _misfit(node, target)):
+                return [f"opset {now} stays: {where(node)} has {reason} in {target}"]
+    for owner in owners(model):
+        if "" in owner.opset_imports:
+            owner.opset_imports[""] = target
+    return [f"opset lowered from {now} to {target}"]
+
+
+def _misfit(node: ir.Node, version: int) -> str | None:
+    """Say what an opset does not have of a node that it has; None if it has everything."""
+    schema = defs.get_schema(node.op_type, version, "")
+    for name in node.attributes:
+        if name not in schema.attributes:
+            return f"no attribute {name!r}"
+    if not schema.min_input <= len(node.inputs) <= schema.max_input:
+        return f"no form with {len(node.inputs)} inputs"
+    allowed = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
+    for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
+        for place, value in enumerate(values):
+            formal = formals[min(place, len(formals) - 1)]
+            known = coded_type(value)
+            types = allowed.get(formal.type_str, [formal.type_str])
+            if known is not None and f"tensor({known.name.lower()})" not in types:
+                return f"no {known.name}"
+    return None
 
 
 def _mean_the_same(model: ir.Model, lower: int, higher: int) -> bool:
