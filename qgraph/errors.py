@@ -9,6 +9,7 @@ QGraphError
  │   └ ExactnessError   a spelling exists, but below the level asked for
  ├ ExecutionError       a kernel failed; names node, shapes and dtypes
  └ EquivalenceError     two models differ; carries the report
+     └ UndecidedError   whether they differ could not be decided
 
 Every message has four parts: where, what is there, what was expected, what to do.
 """
@@ -65,6 +66,10 @@ class EquivalenceError(QGraphError):
     def __init__(self, message: str, report: object = None) -> None:
         super().__init__(message)
         self.report = report
+
+
+class UndecidedError(EquivalenceError):
+    """Whether two models are equivalent could not be decided."""
 
 
 def where(node: ir.Node) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import networkx as nx
 import onnx_ir as ir
@@ -61,6 +61,39 @@ def bottlenecks(picture: Digraph, node: ir.Node) -> list[ir.Node]:
     while step is not origin:
         chain.append(step)
         step = dominators[step]
+    return chain
+
+
+def gates(value: ir.Value, operands: Callable[[ir.Value], Sequence[ir.Value]]) -> list[ir.Value]:
+    """Return ``value`` and all values that whatever it is made of has to pass, the nearest first.
+
+    Args:
+        value: where the way back begins.
+        operands: what a value is made of; nothing for values at which the way back ends.
+    """
+    chain, step = [value], value
+    while len(found := dict.fromkeys(operands(step))) == 1:
+        (step,) = found
+        chain.append(step)
+    if not found:
+        return chain
+    origin = object()
+    flow: nx.DiGraph[Any] = nx.DiGraph()
+    pending, seen = [step], {step}
+    while pending:
+        user = pending.pop()
+        sources = operands(user)
+        if not sources:
+            flow.add_edge(origin, user)
+        for operand in sources:
+            flow.add_edge(operand, user)
+            if operand not in seen:
+                seen.add(operand)
+                pending.append(operand)
+    dominators = nx.immediate_dominators(flow, origin)
+    while dominators[step] is not origin:
+        step = dominators[step]
+        chain.append(step)
     return chain
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from qgraph.topology import bottlenecks, cone, graph_of
+from qgraph.topology import bottlenecks, cone, gates, graph_of
 
 TEXT = """
 <ir_version: 10, opset_import: ["": 21]>
@@ -75,3 +75,25 @@ def test_bottlenecks_are_passed_by_every_path(graph: ir.Graph) -> None:
 def test_paths_from_two_beginnings_have_no_bottleneck(graph: ir.Graph) -> None:
     graph.node("j").replace_input_with(0, graph.node("z").outputs[0])
     assert bottlenecks(graph_of(graph), graph.node("j")) == []
+
+
+def test_gates_are_what_all_ways_pass():
+    made = {
+        "y": ["b", "c"],
+        "b": ["a"],
+        "c": ["a", "b"],
+        "a": ["x"],
+        "x": [],
+        "z": ["b", "w"],
+        "w": [],
+    }
+    values = {name: ir.Value(name=name) for name in made}
+
+    def names(start):
+        chain = gates(values[start], lambda value: [values[name] for name in made[value.name]])
+        return [value.name for value in chain]
+
+    assert names("y") == ["y", "a", "x"]
+    assert names("b") == ["b", "a", "x"]
+    assert names("z") == ["z"]
+    assert names("x") == ["x"]

@@ -132,12 +132,22 @@ def parameter_array(
     Raises:
         Undecidable: it is not constant, or its axis cannot be placed.
     """
+    array = laid_out(node, value, shape, constants)
+    return array if array.dtype == bool else array.astype(np.float32)
+
+
+def laid_out(
+    node: ir.Node, value: ir.Value, shape: Shape, constants: Constants = array_of
+) -> Array:
+    """Return a constant operand in its own type, laid out so that it broadcasts to the data.
+
+    Raises:
+        Undecidable: it is not constant, or its axis cannot be placed.
+    """
     array = constants(value)
     if array is None:
         raise Undecidable(f"operand {value.name!r} of {node.op_type} is only known at run time")
-    if node.op_type in _ALONG_AXIS:
-        array = _aligned(node, array, shape)
-    return array if array.dtype == bool else array.astype(np.float32)
+    return _aligned(node, array, shape) if node.op_type in _ALONG_AXIS else array
 
 
 _ALONG_AXIS = ("QuantizeLinear", "DequantizeLinear")

@@ -5,7 +5,8 @@ monotone, so the results at the ends of the operands, computed in float32, bound
 and nothing is rounded outwards. A truth value is the interval [surely, possibly].
 
 Elements are *bad* where a rule has no bounds: NaN is possible, the primitive may be undefined, or a
-denominator changes sign. Nothing may be concluded from bad elements.
+denominator changes sign. Nothing may be concluded from bad elements, unless they are known to be
+*NaN*: beyond the range of a minifloat that does not saturate every input gives NaN.
 
 ONNX does not say which zero Min, Max and Relu return for -0 and +0. Both are allowed for here; an
 element is *open* where the result is a zero whose sign that leaves open for every input.
@@ -40,6 +41,7 @@ class Interval:
         lo, hi: ``[n]`` ends, float32 or bool; the same object where every element is a point.
             Those of a constant may be scalars.
         bad: ``[n]``, where the ends mean nothing; None for nowhere.
+        nan: ``[n]``, where every value is NaN, which is bad too; None for nowhere.
         open: ``[n]``, where the value is a zero of either sign; None for nowhere.
         sign: 1 or -1 if all elements are finite, not zero, and of this sign; 0 otherwise.
         finite: whether no element can be infinite; False if not known.
@@ -48,6 +50,7 @@ class Interval:
     lo: Array
     hi: Array
     bad: Mask | None = None
+    nan: Mask | None = None
     open: Mask | None = None
     sign: int = 0
     finite: bool = False
@@ -62,7 +65,7 @@ class Interval:
         sign = int((table > 0).all()) - int((table < 0).all()) if finite else 0
         unknown = np.isnan(value)
         bad = np.asarray(unknown) if unknown.any() else None
-        return cls(value, value, bad=bad, sign=sign, finite=finite)
+        return cls(value, value, bad=bad, nan=bad, sign=sign, finite=finite)
 
     @property
     def is_point(self) -> bool:
@@ -89,9 +92,18 @@ def apply(name: str, operands: Sequence[Interval], attributes: Attributes) -> In
     if name != "Where":
         for operand in operands:
             result.bad = either(result.bad, operand.bad)
+            if operand.nan is not None and name in _KEEP_NAN:
+                result.nan = either(result.nan, operand.nan)
         if result.open is None and any(operand.open is not None for operand in operands):
             result.open = _open(result, operands)
     return result
+
+
+_KEEP_NAN = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil"}
+    | {"Min", "Max", "Relu"}
+)
+"""Primitives that are NaN where an operand is; Where and Cast see to that themselves."""
 
 
 def either(a: Mask | None, b: Mask | None) -> Mask | None:
@@ -313,6 +325,11 @@ def _where(c: Interval, a: Interval, b: Interval) -> Interval:
         if branch.bad is not None:
             bad = either(bad, np.asarray(branch.bad & taken))
     result = Interval(lo, hi, bad=bad)
+    if a.nan is not None or b.nan is not None:
+        none = np.zeros(np.shape(lo), np.bool_)
+        yes, no = (none if m is None else m for m in (a.nan, b.nan))
+        sure = ~none if c.bad is None else ~c.bad
+        result.nan = (yes & no) | (sure & np.where(c.lo, yes, ~c.hi & no))
     if a.open is not None or b.open is not None:
         none = np.zeros(np.shape(lo), np.bool_)
         yes, no = (none if m is None else m for m in (a.open, b.open))
@@ -328,13 +345,28 @@ def _cast(a: Interval, **attributes: Any) -> Interval:
         return _truth((a.lo > 0) | (a.hi < 0), (a.lo != 0) | (a.hi != 0))
     result = _monotone(NUMPY["Cast"])(a, **attributes)
     if to == "FLOAT":
+        result.nan = a.nan
         return result
     bad = undefined("Cast", [a.lo], dict(attributes))
-    bad |= np.isnan(result.lo)
     if not a.is_point:
-        bad |= undefined("Cast", [a.hi], dict(attributes)) | np.isnan(result.hi)
-    result.bad = bad if bad.any() else None
+        bad |= undefined("Cast", [a.hi], dict(attributes))
+    # All formats have 1, and beyond their largest number there is none again.
+    nan = np.isnan(result.lo) & np.isnan(result.hi) & ((a.lo >= 1) | (a.hi <= -1)) & ~bad
+    bad |= np.isnan(result.lo) | np.isnan(result.hi)
+    if bad.any():
+        result.bad = bad
+        result.nan = nan if a.bad is None else nan & ~a.bad
+    if a.nan is not None and _keeps_nan(attributes):
+        result.nan = either(result.nan, a.nan)
     return result
+
+
+def _keeps_nan(attributes: Attributes) -> bool:
+    """Return whether a Cast of NaN is NaN."""
+    nan = np.full(1, np.nan, np.float32)
+    if undefined("Cast", [nan], dict(attributes)).any():
+        return False
+    return bool(np.isnan(NUMPY["Cast"](nan, **attributes)).all())
 
 
 def _gather(table: Interval, index: Interval) -> Interval:

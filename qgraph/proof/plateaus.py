@@ -17,7 +17,7 @@ from qgraph.proof.search import Boxes, Search
 
 @dataclass(frozen=True)
 class Plateaus:
-    """Stretches ``[n]`` of inputs with one value, in the order of channels and inputs.
+    """Stretches ``[n]`` of inputs with one value, or NaN, in the order of channels and inputs.
 
     Attributes:
         channel: the first channel with these constants.
@@ -67,6 +67,7 @@ class _Gathering:
         order = np.lexsort((lo, kind))
         kind, lo, hi, value = kind[order], lo[order], hi[order], value[order]
         starts = np.ones(len(lo), np.bool_)
-        starts[1:] = (kind[1:] != kind[:-1]) | (value[1:] != value[:-1])
+        same = (value[1:] == value[:-1]) | (np.isnan(value[1:]) & np.isnan(value[:-1]))
+        starts[1:] = (kind[1:] != kind[:-1]) | ~same
         ends = np.roll(starts, -1)
         return Plateaus(self._program.first[kind[starts]], lo[starts], hi[ends], value[starts])

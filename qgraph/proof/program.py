@@ -144,7 +144,7 @@ class Program:
         facts = self._known[id(e)]
         values = column[kind]
         bad = None if facts.bad is None else facts.bad[kind]
-        return Interval(values, values, bad=bad, sign=facts.sign, finite=facts.finite)
+        return Interval(values, values, bad=bad, nan=bad, sign=facts.sign, finite=facts.finite)
 
 
 def _whole(result: Interval, size: int) -> Interval:
@@ -152,8 +152,10 @@ def _whole(result: Interval, size: int) -> Interval:
     if np.shape(result.lo) == (size,):
         return result
     lo = np.broadcast_to(result.lo, (size,))
-    bad = None if result.bad is None else np.broadcast_to(result.bad, (size,))
-    return Interval(lo, lo, bad=bad)
+    bad, nan = (
+        None if mask is None else np.broadcast_to(mask, (size,)) for mask in (result.bad, result.nan)
+    )
+    return Interval(lo, lo, bad=bad, nan=nan)
 
 
 def _point(e: Expr, operands: list[tuple[Array, Mask]], *, zero: bool) -> tuple[Array, Mask]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.proof.expression import Undecidable
-from qgraph.proof.interval import Interval, Mask, either, settled
+from qgraph.proof.interval import Array, Interval, Mask, either, settled
 from qgraph.proof.keys import (
     HIGHEST,
     LOWEST,
@@ -127,6 +127,9 @@ class Search:
         box = Interval(x, x if single else from_keys(boxes.hi), finite=True)
         a, b = self._program.intervals(box, boxes.kind)
         apart, done = _decided(a, b)
+        for result in (a, b):
+            if result.nan is not None:
+                result.lo, result.hi = (_with_nan(end, result.nan) for end in (result.lo, result.hi))
         self._judge.settle(boxes, a, b, apart, done)
         rest = ~(apart | done)
         if not rest.any():
@@ -187,7 +190,10 @@ class Search:
 
 
 def _decided(a: Interval, b: Interval) -> tuple[Mask, Mask]:
-    """Return where two results do not meet, and where else both are one number, or an open zero."""
+    """Return where two results do not meet, and where else both are one number, or an open zero.
+
+    NaN counts as a number here.
+    """
     apart = np.asarray((a.hi < b.lo) | (b.hi < a.lo))
     done = settled(a) & settled(b) & ~apart
     bad = either(a.bad, b.bad)
@@ -196,7 +202,16 @@ def _decided(a: Interval, b: Interval) -> tuple[Mask, Mask]:
         done &= ~bad
     if (((a.lo > a.hi) | (b.lo > b.hi)) & (apart | done)).any():
         raise RuntimeError("an interval rule returned a lower end above the upper one")
+    if a.nan is not None or b.nan is not None:
+        ours, theirs = (np.zeros(len(a.lo), np.bool_) if m is None else m for m in (a.nan, b.nan))
+        known = [~nan if bad is None else nan | ~bad for nan, bad in ((ours, a.bad), (theirs, b.bad))]
+        apart |= (ours != theirs) & known[0] & known[1]
+        done |= ours & theirs
     return apart, done
+
+
+def _with_nan(end: Array, where: Mask) -> Array:
+    return np.where(where, np.float32(np.nan), end)
 
 
 def _take(stack: list[Boxes]) -> Boxes:

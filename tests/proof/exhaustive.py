@@ -148,6 +148,28 @@ def _float8() -> Case:
     return Case(expressions, down, nearest)
 
 
+def _overflow() -> Case:
+    """A cast that makes NaN of what is too large, and arithmetic that does so a step later."""
+
+    def expressions(b: Builder) -> tuple[Expr, Expr]:
+        power = b.Cast(b.Cast(b.Abs(b.input), to="FLOAT8E8M0", round_mode="down"), to="FLOAT")
+        step = b.Mul(b.Max(power, 2.0**-6), 2.0**-3)
+        rounded = b.Mul(b.Round(b.Div(b.input, step)), step)
+        late = b.Where(b.Greater(b.Abs(rounded), 480.0), np.nan, rounded)
+        return b.Cast(b.Cast(b.input, to="FLOAT8E4M3FN", saturate=0), to="FLOAT"), late
+
+    def cast(x: Float32) -> Float32:
+        return x.astype(minifloat.DTYPES["FLOAT8E4M3FN"]).astype(np.float32)
+
+    def late(x: Float32) -> Float32:
+        exponent = np.maximum(np.frexp(x)[1] - 1, -6) - 3
+        rounded = np.ldexp(np.rint(np.ldexp(x, -exponent)), exponent)
+        return np.where(np.abs(rounded) > F(480), F(np.nan), rounded)
+
+    # Between 464, the last that is rounded to 448, and 496, the first that is rounded to 512.
+    return Case(expressions, cast, late, differing=2 * (((496 - 464) << 15) - 1), zero_sign=0)
+
+
 CASES = {
     "signed pair": _published(_pair(0.1, 0, -128, 127, "INT8"), 0, 1_028_443_341),
     "unsigned pair, zero point 127": _published(_pair(0.25, 127, 0, 255, "UINT8"), 1150),
@@ -155,6 +177,7 @@ CASES = {
     "hardswish in two ways": _gates(),
     "half to even and half away": _away(),
     "float8 down and to nearest": _float8(),
+    "float8 with overflow to NaN": _overflow(),
 }
 
 

@@ -206,6 +206,22 @@ def test_minifloat_cast_against_arithmetic_on_its_grid() -> None:
     assert finding.zero_sign == 0
 
 
+def test_nan_against_the_largest_number_is_a_difference_throughout() -> None:
+    b = Builder()
+    nan, saturated = (
+        b.Cast(b.Cast(b.input, to="FLOAT8E4M3FN", saturate=s), to="FLOAT") for s in (0, 1)
+    )
+    finding = decide(nan, saturated)
+    assert finding.undecided is None
+    last = np.float32(464)  # the tie that goes to 448
+    beyond = 2 * int(to_keys(np.finfo(np.float32).max) - to_keys(last))
+    assert finding.differing == beyond
+    assert len(finding.runs) == 2
+    assert np.isnan(finding.runs.reference).all()
+    assert finding.runs.candidate.tolist() == [-448, 448]
+    assert from_keys(finding.runs.lo[1:]) == np.nextafter(last, np.float32(np.inf))
+
+
 def test_a_table_of_values_against_its_formula(cones: SimpleNamespace) -> None:
     b = Builder()
     codes = cones.fake_quantize_codes(b, b.input, np.float32(-0.73), np.float32(1.21), 16)

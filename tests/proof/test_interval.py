@@ -71,6 +71,9 @@ def _contained(name, operands, points, attributes) -> None:
     fine = np.ones(N, bool) if result.bad is None else ~result.bad
     assert fine.mean() > 0.03
     assert not (fine & open_).any()
+    if result.nan is not None:
+        assert not (fine & result.nan).any()
+        assert np.isnan(y[result.nan]).all()
     lo, hi = (np.broadcast_to(end, y.shape)[fine] for end in (result.lo, result.hi))
     y = y[fine]
     if y.dtype == bool:
@@ -216,6 +219,61 @@ def test_possible_nan_is_bad(name: str, operands) -> None:
     with np.errstate(all="ignore"):
         result = apply(name, given, {})
     assert result.bad is not None
+    assert result.bad.all()
+
+
+def _some_nan(rng) -> tuple[Interval, np.ndarray]:
+    """Intervals of which some are NaN throughout and others may be, with ends that mean nothing."""
+    lo, hi = _ends(rng)
+    kind = rng.integers(0, 4, N)
+    point = np.where(kind == 1, np.float32(np.nan), from_keys(_inner(rng, lo, hi)))
+    point = np.where((kind == 2) & (rng.random(N) < 0.5), np.float32(np.nan), point)
+    interval = Interval(from_keys(lo), from_keys(hi), bad=(kind == 1) | (kind == 2), nan=kind == 1)
+    return interval, point
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", [n for n in FLOAT_OPERANDS if n not in ("Sign", "IsNaN")])
+def test_what_is_said_to_be_nan_is_nan(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    given = [_some_nan(rng) for _ in range(FLOAT_OPERANDS[name])]
+    operands, points = zip(*given, strict=True)
+    _contained(name, operands, points, {})
+    with np.errstate(all="ignore"):
+        result = apply(name, operands, {})
+    if result.lo.dtype != np.bool_:
+        sure = np.logical_or.reduce([o.nan for o in operands])
+        assert (result.nan == sure).all()
+
+
+@pytest.mark.parametrize("attributes", CASTS, ids=lambda a: "-".join(map(str, a.values())))
+def test_casts_of_nan_are_nan_where_that_is_said(attributes) -> None:
+    operand, point = _some_nan(np.random.default_rng(1))
+    _contained("Cast", [operand], [point], attributes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_is_nan_where_each_branch_that_may_be_taken_is(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    condition, chosen = _truths(rng)
+    condition.bad = rng.random(N) < 0.2
+    chosen = np.where(condition.bad, rng.random(N) < 0.5, chosen)
+    operands, points = zip(*(_some_nan(rng) for _ in range(2)), strict=True)
+    _contained("Where", [condition, *operands], [chosen, *points], {})
+    result = apply("Where", [condition, *operands], {})
+    yes, no = (operand.nan for operand in operands)
+    assert (result.nan[yes & no]).all()
+    assert (result.nan == yes)[condition.lo & ~condition.bad].all()
+    assert (result.nan == no)[~condition.hi & ~condition.bad].all()
+
+
+@pytest.mark.parametrize("to", ["FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2FNUZ"])
+def test_a_cast_beyond_a_format_is_nan_on_one_side_of_zero_only(to: str) -> None:
+    lo, hi = np.float32([1e5, -1e9, -1e5, 1.0]), np.float32([1e9, -1e5, 1e5, 1e9])
+    result = apply("Cast", [Interval(lo, hi)], {"to": to, "saturate": 0})
+    assert result.bad is not None
+    assert result.nan is not None
+    assert result.nan.tolist() == [True, True, False, False]
     assert result.bad.all()
 
 

@@ -1,0 +1,223 @@
+"""What a proof of two whole models says, for programs, CI and people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from qgraph.errors import EquivalenceError, UndecidedError
+from qgraph.exactness import Exactness, Method, Witness
+from qgraph.report import SCHEMA
+
+
+class ProofVerdict(StrEnum):
+    """What was shown of two functions, over all inputs."""
+
+    PROVED = "proved"
+    DIFFERENT = "different"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """A division of all finite float32 inputs, on each part of which a region was settled.
+
+    Attributes:
+        channel: the first element of the broadcast constants for which it holds.
+        count: how many elements have the same constants.
+        starts: keys of the first input of each part, in ascending order; parts end before the next
+            one, the last one at the largest float.
+        differing: numbers of the parts on which the values differ.
+    """
+
+    channel: int
+    count: int
+    starts: tuple[int, ...]
+    differing: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the boxes; each start but the first as the distance from the one before.
+
+        The numbers stand in one text, which takes a line in the file and not thousands.
+        """
+        steps = (b - a for a, b in zip((0, *self.starts), self.starts, strict=False))
+        return {
+            "channel": self.channel,
+            "count": self.count,
+            "starts": " ".join(map(str, steps)),
+            "differing": " ".join(map(str, self.differing)),
+        }
+
+
+@dataclass(frozen=True)
+class Region:
+    """Two values that have to be equal, and what was found about them.
+
+    Attributes:
+        reference_nodes, candidate_nodes: names of the nodes that compute the values from the
+            entries.
+        reference_value, candidate_value: names of the values.
+        entries: names of pairs of equal values that the nodes start from; none for constants.
+        verdict: what holds, given equal entries.
+        exactness: the highest rung that holds; None when undecided.
+        method: how it was shown.
+        differing_inputs: how many inputs give different values, -0 equal to +0, NaN apart; summed
+            over channels. Of constants, elements.
+        zero_sign_inputs: how many give zeros of different signs.
+        channels: how many elements the parameters broadcast to.
+        differing_channels: channel and number of differing inputs, for the first channel of each
+            set of channels with equal parameters.
+        largest_steps: the largest difference in steps of the reference; None where not known.
+        nan_differs, infinity_differs: whether NaN and infinities have other results.
+        witness: an input that shows why the rung is no higher. Of a constant the input is the
+            number of the element.
+        witness_channel: the channel of the witness.
+        reason: why it is undecided, or a remark.
+        boxes: the evidence; empty unless asked for.
+    """
+
+    reference_nodes: tuple[str, ...]
+    candidate_nodes: tuple[str, ...]
+    reference_value: str
+    candidate_value: str
+    entries: tuple[tuple[str, str], ...] = ()
+    verdict: ProofVerdict = ProofVerdict.UNDECIDED
+    exactness: Exactness | None = None
+    method: Method = Method.NONE
+    differing_inputs: int = 0
+    zero_sign_inputs: int = 0
+    channels: int = 1
+    differing_channels: tuple[tuple[int, int], ...] = ()
+    largest_steps: float | None = None
+    nan_differs: bool = False
+    infinity_differs: bool = False
+    witness: Witness | None = None
+    witness_channel: int | None = None
+    reason: str | None = None
+    boxes: tuple[Boxes, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the region as it stands in a certificate."""
+        witness = self.witness
+        return {
+            "reference_nodes": list(self.reference_nodes),
+            "candidate_nodes": list(self.candidate_nodes),
+            "reference_value": self.reference_value,
+            "candidate_value": self.candidate_value,
+            "entries": [list(pair) for pair in self.entries],
+            "verdict": str(self.verdict),
+            "exactness": None if self.exactness is None else str(self.exactness),
+            "method": str(self.method),
+            "differing_inputs": self.differing_inputs,
+            "zero_sign_inputs": self.zero_sign_inputs,
+            "channels": self.channels,
+            "differing_channels": [list(pair) for pair in self.differing_channels],
+            "largest_steps": self.largest_steps,
+            "nan_differs": self.nan_differs,
+            "infinity_differs": self.infinity_differs,
+            "witness": None
+            if witness is None
+            else {
+                "input": witness.input,
+                "reference": witness.reference,
+                "candidate": witness.candidate,
+                "channel": self.witness_channel,
+            },
+            "reason": self.reason,
+            "boxes": [boxes.to_json() for boxes in self.boxes],
+        }
+
+
+@dataclass(frozen=True)
+class Source:
+    """One of the two models: its file, as far as there is one."""
+
+    path: str | None
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was shown about two models.
+
+    Attributes:
+        verdict: proved if the outputs are equal for every input, as far as ``conditions`` say;
+            different if some region differs; else undecided.
+        exactness: the lowest rung of all regions; None when undecided.
+        reference, candidate: the files.
+        regions: every place where the models differ in form, in the order of the reference.
+        conditions: what the verdict takes for granted, or does not cover.
+        notes: remarks.
+        counterexample: names of model inputs and their arrays on which the outputs differ; empty
+            where none was sought or found.
+        kept_inputs: whether initializers that are inputs too were left so.
+    """
+
+    verdict: ProofVerdict
+    exactness: Exactness | None
+    reference: Source
+    candidate: Source
+    regions: tuple[Region, ...]
+    conditions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    counterexample: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    kept_inputs: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the certificate as ``qgraph prove`` writes it."""
+        from qgraph import __version__
+
+        return {
+            "qgraph": __version__,
+            "schema": SCHEMA,
+            "command": "prove",
+            "verdict": str(self.verdict),
+            "exactness": None if self.exactness is None else str(self.exactness),
+            "reference": dict(vars(self.reference)),
+            "candidate": dict(vars(self.candidate)),
+            "keep_inputs": self.kept_inputs,
+            "conditions": list(self.conditions),
+            "notes": list(self.notes),
+            "counterexample_found": bool(self.counterexample),
+            "regions": [region.to_json() for region in self.regions],
+        }
+
+    def raise_if_not_proved(self) -> None:
+        """Raise unless the models were proved equal.
+
+        Raises:
+            EquivalenceError: they differ; names the first place, and carries the certificate.
+            UndecidedError: it could not be decided; likewise.
+        """
+        if self.verdict is ProofVerdict.PROVED:
+            return
+        found = [region for region in self.regions if region.verdict is self.verdict]
+        first, more = found[0], len(found) - 1
+        others = f" and {more} other{'s' if more > 1 else ''}" if more else ""
+        place = f"{place_of(first.reference_nodes)} -> {place_of(first.candidate_nodes)}{others}"
+        if self.verdict is ProofVerdict.UNDECIDED:
+            raise UndecidedError(
+                f"{place}: {first.reason}. Expected regions that can be decided; compare the "
+                "models on data with 'qgraph check'.",
+                report=self,
+            )
+        witness = first.witness
+        shown = (
+            ""
+            if witness is None
+            else f", such as {witness.input!r}: {witness.reference!r}, not {witness.candidate!r}"
+        )
+        raise EquivalenceError(
+            f"{place}: {first.differing_inputs} inputs give different values{shown}. Expected "
+            "equal values; convert with --exact values, or change the model there.",
+            report=self,
+        )
+
+
+def place_of(nodes: Sequence[str]) -> str:
+    """Return the nodes of a region in short: the last one, and how many there are before it."""
+    if not nodes:
+        return "nothing"
+    return repr(nodes[-1]) + (f" (and {len(nodes) - 1} before it)" if len(nodes) > 1 else "")

@@ -1,0 +1,107 @@
+"""Comparing two arrays value by value."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.exactness import Exactness
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+
+_PIECE = 1 << 20
+"""Elements that are compared at a time."""
+
+_LAST_BITS = 2.0**-20
+"""Share of the largest value that is far below a step of any quantizer of up to 16 bits."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How two arrays of one shape compare; -0 equals +0 and NaN equals NaN.
+
+    Attributes:
+        rung: bits or values; codes where all differences are tiny; else different.
+        differing: how many elements differ in value.
+        zero_sign: how many are zeros of different signs.
+        place: flat index of the first element that shows why the rung is no higher.
+    """
+
+    rung: Exactness
+    differing: int
+    zero_sign: int
+    place: int | None
+
+
+def compare_values(reference: Array, candidate: Array) -> Comparison:
+    """Return how two arrays of one shape and type compare; big ones are compared in pieces."""
+    ours, theirs = reference.reshape(-1), candidate.reshape(-1)
+    differing = zero_sign = 0
+    wrong_at = sign_at = None
+    worst = largest = 0.0
+    for start in range(0, ours.size, _PIECE):
+        x, y = ours[start : start + _PIECE], theirs[start : start + _PIECE]
+        if x.tobytes() == y.tobytes() and not differing:
+            largest = max(largest, _largest(x))
+            continue
+        wrong, signs = _differences(x, y)
+        if wrong_at is None and wrong.any():
+            wrong_at = start + int(np.argmax(wrong))
+        if sign_at is None and signs.any():
+            sign_at = start + int(np.argmax(signs))
+        differing += int(np.count_nonzero(wrong))
+        zero_sign += int(np.count_nonzero(signs))
+        largest = max(largest, _largest(x))
+        with np.errstate(all="ignore"):
+            gaps = np.abs(_wide(x[wrong]) - _wide(y[wrong]))
+        # a NaN on one side is as far away as can be
+        worst = max(worst, float(np.max(np.where(np.isnan(gaps), np.inf, gaps), initial=0.0)))
+    if differing:
+        rung = Exactness.CODES if worst <= largest * _LAST_BITS else Exactness.DIFFERENT
+        return Comparison(rung, differing, zero_sign, wrong_at)
+    rung = Exactness.VALUES if zero_sign else Exactness.BITS
+    return Comparison(rung, 0, zero_sign, sign_at)
+
+
+def _differences(x: Array, y: Array) -> tuple[Mask, Mask]:
+    """Return where values differ, and where zeros differ in sign only."""
+    if x.dtype.kind == "c":
+        # each number is two, so zeros have more signs than one: only equal bits are equal
+        bits = x.view(f"V{x.itemsize}") != y.view(f"V{y.itemsize}")
+        return np.asarray(bits), np.zeros(x.shape, np.bool_)
+    with np.errstate(all="ignore"):
+        same = np.asarray(x == y) | (is_nan(x) & is_nan(y))
+        if x.dtype.kind in "iub":
+            return ~same, np.zeros(x.shape, np.bool_)
+        return ~same, same & np.asarray(x == 0) & (np.signbit(x) != np.signbit(y))
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+def _largest(x: Array) -> float:
+    """Return the largest finite magnitude."""
+    with np.errstate(all="ignore"):
+        size = np.abs(_wide(x))
+    return float(np.max(np.where(np.isfinite(size), size, 0.0), initial=0.0))
+
+
+def fingerprint(array: Array) -> Hashable:
+    """Return what two arrays share only if they have one type, one shape and the same bits."""
+    if array.dtype.kind in "OSU":
+        return str(array.dtype), array.shape, tuple(array.reshape(-1).tolist())
+    return str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).digest()
+
+
+def is_nan(array: Array) -> Mask:
+    """Return where an array of any number type holds NaN."""
+    if array.dtype.kind in "iub":
+        return np.zeros(array.shape, np.bool_)
+    return np.asarray(array != array)

@@ -1,0 +1,150 @@
+"""Where the sign of a zero would be seen that two models do not share.
+
+Regions may be equal but for the sign of zero. That is equality for whatever follows, unless it
+tells the two zeros apart: a division by them, a power, a look at the bits, or an operator that is
+not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from qgraph.control import captured
+from qgraph.mat_mul_n_bits import is_mat_mul_n_bits
+from qgraph.ops.operator import operator_of
+from qgraph.schema import OpKey
+from qgraph.scopes import subgraphs
+
+_SEES = frozenset({"Atan2", "BitCast", "Pow", "Reciprocal", "Unique"})
+"""Standard operators that tell the zeros apart; Div does by its second operand."""
+
+_DOMAINS = frozenset({"", "ai.onnx.ml"})
+
+_KNOWN = frozenset(
+    OpKey("com.microsoft", name)
+    for name in (
+        "DequantizeLinear",
+        "DynamicQuantizeMatMul",
+        "FusedConv",
+        "FusedGemm",
+        "FusedMatMul",
+        "Gelu",
+        "MatMulInteger16",
+        "MatMulIntegerToFloat",
+        "QLinearAdd",
+        "QLinearMul",
+        "QuantizeLinear",
+    )
+)
+"""Operators of other domains that do not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A region of one model, as far as zeros go.
+
+    Attributes:
+        entry: the value that it begins with.
+        exit: the value that it ends in.
+        nodes: what lies between.
+        tells_apart: whether it makes different values of -0 and +0.
+    """
+
+    entry: ir.Value
+    exit: ir.Value
+    nodes: frozenset[ir.Node]
+    tells_apart: bool
+
+
+def sightings(
+    nodes: Sequence[ir.Node],
+    outputs: Iterable[ir.Value],
+    starts: Collection[ir.Value],
+    steps: Sequence[Step],
+) -> list[tuple[ir.Node, str]]:
+    """Return the nodes of a model that see the sign of zeros, and how.
+
+    Args:
+        nodes: of the model, also those in graphs of attributes, each graph in order.
+        outputs: of the model.
+        starts: values that may be zeros of the other sign in the other model.
+        steps: regions, which are looked at as a whole.
+    """
+    if not starts:
+        return []
+    live = _live(outputs)
+    inside = {node for step in steps for node in step.nodes if _serves_only(node, step)}
+    spread = set(starts)
+    found: dict[ir.Node, str] = {}
+    before = 0
+    while len(spread) > before:
+        before = len(spread)
+        for node in nodes:
+            touched = [value for value in (*_used(node), *_results(node)) if value in spread]
+            if node not in live or not touched:
+                continue
+            if node not in inside and sees(node, touched):
+                found[node] = (
+                    f"{node.op_type} sees the sign of zeros, which the models do not share"
+                )
+            spread.update(_beyond(node))
+        for step in steps:
+            node_after = step.exit.producer()
+            if step.tells_apart and step.entry in spread and node_after is not None:
+                found[node_after] = "it tells zeros apart whose signs the models do not share"
+    return list(found.items())
+
+
+def _used(node: ir.Node) -> list[ir.Value]:
+    return [*(value for value in node.inputs if value is not None), *captured(node)]
+
+
+def _results(node: ir.Node) -> list[ir.Value]:
+    """Return the outputs of the graphs that a node runs."""
+    graphs = (g for attribute in node.attributes.values() for g in subgraphs(attribute))
+    return [value for graph in graphs for value in graph.outputs]
+
+
+def _serves_only(node: ir.Node, step: Step) -> bool:
+    """Return whether nothing outside of a region uses what a node in it computes."""
+    values = [value for value in node.outputs if value is not step.exit]
+    return not any(
+        value.is_graph_output() or not step.nodes.issuperset(value.consumers()) for value in values
+    )
+
+
+def _beyond(node: ir.Node) -> list[ir.Value]:
+    """Return what may differ in the sign of zero because an operand of ``node`` does."""
+    values = [v for v in node.outputs if v.dtype is None or v.dtype.is_floating_point()]
+    for attribute in node.attributes.values():
+        for graph in subgraphs(attribute):
+            values = [*values, *graph.inputs]
+    return values
+
+
+def sees(node: ir.Node, touched: Sequence[ir.Value]) -> bool:
+    """Return whether a node tells zeros of different signs apart in some of its operands."""
+    if node.domain == "" and node.op_type == "Div":
+        return node.inputs[1] in touched
+    if node.domain == "" and node.op_type == "Cast":
+        return node.attributes.get_int("to", 1) == ir.DataType.STRING
+    if node.domain in _DOMAINS:
+        return node.op_type in _SEES
+    known = operator_of(node) is not None or is_mat_mul_n_bits(node)
+    return not known and OpKey.of(node) not in _KNOWN
+
+
+def _live(outputs: Iterable[ir.Value]) -> set[ir.Node]:
+    """Return the nodes on which the outputs depend."""
+    found: set[ir.Node] = set()
+    pending = list(outputs)
+    while pending:
+        node = pending.pop().producer()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        pending += (*_used(node), *_results(node))
+    return found

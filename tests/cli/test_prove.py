@@ -1,0 +1,137 @@
+"""``qgraph prove``, and ``--prove`` of the commands that rewrite."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import qgraph as library
+
+OTHER = """
+    <ir_version: 10, opset_import: ["": 20]>
+    net (float[N,4] x) => (float[N,3] y)
+    <float[4,3] t = {0.5, 0, -0.5, -1, 1, 3, 1.5, 2.5, 1, 2, -2, 0.5}> { y = MatMul (x, t) }"""
+
+
+@pytest.fixture
+def converted(qgraph, model, tmp_path):
+    out = tmp_path / "out.onnx"
+    assert qgraph("convert", model, "-o", out, "--to", "qdq").status == 0
+    return out
+
+
+@pytest.fixture
+def broken(converted, tmp_path):
+    """The converted model with another scale."""
+    made = library.load(converted)
+    scale = next(n for n in made.ir.graph if n.op_type == "QuantizeLinear").inputs[1]
+    array = np.nextafter(scale.const_value.numpy(), np.float32(1))
+    scale.const_value = ir.tensor(array, name=scale.name)
+    made.save(tmp_path / "broken.onnx")
+    return tmp_path / "broken.onnx"
+
+
+def test_equal_models_are_proved(qgraph, model, converted):
+    found = qgraph("prove", model, converted)
+    assert found.status == 0
+    assert found.out.startswith("PROVED equal in value for every input: 2 regions compared")
+    lines = [line.split("  ") for line in found.out.splitlines()]
+    rows = {line[0].strip(): [part.strip() for part in line[1:] if part.strip()] for line in lines}
+    assert rows["act"][1:3] == ["values", "every input"]
+    assert rows["weight"][1:3] == ["bits", "its constant"]
+    assert "condition: every operator computes as written" in found.err
+
+
+def test_bits_can_be_asked_for(qgraph, model, converted):
+    found = qgraph("prove", model, converted, "--exact", "bits")
+    assert found.status == 1
+    assert found.out.startswith("DIFFERENT in 1 of 2 regions")
+
+
+def test_quiet_leaves_the_verdict(qgraph, model, converted):
+    found = qgraph("prove", model, converted, "-q")
+    assert len(found.out.splitlines()) == 1
+    assert found.err == ""
+
+
+def test_different_models_are_shown_with_counts_and_a_witness(qgraph, model, broken, tmp_path):
+    witness = tmp_path / "w.npz"
+    found = qgraph("prove", model, broken, "--witness", witness)
+    assert found.status == 1
+    assert found.out.startswith("DIFFERENT in 1 of ")
+    assert "inputs that differ" in found.out
+    inputs = dict(np.load(witness))
+    results = [library.load(path).run(inputs, backend="numpy")["y"] for path in (model, broken)]
+    assert (results[0] != results[1]).any()
+
+
+def test_undecided_models_have_a_status_of_their_own(qgraph, model, write, tmp_path):
+    found = qgraph("prove", model, write(OTHER, "other.onnx"))
+    assert found.status in (1, 4)
+    soft = OTHER.replace("y = MatMul (x, t)", "m = MatMul (x, t) y = Softmax (m)")
+    found = qgraph("prove", write(OTHER, "other.onnx"), write(soft, "soft.onnx"))
+    assert found.status == 4
+    assert found.out.startswith("UNDECIDED in 1 of 1 region")
+    assert "no rule" in found.out
+
+
+def test_a_certificate_can_be_verified(qgraph, model, converted, broken, tmp_path, read_json):
+    file = tmp_path / "c.json"
+    assert qgraph("prove", model, converted, "--certificate", file).status == 0
+    document = read_json(file)
+    assert document["command"] == "prove"
+    assert (document["verdict"], document["exactness"]) == ("proved", "values")
+    assert len(document["reference"]["sha256"]) == len(document["candidate"]["sha256"]) == 64
+    fields = {"reference_nodes", "candidate_nodes", "verdict", "exactness", "method"}
+    fields |= {"differing_inputs", "witness", "reason", "boxes"}
+    assert all(fields <= set(region) for region in document["regions"])
+    found = qgraph("prove", "--verify", file, model, converted)
+    assert found.status == 0
+    assert found.out.startswith("VERIFIED")
+    assert "another file" in qgraph("prove", "--verify", file, model, broken).error
+    document["regions"][0]["boxes"][0]["starts"] = "-2139095040"
+    file.write_text(json.dumps(document))
+    found = qgraph("prove", "--verify", file, model, converted)
+    assert found.status == 1
+    assert "does not hold" in found.error
+
+
+def test_nothing_is_overwritten(qgraph, model, converted, folder):
+    before = folder()
+    assert "another file" in qgraph("prove", model, converted, "--certificate", model).error
+    found = qgraph("prove", model, converted, "--verify", model, "--witness", "w.npz")
+    assert found.status == 2
+    assert folder() == before
+
+
+@pytest.mark.parametrize("arguments", [["convert", "--to", "qdq"], ["fold"]])
+def test_what_is_proved_is_written(qgraph, model, tmp_path, arguments):
+    out = tmp_path / "out.onnx"
+    found = qgraph(arguments[0], model, "-o", out, *arguments[1:], "--prove")
+    assert found.status == 0
+    assert "proved equal for every input" in found.out
+    assert out.exists()
+
+
+def test_what_is_not_proved_is_not_written(qgraph, write, folder):
+    asymmetric = """
+        <ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
+        net (float[4] x) => (float[4] y) <float s = {0.25}, float z = {127}, float b = {8}> {
+            y = qonnx.custom_op.general.Quant
+                <signed = 0, narrow = 0, rounding_mode = "ROUND"> (x, s, z, b) }"""
+    path = write(asymmetric)
+    before = folder()
+    out = path.parent / "out.onnx"
+    found = qgraph("convert", path, "-o", out, "--to", "qdq", "--exact", "near", "--prove")
+    assert found.status == 1
+    assert "1150 inputs give different values" in found.error
+    assert folder() == before
+
+
+def test_help(qgraph):
+    found = qgraph("prove", "--help")
+    assert found.status == 0
+    assert "--verify" in found.out
