@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ModelError
+from qgraph.streaming import Stream, stream_of
+
+_ARRAY = "qgraph.array"
+
+_READ_BYTES = 1 << 24
+"""Up to so many bytes of external data are read; more are mapped."""
 
 _SPELLED_OUT: dict[str, type[np.generic]] = {
     "value_float": np.float32,
@@ -28,11 +35,16 @@ def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
     Raises:
         ModelError: the tensor cannot be read.
     """
+    tensor = constant_tensor(value)
+    return None if value is None or tensor is None else _array(value, tensor)
+
+
+def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """Return the tensor that ``value`` always is, as :func:`constant` does, without reading it."""
     if value is None:
         return None
     if value.is_initializer():
-        tensor = None if value.is_graph_input() else value.const_value
-        return None if tensor is None else _array(value, tensor)
+        return None if value.is_graph_input() else value.const_value
     node = value.producer()
     if node is None or node.op_type != "Constant" or node.domain:
         return None
@@ -40,10 +52,25 @@ def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
         if attribute.is_ref():
             continue  # filled in by the caller of the function
         if attribute.name == "value":
-            return _array(value, attribute.as_tensor())
+            return attribute.as_tensor()
         if attribute.name in _SPELLED_OUT:
-            return np.asarray(attribute.value, dtype=_SPELLED_OUT[attribute.name])
+            return ir.Tensor(np.asarray(attribute.value, dtype=_SPELLED_OUT[attribute.name]))
     return None
+
+
+def constant_elements(value: ir.Value | None) -> Stream | None:
+    """Return what ``value`` always holds, as :func:`constant` does; what is in a file stays there.
+
+    Raises:
+        ModelError: the tensor cannot be read.
+    """
+    tensor = constant_tensor(value)
+    if value is None or tensor is None:
+        return None
+    if isinstance(tensor, ir.ExternalTensor | ir.LazyTensor):
+        return stream_of(tensor)
+    shape = tuple(int(size) for size in tensor.shape.numpy())
+    return Stream(tensor.dtype.name, shape, _array(value, tensor))
 
 
 def overridable(graph: ir.Graph) -> list[ir.Value]:
@@ -53,7 +80,10 @@ def overridable(graph: ir.Graph) -> list[ir.Value]:
 
 def _array(value: ir.Value, tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
     try:
-        array = tensor.numpy().view()
+        if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes <= _READ_BYTES:
+            array = _read(tensor).view()
+        else:
+            array = tensor.numpy().view()
     except (OSError, ValueError, TypeError) as error:
         raise ModelError(
             f"Constant {value.name!r}: its data cannot be read ({error}), expected "
@@ -61,3 +91,17 @@ def _array(value: ir.Value, tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
         ) from error
     array.flags.writeable = False
     return array
+
+
+def _read(tensor: ir.ExternalTensor) -> npt.NDArray[Any]:
+    """Return a tensor's elements, the same array as long as somebody has it.
+
+    onnx_ir would map the whole file, and keep it open, once for each tensor.
+    """
+    known = tensor.meta.get(_ARRAY)
+    flat: npt.NDArray[Any] | None = None if known is None else known()
+    if flat is None:
+        flat = stream_of(tensor).read()
+        # Views refer to the array that has the memory, not to one another.
+        tensor.meta[_ARRAY] = weakref.ref(flat)
+    return flat.reshape(tensor.shape.numpy())

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
+from qgraph.deferred import (
+    MOST_TENSORS,
+    PART_BYTES,
+    DeferredTensor,
+    Job,
+    NoSink,
+    Part,
+    Sink,
+    carry_out,
+)
+from qgraph.streaming import FileRange, stream_of
 from qgraph.tensors import Slot, slots, stored_bytes
 
 INLINE_LIMIT = 1_500_000_000
 """Bytes of weights above which they go to a file of their own; protobuf ends at 2 GiB."""
 
-_WORKERS = 2
-_IN_FLIGHT_BYTES = 1 << 28
+THRESHOLD = 1024
+"""Tensors of fewer bytes stay in the model file."""
 
 Progress = Callable[[int, int], None]
-"""Called with the number of tensors written so far, and of all that are to be written."""
+"""Called with the bytes of weights that have been read so far, and of all that are to be."""
 
 Layout = Mapping[Path, Sequence[ir.TensorProtocol]]
 """Data files, and the tensors that each holds, densely packed in this order."""
@@ -58,36 +72,62 @@ def choose(model: ir.Model, *, wanted: bool | None, threshold: int) -> list[Slot
 
 
 def write(
-    chosen: Sequence[Slot], folder: Path, shard_bytes: int | None, progress: Progress | None
-) -> Layout:
+    chosen: Sequence[Slot],
+    deferred: Sequence[DeferredTensor],
+    folder: Path,
+    shard_bytes: int | None,
+    *,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> tuple[Layout, dict[int, FileRange]]:
     """Write data files under provisional names into ``folder``.
 
-    Weights that are still to be computed are computed here, a few at a time.
+    Weights that are still to be computed are computed here, piece by piece.
+
+    Args:
+        chosen: the places whose tensors go to data files.
+        deferred: tensors that are to be computed and go to no data file.
+        folder: where the files go.
+        shard_bytes: upper limit of one file; a larger tensor gets a file of its own.
+        executor: runs the parts of big tensors; threads of this process if None.
+        progress: is told how many bytes have been read, and of how many.
+
+    Returns:
+        The data files, and for the ``id`` of each tensor of ``deferred`` where its bytes are.
     """
-    shards = _shards(chosen, shard_bytes)
-    total = sum(len(tensors) for tensors in shards)
-    written = 0
+    layout = {folder / str(i): group for i, group in enumerate(_shards(chosen, shard_bytes))}
+    places: dict[int, FileRange] = {}
+    for path, tensors in layout.items():
+        places |= _lay_out(path, tensors)
+    kept = _lay_out(folder / "inline", {id(tensor): tensor for tensor in deferred}.values())
+    here: list[tuple[Job, Sequence[Sink]]] = []
+    away: list[tuple[Job, Sequence[Sink]]] = []
+    jobs: dict[int, tuple[Job, dict[int, Sink]]] = {}
+    for tensor in [*(t for group in layout.values() for t in group), *deferred]:
+        sink = places.get(id(tensor)) or kept[id(tensor)]
+        if isinstance(tensor, DeferredTensor):
+            jobs.setdefault(id(tensor.job), (tensor.job, {}))[1][tensor.place] = sink
+        elif isinstance(tensor, ir.ExternalTensor) and sink.length > PART_BYTES:
+            away.append((_Copy(tensor), [sink]))
+        else:
+            here.append((_Single(tensor), [sink]))
+    for job, sinks in jobs.values():
+        # A tensor of the job may have left the model.
+        away.append((job, [sinks.get(i, NoSink()) for i in range(MOST_TENSORS)]))
+    total = sum(part.reads for job, _ in (*here, *away) for part in job.parts())
+    done = 0
 
-    def count(_tensor: ir.TensorProtocol, _info: ir.external_data.CallbackInfo) -> None:
-        nonlocal written
-        written += 1
+    def tell(count: int) -> None:
+        nonlocal done
+        done += count
         if progress is not None:
-            progress(written, total)
+            progress(done, total)
 
-    layout = {}
-    for number, tensors in enumerate(shards):
-        # Two threads help where weights are computed; copies are made by the kernel.
-        computed = any(isinstance(tensor, ir.LazyTensor) for tensor in tensors)
-        ir.external_data.convert_tensors_to_external(
-            tensors,
-            base_dir=folder,
-            relative_path=str(number),
-            callback=count,
-            max_workers=_WORKERS if computed else None,
-            max_in_flight_bytes=_IN_FLIGHT_BYTES,
-        )
-        layout[folder / str(number)] = tensors
-    return layout
+    with ThreadPoolExecutor(_cores(), thread_name_prefix="qgraph-save") as threads:
+        carry_out(here if executor else [*here, *away], threads, tell)
+        if executor is not None:
+            carry_out(away, executor, tell)
+    return layout, kept
 
 
 def publish(layout: Layout, path: Path, published: list[Path]) -> dict[int, ir.TensorProtocol]:
@@ -132,6 +172,79 @@ def belonging_to(path: Path, model: ir.Model) -> set[Path]:
         if isinstance(slot.tensor, ir.ExternalTensor)
     }
     return {path.parent / name for name in locations if pattern.fullmatch(name)}
+
+
+def _lay_out(path: Path, tensors: Iterable[ir.TensorProtocol]) -> dict[int, FileRange]:
+    """Create a file with room for ``tensors``, one after the other; return where each goes."""
+    places, offset = {}, 0
+    for tensor in tensors:
+        size = stored_bytes(tensor)
+        places[id(tensor)] = FileRange(os.path.abspath(path), offset, size)
+        offset += size
+    if places:
+        with path.open("xb") as file:
+            file.truncate(offset)
+    return places
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """Takes a big tensor over from another data file, by the kernel of the system."""
+
+    tensor: ir.ExternalTensor
+
+    def parts(self) -> Sequence[Part]:
+        source = stream_of(self.tensor).stored
+        if not isinstance(source, FileRange):
+            raise TypeError(f"{self.tensor.name} is in no file")
+        starts = range(0, source.length, PART_BYTES)
+        return [_CopyPart(source, at, min(PART_BYTES, source.length - at)) for at in starts]
+
+    def conclude(self, results: Sequence[Any]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class _CopyPart:
+    source: FileRange
+    at: int
+    reads: int
+
+    def __call__(self, sinks: Sequence[Sink]) -> None:
+        target = sinks[0]
+        if not isinstance(target, FileRange):
+            raise TypeError("a data file is copied to another file only")
+        self.source.copy(self.at, self.reads, target)
+
+
+@dataclass(frozen=True)
+class _Single:
+    """Writes a tensor of this process at one go."""
+
+    tensor: Any
+
+    @property
+    def reads(self) -> int:
+        return stored_bytes(self.tensor)
+
+    def parts(self) -> Sequence[Part]:
+        return [self]
+
+    def conclude(self, results: Sequence[Any]) -> None:
+        pass
+
+    def __call__(self, sinks: Sequence[Sink]) -> None:
+        (target,) = sinks
+        if isinstance(target, FileRange):
+            with open(target.path, "r+b") as file:
+                file.seek(target.offset)
+                self.tensor.tofile(file)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _shards(chosen: Sequence[Slot], shard_bytes: int | None) -> list[list[ir.TensorProtocol]]:

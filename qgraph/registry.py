@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
@@ -16,8 +17,8 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Unique names for the entries that the modules of one package register.
 
-    The package's modules are imported in sorted order at the first look-up, so that a new file
-    is found without being listed anywhere.
+    A module of the package that has the name of the entry is imported when that is looked up, and
+    otherwise all, in sorted order, so that a new file is found without being listed anywhere.
 
     Args:
         kind: what an entry is called in messages, such as ``"dialect"``.
@@ -47,7 +48,10 @@ class Registry(Generic[T]):
         Raises:
             OptionError: there is none; the message names the nearest ones.
         """
-        self._load()
+        if name not in self._entries:
+            self._load_module(name)
+        if name not in self._entries:
+            self._load()
         if name in self._entries:
             return self._entries[name]
         near = difflib.get_close_matches(name, self._entries, n=1)
@@ -61,6 +65,13 @@ class Registry(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         return iter([self._entries[name] for name in self.names()])
+
+    def _load_module(self, name: str) -> None:
+        """Import the module that bears the name of an entry, if there is one, and no other."""
+        module = name.replace("-", "_")
+        importlib.import_module(self._package)
+        if module.isidentifier() and importlib.util.find_spec(f"{self._package}.{module}"):
+            importlib.import_module(f"{self._package}.{module}")
 
     def _load(self) -> None:
         if self._loaded:

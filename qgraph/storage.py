@@ -9,18 +9,22 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError
 
 from qgraph import datafiles
+from qgraph.deferred import DeferredTensor
 from qgraph.errors import ModelError, OptionError
 from qgraph.external import external_fault
 from qgraph.opset import minimum_ir_version
 from qgraph.scopes import check_names, owners
+from qgraph.streaming import FileRange
 from qgraph.tensors import inline_fault, slots, stored_bytes
 
 _CHUNK_BYTES = 1 << 20
@@ -90,7 +94,8 @@ def save(
     *,
     external_data: bool | None = None,
     shard_bytes: int | None = None,
-    size_threshold: int = 1024,
+    size_threshold: int = datafiles.THRESHOLD,
+    executor: Executor | None = None,
     progress: datafiles.Progress | None = None,
 ) -> None:
     """Write a model file, and its external data beside it; on failure nothing has changed.
@@ -109,7 +114,9 @@ def save(
             some lie in such files now, or if they are too many for a model file.
         shard_bytes: upper limit of one data file; a larger tensor gets a file of its own.
         size_threshold: tensors of fewer bytes stay in the model file.
-        progress: is told of each tensor that goes to a data file.
+        executor: runs the work on big weights, in parts that can be pickled: processes, or machines
+            that see the same files. None: threads of this process.
+        progress: is told how many bytes of weights have been read, and of how many.
 
     Raises:
         ModelError: the file cannot be written, or the model is inconsistent or too large.
@@ -134,9 +141,17 @@ def save(
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as name:
             scratch = Path(name)
-            layout = datafiles.write(chosen, scratch, shard_bytes, progress)
+            outside = {id(slot.tensor) for slot in chosen}
+            inside = [
+                slot.tensor
+                for slot in slots(model)
+                if isinstance(slot.tensor, DeferredTensor) and id(slot.tensor) not in outside
+            ]
+            layout, computed = datafiles.write(
+                chosen, inside, scratch, shard_bytes, executor=executor, progress=progress
+            )
             fresh = datafiles.publish(layout, path, published)
-            fresh |= _inlined(model, fresh, lazy=bool(old_data))
+            fresh |= _inlined(model, fresh, computed, lazy=bool(old_data))
             _write_model(model, fresh, scratch / path.name)
             if path.exists():
                 shutil.copymode(path, scratch / path.name)
@@ -264,19 +279,28 @@ def _old_data(path: Path) -> set[Path]:
         return set()
 
 
-def _inlined(model: ir.Model, outside: Tensors, *, lazy: bool) -> dict[int, ir.TensorProtocol]:
+def _inlined(
+    model: ir.Model, outside: Tensors, computed: Mapping[int, FileRange], *, lazy: bool
+) -> dict[int, ir.TensorProtocol]:
     """Return copies, in memory, of the tensors that lie in data files and are to stay in no file.
+
+    So do those of ``computed``, which lie in a file that will vanish.
 
     The bytes are copied as they are: a tensor of narrow elements is never unpacked.
     """
-    kinds = (ir.ExternalTensor, ir.LazyTensor) if lazy else ir.ExternalTensor
+    kinds = (ir.ExternalTensor, DeferredTensor, *((ir.LazyTensor,) if lazy else ()))
     copies: dict[int, ir.TensorProtocol] = {}
     for slot in slots(model):
         tensor = slot.tensor
         if not isinstance(tensor, kinds) or id(tensor) in outside or id(tensor) in copies:
             continue
         content = io.BytesIO()
-        if tensor.size:
+        if id(tensor) in computed:
+            place = computed[id(tensor)]
+            data = np.empty(place.length, np.uint8)
+            place.read_into(0, data)
+            content.write(data.data)
+        elif tensor.size:
             tensor.tofile(content)
         proto = onnx.TensorProto(
             name=tensor.name or "",
@@ -318,7 +342,7 @@ def _retire(old_data: set[Path], model: ir.Model, fresh: Tensors) -> None:
         return
     for slot in slots(model):
         tensor = slot.tensor
-        reads = isinstance(tensor, ir.LazyTensor) or (
+        reads = isinstance(tensor, ir.LazyTensor | DeferredTensor) or (
             isinstance(tensor, ir.ExternalTensor)
             and any(os.path.exists(p) and os.path.samefile(tensor.path, p) for p in old_data)
         )

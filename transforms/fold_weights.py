@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
+from qgraph.dialects.code_layout import through_reshape
 from qgraph.dialects.dialect import Refusal, Site, sites, weight_of
 from qgraph.dialects.qdq_codes import packed
-from qgraph.edit import Editor
+from qgraph.dialects.scale_forms import Scales
+from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
 from qgraph.model import Model
@@ -22,6 +25,9 @@ from qgraph.transforms.spelling import (
     settle,
 )
 
+_BLOCKS_SINCE = 21
+"""Opset since which DequantizeLinear has blocks."""
+
 
 @transform("fold-weights")
 class FoldWeights(Transform):
@@ -30,6 +36,10 @@ class FoldWeights(Transform):
     exact: Exactness = option(Exactness.VALUES, help="lowest rung of equality that is accepted")
     opset: int | None = option(
         None, help="highest opset that may be used; default: 21, or the model's own if higher"
+    )
+    scale_type: Scales = option(
+        Scales.FLOAT,
+        help="smallest: scales as E8M0, FLOAT8E4M3FN, float16 or bfloat16 where that is the same",
     )
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
@@ -40,25 +50,27 @@ class FoldWeights(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Fold every quantizer whose input is constant; the float values leave the model."""
         editor, comparer = Editor(model.ir), Comparer(model.ir)
-        choices = self._choose(model, editor, comparer)
+        choices, refusals = self._choose(model, editor, comparer)
         raise_opset(model, choices, report)
         if not all(choice.site.stands for choice in choices):
-            choices = self._choose(model, editor, comparer)
+            choices, refusals = self._choose(model, editor, comparer)
         settle(model, choices, editor, report)
-        report.sites += [
-            entry(found, Outcome.REFUSED, found.reason)
-            for found in sites(model.ir)
-            if isinstance(found, Refusal) and _on_constant(found)
-        ]
+        report.sites += [entry(found, Outcome.REFUSED, found.reason) for found in refusals]
 
-    def _choose(self, model: Model, editor: Editor, comparer: Comparer) -> list[Choice]:
+    def _choose(
+        self, model: Model, editor: Editor, comparer: Comparer
+    ) -> tuple[list[Choice], list[Refusal]]:
+        """Return what becomes of each constant quantizer, and the ones that cannot be read."""
         limit = ceiling(model.ir, self.opset)
-        offers = [
-            (site, packed(site, editor))
-            for site in sites(model.ir)
-            if not isinstance(site, Refusal) and site.weight is not None and not _is_stored(site)
-        ]
-        return choose(offers, self.exact, limit, comparer)
+        offers: list[tuple[Site, Iterator[Draft]]] = []
+        refusals: list[Refusal] = []
+        for found in sites(model.ir):
+            if isinstance(found, Refusal):
+                refusals += [found] if _on_constant(found) else []
+            elif found.weight is not None and not _is_stored(found):
+                site = through_reshape(found) if limit >= _BLOCKS_SINCE else found
+                offers.append((site, packed(site, editor, self.scale_type)))
+        return choose(offers, self.exact, limit, comparer), refusals
 
 
 def _on_constant(refusal: Refusal) -> bool:

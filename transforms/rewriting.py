@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Executor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from qgraph import __version__, storage
+from qgraph import __version__, datafiles, storage
+from qgraph.equivalence import certify
 from qgraph.errors import OptionError
 from qgraph.files import is_same, json_text, replacing
 from qgraph.model import Model, load
@@ -20,7 +22,10 @@ from qgraph.tensors import slots
 StrPath = str | os.PathLike[str]
 
 Progress = Callable[[str, int, int], None]
-"""Is told what is being done, how many parts of it are done, and of how many (0: not known)."""
+"""Is told what is being done, how many bytes of it are done, and of how many (0: not known)."""
+
+_COUNTS_BYTES = 160
+"""More than the counts of a weight take in a report."""
 
 
 def rewrite(
@@ -31,6 +36,11 @@ def rewrite(
     command: str = "transform",
     keep_inputs: bool = False,
     in_place: bool = False,
+    prove: bool = False,
+    external_data: bool | None = None,
+    shard_bytes: int | None = None,
+    size_threshold: int | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Apply passes to a model file and write the result; nothing is written if anything fails.
@@ -43,10 +53,17 @@ def rewrite(
         command: how the report names what was done.
         keep_inputs: see :meth:`qgraph.Model.apply`.
         in_place: allow ``out`` to be ``source``.
-        progress: is told of reading, of the passes, and of writing.
+        prove: write only what is proved equal in value for every input.
+        external_data: whether weights go to files of their own; see :meth:`qgraph.Model.save`.
+        shard_bytes: upper limit of one such file.
+        size_threshold: tensors of fewer bytes stay in the model file; None for the usual 1024.
+        executor: runs the work on big weights, in processes or on other machines.
+        progress: is told of reading, of the passes, and of writing, then in bytes.
 
     Raises:
         OptionError: a file that is read would be overwritten, or two files have one name.
+        EquivalenceError: ``prove`` is set and the result differs, or cannot be decided
+            (UndecidedError).
         QGraphError: the model is not usable, a pass fails, or a file cannot be written.
     """
     tell = progress or _silent
@@ -67,13 +84,27 @@ def rewrite(
     with nullcontext() if report is None else replacing(report) as file:
         before = None if file is None else {"path": str(source), "sha256": storage.sha256(source)}
         tell(", ".join(getattr(step, "name", type(step).__name__) for step in steps), 0, 0)
+        original = model.ir
         found = model.apply(*steps, keep_inputs=keep_inputs)
+        if prove:
+            tell("proving", 0, 0)
+            certificate = certify.prove(original, model, keep_inputs=keep_inputs)
+            certificate.raise_if_not_proved()
         if file is not None:
             # The report takes its place on the disk before the model is replaced.
             file.write(_document(command, before, _output(out, model, "0" * 64), found))
+            # Counts that are known only after the weights were written need room as well.
+            file.write(b" " * (_COUNTS_BYTES * len(found.sites)))
             file.flush()
         tell(f"writing {out.name}", 0, 0)
-        model.save(out, progress=lambda done, total: tell(f"writing {out.name}", done, total))
+        model.save(
+            out,
+            external_data=external_data,
+            shard_bytes=shard_bytes,
+            size_threshold=datafiles.THRESHOLD if size_threshold is None else size_threshold,
+            executor=executor,
+            progress=lambda done, total: tell(f"writing {out.name}", done, total),
+        )
         if file is not None:
             file.seek(0)
             after = _output(out, load(out), storage.sha256(out))

@@ -14,7 +14,7 @@ from qgraph.errors import OperatorError
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops import parameters
 from qgraph.ops.operator import Operator, operator_of
-from qgraph.proof.cone import parameter_array
+from qgraph.proof.cone import laid_out, parameter_array
 from qgraph.quantizer import Floating
 
 
@@ -24,7 +24,9 @@ def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
     try:
         _trace(site, draft, _Values(draft))
     except OperatorError:
-        return  # written for float32 only, which the data is not
+        # written for float32 only, which the data, or a difference of codes, is not
+        yield from _difference_of_codes(site, editor)
+        return
     yield draft
     if isinstance(site.quantizer, Floating):
         low = editor.draft(site)
@@ -54,6 +56,22 @@ def _trace(site: Site, draft: Draft, op: Tracer) -> None:
         arguments = half_arguments(operator, node) if is_half else operator.arguments(node)
         known[node.outputs[0]] = operator.define(op, *operands, **arguments)
     draft.giving(known[site.y])
+
+
+def _difference_of_codes(site: Site, editor: Editor) -> Iterator[Draft]:
+    """Yield ``Cast(codes - zero_point) * scale``, as INT32 codes are decoded: the first in int32."""
+    node = site.root
+    if len(site.nodes) > 1 or node.op_type != "DequantizeLinear" or len(node.inputs) < 3:
+        return
+    scale, zero_point = node.inputs[1:3]
+    if scale is None or zero_point is None or site.y.dtype not in (None, ir.DataType.FLOAT):
+        return
+    laid = [laid_out(node, value, site.shape) for value in (scale, zero_point)]
+    if site.x.dtype is not ir.DataType.INT32 or laid[0].dtype != np.float32:
+        return
+    draft = editor.draft(site)
+    steps = draft.node("Sub", [draft.x, laid[1]], dtype=ir.DataType.INT32)
+    yield draft.giving(draft.op.Mul(draft.op.Cast(steps, to=ir.DataType.FLOAT), laid[0]))
 
 
 def half_arguments(operator: Operator, node: ir.Node) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class _Packer:
                 ends = float(meaning.lo.min()), float(meaning.hi.max())
                 yield from self._affine(meaning.scale, meaning.zero_point, ends, margin)
             case Bipolar(scale):
-                yield from self._affine(scale, np.zeros_like(scale), (-1.0, 1.0), 0.5)
+                yield from self._affine(scale, ZERO, (-1.0, 1.0), 0.5)
             case Floating() as meaning:
                 yield from self._floating(meaning)
             case Ranged(decoding=None) as meaning:
@@ -152,7 +152,7 @@ class _Packer:
             # Counted from the zero point instead, so that none is left.
             lo, hi = ends[0] - float(zero_point.max()), ends[1] - float(zero_point.min())
             coding = replace(coding, lo=lo, hi=hi)
-        yield from self._stored(placed, coding, scale, np.zeros_like(zero_point))
+        yield from self._stored(placed, coding, scale, ZERO)
 
     def _floating(self, meaning: Floating) -> Iterator[Draft]:
         grid = meaning.format
@@ -164,14 +164,13 @@ class _Packer:
             margin = 0.5 * step_at_top(found.name, grid.max_value)
             place = placed.parameter(scale)
             coding = Coding(found.name, place, -grid.max_value, grid.max_value, margin=margin)
-            none, dtype = np.zeros_like(scale), self._dtype
-            for form in dequantized(layout, scale, none, found.name, dtype, self.scales):
+            dtype = self._dtype
+            for form in dequantized(layout, scale, ZERO, found.name, dtype, self.scales):
                 yield from self._draft(coding, form, keeps_zeros=found.has_negative_zero)
         # Every value is a multiple of the smallest subnormal, so narrow formats are integers too.
         unit = np.float32(2.0 ** (1 - grid.bias - grid.mantissa_bits))
         top = float(np.float32(grid.max_value) / unit)
-        zero = np.zeros((), np.float32)
-        yield from self._affine(meaning.scale * unit, zero, (-top, top), 0.5)
+        yield from self._affine(meaning.scale * unit, ZERO, (-top, top), 0.5)
 
     def _ranged(self, meaning: Ranged) -> Iterator[Draft]:
         ends = meaning.input_high, meaning.output_low, meaning.output_high
@@ -188,7 +187,7 @@ class _Packer:
             yield from self._stored(placed, from_low, scale, zero_point)
             lo, hi = -float(zero_point.max()), top - float(zero_point.min())
             plain = replace(coding, lo=lo, hi=hi)
-            yield from self._stored(placed, plain, scale, np.zeros_like(scale))
+            yield from self._stored(placed, plain, scale, ZERO)
         # In half of all ranges span + low is not high: then weights above the range need a code
         # more.
         above = replace(from_low, hi=top + 1, above=placed.parameter(high_in))

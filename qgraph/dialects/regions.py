@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
-from qgraph.dialects.definition import half_arguments
 from qgraph.constants import constant_tensor
+from qgraph.dialects.definition import half_arguments
 from qgraph.edit import HALF_TYPES
 from qgraph.errors import OperatorError
 from qgraph.folding import constant_expression

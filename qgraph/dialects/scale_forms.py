@@ -88,14 +88,16 @@ def two_levels(scale: Float32) -> tuple[npt.NDArray[Any], np.float32] | None:
 
 
 def _smaller(layout: Layout, laid: Float32, zero_point: Float32, kind: str) -> Iterator[Form]:
-    for name, since in (("FLOAT8E8M0", E8M0_SINCE), ("FLOAT16", 23), ("BFLOAT16", 23)):
-        if name == "FLOAT16" and laid.size >= _LEAST_BLOCKS:
-            found = two_levels(laid)
-            if found is not None:
-                yield _chained(layout, *found, zero_point, kind)
+    powers = _exactly(laid, "FLOAT8E8M0")
+    if powers is not None:
+        yield _typed(layout, powers, zero_point, kind, E8M0_SINCE)
+    found = two_levels(laid) if laid.size >= _LEAST_BLOCKS else None
+    if found is not None:
+        yield _chained(layout, *found, zero_point, kind)
+    for name in ("FLOAT16", "BFLOAT16"):
         narrow = _exactly(laid, name)
         if narrow is not None:
-            yield _typed(layout, narrow, zero_point, kind, max(since, OUTPUT_TYPE_SINCE))
+            yield _typed(layout, narrow, zero_point, kind, OUTPUT_TYPE_SINCE)
 
 
 def _exactly(laid: Float32, name: str) -> npt.NDArray[Any] | None:

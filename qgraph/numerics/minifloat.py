@@ -7,6 +7,7 @@ of the number, because a float32 logarithm is off by one just below powers of tw
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,13 +15,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.numerics.lookup import look_up, look_up_bytes, representatives
 from qgraph.numerics.rounding import Rounding, round_to_integer
 
 Float32 = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8]
-
-# elements at a time in encode: its temporaries stay in the second-level cache
-_CHUNK = 1 << 16
 
 _ZERO = np.float32(0)
 _SIX = np.float32(6)
@@ -226,10 +225,17 @@ def cast(x: npt.ArrayLike, fmt: str, saturate: bool = True) -> Float32:
     Raises: ValueError for an unknown format.
     Source: ONNX Cast and the ONNX float4, float6 and float8 pages.
     """
-    f = _minifloat(fmt)
+    values = np.asarray(x, np.float32)
+    return look_up(values, _casts(_minifloat(fmt).name, saturate))
+
+
+@functools.cache
+def _casts(fmt: str, saturate: bool) -> Float32:
+    """What :func:`cast` makes of each representative number."""
+    f, x = MINIFLOATS[fmt], representatives()
     if not f.has_nan:
         q = f.snap(x)
-        instead = _SIX if fmt == "FLOAT4E2M1" else np.copysign(_ZERO, -np.asarray(x, np.float32))
+        instead = _SIX if fmt == "FLOAT4E2M1" else np.copysign(_ZERO, -x)
         np.copyto(q, instead, where=np.isnan(q))
         return q
     if saturate:
@@ -280,42 +286,40 @@ def cast_e8m0(
     return p
 
 
-def encode(values: npt.ArrayLike, fmt: str) -> npt.NDArray[np.generic]:
-    """``values`` cast with saturation to ``fmt``, as an array of its ml_dtypes type.
+def encode(values: npt.ArrayLike, fmt: str, saturate: bool = True) -> npt.NDArray[np.generic]:
+    """``values`` cast to ``fmt``, as an array of its ml_dtypes type; see :func:`cast`.
 
     Args:
         values: ``[*shape]`` reals, on the grid or not.
         fmt: ONNX DataType name of an FP8, FP6 or FP4 format.
+        saturate: whether FP8 overflow stays finite.
 
     Raises: ValueError for an unknown format.
     """
-    dtype = DTYPES[_minifloat(fmt).name]
     x = np.asarray(values, np.float32)
-    flat = x.reshape(-1)
-    codes = np.empty(flat.size, dtype)
-    for start in range(0, flat.size, _CHUNK):
-        chunk = flat[start : start + _CHUNK]
-        if fmt == "FLOAT4E2M1":
-            codes[start : start + _CHUNK] = _float4_codes(chunk).view(dtype)
-        else:
-            codes[start : start + _CHUNK] = cast(chunk, fmt)
-    return codes.reshape(x.shape)
+    return look_up(x, _codes(_minifloat(fmt).name, saturate)).view(DTYPES[fmt])
 
 
-def decode(codes: npt.NDArray[np.generic]) -> Float32:
-    """Float32 values ``[*shape]`` of an array of an ml_dtypes type; exact."""
-    return codes.astype(np.float32)
+@functools.cache
+def _codes(fmt: str, saturate: bool) -> Codes:
+    """The code that :func:`encode` gives to each representative number."""
+    return _casts(fmt, saturate).astype(DTYPES[fmt]).view(np.uint8)
 
 
-def _float4_codes(x: Float32) -> Codes:
-    """min(rint(2a), rint(a) + 2, rint(a / 2) + 4), a = min(|x|, 6): one branch per step size."""
-    nan = np.isnan(x)
-    a = np.minimum(np.abs(x), _SIX)
-    np.copyto(a, _SIX, where=nan)
-    low = np.minimum(np.rint(a + a), np.rint(a) + np.float32(2))
-    code: Codes = np.minimum(low, np.rint(a * np.float32(0.5)) + np.float32(4)).astype(np.uint8)
-    code |= (np.signbit(x) & ~nan).view(np.uint8) << np.uint8(3)
-    return code
+def decode(codes: npt.NDArray[np.generic], out: Float32 | None = None) -> Float32:
+    """Float32 values ``[*shape]`` of an array of an ml_dtypes type of one byte; exact.
+
+    Args:
+        codes: ``[*shape]``, in the ml_dtypes type of an FP8, FP6, FP4 format or E8M0.
+        out: where to put the values.
+    """
+    return look_up_bytes(codes.view(np.uint8), _values(codes.dtype), out)
+
+
+@functools.cache
+def _values(dtype: np.dtype[np.generic]) -> Float32:
+    """The value of each byte."""
+    return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
 
 
 def _minifloat(name: str) -> Minifloat:

@@ -67,16 +67,19 @@ def unpack(data: Bytes, bits: int, count: int) -> Bytes:
     if data.size != size:
         msg = f"{count} codes of {bits} bits take {size} bytes, but the data has {data.size}"
         raise ValueError(msg)
-    unit = group * bits // 8
-    groups = -(-count // group)
-    padded = np.zeros(groups * unit, np.uint8)
-    padded[:size] = data.reshape(-1)
-    out = np.empty(groups * group, np.uint8)
+    flat, unit = np.ascontiguousarray(data).reshape(-1), group * bits // 8
+    out = np.empty(count, np.uint8)
+    whole = count // group
     step = _CHUNK // group
-    for start in range(0, groups, step):
-        stop = min(start + step, groups)
-        _unpack_groups(padded[start * unit : stop * unit], bits, out[start * group : stop * group])
-    return out[:count]
+    for start in range(0, whole, step):
+        stop = min(start + step, whole)
+        _unpack_groups(flat[start * unit : stop * unit], bits, out[start * group : stop * group])
+    if whole * group < count:
+        rest, last = np.zeros(unit, np.uint8), np.empty(group, np.uint8)
+        rest[: size - whole * unit] = flat[whole * unit :]
+        _unpack_groups(rest, bits, last)
+        out[whole * group :] = last[: count - whole * group]
+    return out
 
 
 def _group(bits: int) -> int:

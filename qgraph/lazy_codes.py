@@ -1,0 +1,306 @@
+"""Codes of big constants, computed while the model is saved, and every value compared on the way.
+
+The weight is read piece by piece. The operators that quantize it give the values, from which codes
+follow as they do for small constants: no rounding rule is repeated here. Codes are packed, written,
+unpacked again and decoded by the operators that were drafted. Any value that is not the one that
+the quantizer gave stops the saving.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.deferred import PART_BYTES, Part, Sink
+from qgraph.errors import ModelError
+from qgraph.ledger import Ledger, Tally
+from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
+from qgraph.numerics.minifloat import decode, encode
+from qgraph.numerics.packing import pack, unpack
+from qgraph.piecewise import Parameter, Program, pieces
+from qgraph.streaming import Stream, box_at
+
+Array = npt.NDArray[Any]
+Box = tuple[Sequence[int], Sequence[int]]
+
+LEAST_BYTES = 1 << 20
+"""Weights in files are left there by passes if they have so many bytes; smaller ones are read."""
+
+PIECE = 1 << 17
+"""Elements at a time."""
+
+_MOST_COUNTED_BITS = 16
+
+_EXACT = 1 << 20
+"""Whole numbers below it come out of a float32 division right: the error is far below a half."""
+
+
+@dataclass(frozen=True, eq=False)
+class Coding:
+    """How codes follow from the values that a quantizer gives.
+
+    ``code = round((value - low) / scale + zero_point)``, or the minifloat next to
+    ``value / scale``.
+
+    Attributes:
+        kind: ONNX type of the codes.
+        scale: real units per step.
+        lo, hi: the smallest and the largest code, in steps or units.
+        zero_point: code of the real zero; None for 0.
+        low: real value of code 0; None for 0.
+        above: data beyond this has the code ``hi``, whatever its value is; None: nothing has.
+        margin: data is clipped if it lies farther outside of ``lo`` .. ``hi``, in units of
+            ``scale``.
+    """
+
+    kind: str
+    scale: Parameter
+    lo: float
+    hi: float
+    zero_point: Parameter | None = None
+    low: Parameter | None = None
+    above: Parameter | None = None
+    margin: float = 0.5
+
+    @property
+    def bits(self) -> int:
+        """Width of a code as stored."""
+        return FORMATS[self.kind].bits
+
+    def codes(self, values: Array, data: Array, scale: Array, box: Box) -> Array:
+        """Return the code of each value, in a NumPy type that has room for it.
+
+        Args:
+            values: what the quantizer gave.
+            data: what it was given.
+            scale: what :attr:`scale` is there.
+            box: corner and sizes of the piece in the weight.
+        """
+        form = FORMATS[self.kind]
+        if not isinstance(form, IntFormat):
+            return encode(np.divide(values, scale, dtype=np.float32), self.kind).view(np.uint8)
+        wide = np.float64 if max(-self.lo, self.hi) >= _EXACT else np.float32
+        steps = values if self.low is None else values - self.low.at(*box)
+        steps = np.divide(steps, scale, dtype=wide)
+        if self.zero_point is not None:
+            steps += self.zero_point.at(*box)
+        np.rint(steps, out=steps)
+        if self.above is not None:
+            np.copyto(steps, wide(self.hi), where=data > self.above.at(*box))
+        size = max(form.bits, 8)
+        container = np.dtype(f"{'' if form.signed else 'u'}int{size}")
+        return steps.astype(container)
+
+    def clipped(self, codes: Array, data: Array, scale: Array, box: Box) -> int:
+        """Return how many elements lie farther beyond the ends of the range than rounding goes."""
+        form = FORMATS[self.kind]
+        if isinstance(form, IntFormat) and self.lo < codes.min() and codes.max() < self.hi:
+            return 0
+        ends: list[Any] = [np.float32(n) for n in (self.lo - self.margin, self.hi + self.margin)]
+        if self.zero_point is not None:
+            zero_point = self.zero_point.at(*box)
+            ends = [end - zero_point for end in ends]
+        limits = [end * scale for end in ends]
+        if self.low is not None:
+            low = self.low.at(*box)
+            limits = [limit + low for limit in limits]
+        if scale.min() < 0:
+            limits = [np.minimum(*limits), np.maximum(*limits)]
+        below, above = (np.count_nonzero(m) for m in (data < limits[0], data > limits[1]))
+        return int(below + above)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All that is needed to compute and to check the codes of one weight.
+
+    Attributes:
+        label: names the quantizer in messages.
+        weight: its elements.
+        quantize: what the quantizer's operators compute.
+        coding: how values become codes.
+        dequantize: what the drafted operators make of the codes.
+        shape: of the codes.
+        same_zeros: whether zeros must have the sign that the quantizer gives them.
+    """
+
+    label: str
+    weight: Stream
+    quantize: Program
+    coding: Coding
+    dequantize: Program
+    shape: tuple[int, ...]
+    same_zeros: bool
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for plans that give the same codes."""
+        digest = sha256()
+        what = (self.quantize, self.coding, self.dequantize, self.same_zeros)
+        digest.update(pickle.dumps(what, protocol=5, buffer_callback=digest.update))
+        return (*self.weight.key, digest.digest())
+
+
+class CodesJob:
+    """Computes the codes of one weight, and closes its ledger."""
+
+    plan: Plan
+    """What is to be done; set before the model is saved."""
+
+    def __init__(self) -> None:
+        self.ledgers: list[Ledger] = []
+
+    def parts(self) -> Sequence[Part]:
+        """Cut the weight into parts that begin at whole bytes of codes."""
+        size = self.plan.weight.size
+        step = PART_BYTES // self.plan.weight.dtype.itemsize
+        return [_CodesPart(self.plan, at, min(at + step, size)) for at in range(0, size, step)]
+
+    def conclude(self, results: Sequence[Tally]) -> None:
+        """Sum up the counts of all parts."""
+        total = Tally()
+        for tally in results:
+            total.add(tally)
+        for ledger in self.ledgers:
+            ledger.close(total)
+
+
+@dataclass(frozen=True, eq=False)
+class _CodesPart:
+    plan: Plan
+    start: int
+    stop: int
+
+    @property
+    def reads(self) -> int:
+        return (self.stop - self.start) * self.plan.weight.dtype.itemsize
+
+    def __call__(self, sinks: Sequence[Sink]) -> Tally:
+        plan, bits = self.plan, self.plan.coding.bits
+        distinct = {*plan.quantize.shapes, *plan.dequantize.shapes, plan.shape}
+        shapes = sorted(distinct)
+        buffer = np.empty(min(PIECE, self.stop - self.start), plan.weight.dtype)
+        tally = Tally(used=np.zeros(1 << bits if bits <= _MOST_COUNTED_BITS else 0, bool))
+        left, place = np.empty(0, np.uint8), self.start * bits // 8
+        for start, stop in pieces(shapes, self.start, self.stop, PIECE):
+            data = plan.weight.read(start, stop, buffer[: stop - start])
+            codes = self._piece(data, start, tally)
+            if bits >= 8:
+                sinks[0].write(place, codes)
+                place += codes.nbytes
+                continue
+            flat = codes.view(np.uint8)
+            flat = np.concatenate([left, flat]) if left.size else flat
+            # What does not fill a byte waits for the next piece.
+            whole = flat.size if stop == self.stop else flat.size - flat.size % 4
+            packed, left = pack(flat[:whole], bits), flat[whole:].copy()
+            mask = np.uint8((1 << bits) - 1)
+            if not np.array_equal(unpack(packed, bits, whole), flat[:whole] & mask):
+                raise ModelError(f"{plan.label}: its codes are not packed as they should be.")
+            sinks[0].write(place, packed)
+            place += packed.size
+        return tally
+
+    def _piece(self, data: Array, start: int, tally: Tally) -> Array:
+        plan, coding = self.plan, self.plan.coding
+        box = box_at(plan.shape, start, data.size)
+        values = plan.quantize(data, start)
+        with np.errstate(all="ignore"):
+            shaped, seen = values.reshape(box[1]), data.reshape(box[1])
+            scale = coding.scale.at(*box)
+            codes = coding.codes(shaped, seen, scale, box)
+            decoded = plan.dequantize(_numbers(codes.reshape(-1), coding.kind), start)
+            self._compare(data, values, decoded, start, tally)
+            tally.clipped += coding.clipped(codes, seen, scale, box)
+        flat = codes.reshape(-1)
+        if tally.used.size:
+            _note_used(flat, coding.bits, tally.used)
+        return flat
+
+    def _compare(
+        self, data: Array, values: Array, decoded: Array, start: int, tally: Tally
+    ) -> None:
+        """Compare what is decoded with what the quantizer gave, element by element."""
+        tally.elements += values.size
+        tally.unchanged += values.size
+        if values.dtype != decoded.dtype:
+            wrong = np.ones(values.shape, bool)
+        elif self.plan.same_zeros:
+            integer = np.dtype(f"i{values.itemsize}")
+            wrong = values.view(integer) != decoded.view(integer)
+        else:
+            wrong = values != decoded
+        if not wrong.any():
+            return
+        at = int(np.flatnonzero(wrong)[0])
+        raise ModelError(
+            f"{self.plan.label}: element {start + at} is {float(data[at]):g}, which becomes "
+            f"{float(values[at]):g}; stored as {self.plan.coding.kind} it would be "
+            f"{float(decoded[at]):g}, expected the same. Leave this quantizer as it is, or correct "
+            "the weight."
+        )
+
+
+def tally_of(
+    coding: Coding,
+    codes: Array,
+    values: Array,
+    decoded: Array,
+    data: Array,
+    box: Box,
+) -> Tally:
+    """Return the counts of elements whose values and codes are all at hand, of one shape."""
+    bits = coding.bits
+    same = values == decoded
+    used = np.zeros(1 << bits if bits <= _MOST_COUNTED_BITS else 0, bool)
+    if used.size:
+        _note_used(codes.reshape(-1), bits, used)
+    with np.errstate(all="ignore"):
+        clipped = coding.clipped(codes, data, coding.scale.at(*box), box)
+    return Tally(
+        int(same.size),
+        int(np.count_nonzero(same)),
+        clipped,
+        used,
+    )
+
+
+def _numbers(codes: Array, kind: str) -> Array:
+    """Return the numbers that codes stand for, after what packing keeps of them."""
+    form = FORMATS[kind]
+    if not isinstance(form, IntFormat):
+        return decode(codes.view(numpy_dtype(kind)))
+    if form.bits >= 8 or (codes.min() >= form.lo and codes.max() <= form.hi):
+        return codes
+    shift = codes.dtype.type(8 - form.bits)
+    return np.asarray((codes << shift) >> shift)
+
+
+def _note_used(codes: Array, bits: int, used: npt.NDArray[np.bool_]) -> None:
+    """Mark the codes that occur; most pieces hold none that was not seen before."""
+    if used.all():
+        return
+    if bits > 8:
+        used[np.unique(codes.view(np.uint16))] = True
+        return
+    plain = codes.view(np.uint8)
+    if bits < 8:
+        plain = plain & np.uint8((1 << bits) - 1)
+    if np.take(~used, plain, mode="clip").any():
+        used |= np.bincount(plain, minlength=used.size).astype(bool)
+
+
+@cache
+def step_at_top(kind: str, top: float) -> float:
+    """Return the distance of the numbers of a minifloat just below ``top``, in its units."""
+    form = FORMATS[kind]
+    mantissa: int = getattr(form, "mantissa_bits", 0)
+    return float(2.0 ** (math.floor(math.log2(top)) - mantissa))

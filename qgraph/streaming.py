@@ -1,0 +1,375 @@
+"""Reading tensors piece by piece: what is in a file never has to be in memory as a whole.
+
+Pieces are read at their place in the file (pread) into memory that is used again. A memory map
+would count as resident as far as it was touched, and a file that is cut short kills the process
+that touches the rest.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import ModelError
+from qgraph.numerics.formats import numpy_dtype
+from qgraph.numerics.packing import unpack
+
+Array = npt.NDArray[Any]
+
+PIECE = 1 << 18
+"""Elements at a time, unless asked otherwise: 1 MiB of float32 stays in the second-level cache."""
+
+_COPY_BYTES = 1 << 20
+
+_NO_KERNEL_COPY = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV}
+"""What a file system says that cannot copy by itself."""
+
+_BITS = {"INT2": 2, "UINT2": 2, "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4}
+_BITS |= {"FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """Bytes of a file.
+
+    Attributes:
+        path: absolute path of the file.
+        offset: of the first byte.
+        length: in bytes.
+    """
+
+    path: str
+    offset: int
+    length: int
+
+    def read_into(self, at: int, out: Array) -> None:
+        """Fill the contiguous array ``out`` with the bytes from ``at`` on.
+
+        Raises:
+            ModelError: the file ends before, or cannot be read.
+        """
+        with _opened(self.path) as file:
+            _read_at(file, self.path, self.offset + at, out)
+
+    def copy(self, at: int, count: int, target: FileRange) -> None:
+        """Copy ``count`` bytes from ``at`` on to the same place of ``target``.
+
+        Linux copies without a way through this process, where the file system allows it.
+
+        Raises:
+            ModelError: this file ends before, or cannot be read.
+            OSError: the target cannot be written, or there is no room.
+        """
+        end = at + count
+        kernel_copy = getattr(os, "copy_file_range", None)
+        with _opened(self.path) as source, _opened(target.path, os.O_WRONLY) as other:
+            while kernel_copy is not None and at < end:
+                places = self.offset + at, target.offset + at
+                try:
+                    moved = kernel_copy(source, other, end - at, *places)
+                except OSError as error:
+                    if error.errno not in _NO_KERNEL_COPY:
+                        raise
+                    break
+                if moved == 0:
+                    break
+                at += moved
+        buffer = np.empty(min(_COPY_BYTES, end - at), np.uint8)
+        while at < end:
+            piece = buffer[: end - at]
+            self.read_into(at, piece)
+            target.write(at, piece)
+            at += piece.size
+
+    def write(self, at: int, data: Array) -> None:
+        """Put the bytes of a contiguous array at ``at``; the file must be there.
+
+        Raises:
+            OSError: the file cannot be written, or there is no room.
+        """
+        with _opened(self.path, os.O_WRONLY) as descriptor:
+            rest = _bytes(data)
+            place = self.offset + at
+            while rest:
+                written = os.pwrite(descriptor, rest, place)
+                rest, place = rest[written:], place + written
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """The elements of a constant, in C order, read when they are asked for.
+
+    A stream is a description that can be pickled, and may be read by many threads or processes at
+    once: it holds no open file. Narrow types come with one element per byte.
+
+    Attributes:
+        kind: name of the ONNX type, such as ``FLOAT``.
+        shape: of the constant.
+        stored: where the elements are, or the elements themselves (then strides do not matter), or
+            a tensor that is computed when it is asked for.
+        strides: elements from one index to the next, for each axis.
+        start: place of the first element.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    stored: FileRange | Array | ir.LazyTensor
+    strides: tuple[int, ...] = ()
+    start: int = 0
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy or ml_dtypes type of the elements."""
+        return numpy_dtype(self.kind)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements as a file stores them."""
+        return -(-self.size * width_of(self.kind) // 8)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for streams that read the same elements of the same file or array."""
+        if isinstance(self.stored, FileRange):
+            return (self.kind, self.shape, self.stored, self.strides, self.start)
+        if isinstance(self.stored, ir.LazyTensor):
+            return (self.kind, self.shape, id(self.stored))
+        data = self.stored
+        return (self.kind, self.shape, data.__array_interface__["data"][0], data.strides)
+
+    def read(self, start: int = 0, stop: int | None = None, out: Array | None = None) -> Array:
+        """Return the elements from ``start`` to before ``stop`` as a flat array.
+
+        Args:
+            start: first place, in C order.
+            stop: the place after the last; None means the end.
+            out: ``[stop - start]`` elements of ``dtype``, contiguous, to be filled and returned.
+
+        Raises:
+            ModelError: the file ends before, or cannot be read.
+        """
+        stop = self.size if stop is None else stop
+        if out is None:
+            out = np.empty(stop - start, self.dtype)
+        if not isinstance(self.stored, FileRange):
+            np.copyto(out, _flat(self.array(), start, stop))
+        elif self.strides == _contiguous(self.shape):
+            self._read_run(self.stored, self.start + start, out)
+        else:
+            self._read_strided(self.stored, start, out)
+        return out
+
+    def array(self) -> Array:
+        """Return all elements, in their shape."""
+        if isinstance(self.stored, FileRange):
+            return self.read().reshape(self.shape)
+        return self.stored.numpy() if isinstance(self.stored, ir.LazyTensor) else self.stored
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        array = self.array()
+        return array if dtype is None else array.astype(dtype)
+
+    def pieces(
+        self, elements: int = PIECE, multiple: int = 1, between: tuple[int, int] | None = None
+    ) -> Iterator[tuple[int, Array]]:
+        """Yield ``(start, flat array)`` for one piece after the other.
+
+        The array is overwritten by the next piece.
+
+        Args:
+            elements: about how many elements a piece has.
+            multiple: all pieces but the last have a multiple of so many: rows, or blocks.
+            between: first place and the one after the last; all if None.
+        """
+        first, last = between or (0, self.size)
+        step = max(elements // multiple, 1) * multiple
+        buffer = np.empty(min(step, last - first), self.dtype)
+        for start in range(first, last, step):
+            count = min(step, last - start)
+            yield start, self.read(start, start + count, buffer[:count])
+
+    def reshaped(self, shape: Sequence[int]) -> Stream | None:
+        """Return the same elements, in C order, in another shape; None if it has not as many.
+
+        What does not lie in C order in its file is read.
+        """
+        sizes = tuple(shape)
+        if math.prod(sizes) != self.size:
+            return None
+        if isinstance(self.stored, FileRange) and self.strides == _contiguous(self.shape):
+            return Stream(self.kind, sizes, self.stored, _contiguous(sizes), self.start)
+        return Stream(self.kind, sizes, self.array().reshape(sizes))
+
+    def transposed(self, order: Sequence[int]) -> Stream:
+        """Return the stream with its axes in another order."""
+        shape = tuple(self.shape[axis] for axis in order)
+        if not isinstance(self.stored, FileRange):
+            return Stream(self.kind, shape, self.array().transpose(order))
+        strides = tuple(self.strides[axis] for axis in order)
+        return Stream(self.kind, shape, self.stored, strides, self.start)
+
+    def sliced(self, cuts: Sequence[slice]) -> Stream:
+        """Return the part that ``cuts``, one for each axis, leave."""
+        if not isinstance(self.stored, FileRange):
+            part = self.array()[tuple(cuts)]
+            return Stream(self.kind, part.shape, part)
+        start, shape, strides = self.start, [], []
+        for cut, size, stride in zip(cuts, self.shape, self.strides, strict=True):
+            chosen = range(size)[cut]
+            shape.append(len(chosen))
+            strides.append(stride * chosen.step)
+            start += stride * chosen.start
+        return Stream(self.kind, tuple(shape), self.stored, tuple(strides), start)
+
+    def _read_run(self, file: FileRange, first: int, out: Array) -> None:
+        """Read elements that lie one after the other."""
+        bits = width_of(self.kind)
+        if bits >= 8:
+            file.read_into(first * bits // 8, out)
+            return
+        # A byte may begin with elements that were not asked for.
+        group = 2 if bits == 4 else 4
+        before = first % group
+        count = before + out.size
+        data = np.empty(-(-count * bits // 8), np.uint8)
+        file.read_into((first - before) * bits // 8, data)
+        np.copyto(out, unpack(data, bits, count)[before:].view(self.dtype))
+
+    def _read_strided(self, file: FileRange, first: int, out: Array) -> None:
+        """Read boxes of elements, each by the runs in which the file has them."""
+        done = 0
+        while done < out.size:
+            corner, sizes = box_at(self.shape, first + done, out.size - done)
+            count = math.prod(sizes)
+            box = out[done : done + count].reshape(sizes)
+            self._read_box(file, corner, box)
+            done += count
+
+    def _read_box(self, file: FileRange, corner: Sequence[int], box: Array) -> None:
+        start = self.start + sum(
+            index * stride for index, stride in zip(corner, self.strides, strict=True)
+        )
+        # The axis along which neighbours are nearest makes the runs.
+        axis = min(
+            (place for place, size in enumerate(box.shape) if size > 1),
+            key=lambda place: abs(self.strides[place]),
+            default=0,
+        )
+        step, length = self.strides[axis], box.shape[axis]
+        span = (length - 1) * abs(step) + 1
+        lowest = min((length - 1) * step, 0)
+        run = np.empty(span, self.dtype)
+        rows = np.moveaxis(box, axis, -1)
+        outer = [stride for place, stride in enumerate(self.strides) if place != axis]
+        with _opened(file.path) as descriptor:
+            for index in np.ndindex(rows.shape[:-1]):
+                place = start + lowest + int(np.dot(index, outer)) if outer else start + lowest
+                if width_of(self.kind) >= 8:
+                    at = file.offset + place * self.dtype.itemsize
+                    _read_at(descriptor, file.path, at, run)
+                else:
+                    self._read_run(file, place, run)
+                rows[index] = run[:: abs(step)] if step > 0 else run[:: -abs(step) or None]
+
+
+def stream_of(tensor: ir.TensorProtocol) -> Stream:
+    """Return the elements of a tensor; those of external data stay in their file."""
+    shape = tuple(int(size) for size in tensor.shape.numpy())
+    if not isinstance(tensor, ir.ExternalTensor):
+        held = tensor if isinstance(tensor, ir.LazyTensor) else tensor.numpy()
+        return Stream(tensor.dtype.name, shape, held)
+    size = -(-math.prod(shape) * tensor.dtype.bitwidth // 8)
+    place = FileRange(os.path.abspath(tensor.path), tensor.offset or 0, size)
+    return Stream(tensor.dtype.name, shape, place, _contiguous(shape))
+
+
+@contextmanager
+def _opened(path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a file; yield its descriptor."""
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if flags != os.O_RDONLY:
+            raise
+        raise ModelError(
+            f"{path}: its weights cannot be read ({error}), expected the data file of the "
+            "model. Put it back, or fetch it again."
+        ) from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _bytes(array: Array) -> memoryview:
+    """Return the bytes of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _read_at(descriptor: int, path: str, at: int, out: Array) -> None:
+    rest = _bytes(out)
+    while rest:
+        try:
+            count = os.preadv(descriptor, [rest], at)
+        except OSError as error:
+            raise ModelError(
+                f"{path}: cannot be read at byte {at} ({error}), expected {len(rest)} more bytes "
+                "of a weight. Fetch the data file again."
+            ) from error
+        if count == 0:
+            raise ModelError(
+                f"{path}: has {os.fstat(descriptor).st_size} bytes, expected {len(rest)} from byte "
+                f"{at} on for a weight; it has become shorter since the model was loaded. Fetch "
+                "the data file again."
+            )
+        rest, at = rest[count:], at + count
+
+
+def width_of(kind: str) -> int:
+    """Return the bits of one element of an ONNX type, as a file stores it."""
+    return _BITS[kind] if kind in _BITS else 8 * numpy_dtype(kind).itemsize
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def _flat(data: Array, start: int, stop: int) -> Array:
+    """Return elements ``start`` to ``stop`` in C order, without a copy of all of them."""
+    if data.flags.c_contiguous:
+        return data.reshape(-1)[start:stop]
+    return data.flat[start:stop]
+
+
+def box_at(shape: Sequence[int], first: int, most: int) -> tuple[list[int], list[int]]:
+    """Return corner and sizes of a box that begins at place ``first``, of at most ``most``.
+
+    Its elements follow one another in C order.
+    """
+    if not shape:
+        return [], []
+    corner = [int(index) for index in np.unravel_index(first, tuple(shape))]
+    inner, axis = 1, len(shape) - 1
+    while axis > 0 and corner[axis] == 0 and inner * shape[axis] <= most:
+        inner *= shape[axis]
+        axis -= 1
+    length = min(shape[axis] - corner[axis], max(most // inner, 1))
+    return corner, [1] * axis + [length, *shape[axis + 1 :]]

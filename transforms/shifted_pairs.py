@@ -1,0 +1,80 @@
+"""Pairs of QuantizeLinear and DequantizeLinear whose codes are counted from another number."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.dialects.dialect import Site
+from qgraph.edit import Draft, Editor
+from qgraph.folding import constant_expression
+from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
+from qgraph.opset import QDQ_SINCE
+
+
+def shifted(site: Site, editor: Editor, kind: str) -> Draft | None:
+    """Return the pair of ``site`` with codes of type ``kind``, which is of the same width.
+
+    The zero point is added after rounding, so that codes, zero points and bounds move alike. None
+    for anything but a pair of the other signedness whose codes nothing else uses.
+    """
+    first, last = site.nodes[0], site.nodes[-1]
+    if site.dialect != "qdq" or first.op_type != "QuantizeLinear" or last is first:
+        return None
+    values = [node.outputs[0] for node in site.nodes[:-1]]
+    if any(len(value.uses()) != 1 or value.is_graph_output() for value in values):
+        return None
+    now, form = _kind(first), FORMATS[kind]
+    if not isinstance(now, IntFormat) or not isinstance(form, IntFormat):
+        return None
+    if now.bits != form.bits or now.signed == form.signed:
+        return None
+    step = int(form.lo - now.lo)
+    draft = editor.draft(site)
+    value: ir.Value = draft.x
+    for node in site.nodes:
+        if node.op_type == "Clip":
+            bounds = [_moved(draft, given, step, kind, "bound") for given in node.inputs[1:]]
+            value = draft.node("Clip", [value, *bounds], dtype=ir.DataType[kind])
+            continue
+        scale = node.inputs[1]
+        point = node.inputs[2] if len(node.inputs) > 2 else None
+        if scale is None or (point is None and scale.shape is None):
+            return None
+        moved = _moved(draft, point, step, kind, "zero_point")
+        if moved is None:
+            shape = [int(size) for size in scale.shape or () if isinstance(size, int)]
+            moved = draft.constant(np.full(shape, step, numpy_dtype(kind)), "zero_point")
+        attributes = {
+            name: attribute.value
+            for name, attribute in node.attributes.items()
+            if name != "output_dtype" or node is last
+        }
+        value = draft.node(
+            node.op_type,
+            [value, scale, moved],
+            attributes,
+            domain=node.domain,
+            dtype=ir.DataType[kind] if node is first else node.outputs[0].dtype,
+        )
+    draft.needs(QDQ_SINCE[kind])
+    return draft.giving(value)
+
+
+def _kind(node: ir.Node) -> object:
+    """Return the format of the codes of a QuantizeLinear, or None."""
+    point = node.inputs[2] if len(node.inputs) > 2 else None
+    if point is not None:
+        return FORMATS.get(point.dtype.name) if point.dtype is not None else None
+    given = node.attributes.get_int("output_dtype", 0)
+    return FORMATS.get(ir.DataType(given).name if given else "UINT8")
+
+
+def _moved(
+    draft: Draft, value: ir.Value | None, step: int, kind: str, name: str
+) -> ir.Value | None:
+    known = constant_expression(value)
+    if known is None:
+        return None
+    whole = known.astype(np.int32) + np.int32(step)
+    return draft.constant(whole.astype(numpy_dtype(kind)), name)
