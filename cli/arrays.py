@@ -36,10 +36,13 @@ _MUCH_CLIPPED = 0.05
 """Shares above it are worth a look."""
 
 
-def feeds(talk: Talk, inputs: Inputs, model: Model) -> dict[str, Array] | None:
+def feeds(
+    talk: Talk, inputs: Inputs, model: Model, *, besides: str | None = None
+) -> dict[str, Array] | None:
     """Return the arrays that files hold, by input name; None where the inputs are random.
 
-    Arrays of an archive under other names than those of inputs are left out, with a note.
+    Arrays of an archive under other names than those of inputs are left out, with a note; that
+    called ``besides`` without one.
 
     Raises:
         ExecutionError: a file holds no such thing.
@@ -51,11 +54,29 @@ def feeds(talk: Talk, inputs: Inputs, model: Model) -> dict[str, Array] | None:
         bundle = _read(inputs.bundle, "an archive of arrays (.npz)", _archive)
         known = {value.name for value in model.ir.graph.inputs}
         found = {name: array for name, array in bundle.items() if name in known}
-        if spare := [name for name in bundle if name not in known]:
+        if spare := [name for name in bundle if name not in known and name != besides]:
             talk.note(f"{inputs.bundle}: no inputs of the model, left out: {', '.join(spare)}")
     for name, path in inputs.files.items():
         found[name] = _read(path, "one array (.npy)", _single)
     return found
+
+
+def labels(given: str, inputs: Inputs) -> Array:
+    """Return labels from a file, or from the archive of the inputs, where ``given`` is a name.
+
+    Raises:
+        ExecutionError: there are none.
+    """
+    path = Path(given)
+    if inputs.bundle is None or path.is_file():
+        return np.asarray(_read(path, "one array (.npy)", _single))
+    bundle = _read(inputs.bundle, "an archive of arrays (.npz)", _archive)
+    if given not in bundle:
+        raise ExecutionError(
+            f"{inputs.bundle}: has no array {given!r} with labels, expected a name among "
+            f"{', '.join(bundle) or 'none'}, or a file. Correct the name."
+        )
+    return np.asarray(bundle[given])
 
 
 def show_tensors(found: Sequence[TensorStatistics]) -> None:

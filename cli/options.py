@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,18 @@ def named_shape(text: str) -> tuple[str, tuple[int, ...]]:
     if not (name and colon) or not all(size.isascii() and size.isdigit() for size in sizes):
         raise click.BadParameter(f"{text!r} is not of the form NAME:1,3,224,224.")
     return name, tuple(map(int, sizes))
+
+
+def byte_size(text: str) -> int:
+    """Return the bytes of ``2GB``, ``512MiB`` or a plain number."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    size = 0
+    if found is not None:
+        power = "KMGT".find(found[2].upper()) + 1 if found[2] else 0
+        size = int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    if size <= 0:
+        raise click.BadParameter(f"{text!r} is no positive size, such as 2GB or 512MiB.")
+    return size
 
 
 def limit(text: str) -> tuple[str | None, float]:
@@ -168,6 +181,42 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
+class Samples:
+    """How inputs are cut, and which are added.
+
+    Attributes:
+        batch: rows of arrays from files to run at once; None for all.
+        probes: how many thresholds of each quantizer are approached.
+    """
+
+    batch: int | None
+    probes: int
+
+
+def sample_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--batch`` and ``--probes``, which the command gets as ``samples``."""
+
+    @click.option(
+        "--batch",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Rows of arrays from files to run at once, where the models leave it open.",
+    )
+    @click.option(
+        "--probes",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Also inputs beside up to N thresholds of each quantizer; some 30 runs for each.",
+    )
+    @functools.wraps(function)
+    def command(batch: int | None, probes: int, **others: Any) -> Any:
+        return function(samples=Samples(batch, probes), **others)
+
+    return command
+
+
+@dataclass(frozen=True)
 class Rewrite:
     """Where the result of convert, fold and transform goes.
 
@@ -177,6 +226,9 @@ class Rewrite:
         report: where the JSON report goes.
         keep_inputs: whether initializers that are graph inputs too stay so.
         in_place: whether the model itself may be replaced.
+        prove: whether only what is proved equal may be written.
+        shard_bytes: upper limit of one data file; None for a single one, if there is any.
+        size_threshold: weights of fewer bytes stay in the model file; None for the usual.
     """
 
     model: Path
@@ -184,6 +236,16 @@ class Rewrite:
     report: Path | None
     keep_inputs: bool
     in_place: bool
+    prove: bool = False
+    shard_bytes: int | None = None
+    size_threshold: int | None = None
+
+
+keep_inputs_option = click.option(
+    "--keep-inputs",
+    is_flag=True,
+    help="Leave initializers that are graph inputs too; they are not constant then.",
+)
 
 
 def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,10 +257,25 @@ def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option("--report", type=file_path, metavar="FILE", help="Write a JSON report.")
     @click.option("--in-place", is_flag=True, help="Allow the model itself to be replaced.")
+    @keep_inputs_option
     @click.option(
-        "--keep-inputs",
+        "--prove",
         is_flag=True,
-        help="Leave initializers that are graph inputs too; they are not constant then.",
+        help="Write only what is proved equal for every input; exit status 1 or 4 otherwise.",
+    )
+    @click.option(
+        "--shard-size",
+        "shard_bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="Put weights into data files of at most so many bytes, such as 2GB.",
+    )
+    @click.option(
+        "--external-threshold",
+        "size_threshold",
+        type=byte_size,
+        metavar="SIZE",
+        help="Put weights of at least so many bytes into data files [1KB, if there are any].",
     )
     @functools.wraps(function)
     def command(
@@ -207,13 +284,25 @@ def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
         report: Path | None,
         in_place: bool,
         keep_inputs: bool,
+        prove: bool,
+        shard_bytes: int | None,
+        size_threshold: int | None,
         **others: Any,
     ) -> Any:
         if out is None and not in_place:
             raise click.UsageError(
                 "There is no -o OUT, the model to write. Add it, or --in-place to replace MODEL."
             )
-        files = Rewrite(model, out or model, report, keep_inputs, in_place)
+        files = Rewrite(
+            model,
+            out or model,
+            report,
+            keep_inputs,
+            in_place,
+            prove,
+            shard_bytes,
+            size_threshold,
+        )
         return function(files=files, **others)
 
     return command

@@ -23,13 +23,25 @@ defer("sympy", "onnx_ir._symbolic_shapes")
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from qgraph.equivalence.certify import prove
     from qgraph.equivalence.check import check
+    from qgraph.equivalence.reduce import reduce
     from qgraph.errors import QGraphError
     from qgraph.exactness import Exactness
     from qgraph.model import Model, load
     from qgraph.report import Report
 
-__all__ = ["Exactness", "Model", "QGraphError", "Report", "__version__", "check", "load"]
+__all__ = [
+    "Exactness",
+    "Model",
+    "QGraphError",
+    "Report",
+    "__version__",
+    "check",
+    "load",
+    "prove",
+    "reduce",
+]
 
 _HOMES = {
     "Exactness": "qgraph.exactness",
@@ -38,6 +50,8 @@ _HOMES = {
     "Report": "qgraph.report",
     "check": "qgraph.equivalence.check",
     "load": "qgraph.model",
+    "prove": "qgraph.equivalence.certify",
+    "reduce": "qgraph.equivalence.reduce",
 }
 
 

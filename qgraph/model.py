@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -57,6 +58,8 @@ class Model:
         *,
         external_data: bool | None = None,
         shard_bytes: int | None = None,
+        size_threshold: int = datafiles.THRESHOLD,
+        executor: Executor | None = None,
         progress: datafiles.Progress | None = None,
     ) -> None:
         """Write the model; see :func:`qgraph.storage.save`.
@@ -67,7 +70,13 @@ class Model:
         if external_data is None and self._external_data:
             external_data = True
         storage.save(
-            self._ir, path, external_data=external_data, shard_bytes=shard_bytes, progress=progress
+            self._ir,
+            path,
+            external_data=external_data,
+            shard_bytes=shard_bytes,
+            size_threshold=size_threshold,
+            executor=executor,
+            progress=progress,
         )
 
     def clone(self) -> Model:

@@ -73,7 +73,7 @@ class QuantizerStatistics:
         if not isinstance(found.quantizer, Bipolar) and self.format is not None and not decoded:
             self.clipped = 0
         if found.weight is not None and found.values is not None:
-            self.see_input(found.weight)
+            self.see_input(found.weight.array())
             self.see_output(found.values)
         elif root.graph is not main:
             self.reason = "it stands in a subgraph or a function, which is not looked into"

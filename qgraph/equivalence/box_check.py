@@ -28,6 +28,10 @@ _SMALL = 16
 _BATCH = 1 << 16
 _NON_DECREASING = frozenset({"Round", "Floor", "Ceil", "Sqrt", "Sign", "Cast"})
 _COMPARISONS = {"Less": (0, 1), "LessOrEqual": (0, 1), "Greater": (1, 0), "GreaterOrEqual": (1, 0)}
+_KEEP_NAN = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil"}
+    | {"Min", "Max", "Relu"}
+)
 _INTEGER = re.compile(r"(U?)INT(\d+)")
 
 
@@ -44,11 +48,19 @@ def _keys(x: Array) -> Array:
 
 @dataclass
 class _Bounds:
-    """Bounds of results on boxes ``[n]``; ``bad`` where they mean nothing."""
+    """Bounds of results on boxes ``[n]``; ``bad`` where they mean nothing.
+
+    ``nan`` is where all results are NaN, which is bad too; None for nowhere.
+    """
 
     lo: Array
     hi: Array
     bad: Mask
+    nan: Mask | None = None
+
+    def sure_nan(self) -> Mask:
+        """Return ``nan``, one truth value for each box."""
+        return np.zeros_like(self.bad) if self.nan is None else self.nan
 
 
 @dataclass(frozen=True)
@@ -179,7 +191,8 @@ class Functions:
         """Return which boxes have to be looked at closer; None if one is not as it is said."""
         settled, differ, value = self._settle(boxes.channel, boxes.lo, boxes.hi)
         wrong = differ != boxes.differing
-        wrong |= ~boxes.differing & (value != boxes.expected)
+        other = (value != boxes.expected) & ~(np.isnan(value) & np.isnan(boxes.expected))
+        wrong |= ~boxes.differing & other
         return None if (settled & wrong).any() else ~settled
 
     def _hold_singly(self, boxes: _Pending) -> bool:
@@ -212,9 +225,12 @@ class Functions:
             elif line.value is not None:
                 value = self._constant(number, channel)
                 nan = never if value.dtype == np.bool_ else np.isnan(value)
-                held[number] = _Bounds(value, value, nan)
+                held[number] = _Bounds(value, value, nan, nan)
             else:
-                held[number] = _bounds(line, [held[o] for o in line.operands])
+                operands = [held[o] for o in line.operands]
+                held[number] = _bounds(line, operands)
+                if line.op in _KEEP_NAN and any(o.nan is not None for o in operands):
+                    held[number].nan = np.logical_or.reduce([o.sure_nan() for o in operands])
         a, b = (held[root] for root in self._roots)
         good = ~(a.bad | b.bad)
         points = (_keys(a.lo) == _keys(a.hi)) & (_keys(b.lo) == _keys(b.hi))
@@ -223,7 +239,14 @@ class Functions:
         same = _keys(a.lo) == _keys(b.lo) if self._bits else np.asarray(a.lo == b.lo)
         apart = (a.hi < b.lo) | (b.hi < a.lo)
         value = np.broadcast_to(a.lo, lo.shape)
-        return good & (points | apart), np.asarray(apart | ~same), value
+        settled, differ = good & (points | apart), np.asarray(apart | ~same)
+        if a.nan is not None or b.nan is not None:
+            nan = a.sure_nan(), b.sure_nan()
+            one = (nan[0] & ~b.bad) | (nan[1] & ~a.bad)
+            differ = np.where(nan[0] & nan[1], False, differ | one)
+            settled = settled | (nan[0] & nan[1]) | one
+            value = np.where(nan[0], np.float32(np.nan), value)
+        return settled, differ, value
 
 
 def _needed(lines: list[Line], roots: tuple[int, int]) -> dict[int, Line]:
@@ -257,7 +280,8 @@ def _bounds(line: Line, operands: list[_Bounds]) -> _Bounds:
             for end in (a.lo, a.hi)
         )
         bad = bad | _leaves_range(line, a.lo) | _leaves_range(line, a.hi)
-        return _Bounds(lo, hi, bad | np.isnan(lo) | np.isnan(hi))
+        nan = None if name != "Cast" else _cast_nan(line, a, np.isnan(lo) & np.isnan(hi) & ~bad)
+        return _Bounds(lo, hi, bad | np.isnan(lo) | np.isnan(hi), nan)
     if name == "Neg":
         return _Bounds(-a.hi, -a.lo, bad)
     if name == "Abs":
@@ -282,6 +306,19 @@ def _bounds(line: Line, operands: list[_Bounds]) -> _Bounds:
         return _arithmetic(name, a, b, bad)
     # nothing is known of other primitives; their inputs are tried one by one
     return _Bounds(a.lo, a.hi, np.ones_like(bad))
+
+
+def _cast_nan(line: Line, a: _Bounds, ends: Mask) -> Mask:
+    """Return where all results of a Cast are NaN, as those at both ``ends`` are.
+
+    All formats have 1; beyond their largest number there is none again.
+    """
+    found = ends & ((a.lo >= 1) | (a.hi <= -1))
+    if a.nan is None:
+        return found
+    nan = np.full(1, np.nan, np.float32)
+    kept = np.isnan(np.asarray(NUMPY["Cast"](nan, **dict(line.attributes)))).all()
+    return found | a.nan if kept and not _leaves_range(line, nan).any() else found
 
 
 def _arithmetic(name: str, a: _Bounds, b: _Bounds, bad: Mask) -> _Bounds:
@@ -333,7 +370,16 @@ def _where(c: _Bounds, a: _Bounds, b: _Bounds) -> _Bounds:
         np.where(yes, a.lo, np.where(no, b.lo, lo)),
         np.where(yes, a.hi, np.where(no, b.hi, hi)),
         bad,
+        _where_nan(c, a, b),
     )
+
+
+def _where_nan(c: _Bounds, a: _Bounds, b: _Bounds) -> Mask | None:
+    """Return where each branch that may be taken is NaN."""
+    if a.nan is None and b.nan is None:
+        return None
+    yes, no = a.sure_nan(), b.sure_nan()
+    return np.asarray((yes & no) | (~c.bad & np.where(c.lo, yes, ~np.asarray(c.hi) & no)))
 
 
 def _truths(name: str, a: _Bounds, b: _Bounds, bad: Mask) -> _Bounds:

@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from qgraph.constants import constant
+from qgraph.equivalence.randomness import is_random
 from qgraph.errors import OperatorError
 from qgraph.executor import Imports
 from qgraph.ops.operator import operator_of
@@ -19,7 +21,7 @@ _COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "BitwiseAnd
 """Operators whose operands may be swapped without changing a bit of the result."""
 
 _NEUTRAL = {
-    "BatchNormalization": frozenset({"momentum", "spatial"}),
+    "BatchNormalization": frozenset({"spatial"}),
     "Dropout": frozenset({"ratio", "seed"}),
 }
 """Attributes that inference does not read."""
@@ -49,13 +51,12 @@ def label(node: ir.Node, imports: Imports) -> tuple[Hashable, ...]:
     }
     for name in _NEUTRAL.get(node.op_type, ()) if node.domain == "" else ():
         attributes.pop(name, None)
+    if node.op_type == "BatchNormalization" and not _trains(node):
+        attributes.pop("momentum", None)
     if node.domain == "" and node.op_type in _WINDOWS:
         attributes = _windows(node) | attributes
-    places = tuple(value is not None for value in node.inputs)
-    while places and not places[-1]:
-        places = places[:-1]
     key = _version(node, version), _outputs(node)
-    return (node.domain, node.op_type, key, places, tuple(sorted(attributes.items())))
+    return (node.domain, node.op_type, key, _places(node), tuple(sorted(attributes.items())))
 
 
 def is_commutative(of: Hashable) -> bool:
@@ -67,8 +68,22 @@ def _outputs(node: ir.Node) -> int:
     """Return the number of outputs where it is part of what is computed."""
     if node.op_type == "Split":
         return len(node.outputs)
-    training = node.op_type == "BatchNormalization"
-    return sum(bool(value.name) for value in node.outputs) if training else 0
+    if node.op_type == "BatchNormalization":
+        return sum(bool(value.name) for value in node.outputs)
+    return 0
+
+
+def _trains(node: ir.Node) -> bool:
+    """Return whether a BatchNormalization has results that depend on its momentum."""
+    return _outputs(node) > 1 or node.attributes.get_int("training_mode", 0) != 0
+
+
+def _places(node: ir.Node) -> tuple[bool, ...]:
+    """Return which operands are there; absent ones at the end do not count."""
+    places = tuple(value is not None for value in node.inputs)
+    while places and not places[-1]:
+        places = places[:-1]
+    return places
 
 
 @dataclass(frozen=True)
@@ -104,15 +119,30 @@ def _new_shape(node: ir.Node) -> Hashable:
     shape = node.outputs[0].shape if node.outputs else None
     if node.domain != "" or node.op_type not in _RESHAPING or shape is None:
         return None
-    return tuple(shape.numpy()) if shape.is_static() else None
+    if not shape.is_static():
+        return None
+    sizes = tuple(int(size) for size in shape.numpy())
+    return sizes if node.op_type != "Reshape" or _may_become(node, sizes) else None
 
 
-def is_identity(node: ir.Node) -> bool:
+def _may_become(node: ir.Node, sizes: tuple[int, ...]) -> bool:
+    """Return whether the shape that a file states for a Reshape fits what the Reshape asks for."""
+    wanted = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    if wanted is None:
+        return True
+    return len(wanted) == len(sizes) and all(
+        number < 1 or size == number
+        for number, size in zip(wanted.tolist(), sizes, strict=True)
+    )
+
+
+def is_identity(node: ir.Node, imports: Imports) -> bool:
     """Return whether a node only hands its first operand on: Identity, Dropout in inference."""
     if node.domain != "":
         return False
     if node.op_type == "Dropout":
-        return len(node.inputs) < 3 and all(not value.name for value in node.outputs[1:])
+        unmasked = all(not value.name for value in node.outputs[1:])
+        return unmasked and not is_random(node, imports)
     if node.op_type == "Cast" and node.inputs[0] is not None:
         known = node.inputs[0].dtype
         return known is not None and known.value == node.attributes.get_int("to", 0)
@@ -129,7 +159,7 @@ def _own(node: ir.Node) -> tuple[Hashable, ...] | None:
         values = tuple((name, str(value)) for name, value in sorted(items))
     except OperatorError:
         return None
-    return ("", operator.schema.name, operator.schema.since, values)
+    return ("", operator.schema.name, operator.schema.since, _places(node), values)
 
 
 def _version(node: ir.Node, version: int) -> Hashable:
@@ -193,5 +223,7 @@ def _plain(attribute: Any) -> Hashable:
         case ir.AttributeType.INTS:
             return _ints(tuple(value))
         case ir.AttributeType.TENSOR:
-            return str(value.dtype), tuple(value.shape), value.tobytes()
+            texts = value.dtype == ir.DataType.STRING
+            held = tuple(value.string_data()) if texts else value.tobytes()
+            return str(value.dtype), tuple(value.shape), held
     return str(kind), str(value)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 
 from qgraph import storage
@@ -30,7 +29,7 @@ from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Method
 from qgraph.model import Model, load
 from qgraph.model import Source as ModelSource
-from qgraph.proof.expression import Undecidable, evaluate
+from qgraph.proof.expression import Undecidable
 from qgraph.proof.finding import Finding
 
 SUMMED_ALIKE = (
@@ -127,13 +126,13 @@ def _sightings(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node
     """Return the nodes of both models that see signs of zeros that are not shared."""
     found = []
     for place, side in enumerate((matching.reference, matching.candidate)):
-        exits = {_exit(s)[place] for s in shown if s.outcome.zero_sign}
+        exits = {_exit(s)[place] for s in shown if _loses_zero_sign(s)}
         steps = [
             Step(
                 s.region.entry[place],
                 s.region.exit[place],
                 frozenset((s.region.reference_nodes, s.region.candidate_nodes)[place]),
-                _tells_zeros_apart(s),
+                s.outcome.tells_zeros_apart,
             )
             for s in shown
             if s.region is not None
@@ -146,15 +145,10 @@ def _exit(s: Shown) -> Pair:
     return s.claim.reference, s.claim.candidate
 
 
-def _tells_zeros_apart(s: Shown) -> bool:
-    if s.outcome.expressions is None:
-        return False
-    for expression in s.outcome.expressions:
-        shape = (1,) * len(expression.shape)
-        a, b = (evaluate(expression, np.full(shape, zero, np.float32)) for zero in (0.0, -0.0))
-        if not np.array_equal(a, b, equal_nan=True):
-            return True
-    return False
+def _loses_zero_sign(s: Shown) -> bool:
+    finding = s.outcome.finding
+    at_infinity = finding is not None and finding.infinity_sign_differs
+    return s.outcome.zero_sign > 0 or at_infinity
 
 
 def _is_trivial(s: Shown) -> bool:
@@ -167,7 +161,7 @@ def _region(s: Shown, matching: Matching, level: Exactness, *, evidence: bool) -
     outcome, finding = s.outcome, s.outcome.finding
     nodes, entries = _extent(s, matching)
     remarks = [outcome.reason or ""]
-    if finding is not None and finding.nan_differs:
+    if outcome.nan_differs:
         remarks.append("NaN is not kept")
     if finding is not None and finding.infinity_differs:
         remarks.append("infinities differ")
@@ -185,7 +179,7 @@ def _region(s: Shown, matching: Matching, level: Exactness, *, evidence: bool) -
         channels=1 if finding is None else finding.channels,
         differing_channels=() if finding is None else _per_channel(finding),
         largest_steps=outcome.largest_steps,
-        nan_differs=finding is not None and finding.nan_differs,
+        nan_differs=outcome.nan_differs,
         infinity_differs=finding is not None and finding.infinity_differs,
         witness=outcome.witness,
         witness_channel=outcome.channel,

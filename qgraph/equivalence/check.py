@@ -3,113 +3,275 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.equivalence.divergence import Run, first_divergence
+from qgraph import storage
+from qgraph.batches import Batches
+from qgraph.collecting import seldom
+from qgraph.equivalence.correspondence import correspondence
+from qgraph.equivalence.divergence import Run, compare_tensors, first_divergence
+from qgraph.equivalence.feeding import Feeding
+from qgraph.equivalence.findings import File, MetricReport, TensorComparison
 from qgraph.equivalence.grids import output_step
-from qgraph.equivalence.inputs import make_inputs
-from qgraph.equivalence.metrics import compare
+from qgraph.equivalence.interface import paired_names
+from qgraph.equivalence.labels import TOP1, Score, metric_of
+from qgraph.equivalence.metrics import Comparing
 from qgraph.equivalence.report import CheckReport, CheckVerdict
-from qgraph.equivalence.tolerance import Limit, tolerances
-from qgraph.errors import ModelError, OptionError
-from qgraph.executor import Backend, prepare
-from qgraph.model import Source, load
+from qgraph.equivalence.runtime_report import RuntimeReport
+from qgraph.equivalence.runtime_verdict import judge_runtimes
+from qgraph.equivalence.tolerance import Limit, Tolerance, tolerances
+from qgraph.errors import OptionError
+from qgraph.executor import Backend, Executor, prepare
+from qgraph.model import Model, Source, load
 
+Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]
 
+_BATCHES_OF_RUNTIMES = 4
+"""So many batches are put to each configuration of a runtime; each of them is run often."""
 
+
+@seldom()
 def check(
     reference: Source,
     candidate: Source,
     inputs: Feeds | None = None,
     *,
-    random: int = 1,
+    random: int | None = None,
     seed: int = 0,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    probes: int = 0,
     backend: str = Backend.AUTO,
     atol: Limit = 0.0,
     rtol: Limit = 0.0,
     max_steps: Limit | None = None,
+    max_ulp: Limit | None = None,
     min_sqnr: Limit | None = None,
+    min_top1: Limit | None = None,
+    labels: npt.ArrayLike | None = None,
+    metric: str | Score = TOP1,
+    max_drop: float | None = None,
+    runtimes: bool = False,
+    tensors: bool = False,
 ) -> CheckReport:
     """Run both models in one backend on the same inputs and compare every output.
 
     Without a tolerance all values have to be equal (-0 equals +0, NaN equals NaN); each tolerance
     that is given has to be met. Inputs and outputs belong together by name, or by position where
-    the names differ.
+    the names differ. Where an output differs, the tensors of both models are compared, too, which
+    takes two more runs.
 
     Args:
         reference: a path or a model.
         candidate: a path or a model.
-        inputs: one batch, by the names of the reference; None for random ones.
-        random: number of random batches, see :func:`qgraph.equivalence.inputs.make_inputs`.
-        seed: of the random batches.
+        inputs: by the names of the reference; arrays with more rows than a model takes at once
+            are run batch by batch. None for random ones.
+        random: number of random batches, see :func:`qgraph.equivalence.inputs.make_inputs`; None
+            for one where no inputs are given, and for none where they are.
+        seed: of the random batches and of the probes.
         shapes: of the random inputs, by name; needed where they are dynamic beyond the batch.
+        batch: rows of ``inputs`` to run at once, where the models leave that open.
+        probes: how many thresholds of each quantizer of the reference are to be approached by
+            inputs of their own, see :func:`qgraph.equivalence.probes.make_probes`.
         backend: "auto", "numpy" or "ort".
         atol: ``|reference - candidate| <= atol + rtol * |reference|`` for every value; like the
             other tolerances a number for all outputs, or numbers by name.
         rtol: see ``atol``.
         max_steps: largest difference in steps of the quantizer that produces the output.
+        max_ulp: largest difference in units in the last place.
         min_sqnr: smallest ratio of signal to error, in decibels.
+        min_top1: smallest share of rows whose largest value is at the same place.
+        labels: the right answers for the rows of ``inputs``.
+        metric: how good outputs are by the labels: "top1", "module:function", or a function
+            ``score(outputs, labels)``, where larger is better.
+        max_drop: by how much the candidate's score may be lower than the reference's; alone it
+            takes the place of equal values.
+        runtimes: run the models by their definitions and in the runtimes that are installed, and
+            tell what each of them changes.
+        tensors: compare the tensors of both models on the first batch even if no output differs:
+            later quantizers may hide a difference.
 
     Raises:
         ModelError: a model is not usable, or their numbers of inputs or outputs differ.
         OptionError: an option is wrong.
         ExecutionError: a model cannot be run on the inputs.
     """
-    if random < 1:
-        raise OptionError(f"{random} random batches are asked for, expected at least 1.")
     first, second = load(reference), load(candidate)
     notes: list[str] = []
-    feeds = _match("input", first.inputs, second.inputs, notes)
-    names = _match("output", first.outputs, second.outputs, notes)
-    limits = {"atol": atol, "rtol": rtol, "max_steps": max_steps, "min_sqnr": min_sqnr}
-    allowed = tolerances(names, **limits)
-    batches: list[Feeds] = [inputs] if inputs is not None else []
-    if inputs is None:
-        numbers = range(random)
-        batches += [make_inputs(first, seed=seed, number=n, shapes=shapes) for n in numbers]
+    feeds = paired_names("input", first.inputs, second.inputs, notes)
+    names = paired_names("output", first.outputs, second.outputs, notes)
+    allowed = tolerances(
+        names,
+        atol=atol,
+        rtol=rtol,
+        max_steps=max_steps,
+        max_ulp=max_ulp,
+        min_sqnr=min_sqnr,
+        min_top1=min_top1,
+    )
+    _check_options(inputs, random, batch, probes, labels, max_drop)
     ours, theirs = (prepare(m.ir, backend, as_written=True) for m in (first, second))
+    given = None if inputs is None else Batches(first.ir.graph, inputs, batch)
+    feeding = Feeding(first, ours, given, random, seed, shapes, probes)
+    comparison = _Comparison(first, names, allowed, 0 if labels is None else len(given or ()))
+    for number, inputs_of_one in enumerate(feeding):
+        renamed = {feeds.get(name, name): x for name, x in inputs_of_one.items()}
+        comparison.add(number, inputs_of_one, ours.run(inputs_of_one), theirs.run(renamed))
+    judged = None
+    if labels is not None:
+        judged = comparison.measure(np.asarray(labels), metric, max_drop)
+    lenient = max_drop is not None and all(limit.is_exact for limit in allowed.values())
+    failed = comparison.failed(lenient=lenient)
+    shown = comparison.wrong
+    if shown is None and tensors:
+        shown = comparison.first
+    compared: list[TensorComparison] = []
+    if shown is not None:
+        renamed = {feeds.get(name, name): x for name, x in shown.items()}
+        runs = Run(first.ir.graph, ours, shown), Run(second.ir.graph, theirs, renamed)
+        compared = compare_tensors(*runs, correspondence(first, second, names))
+    judgement = _runtimes(first, second, feeding, feeds, names) if runtimes else None
+    if judgement is not None and judgement.is_empty:
+        notes.append(
+            "no runtime runs the candidate, so that none is judged; convert it to 'qdq' or 'onnx' "
+            "and compare that"
+        )
+    outputs = [each.result() for each in comparison.outputs.values()]
+    divergence = first_divergence(
+        first.ir.graph, compared, {output.name for output in outputs if not output.equal}
+    )
+    bad = bool(failed) or (judged is not None and judged.failed is not None)
+    return CheckReport(
+        CheckVerdict.DIFFERENT if bad else CheckVerdict.EQUAL,
+        outputs,
+        failed,
+        divergence,
+        notes,
+        comparison.batches,
+        compared,
+        judged,
+        feeding.probes,
+        judgement,
+        comparison.wrong,
+        files=(_file(first), _file(second)),
+    )
+
+
+def _check_options(
+    inputs: Feeds | None,
+    random: int | None,
+    batch: int | None,
+    probes: int,
+    labels: npt.ArrayLike | None,
+    max_drop: float | None,
+) -> None:
+    if random is not None and random < 1:
+        raise OptionError(f"{random} random batches are asked for, expected at least 1.")
+    if batch is not None and batch < 1:
+        raise OptionError(f"Batches of {batch} rows are asked for, expected at least 1.")
+    if probes < 0:
+        raise OptionError(f"{probes} probes are asked for, expected a number that is not negative.")
+    if labels is not None and inputs is None:
+        raise OptionError("Labels are given without inputs, expected both. Give the inputs too.")
+    if max_drop is not None and (labels is None or not max_drop >= 0):
+        raise OptionError(
+            f"max_drop is {max_drop}, expected a number that is not negative, with labels to "
+            "score the models by. Give both."
+        )
+
+
+class _Comparison:
+    """The outputs of both models, batch by batch."""
+
+    def __init__(
+        self,
+        reference: Model,
+        names: Mapping[str, str],
+        allowed: Mapping[str, Tolerance],
+        labelled: int,
+    ) -> None:
+        self._values = {str(value.name): value for value in reference.outputs}
+        self._names = names
+        self._allowed = allowed
+        self._within = dict.fromkeys(self._values, True)
+        self._labelled = labelled
+        self._kept: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+        self.outputs = {name: Comparing(name) for name in self._values}
+        self.first: dict[str, Any] | None = None
+        self.wrong: dict[str, Any] | None = None
+        self.batches = 0
+
+    def add(
+        self, number: int, feeds: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]
+    ) -> None:
+        """Compare one batch."""
+        self.batches = number + 1
+        self.first = feeds if self.first is None else self.first
+        for name, value in self._values.items():
+            x, y = ours[name], theirs[self._names[name]]
+            equal = self.outputs[name].add(x, y, _step(value, x))
+            if not equal:
+                self._within[name] &= self._allowed[name].allows(x, y)
+                self.wrong = feeds if self.wrong is None else self.wrong
+        if number < self._labelled:
+            self._kept[0].append(ours)
+            self._kept[1].append({name: theirs[other] for name, other in self._names.items()})
+
+    def failed(self, *, lenient: bool) -> dict[str, str]:
+        """Return the outputs beyond their tolerance, and why.
+
+        Args:
+            lenient: whether any values will do, as long as they can be compared.
+        """
+        reasons = {}
+        for name, comparing in self.outputs.items():
+            found, allowed = comparing.result(), self._within[name]
+            judged = None if lenient else self._allowed[name].judge(found, allowed=allowed)
+            reasons[name] = found.note or judged
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def measure(self, labels: Array, metric: str | Score, max_drop: float | None) -> MetricReport:
+        """Return what a metric says of the outputs of both models."""
+        found = metric_of(metric)
+        scores = []
+        for batches in self._kept:
+            joined = {
+                name: np.concatenate([np.atleast_1d(batch[name]) for batch in batches])
+                for name in self._values
+                if isinstance(batches[0][name], np.ndarray)
+            }
+            scores.append(found.of(joined, labels))
+        drop, failed = scores[0] - scores[1], None
+        if max_drop is not None and not drop <= max_drop:
+            failed = f"{found.name} is lower by {drop:g}, at most {max_drop:g} is allowed"
+        return MetricReport(found.name, len(labels), scores[0], scores[1], failed)
+
+
+def _file(model: Model) -> File | None:
+    if model.path is None or not model.path.is_file():
+        return None
+    return File(str(model.path), storage.sha256(model.path))
+
+
+def _step(value: ir.Value, array: Any) -> npt.NDArray[np.float32] | None:
+    return output_step(value, np.shape(array))
+
+
+def _runtimes(
+    first: Model,
+    second: Model,
+    feeding: Feeding,
+    feeds: Mapping[str, str],
+    names: Mapping[str, str],
+) -> RuntimeReport:
+    batches = feeding.few(_BATCHES_OF_RUNTIMES)
     renamed = [{feeds.get(name, name): x for name, x in batch.items()} for batch in batches]
-    results = [(ours.run(a), theirs.run(b)) for a, b in zip(batches, renamed, strict=True)]
-    outputs, failed, wrong = [], {}, set()
-    for value in first.outputs:
-        name = str(value.name)
-        x, y = [a[name] for a, _ in results], [b[names[name]] for _, b in results]
-        found = [output_step(value, np.shape(array)) for array in x]
-        steps = [step for step in found if step is not None]
-        outputs.append(compare(name, x, y, steps if len(steps) == len(found) else None))
-        if not outputs[-1].equal:
-            wrong |= {n for n in range(len(x)) if not compare(name, [x[n]], [y[n]]).equal}
-        reason = allowed[name].judge(outputs[-1], x, y)
-        if reason is not None:
-            failed[name] = reason
-    divergence = None
-    if wrong:
-        n = min(wrong)
-        divergence = first_divergence(
-            Run(first.ir.graph, ours, batches[n]), Run(second.ir.graph, theirs, renamed[n]), names
-        )
-    verdict = CheckVerdict.DIFFERENT if failed else CheckVerdict.EQUAL
-    return CheckReport(verdict, outputs, failed, divergence, notes)
-
-
-def _match(
-    kind: str, reference: Sequence[ir.Value], candidate: Sequence[ir.Value], notes: list[str]
-) -> dict[str, str]:
-    """Pair names by name; by position where the sets of names differ."""
-    ours, theirs = ([str(value.name) for value in side] for side in (reference, candidate))
-    if set(ours) == set(theirs):
-        return dict(zip(ours, ours, strict=True))
-    if len(ours) != len(theirs):
-        raise ModelError(
-            f"The reference has the {kind}s {', '.join(ours)}, the candidate {', '.join(theirs)}; "
-            "expected as many. Compare models of one interface."
-        )
-    pairs = dict(zip(ours, theirs, strict=True))
-    told = ", ".join(f"{a!r} with {b!r}" for a, b in pairs.items() if a != b)
-    notes.append(f"{kind}s are matched by position: {told}")
-    return pairs
+    executors: list[Executor] = [prepare(m.ir, Backend.NUMPY) for m in (first, second)]
+    ours = [executors[0].run(batch) for batch in batches]
+    theirs = [executors[1].run(batch) for batch in renamed]
+    return judge_runtimes(second, renamed, ours, theirs, names)

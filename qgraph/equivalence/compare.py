@@ -42,21 +42,33 @@ class Comparer:
         """Return how equal ``draft`` is to ``site``; see :meth:`compare_all`."""
         return self.compare_all([(site, draft)])[0]
 
-    def compare_all(self, drafts: Sequence[tuple[Site, Draft]]) -> list[Verdict]:
+    def compare_all(
+        self, drafts: Sequence[tuple[Site, Draft]], *, at_least: Exactness | None = None
+    ) -> list[Verdict]:
         """Return how equal each draft is to its site.
 
         For a constant input the values that occur are compared. Otherwise both sides are lowered
         to primitives and decided for every float32 input; what the reader took the site for plays
         no part. Pairs of one form are decided together. Data of 16 bits is tried value by value.
+
+        Args:
+            drafts: with their sites.
+            at_least: the rung that is wanted; how far below it a draft is need not be found out.
         """
+        soon = at_least is not None and at_least >= Exactness.VALUES
         builder = Builder()
         outcomes = [self._lower(site, draft, builder) for site, draft in drafts]
         pending: dict[str, _Cone] = {o.key: o for o in outcomes if isinstance(o, _Cone)}
         cones = [cone for key, cone in pending.items() if key not in self._decided]
-        findings = decide_all([(cone.reference, cone.candidate, cone.shape) for cone in cones])
-        for cone, finding in zip(cones, findings, strict=True):
-            self._decided[cone.key] = _verdict(finding, grade(finding, cone.reference))
-        return [self._decided[o.key] if isinstance(o, _Cone) else o for o in outcomes]
+        pairs = [(cone.reference, cone.candidate, cone.shape) for cone in cones]
+        below: dict[str, Verdict] = {}
+        for cone, finding in zip(cones, decide_all(pairs, until_difference=soon), strict=True):
+            if soon and (finding.differing or finding.infinity_differs):
+                below[cone.key] = _undecided("values differ")
+            else:
+                self._decided[cone.key] = _verdict(finding, grade(finding, cone.reference))
+        known = below | self._decided
+        return [known[o.key] if isinstance(o, _Cone) else o for o in outcomes]
 
     def _lower(self, site: Site, draft: Draft, builder: Builder) -> _Cone | Verdict:
         if draft.promise is not None:

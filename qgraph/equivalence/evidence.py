@@ -51,6 +51,9 @@ class _Kept:
         same = (a.values == b.values) | (np.isnan(a.values) & np.isnan(b.values))
         self._columns.append((boxes.kind, boxes.lo, a.values, b.values, ~same))
 
+    def finished(self) -> None:
+        """Return None: all inputs are covered."""
+
     def boxes(self) -> tuple[Boxes, ...]:
         """Return what was kept, joined where neighbours have equal values."""
         columns = (np.concatenate(column) for column in zip(*self._columns, strict=True))
@@ -58,7 +61,10 @@ class _Kept:
         order = np.lexsort((lo, kind))
         kind, lo, a, b, differs = kind[order], lo[order], a[order], b[order], differs[order]
         starts = np.ones(len(lo), np.bool_)
-        starts[1:] = (kind[1:] != kind[:-1]) | (a[1:] != a[:-1]) | (b[1:] != b[:-1])
+        starts[1:] = kind[1:] != kind[:-1]
+        for side in (a, b):
+            both = np.isnan(side[1:]) & np.isnan(side[:-1])
+            starts[1:] |= (side[1:] != side[:-1]) & ~both
         kind, lo, differs = kind[starts], lo[starts], differs[starts]
         found = []
         for place, (first, count) in enumerate(

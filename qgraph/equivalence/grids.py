@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.errors import OperatorError
 from qgraph.folding import constant_expression
 from qgraph.numerics import blocks
 from qgraph.ops.operator import operator_of
@@ -20,6 +21,12 @@ Float32 = npt.NDArray[np.float32]
 _SHAPE_ONLY = frozenset(
     {"Identity", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Relu", "MaxPool"}
 )
+
+
+_HUGE = 1e30
+"""Beyond the range of any quantizer."""
+
+_MOST_STEPS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +55,33 @@ def input_grid(node: ir.Node, shape: Sequence[int]) -> Grid | None:
     step = _fit(scale, attributes, shape)
     zero = np.zeros((), np.float32) if zero_point is None else _fit(zero_point, attributes, shape)
     return None if step is None or zero is None else Grid(step, -zero * step)
+
+
+def input_range(node: ir.Node, shape: Sequence[int]) -> tuple[Float32, Float32] | None:
+    """Return the smallest and the largest number that ``node`` makes of its first input.
+
+    They are asked of the node itself, in real units, and are as large as the input, of ``shape``.
+    None if it is no quantizer, its parameters are not constant, or the range has too many steps to
+    be that of data.
+    """
+    grid, operator = input_grid(node, shape), operator_of(node)
+    if grid is None or operator is None:
+        return None
+    parameters = [constant_expression(value) for value in node.inputs[1:]]
+    ends = []
+    for end in (-_HUGE, _HUGE):
+        try:
+            found = operator.run(node, [np.full(shape, end, np.float32), *parameters])
+        except OperatorError:
+            return None
+        if node.op_type == "QuantizeLinear":
+            found = found.astype(np.float32) * grid.step + grid.offset
+        ends.append(found.astype(np.float32))
+    low, high = ends
+    with np.errstate(all="ignore"):
+        usable = np.isfinite(low) & np.isfinite(high) & (low < high)
+        usable &= (high - low) <= _MOST_STEPS * np.abs(grid.step)
+    return (low, high) if usable.all() else None
 
 
 def output_step(value: ir.Value, shape: Sequence[int]) -> Float32 | None:

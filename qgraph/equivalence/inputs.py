@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.equivalence.grids import Grid, input_grid
+from qgraph.equivalence.grids import Grid, input_grid, input_range
 from qgraph.errors import OptionError
 from qgraph.feeds import describe, static
 from qgraph.model import Model
@@ -18,6 +18,10 @@ Array = npt.NDArray[Any]
 
 _ON_THE_GRID = 0.25
 """Share of the elements that lie on or beside the grid of the quantizer that reads an input."""
+
+
+_BEYOND = 1.125
+"""Uniform numbers reach so far beyond the range of a quantizer."""
 
 
 def make_inputs(
@@ -30,9 +34,10 @@ def make_inputs(
     """Return an array for each input of ``model`` that has to be fed.
 
     Floats are half normal (deviation 1), half uniform in -3 .. 3. Where a quantizer with constant
-    parameters reads the input directly, a quarter are its grid points and the points half-way
-    between them, and the float neighbours of both; a few are zeros of either sign. Integers of up
-    to 8 bits fill their range, larger ones lie in 0 .. 3, so that they can be indices.
+    parameters reads the input directly, they are spread over its range and a little beyond instead,
+    and a quarter are its grid points and the points half-way between them, and the float neighbours
+    of both; a few are zeros of either sign. Integers of up to 8 bits fill their range, larger ones
+    lie in 0 .. 3, so that they can be indices.
 
     Args:
         model: whose inputs are wanted.
@@ -122,10 +127,21 @@ def _draw(generator: np.random.Generator, value: ir.Value, shape: tuple[int, ...
         generator.uniform(-3, 3, shape),
     )
     x = np.asarray(np.clip(x, -3, 3) if dtype.bitwidth <= 8 else x).astype(dtype.numpy())
-    grids = (input_grid(n, shape) for n in value.consumers() if n.inputs[0] is value)
-    grid = next((found for found in grids if found is not None), None)
-    on_grid = grid is not None and dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-    return _sprinkle(generator, x, grid) if on_grid and grid is not None else x
+    if dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+        return x
+    for node in value.consumers():
+        grid = input_grid(node, shape) if node.inputs[0] is value else None
+        if grid is not None:
+            limits = input_range(node, shape)
+            spread = x if limits is None else _spread(x, *limits)
+            return _sprinkle(generator, spread, grid)
+    return x
+
+
+def _spread(x: Array, low: Array, high: Array) -> Array:
+    """Return numbers of -3 .. 3 spread over a range, and a little beyond."""
+    middle, half = low / 2 + high / 2, high / 2 - low / 2
+    return (middle + x * half * (_BEYOND / 3)).astype(x.dtype)
 
 
 def _sprinkle(generator: np.random.Generator, x: Array, grid: Grid) -> Array:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from qgraph.equivalence.elementwise import joined, operands
 from qgraph.equivalence.matching import Pair
 from qgraph.equivalence.regions import Nodes, Outcome, all_values, run_nodes
-from qgraph.equivalence.values import compare_values
+from qgraph.equivalence.values import compare_values, is_nan
 from qgraph.equivalence.zero_signs import sees
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.proof.cone import lower
@@ -31,6 +31,7 @@ Array = npt.NDArray[Any]
 _CASES = 1 << 22
 _BOXES = 1 << 20
 _NARROW_BITS = 8
+_SPECIAL = np.array([-np.inf, np.inf, np.nan], np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +104,13 @@ def decide_joint(models: tuple[Nodes, Nodes], region: JointCut) -> Outcome:
     ]
     if results[0].dtype != results[1].dtype or results[0].shape != results[1].shape:
         raise Undecidable("the results are of different types or shapes")
-    found = compare_values(*results)
+    special = is_nan(x) | is_nan(z)
+    numbers = [result[~special] for result in results]
+    found = compare_values(*numbers)
+    at_nan = compare_values(*(result[special] for result in results))
     witness = None
     if found.differing and found.place is not None:
-        at = (array.reshape(-1)[found.place] for array in (x, *results))
+        at = (array[found.place] for array in (x[~special], *numbers))
         witness = Witness(*map(float, at))
     return Outcome(
         # zeros of both signs are one case, so nothing is said about them
@@ -115,7 +119,8 @@ def decide_joint(models: tuple[Nodes, Nodes], region: JointCut) -> Outcome:
         differing=found.differing,
         zero_sign=max(1, found.zero_sign),
         witness=witness,
-        reason=f"{x.size} pairs of values of two inputs were tried",
+        nan_differs=at_nan.rung < Exactness.BITS,
+        reason=f"{np.count_nonzero(~special)} pairs of values of two inputs were tried",
     )
 
 
@@ -150,8 +155,7 @@ def _cases(models: tuple[Nodes, Nodes], parts: Sequence[Sequence[ir.Node]], entr
             chain = between(end, [value], model.known.has) or []
             found = _steps(model, chain, value, end)
             keys.append(found.lo)
-    special = np.array([-np.inf, np.inf], np.float32)
-    return np.concatenate([from_keys(np.unique(np.concatenate(keys))), special])
+    return np.concatenate([from_keys(np.unique(np.concatenate(keys))), _SPECIAL])
 
 
 def _levels(model: Nodes, value: ir.Value) -> Array | None:
@@ -163,10 +167,8 @@ def _levels(model: Nodes, value: ir.Value) -> Array | None:
             found = _steps(model, nodes or [], start, value)
         except Undecidable:
             continue
-        infinite = np.array([-np.inf, np.inf], np.float32)
-        return np.unique(
-            np.concatenate([found.value, run_nodes(model, nodes or [], {start: infinite}, value)])
-        )
+        beyond = run_nodes(model, nodes or [], {start: _SPECIAL}, value)
+        return np.unique(np.concatenate([found.value, beyond, _SPECIAL[-1:]]))
     return None
 
 

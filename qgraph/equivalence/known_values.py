@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from qgraph.constants import constant
 from qgraph.control import is_control
+from qgraph.equivalence.randomness import is_random
 from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
 from qgraph.executor import Imports, kernel_for
 from qgraph.plan import NodeStep
@@ -20,18 +21,6 @@ Array = npt.NDArray[Any]
 
 _KEPT_BYTES = 1 << 16
 """Larger results are computed again when they are asked for again, rather than kept."""
-
-RANDOM = frozenset(
-    {
-        "Bernoulli",
-        "Multinomial",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
-)
-"""Operators whose results no operands determine."""
 
 
 class KnownValues:
@@ -51,7 +40,7 @@ class KnownValues:
         for node in nodes:
             spelled = any(self._is_constant(value) for value in node.outputs)
             used = [value for value in node.inputs if value is not None]
-            computed = bool(used) and all(map(self.has, used)) and not _is_opaque(node)
+            computed = bool(used) and all(map(self.has, used)) and not self._is_opaque(node)
             for value in node.outputs:
                 self._is_known[value] = spelled or computed
 
@@ -103,8 +92,7 @@ class KnownValues:
             self._kept[value] = array
         return array
 
-
-def _is_opaque(node: ir.Node) -> bool:
-    if is_control(node) or (node.domain == "" and node.op_type in RANDOM):
-        return True
-    return any(subgraphs(attribute) for attribute in node.attributes.values())
+    def _is_opaque(self, node: ir.Node) -> bool:
+        if is_control(node) or is_random(node, self._imports):
+            return True
+        return any(subgraphs(attribute) for attribute in node.attributes.values())

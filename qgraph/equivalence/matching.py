@@ -25,11 +25,14 @@ from qgraph.equivalence.canonical import (
 )
 from qgraph.equivalence.congruence import Class, Congruence
 from qgraph.equivalence.elementwise import is_moving, is_reshape, joined, operands
-from qgraph.equivalence.known_values import RANDOM, KnownValues
+from qgraph.equivalence.interface import conflict
+from qgraph.equivalence.known_values import KnownValues
 from qgraph.equivalence.plain import Plain
+from qgraph.equivalence.randomness import is_random
 from qgraph.equivalence.values import compare_values, fingerprint
 from qgraph.errors import ModelError
 from qgraph.exactness import Exactness
+from qgraph.executor import Imports
 from qgraph.scopes import subgraphs
 from qgraph.topology import gates
 
@@ -174,9 +177,8 @@ class Matching:
         for a, b in pairs:
             shared = self._congruence.new()
             self.reference.classes[a] = self.candidate.classes[b] = shared
-            if a.dtype is not None and b.dtype is not None and a.dtype != b.dtype:
-                reason = f"input {a.name!r} is {a.dtype.name} in one model and {b.dtype.name} in "
-                self.claims.append(Claim(Kind.OPEN, a, b, reason=f"{reason}the other"))
+            if (reason := conflict(a, b)) is not None:
+                self.claims.append(Claim(Kind.OPEN, a, b, reason=reason))
 
     def _claim_defaults(self, reference: ir.Value, candidate: ir.Value) -> None:
         tensors = reference.const_value, candidate.const_value
@@ -195,18 +197,19 @@ class Matching:
     def _paired(
         self, kind: str, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]
     ) -> list[Pair]:
-        by_name = {str(value.name): value for value in theirs}
-        names = [str(value.name) for value in ours]
-        if set(names) == set(by_name):
-            return [(value, by_name[str(value.name)]) for value in ours]
-        if len(ours) != len(theirs):
+        names, others = ([str(value.name) for value in values] for values in (ours, theirs))
+        if len(names) != len(others):
             raise ModelError(
                 f"The reference has the {kind}s {', '.join(names)}, the candidate "
-                f"{', '.join(by_name)}; expected as many. Compare models of one interface."
+                f"{', '.join(others)}; expected as many. Compare models of one interface."
             )
+        if len(set(names)) == len(names) and set(names) == set(others):
+            by_name = dict(zip(others, theirs, strict=True))
+            return [(value, by_name[name]) for name, value in zip(names, ours, strict=True)]
         pairs = list(zip(ours, theirs, strict=True))
         told = ", ".join(f"{a.name!r} with {b.name!r}" for a, b in pairs if a.name != b.name)
-        self.notes.append(f"{kind}s are matched by position: {told}")
+        if told:
+            self.notes.append(f"{kind}s are matched by position: {told}")
         return pairs
 
     def _enter(self, side: Side, graph: ir.Graph) -> None:
@@ -215,13 +218,13 @@ class Matching:
         side.nodes += nodes
         side.known.enter(nodes)
         for node in nodes:
-            if is_identity(node) and (source := node.inputs[0]) is not None:
+            if is_identity(node, side.plain.imports) and (source := node.inputs[0]) is not None:
                 side.classes[node.outputs[0]] = self.class_of(side, source)
                 continue
             if node.op_type == "Constant" and side.known.has(node.outputs[0]):
                 side.classes[node.outputs[0]] = self._class_of_constant(side, node.outputs[0])
                 continue
-            known = [] if _is_apart(node) else forms(node, side.plain.imports)
+            known = [] if _is_apart(node, side.plain.imports) else forms(node, side.plain.imports)
             for place, value in enumerate(node.outputs):
                 result = side.classes[value] = self._congruence.new()
                 for form in known:
@@ -343,7 +346,7 @@ class Matching:
         first, second = a.producer(), b.producer()
         if first is None or second is None:
             return f"{_told(a)} and {_told(b)} have no common source"
-        if first.domain == "" and first.op_type in RANDOM:
+        if is_random(first, self.reference.plain.imports):
             return f"{_told(a)} and {_told(b)} are random"
         if self._common_form(first, second) is None:
             sides = (first, self.reference), (second, self.candidate)
@@ -449,12 +452,12 @@ def _graphs(node: ir.Node) -> list[tuple[str, int, int]]:
     ]
 
 
-def _is_apart(node: ir.Node) -> bool:
+def _is_apart(node: ir.Node, imports: Imports) -> bool:
     """Return whether no other node can be the same by form.
 
     Random ones never are; those that run graphs are matched when they meet, graph by graph.
     """
-    if node.domain == "" and node.op_type in RANDOM:
+    if is_random(node, imports):
         return True
     return any(subgraphs(attribute) for attribute in node.attributes.values())
 

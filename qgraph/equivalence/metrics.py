@@ -15,8 +15,14 @@ import onnx_ir as ir
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 
+QUANTILES = (0.5, 0.9, 0.99, 0.999)
+"""Shares of the values whose largest absolute difference is told."""
+
 _WORST_SQNR = -999.0
 """Stands for minus infinity in decibels, which JSON cannot say."""
+
+_DROPPED_BITS = 13
+"""Differences are counted by their float32 without so many of its last bits, in 2**18 bins."""
 
 _BITS: dict[np.dtype[Any], type[np.signedinteger[Any]]] = {
     np.dtype(np.float16): np.int16,
@@ -41,6 +47,11 @@ class OutputComparison:
         sqnr_db: ``10 log10(sum(reference ** 2) / sum((reference - candidate) ** 2))``, at least
             -999; None if all values are equal.
         cosine: cosine of the angle between both sides, over finite values; 1 if all are equal.
+        mean_abs: mean absolute difference.
+        quantiles: the absolute differences below which the shares of :data:`QUANTILES` of all
+            values lie, rounded down to 11 significant bits.
+        top1: share of the rows whose largest value along the last axis is at the same place;
+            None where the output is no matrix or sequence of scores.
         note: why the outputs could not be compared value by value.
     """
 
@@ -52,6 +63,9 @@ class OutputComparison:
     max_steps: float | None = 0.0
     sqnr_db: float | None = None
     cosine: float = 1.0
+    mean_abs: float = 0.0
+    quantiles: tuple[float, ...] = (0.0,) * len(QUANTILES)
+    top1: float | None = None
     note: str | None = None
 
     @property
@@ -59,18 +73,172 @@ class OutputComparison:
         """Whether every value is the same."""
         return self.note is None and self.mismatches == 0
 
+    @property
+    def relative(self) -> float | None:
+        """Norm of the difference as a share of the norm of the reference; None if infinite."""
+        if self.sqnr_db is None:
+            return 0.0 if self.equal else None
+        return None if self.sqnr_db <= _WORST_SQNR else float(10 ** (-self.sqnr_db / 20))
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the JSON report; what is not finite becomes null."""
+        named = (f"p{100 * share:g}" for share in QUANTILES)
         return {
             "name": self.name,
             "elements": self.elements,
             "mismatches": self.mismatches,
-            "max_abs": _finite(self.max_abs),
+            "max_abs": finite(self.max_abs),
             "max_ulp": self.max_ulp,
-            "max_steps": _finite(self.max_steps),
-            "sqnr_db": self.sqnr_db,
-            "cosine": self.cosine,
+            "max_steps": finite(self.max_steps),
+            "sqnr_db": finite(self.sqnr_db),
+            "cosine": finite(self.cosine),
+            "mean_abs": finite(self.mean_abs),
+            "quantiles_abs": dict(zip(named, map(finite, self.quantiles), strict=True)),
+            "top1": self.top1,
         }
+
+
+class Comparing:
+    """Compares one output batch by batch; nothing of a batch is kept.
+
+    Args:
+        name: of the output.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._note: str | None = None
+        self._elements = self._mismatches = 0
+        self._max_abs, self._sum_abs, self._max_ulp = 0.0, 0.0, 0
+        self._steps: float | None = 0.0
+        self._is_numeric = True
+        # sums of squares of the reference and of the difference; then products for the cosine
+        self._signal = self._noise = self._dot = self._ours = self._theirs = 0.0
+        self._bins: npt.NDArray[np.int64] | None = None
+        self._rows = self._agreeing = 0
+
+    def add(self, x: Any, y: Any, step: npt.NDArray[np.float32] | None = None) -> bool:
+        """Compare one batch and return whether it is equal in value.
+
+        Args:
+            x: the output of the reference.
+            y: that of the candidate.
+            step: of the output, which broadcasts to it; None if unknown.
+        """
+        self._elements += int(np.size(x))
+        note = _incomparable(x, y)
+        if note is not None:
+            self._note = self._note or note
+            return False
+        differs = ~same(x, y)
+        wrong = int(np.count_nonzero(differs))
+        self._mismatches += wrong
+        if x.dtype.kind not in "biufV":
+            self._is_numeric = False
+            return not wrong
+        self._count_rows(x, y)
+        a = x.astype(np.float64)
+        b = y.astype(np.float64) if wrong else a
+        with np.errstate(all="ignore"):
+            self._correlate(a, b)
+            if wrong:
+                self._measure(x, y, np.where(differs, np.abs(a - b), 0.0), differs, step)
+        return not wrong
+
+    def result(self) -> OutputComparison:
+        """Return how far all batches are apart."""
+        name, elements, mismatches = self._name, self._elements, self._mismatches
+        if self._note is not None:
+            return OutputComparison(
+                name,
+                elements,
+                elements,
+                math.inf,
+                0,
+                None,
+                _WORST_SQNR,
+                0.0,
+                math.inf,
+                (math.inf,) * len(QUANTILES),
+                note=self._note,
+            )
+        top1 = self._agreeing / self._rows if self._rows else None
+        if mismatches == 0 or not self._is_numeric:
+            known = None if mismatches else 0.0
+            return OutputComparison(name, elements, mismatches, max_steps=known, top1=top1)
+        return OutputComparison(
+            name,
+            elements,
+            mismatches,
+            self._max_abs,
+            self._max_ulp,
+            self._steps,
+            self._sqnr(),
+            self._cosine(),
+            self._sum_abs / elements,
+            self._quantiles(),
+            top1,
+        )
+
+    def _count_rows(self, x: Array, y: Array) -> None:
+        if x.ndim in (2, 3) and x.shape[-1] > 1 and x.size:
+            found = np.argmax(x, axis=-1) == np.argmax(y, axis=-1)
+            self._rows += found.size
+            self._agreeing += int(np.count_nonzero(found))
+
+    def _correlate(self, a: Float64, b: Float64) -> None:
+        self._signal += _square_sum(a)
+        known = np.isfinite(a) & np.isfinite(b)
+        x, y = (a, b) if known.all() else (a[known], b[known])
+        self._dot += float(np.sum(x * y))
+        self._ours += float(np.sum(x * x))
+        self._theirs += float(np.sum(y * y))
+
+    def _measure(
+        self,
+        x: Array,
+        y: Array,
+        apart: Float64,
+        differs: npt.NDArray[np.bool_],
+        step: npt.NDArray[np.float32] | None,
+    ) -> None:
+        apart[np.isnan(apart)] = np.inf
+        self._max_abs = max(self._max_abs, float(apart.max()))
+        self._sum_abs += float(apart.sum())
+        self._max_ulp = max(self._max_ulp, _ulps(x[differs], y[differs]))
+        self._noise += float(np.sum(np.square(apart)))
+        if step is None or self._steps is None:
+            self._steps = None
+        else:
+            unit = np.broadcast_to(step, x.shape)[differs].astype(np.float64)
+            self._steps = max(self._steps, float(np.max(apart[differs] / np.abs(unit))))
+        places = apart[differs].astype(np.float32).view(np.int32) >> _DROPPED_BITS
+        found = np.bincount(places, minlength=1 << (31 - _DROPPED_BITS))
+        self._bins = found if self._bins is None else self._bins + found
+
+    def _quantiles(self) -> tuple[float, ...]:
+        """Return the quantiles of the differences; values without one count as 0."""
+        if self._bins is None:
+            return (0.0,) * len(QUANTILES)
+        counts = np.cumsum(self._bins) + (self._elements - self._mismatches)
+        wanted = [math.ceil(share * self._elements) for share in QUANTILES]
+        equal = self._elements - self._mismatches
+        places = np.searchsorted(counts, wanted).astype(np.int32)
+        edges = (places << _DROPPED_BITS).view(np.float32)
+        return tuple(
+            0.0 if number <= equal else float(edge)
+            for number, edge in zip(wanted, edges, strict=True)
+        )
+
+    def _sqnr(self) -> float:
+        if not math.isfinite(self._noise) or self._signal == 0 or self._noise == 0:
+            return _WORST_SQNR
+        with np.errstate(all="ignore"):
+            return max(_WORST_SQNR, float(10 * np.log10(self._signal / self._noise)))
+
+    def _cosine(self) -> float:
+        length = math.sqrt(self._ours) * math.sqrt(self._theirs)
+        return self._dot / length if length > 0 else 0.0
 
 
 def compare(
@@ -87,39 +255,11 @@ def compare(
         candidate: its value for each batch.
         steps: for each batch the step of the output, which broadcasts to it; None if unknown.
     """
-    elements = sum(np.size(x) for x in reference)
-    pairs = list(zip(reference, candidate, strict=True))
-    for x, y in pairs:
-        note = _incomparable(x, y)
-        if note is not None:
-            return OutputComparison(
-                name, elements, elements, math.inf, 0, None, _WORST_SQNR, 0.0, note
-            )
-    x, y = (np.concatenate([np.ravel(a) for a in side]) for side in zip(*pairs, strict=True))
-    differs = ~same(x, y)
-    mismatches = int(np.count_nonzero(differs))
-    if mismatches == 0 or x.dtype.kind not in "biufV":
-        known = None if mismatches else 0.0
-        return OutputComparison(name, elements, mismatches, max_steps=known)
-    a, b = x.astype(np.float64), y.astype(np.float64)
-    with np.errstate(all="ignore"):
-        apart = np.where(differs, np.abs(a - b), 0.0)
-        apart[np.isnan(apart)] = np.inf
-        worst_steps = None
-        if steps is not None:
-            shaped = zip(steps, reference, strict=True)
-            unit = np.concatenate([np.broadcast_to(s, array.shape).ravel() for s, array in shaped])
-            worst_steps = float(np.max(apart[differs] / np.abs(unit[differs].astype(np.float64))))
-        return OutputComparison(
-            name,
-            elements,
-            mismatches,
-            float(apart.max()),
-            _ulps(x[differs], y[differs]),
-            worst_steps,
-            _sqnr(a, apart),
-            _cosine(a, b),
-        )
+    comparing = Comparing(name)
+    known = [None] * len(reference) if steps is None else steps
+    for x, y, step in zip(reference, candidate, known, strict=True):
+        comparing.add(x, y, step)
+    return comparing.result()
 
 
 def same(x: Array, y: Array) -> npt.NDArray[np.bool_]:
@@ -130,21 +270,21 @@ def same(x: Array, y: Array) -> npt.NDArray[np.bool_]:
     return equal
 
 
-def within(reference: Sequence[Any], candidate: Sequence[Any], *, atol: float, rtol: float) -> bool:
-    """Return whether ``|reference - candidate| <= atol + rtol * |reference|`` holds everywhere."""
-    for x, y in zip(reference, candidate, strict=True):
-        if _incomparable(x, y) is not None:
-            return False
-        if x.dtype.kind not in "biufV":
-            if not bool(np.all(same(x, y))):
-                return False
-            continue
-        a, b = x.astype(np.float64), y.astype(np.float64)
-        with np.errstate(all="ignore"):
-            close = np.isfinite(a) & (np.abs(a - b) <= atol + rtol * np.abs(a))
-        if not bool(np.all(close | same(x, y))):
-            return False
-    return True
+def within(x: Any, y: Any, *, atol: float, rtol: float) -> bool:
+    """Return whether ``|x - y| <= atol + rtol * |x|`` holds everywhere."""
+    if _incomparable(x, y) is not None:
+        return False
+    if x.dtype.kind not in "biufV":
+        return bool(np.all(same(x, y)))
+    a, b = x.astype(np.float64), y.astype(np.float64)
+    with np.errstate(all="ignore"):
+        close = np.isfinite(a) & (np.abs(a - b) <= atol + rtol * np.abs(a))
+    return bool(np.all(close | same(x, y)))
+
+
+def finite(number: float | None) -> float | None:
+    """Return a number for JSON, which has no infinities."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _incomparable(x: Any, y: Any) -> str | None:
@@ -159,6 +299,11 @@ def _incomparable(x: Any, y: Any) -> str | None:
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "fV" and ir.DataType.from_numpy(dtype).is_floating_point()
+
+
+def _square_sum(numbers: Float64) -> float:
+    known = np.isfinite(numbers)
+    return float(np.sum(np.square(numbers if known.all() else numbers[known])))
 
 
 def _ulps(x: Array, y: Array) -> int:
@@ -179,21 +324,3 @@ def _ordered(x: Array) -> npt.NDArray[np.int64]:
     top = np.asarray(np.inf).astype(x.dtype).view(bits.dtype)
     keys = np.where(bits < 0, np.iinfo(bits.dtype).min - bits, bits).astype(np.int64)
     return np.where(np.isnan(x), np.int64(top) + 1, keys)
-
-
-def _sqnr(reference: Float64, apart: Float64) -> float:
-    signal, noise = (np.sum(np.square(x[np.isfinite(x)])) for x in (reference, apart))
-    if not np.isfinite(apart).all() or signal == 0:
-        return _WORST_SQNR
-    return max(_WORST_SQNR, float(10 * np.log10(signal / noise)))
-
-
-def _cosine(a: Float64, b: Float64) -> float:
-    finite = np.isfinite(a) & np.isfinite(b)
-    a, b = a[finite], b[finite]
-    length = np.sqrt(np.sum(a * a)) * np.sqrt(np.sum(b * b))
-    return float(np.sum(a * b) / length) if length > 0 else 0.0
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None

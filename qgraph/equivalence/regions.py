@@ -22,7 +22,7 @@ from qgraph.executor import kernel_for
 from qgraph.plan import NodeStep
 from qgraph.proof.batch import decide_all
 from qgraph.proof.cone import Shape, lower
-from qgraph.proof.expression import Builder, Expr, Undecidable, evaluate
+from qgraph.proof.expression import Builder, Expr, Undecidable, evaluate, undefined
 from qgraph.proof.finding import Finding
 from qgraph.proof.ladder import grade, largest_gap
 
@@ -67,6 +67,8 @@ class Outcome:
         differing, zero_sign: numbers of inputs.
         witness, channel: an input that shows it.
         largest_steps: the largest difference in steps of the reference.
+        nan_differs: whether NaN has other results.
+        tells_zeros_apart: whether -0 and +0 have other results than one another, on either side.
         reason: why it is undecided.
     """
 
@@ -79,6 +81,8 @@ class Outcome:
     witness: Witness | None = None
     channel: int | None = None
     largest_steps: float | None = None
+    nan_differs: bool = False
+    tells_zeros_apart: bool = False
     reason: str | None = None
 
 
@@ -122,6 +126,7 @@ def decide_cuts(matching: Matching, cuts: Sequence[Cut]) -> list[Outcome]:
 
 
 def _judge(pair: tuple[Expr, Expr], finding: Finding) -> Outcome:
+    tells = _tell_zeros_apart(pair)
     if finding.undecided is not None and (witness := _sampled(*pair)) is not None:
         reason = f"the inputs that differ are not counted: {finding.undecided}"
         return Outcome(
@@ -131,6 +136,8 @@ def _judge(pair: tuple[Expr, Expr], finding: Finding) -> Outcome:
             pair,
             witness=witness[0],
             channel=witness[1],
+            nan_differs=finding.nan_differs,
+            tells_zeros_apart=tells,
             reason=reason,
         )
     rung = grade(finding, pair[0])
@@ -146,8 +153,19 @@ def _judge(pair: tuple[Expr, Expr], finding: Finding) -> Outcome:
         finding.witness,
         finding.witness_channel,
         largest_gap(finding, pair[0]),
+        finding.nan_differs,
+        tells,
         finding.undecided,
     )
+
+
+def _tell_zeros_apart(pair: tuple[Expr, Expr]) -> bool:
+    for expression in pair:
+        shape = (1,) * len(expression.shape)
+        a, b = (evaluate(expression, np.full(shape, zero, np.float32)) for zero in (0.0, -0.0))
+        if not np.array_equal(a, b, equal_nan=True):
+            return True
+    return False
 
 
 def _sampled(reference: Expr, candidate: Expr) -> tuple[Witness, int] | None:
@@ -215,6 +233,8 @@ def _is_narrow(kind: ir.DataType) -> bool:
 
 def _lower(matching: Matching, region: Cut, builder: Builder) -> tuple[Expr, Expr, Shape | None]:
     shape = region.shape or ()
+    if 0 in shape:
+        raise Undecidable("its data has no elements")
     sides = (
         (matching.reference, region.reference_nodes),
         (matching.candidate, region.candidate_nodes),
@@ -233,6 +253,12 @@ def _lower(matching: Matching, region: Cut, builder: Builder) -> tuple[Expr, Exp
             "the shape of its data is not known, and the parameters have the shapes "
             f"{list(pair[0].shape)} and {list(pair[1].shape)}; run shape inference first"
         )
+    kinds = [
+        expression.dtype if value.dtype is None else value.dtype.name
+        for expression, value in zip(pair, region.exit, strict=True)
+    ]
+    if kinds[0] != kinds[1]:
+        raise Undecidable(f"the results are {kinds[0]} and {kinds[1]}")
     return pair[0], pair[1], region.shape
 
 
@@ -296,17 +322,28 @@ def enumerate_cut(models: tuple[Nodes, Nodes], region: Cut) -> Outcome:
         special = np.broadcast_to(is_nan(x), results[0].shape)
     reference, candidate = (result[~special] for result in results)
     found = compare_values(reference, candidate)
+    at_nan = compare_values(*(result[special] for result in results))
+    nan_differs = at_nan.rung < Exactness.BITS
+    zeros = [
+        np.broadcast_to((x == 0) & (np.signbit(x.astype(np.float32)) == sign), results[0].shape)
+        for sign in (False, True)
+    ]
     witness = None
     if found.place is not None:
         given = np.broadcast_to(x, results[0].shape)[~special]
         at = (array[found.place] for array in (given, reference, candidate))
         witness = Witness(*map(float, at))
     return Outcome(
-        found.rung,
+        min(found.rung, Exactness.VALUES) if nan_differs else found.rung,
         Method.EXHAUSTIVE,
         differing=found.differing,
         zero_sign=found.zero_sign,
         witness=witness,
+        nan_differs=nan_differs,
+        tells_zeros_apart=bool(zeros[1].any())
+        and any(
+            compare_values(*(result[zero] for zero in zeros)).differing > 0 for result in results
+        ),
     )
 
 
@@ -365,13 +402,40 @@ def run_nodes(
     """
     known: dict[ir.Value, Any] = dict(given)
     imports = side.plain.imports
+    numbers = ~np.logical_or.reduce([is_nan(array) for array in given.values()])
     try:
         with np.errstate(all="ignore"):
             for node in nodes:
                 for value in node.inputs:
                     if value is not None and value not in known:
                         known[value] = side.known.array(value)
+                _check_cast(node, known, numbers)
                 NodeStep(node, kernel_for(node, imports)).run(known, frozenset())
     except (ExecutionError, OperatorError, UnsupportedError) as error:
         raise Undecidable(f"it cannot be computed: {error}") from error
     return np.asarray(known[y])
+
+
+def _check_cast(node: ir.Node, known: Mapping[ir.Value, Any], numbers: Array) -> None:
+    """See that a Cast of floating-point data to integers stays within their range.
+
+    Args:
+        node: any node.
+        known: its operands.
+        numbers: where the data of the region is not NaN.
+
+    Raises:
+        Undecidable: it does not.
+    """
+    if node.domain != "" or node.op_type != "Cast" or node.inputs[0] is None:
+        return
+    x = np.asarray(known[node.inputs[0]])
+    to = ir.DataType(node.attributes.get_int("to", 0))
+    if not to.is_integer() or x.dtype.kind in "iub":
+        return
+    beyond = undefined("Cast", [x.astype(np.float32)], {"to": to.name})
+    if x.size == numbers.size:
+        beyond = beyond & numbers.reshape(x.shape)
+    if beyond.any():
+        at = float(x[beyond].reshape(-1)[0])
+        raise Undecidable(f"ONNX leaves open what {at!r} is as {to.name}")

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
+from qgraph.equivalence.findings import File, MetricReport, ProbeReport, TensorComparison
 from qgraph.equivalence.metrics import OutputComparison
 from qgraph.errors import EquivalenceError
 from qgraph.report import SCHEMA
+
+if TYPE_CHECKING:
+    from qgraph.equivalence.runtime_report import RuntimeReport
+
+_HEADER = (
+    "| output | values | differ | max abs | mean abs | ulp | steps | SQNR dB | cosine | top-1 | |",
+    "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|",
+)
+
+_RANKED = 10
+"""How many tensors people are shown; programs get all."""
 
 
 class CheckVerdict(StrEnum):
@@ -18,24 +30,6 @@ class CheckVerdict(StrEnum):
 
     EQUAL = "equal"
     DIFFERENT = "different"
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """The first tensor, in the order of the reference, whose values differ.
-
-    Attributes:
-        reference, candidate: its name in both models.
-        node: the node of the reference that produces it.
-        op: that node's operator, ``domain::Name``.
-        max_abs: largest absolute difference; None where shapes differ or it is not finite.
-    """
-
-    reference: str
-    candidate: str
-    node: str
-    op: str
-    max_abs: float | None
 
 
 @dataclass(frozen=True)
@@ -48,26 +42,59 @@ class CheckReport:
         failed: names of the outputs beyond the tolerance, with the reason.
         first_divergence: None if all values are equal.
         notes: remarks, such as outputs that were matched by position.
+        batches: how many batches were run.
+        tensors: where an output differs, or if asked for, all tensors that both models have, in the
+            order of the reference, compared on the first batch with a difference.
+        metric: what a metric says, where there are labels.
+        probes: how near to its thresholds each quantizer of the reference came.
+        runtimes: whether a difference is one of the models or of the runtimes.
+        example: the inputs of the first batch with a difference, by the names of the reference.
+        files: of the reference and the candidate; None for a model that is of no file.
     """
 
     verdict: CheckVerdict
     outputs: list[OutputComparison]
     failed: Mapping[str, str] = field(default_factory=dict)
-    first_divergence: Divergence | None = None
+    first_divergence: TensorComparison | None = None
     notes: list[str] = field(default_factory=list)
+    batches: int = 1
+    tensors: Sequence[TensorComparison] = ()
+    metric: MetricReport | None = None
+    probes: Sequence[ProbeReport] = ()
+    runtimes: RuntimeReport | None = None
+    example: Mapping[str, Any] | None = field(default=None, repr=False)
+    files: tuple[File | None, File | None] = (None, None)
+
+    @property
+    def ranked(self) -> list[TensorComparison]:
+        """The tensors that differ, the largest relative error first."""
+        differing = [tensor for tensor in self.tensors if not tensor.compared.equal]
+        return sorted(differing, key=lambda tensor: -tensor.error)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as ``qgraph check`` writes it."""
         from qgraph import __version__
 
         first = self.first_divergence
+        reference, candidate = (None if f is None else dict(vars(f)) for f in self.files)
         return {
             "qgraph": __version__,
             "schema": SCHEMA,
             "command": "check",
             "verdict": str(self.verdict),
-            "outputs": [output.to_json() for output in self.outputs],
-            "first_divergence": None if first is None else dict(vars(first)),
+            "reference": reference,
+            "candidate": candidate,
+            "batches": self.batches,
+            "outputs": [
+                output.to_json() | {"failed": self.failed.get(output.name)}
+                for output in self.outputs
+            ],
+            "first_divergence": None if first is None else first.to_json(),
+            "tensors": [tensor.measures() for tensor in self.tensors],
+            "metric": None if self.metric is None else self.metric.to_json(),
+            "probes": [probe.to_json() for probe in self.probes],
+            "runtimes": None if self.runtimes is None else self.runtimes.to_json(),
+            "notes": list(self.notes),
         }
 
     def raise_if_different(self) -> None:
@@ -79,58 +106,141 @@ class CheckReport:
         if self.verdict is CheckVerdict.EQUAL:
             return
         failed = [output for output in self.outputs if output.name in self.failed]
-        worst = max(failed, key=lambda output: (output.max_abs, output.mismatches))
+        if failed:
+            worst = max(failed, key=lambda output: (output.max_abs, output.mismatches))
+            what = (
+                f"in {len(failed)} of {len(self.outputs)} outputs, most in "
+                f"{worst.name!r}: {self.failed[worst.name]}"
+            )
+        else:
+            what = f"by a metric: {self.metric.failed if self.metric else ''}"
         raise EquivalenceError(
-            f"The models differ in {len(failed)} of {len(self.outputs)} outputs, most in "
-            f"{worst.name!r}: {self.failed[worst.name]}. {self._origin()}Expected equal values "
+            f"The models differ {what}. {self.origin()}Expected equal values "
             "within the tolerance; change the model there, or allow for it with atol, rtol, "
             "max_steps or min_sqnr.",
             report=self,
         )
 
     def to_markdown(self) -> str:
-        """Return a heading, a table of the outputs and the first divergence."""
-        lines = [
-            f"## Check: {self.verdict}",
-            "",
-            "| output | values | differ | max abs | max ulp | max steps | SQNR dB | cosine | |",
-            "|---|---:|---:|---:|---:|---:|---:|---:|---|",
-        ]
-        for output in self.outputs:
-            steps = "" if output.max_steps is None else f"{output.max_steps:g}"
-            sqnr = "" if output.sqnr_db is None else f"{output.sqnr_db:.1f}"
-            verdict = self.failed.get(output.name, "ok")
-            lines.append(
-                f"| `{output.name}` | {output.elements} | {output.mismatches} "
-                f"| {output.max_abs:g} | {output.max_ulp} | {steps} | {sqnr} "
-                f"| {output.cosine:.9g} | {verdict} |"
-            )
-        lines += ["", self._origin().strip()] if self.first_divergence else []
-        lines += [f"- {note}" for note in self.notes]
+        """Return a heading, tables of the outputs and of the worst tensors, and what else is known.
+
+        Made for the summary of a CI job.
+        """
+        lines = [f"## Check: {self.verdict}", ""]
+        if self.runtimes is not None:
+            lines += [f"**{self.runtimes.sentence}**", ""]
+        lines += _HEADER
+        lines += [self._row(output) for output in self.outputs]
+        if self.first_divergence:
+            lines += ["", self.origin().strip()]
+        if self.metric is not None:
+            lines += ["", _metric(self.metric)]
+        lines += self._tensor_table()
+        if self.probes:
+            lines += ["", f"- {self.probe_summary()}"]
+        if self.runtimes is not None:
+            lines += ["", *self.runtimes.table()]
+        lines += [f"- {_escaped(note)}" for note in self.notes]
         return "\n".join(lines) + "\n"
 
     def to_junit(self) -> str:
-        """Return a JUnit test suite with one case for each output."""
+        """Return a JUnit test suite with a case for each output, and one for the metric."""
+        cases = [(output.name, self.failed.get(output.name)) for output in self.outputs]
+        if self.metric is not None:
+            cases.append((f"metric {self.metric.name}", self.metric.failed))
+        failures = sum(reason is not None for _, reason in cases)
         suite = ET.Element(
             "testsuite",
             name="qgraph check",
-            tests=str(len(self.outputs)),
-            failures=str(len(self.failed)),
+            tests=str(len(cases)),
+            failures=str(failures),
+            errors="0",
+            skipped="0",
         )
-        for output in self.outputs:
-            case = ET.SubElement(suite, "testcase", classname="qgraph.check", name=output.name)
-            if output.name in self.failed:
-                failure = ET.SubElement(case, "failure", message=self.failed[output.name])
-                failure.text = self._origin()
+        for name, reason in cases:
+            case = ET.SubElement(suite, "testcase", classname="qgraph.check", name=_printed(name))
+            if reason is not None:
+                failure = ET.SubElement(case, "failure", message=_printed(reason), type="different")
+                failure.text = _printed(self.origin())
+        if self.runtimes is not None or self.probes:
+            told = [] if self.runtimes is None else [self.runtimes.sentence]
+            told += [self.probe_summary()] if self.probes else []
+            ET.SubElement(suite, "system-out").text = _printed("\n".join(told))
         ET.indent(suite)
         return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
-    def _origin(self) -> str:
+    def origin(self) -> str:
+        """Return a sentence about the first tensor that differs; nothing if there is none."""
         first = self.first_divergence
         if first is None:
             return ""
         by = "" if first.max_abs is None else f" by up to {first.max_abs:g}"
+        other = "" if first.candidate == first.reference else f" ({first.candidate!r} there)"
         return (
             f"The first tensor that differs is {first.reference!r}{by}, which node {first.node!r} "
-            f"({first.op}) produces in the reference. "
+            f"({first.op}) produces in the reference{other}. "
         )
+
+    def probe_summary(self) -> str:
+        """Return a sentence about the thresholds that were aimed at."""
+        aimed = [probe for probe in self.probes if probe.reason is None]
+        targets, crossed, reached = (
+            sum(getattr(probe, field) for probe in aimed)
+            for field in ("targets", "crossed", "reached")
+        )
+        left = len(self.probes) - len(aimed)
+        told = (
+            f"probes: {targets} thresholds of {len(aimed)} quantizers aimed at, {crossed} crossed "
+            f"between neighbouring inputs, {reached} met at both floats beside them"
+        )
+        return told + (f"; {left} quantizers left out" if left else "")
+
+    def _row(self, output: OutputComparison) -> str:
+        steps = "" if output.max_steps is None else f"{output.max_steps:g}"
+        sqnr = "" if output.sqnr_db is None else f"{output.sqnr_db:.1f}"
+        top1 = "" if output.top1 is None else f"{output.top1:.2%}"
+        verdict = _escaped(self.failed.get(output.name, "ok"))
+        return (
+            f"| `{_escaped(output.name)}` | {output.elements} | {output.mismatches} "
+            f"| {output.max_abs:g} | {output.mean_abs:g} | {output.max_ulp} | {steps} | {sqnr} "
+            f"| {output.cosine:.9g} | {top1} | {verdict} |"
+        )
+
+    def _tensor_table(self) -> list[str]:
+        ranked = self.ranked
+        if not ranked:
+            return []
+        count = f"{len(ranked)} of {len(self.tensors)} tensors that both models have differ"
+        lines = [
+            "",
+            f"{count}; the largest relative errors:",
+            "",
+            "| tensor | made by | differ | max abs | relative error |",
+            "|---|---|---:|---:|---:|",
+        ]
+        for tensor in ranked[:_RANKED]:
+            compared = tensor.compared
+            lines.append(
+                f"| `{_escaped(tensor.reference)}` | {_escaped(tensor.op)} "
+                f"| {compared.mismatches} of {compared.elements} | {compared.max_abs:g} "
+                f"| {tensor.error:.3g} |"
+            )
+        return lines
+
+
+def _metric(metric: MetricReport) -> str:
+    told = (
+        f"{metric.name} on {metric.samples} samples: {metric.reference:.6g} in the reference, "
+        f"{metric.candidate:.6g} in the candidate"
+    )
+    return f"{told} ({metric.failed})" if metric.failed else told
+
+
+def _escaped(text: str) -> str:
+    """Return text that does not end a cell of a Markdown table."""
+    return _printed(text).replace("|", "\\|").replace("\n", " ")
+
+
+def _printed(text: str) -> str:
+    """Return text without characters that XML forbids; names in models may have any."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)

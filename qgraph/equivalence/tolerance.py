@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from qgraph.errors import OptionError
 Limit = float | Mapping[str, float]
 """A number for all outputs, or numbers by output name."""
 
+_ANY_SIGN = frozenset({"min_sqnr"})
+
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -20,21 +22,38 @@ class Tolerance:
     Attributes:
         atol, rtol: ``|reference - candidate| <= atol + rtol * |reference|`` for every value.
         max_steps: largest difference in steps of the quantizer that produces the output.
+        max_ulp: largest difference counted in floats of the output's type, or in integers.
         min_sqnr: smallest ratio of signal to error, in decibels.
+        min_top1: smallest share of rows whose largest value is at the same place.
     """
 
     atol: float = 0.0
     rtol: float = 0.0
     max_steps: float | None = None
+    max_ulp: float | None = None
     min_sqnr: float | None = None
+    min_top1: float | None = None
 
-    def judge(
-        self, compared: OutputComparison, reference: Sequence[Any], candidate: Sequence[Any]
-    ) -> str | None:
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing but equal values is allowed."""
+        return self == Tolerance()
+
+    def allows(self, reference: Any, candidate: Any) -> bool:
+        """Return whether one batch lies within ``atol`` and ``rtol``, if these count."""
+        if not (self.atol or self.rtol):
+            return True
+        return within(reference, candidate, atol=self.atol, rtol=self.rtol)
+
+    def judge(self, compared: OutputComparison, *, allowed: bool) -> str | None:
         """Return why an output is beyond the tolerance, None if it is not.
 
+        Args:
+            compared: all batches.
+            allowed: whether :meth:`allows` said so of each.
+
         Raises:
-            OptionError: steps are limited, but the output has no known step.
+            OptionError: a limit does not apply to this output.
         """
         if compared.note is not None or compared.equal:
             return compared.note
@@ -42,12 +61,7 @@ class Tolerance:
             f"{compared.mismatches} of {compared.elements} values differ, by up to "
             f"{compared.max_abs:g}, {compared.max_ulp} ulp"
         )
-        reasons = []
-        free = self.max_steps is None and self.min_sqnr is None
-        if (self.atol or self.rtol or free) and not within(
-            reference, candidate, atol=self.atol, rtol=self.rtol
-        ):
-            reasons.append(apart)
+        reasons = [] if allowed and not self.is_exact else [apart]
         if self.max_steps is not None:
             if compared.max_steps is None:
                 raise OptionError(
@@ -56,8 +70,19 @@ class Tolerance:
                 )
             if compared.max_steps > self.max_steps:
                 reasons.append(f"{apart}, {compared.max_steps:g} steps")
+        if self.max_ulp is not None and compared.max_ulp > self.max_ulp:
+            reasons.append(f"{apart}; {self.max_ulp:.10g} ulp are allowed")
         if self.min_sqnr is not None and (compared.sqnr_db or 0.0) < self.min_sqnr:
             reasons.append(f"SQNR {compared.sqnr_db:.1f} dB is below {self.min_sqnr:g}")
+        if self.min_top1 is not None:
+            if compared.top1 is None:
+                raise OptionError(
+                    f"min_top1 is given for output {compared.name!r}, which has no rows of scores "
+                    "along its last axis. Give it by output name, or another limit."
+                )
+            if compared.top1 < self.min_top1:
+                share = f"{compared.top1:.4%} of the rows have the same top-1"
+                reasons.append(f"{share}, {self.min_top1:.4%} are wanted")
         return "; ".join(reasons) or None
 
 
@@ -76,7 +101,7 @@ def tolerances(outputs: Collection[str], **limits: Limit | None) -> dict[str, To
                     f"{field} is given for output {name!r}; the outputs of the reference are "
                     f"{', '.join(chosen)}. Use one of these names."
                 )
-            if number is not None and field != "min_sqnr" and not number >= 0:
+            if number is not None and field not in _ANY_SIGN and not number >= 0:
                 raise OptionError(f"{field} is {number}, expected a number that is not negative.")
             if number is not None:
                 chosen[name][field] = number

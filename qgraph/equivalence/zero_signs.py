@@ -21,6 +21,12 @@ from qgraph.scopes import subgraphs
 _SEES = frozenset({"Atan2", "BitCast", "Pow", "Reciprocal", "Unique"})
 """Standard operators that tell the zeros apart; Div does by its second operand."""
 
+_SEES_OF_ML = frozenset({"Normalizer"})
+"""Operators of the domain of machine learning that do: they divide by the largest element."""
+
+_QUANTIZES = frozenset({"QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMul"})
+"""Operators whose only floating operands are scales, one of which divides."""
+
 _DOMAINS = frozenset({"", "ai.onnx.ml"})
 
 _KNOWN = frozenset(
@@ -131,9 +137,15 @@ def sees(node: ir.Node, touched: Sequence[ir.Value]) -> bool:
         return node.inputs[1] in touched
     if node.domain == "" and node.op_type == "Cast":
         return node.attributes.get_int("to", 1) == ir.DataType.STRING
+    if node.op_type in _QUANTIZES:
+        return True
+    operator = operator_of(node)
+    divides = operator is not None and not operator.schema.standard
+    if divides or node.op_type == "QuantizeLinear":
+        return any(value in touched for value in node.inputs[1:])
     if node.domain in _DOMAINS:
-        return node.op_type in _SEES
-    known = operator_of(node) is not None or is_mat_mul_n_bits(node)
+        return node.op_type in (_SEES_OF_ML if node.domain else _SEES)
+    known = operator is not None or is_mat_mul_n_bits(node)
     return not known and OpKey.of(node) not in _KNOWN
 
 

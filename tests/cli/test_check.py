@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -78,7 +80,7 @@ def test_the_reports_are_written_whatever_the_verdict(qgraph, pair, tmp_path, re
     for candidate, verdict in ((pair[0], "equal"), (pair[1], "different")):
         qgraph("check", pair[0], candidate, *options, "--random", 9, "--backend", "numpy")
         expected = check(pair[0], candidate, random=9, backend="numpy")
-        assert read_json(files["json"]) == expected.to_json()
+        assert read_json(files["json"]) == json.loads(json.dumps(expected.to_json()))
         assert read_json(files["json"])["verdict"] == verdict
         assert ET.parse(files["junit"]).getroot().tag == "testsuite"
         assert files["markdown"].read_text() == expected.to_markdown()
@@ -120,3 +122,98 @@ def test_names_matched_by_position_are_told(qgraph, write):
     assert found.status == 0
     assert "outputs are matched by position: 'y' with 'yy'" in found.err
     assert load(second).outputs[0].name == "yy"
+
+
+def test_probes_find_what_random_inputs_do_not(qgraph, write):
+    """The candidate's scale is one ulp larger: only the thresholds move."""
+    text = MODEL.replace("float s = {0.5}", "float s = {0.3}")
+    coarse = text.replace("y = qonnx", "c = qonnx").replace("p = Mul (x, s)", "p = Div (c, s)")
+    codes = coarse.replace("float[N,4] y, ", "")
+    reference = write(codes)
+    candidate = write(codes, "other.onnx", s=np.nextafter(np.float32(0.3), np.float32(1)))
+    found = qgraph(
+        "check", reference, candidate, "--backend", "numpy", "--probes", 12, "--atol", 0.5
+    )
+    assert found.status == 1
+    assert "thresholds of 1 quantizers aimed at" in found.out
+    verbose = qgraph("check", reference, reference, "--backend", "numpy", "--probes", 12, "-v")
+    (row,) = [line for line in verbose.out.splitlines() if line.startswith("act")]
+    assert row.split()[1] == row.split()[2]
+
+
+def test_labels_come_from_a_file_or_from_the_archive(qgraph, pair, tmp_path):
+    x = np.eye(4, dtype=np.float32)
+    labels = np.asarray([0, 1, 2, 0])
+    np.savez(tmp_path / "data.npz", x=x, answers=labels)
+    np.save(tmp_path / "labels.npy", labels)
+    data = ["--inputs", tmp_path / "data.npz", "--batch", 2]
+    for given in ("answers", tmp_path / "labels.npy"):
+        found = qgraph("check", pair[0], pair[0], *data, "--labels", given)
+        assert found.status == 0
+        assert "top1 on 4 samples: 0.75 in the reference, 0.75 in the candidate" in found.out
+    assert "left out" not in qgraph("check", pair[0], pair[0], *data, "--labels", "answers").err
+    wrong = qgraph("check", pair[0], pair[0], *data, "--labels", "nothing")
+    assert wrong.status == 3
+    assert "no array 'nothing' with labels, expected a name among x, answers" in wrong.error
+
+
+def test_a_metric_of_the_user_comes_from_the_current_folder(qgraph, pair, tmp_path, monkeypatch):
+    (tmp_path / "scores_of_mine.py").write_text(
+        "def negative_sum(outputs, labels):\n    return -float(outputs['y'].sum())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    np.save("x.npy", np.full((2, 4), 0.5, np.float32))
+    np.save("labels.npy", np.zeros(2, np.int64))
+    options = ["-i", "x=x.npy", "--labels", "labels.npy", "--metric", "scores_of_mine:negative_sum"]
+    found = qgraph("check", *pair, *options, "--max-drop", 1)
+    assert found.status == 1
+    assert "-4 in the reference, -8 in the candidate" in found.out
+    assert "is lower by 4, at most 1 is allowed" in found.out
+    assert qgraph("check", *pair, *options, "--max-drop", 4).status == 0
+
+
+def test_the_worst_tensors_are_listed(qgraph, pair):
+    found = qgraph("check", *pair, "--shape", "x:64,4")
+    lines = found.out.splitlines()
+    place = lines.index("2 of 3 tensors differ, by relative error:")
+    assert sorted(line.split()[0] for line in lines[place + 2 : place + 4]) == ["a", "y"]
+    assert "tensors differ" not in qgraph("check", *pair, "--shape", "x:64,4", "-q").out
+
+
+def test_the_input_that_shows_a_difference_is_written(qgraph, pair, tmp_path):
+    file = tmp_path / "witness.npz"
+    assert qgraph("check", *pair, "--random", 9, "--witness", file).status == 1
+    assert qgraph("check", *pair, "--inputs", file).status == 1
+    file.unlink()
+    found = qgraph("check", pair[0], pair[0], "--witness", file)
+    assert (found.status, file.exists()) == (0, False)
+    assert "no input showed a difference" in found.err
+
+
+@pytest.mark.runtime
+def test_runtimes_are_told_apart_from_the_rewrite(qgraph, write):
+    pytest.importorskip("onnxruntime")
+    model = write("""
+        <ir_version: 10, opset_import: ["": 21]> net (float[N,4] x) => (float[N,4] y)
+        <float s = {0.5}, int8 z = {0}> {
+            q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) y = Relu (d) }""")
+    found = qgraph("check", model, model, "--runtimes", "-v")
+    assert found.status == 0
+    assert "the rewrite is exact; ONNX Runtime" in found.out
+    assert "without optimizations" in found.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--labels", "l.npy"], "l.npy: cannot be read"),
+        (["--metric", "best", "--max-drop", 1], "max_drop is 1.0, expected"),
+        (["--min-top1", "z:1"], "min_top1 is given for output 'z'"),
+        (["--probes", -1], "-1 is not in the range"),
+    ],
+)
+def test_options_that_do_not_fit(qgraph, pair, options, message):
+    found = qgraph("check", *pair, *options)
+    assert found.status in (2, 3)
+    assert message in found.error

@@ -16,6 +16,7 @@ from qgraph.equivalence.check import check
 from qgraph.errors import EquivalenceError, ModelError, OptionError
 from qgraph.model import Model
 
+QUANT = "qonnx.custom_op.general::Quant"
 IMPORTS = '"": 21, "qonnx.custom_op.general": 1'
 
 
@@ -68,10 +69,13 @@ def test_a_later_quantizer_may_hide_an_ulp() -> None:
     """Outputs count, not what happens inside: 0.25 steps absorb it."""
     other = model(CHAIN.replace("s = {0.1}", f"s = {{{NEXT:.10f}}}"))
     x = np.full((1, 4), 1.0, np.float32)
-    assert check(model(CHAIN), other, {"x": x}, backend="numpy").verdict == "equal"
+    assert check(model(CHAIN), other, {"x": x}, backend="numpy").tensors == []
+    report = check(model(CHAIN), other, {"x": x}, backend="numpy", tensors=True)
+    assert (report.verdict, report.first_divergence) == ("equal", None)
+    assert [tensor.reference for tensor in report.ranked] == ["q", "r"]
 
 
-def test_divergence_is_sought_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_compared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(divergence, "_TAPS_AT_ONCE", 1)
     other = model(CHAIN.replace("Relu (q)", "Neg (q)"))
     report = check(model(CHAIN), other, {"x": np.ones((1, 4), np.float32)}, backend="numpy")
@@ -163,6 +167,9 @@ def test_json_has_the_published_fields() -> None:
         "schema": 1,
         "command": "check",
         "verdict": "different",
+        "reference": None,
+        "candidate": None,
+        "batches": 1,
         "outputs": [
             {
                 "name": "y",
@@ -173,6 +180,10 @@ def test_json_has_the_published_fields() -> None:
                 "max_steps": 8.0,
                 "sqnr_db": pytest.approx(-6.0206, abs=1e-4),
                 "cosine": pytest.approx(-1),
+                "mean_abs": 2.0,
+                "quantiles_abs": {"p50": 2.0, "p90": 2.0, "p99": 2.0, "p99.9": 2.0},
+                "top1": 1.0,
+                "failed": "4 of 4 values differ, by up to 2, 2130706432 ulp",
             }
         ],
         "first_divergence": {
@@ -182,6 +193,32 @@ def test_json_has_the_published_fields() -> None:
             "op": "Relu",
             "max_abs": 2.0,
         },
+        "tensors": [
+            {
+                "reference": name,
+                "candidate": name,
+                "node": name,
+                "op": op,
+                "elements": 4,
+                "mismatches": 0 if same else 4,
+                "max_abs": 0.0 if same else 2.0,
+                "mean_abs": 0.0 if same else 2.0,
+                "max_ulp": 0 if same else 2 * 0x3F800000,
+                "relative": 0.0 if same else pytest.approx(2),
+                "sqnr_db": None if same else pytest.approx(-6.0206, abs=1e-4),
+                "cosine": 1.0 if same else pytest.approx(-1),
+            }
+            for name, op, same in (
+                ("a", "Abs", True),
+                ("q", QUANT, True),
+                ("r", "Relu", False),
+                ("y", QUANT, False),
+            )
+        ],
+        "metric": None,
+        "probes": [],
+        "runtimes": None,
+        "notes": [],
     }
 
 

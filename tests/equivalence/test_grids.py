@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.equivalence.grids import input_grid, output_step
+from qgraph.equivalence.grids import input_grid, input_range, output_step
 
 IMPORTS = '"": 21, "qonnx.custom_op.general": 1, "org.openvinotoolkit": 1'
 HEADER = "g (float[2,3] x) => (y) <float s = {0.5}, float[2] t = {0.5, 2}, float z = {0}, "
@@ -55,3 +55,22 @@ def test_parameters_that_do_not_fit_the_shape_give_no_grid() -> None:
 def test_computed_parameters_give_no_grid() -> None:
     body = "{ k = Abs (x) y = qonnx.custom_op.general.Quant (x, k, z, b) }"
     assert input_grid(graph(body)[1], (2, 3)) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "low", "high"),
+    [
+        (f"{{ y = {QUANT} }}", [-64, -64], [63.5, 63.5]),
+        (f"{{ {PAIR} y = Abs (d) }}", [-64, -262], [63.5, 248]),
+        (f"{{ y = {FAKE} }}", [-1, -1], [2, 2]),
+    ],
+)
+def test_range_of_a_quantizer(body: str, low: list[float], high: list[float]) -> None:
+    found = input_range(graph(body)[0], (2, 3))
+    assert found is not None
+    for side, expected in zip(found, (low, high), strict=True):
+        np.testing.assert_array_equal(side, np.repeat(np.asarray(expected)[:, None], 3, axis=1))
+
+
+def test_other_nodes_have_no_range() -> None:
+    assert input_range(graph("{ y = Abs (x) }")[0], (2, 3)) is None

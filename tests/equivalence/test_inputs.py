@@ -95,3 +95,22 @@ def test_per_channel_quantizers_get_their_own_grids() -> None:
     x = make_inputs(model(body))["x"]
     assert np.isin(x[1], [16, 48, -16]).any()
     assert not np.isin(x[0], [16, 48, -16, 80]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("Quant", -8 * 0.3, 7 * 0.3), ("QuantizeLinear", -130 * 0.3, 125 * 0.3)],
+)
+def test_the_range_of_a_quantizer_is_filled(name: str, low: float, high: float) -> None:
+    x = make_inputs(model(f"g (float[8000] x) => (y) {QUANTIZERS[name]}"))["x"]
+    inside = (x > low) & (x < high)
+    assert 0.75 < inside.mean() < 0.99
+    share, _ = np.histogram(x[inside], bins=8, range=(low, high))
+    assert share.min() > 0.02 * len(x)
+
+
+def test_a_range_without_measure_is_not_used() -> None:
+    """Codes of 32 bits do not say how large the data is."""
+    body = """g (float[4000] x) => (y) <float s = {0.001}, float z = {0}, float b = {32}> {
+        y = qonnx.custom_op.general.Quant <signed = 1, narrow = 0> (x, s, z, b) }"""
+    assert np.abs(make_inputs(model(body))["x"]).max() < 6

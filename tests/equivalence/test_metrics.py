@@ -94,20 +94,68 @@ def test_what_cannot_be_compared_differs_and_says_why(x: Any, y: Any, note: str)
     assert not found.equal
     assert found.note is not None
     assert re.search(note, found.note)
-    assert not within([x], [y], atol=1e9, rtol=0)
+    assert not within(x, y, atol=1e9, rtol=0)
     json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_strings_are_compared() -> None:
     x, y = np.asarray(["a", "b"], object), np.asarray(["a", "c"], object)
     assert one(x, y).mismatches == 1
-    assert within([x], [x], atol=0, rtol=0)
-    assert not within([x], [y], atol=9, rtol=9)
+    assert within(x, x, atol=0, rtol=0)
+    assert not within(x, y, atol=9, rtol=9)
 
 
 def test_within_is_relative_to_the_reference() -> None:
     x, y = floats(100, -0.0, math.nan, math.inf), floats(101, 0.0, math.nan, math.inf)
-    assert within([x], [y], atol=0, rtol=0.01)
-    assert not within([x], [y], atol=0, rtol=0.009)
-    assert within([x], [y], atol=1, rtol=0)
-    assert not within([floats(math.inf)], [floats(1)], atol=1e30, rtol=1)
+    assert within(x, y, atol=0, rtol=0.01)
+    assert not within(x, y, atol=0, rtol=0.009)
+    assert within(x, y, atol=1, rtol=0)
+    assert not within(floats(math.inf), floats(1), atol=1e30, rtol=1)
+
+
+def test_the_mean_counts_all_values_and_quantiles_those_below() -> None:
+    x = np.zeros(1000, np.float32)
+    y = x.copy()
+    y[:200] = 0.25
+    y[:5] = 3.0
+    found = one(x, y)
+    assert found.mean_abs == pytest.approx((195 * 0.25 + 5 * 3.0) / 1000)
+    # of 1000 sorted differences the 500th is 0, the 900th and the 990th 0.25, the 999th 3
+    assert found.quantiles == (0.0, 0.25, 0.25, 3.0)
+    assert one(x, x).quantiles == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_quantiles_are_told_to_eleven_bits() -> None:
+    generator = np.random.default_rng(3)
+    x = np.zeros(5000, np.float32)
+    y = generator.exponential(1.0, 5000).astype(np.float32)
+    expected = np.sort(y)[[2499, 4499, 4949, 4994]]
+    found = np.asarray(one(x, y).quantiles)
+    assert (found <= expected).all()
+    assert (found >= expected * (1 - 2**-10)).all()
+
+
+def test_top1_agreement_counts_rows_of_scores() -> None:
+    x = floats(1, 2, 3, 4, 9, 8).reshape(3, 2)
+    y = floats(1, 2, 5, 4, 9, 8).reshape(3, 2)
+    assert one(x, y).top1 == pytest.approx(2 / 3)
+    assert one(x, x).top1 == 1.0
+    assert one(x.reshape(1, 3, 2), y.reshape(1, 3, 2)).top1 == pytest.approx(2 / 3)
+    assert one(x.ravel(), y.ravel()).top1 is None
+
+
+def test_batches_give_what_all_of_them_at_once_give() -> None:
+    generator = np.random.default_rng(1)
+    x = generator.standard_normal((6, 4)).astype(np.float32)
+    y = x + generator.choice([0, 0.01], (6, 4)).astype(np.float32)
+    whole, parts = one(x, y), compare("y", np.split(x, 3), np.split(y, 3))
+    assert (whole.mismatches, whole.max_ulp) == (parts.mismatches, parts.max_ulp)
+    assert whole.sqnr_db == pytest.approx(parts.sqnr_db)
+    assert whole.cosine == pytest.approx(parts.cosine)
+    assert (whole.quantiles, whole.top1) == (parts.quantiles, parts.top1)
+
+
+def test_the_relative_error_is_the_norm_of_the_difference() -> None:
+    assert one(floats(3, 4), floats(3, 4.5)).relative == pytest.approx(0.1)
+    assert one(floats(3, 4), floats(3, 4)).relative == 0.0
+    assert one(floats(0, 0), floats(0, 1)).relative is None

@@ -15,12 +15,13 @@ Y = [np.asarray([1, 2.5, 4], np.float32)]
 
 def judge(*, step: float | None = None, **limits: Any) -> str | None:
     steps = None if step is None else [np.asarray(step, np.float32)]
-    return Tolerance(**limits).judge(compare("y", X, Y, steps), X, Y)
+    tolerance = Tolerance(**limits)
+    return tolerance.judge(compare("y", X, Y, steps), allowed=tolerance.allows(X[0], Y[0]))
 
 
 def test_without_a_tolerance_values_have_to_be_equal() -> None:
     assert judge() == "1 of 3 values differ, by up to 0.5, 2097152 ulp"
-    assert Tolerance().judge(compare("y", X, X), X, X) is None
+    assert Tolerance().judge(compare("y", X, X), allowed=True) is None
 
 
 def test_each_tolerance_alone_decides() -> None:
@@ -31,6 +32,8 @@ def test_each_tolerance_alone_decides() -> None:
     assert str(judge(max_steps=1, step=0.25)).endswith("2 steps")
     assert judge(min_sqnr=19) is None  # 21 / 0.25 are 19.2 dB
     assert judge(min_sqnr=20) == "SQNR 19.2 dB is below 20"
+    assert judge(max_ulp=2097152) is None
+    assert str(judge(max_ulp=2097151)).endswith("2097151 ulp are allowed")
 
 
 def test_all_tolerances_that_are_given_have_to_be_met() -> None:
@@ -41,6 +44,16 @@ def test_all_tolerances_that_are_given_have_to_be_met() -> None:
 def test_steps_need_a_quantizer() -> None:
     with pytest.raises(OptionError, match="'y', which no quantizer with a known uniform step"):
         judge(max_steps=1)
+
+
+def test_top1_agreement_may_be_all_that_counts() -> None:
+    x, y = [X[0].reshape(1, 3)], [Y[0].reshape(1, 3)]
+    assert Tolerance(min_top1=1).judge(compare("y", x, y), allowed=True) is None
+    apart = compare("y", x, [y[0][:, ::-1].copy()])
+    reason = "0.0000% of the rows have the same top-1, 50.0000% are wanted"
+    assert Tolerance(min_top1=0.5).judge(apart, allowed=True) == reason
+    with pytest.raises(OptionError, match="has no rows of scores"):
+        judge(min_top1=0.5)
 
 
 def test_limits_are_given_for_all_outputs_or_by_name() -> None:

@@ -51,6 +51,22 @@ def test_a_certificate_holds_for_its_models(to):
     assert verify(certificate(ours, theirs), ours, theirs) == "proved"
 
 
+def test_a_certificate_of_overflow_to_nan_holds():
+    ours = ir.from_onnx_text(
+        f"""{HEADER} g (float[N] x) => (float[N] y) <float s = {{0.1}}> {{
+            [quantize] q = QuantizeLinear <saturate = 0, output_dtype = 17> (x, s)
+            [dequantize] y = DequantizeLinear (q, s) }}"""
+    )
+    theirs = qgraph.load(ours).clone()
+    theirs.apply(transforms.ConvertDialect(to="qonnx"))
+    assert [node.op_type for node in theirs.ir.graph] == ["FloatQuant"]
+    document = certificate(ours, theirs.ir)
+    (region,) = document["regions"]
+    (boxes,) = region["boxes"]
+    assert len(boxes["starts"].split()) < 1000  # NaN is one part on either side
+    assert verify(document, ours, theirs.ir) == "proved"
+
+
 def test_boxes_tile_all_inputs_of_every_channel():
     document = certificate(*converted())
     act = document["regions"][0]

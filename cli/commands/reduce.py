@@ -1,0 +1,85 @@
+"""``qgraph reduce``: the smallest part of two models that still differs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from qgraph.cli import options
+from qgraph.cli.output import Talk, count, number_text, show_paragraph
+from qgraph.cli.progress import ProgressBar
+
+
+@click.command(name="reduce")
+@click.argument("reference", type=options.file_path)
+@click.argument("candidate", type=options.file_path)
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    type=options.file_path,
+    metavar="FOLDER",
+    required=True,
+    help="Where both parts and their input go.",
+)
+@options.input_options
+@options.sample_options
+@options.backend_option
+@options.talk_options
+@click.pass_obj
+def command(
+    talk: Talk,
+    reference: Path,
+    candidate: Path,
+    folder: Path,
+    inputs: options.Inputs,
+    samples: options.Samples,
+    backend: str,
+) -> int:
+    """Cut two models down to the part in which they begin to differ.
+
+    REFERENCE and CANDIDATE run on the same inputs, as in qgraph check. FOLDER gets reference.onnx,
+    candidate.onnx and inputs.npz: the nodes that compute the first tensor that differs from tensors
+    that are equal, and one sample on which it does.
+
+    Exit status: 0 written, 4 no difference was found on these inputs.
+    """
+    from qgraph import load
+    from qgraph.cli import arrays
+    from qgraph.equivalence.reduce import CANDIDATE, INPUTS, REFERENCE, reduce
+
+    sources = (reference, candidate, inputs.bundle, *inputs.files.values())
+    for name in (REFERENCE, CANDIDATE, INPUTS):
+        options.refuse_overwriting(folder / name, *sources)
+    with ProgressBar(talk) as bar:
+        bar.tell(f"reading {reference.name}", 0, 0)
+        first, second = load(reference), load(candidate)
+        given = arrays.feeds(talk, inputs, first)
+        bar.tell("looking for the first difference", 0, 0)
+        found = reduce(
+            first,
+            second,
+            given,
+            random=inputs.random,
+            seed=inputs.seed,
+            shapes=inputs.shapes,
+            batch=samples.batch,
+            probes=samples.probes,
+            backend=backend,
+        )
+        files = found.save(folder)
+    made = f", made by {found.op} {found.node!r}," if found.op else ""
+    show_paragraph(
+        f"tensor {found.tensor!r}{made} differs in {found.compared.mismatches} of "
+        f"{found.compared.elements} values, by up to {number_text(found.compared.max_abs)}"
+    )
+    for name, nodes, before in zip(
+        ("reference", "candidate"), found.nodes, found.nodes_before, strict=True
+    ):
+        show_paragraph(f"{name}: {count(nodes, 'node')} of {before}")
+    replay = ["qgraph", "check", *map(str, files[:2]), "--inputs", str(files[2])]
+    replay += [] if backend == "auto" else ["--backend", backend]
+    show_paragraph(f"replay: {shlex.join(replay)}")
+    return 0
