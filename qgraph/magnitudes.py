@@ -165,7 +165,7 @@ def _normalization(node: ir.Node, bounds: list[float]) -> float | None:
     scale, bias, mean, variance = map(constant, node.inputs[1:5])
     if scale is None or bias is None or mean is None or variance is None:
         return None
-    if len(node.outputs) > 1 or node.attributes.get_int("training_mode", 0):
+    if len(node.outputs) > 1 or node.attributes.get_int("training_mode", 0) != 0:
         return None
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     if not (variance + epsilon > 0).all():

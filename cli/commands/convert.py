@@ -6,11 +6,13 @@ import click
 
 from qgraph.cli import options, rewriting
 from qgraph.cli.output import Talk
+from qgraph.cli.views import Views, view_options
 from qgraph.exactness import Exactness
 
 
 @click.command(name="convert", epilog=options.REWRITE_EPILOG)
 @options.rewrite_options
+@view_options
 @click.option(
     "--to",
     required=True,
@@ -19,15 +21,32 @@ from qgraph.exactness import Exactness
 )
 @options.exact_option
 @options.opset_option
+@click.option(
+    "--fake-quantize",
+    type=click.Choice(["reference", "plugin"]),
+    default="reference",
+    show_default=True,
+    help="What a FakeQuantize means: its definition, or what OpenVINO's CPU plugin computes.",
+)
 @options.talk_options
 @click.pass_obj
-def command(talk: Talk, files: options.Rewrite, to: str, exact: str, opset: int | None) -> None:
+def command(
+    talk: Talk,
+    files: options.Rewrite,
+    views: Views,
+    to: str,
+    exact: str,
+    opset: int | None,
+    fake_quantize: str,
+) -> None:
     """Respell every quantizer of MODEL in another dialect.
 
     With --to qdq constant quantizers become packed codes. What would fall below --exact is left as
     it was, and reported.
     """
+    from qgraph.ops.fake_quantize import Arithmetic
     from qgraph.transforms import ConvertDialect
 
-    step = ConvertDialect(to=to, exact=Exactness(exact), opset=opset)
-    rewriting.run(talk, "convert", files, [step])
+    meaning = Arithmetic(fake_quantize)
+    step = ConvertDialect(to=to, exact=Exactness(exact), opset=opset, fake_quantize=meaning)
+    rewriting.run(talk, "convert", files, [step], views)

@@ -6,20 +6,34 @@ import click
 
 from qgraph.cli import options, rewriting
 from qgraph.cli.output import Talk
+from qgraph.cli.views import Views, view_options
 from qgraph.exactness import Exactness
 
 
 @click.command(name="fold", epilog=options.REWRITE_EPILOG)
 @options.rewrite_options
+@view_options
 @options.exact_option
 @options.opset_option
+@click.option(
+    "--scale-type",
+    type=click.Choice(["float32", "smallest"]),
+    default="float32",
+    show_default=True,
+    help="smallest: scales as E8M0, FP8, float16 or bfloat16 where that is the same.",
+)
 @options.talk_options
 @click.pass_obj
-def command(talk: Talk, files: options.Rewrite, exact: str, opset: int | None) -> None:
+def command(
+    talk: Talk, files: options.Rewrite, views: Views, exact: str, opset: int | None, scale_type: str
+) -> None:
     """Store constant quantizers of MODEL as packed codes.
 
-    Their float values leave the model; a DequantizeLinear gives them back.
+    Their float values leave the model; a DequantizeLinear gives them back. Big weights in data
+    files are read and written piece by piece, and every value is compared on the way.
     """
+    from qgraph.dialects.scale_forms import Scales
     from qgraph.transforms import FoldWeights
 
-    rewriting.run(talk, "fold", files, [FoldWeights(exact=Exactness(exact), opset=opset)])
+    step = FoldWeights(exact=Exactness(exact), opset=opset, scale_type=Scales(scale_type))
+    rewriting.run(talk, "fold", files, [step], views)

@@ -6,6 +6,7 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.output import Cell, Column, Rows, show, show_paragraph, show_table
+from qgraph.exactness import Exactness
 
 
 @click.command(name="passes")
@@ -18,12 +19,15 @@ def command(name: str | None) -> None:
     if name is None:
         known = [describe(cls) for cls in TRANSFORMS]
         columns = [Column("pass"), Column("keeps"), Column("what it does")]
-        listed: Rows = [[Cell(p.name, "bold"), str(p.preserves), p.summary] for p in known]
+        listed: Rows = [[Cell(p.name, "bold"), _kept(p.preserves), p.summary] for p in known]
         show_table(columns, listed)
         return
     info = describe(TRANSFORMS.find(name))
     show_paragraph(f"{info.name}: {info.summary}")
-    show_paragraph(f"Keeps models equal in {info.preserves}, unless an option says otherwise.")
+    if info.preserves is Exactness.DIFFERENT:
+        show_paragraph("Changes what a model computes; the report has the exact extent.")
+    else:
+        show_paragraph(f"Keeps models equal in {info.preserves}, unless an option says otherwise.")
     show()
     columns = [Column("option"), Column("value"), Column("default"), Column("meaning")]
     rows: Rows = [
@@ -34,3 +38,7 @@ def command(name: str | None) -> None:
         show_table(columns, rows)
     else:
         show("It has no options.")
+
+
+def _kept(rung: Exactness) -> str:
+    return "-" if rung is Exactness.DIFFERENT else str(rung)

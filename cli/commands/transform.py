@@ -6,10 +6,12 @@ import click
 
 from qgraph.cli import options, rewriting
 from qgraph.cli.output import Talk
+from qgraph.cli.views import Views, view_options
 
 
 @click.command(name="transform", epilog=options.REWRITE_EPILOG)
 @options.rewrite_options
+@view_options
 @click.option(
     "-p",
     "--pass",
@@ -21,11 +23,11 @@ from qgraph.cli.output import Talk
 )
 @options.talk_options
 @click.pass_obj
-def command(talk: Talk, files: options.Rewrite, specs: tuple[str, ...]) -> None:
+def command(talk: Talk, files: options.Rewrite, views: Views, specs: tuple[str, ...]) -> None:
     """Apply passes to MODEL in the order given.
 
     'qgraph passes' lists them, 'qgraph passes NAME' shows the options of one.
     """
     from qgraph.transforms import parse_spec
 
-    rewriting.run(talk, "transform", files, [parse_spec(spec) for spec in specs])
+    rewriting.run(talk, "transform", files, [parse_spec(spec) for spec in specs], views)

@@ -1,0 +1,117 @@
+"""Writes ``terminal.svg``: what a session with qgraph looks like in a terminal.
+
+    python docs/img/capture.py
+
+The commands run in a terminal of their own, in a folder with the models of the examples; what they
+print becomes text in a picture, which loads no font and nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parents[1] / "examples"
+WIDTH = 100
+
+COMMANDS = [
+    "qgraph convert brevitas.onnx -o qdq.onnx --to qdq",
+    "qgraph prove brevitas.onnx qdq.onnx",
+    "qgraph diff -q brevitas.onnx qdq.onnx",
+    "qgraph convert nncf.onnx -o near.onnx --to qdq --exact near -q > near.log",
+    "qgraph check nncf.onnx near.onnx --random 8",
+]
+
+THEME = TerminalTheme(
+    (24, 26, 31),
+    (216, 219, 226),
+    [
+        (70, 76, 88), (240, 113, 120), (137, 202, 120), (229, 192, 123),
+        (97, 175, 239), (198, 120, 221), (86, 182, 194), (216, 219, 226),
+    ],
+    [
+        (124, 132, 148), (240, 113, 120), (137, 202, 120), (229, 192, 123),
+        (97, 175, 239), (198, 120, 221), (86, 182, 194), (255, 255, 255),
+    ],
+)  # fmt: skip
+
+STYLES = """
+  .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace;
+    font-size: {char_height}px; line-height: {line_height}px; white-space: pre; }}
+  {styles}
+"""
+
+FORM = f"""\
+<svg class="rich-terminal" viewBox="0 0 {{width}} {{terminal_height}}" \
+xmlns="http://www.w3.org/2000/svg" role="img" aria-label="A session with qgraph in a terminal">
+<style>{STYLES}</style>
+<defs><clipPath id="{{unique_id}}-clip-terminal">
+<rect x="0" y="0" width="{{terminal_width}}" height="{{terminal_height}}"/></clipPath>
+{{lines}}</defs>
+<rect fill="#181a1f" x="0" y="0" width="{{width}}" height="{{terminal_height}}" rx="8"/>
+<g transform="translate(9, 12)" clip-path="url(#{{unique_id}}-clip-terminal)">
+{{backgrounds}}
+<g class="{{unique_id}}-matrix">{{matrix}}</g>
+</g>
+</svg>
+"""
+
+
+def run(command: str, folder: Path) -> str:
+    """Return what a command prints on a terminal."""
+    ours, theirs = pty.openpty()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    size = {"COLUMNS": str(WIDTH), "TERM": "xterm-256color", "PATH": path}
+    environment = {key: os.environ[key] for key in ("HOME", "LANG") if key in os.environ} | size
+    process = subprocess.Popen(
+        ["bash", "-c", command],
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        env=environment | {"LC_ALL": "C.UTF-8"},
+    )
+    os.close(theirs)
+    with open(ours, "rb", closefd=True) as stream:
+        pieces = []
+        while True:
+            try:
+                piece = stream.read1(1 << 16)  # type: ignore[attr-defined]
+            except OSError:  # the terminal ends with the process
+                break
+            if not piece:
+                break
+            pieces.append(piece)
+    process.wait()
+    return b"".join(pieces).decode().replace("\r\n", "\n")
+
+
+def main() -> None:
+    """Run all commands and write the picture."""
+    screen = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for model in ("brevitas", "nncf"):
+            shutil.copy(EXAMPLES / f"digits_{model}.onnx", folder / f"{model}.onnx")
+        for command in COMMANDS:
+            screen.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
+            printed = run(command, folder).rstrip("\n")
+            if printed:
+                screen.print(Text.from_ansi(printed), soft_wrap=True)
+            screen.print()
+    picture = screen.export_svg(code_format=FORM, theme=THEME, unique_id="session")
+    (HERE / "terminal.svg").write_text(picture, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Bars: one number for each layer, and how often codes occur."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qgraph.reporting import theme
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_BARS = 32
+
+_WIDE_RANGE = 50.0
+"""Numbers farther apart than this are shown on a logarithmic scale."""
+
+_BARS = 0.44
+"""Share of a row that its bars take."""
+
+_BINS = 64
+
+
+def layer_figure(
+    names: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    axis: str,
+    *,
+    is_error: bool = False,
+) -> Figure:
+    """Return horizontal bars, one group for each name, from the top down.
+
+    Args:
+        names: of layers.
+        series: what the bars of a group stand for, and the number for each name, none negative.
+        axis: label of the numbers, with their unit.
+        is_error: whether the numbers are errors, which may be far apart.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    rows = len(names)
+    # A row has its name above its bars, so that names have the whole width.
+    thick = _BARS / len(series)
+    height = 0.75 + 0.36 * rows + (0.0 if len(series) == 1 else 0.1 * rows + 0.3)
+    figure = Figure(figsize=(theme.WIDTH, height), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(rows, dtype=np.float64)
+    colours = (theme.BAD,) if is_error else (theme.REFERENCE, theme.CANDIDATE)
+    for number, (label, values) in enumerate(series.items()):
+        shift = 1 - _BARS + (number + 0.5) * thick
+        axes.barh(places + shift, values, thick * 0.9, color=colours[number], label=label)
+    for place, name in enumerate(names):
+        text = theme.escaped(theme.shortened(name, 52))
+        axes.text(
+            0.01, place + 1 - _BARS - 0.13, text, size=9, transform=axes.get_yaxis_transform()
+        )
+    axes.set_yticks([])
+    axes.set_ylim(rows + 0.15, 0)
+    positive = [value for values in series.values() for value in values if value > 0]
+    if is_error and positive and max(positive) > _WIDE_RANGE * min(positive):
+        axes.set_xscale("log")
+        axes.set_xlim(left=min(positive) / 3)
+        axis = f"{axis}, logarithmic"
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _count_text(value)))
+    axes.set_xlabel(axis)
+    if len(series) > 1:
+        figure.legend(loc="outside upper right", ncols=len(series))
+    return figure
+
+
+def histogram_figure(quantizer: Mapping[str, Any]) -> Figure:
+    """Return how often each code of a quantizer occurs, in bins where there are many.
+
+    Args:
+        quantizer: what ``qgraph run --stats --json`` tells of it.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    figure = Figure(figsize=(theme.WIDTH, 1.9), layout="constrained")
+    axes = figure.subplots()
+    codes, counts = np.array(quantizer["codes"], np.float64).T
+    whole = bool(np.all(codes == np.rint(codes)))
+    if not whole or np.ptp(codes) < _BINS:
+        gaps = np.diff(codes)
+        width = 0.9 * (1.0 if whole or not gaps.size else float(gaps.min()))
+        axes.bar(codes, counts, width, color=theme.REFERENCE)
+    else:
+        per_bin = int(np.ceil((np.ptp(codes) + 1) / _BINS))
+        edges = np.arange(codes.min(), codes.max() + 1 + per_bin, per_bin) - 0.5
+        heights, _ = np.histogram(codes, edges, weights=counts)
+        axes.stairs(heights, edges, fill=True, color=theme.REFERENCE)
+    axes.grid(visible=False, axis="x")
+    axes.xaxis.set_major_locator(MaxNLocator(9, integer=whole))
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _count_text(value)))
+    axes.set_xlabel("code" if whole else "code, by its value")
+    axes.set_ylabel("weights" if quantizer["weight"] else "values")
+    return figure
+
+
+def _count_text(value: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"

@@ -1,0 +1,201 @@
+"""Pictures of quantizers: their steps, their error, and the place where two of them differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qgraph.reporting import theme
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = (theme.REFERENCE, theme.CANDIDATE)
+_NAMES = ("reference", "candidate")
+
+_SEEN_STEPS = 40
+"""More steps than this look like a slope."""
+
+_STEPS_ASIDE = 7
+
+
+def whole_figure(data: Mapping[str, Any]) -> Figure:
+    """Return the steps over the whole range; ``data`` is what :func:`staircase` returns."""
+    figure = _figure(3.1)
+    draw_steps(figure.subplots(), data)
+    return figure
+
+
+def near_figure(data: Mapping[str, Any]) -> Figure:
+    """Return the neighbourhood of a difference."""
+    figure = _figure(3.1)
+    draw_near(figure.subplots(), data)
+    return figure
+
+
+def plot_figure(data: Mapping[str, Any], title: str) -> Figure:
+    """Return all there is to see of one quantizer, or of two, one chart below the other."""
+    parts = [draw_steps, draw_error]
+    if data.get("near") is not None:
+        parts.append(draw_near)
+    figure = _figure(2.6 * len(parts) + 0.5, width=7.0)
+    figure.suptitle(theme.escaped(title), x=0.02, ha="left", fontsize=11)
+    for draw, axes in zip(parts, figure.subplots(len(parts)), strict=True):
+        draw(axes, data)
+    return figure
+
+
+def draw_steps(axes: Axes, data: Mapping[str, Any]) -> None:
+    """Draw output over input, and where two differ; of many steps those around a difference."""
+    curves, part = data["curves"], None
+    near = data.get("near")
+    if near is not None:
+        part = _around(data["curves"], float(near["first"]))
+    if part is not None:
+        curves = [_cut(curve, *part) for curve in curves]
+    extent = "the whole range" if part is None else "the steps around a difference"
+    axes.set_title(f"Output over {extent}{_channel(data)}")
+    x = _numbers(curves[0]["x"])
+    axes.plot(x[[0, -1]], x[[0, -1]], color=theme.MUTED, lw=0.7, ls=":")
+    _draw_curves(axes, curves, [_numbers(curve["y"]) for curve in curves])
+    _mark(axes, data)
+    # The line y = x leaves the picture where the steps end.
+    heights = np.concatenate([_numbers(curve["y"]) for curve in curves])
+    heights = heights[np.isfinite(heights)]
+    if heights.size:
+        margin = 0.08 * float(np.ptp(heights)) or 1.0
+        axes.set_ylim(float(heights.min()) - margin, float(heights.max()) + margin)
+    axes.set_xlim(float(x[0]), float(x[-1]))
+    axes.set_xlabel("input x (real units)")
+    axes.set_ylabel("output y (real units)")
+    if len(curves) > 1:
+        axes.legend(loc="upper left")
+
+
+def draw_error(axes: Axes, data: Mapping[str, Any]) -> None:
+    """Draw what quantizing changes: output minus input."""
+    axes.set_title("Error over the whole range" + _channel(data))
+    for place, curve in enumerate(data["curves"]):
+        x, y = _numbers(curve["x"]), _numbers(curve["y"])
+        # Between two steps the error falls with the input: two points for each stretch.
+        ends = np.stack([x[:-1], x[1:]], axis=1).reshape(-1)
+        error = np.repeat(y, 2) - ends
+        style: dict[str, Any] = {"lw": 1.6} if place == 0 else {"lw": 1.0, "ls": "--"}
+        axes.plot(ends, error, color=_COLOURS[place], **style)
+    axes.axhline(0.0, color=theme.MUTED, lw=0.7)
+    x = _numbers(data["curves"][0]["x"])
+    axes.set_xlim(float(x[0]), float(x[-1]))
+    axes.set_xlabel("input x (real units)")
+    axes.set_ylabel("y \N{MINUS SIGN} x (real units)")
+
+
+def draw_near(axes: Axes, data: Mapping[str, Any]) -> None:
+    """Draw both quantizers around one place where they differ."""
+    near = data["near"]
+    floats = near["unit"] == "floats"
+    places = _numbers(near["places"])
+    first, last, count = float(near["first"]), float(near["last"]), int(near["count"])
+    axes.set_title(
+        f"Around x = {first:.9g}" if count == 1 else f"Around x = {first:.9g} .. {last:.9g}"
+    )
+    left, right = (-0.5, count - 0.5) if floats else (first, last)
+    axes.axvspan(left, right, color=theme.BAD, alpha=0.16, lw=0, label="values differ")
+    marks = "o" if floats and len(places) <= 65 else ""
+    for place, values in enumerate(near["values"]):
+        style: dict[str, Any] = (
+            {"lw": 2.4, "ms": 5.5} if place == 0 else {"lw": 1.2, "ls": "--", "ms": 3}
+        )
+        axes.plot(
+            places,
+            _numbers(values),
+            color=_COLOURS[place],
+            marker=marks,
+            drawstyle="steps-mid" if floats else "default",
+            label=_NAMES[place],
+            **style,
+        )
+    if floats:
+        from matplotlib.ticker import MaxNLocator
+
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        axes.set_xlabel(f"input x, float32 numbers counted from {first:.9g}")
+    else:
+        axes.set_xlabel("input x (real units)")
+    axes.set_ylabel("output y (real units)")
+    axes.margins(y=0.25)
+    axes.legend(loc="best")
+
+
+def _draw_curves(axes: Axes, curves: Sequence[Mapping[str, Any]], heights: Sequence[Any]) -> None:
+    for place, (curve, y) in enumerate(zip(curves, heights, strict=True)):
+        style: dict[str, Any] = (
+            {"lw": 3.4 if len(curves) > 1 else 2.0}
+            if place == 0
+            else {"lw": 1.3, "ls": (0, (4, 3))}
+        )
+        axes.stairs(
+            y,
+            _numbers(curve["x"]),
+            baseline=None,
+            color=_COLOURS[place],
+            label=_NAMES[place],
+            **style,
+        )
+
+
+def _around(curves: Sequence[Mapping[str, Any]], spot: float) -> tuple[float, float] | None:
+    """Return the ends of some steps on each side of ``spot``; None where all can be seen."""
+    x = _numbers(curves[0]["x"])
+    if len(x) - 1 <= _SEEN_STEPS:
+        return None
+    place = int(np.searchsorted(x, spot))
+    first, last = max(place - _STEPS_ASIDE, 0), min(place + _STEPS_ASIDE, len(x) - 1)
+    return float(x[first]), float(x[last])
+
+
+def _cut(curve: Mapping[str, Any], low: float, high: float) -> dict[str, Any]:
+    x, y = _numbers(curve["x"]), _numbers(curve["y"])
+    seen = (x[1:] > low) & (x[:-1] < high)
+    starts = np.maximum(x[:-1][seen], low)
+    end = min(float(x[1:][seen][-1]), high)
+    return {"x": [*starts.tolist(), end], "y": y[seen].tolist()}
+
+
+def _mark(axes: Axes, data: Mapping[str, Any]) -> None:
+    """Mark the inputs on which two quantizers differ, at the bottom of the picture."""
+    places = data.get("places") or []
+    if not places:
+        return
+    for low, high in places:
+        axes.axvspan(float(low), float(high), color=theme.BAD, alpha=0.16, lw=0)
+    axes.plot(
+        [(float(low) + float(high)) / 2 for low, high in places],
+        [0.03] * len(places),
+        transform=axes.get_xaxis_transform(),
+        color=theme.BAD,
+        marker="|",
+        ms=7,
+        lw=0,
+        label="values differ",
+    )
+
+
+def _numbers(values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return numbers of a JSON document, where those that are not finite are words."""
+    numbers = np.array([math.nan if v is None else float(v) for v in values], np.float64)
+    return np.where(np.isfinite(numbers), numbers, np.nan)
+
+
+def _channel(data: Mapping[str, Any]) -> str:
+    total = int(data["channels"])
+    return f", channel {data['channel']} of {total}" if total > 1 else ""
+
+
+def _figure(height: float, width: float = theme.WIDTH) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
