@@ -1,4 +1,4 @@
-"""Writes ``terminal.svg``: what a session with qgraph looks like in a terminal.
+"""Writes ``terminal.svg``: what qgraph prints in a terminal.
 
     python docs/img/capture.py
 
@@ -54,7 +54,7 @@ STYLES = """
 
 FORM = f"""\
 <svg class="rich-terminal" viewBox="0 0 {{width}} {{terminal_height}}" \
-xmlns="http://www.w3.org/2000/svg" role="img" aria-label="A session with qgraph in a terminal">
+xmlns="http://www.w3.org/2000/svg" role="img" aria-label="qgraph in a terminal">
 <style>{STYLES}</style>
 <defs><clipPath id="{{unique_id}}-clip-terminal">
 <rect x="0" y="0" width="{{terminal_width}}" height="{{terminal_height}}"/></clipPath>
@@ -109,7 +109,7 @@ def main() -> None:
             if printed:
                 screen.print(Text.from_ansi(printed), soft_wrap=True)
             screen.print()
-    picture = screen.export_svg(code_format=FORM, theme=THEME, unique_id="session")
+    picture = screen.export_svg(code_format=FORM, theme=THEME, unique_id="terminal")
     (HERE / "terminal.svg").write_text(picture, encoding="utf-8")
 
 

@@ -1,0 +1,281 @@
+"""The pages in ``docs``: their commands run, their links lead somewhere, they leave nothing out."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import click
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qgraph.cli.main import cli, main
+from qgraph.model import load
+from qgraph.ops import operator
+from qgraph.transforms.base import TRANSFORMS
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+EXAMPLES = ROOT / "examples"
+PAGES = sorted(DOCS.glob("*.md"))
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: str, kind: str) -> list[str]:
+    text = (DOCS / f"{page}.md").read_text()
+    return [body for found, body in BLOCK.findall(text) if found == kind]
+
+
+def steps(page: str) -> Iterator[tuple[str, int, str]]:
+    """Yield each command of a page, its exit status, and what it prints as far as that is told."""
+    for block in blocks(page, "console"):
+        for part in block.removeprefix("$ ").split("\n$ "):
+            command, _, output = part.partition("\n")
+            status = re.search(r"# exit status (\d+)$", command)
+            yield command, int(status[1]) if status else 0, output
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the models of the examples, in which the test runs."""
+    for name in ("digits_brevitas.onnx", "digits_nncf.onnx", "digits_test.npz"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+NEEDS = {
+    "plot": ("matplotlib", "jinja2"),
+    "--html": ("matplotlib", "jinja2"),
+    "--runtimes": ("onnxruntime",),
+}
+"""What commands need besides the base installation."""
+
+
+def is_runnable(arguments: list[str]) -> bool:
+    names = {name for key in set(arguments) & set(NEEDS) for name in NEEDS[key]}
+    return all(_is_installed(name) for name in names)
+
+
+def _is_installed(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+WITH_COMMANDS = [page.stem for page in PAGES if "```console" in page.read_text()]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_commands_run_as_they_stand(page, folder, capsys):
+    checker = doctest.OutputChecker()
+    count = 0
+    for command, status, output in steps(page):
+        name, *arguments = shlex.split(command, comments=True)
+        assert name == "qgraph"
+        if not is_runnable(arguments):
+            continue
+        found = main(arguments)
+        printed = capsys.readouterr()
+        assert found == status, f"{command}\n{printed.out}{printed.err}"
+        assert "Traceback" not in printed.err
+        if output.strip():
+            same = checker.check_output(f"{output.rstrip()}\n", printed.out, doctest.ELLIPSIS)
+            assert same, f"{command}\n{printed.out}"
+        count += 1
+    assert count > 1
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_the_loop_over_many_pairs_runs(folder):
+    (script,) = blocks("ci", "bash")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], check=False, env=os.environ | {"PATH": path}, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    names = ["digits_brevitas.onnx", "digits_nncf.onnx"]
+    found = sorted(path.name for path in (folder / "build").iterdir())
+    assert found == [name for each in names for name in (each, f"{each}.xml")]
+
+
+def test_the_test_with_fixtures_passes(folder, capsys):
+    (code,) = blocks("ci", "python")
+    (folder / "test_models.py").write_text(code)
+    assert main(["convert", "digits_brevitas.onnx", "-o", "digits_qdq.onnx", "--to", "qdq"]) == 0
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "qgraph.pytest_plugin"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        check=False,
+        env=os.environ | plugins,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+@pytest.fixture
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten after it."""
+    TRANSFORMS.names(), operator.OPERATORS.names()
+    for registry in (TRANSFORMS, operator.OPERATORS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(operator, "_BY_KEY", {})
+
+
+@pytest.fixture
+def extension(registries: None) -> Callable[[str], dict[str, Any]]:
+    """Runs the code of the page on extending that defines something; returns its names."""
+
+    def run(name: str) -> dict[str, Any]:
+        (code,) = [code for code in blocks("extending", "python") if name in code]
+        names: dict[str, Any] = {"__name__": "example"}
+        exec(compile(code, name, "exec", dont_inherit=True), names)
+        return names
+
+    return run
+
+
+MODEL = """<ir_version: 10, opset_import: ["": 21, "com.example": 1]>
+    net (float[5] x) => (float[5] y) <float s = {0.5}> {
+        [first] a = Identity (x)
+        [half] b = com.example.HalfSteps <limit = 2> (a, s)
+        [last] y = Identity (b)
+    }"""
+
+
+def test_the_operator_of_the_example_runs_and_becomes_portable(extension):
+    from qgraph.transforms import MakePortable
+
+    extension("HalfSteps")
+    model = load(ir.from_onnx_text(MODEL))
+    x = np.array([-9, -0.1, 0, 0.7, 9], np.float32)
+    expected = [-0.75, -0.25, 0.25, 0.75, 1.25]
+    assert model.run({"x": x}, backend="numpy")["y"].tolist() == expected
+    model.apply(MakePortable())
+    assert len(model.ir.functions) == 1
+
+
+def test_the_pass_of_the_example_reports_and_runs_once(extension):
+    names = extension("DropIdentities")
+    extension("HalfSteps")
+    model = load(ir.from_onnx_text(MODEL))
+    report = model.apply(names["DropIdentities"]())
+    assert [(site.node, str(site.outcome)) for site in report] == [
+        ("first", "changed"),
+        ("last", "kept"),
+    ]
+    assert [node.name for node in model.nodes()] == ["half", "last"]
+    assert "drop-identities" in TRANSFORMS.names()
+    assert model.apply(names["DropIdentities"](keep="half")).exactness == "bits"
+
+
+def test_the_format_of_the_example_holds(extension):
+    assert extension("e3m4")["e3m4"].name == "minifloat"
+
+
+def test_the_command_of_the_example_counts(extension, folder, capsys):
+    from qgraph.cli.output import Talk
+
+    command = extension("Count the nodes")["command"]
+    status = command.main(["digits_brevitas.onnx"], standalone_mode=False, obj=Talk())
+    nodes = len(ir.load(folder / "digits_brevitas.onnx").graph)
+    assert (status, capsys.readouterr().out) == (0, f"{nodes}\n")
+
+
+def anchors(path: Path) -> set[str]:
+    """Return what links to the headings of a page may name, by GitHub's rule."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), link
+        assert path.is_relative_to(ROOT), link
+        if anchor:
+            assert anchor in anchors(path), link
+
+
+def test_every_page_is_listed():
+    index = (DOCS / "README.md").read_text()
+    missing = [page.name for page in PAGES if page.stem != "README" and page.name not in index]
+    assert not missing
+
+
+def test_every_command_has_a_section_and_an_example():
+    names = cli.list_commands(click.Context(cli))
+    text = (DOCS / "commands.md").read_text()
+    assert sorted(re.findall(r"^### qgraph (\w+)$", text, re.MULTILINE)) == names
+    used = {shlex.split(command, comments=True)[1] for command, _, _ in steps("commands")}
+    assert used == set(names)
+
+
+def test_every_exit_status_is_told():
+    from qgraph.cli import main as entry
+    from qgraph.cli.proofs import STATUS
+
+    told = {
+        int(n)
+        for n in re.findall(r"^\| (\d+) \|", (DOCS / "exit-status.md").read_text(), re.MULTILINE)
+    }
+    known = {0, entry.DIFFERENT, entry.USAGE, entry.UNUSABLE, entry.UNDECIDED}
+    assert told == known | {entry.INTERRUPTED, entry.BROKEN_PIPE} | set(STATUS.values())
+
+
+def keys(document: object, skip: frozenset[str]) -> set[str]:
+    """Return the names of all fields of a JSON document, but for those within ``skip``."""
+    found: set[str] = set()
+    if isinstance(document, list):
+        found |= {key for entry in document for key in keys(entry, skip)}
+    elif isinstance(document, dict):
+        for key, value in document.items():
+            found |= {key} | (keys(value, skip) if key not in skip else set())
+    return found
+
+
+def test_every_field_of_every_report_is_told(folder, capsys):
+    """What names things of a model or of a runtime rather than a measure is not looked into."""
+    pair = ["digits_nncf.onnx", "near.onnx"]
+    to = ["-o", "near.onnx", "--to", "qdq", "--exact", "near"]
+    assert main(["convert", "digits_nncf.onnx", *to, "--report", "convert.json"]) == 0
+    assert main(["check", *pair, "--probes", "1", "--report", "check.json"]) == 1
+    assert main(["prove", *pair, "--certificate", "prove.json"]) == 1
+    capsys.readouterr()
+    assert main(["diff", *pair, "--json"]) == 0
+    documents = [json.loads(capsys.readouterr().out)]
+    documents += [json.loads(Path(f"{n}.json").read_text()) for n in ("convert", "check", "prove")]
+    text = BLOCK.sub("", (DOCS / "reports.md").read_text())
+    told = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", text))))
+    skip = frozenset({"figures", "quantiles_abs", "results", "rewrite"})
+    extra = {"count", "channel", "scale_low", "scale_high"}  # told in words
+    for document in documents:
+        missing = keys(document, skip) - told - extra
+        assert not missing, document["command"]
+
+
+def test_pictures_are_whole():
+    pictures = sorted((DOCS / "img").glob("*.svg"))
+    assert pictures
+    for picture in pictures:
+        text = picture.read_text()
+        assert ET.fromstring(text).tag.endswith("svg")
+        assert "http" not in text.replace("http://www.w3.org/", ""), "pictures load nothing"
