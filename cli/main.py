@@ -19,9 +19,9 @@ from qgraph import __version__
 from qgraph.cli import commands
 from qgraph.cli.options import talk_options
 from qgraph.cli.output import Talk
-from qgraph.errors import EquivalenceError, OptionError, QGraphError
+from qgraph.errors import EquivalenceError, OptionError, QGraphError, UndecidedError
 
-DIFFERENT, USAGE, UNUSABLE, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
+DIFFERENT, USAGE, UNUSABLE, UNDECIDED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 4, 130, 141
 """Exit codes; the last two as of a process that SIGINT or SIGPIPE ended."""
 
 
@@ -75,8 +75,9 @@ def cli() -> None:
     qgraph info model.onnx
     qgraph convert model.onnx -o out.onnx --to qdq
     qgraph check model.onnx out.onnx
+    qgraph prove model.onnx out.onnx
 
-    Exit status: 0 good, 1 not equal, 2 wrong usage, 3 unusable model or input.
+    Exit status: 0 good, 1 not equal, 2 wrong usage, 3 unusable model or input, 4 undecided.
     """
 
 
@@ -125,6 +126,8 @@ def _failed(error: Exception, talk: Talk) -> int:
         traceback.print_exc()
     if isinstance(error, QGraphError):
         talk.error(str(error), *getattr(error, "__notes__", ()))
+        if isinstance(error, UndecidedError):
+            return UNDECIDED
         if isinstance(error, EquivalenceError):
             return DIFFERENT
         return USAGE if isinstance(error, OptionError) else UNUSABLE

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgraph.cli.losses import show_losses
 from qgraph.cli.options import Rewrite
 from qgraph.cli.output import (
     Cell,
@@ -21,9 +26,12 @@ from qgraph.cli.output import (
     show_table,
 )
 from qgraph.cli.progress import ProgressBar
+from qgraph.cli.views import Views
 from qgraph.exactness import Exactness, Method
+from qgraph.files import is_same
 
 if TYPE_CHECKING:
+    from qgraph.ledger import Ledger
     from qgraph.report import Report, SiteReport
     from qgraph.transforms.base import Transform
 
@@ -50,21 +58,30 @@ _EQUAL = {
 }
 
 
-def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform]) -> None:
+def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform], views: Views) -> None:
     """Apply passes to a model file and show what they did."""
     from qgraph.transforms import rewrite
 
-    with ProgressBar(talk) as bar:
+    views.check(files.model, files.out, files.report)
+    with ProgressBar(talk) as bar, _report_file(files, views) as written:
         report = rewrite(
             files.model,
             files.out,
             *steps,
-            report=files.report,
+            report=written,
             command=command,
             keep_inputs=files.keep_inputs,
             in_place=files.in_place,
-            progress=bar.tell,
+            prove=files.prove,
+            external_data=True if files.size_threshold is not None else None,
+            shard_bytes=files.shard_bytes,
+            size_threshold=files.size_threshold,
+            progress=bar.tell_bytes,
         )
+        if views.are_wanted and written is not None:
+            bar.tell("drawing", 0, 0)
+            source = files.out if is_same(files.model, files.out) else files.model
+            views.write(json.loads(written.read_text("utf-8")), (source, files.out))
     if report.frozen_inputs:
         frozen = count(report.frozen_inputs, "initializer")
         talk.note(f"froze {frozen} that could be fed as inputs too; --keep-inputs leaves them")
@@ -81,7 +98,22 @@ def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform]) ->
     elif done:
         _show_gathered(done)
     _show_refused(refused, every=talk.verbosity > 0)
+    if command == "fold" or talk.verbosity:
+        _show_stored(done, report, every=talk.verbosity > 0)
+    show_losses(done, every=talk.verbosity > 0)
     _show_summary(report, files)
+    if files.prove:
+        show_paragraph("proved equal for every input", "green")
+
+
+@contextmanager
+def _report_file(files: Rewrite, views: Views) -> Iterator[Path | None]:
+    """Give the file of the JSON report: that of the user, or one for the views alone."""
+    if files.report is not None or not views.are_wanted:
+        yield files.report
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder, "report.json")
 
 
 def _show_each(sites: Sequence[SiteReport]) -> None:
@@ -135,6 +167,52 @@ def _show_more(number: int) -> None:
         show(f"  and {number} more; -v shows all")
 
 
+def _show_stored(sites: Sequence[SiteReport], report: Report, *, every: bool) -> None:
+    """Show what became of the bytes of weights that are stored as codes."""
+    rows = [site.ledger for site in sites if site.ledger is not None]
+    if not rows:
+        return
+    if every or len(rows) <= _ROWS:
+        columns = [Column("weight", cut=True), Column("stored as", spare=True)]
+        columns += [Column(name, right=True) for name in ("before", "after")]
+        columns += [Column(name, right=True, spare=True) for name in ("codes used", "clipped")]
+        columns += [Column("scale", spare=True), Column("values")]
+        show()
+        show_table(columns, [_stored_row(row) for row in rows])
+    totals = report.stored()
+    changed = totals["elements"] - totals["unchanged"]
+    state = f"{changed} changed" if changed else "all unchanged"
+    share = totals["clipped"] / totals["elements"] if totals["elements"] else 0.0
+    before, after = bytes_text(totals["bytes_before"]), bytes_text(totals["bytes_after"])
+    show()
+    show_paragraph(
+        f"{count(len(rows), 'weight')} as codes, {before} -> {after}; of {totals['elements']} "
+        f"values, each checked, {state}; {share:.2%} were beyond the range of the codes"
+    )
+
+
+def _stored_row(row: Ledger) -> list[Cell | str]:
+    tally = row.tally
+    low, high = number_text(row.scale_low), number_text(row.scale_high)
+    used, clipped, values = "", "", Cell("")
+    if tally is not None:
+        if tally.used.size:
+            used = f"{int(tally.used.sum())} of {row.codes_available}"
+        clipped = f"{tally.clipped / max(tally.elements, 1):.2%}"
+        changed = tally.elements - tally.unchanged
+        values = Cell(f"{changed} changed", "yellow") if changed else Cell("unchanged", "green")
+    return [
+        row.tensor,
+        row.type,
+        bytes_text(row.bytes_before),
+        bytes_text(row.bytes_after),
+        used,
+        clipped,
+        low if low == high else f"{low} .. {high}",
+        values,
+    ]
+
+
 def _show_summary(report: Report, files: Rewrite) -> None:
     sites = Counter(str(site.outcome) for site in report)
     if not sites:
@@ -161,9 +239,10 @@ def _short(op: str) -> str:
 def _row(site: SiteReport) -> list[Cell]:
     verdict = site.verdict
     if verdict is None or verdict.rung is None:
-        return [Cell(_short(site.op)), Cell(_became(site)), Cell(""), Cell(""), Cell("")]
+        remark = Cell(site.reason or "", "dim")
+        return [Cell(_short(site.op)), Cell(_became(site)), Cell(""), Cell(""), remark]
     over = "its constant" if verdict.method is Method.CONSTANT else "every input"
-    remarks = [verdict.reason or ""]
+    remarks = list(dict.fromkeys(filter(None, (site.reason, verdict.reason))))
     if verdict.differing_inputs:
         remarks.insert(0, f"{count(verdict.differing_inputs, 'input')} not equal")
         if witness := verdict.witness:
@@ -176,7 +255,7 @@ def _row(site: SiteReport) -> list[Cell]:
         Cell(_became(site)),
         Cell(str(verdict.rung), "green" if verdict.rung >= Exactness.VALUES else "yellow"),
         Cell(over),
-        Cell("; ".join(filter(None, remarks)), "" if verdict.differing_inputs else "dim"),
+        Cell("; ".join(remarks), "" if verdict.differing_inputs else "dim"),
     ]
 
 

@@ -202,12 +202,32 @@ class Draft:
         self._editor.replace(self, sweep=sweep)
 
 
+_CAST_SINCE = {
+    "FLOAT8E4M3FN": 19,
+    "FLOAT8E4M3FNUZ": 19,
+    "FLOAT8E5M2": 19,
+    "FLOAT8E5M2FNUZ": 19,
+    "INT4": 21,
+    "UINT4": 21,
+    "FLOAT4E2M1": 23,
+    "FLOAT8E8M0": 24,
+    "INT2": 25,
+    "UINT2": 25,
+    "FLOAT6E2M3": 28,
+    "FLOAT6E3M2": 28,
+}
+"""Opset since which Cast takes or gives numbers of a type."""
+
+
 def _first_opset(node: ir.Node) -> int:
     if node.domain:
         return 1
-    if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT8E8M0:
-        return 24
-    return FIRST_OPSET.get(node.op_type, 1)
+    first = FIRST_OPSET.get(node.op_type, 1)
+    if node.op_type != "Cast":
+        return first
+    given = node.inputs[0].dtype if node.inputs[0] is not None else None
+    kinds = {given, ir.DataType(node.attributes["to"].as_int())}
+    return max(first, *(_CAST_SINCE.get(kind.name, 1) for kind in kinds if kind is not None))
 
 
 class Tracer:

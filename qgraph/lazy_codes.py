@@ -1,9 +1,10 @@
-"""Codes of big constants, computed while the model is saved, and every value compared on the way.
+"""Codes of big constants, computed while the model is saved, and every value checked on the way.
 
 The weight is read piece by piece. The operators that quantize it give the values, from which codes
 follow as they do for small constants: no rounding rule is repeated here. Codes are packed, written,
 unpacked again and decoded by the operators that were drafted. Any value that is not the one that
-the quantizer gave stops the saving.
+the quantizer gave stops the saving. Where a table has proved beforehand that every level with every
+parameter is decoded to its value, an element only has to be at some level.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import numpy.typing as npt
 from qgraph.deferred import PART_BYTES, Part, Sink
 from qgraph.errors import ModelError
 from qgraph.ledger import Ledger, Tally
-from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
-from qgraph.numerics.minifloat import decode, encode
+from qgraph.level_table import LevelTable, Spread, container, numbers_of
+from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.numerics.minifloat import encode
 from qgraph.numerics.packing import pack, unpack
 from qgraph.piecewise import Parameter, Program, pieces
 from qgraph.streaming import Stream, box_at
@@ -38,6 +40,9 @@ PIECE = 1 << 17
 """Elements at a time."""
 
 _MOST_COUNTED_BITS = 16
+
+_FEW = 16
+"""So many codes are looked for one by one; that is faster than counting all."""
 
 _EXACT = 1 << 20
 """Whole numbers below it come out of a float32 division right: the error is far below a half."""
@@ -75,6 +80,11 @@ class Coding:
         """Width of a code as stored."""
         return FORMATS[self.kind].bits
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Data beyond them, in units of ``scale``, is clipped."""
+        return self.lo - self.margin, self.hi + self.margin
+
     def codes(self, values: Array, data: Array, scale: Array, box: Box) -> Array:
         """Return the code of each value, in a NumPy type that has room for it.
 
@@ -95,27 +105,18 @@ class Coding:
         np.rint(steps, out=steps)
         if self.above is not None:
             np.copyto(steps, wide(self.hi), where=data > self.above.at(*box))
-        size = max(form.bits, 8)
-        container = np.dtype(f"{'' if form.signed else 'u'}int{size}")
-        return steps.astype(container)
+        return steps.astype(container(self.kind))
 
     def clipped(self, codes: Array, data: Array, scale: Array, box: Box) -> int:
         """Return how many elements lie farther beyond the ends of the range than rounding goes."""
         form = FORMATS[self.kind]
         if isinstance(form, IntFormat) and self.lo < codes.min() and codes.max() < self.hi:
             return 0
-        ends: list[Any] = [np.float32(n) for n in (self.lo - self.margin, self.hi + self.margin)]
+        places = (data if self.low is None else data - self.low.at(*box)) / scale
         if self.zero_point is not None:
-            zero_point = self.zero_point.at(*box)
-            ends = [end - zero_point for end in ends]
-        limits = [end * scale for end in ends]
-        if self.low is not None:
-            low = self.low.at(*box)
-            limits = [limit + low for limit in limits]
-        if scale.min() < 0:
-            limits = [np.minimum(*limits), np.maximum(*limits)]
-        below, above = (np.count_nonzero(m) for m in (data < limits[0], data > limits[1]))
-        return int(below + above)
+            places += self.zero_point.at(*box)
+        low, high = (np.float32(end) for end in self.ends)
+        return int(np.count_nonzero(places < low) + np.count_nonzero(places > high))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +131,7 @@ class Plan:
         dequantize: what the drafted operators make of the codes.
         shape: of the codes.
         same_zeros: whether zeros must have the sign that the quantizer gives them.
+        table: proves all levels, so that elements need not be compared; None if there is none.
     """
 
     label: str
@@ -139,6 +141,7 @@ class Plan:
     dequantize: Program
     shape: tuple[int, ...]
     same_zeros: bool
+    table: LevelTable | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -185,14 +188,17 @@ class _CodesPart:
 
     def __call__(self, sinks: Sequence[Sink]) -> Tally:
         plan, bits = self.plan, self.plan.coding.bits
-        distinct = {*plan.quantize.shapes, *plan.dequantize.shapes, plan.shape}
-        shapes = sorted(distinct)
+        table = [] if plan.table is None else [plan.table.shape]
+        distinct = {*plan.quantize.shapes, *plan.dequantize.shapes, plan.shape, *table}
+        shapes, spread = sorted(distinct), Spread()
         buffer = np.empty(min(PIECE, self.stop - self.start), plan.weight.dtype)
         tally = Tally(used=np.zeros(1 << bits if bits <= _MOST_COUNTED_BITS else 0, bool))
         left, place = np.empty(0, np.uint8), self.start * bits // 8
         for start, stop in pieces(shapes, self.start, self.stop, PIECE):
             data = plan.weight.read(start, stop, buffer[: stop - start])
-            codes = self._piece(data, start, tally)
+            codes = self._by_table(data, start, tally, spread)
+            if codes is None:
+                codes = self._piece(plan.weight.read(start, stop, data), start, tally)
             if bits >= 8:
                 sinks[0].write(place, codes)
                 place += codes.nbytes
@@ -209,6 +215,20 @@ class _CodesPart:
             place += packed.size
         return tally
 
+    def _by_table(self, data: Array, start: int, tally: Tally, spread: Spread) -> Array | None:
+        """Return codes of proved levels and overwrite ``data``; None if that cannot be done."""
+        if self.plan.table is None:
+            return None
+        found = self.plan.table.read(data, start, spread)
+        if found is None:
+            return None
+        codes, clipped = found
+        tally.elements += codes.size
+        tally.unchanged += codes.size
+        tally.clipped += clipped
+        _note_used(codes, self.plan.coding.bits, tally.used)
+        return codes
+
     def _piece(self, data: Array, start: int, tally: Tally) -> Array:
         plan, coding = self.plan, self.plan.coding
         box = box_at(plan.shape, start, data.size)
@@ -217,7 +237,7 @@ class _CodesPart:
             shaped, seen = values.reshape(box[1]), data.reshape(box[1])
             scale = coding.scale.at(*box)
             codes = coding.codes(shaped, seen, scale, box)
-            decoded = plan.dequantize(_numbers(codes.reshape(-1), coding.kind), start)
+            decoded = plan.dequantize(numbers_of(codes.reshape(-1), coding.kind), start)
             self._compare(data, values, decoded, start, tally)
             tally.clipped += coding.clipped(codes, seen, scale, box)
         flat = codes.reshape(-1)
@@ -273,17 +293,6 @@ def tally_of(
     )
 
 
-def _numbers(codes: Array, kind: str) -> Array:
-    """Return the numbers that codes stand for, after what packing keeps of them."""
-    form = FORMATS[kind]
-    if not isinstance(form, IntFormat):
-        return decode(codes.view(numpy_dtype(kind)))
-    if form.bits >= 8 or (codes.min() >= form.lo and codes.max() <= form.hi):
-        return codes
-    shift = codes.dtype.type(8 - form.bits)
-    return np.asarray((codes << shift) >> shift)
-
-
 def _note_used(codes: Array, bits: int, used: npt.NDArray[np.bool_]) -> None:
     """Mark the codes that occur; most pieces hold none that was not seen before."""
     if used.all():
@@ -294,7 +303,11 @@ def _note_used(codes: Array, bits: int, used: npt.NDArray[np.bool_]) -> None:
     plain = codes.view(np.uint8)
     if bits < 8:
         plain = plain & np.uint8((1 << bits) - 1)
-    if np.take(~used, plain, mode="clip").any():
+    missing = np.flatnonzero(~used).astype(np.uint8)
+    if missing.size <= _FEW:
+        for code in missing:
+            used[code] = (plain == code).any()
+    else:
         used |= np.bincount(plain, minlength=used.size).astype(bool)
 
 

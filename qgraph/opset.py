@@ -11,7 +11,7 @@ from onnx import defs
 from onnx.helper import VERSION_TABLE  # noqa: TID251 - the source of what it tabulates
 
 from qgraph.edit import Editor
-from qgraph.errors import ModelError, UnsupportedError
+from qgraph.errors import ModelError, OptionError, UnsupportedError
 from qgraph.opset_adapt import LATEST, OLDEST, adapt, changes
 from qgraph.scopes import bodies, owners
 from qgraph.tensors import slots
@@ -208,5 +208,16 @@ def only_float_type(model: ir.Model) -> ir.DataType | None:
 
 
 def ceiling(model: ir.Model, asked: int | None = None) -> int:
-    """Return the highest opset that may be used for ``model``: ``asked``, or what is usual."""
-    return asked or max(CEILING, model.opset_imports.get("", 0))
+    """Return the highest opset that may be used for ``model``: ``asked``, or what is usual.
+
+    Raises:
+        OptionError: what is asked for is no version.
+    """
+    if asked is None:
+        return max(CEILING, model.opset_imports.get("", 0))
+    if asked < 1:
+        raise OptionError(
+            f"opset={asked} is no version of an operator set, expected 1 or more. Leave it out for "
+            "the default."
+        )
+    return asked

@@ -20,6 +20,7 @@ from qgraph.evaluate import evaluate
 from qgraph.folding import array_of
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.ops.operator import OPERATORS, operator_of
+from qgraph.ops.stages import Stages
 from qgraph.primitives import NUMPY
 from qgraph.streaming import box_at
 
@@ -105,6 +106,10 @@ class _Call:
             else operand.at(corner, sizes)
             for operand in self.operands
         ]
+        return self.compute(arrays)
+
+    def compute(self, arrays: Sequence[Array | None]) -> Array:
+        """Return the result for operands that broadcast together."""
         compute: Callable[..., Any]
         if not self.registered:
             compute = NUMPY[self.name]
@@ -171,6 +176,43 @@ class Program:
             for call in self.calls:
                 results.append(call(results, start))
         return results[-1].reshape(-1)
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """Parameters of all operators, in their order."""
+        return [p for call in self.calls for p in call.operands if isinstance(p, Parameter)]
+
+    def apply(self, data: Array, parameters: Iterable[Array]) -> Array:
+        """Return the results for ``data`` with other values of :attr:`parameters`.
+
+        All broadcast together.
+        """
+        results, values = [data], iter(parameters)
+        with np.errstate(all="ignore"):
+            for call in self.calls:
+                operands = [
+                    results[operand]
+                    if isinstance(operand, int)
+                    else None
+                    if operand is None
+                    else next(values)
+                    for operand in call.operands
+                ]
+                results.append(call.compute(operands))
+        return results[-1]
+
+    def stages(self) -> Callable[[Sequence[Array]], Stages] | None:
+        """Return what makes the stages of the operator, if there is one and it has stages.
+
+        The function is given the values of :attr:`parameters`.
+        """
+        call, *more = self.calls
+        if more or not call.registered or call.operands[0] != 0:
+            return None
+        known, arguments = OPERATORS.find(call.name).stages, call.arguments
+        if known is None or not all(isinstance(p, Parameter) for p in call.operands[1:]):
+            return None
+        return lambda arrays: known(np.dtype(np.float32), *arrays, **arguments)
 
 
 def pieces(shapes: Sequence[Shape], start: int, stop: int, most: int) -> Iterable[tuple[int, int]]:

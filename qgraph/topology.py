@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -9,6 +10,8 @@ import networkx as nx
 import onnx_ir as ir
 
 from qgraph.scopes import subgraphs
+
+_FOLLOWED = 128
 
 Digraph: TypeAlias = "nx.MultiDiGraph[ir.Node]"
 
@@ -67,6 +70,9 @@ def bottlenecks(picture: Digraph, node: ir.Node) -> list[ir.Node]:
 def gates(value: ir.Value, operands: Callable[[ir.Value], Sequence[ir.Value]]) -> list[ir.Value]:
     """Return ``value`` and all values that whatever it is made of has to pass, the nearest first.
 
+    Where the ways back part, some hundred values are followed at most; what lies farther away is
+    not looked for.
+
     Args:
         value: where the way back begins.
         operands: what a value is made of; nothing for values at which the way back ends.
@@ -79,10 +85,11 @@ def gates(value: ir.Value, operands: Callable[[ir.Value], Sequence[ir.Value]]) -
         return chain
     origin = object()
     flow: nx.DiGraph[Any] = nx.DiGraph()
-    pending, seen = [step], {step}
+    pending, seen = deque([step]), {step}
     while pending:
-        user = pending.pop()
-        sources = operands(user)
+        user = pending.popleft()
+        # behind values that are not followed anything may lie, as behind the last ones
+        sources = operands(user) if len(seen) < _FOLLOWED else []
         if not sources:
             flow.add_edge(origin, user)
         for operand in sources:

@@ -51,27 +51,6 @@ ALLOWED = (
         "does not clamp its codes",
         "a FakeQuantize has a range, this Trunc has none",
     ),
-    Allowance(
-        "openvino",
-        "DQ",
-        "INT32",
-        "more codes than the 16777216 levels",
-        "a level of a FakeQuantize is a float32 number",
-    ),
-    Allowance(
-        "onnx|qonnx",
-        "DQ",
-        "INT32",
-        "higher opset|only codes",
-        "with a zero point the difference of int32 codes is taken before it is rounded to float32",
-    ),
-    Allowance(
-        "qonnx",
-        "Q.DQ",
-        "FLOAT8.* not saturating",
-        "no step function",
-        "overflow to NaN is no level, and what the engine cannot decide is refused",
-    ),
 )
 
 

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
+
+import qgraph
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -28,6 +31,28 @@ def test_convert_digits_finds_every_output_equal(tmp_path: Path) -> None:
     for name in ("digits_brevitas", "digits_nncf"):
         graph = onnx.load(tmp_path / "new" / "folder" / f"{name}_qdq.onnx").graph
         assert {node.domain for node in graph.node} == {""}
+
+
+def test_weights_are_folded_on_a_cluster(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    weight = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)
+    text = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>
+        g (float[n, 512] x) => (float[n, 1024] y)
+        <float[1] w = {0}, float s = {0.5}, float z = {0}, float b = {4}> {
+            q = qonnx.custom_op.general.Quant <signed = 1, narrow = 0> (w, s, z, b)
+            y = MatMul (x, q)
+        }"""
+    model = ir.from_onnx_text(text)
+    model.graph.initializers["w"].const_value = ir.tensor(weight, name="w")
+    model.graph.initializers["w"].shape = ir.Shape(weight.shape)
+    qgraph.load(model).save(tmp_path / "in.onnx", external_data=True)
+    command = [sys.executable, EXAMPLES / "fold_on_a_cluster.py", "in.onnx", "out.onnx"]
+    done = subprocess.run(
+        [*command, "--workers", "1"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{weight.size} of {weight.size} values unchanged" in done.stdout
+    assert (tmp_path / "out.onnx.data").stat().st_size == weight.size // 2
 
 
 def test_python_of_the_readme_runs(

@@ -154,9 +154,10 @@ def _moves(found: Stored, span: Range, kind: str) -> Iterator[tuple[Shift | None
 
 def _integer_moves(found: Stored, span: Range, kind: str) -> Iterator[tuple[Shift | None, float]]:
     now, form = FORMATS[found.stream.kind], FORMATS[kind]
-    low, high, point = span.low, span.high, found.zero_point
-    if point is not None:
-        low, high = min(low, int(point.min())), max(high, int(point.max()))
+    point = found.zero_point
+    # Zero points move with the codes, also those that are 0, and have to fit as well.
+    lowest, highest = (0, 0) if point is None else (int(point.min()), int(point.max()))
+    low, high = min(span.low, lowest), max(span.high, highest)
     as_it_is = form.lo <= low and high <= form.hi
     if kind == found.stream.kind:
         yield None, 1.0

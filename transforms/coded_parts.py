@@ -55,9 +55,7 @@ def check_saturation(clamp: ir.Node, scale: Array, zero_point: Array) -> None:
         OperatorError: a bound lies inside the range of the codes, or is known at run time only.
     """
     limits = np.iinfo(zero_point.dtype)
-    low, high = np.float32(0), None
-    if clamp.op_type == "Clip":
-        low, high = _bounds(clamp)
+    low, high = _bounds(clamp) if clamp.op_type == "Clip" else (np.float32(0), None)
     zero = int(zero_point)
     with np.errstate(all="ignore"):
         if low is not None and not np.rint(low / scale) + zero <= limits.min:

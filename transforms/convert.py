@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import ClassVar
 
-from qgraph.dialects.dialect import DIALECTS, Dialect, Refusal, Site, sites
+from qgraph.dialects.dialect import DIALECTS, Dialect, Refusal, Site, parts, sites
 from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
 from qgraph.model import Model
 from qgraph.ops.fake_quantize import Arithmetic
 from qgraph.opset import ceiling
+from qgraph.recognition.recogniser import PLAIN
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.plugin_arithmetic import (
@@ -30,6 +31,8 @@ from qgraph.transforms.spelling import (
     raise_opset,
     settle,
 )
+
+PLAIN_ALREADY = "plain operators already, which no spelling of the dialect equals"
 
 
 @transform("convert")
@@ -69,28 +72,51 @@ class ConvertDialect(Transform):
         self, model: Model, target: Dialect, editor: Editor, comparer: Comparer
     ) -> tuple[list[Choice], list[SiteReport]]:
         limit = ceiling(model.ir, self.opset)
-        offers: list[tuple[Site, Iterator[Draft]]] = []
+        foreign: list[Site | Refusal] = []
         others: list[SiteReport] = []
         for found in sites(model.ir):
             if isinstance(found, Site) and found.dialect == target.name:
                 others.append(entry(found, Outcome.KEPT, None))
-                continue
-            site = found
-            if isinstance(found, Site) and self.fake_quantize is Arithmetic.PLUGIN:
-                site = as_plugin(found, editor)
-            if isinstance(site, Refusal):
-                others.append(entry(site, Outcome.REFUSED, site.reason))
             else:
-                drafts = target.spellings(site, editor)
-                if isinstance(site, PluginSite):
-                    drafts = chain(plugin_spellings(site, target.name, editor), drafts)
-                offers.append((site, drafts))
+                foreign.append(found)
+        offers, unreadable = self._offers(foreign, target, editor)
+        others += [entry(found, Outcome.REFUSED, found.reason) for found in unreadable]
         choices = []
-        for choice in choose(offers, self.exact, limit, comparer):
-            if choice.draft is None and choice.site.dialect == "onnx":
-                others.append(entry(choice.site, Outcome.KEPT, "plain operators already"))
-            elif choice.draft is None and choice.reason is None:
-                choices.append(replace(choice, reason=target.reason(choice.site)))
-            else:
-                choices.append(choice)
+        whole = choose(offers, self.exact, limit, comparer)
+        # What is said in no other way with the operators around it may be without them.
+        within = {choice.site: parts(choice.site) for choice in whole if choice.draft is None}
+        offers, _ = self._offers(chain.from_iterable(within.values()), target, editor)
+        smaller = {
+            choice.site.root: choice for choice in choose(offers, self.exact, limit, comparer)
+        }
+        for choice in whole:
+            inner = [
+                smaller[site.root] for site in within.get(choice.site, ()) if site.root in smaller
+            ]
+            for one in inner if any(other.draft for other in inner) else [choice]:
+                if one.draft is None and one.site.dialect == PLAIN:
+                    others.append(entry(one.site, Outcome.KEPT, PLAIN_ALREADY))
+                elif one.draft is None and one.reason is None:
+                    choices.append(replace(one, reason=target.reason(one.site)))
+                else:
+                    choices.append(one)
         return choices, others
+
+    def _offers(
+        self, found: Iterable[Site | Refusal], target: Dialect, editor: Editor
+    ) -> tuple[list[tuple[Site, Iterator[Draft]]], list[Refusal]]:
+        """Return the sites to spell, each with its drafts, and what cannot be read."""
+        offers: list[tuple[Site, Iterator[Draft]]] = []
+        unreadable = []
+        for given in found:
+            site = given
+            if isinstance(given, Site) and self.fake_quantize is Arithmetic.PLUGIN:
+                site = as_plugin(given, editor)
+            if isinstance(site, Refusal):
+                unreadable.append(site)
+                continue
+            drafts = target.spellings(site, editor)
+            if isinstance(site, PluginSite):
+                drafts = chain(plugin_spellings(site, target.name, editor), drafts)
+            offers.append((site, drafts))
+        return offers, unreadable

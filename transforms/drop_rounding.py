@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import Refusal
-from qgraph.dialects.qdq_pairs import clip
+from qgraph.dialects.qdq_nodes import clip
 from qgraph.edit import Draft, Editor, Operand
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness, Method, Verdict, Witness

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.dialects.dialect import Refusal
-from qgraph.dialects.qdq_pairs import clip
+from qgraph.dialects.qdq_nodes import clip
 from qgraph.edit import Draft, Editor, Operand
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness, Method, Verdict

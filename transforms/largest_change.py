@@ -38,8 +38,11 @@ class Change:
 
     def text(self) -> str:
         """Return the size and the place in words."""
-        steps = f"{self.steps:.4g} step{'' if self.steps == 1 else 's'}"
-        return f"{steps} (input {self.input:.9g}: {self.before:.9g} becomes {self.after:.9g})"
+        steps = f"{self.steps:.4g}"
+        unit = "step" if steps == "1" else "steps"
+        return (
+            f"{steps} {unit} (input {self.input:.9g}: {self.before:.9g} becomes {self.after:.9g})"
+        )
 
 
 NO_CHANGE = Change(0.0, 0.0, 0, 0.0, 0.0, 0.0)

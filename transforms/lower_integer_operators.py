@@ -6,16 +6,20 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import ClassVar
 
+import onnx_ir as ir
+
 from qgraph.dialects.dialect import Refusal
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness
+from qgraph.foreign.kernels import is_on_codes, is_unknown_on_codes
 from qgraph.foreign.products import read_product
 from qgraph.model import Model
 from qgraph.opset import ceiling
-from qgraph.report import Report
+from qgraph.report import Outcome, Report
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.code_pairs import lower_code_pair
 from qgraph.transforms.integer_sums import lower_exactly
+from qgraph.transforms.operand_shapes import learnt_operands
 from qgraph.transforms.real_sums import lower_to_reals
 from qgraph.transforms.rebuilding import Found, rebuild
 from qgraph.transforms.spelling import check_level
@@ -52,14 +56,34 @@ class LowerIntegerOperators(Transform):
         check_level(self.exact)
 
     def apply(self, model: Model, report: Report) -> None:
-        """Read every operator on codes, raise the opset once as far as needed, replace."""
-        limit = ceiling(model.ir)
-        rebuild(model, list(self._found(model)), self.exact, report, limit=limit)
+        """Read every operator on codes and replace it, until no more can be.
 
-    def _found(self, model: Model) -> Iterator[Found]:
+        Types and shapes behind an operator of com.microsoft can be inferred only when it has gone.
+        """
+        limit = ceiling(model.ir)
+        given = frozenset(model.nodes())
+        while True:
+            round_ = Report()
+            with learnt_operands(model, is_on_codes):
+                rebuild(model, list(self._found(model, given)), self.exact, round_, limit=limit)
+            report.notes += round_.notes
+            changed = [site for site in round_ if site.outcome is Outcome.CHANGED]
+            if not changed or len(changed) == len(round_.sites):
+                report.sites += round_.sites
+                return
+            report.sites += changed
+
+    def _found(self, model: Model, given: frozenset[ir.Node]) -> Iterator[Found]:
         reals = self.form == Form.QDQ
         for node in model.nodes():
-            if node.op_identifier() in model.ir.functions:
+            if node not in given or node.op_identifier() in model.ir.functions:
+                continue
+            if is_unknown_on_codes(node):
+                yield Refusal(
+                    node,
+                    f"there is no spelling of {node.op_type} in standard operators here; only ONNX "
+                    "Runtime computes it",
+                )
                 continue
             try:
                 pair = lower_code_pair(node, reals=reals)

@@ -96,7 +96,10 @@ def parse_spec(text: str) -> Transform:
             f"({fields[missing[0]].metadata.get('help', '')}), which is not given. "
             f"Write '{cls.name}{{{missing[0]}=...}}'."
         )
-    return cls(**values)
+    try:
+        return cls(**values)
+    except OptionError as error:
+        raise OptionError(f"Pass {cls.name!r}: {error}") from error
 
 
 def describe(cls: type[Transform]) -> PassInfo:
@@ -147,7 +150,7 @@ def _convert(place: str, annotation: Any, text: str) -> Any:
             pass
     hint = ""
     if issubclass(kind, StrEnum):
-        near = difflib.get_close_matches(text, list(kind), n=1)
+        near = difflib.get_close_matches(text.lower(), list(kind), n=1)
         hint = f" Did you mean {str(near[0])!r}?" if near else ""
     raise OptionError(f"{place} is {text!r}, expected {_kind(annotation)}.{hint}")
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from qgraph.dialects.dialect import Refusal, Site
 from qgraph.dialects.openvino_spellings import REMOVED
-from qgraph.dialects.qdq_pairs import (
+from qgraph.dialects.qdq_nodes import (
     CODE_TYPES,
     ONE,
     SCALAR,
@@ -27,7 +27,7 @@ from qgraph.dialects.qonnx_spellings import codes_holding, quant
 from qgraph.edit import Draft, Editor, Operand, Region
 from qgraph.equivalence.compare import Comparer
 from qgraph.evaluate import evaluate
-from qgraph.exactness import Method, Verdict
+from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.folding import array_of
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.rounding import Rounding
@@ -97,7 +97,9 @@ class PluginComparer(Comparer):
         super().__init__(model)
         self._editor = editor
 
-    def compare_all(self, drafts: Sequence[tuple[Site, Draft]]) -> list[Verdict]:
+    def compare_all(
+        self, drafts: Sequence[tuple[Site, Draft]], *, at_least: Exactness | None = None
+    ) -> list[Verdict]:
         """Return how equal each draft is to its site."""
         pairs: list[tuple[Site, Draft]] = []
         verdicts: list[Verdict | None] = []
@@ -109,7 +111,7 @@ class PluginComparer(Comparer):
                 continue
             pairs.append(pair)
             verdicts.append(None)
-        found = iter(super().compare_all(pairs))
+        found = iter(super().compare_all(pairs, at_least=at_least))
         return [verdict or next(found) for verdict in verdicts]
 
     def _meaning(self, site: Site, draft: Draft) -> Draft:

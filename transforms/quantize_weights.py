@@ -193,7 +193,7 @@ class QuantizeWeights(Transform):
             named = ", ".join(dict.fromkeys(weight.others))
             return (
                 f"its weight is also used by {named}, for which the float values would stay; "
-                "ask for those too, or leave this node out"
+                "ask for those too if nodes or types left them out, or exclude this node"
             )
         ways = {_laid(use.axes, self._granularity) for use in weight.uses}
         if len(ways) > 1:

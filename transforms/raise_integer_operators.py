@@ -22,6 +22,7 @@ from qgraph.model import Model
 from qgraph.report import Report
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.integer_sums import given
+from qgraph.transforms.operand_shapes import learnt_operands
 from qgraph.transforms.real_pairs import raise_pair
 from qgraph.transforms.real_products import read_coded, read_sums
 from qgraph.transforms.rebuilding import Found, Rebuild, rebuild
@@ -58,7 +59,8 @@ class RaiseIntegerOperators(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Find products and replace them."""
         opset = model.ir.opset_imports.get("", 0)
-        rebuild(model, list(self._found(model)), self.exact, report, limit=max(opset, 10))
+        with learnt_operands(model, lambda node: node.op_type == "DequantizeLinear"):
+            rebuild(model, list(self._found(model)), self.exact, report, limit=max(opset, 10))
 
     def _found(self, model: Model) -> Iterator[Found]:
         for node in model.nodes("QuantizeLinear", "Cast"):

@@ -132,7 +132,7 @@ class Grid:
         wide = low.astype(np.float64), high.astype(np.float64)
         scale = (wide[1] - wide[0]) / (levels - 1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return cls(scale, -wide[0] / scale)
+            return cls(scale, (0.0 - wide[0]) / scale)  # 0, never -0
 
 
 def whole_zero_point(low: Float32, high: Float32, levels: int) -> Float64 | None:

@@ -24,10 +24,10 @@ from qgraph.repack_job import RepackJob, Shift, Source
 from qgraph.report import Outcome, Report, SiteReport, operator_name
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.code_types import Recoding, merged, needed_opset, recodings
-from qgraph.transforms.lowering import lower_opset
 from qgraph.transforms.shifted_pairs import shifted
 from qgraph.transforms.spelling import choose, raise_opset, settle
 from qgraph.transforms.stored_codes import Stored, stored_codes
+from qgraph.transforms.versions import lower_opset
 from qgraph.transforms.weight_plan import LAZY_BYTES
 
 Array = npt.NDArray[Any]
@@ -107,7 +107,7 @@ class Repack(Transform):
         editor.replace_all(plan.draft for plan in plans)
         report.sites += [plan.entry for plan in plans] + others
         opset.declare_domains(model.ir)
-        if self.opset is not None and self.opset < model.ir.opset_imports.get("", 0):
+        if self.opset is not None:
             report.notes += lower_opset(model.ir, self.opset)
 
     def _move_activations(self, model: Model, report: Report) -> None:

@@ -19,7 +19,8 @@ def shifted(site: Site, editor: Editor, kind: str) -> Draft | None:
     for anything but a pair of the other signedness whose codes nothing else uses.
     """
     first, last = site.nodes[0], site.nodes[-1]
-    if site.dialect != "qdq" or first.op_type != "QuantizeLinear" or last is first:
+    others = {node.op_type for node in site.nodes[1:-1]}
+    if first.op_type != "QuantizeLinear" or last.op_type != "DequantizeLinear" or others - {"Clip"}:
         return None
     values = [node.outputs[0] for node in site.nodes[:-1]]
     if any(len(value.uses()) != 1 or value.is_graph_output() for value in values):

@@ -62,16 +62,27 @@ def choose(
 
     A draft without verdict or below the level is passed over; the reason of a refusal names the
     best one that was tried. The first drafts of all sites are compared together, then the second
-    ones of those that are left, and so on.
+    ones of those that are left, and so on. How far those below ``exact`` are from it is found out
+    only where all are.
     """
     open_sites = [_Offer(site, iter(drafts)) for site, drafts in offers]
     pending = [offer for offer in open_sites if offer.settle_unhealthy() is None]
     while pending:
         drafted = [(offer, draft) for offer in pending if (draft := offer.next_draft(limit))]
-        verdicts = comparer.compare_all([(offer.site, draft) for offer, draft in drafted])
+        pairs = [(offer.site, draft) for offer, draft in drafted]
+        verdicts = comparer.compare_all(pairs, at_least=exact)
         for (offer, draft), verdict in zip(drafted, verdicts, strict=True):
             offer.take(draft, verdict, exact)
         pending = [offer for offer, _ in drafted if offer.choice is None]
+    failed = [
+        (offer, draft)
+        for offer in open_sites
+        if offer.choice is None
+        for draft in offer.passed_over
+    ]
+    verdicts = comparer.compare_all([(offer.site, draft) for offer, draft in failed])
+    for (offer, _), verdict in zip(failed, verdicts, strict=True):
+        offer.remember(verdict)
     return [offer.choice or offer.refusal(exact, limit) for offer in open_sites]
 
 
@@ -84,6 +95,7 @@ class _Offer:
     choice: Choice | None = None
     best: Verdict | None = None
     lowest: int | None = None
+    passed_over: list[Draft] = field(default_factory=list)
 
     def settle_unhealthy(self) -> Choice | None:
         """Refuse a site that computes no useful numbers."""
@@ -101,10 +113,15 @@ class _Offer:
         return None
 
     def take(self, draft: Draft, verdict: Verdict, exact: Exactness) -> None:
-        """Choose ``draft`` if it is equal enough, else remember how near it came."""
+        """Choose ``draft`` if it is equal enough."""
         if verdict.reaches(exact):
             self.choice = Choice(self.site, draft, verdict)
-        elif self.best is None or self.best.rung is None or verdict.reaches(self.best.rung):
+        else:
+            self.passed_over.append(draft)
+
+    def remember(self, verdict: Verdict) -> None:
+        """Remember how near a draft came that was passed over."""
+        if self.best is None or self.best.rung is None or verdict.reaches(self.best.rung):
             self.best = verdict
 
     def refusal(self, exact: Exactness, limit: int) -> Choice:

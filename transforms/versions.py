@@ -67,29 +67,32 @@ def lower_opset(model: ir.Model, target: int) -> list[str]:
     They have to exist there with the same meaning, attributes and, as far as these are known,
     element types.
     """
-    now = max(owner.opset_imports.get("", 0) for owner in owners(model))
-    if target >= now:
+    higher = [owner for owner in owners(model) if owner.opset_imports.get("", 0) > target]
+    if not higher:
         return []
-    if not _mean_the_same(model, target, now):
-        return [f"opset {now} stays: a node means something else in {target}"]
-    for owner in owners(model):
+    now = max(owner.opset_imports[""] for owner in higher)
+    for owner in higher:
         for node in ir.traversal.RecursiveGraphIterator(owner):
-            if not node.domain and (reason := _misfit(node, target)):
-                return [f"opset {now} stays: {where(node)} has {reason} in {target}"]
-    for owner in owners(model):
-        if "" in owner.opset_imports:
-            owner.opset_imports[""] = target
+            reason = None if node.domain else _misfit(node, target, owner.opset_imports[""])
+            if reason:
+                return [f"opset {now} stays, above {target}: {where(node)}: {reason}"]
+    for owner in higher:
+        owner.opset_imports[""] = target
     return [f"opset lowered from {now} to {target}"]
 
 
-def _misfit(node: ir.Node, version: int) -> str | None:
+def _misfit(node: ir.Node, target: int, now: int) -> str | None:
     """Say what an opset does not have of a node that it has; None if it has everything."""
-    schema = defs.get_schema(node.op_type, version, "")
+    if not defs.has(node.op_type, target, ""):
+        return f"{node.op_type} does not exist there"
+    if changes(node.op_type, target, now):
+        return f"{node.op_type} means something else there"
+    schema = defs.get_schema(node.op_type, target, "")
     for name in node.attributes:
         if name not in schema.attributes:
-            return f"no attribute {name!r}"
+            return f"its attribute {name!r} does not exist there"
     if not schema.min_input <= len(node.inputs) <= schema.max_input:
-        return f"no form with {len(node.inputs)} inputs"
+        return f"it has {len(node.inputs)} inputs, expected {schema.max_input} at most there"
     allowed = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
     for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
         for place, value in enumerate(values):
@@ -97,7 +100,7 @@ def _misfit(node: ir.Node, version: int) -> str | None:
             known = coded_type(value)
             types = allowed.get(formal.type_str, [formal.type_str])
             if known is not None and f"tensor({known.name.lower()})" not in types:
-                return f"no {known.name}"
+                return f"{formal.name!r} is {known.name}, which it does not take there"
     return None
 
 

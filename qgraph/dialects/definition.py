@@ -34,6 +34,18 @@ def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
         yield low
 
 
+def obstacle(site: Site) -> str | None:
+    """Return why the definitions of a site's operators do not apply to it; None if they do."""
+    try:
+        for node in site.nodes:
+            operator = operator_of(node)
+            if operator is not None and site.x.dtype not in HALF_TYPES:
+                operator.arguments(node)
+    except OperatorError as error:
+        return str(error)
+    return None
+
+
 def _trace(site: Site, draft: Draft, op: Tracer) -> None:
     data: Operand = draft.x
     if site.x.dtype not in (None, ir.DataType.FLOAT, *HALF_TYPES):
@@ -59,7 +71,7 @@ def _trace(site: Site, draft: Draft, op: Tracer) -> None:
 
 
 def _difference_of_codes(site: Site, editor: Editor) -> Iterator[Draft]:
-    """Yield ``Cast(codes - zero_point) * scale``, as INT32 codes are decoded: the first in int32."""
+    """Yield ``Cast(codes - zero_point) * scale`` with the difference in int32, for INT32 codes."""
     node = site.root
     if len(site.nodes) > 1 or node.op_type != "DequantizeLinear" or len(node.inputs) < 3:
         return

@@ -9,14 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.dialects.recognition import Recogniser
+from qgraph.constants import constant_tensor
 from qgraph.dialects.site import Refusal, Site, shape_of, weight_of
 from qgraph.edit import Draft, Editor
 from qgraph.errors import OperatorError, where
 from qgraph.folding import constant_expression
 from qgraph.ops.operator import operator_of
+from qgraph.opset import only_float_type
+from qgraph.recognition.recogniser import Recogniser
 from qgraph.registry import Registry
 from qgraph.schema import OpKey
+from qgraph.shapes import learnt
 
 __all__ = [
     "DIALECTS",
@@ -26,6 +29,7 @@ __all__ = [
     "data_of",
     "dialect",
     "parameter",
+    "parts",
     "shape_of",
     "site_of",
     "sites",
@@ -71,21 +75,28 @@ def dialect(cls: type[Dialect]) -> type[Dialect]:
 def sites(model: ir.Model) -> Iterator[Site | Refusal]:
     """Yield every quantizer of a model, in subgraphs and functions too, in topological order.
 
-    One that several nodes spell is found as a whole; no node belongs to two that differ.
+    One that several nodes spell is found as a whole; no node belongs to two that differ. Where
+    the rank of data matters and is not stated, it is inferred.
     """
     readers = _readers()
-    graphs = [model.graph, *(function.graph for function in model.functions.values())]
-    for graph in graphs:
-        nodes = list(ir.traversal.RecursiveGraphIterator(graph))
-        recogniser = Recogniser(nodes)
-        for node in nodes:
-            if recogniser.is_taken(node):
-                continue
-            found = recogniser.around(node) or _site_of(node, readers)
-            if isinstance(found, Site):
-                recogniser.take(found)
-            if found is not None:
-                yield found
+    with learnt(model, *_unsaid(model, readers)):
+        graphs = [model.graph, *(function.graph for function in model.functions.values())]
+        for graph in graphs:
+            yield from _of_graph(list(ir.traversal.RecursiveGraphIterator(graph)), readers)
+
+
+def _of_graph(
+    nodes: list[ir.Node], readers: dict[OpKey, list[Dialect]]
+) -> Iterator[Site | Refusal]:
+    recogniser = Recogniser(nodes)
+    for node in nodes:
+        if recogniser.is_taken(node):
+            continue
+        found = recogniser.around(node) or _site_of(node, readers)
+        if isinstance(found, Site):
+            recogniser.take(found)
+        if found is not None:
+            yield found
 
 
 def site_of(node: ir.Node) -> Site | Refusal | None:
@@ -94,6 +105,39 @@ def site_of(node: ir.Node) -> Site | Refusal | None:
     The first dialect that reads it has it. Whether it is part of a larger one is not looked at.
     """
     return _site_of(node, _readers())
+
+
+def parts(site: Site) -> tuple[Site, ...]:
+    """Return the quantizers that single dialects' nodes are within a site of more nodes.
+
+    They are smaller than ``site``; the operators around them stay outside.
+    """
+    readers = _readers()
+    found = (_site_of(node, readers) for node in site.nodes if len(site.nodes) > 1)
+    own = set(site.nodes)
+    return tuple(f for f in found if isinstance(f, Site) and own > set(f.nodes))
+
+
+def _unsaid(
+    model: ir.Model, readers: dict[OpKey, list[Dialect]]
+) -> tuple[list[ir.Value], list[ir.Value]]:
+    """Return data whose rank tells where parameters lie, and of mixed models all data."""
+    mixed = only_float_type(model) is None
+    laid, any_type = [], []
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        data, *operands = [*node.inputs, None]
+        if data is None or OpKey.of(node) not in readers:
+            continue
+        if node.op_type == "QuantizeLinear" and not _is_scalar(operands[0]):
+            laid.append(data)
+        if mixed:
+            any_type.append(data)
+    return laid, any_type
+
+
+def _is_scalar(value: ir.Value | None) -> bool:
+    tensor = constant_tensor(value)
+    return tensor is None or tensor.size == 1
 
 
 def _readers() -> dict[OpKey, list[Dialect]]:

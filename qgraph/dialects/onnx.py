@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from qgraph.dialects.definition import by_definition
+from qgraph.dialects.definition import by_definition, obstacle
 from qgraph.dialects.dialect import Refusal, Site, dialect
 from qgraph.edit import Draft, Editor
 from qgraph.schema import OpKey
@@ -30,4 +30,4 @@ class PlainOnnx:
 
     def reason(self, site: Site) -> str:
         """Say why a definition was not accepted."""
-        return "its definition needs operators of a higher opset"
+        return obstacle(site) or "its parameters do not broadcast to the data as they are written"

@@ -33,7 +33,7 @@ from qgraph.dialects.code_steps import (
 )
 from qgraph.dialects.definition import by_definition
 from qgraph.dialects.dialect import Site
-from qgraph.dialects.qdq_pairs import clip
+from qgraph.dialects.qdq_nodes import clip
 from qgraph.dialects.site_writer import SiteWriter, node
 from qgraph.edit import Draft, Editor, Operand
 from qgraph.numerics.rounding import Rounding

@@ -137,18 +137,26 @@ def _sizes(
 ) -> list[int]:
     """Return sizes to which a scale is aligned: those of the data, as far as they matter."""
     axis, is_blocked = attributes["axis"], bool(attributes["block_size"])
-    if x.shape is None and axis < 0 and not is_blocked:
+    known = None if x.shape is None else tuple(x.shape)
+    if is_blocked:
+        if known is None or len(known) != scale.ndim or not isinstance(known[axis], int):
+            raise OperatorError(
+                f"{where(node)}: how many elements {x.name!r} has along axis {axis} is not known, "
+                "so that blocks cannot be placed. Give it a fixed shape there."
+            )
+        # Along the other axes there is one scale for each element.
+        pairs = zip(known, scale.shape, strict=True)
+        return [size if isinstance(size, int) else count for size, count in pairs]
+    if known is None and axis < 0:
         return [scale.size, *[1] * (-axis - 1)]
-    shape = () if x.shape is None else tuple(x.shape)
-    sizes = [size if isinstance(size, int) else None for size in shape]
-    if sizes and not is_blocked and -len(sizes) <= axis < len(sizes):
-        sizes[axis] = sizes[axis] or scale.size
-        return [size or 1 for size in sizes]
-    if not sizes or None in sizes:
+    if known is None:
         raise OperatorError(
-            f"{where(node)}: the shape of {x.name!r} is not known, so that axis {axis} cannot be "
-            "placed. Run shape inference first."
+            f"{where(node)}: the rank of {x.name!r} is not known and cannot be inferred, so that "
+            f"axis {axis} cannot be placed. State its shape in the model."
         )
+    sizes = [size if isinstance(size, int) else None for size in known]
+    if -len(sizes) <= axis < len(sizes):
+        sizes[axis] = sizes[axis] or scale.size
     return [size or 1 for size in sizes]
 
 

@@ -2,7 +2,7 @@
 
 The codes follow from the values that the quantizer gives, so that no rounding rule is repeated
 here; whether decoding gives the same values back is compared afterwards, element by element. Big
-weights in files are not read: their codes are computed, and compared, when the model is saved.
+weights in files are not read: their codes are computed, and checked, when the model is saved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from qgraph.deferred import DeferredTensor
 from qgraph.dialects.code_layout import CodeLayout, Placed, laid_out
-from qgraph.dialects.qdq_pairs import ONE, SCALAR, ZERO, holds
+from qgraph.dialects.qdq_nodes import ONE, SCALAR, ZERO, holds
 from qgraph.dialects.scale_forms import Form, Scales, dequantized
 from qgraph.dialects.site import Site
 from qgraph.edit import Draft, Editor, Operand
@@ -27,6 +27,7 @@ from qgraph.evaluate import evaluate
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.lazy_codes import LEAST_BYTES, CodesJob, Coding, Plan, step_at_top, tally_of
 from qgraph.ledger import Ledger, Tally
+from qgraph.level_table import LevelTable
 from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat, find_minifloat, numpy_dtype
 from qgraph.numerics.rounding import Rounding
 from qgraph.piecewise import Program
@@ -259,7 +260,8 @@ class _Packer:
             return
         root = self.site.root
         label = f"{operator_name(root)} {root.name or self.site.y.name!r}"
-        job.plan = Plan(label, weight, quantize, coding, dequantize, shape, keeps_zeros)
+        table = self._table(quantize, dequantize, coding)
+        job.plan = Plan(label, weight, quantize, coding, dequantize, shape, keeps_zeros, table)
         shared = self.editor.deferred.setdefault(job.plan.key, tensor)
         draft.tensors[value] = value.const_value = shared
         draft.promise = Verdict(
@@ -269,6 +271,18 @@ class _Packer:
         if isinstance(shared.job, CodesJob):
             shared.job.ledgers.append(draft.ledger)
         yield draft
+
+    def _table(self, quantize: Program, dequantize: Program, coding: Coding) -> LevelTable | None:
+        """Return the proof of all levels at once, for codes that are the quantizer's own."""
+        weight, meaning = self.site.weight, self.site.quantizer
+        if weight is None or weight.kind != "FLOAT":
+            return None
+        match meaning:
+            case Affine(zero_point=zero_point) if coding.zero_point is None and zero_point.any():
+                return None
+            case Floating() if _is_integer(coding):
+                return None
+        return LevelTable.of(quantize, dequantize, coding.kind, coding.ends)
 
     def _range(self, coding: Coding) -> tuple[float, float]:
         """Return the smallest and the largest code: of those that may occur, or that do."""

@@ -19,27 +19,27 @@ import onnx_ir as ir
 
 from qgraph.dialects.dialect import Site
 from qgraph.dialects.granularity import Layout, layout_of
-from qgraph.edit import HALF_TYPES, Draft, Editor, Operand
-from qgraph.numerics.formats import FORMATS, find_minifloat, numpy_dtype
+from qgraph.dialects.qdq_nodes import (
+    CLIPPABLE,
+    CODE_TYPES,
+    ONE,
+    SCALAR,
+    ZERO,
+    are_codes,
+    clip,
+    clip_codes,
+    dequantize,
+    holding,
+    holds,
+    quantize,
+)
+from qgraph.edit import Draft, Editor, Operand
+from qgraph.numerics.formats import FORMATS, find_minifloat
 from qgraph.numerics.rounding import Rounding
-from qgraph.ops.steps import clamp, round_to_integer
-from qgraph.opset import QDQ_SINCE
+from qgraph.ops.steps import round_to_integer
 from qgraph.quantizer import Affine, Bipolar, Decoding, Floating, Ranged, Truncating
 
 Float32 = npt.NDArray[np.float32]
-
-CODE_TYPES = ("UINT8", "INT8", "UINT16", "INT16")
-"""Types for codes of activations, most widely supported first."""
-
-CLIPPABLE = ("UINT8", "INT8")
-"""Types whose codes a Clip can take in every runtime."""
-
-_SINCE_HALF = 19
-"""Opset since which scales, and with them the data, may have 16 bits."""
-
-SCALAR = Layout(None, 0, ())
-
-ONE, ZERO = np.ones((), np.float32), np.zeros((), np.float32)
 
 
 def pairs(site: Site, editor: Editor) -> Iterator[Draft]:
@@ -57,40 +57,6 @@ def pairs(site: Site, editor: Editor) -> Iterator[Draft]:
             yield from _truncating(site, editor, meaning)
 
 
-def quantize(
-    draft: Draft, x: Operand, scale: Float32, zero_point: Float32, kind: str, layout: Layout
-) -> ir.Value:
-    """Append a QuantizeLinear to codes of type ``kind``."""
-    return _linear(draft, "QuantizeLinear", x, scale, zero_point, kind, layout, ir.DataType[kind])
-
-
-def dequantize(
-    draft: Draft, codes: Operand, scale: Float32, zero_point: Float32, kind: str, layout: Layout
-) -> ir.Value:
-    """Append a DequantizeLinear; without a zero point where that is 0 everywhere."""
-    dtype = ir.DataType.FLOAT
-    return _linear(draft, "DequantizeLinear", codes, scale, zero_point, kind, layout, dtype)
-
-
-def _linear(
-    draft: Draft,
-    name: str,
-    x: Operand,
-    scale: Float32,
-    zero_point: Float32,
-    kind: str,
-    layout: Layout,
-    dtype: ir.DataType,
-) -> ir.Value:
-    operands: list[Operand | None] = [x, draft.constant(layout.lay(scale), "scale")]
-    if name == "QuantizeLinear" or zero_point.any():
-        codes = np.broadcast_to(layout.lay(zero_point), layout.shape).astype(numpy_dtype(kind))
-        operands.append(draft.constant(codes, "zero_point"))
-    since = _SINCE_HALF if draft.x.dtype in HALF_TYPES else 1
-    draft.needs(max(layout.opset, QDQ_SINCE[kind], since))
-    return draft.node(name, operands, layout.attributes, dtype=dtype)
-
-
 def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
     scale, zero_point = meaning.scale, meaning.zero_point
     lo, hi = float(meaning.lo.min()), float(meaning.hi.max())
@@ -102,9 +68,9 @@ def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
     decoding = meaning.decoding or Decoding(scale, zero_point)
     inner = layout_of(site.shape or None, scale, zero_point)
     outer = layout_of(site.shape or None, decoding.scale, decoding.zero_point)
-    coded = outer is not None and _are_codes(kind, decoding.zero_point)
+    coded = outer is not None and are_codes(kind, decoding.zero_point)
     nearest = meaning.rounding is Rounding.ROUND
-    if inner is not None and coded and nearest and _are_codes(kind, zero_point):
+    if inner is not None and coded and nearest and are_codes(kind, zero_point):
         if full or (uniform and kind in CLIPPABLE):
             draft = editor.draft(site)
             codes = quantize(draft, draft.x, scale, zero_point, kind, inner)
@@ -166,7 +132,7 @@ def _truncating(site: Site, editor: Editor, meaning: Truncating) -> Iterator[Dra
     inner = layout_of(site.shape or None, ratio)
     outer = layout_of(site.shape or None, decoding.scale, decoding.zero_point)
     layouts: list[Layout | None] = [None]
-    if outer is not None and _are_codes(kind, decoding.zero_point):
+    if outer is not None and are_codes(kind, decoding.zero_point):
         layouts = [outer, None]
     half = (ratio - ONE) / np.float32(2)
     moves = {Rounding.FLOOR: half, Rounding.CEIL: -half, Rounding.ROUND: ZERO}
@@ -263,7 +229,7 @@ def _recoded(
 ) -> Iterator[Draft]:
     """Yield FakeQuantize's rounding before another decoding than its own."""
     outer = layout_of(site.shape or None, decoding.scale, decoding.zero_point)
-    coded = outer is not None and _are_codes(kind, decoding.zero_point)
+    coded = outer is not None and are_codes(kind, decoding.zero_point)
     for layout in (outer, None) if coded else (None,):
         draft = editor.draft(site)
         yield _decoded(draft, _ranged_codes(draft, meaning, kind), decoding, kind, layout)
@@ -308,37 +274,3 @@ def _bipolar(site: Site, editor: Editor, scale: Float32) -> Iterator[Draft]:
     draft = editor.draft(site)
     codes = _signs(draft, draft.x)
     yield draft.giving(dequantize(draft, codes, scale, np.zeros_like(scale), "INT8", layout))
-
-
-def clip(draft: Draft, x: Operand, lo: Float32, hi: Float32) -> Operand:
-    """Append a clamp in float: one Clip where the bounds are single numbers."""
-    if lo.size == hi.size == 1:
-        bounds = [draft.constant(bound.reshape(()), "bound") for bound in (lo, hi)]
-        return draft.node("Clip", [x, *bounds], dtype=ir.DataType.FLOAT)
-    bounded: Operand = clamp(draft.op, x, lo, hi)
-    return bounded
-
-
-def clip_codes(draft: Draft, codes: Operand, lo: float, hi: float, kind: str) -> ir.Value:
-    """Append a Clip on codes."""
-    draft.needs(12)
-    bounds = [draft.constant(np.array(bound, numpy_dtype(kind)), "bound") for bound in (lo, hi)]
-    return draft.node("Clip", [codes, *bounds], dtype=ir.DataType[kind])
-
-
-def holding(lo: float, hi: float, kinds: tuple[str, ...]) -> str | None:
-    """Return the first of ``kinds`` that has all codes from ``lo`` to ``hi``."""
-    for kind in kinds:
-        if FORMATS[kind].lo <= lo and hi <= FORMATS[kind].hi:
-            return kind
-    return None
-
-
-def _are_codes(kind: str, zero_point: Float32) -> bool:
-    """Return whether a zero point consists of codes of ``kind``."""
-    return bool((zero_point == np.rint(zero_point)).all()) and holds(kind, zero_point)
-
-
-def holds(kind: str, values: Float32) -> bool:
-    """Return whether all ``values`` lie in the range of ``kind``."""
-    return bool((values >= FORMATS[kind].lo).all() and (values <= FORMATS[kind].hi).all())

@@ -14,15 +14,15 @@ import numpy as np
 from qgraph.dialects.definition import by_definition
 from qgraph.dialects.dialect import Site
 from qgraph.dialects.granularity import layout_of
-from qgraph.dialects.qdq_pairs import (
+from qgraph.dialects.qdq_nodes import (
     CLIPPABLE,
     clip,
     clip_codes,
     dequantize,
     holding,
-    pairs,
     quantize,
 )
+from qgraph.dialects.qdq_pairs import pairs
 from qgraph.edit import Draft, Editor, Operand
 from qgraph.numerics.formats import FORMATS
 from qgraph.numerics.rounding import Rounding

@@ -241,11 +241,11 @@ class Functions:
         value = np.broadcast_to(a.lo, lo.shape)
         settled, differ = good & (points | apart), np.asarray(apart | ~same)
         if a.nan is not None or b.nan is not None:
-            nan = a.sure_nan(), b.sure_nan()
-            one = (nan[0] & ~b.bad) | (nan[1] & ~a.bad)
-            differ = np.where(nan[0] & nan[1], False, differ | one)
-            settled = settled | (nan[0] & nan[1]) | one
-            value = np.where(nan[0], np.float32(np.nan), value)
+            ours, theirs = a.sure_nan(), b.sure_nan()
+            one = (ours & ~b.bad) | (theirs & ~a.bad)
+            differ = np.where(ours & theirs, False, differ | one)
+            settled = settled | (ours & theirs) | one
+            value = np.where(ours, np.float32(np.nan), value)
         return settled, differ, value
 
 

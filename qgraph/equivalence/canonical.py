@@ -131,8 +131,7 @@ def _may_become(node: ir.Node, sizes: tuple[int, ...]) -> bool:
     if wanted is None:
         return True
     return len(wanted) == len(sizes) and all(
-        number < 1 or size == number
-        for number, size in zip(wanted.tolist(), sizes, strict=True)
+        number < 1 or size == number for number, size in zip(wanted.tolist(), sizes, strict=True)
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.equivalence.elementwise import joined, operands
+from qgraph.equivalence.elementwise import is_reshape, joined, operands
 from qgraph.equivalence.matching import Pair
 from qgraph.equivalence.regions import Nodes, Outcome, all_values, run_nodes
 from qgraph.equivalence.values import compare_values, is_nan
@@ -126,6 +126,8 @@ def decide_joint(models: tuple[Nodes, Nodes], region: JointCut) -> Outcome:
 
 def _check_parameters(model: Nodes, nodes: Sequence[ir.Node]) -> None:
     for node in nodes:
+        if is_reshape(node):
+            raise Undecidable("it has two inputs, and reshapes data")
         data = []
         for value in node.inputs:
             array = None if value is None else model.known.array(value)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.equivalence.elementwise import check_parameters
+from qgraph.equivalence.elementwise import check_parameters, is_reshape
 from qgraph.equivalence.known_values import KnownValues
 from qgraph.equivalence.matching import Matching, Pair, Side
 from qgraph.equivalence.plain import Plain
@@ -300,6 +300,9 @@ def enumerate_cut(models: tuple[Nodes, Nodes], region: Cut) -> Outcome:
     Raises:
         Undecidable: there are too many, or they cannot be computed.
     """
+    nodes = (*region.reference_nodes, *region.candidate_nodes)
+    if any(map(is_reshape, nodes)):
+        raise Undecidable("its data is reshaped")
     x = all_values(_element_type(models, region))
     spread = _free_axis(models, region)
     if spread is not None:
@@ -320,14 +323,15 @@ def enumerate_cut(models: tuple[Nodes, Nodes], region: Cut) -> Outcome:
         )
     with np.errstate(invalid="ignore"):
         special = np.broadcast_to(is_nan(x), results[0].shape)
+        wide = x.astype(np.float64)
+        zeros = [
+            np.broadcast_to((wide == 0) & (np.signbit(wide) == sign), results[0].shape)
+            for sign in (False, True)
+        ]
     reference, candidate = (result[~special] for result in results)
     found = compare_values(reference, candidate)
     at_nan = compare_values(*(result[special] for result in results))
     nan_differs = at_nan.rung < Exactness.BITS
-    zeros = [
-        np.broadcast_to((x == 0) & (np.signbit(x.astype(np.float32)) == sign), results[0].shape)
-        for sign in (False, True)
-    ]
     witness = None
     if found.place is not None:
         given = np.broadcast_to(x, results[0].shape)[~special]
@@ -402,7 +406,8 @@ def run_nodes(
     """
     known: dict[ir.Value, Any] = dict(given)
     imports = side.plain.imports
-    numbers = ~np.logical_or.reduce([is_nan(array) for array in given.values()])
+    with np.errstate(invalid="ignore"):
+        numbers = ~np.logical_or.reduce([is_nan(array) for array in given.values()])
     try:
         with np.errstate(all="ignore"):
             for node in nodes:

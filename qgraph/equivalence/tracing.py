@@ -20,6 +20,11 @@ from qgraph.primitives import NUMPY
 
 Array = npt.NDArray[Any]
 
+_TRUTHS = frozenset(
+    {"And", "Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not", "Or"}
+)
+_SELECTIONS = frozenset({"Max", "Min", "Relu", "Where"})
+
 _ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
@@ -70,6 +75,25 @@ class Trace:
             return line.value.shape
         under = line.operands[1:] if line.op == "Gather" else line.operands
         return np.broadcast_shapes(*(self.shape_of(operand) for operand in under))
+
+    def type_of(self, number: int) -> str:
+        """Return the type of the values of a line, as far as a Cast or a comparison tells."""
+        line = self.lines[number]
+        if line.value is not None:
+            return "BOOL" if line.value.dtype == np.bool_ else "FLOAT"
+        if line.op == "Cast":
+            to = dict(line.attributes)["to"]
+            return to if isinstance(to, str) else ir.DataType(to).name
+        if line.op in _TRUTHS:
+            return "BOOL"
+        if line.op in _SELECTIONS:
+            under = {
+                self.type_of(o)
+                for o in line.operands[line.op == "Where" :]
+                if self.lines[o].value is None
+            }
+            return under.pop() if len(under) == 1 else "FLOAT"
+        return "FLOAT"
 
     def _call(self, name: str, operands: Sequence[Any], attributes: dict[str, Any]) -> Ref:
         given = [o if isinstance(o, Ref) else self.constant(o) for o in operands]

@@ -22,10 +22,13 @@ import onnx_ir as ir
 from qgraph import storage
 from qgraph.equivalence.box_check import HIGHEST, LOWEST, Functions
 from qgraph.equivalence.canonical import common_form, is_commutative, is_identity, label
+from qgraph.equivalence.certificate import ProofVerdict
 from qgraph.equivalence.elementwise import operands as sources
+from qgraph.equivalence.interface import conflict
 from qgraph.equivalence.joint import JointCut, decide_joint
-from qgraph.equivalence.known_values import RANDOM, KnownValues
+from qgraph.equivalence.known_values import KnownValues
 from qgraph.equivalence.plain import Plain, plain
+from qgraph.equivalence.randomness import is_random
 from qgraph.equivalence.regions import Cut, enumerate_cut
 from qgraph.equivalence.tracing import Trace, write_out
 from qgraph.equivalence.values import fingerprint
@@ -76,7 +79,8 @@ def verify(document: Mapping[str, Any], reference: Source, candidate: Source) ->
     try:
         keep = bool(document["keep_inputs"])
         regions = [_Statement.of(region) for region in document["regions"]]
-        verdict = str(document["verdict"])
+        verdict = str(ProofVerdict(document["verdict"]))
+        exactness = document["exactness"]
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"The certificate has no usable {error}, expected what 'qgraph prove' writes. Write it "
@@ -85,7 +89,7 @@ def verify(document: Mapping[str, Any], reference: Source, candidate: Source) ->
     sides = [_Side(copy) for copy in plain(load(reference), load(candidate), keep_inputs=keep)]
     checker = _Checker(sides[0], sides[1], regions)
     checker.check_regions()
-    checker.check_verdict(verdict)
+    checker.check_verdict(verdict, exactness)
     checker.check_outputs()
     return verdict
 
@@ -114,10 +118,9 @@ class _Statement:
     values: tuple[str, str]
     entries: tuple[tuple[str, str], ...]
     verdict: str
-    exactness: str | None
+    exactness: Exactness | None
     method: str
     differing: int
-    zero_sign: int
     infinity_differs: bool
     boxes: tuple[Mapping[str, Any], ...]
     witness: Mapping[str, Any] | None
@@ -129,11 +132,10 @@ class _Statement:
             (tuple(region["reference_nodes"]), tuple(region["candidate_nodes"])),
             (str(region["reference_value"]), str(region["candidate_value"])),
             tuple((str(a), str(b)) for a, b in region["entries"]),
-            str(region["verdict"]),
-            region["exactness"],
+            str(ProofVerdict(region["verdict"])),
+            None if region["exactness"] is None else Exactness(region["exactness"]),
             str(region["method"]),
             int(region["differing_inputs"]),
-            int(region["zero_sign_inputs"]),
             bool(region["infinity_differs"]),
             tuple(region["boxes"]),
             region["witness"],
@@ -185,7 +187,7 @@ class _Side:
             if pending:
                 stack += pending
                 continue
-            source = _origin(top)
+            source = self.origin(top)
             if source is not top and source in self.forms:
                 self.forms[top] = self.forms[source]
             if top not in self.forms:
@@ -193,12 +195,22 @@ class _Side:
             stack.pop()
         return self.forms[value]
 
+    def origin(self, value: ir.Value) -> ir.Value:
+        """Return what a value is handed on from unchanged."""
+        node = value.producer()
+        while node is not None and is_identity(node, self.plain.imports):
+            if node.inputs[0] is None:
+                break
+            value = node.inputs[0]
+            node = value.producer()
+        return value
+
     def _pending(self, node: ir.Node) -> list[ir.Value]:
         return [value for value in node.inputs if value is not None and value not in self.forms]
 
     def _is_apart(self, node: ir.Node) -> bool:
         graphs = any(subgraphs(attribute) for attribute in node.attributes.values())
-        return graphs or (node.domain == "" and node.op_type in RANDOM)
+        return graphs or is_random(node, self.plain.imports)
 
     def _key(self, value: ir.Value) -> Hashable:
         node = value.producer()
@@ -242,11 +254,13 @@ class _Checker:
                     self._check_constants(statement)
                 else:
                     self._check_region(statement)
-            except UnsupportedError as error:
+            except (UnsupportedError, Undecidable) as error:
                 raise statement.fails(str(error)) from error
+            except (IndexError, KeyError, TypeError, ValueError) as error:
+                raise statement.fails(f"it cannot be read ({error})") from error
 
-    def check_verdict(self, verdict: str) -> None:
-        """Check that the verdict follows from the statements.
+    def check_verdict(self, verdict: str, exactness: str | None) -> None:
+        """Check that the verdict and the rung follow from the statements.
 
         Raises:
             EquivalenceError: it does not.
@@ -258,6 +272,14 @@ class _Checker:
                 f"The certificate does not hold: its regions add up to {worst}, but its verdict is "
                 f"{verdict}. Prove the models anew."
             )
+        rungs = [statement.exactness for statement in self._statements]
+        known = [rung for rung in rungs if rung is not None]
+        lowest = None if len(known) < len(rungs) else str(min(known, default=Exactness.BITS))
+        if exactness != lowest:
+            raise EquivalenceError(
+                f"The certificate does not hold: its regions are equal in {lowest}, but it states "
+                f"{exactness}. Prove the models anew."
+            )
         if verdict == "proved":
             self._check_zero_signs()
 
@@ -267,12 +289,13 @@ class _Checker:
         Raises:
             EquivalenceError: they do not follow.
         """
-        pending = list(self._outputs)
-        axioms = {(id(a), id(b)) for a, b in self._inputs}
+        pending = [pair for pair in self._inputs if conflict(*pair) is not None]
+        pending += self._outputs
+        axioms = {(id(a), id(b)) for a, b in self._inputs if conflict(a, b) is None}
         seen: set[tuple[int, int]] = set()
         while pending:
             a, b = pending.pop()
-            a, b = (_origin(value) for value in (a, b))
+            a, b = self._origins(a, b)
             if (id(a), id(b)) in axioms | seen:
                 continue
             seen.add((id(a), id(b)))
@@ -282,13 +305,16 @@ class _Checker:
             elif not self._are_equal_constants(a, b):
                 pending += self._follow(a, b, axioms)
 
+    def _origins(self, a: ir.Value, b: ir.Value) -> Pair:
+        return self._sides[0].origin(a), self._sides[1].origin(b)
+
     def _claim(self, statement: _Statement, entries: Sequence[Pair]) -> None:
         a, b = (
             self._value(statement, side, name)
             for side, name in zip(self._sides, statement.values, strict=True)
         )
         self._claimed[self._sides[0].form(a), self._sides[1].form(b)] = entries
-        if statement.zero_sign:
+        if statement.exactness != Exactness.BITS:
             self._starts[0].add(a)
             self._starts[1].add(b)
 
@@ -314,6 +340,7 @@ class _Checker:
         differing = int(np.count_nonzero(~same))
         if differing != statement.differing:
             raise statement.fails(f"{differing} elements differ, not {statement.differing}")
+        self._check_counts(statement, differing)
         self._claim(statement, ())
 
     def _pair(self, statement: _Statement, names: tuple[str, str]) -> Pair:
@@ -330,6 +357,7 @@ class _Checker:
         except Undecidable as reason:
             raise statement.fails(reason.reason) from reason
         self._check_counts(statement, found.differing)
+        self._check_rung(statement, found.rung)
         self._claim(statement, entries)
 
     def _check_region(self, statement: _Statement) -> None:
@@ -349,8 +377,10 @@ class _Checker:
         shape = _shape(entry)
         if statement.method == "exhaustive":
             region = Cut(entry, exit_, tuple(parts[0]), tuple(parts[1]), shape)
-            self._check_counts(statement, enumerate_cut(self._sides, region).differing)
-            tells = False
+            found = enumerate_cut(self._sides, region)
+            self._check_counts(statement, found.differing)
+            self._check_rung(statement, found.rung)
+            tells = found.tells_zeros_apart
         else:
             tells = self._check_boxes(statement, entry, exit_, parts, shape)
         self._claim(statement, [entry])
@@ -368,6 +398,9 @@ class _Checker:
         shape: tuple[int | None, ...] | None,
     ) -> bool:
         """Check a region on its boxes; return whether it tells the zeros apart."""
+        stated = {value.dtype for value in entry} - {None}
+        if (stated or {side.plain.float_type for side in self._sides}) != {ir.DataType.FLOAT}:
+            raise statement.fails("its data is not known to be float32")
         trace = Trace()
         roots = [
             write_out(trace, nodes, x, y, shape, side.known.array).number
@@ -375,6 +408,12 @@ class _Checker:
         ]
         bits = statement.exactness == Exactness.BITS
         both = Functions(trace.lines, (roots[0], roots[1]), bits=bits)
+        kinds = {
+            trace.type_of(root) if value.dtype is None else value.dtype.name
+            for root, value in zip(roots, exit_, strict=True)
+        }
+        if len(kinds) > 1:
+            raise statement.fails("the results have different types")
         _check_shapes(statement, trace, roots, shape)
         if statement.method == "none":
             self._check_witness(statement, both)
@@ -416,8 +455,16 @@ class _Checker:
     def _check_counts(self, statement: _Statement, differing: int) -> None:
         if differing != statement.differing:
             raise statement.fails(f"{differing} inputs differ, not {statement.differing}")
-        if statement.verdict == "proved" and (differing or statement.infinity_differs):
-            raise statement.fails("it is called proved, but inputs differ")
+        rung = statement.exactness
+        equal = rung is not None and rung >= Exactness.VALUES
+        if statement.verdict == "proved" and not equal:
+            raise statement.fails(f"it is called proved, but its rung is {rung}")
+        if equal and (differing or statement.infinity_differs):
+            raise statement.fails("it is called equal, but inputs differ")
+
+    def _check_rung(self, statement: _Statement, found: Exactness | None) -> None:
+        if found is None or statement.exactness is None or statement.exactness > found:
+            raise statement.fails(f"it holds up to {found} only")
 
     def _check_witness(self, statement: _Statement, both: Functions) -> None:
         witness = statement.witness
@@ -482,7 +529,7 @@ class _Checker:
 
     def _fit(self, a: ir.Value, b: ir.Value) -> bool:
         """Return whether two values look as if they belonged together."""
-        a, b = _origin(a), _origin(b)
+        a, b = self._origins(a, b)
         if any((a, b) == pair for pair in self._inputs) or self._are_equal_constants(a, b):
             return True
         if (self._sides[0].form(a), self._sides[1].form(b)) in self._claimed:
@@ -493,9 +540,9 @@ class _Checker:
         return str(a.name) == str(b.name)
 
     def _are_one_operator(self, first: ir.Node, second: ir.Node) -> bool:
-        if first.domain == "" and first.op_type in RANDOM:
-            return False
         imports = [side.plain.imports for side in self._sides]
+        if is_random(first, imports[0]):
+            return False
         one, other = (
             [
                 (name, len(graph.inputs), len(graph.outputs))
@@ -513,22 +560,14 @@ class _Checker:
         )
 
 
-def _origin(value: ir.Value) -> ir.Value:
-    """Return what a value is handed on from unchanged."""
-    node = value.producer()
-    while node is not None and is_identity(node) and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value
-
-
 def _free_inputs(side: Plain) -> list[ir.Value]:
     return [value for value in side.graph.inputs if not value.is_initializer()]
 
 
 def _by_name(kind: str, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> list[Pair]:
     named = {str(value.name): value for value in theirs}
-    if {str(value.name) for value in ours} == set(named):
+    names = {str(value.name) for value in ours}
+    if len(names) == len(ours) == len(theirs) and names == set(named):
         return [(value, named[str(value.name)]) for value in ours]
     if len(ours) != len(theirs):
         raise ModelError(
@@ -578,7 +617,7 @@ def _check_shapes(
         rank = max(len(sizes), len(shape or ()))
         data = (1,) * (rank - len(shape or ())) + tuple(shape or ())
         whole = (1,) * (rank - len(sizes)) + sizes
-        results.append(tuple(b if a == 1 else a for a, b in zip(data, whole, strict=True)))
+        results.append(tuple(b if b != 1 else a for a, b in zip(data, whole, strict=True)))
         if shape is None:
             first = next((i for i, size in enumerate(sizes) if size != 1), len(sizes))
             results[-1] = tuple(sizes[first:])

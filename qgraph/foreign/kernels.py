@@ -56,6 +56,16 @@ def foreign_kernel(node: ir.Node) -> Kernel | None:
     return None if build is None else build(node)
 
 
+def is_on_codes(node: ir.Node) -> bool:
+    """Return whether there is a kernel for a node here."""
+    return OpKey.of(node) in _BUILDERS
+
+
+def is_unknown_on_codes(node: ir.Node) -> bool:
+    """Return whether a node is an operator of ONNX Runtime on codes that has no kernel here."""
+    return node.domain == MICROSOFT and node.op_type in _WITHOUT_KERNELS
+
+
 def _q_linear_mat_mul(node: ir.Node) -> Kernel:
     def run(
         a: Array, s_a: Array, z_a: Array, b: Array, s_b: Array, z_b: Array, s_y: Array, z_y: Array
@@ -174,3 +184,21 @@ _BUILDERS: dict[OpKey, Callable[[ir.Node], Kernel]] = {
     OpKey(MICROSOFT, "QLinearGlobalAveragePool"): q_linear_global_average_pool,
     OpKey(MICROSOFT, "QLinearMul"): q_linear_mul,
 }
+
+_WITHOUT_KERNELS = frozenset(
+    {
+        "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul",
+        "MatMulInteger16",
+        "QAttention",
+        "QEmbedLayerNormalization",
+        "QLinearAveragePool",
+        "QLinearConcat",
+        "QLinearConv",
+        "QLinearLeakyRelu",
+        "QLinearReduceMean",
+        "QLinearSigmoid",
+        "QLinearSoftmax",
+        "QLinearWhere",
+    }
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.numerics import minifloat
+from qgraph.numerics.lookup import representatives
 from qgraph.numerics.rounding import Rounding
-from qgraph.ops import chunks, parameters, steps
+from qgraph.ops import parameters, stages, steps
 from qgraph.ops.operator import operator
 from qgraph.ops.quant import QONNX_DOMAINS
 from qgraph.schema import Attribute, OpSchema
@@ -32,6 +34,12 @@ SCHEMA = OpSchema(
 
 # No float32 lies between multiples of 2**-149, so a finer grid needs no rounding.
 _FINEST_EXPONENT = -149.0
+
+_MOST_MANTISSA_BITS = 5
+"""Levels of so many mantissa bits change at numbers whose lower half is zero."""
+
+_FINEST_STEP = -120
+"""So do those whose smallest step is a normal number; twice that step is used below."""
 
 
 def define(
@@ -69,7 +77,89 @@ def define(
     return op.Mul(q, scale)
 
 
-@operator(SCHEMA, define=define)
+@dataclass(frozen=True, eq=False)
+class FloatStages:
+    """The operations of FloatQuant; parameters are scale, mantissa bits, lowest exponent, limit."""
+
+    arrays: tuple[Array, ...]
+    has_inf: bool
+    saturation: bool
+    rounding_mode: Rounding
+
+    @classmethod
+    def of(
+        cls,
+        dtype: np.dtype[Any],
+        scale: Array,
+        exponent_bits: Array,
+        mantissa_bits: Array,
+        exponent_bias: Array,
+        max_value: Array,
+        *,
+        has_inf: bool,
+        has_nan: bool,
+        has_subnormal: bool,
+        saturation: bool,
+        rounding_mode: Rounding,
+    ) -> FloatStages:
+        """Return the operations; see :func:`float_quant`."""
+        del has_subnormal  # an attribute of the node all the same
+        _check_overflow(saturation, has_inf, has_nan)
+        if dtype != np.float32:
+            raise ValueError(f"its data is {dtype}, expected float32; put a Cast in front of it")
+        e = parameters.whole("exponent_bits", exponent_bits, 1, 8)
+        m = parameters.whole("mantissa_bits", mantissa_bits, 0, 23)
+        bias = parameters.whole("exponent_bias", exponent_bias, -1000, 1000)
+        s = np.asarray(scale).astype(np.float32, copy=False)
+        top = np.asarray(max_value).astype(np.float32)
+        one = np.float32(1)
+        binade = parameters.power_of_two(parameters.power_of_two(e) - one - bias)
+        limit = np.minimum((np.float32(2) - parameters.power_of_two(-m)) * binade, top)
+        return cls((s, m, np.asarray(one - bias), limit), has_inf, saturation, rounding_mode)
+
+    @property
+    def by_upper_half(self) -> bool:
+        """Whether the grid is coarse, and one for all data.
+
+        Where a half is added before rounding, the number next to a tie may become the tie.
+        """
+        _, m, lowest, limit = self.arrays
+        return (
+            self.rounding_mode not in (Rounding.HALF_UP, Rounding.HALF_DOWN)
+            and m.size == lowest.size == limit.size == 1
+            and m.item() <= _MOST_MANTISSA_BITS
+            and lowest.item() - m.item() > _FINEST_STEP
+        )
+
+    def place(self, y: Array, x: Array, *arrays: Array) -> None:
+        """Divide by the scale."""
+        np.divide(x, arrays[0], out=y)
+
+    def level(self, y: Array, *arrays: Array) -> None:
+        """Round to the grid, then clamp."""
+        _, m, lowest, limit = arrays
+        bound = limit if self.saturation else np.inf
+        minifloat.snap(y, m, lowest, bound, self.rounding_mode, out=y)
+        if not self.saturation:
+            instead = np.copysign(np.float32(np.inf), y) if self.has_inf else np.float32(np.nan)
+            np.copyto(y, instead, where=np.abs(y) > limit)
+
+    def value(self, y: Array, *arrays: Array) -> None:
+        """Multiply by the scale."""
+        np.multiply(y, arrays[0], out=y)
+
+    def levels(self) -> Array | None:
+        """Return all points of a coarse grid, zeros of both signs and infinities included."""
+        if not self.by_upper_half:
+            return None
+        y = representatives()
+        y = y[~np.isnan(y)]
+        self.level(y, *(array.reshape(()) for array in (np.zeros(1), *self.arrays[1:])))
+        found = np.unique(y.view(np.uint32)).view(np.float32)
+        return None if np.isnan(found).any() else found
+
+
+@operator(SCHEMA, define=define, stages=FloatStages.of)
 def float_quant(
     x: Array,
     scale: Array,
@@ -116,33 +206,29 @@ def float_quant(
     Source: QONNX FloatQuant page; its code rather than its prose where they differ (attributes),
         and the exact exponent in place of its float log2.
     """
-    del has_subnormal  # an attribute of the node all the same
-    _check_overflow(saturation, has_inf, has_nan)
     x = np.asarray(x)
-    if x.dtype != np.float32:
-        raise ValueError(f"its data is {x.dtype}, expected float32; put a Cast in front of it")
-    e = parameters.whole("exponent_bits", exponent_bits, 1, 8)
-    m = parameters.whole("mantissa_bits", mantissa_bits, 0, 23)
-    bias = parameters.whole("exponent_bias", exponent_bias, -1000, 1000)
-    s = np.asarray(scale).astype(np.float32)
-    top = np.asarray(max_value).astype(np.float32)
     shape = parameters.broadcast(
-        x, scale=s, exponent_bits=e, mantissa_bits=m, exponent_bias=bias, max_value=top
+        x,
+        scale=np.asarray(scale),
+        exponent_bits=np.asarray(exponent_bits),
+        mantissa_bits=np.asarray(mantissa_bits),
+        exponent_bias=np.asarray(exponent_bias),
+        max_value=np.asarray(max_value),
     )
-    one = np.float32(1)
-    binade = parameters.power_of_two(parameters.power_of_two(e) - one - bias)
-    limit = np.minimum((np.float32(2) - parameters.power_of_two(-m)) * binade, top)
-
-    def work(y: Array, x: Array, s: Array, m: Array, lowest: Array, limit: Array) -> None:
-        np.divide(x, s, out=y)
-        bound = limit if saturation else np.inf
-        minifloat.snap(y, m, lowest, bound, rounding_mode, out=y)
-        if not saturation:
-            instead = np.copysign(np.float32(np.inf), y) if has_inf else np.float32(np.nan)
-            np.copyto(y, instead, where=np.abs(y) > limit)
-        np.multiply(y, s, out=y)
-
-    return chunks.fill(work, np.empty(shape, np.float32), x, s, m, one - bias, limit)
+    found = FloatStages.of(
+        x.dtype,
+        scale,
+        exponent_bits,
+        mantissa_bits,
+        exponent_bias,
+        max_value,
+        has_inf=has_inf,
+        has_nan=has_nan,
+        has_subnormal=has_subnormal,
+        saturation=saturation,
+        rounding_mode=rounding_mode,
+    )
+    return stages.fill(found, shape, x)
 
 
 def _check_overflow(saturation: bool, has_inf: bool, has_nan: bool) -> None:

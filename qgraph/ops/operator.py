@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, forms, where
 from qgraph.ops import parameters
+from qgraph.ops.stages import Stages
 from qgraph.registry import Registry
 from qgraph.schema import OpKey, OpSchema
 
@@ -38,12 +39,15 @@ class Operator:
         kernel: ``kernel(*arrays, **attributes)`` computes the same bits, fast.
         resolve: what ``define`` has to know beyond the attributes, such as the type of a
             zero point.
+        stages: ``stages(dtype, *parameters, **attributes)`` gives the steps of the kernel, for a
+            quantizer whose levels can be looked at apart from its data; None for others.
     """
 
     schema: OpSchema
     define: Definition
     kernel: Kernel
     resolve: Resolve = _nothing
+    stages: Callable[..., Stages] | None = None
 
     def arguments(self, node: ir.Node) -> dict[str, Any]:
         """Return the keyword arguments of ``define`` for ``node``.
@@ -76,7 +80,11 @@ class Operator:
 
 
 def operator(
-    schema: OpSchema, *, define: Definition, resolve: Resolve = _nothing
+    schema: OpSchema,
+    *,
+    define: Definition,
+    resolve: Resolve = _nothing,
+    stages: Callable[..., Stages] | None = None,
 ) -> Callable[[Kernel], Kernel]:
     """Return a decorator that registers the kernel it is put on as that of an operator.
 
@@ -86,7 +94,8 @@ def operator(
     def register(kernel: Kernel) -> Kernel:
         quiet: Kernel = np.errstate(all="ignore")(kernel)
         schema.publish()
-        OPERATORS.add(f"{schema.name}-{schema.since}")(Operator(schema, define, quiet, resolve))
+        entry = Operator(schema, define, quiet, resolve, stages)
+        OPERATORS.add(f"{schema.name}-{schema.since}")(entry)
         _BY_KEY.clear()
         return quiet
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.numerics import rounding
 from qgraph.numerics.rounding import Rounding
-from qgraph.ops import chunks, parameters, steps
+from qgraph.ops import parameters, stages, steps
 from qgraph.ops.operator import operator
 from qgraph.schema import Attribute, OpSchema
 
@@ -52,7 +53,67 @@ def define(
     return op.Mul(op.Sub(q, zero_point), scale)
 
 
-@operator(SCHEMA, define=define)
+@dataclass(frozen=True, eq=False)
+class QuantStages:
+    """The operations of Quant; parameters are scale, zero point, lo, hi, and which are bipolar."""
+
+    arrays: tuple[Array, ...]
+    rounding_mode: Rounding
+    has_bipolar: bool
+
+    by_upper_half: ClassVar[bool] = False
+
+    @classmethod
+    def of(
+        cls,
+        dtype: np.dtype[Any],
+        scale: Array,
+        zero_point: Array,
+        bits: Array,
+        *,
+        signed: bool,
+        narrow: bool,
+        rounding_mode: Rounding,
+    ) -> QuantStages:
+        """Return the operations on data of ``dtype``; see :func:`quant`."""
+        width = parameters.whole("bits", bits, 1)
+        s = np.asarray(scale).astype(dtype, copy=False)
+        z = np.asarray(zero_point).astype(dtype, copy=False)
+        lo, hi = (bound.astype(dtype) for bound in code_bounds(width, signed, narrow))
+        single = (width == 1) & signed
+        return cls((s, z, lo, hi, single), rounding_mode, bool(single.any()))
+
+    def place(self, y: Array, x: Array, *arrays: Array) -> None:
+        """Divide by the scale and add the zero point."""
+        s, z, *_ = arrays
+        np.divide(x, s, out=y)
+        np.add(y, z, out=y)
+
+    def level(self, y: Array, *arrays: Array) -> None:
+        """Clamp and round."""
+        _, _, lo, hi, single = arrays
+        signs = bipolar(y >= 0, y.dtype) if self.has_bipolar else None
+        np.maximum(y, lo, out=y)
+        np.minimum(y, hi, out=y)
+        rounding.round_to_integer(y, self.rounding_mode, out=y)
+        if signs is not None:
+            np.copyto(y, signs, where=single)
+
+    def value(self, y: Array, *arrays: Array) -> None:
+        """Subtract the zero point and multiply by the scale."""
+        s, z, *_ = arrays
+        np.subtract(y, z, out=y)
+        np.multiply(y, s, out=y)
+
+    def levels(self) -> Array | None:
+        """Return the whole numbers from the smallest to the largest code."""
+        lo, hi = float(self.arrays[2].min()), float(self.arrays[3].max())
+        if self.has_bipolar or hi - lo >= stages.MOST_LEVELS:
+            return None
+        return np.arange(lo, hi + 1, dtype=np.float32)
+
+
+@operator(SCHEMA, define=define, stages=QuantStages.of)
 def quant(
     x: Array,
     scale: Array,
@@ -93,27 +154,17 @@ def quant(
         unsigned codes too), and its executor (1 bit signed is bipolar).
     """
     x = parameters.real_data(x)
-    width = parameters.whole("bits", bits, 1)
-    s = np.asarray(scale).astype(x.dtype)
-    z = np.asarray(zero_point).astype(x.dtype)
-    y = np.empty(parameters.broadcast(x, scale=s, zero_point=z, bits=width), x.dtype)
-    lo, hi = (bound.astype(x.dtype) for bound in code_bounds(width, signed, narrow))
-    single = (width == 1) & signed
-    some = bool(single.any())
-
-    def work(y: Array, x: Array, s: Array, z: Array, lo: Array, hi: Array, single: Array) -> None:
-        np.divide(x, s, out=y)
-        np.add(y, z, out=y)
-        signs = bipolar(y >= 0, y.dtype) if some else None
-        np.maximum(y, lo, out=y)
-        np.minimum(y, hi, out=y)
-        rounding.round_to_integer(y, rounding_mode, out=y)
-        if signs is not None:
-            np.copyto(y, signs, where=single)
-        np.subtract(y, z, out=y)
-        np.multiply(y, s, out=y)
-
-    return chunks.fill(work, y, x, s, z, lo, hi, single)
+    found = QuantStages.of(
+        x.dtype,
+        scale,
+        zero_point,
+        bits,
+        signed=signed,
+        narrow=narrow,
+        rounding_mode=rounding_mode,
+    )
+    s, z, _, _, single = found.arrays
+    return stages.fill(found, parameters.broadcast(x, scale=s, zero_point=z, bits=single), x)
 
 
 def bipolar(positive: npt.NDArray[np.bool_], dtype: np.dtype[Any]) -> Array:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from qgraph.proof.engine import Shape, decide, explore
+from qgraph.proof.engine import Shape, decide, explore, replayed
 from qgraph.proof.expression import CONSTANT, INPUT, Builder, Expr, in_order, known, text
 from qgraph.proof.finding import Channels, Collector, Finding, Mask
 from qgraph.proof.program import Program
@@ -36,10 +36,16 @@ def form(pair: Pair) -> tuple[Any, ...] | None:
     return (*lines, *(place[id(root)] for root in pair))
 
 
-def decide_all(pairs: Sequence[tuple[Expr, Expr, Shape | None]]) -> list[Finding]:
+def decide_all(
+    pairs: Sequence[tuple[Expr, Expr, Shape | None]], *, until_difference: bool = False
+) -> list[Finding]:
     """Return the findings for pairs of any forms, each with the shape of its variable.
 
     Pairs that are written the same are decided once, those of one form together.
+
+    Args:
+        pairs: reference, candidate, and the shape of their variable.
+        until_difference: see :func:`~qgraph.proof.engine.decide`.
 
     Raises:
         UnsupportedError: this thread does not compute as IEEE 754 says.
@@ -53,14 +59,15 @@ def decide_all(pairs: Sequence[tuple[Expr, Expr, Shape | None]]) -> list[Finding
     for group in groups.values():
         if len(group) == 1:
             ((key, (a, b, shape)),) = group.items()
-            decided[key] = decide(a, b, input_shape=shape)
+            decided[key] = decide(a, b, input_shape=shape, until_difference=until_difference)
         else:
-            found = decide_together([(a, b) for a, b, _ in group.values()])
+            both = [(a, b) for a, b, _ in group.values()]
+            found = decide_together(both, until_difference=until_difference)
             decided.update(zip(group, found, strict=True))
     return [decided[key] for key in keys]
 
 
-def decide_together(pairs: Sequence[Pair]) -> list[Finding]:
+def decide_together(pairs: Sequence[Pair], *, until_difference: bool = False) -> list[Finding]:
     """Return what :func:`~qgraph.proof.engine.decide` finds for each of ``pairs``, of one form.
 
     Raises:
@@ -70,16 +77,19 @@ def decide_together(pairs: Sequence[Pair]) -> list[Finding]:
     if len({form(pair) for pair in pairs}) > 1:
         raise ValueError("pairs of several forms cannot be decided together")
     if len(pairs) == 1 or pairs[0][0] is pairs[0][1]:
-        return [decide(*pair) for pair in pairs]
+        return [decide(*pair, until_difference=until_difference) for pair in pairs]
     program = Program(*_side_by_side(pairs))
     if len(program.first) < len(pairs):
-        return [decide(*pair) for pair in pairs]
+        return [decide(*pair, until_difference=until_difference) for pair in pairs]
     found = _Separately(len(pairs), program.first)
-    boxes, reason = explore(program, found)
+    boxes, reason = explore(program, found, until_difference=until_difference)
     if reason is not None:
         # One of them is to blame; alone, the others are decided all the same.
-        return [decide(*pair) for pair in pairs]
-    return [collector.finding(boxes) for collector in found.each]
+        return [decide(*pair, until_difference=until_difference) for pair in pairs]
+    return [
+        replayed(collector.finding(boxes), *pair)
+        for collector, pair in zip(found.each, pairs, strict=True)
+    ]
 
 
 def _side_by_side(pairs: Sequence[Pair]) -> Pair:
@@ -123,6 +133,10 @@ class _Separately:
 
     def differ_at_nan(self, kind: Channels, *columns: Any, where: Mask) -> None:
         self._split("differ_at_nan", kind, columns, where=where)
+
+    def differing(self, kinds: int) -> Mask:
+        channels = [self._channel[kind] for kind in range(kinds)]
+        return np.array([self.each[channel].differing(1)[0] for channel in channels])
 
     def _split(self, note: str, kind: Channels, columns: tuple[Any, ...], **where: Mask) -> None:
         for k in sorted(set(kind.tolist())):

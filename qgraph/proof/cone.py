@@ -15,7 +15,7 @@ from qgraph.folding import array_of
 from qgraph.numerics import blocks
 from qgraph.ops.operator import operator_of
 from qgraph.primitives import NUMPY
-from qgraph.proof.expression import Builder, Expr, Undecidable
+from qgraph.proof.expression import Builder, Expr, Undecidable, whole_numbers
 
 Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]
@@ -130,9 +130,12 @@ def parameter_array(
     """Return a constant operand in float32 (or bool), laid out so that it broadcasts to the data.
 
     Raises:
-        Undecidable: it is not constant, or its axis cannot be placed.
+        Undecidable: it is not constant, holds integers that float32 does not, or its axis cannot be
+            placed.
     """
     array = laid_out(node, value, shape, constants)
+    if array.dtype.kind in "iu":
+        return whole_numbers(array)
     return array if array.dtype == bool else array.astype(np.float32)
 
 
@@ -160,6 +163,8 @@ def lower_node(
     builder: Builder,
     constants: Constants = array_of,
 ) -> Expr:
+    """Return the output of one node, its data being ``known``; see :func:`lower`."""
+
     def operand(value: ir.Value | None) -> Expr | None:
         if value is None:
             return None
@@ -177,6 +182,10 @@ def lower_node(
         raise Undecidable(str(error)) from error
     if node.domain != "" or node.op_type not in NUMPY:
         raise Undecidable(f"{node.op_type} has no definition over single values")
+    for value in node.inputs:
+        given = None if value is None or value in known else constants(value)
+        if given is not None and given.dtype.kind == "f" and given.dtype != np.float32:
+            raise Undecidable(f"{node.op_type} with a constant of type {given.dtype}")
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     primitive: Expr = getattr(builder, node.op_type)(*map(operand, node.inputs), **attributes)
     return primitive

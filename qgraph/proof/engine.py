@@ -8,8 +8,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from qgraph.exactness import Witness
 from qgraph.proof.environment import check_float_environment
-from qgraph.proof.expression import Expr, Undecidable
+from qgraph.proof.expression import Expr, Undecidable, evaluate
 from qgraph.proof.finding import Channels, Collector, Finding, Notes, Runs
 from qgraph.proof.interval import Interval, Mask
 from qgraph.proof.keys import Float32, from_keys
@@ -31,6 +32,7 @@ def decide(
     input_shape: Shape | None = None,
     max_boxes: int = MAX_BOXES,
     domain: tuple[float, float] | None = None,
+    until_difference: bool = False,
 ) -> Finding:
     """Compare two expressions on every float32 input and in every channel.
 
@@ -41,6 +43,8 @@ def decide(
             results have one shape.
         max_boxes: after how many evaluated boxes to give up.
         domain: restricts the finite inputs to those from the first to the second number.
+        until_difference: stop at the first inputs of different value; the finding then tells no
+            more than that there are some.
 
     Raises:
         UnsupportedError: this thread does not compute as IEEE 754 says.
@@ -55,8 +59,27 @@ def decide(
     except Undecidable as undecidable:
         return replace(nothing, undecided=undecidable.reason)
     found = Collector(program.channels, program.first, program.count)
-    boxes, reason = explore(program, found, max_boxes=max_boxes, domain=domain)
-    return found.finding(boxes, undecided=reason)
+    boxes, reason = explore(
+        program, found, max_boxes=max_boxes, domain=domain, until_difference=until_difference
+    )
+    return replayed(found.finding(boxes, undecided=reason), reference, candidate)
+
+
+def replayed(finding: Finding, reference: Expr, candidate: Expr) -> Finding:
+    """Return a finding whose witness tells what both expressions make of its input.
+
+    Of inputs on which values differ but vary, only bounds are known before.
+    """
+    witness = finding.witness
+    if witness is None or not finding.differing:
+        return finding
+    x = np.asarray(witness.input, np.float32)
+    shape = np.broadcast_shapes(reference.shape, candidate.shape)
+    values = [
+        np.broadcast_to(evaluate(root, x), shape).reshape(-1)[finding.witness_channel or 0]
+        for root in (reference, candidate)
+    ]
+    return replace(finding, witness=Witness(witness.input, *map(float, values)))
 
 
 def explore(
@@ -65,8 +88,11 @@ def explore(
     *,
     max_boxes: int = MAX_BOXES,
     domain: tuple[float, float] | None = None,
+    until_difference: bool = False,
 ) -> tuple[int, str | None]:
     """Note in ``found`` where the two expressions of a program differ.
+
+    With ``until_difference``, channels that ``found`` has a difference of are not explored on.
 
     Returns:
         The number of boxes evaluated, and why it was given up, if it was.
@@ -75,13 +101,15 @@ def explore(
         UnsupportedError: this thread does not compute as IEEE 754 says.
     """
     check_float_environment()
-    comparison = _Comparison(program, found)
-    search = Search(program, comparison, max_boxes, domain)
+    comparison = _Comparison(program, found, until_difference=until_difference)
+    search = Search(program, comparison, max_boxes, domain, refines=not until_difference)
     reason = None
     with np.errstate(all="ignore"):
         comparison.special_inputs()
         try:
-            search.run()
+            finished = comparison.finished()
+            if finished is None or not finished.all():
+                search.run()
         except Undecidable as undecidable:
             reason = undecidable.reason
     check_float_environment()
@@ -91,9 +119,13 @@ def explore(
 class _Comparison:
     """The judge of a search that counts differences."""
 
-    def __init__(self, program: Program, found: Notes) -> None:
+    def __init__(self, program: Program, found: Notes, *, until_difference: bool) -> None:
         self._program = program
+        self._until_difference = until_difference
         self.found = found
+
+    def finished(self) -> Mask | None:
+        return self.found.differing(len(self._program.first)) if self._until_difference else None
 
     def settle(self, boxes: Boxes, a: Interval, b: Interval, apart: Mask, done: Mask) -> None:
         if apart.any():
@@ -188,4 +220,5 @@ def _result_shape(data: Shape, constants: tuple[int, ...]) -> Shape:
             raise Undecidable(
                 f"constants of shape {list(constants)} do not fit data of shape {list(data)}"
             )
-    return tuple(b if a == 1 else a for a, b in zip(sizes, others, strict=True))
+    # what is not known may be 1, and is enlarged then
+    return tuple(b if a == 1 or b != 1 else a for a, b in zip(sizes, others, strict=True))

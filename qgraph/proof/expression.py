@@ -34,6 +34,8 @@ _ARITY = {
     "Where": 3,
 }
 _INTEGER = re.compile(r"(U?)INT(\d+)")
+_ALL_WHOLE = np.float32(2**23)
+"""Up to here float32 holds all integers, and rounding to it does not reach here from beyond."""
 
 
 class Undecidable(Exception):  # noqa: N818 - a finding, not a fault
@@ -94,9 +96,7 @@ class Builder:
         if given.dtype == np.bool_ or given.dtype == np.float32:
             value = np.array(given)
         elif given.dtype.kind in "iu":
-            value = given.astype(np.float32)
-            if (value.astype(np.float64) != given).any():
-                raise Undecidable(f"a constant of type {given.dtype} exceeds float32")
+            value = whole_numbers(given)
         else:
             raise Undecidable(f"a constant is of type {given.dtype}; only float32 is proved")
         value.flags.writeable = False
@@ -164,6 +164,19 @@ class Builder:
         constant = None if value is None else (value.dtype.str, value.shape, value.tobytes())
         key = (made.op, tuple(map(id, made.inputs)), made.attributes, made.dtype, constant)
         return self._known.setdefault(key, made)
+
+
+def whole_numbers(given: Array) -> Float32:
+    """Return integers in float32.
+
+    Raises:
+        Undecidable: float32 does not hold them.
+    """
+    value = given.astype(np.float32)
+    large = np.abs(value) > _ALL_WHOLE
+    if value[large].tolist() != given[large].tolist():
+        raise Undecidable(f"a constant of type {given.dtype} exceeds float32")
+    return value
 
 
 def known(constant: Expr) -> Array:

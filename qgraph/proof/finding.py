@@ -103,6 +103,9 @@ class Notes(Protocol):
     ) -> None:
         """See :class:`Collector`."""
 
+    def differing(self, kinds: int) -> Mask:
+        """See :class:`Collector`."""
+
 
 class Collector:
     """Adds up what boxes show.
@@ -164,6 +167,13 @@ class Collector:
         if where.any():
             self._nan_differs = True
             self._show("nan", kind[where], x[where], reference[where], candidate[where])
+
+    def differing(self, kinds: int) -> Mask:
+        """Return for each of ``kinds`` kinds whether no more than a difference has to be known.
+
+        A difference in value of one channel, at infinity also, is one of them all.
+        """
+        return np.full(kinds, bool(self._runs or self._at_infinity))
 
     def _show(
         self, what: str, kind: Channels, x: Float32, reference: Float32, candidate: Float32

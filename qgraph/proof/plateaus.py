@@ -62,6 +62,9 @@ class _Gathering:
         points, _ = self._program.points(from_keys(boxes.lo), boxes.kind, zero=True)
         self._kept.append((boxes.kind, boxes.lo, boxes.hi, points.values))
 
+    def finished(self) -> None:
+        return None
+
     def plateaus(self) -> Plateaus:
         kind, lo, hi, value = (np.concatenate(column) for column in zip(*self._kept, strict=True))
         order = np.lexsort((lo, kind))

@@ -153,7 +153,8 @@ def _whole(result: Interval, size: int) -> Interval:
         return result
     lo = np.broadcast_to(result.lo, (size,))
     bad, nan = (
-        None if mask is None else np.broadcast_to(mask, (size,)) for mask in (result.bad, result.nan)
+        None if mask is None else np.broadcast_to(mask, (size,))
+        for mask in (result.bad, result.nan)
     )
     return Interval(lo, lo, bad=bad, nan=nan)
 

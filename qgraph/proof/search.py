@@ -6,6 +6,9 @@ its whole length; other boxes are split, and evaluated input by input once they 
 
 Fake quantizers change near the midpoint between two of their output values, so boxes are cut there
 first. A cut in the wrong place costs time but cannot make a result wrong.
+
+Two results may be apart on a box on which they vary. Such boxes can be split on as well, up to a
+number of them that no step function reaches, so that what differs is known by its values.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ _WINDOW = 2
 _CUTS = 24
 _SAMPLES = 4096
 _PATIENCE = 1 << 18
+_MOST_REFINED = 1 << 20
 
 
 class Boxes(NamedTuple):
@@ -61,6 +65,9 @@ class Judge(Protocol):
     def enumerate(self, boxes: Boxes) -> None:
         """Note single inputs that intervals do not settle: those with NaN on the way."""
 
+    def finished(self) -> Mask | None:
+        """Return which kinds of channels need no further boxes; None for none."""
+
 
 class Search:
     """One run over the finite inputs of all kinds of channels.
@@ -70,6 +77,7 @@ class Search:
         judge: takes what is settled.
         max_boxes: after how many boxes to give up.
         domain: restricts the inputs to those from the first to the second number.
+        refines: whether boxes on which the results are apart are split until they do not vary.
 
     Attributes:
         boxes: how many boxes were evaluated.
@@ -81,6 +89,8 @@ class Search:
         judge: Judge,
         max_boxes: int,
         domain: tuple[float, float] | None = None,
+        *,
+        refines: bool = False,
     ) -> None:
         self._program = program
         self._judge = judge
@@ -89,6 +99,7 @@ class Search:
         self._low, self._high = (int(end) for end in np.clip(ends, LOWEST, HIGHEST))
         self._wide: list[Boxes] = []
         self._single: list[Boxes] = []
+        self._refinable = _MOST_REFINED if refines else 0
         self.boxes = 0
 
     def run(self) -> None:
@@ -106,6 +117,12 @@ class Search:
             if self.boxes > self._max_boxes:
                 raise Undecidable(f"not settled after {self.boxes} boxes")
             self._step()
+            finished = self._judge.finished()
+            if finished is not None and finished.any():
+                self._wide, self._single = (
+                    [rest for boxes in stack if len((rest := boxes.at(~finished[boxes.kind])).lo)]
+                    for stack in (self._wide, self._single)
+                )
 
     def _push_first(self) -> None:
         kinds = np.arange(len(self._program.first), dtype=np.int64)
@@ -129,7 +146,13 @@ class Search:
         apart, done = _decided(a, b)
         for result in (a, b):
             if result.nan is not None:
-                result.lo, result.hi = (_with_nan(end, result.nan) for end in (result.lo, result.hi))
+                result.lo, result.hi = (
+                    _with_nan(end, result.nan) for end in (result.lo, result.hi)
+                )
+        if self._refinable > 0 and not single:
+            varying = apart & ~(settled(a) & settled(b))
+            self._refinable -= int(varying.sum())
+            apart &= ~varying
         self._judge.settle(boxes, a, b, apart, done)
         rest = ~(apart | done)
         if not rest.any():
@@ -204,7 +227,9 @@ def _decided(a: Interval, b: Interval) -> tuple[Mask, Mask]:
         raise RuntimeError("an interval rule returned a lower end above the upper one")
     if a.nan is not None or b.nan is not None:
         ours, theirs = (np.zeros(len(a.lo), np.bool_) if m is None else m for m in (a.nan, b.nan))
-        known = [~nan if bad is None else nan | ~bad for nan, bad in ((ours, a.bad), (theirs, b.bad))]
+        known = [
+            ~nan if bad is None else nan | ~bad for nan, bad in ((ours, a.bad), (theirs, b.bad))
+        ]
         apart |= (ours != theirs) & known[0] & known[1]
         done |= ours & theirs
     return apart, done

@@ -94,3 +94,14 @@ def _as_json(node):
     if isinstance(node, list | tuple):
         return [_as_json(value) for value in node]
     return node
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("tune-ranges", "Changes what a model computes; the report has the exact extent."),
+        ("fold-weights", "Keeps models equal in values, unless an option says otherwise."),
+    ],
+)
+def test_passes_says_whether_values_stay(qgraph, name, sentence):
+    assert sentence in qgraph("passes", name).out.splitlines()

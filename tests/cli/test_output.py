@@ -128,6 +128,20 @@ def test_progress_shows_on_terminals_when_work_takes_long(capsys, terminal, monk
     assert r"writing \x1b[2J" in shown
 
 
+def test_progress_in_bytes_tells_the_rate_and_the_time_left(capsys, terminal, monkeypatch):
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.01)
+    terminal(120)
+    with progress.ProgressBar(Talk()) as bar:
+        bar.tell_bytes("writing", 0, 0)
+        time.sleep(0.3)
+        bar.tell_bytes("writing", 1 << 30, 4 << 30)
+        time.sleep(0.3)
+    shown = capsys.readouterr().err
+    assert "1.0 GiB of 4.0 GiB" in shown
+    assert "/s, 0:0" in shown
+    assert " left" in shown
+
+
 def test_progress_is_not_shown_for_short_work(capsys, terminal):
     terminal(80)
     with progress.ProgressBar(Talk()) as bar:

@@ -87,6 +87,8 @@ def test_the_report_has_the_agreed_fields(qgraph, model, tmp_path, read_json):
         "differing_inputs": 0,
         "witness": site["witness"],
         "reason": None,
+        "figures": {},
+        "stored": None,
     }
     assert document["summary"] == {
         "changed": 2,
@@ -95,6 +97,14 @@ def test_the_report_has_the_agreed_fields(qgraph, model, tmp_path, read_json):
         "frozen_inputs": 0,
         "weight_bytes_before": 12 * 4 + 3 * 4,
         "weight_bytes_after": document["summary"]["weight_bytes_after"],
+        "stored": {
+            "weights": 1,
+            "bytes_before": 12 * 4,
+            "bytes_after": 12 // 2 + 4,
+            "elements": 12,
+            "unchanged": 12,
+            "clipped": document["summary"]["stored"]["clipped"],
+        },
     }
 
 
@@ -110,16 +120,16 @@ def test_the_command_is_one_call_of_the_library(qgraph, model, tmp_path, read_js
 def test_refusals_are_listed_with_reasons_and_status_0(qgraph, write, tmp_path):
     text = """
         <ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
-        net (float[2] x) => (float[2] y) <float s = {0.1}, float z = {0}, float b = {4}> {
-            [act] y = qonnx.custom_op.general.Quant
-                <signed = 1, narrow = 0, rounding_mode = "FLOOR"> (x, s, z, b)
+        net (float[2] x) => (float[2] y)
+        <float s = {0.1}, float e = {4}, float m = {3}, float b = {7}, float h = {448}> {
+            [act] y = qonnx.custom_op.general.FloatQuant (x, s, e, m, b, h)
         }"""
     model, out = write(text), tmp_path / "out.onnx"
     found = qgraph("convert", model, "-o", out, "--to", "openvino")
     assert found.status == 0
-    assert "left as they were:\n  Quant 'act': " in found.out
+    assert "left as they were:\n  FloatQuant 'act': " in found.out
     assert "nothing was changed; 1 refused" in found.out
-    assert [node.op_type for node in onnx.load(out).graph.node] == ["Quant"]
+    assert [node.op_type for node in onnx.load(out).graph.node] == ["FloatQuant"]
     quiet = qgraph("-q", "convert", model, "-o", out, "--to", "openvino")
     assert quiet.out == ""
     assert quiet.err == "warning: 1 quantizer left as they were; the report says why\n"
@@ -304,11 +314,29 @@ def test_options_of_convert_and_fold_are_those_of_the_passes(qgraph):
     for command, name in (("convert", "convert"), ("fold", "fold-weights")):
         help_text = qgraph(command, "--help").out
         for option in transforms.describe(transforms.TRANSFORMS.find(name)).options:
-            assert f"--{option.name} " in help_text
+            assert f"--{option.name.replace('_', '-')} " in help_text
     from qgraph.dialects.dialect import DIALECTS
 
     help_text = qgraph("convert", "--help").out
     assert all(name in help_text for name in DIALECTS.names())
+
+
+def test_fold_shows_what_became_of_each_weight(qgraph, model, tmp_path):
+    found = qgraph("fold", model, "-o", tmp_path / "out.onnx")
+    (row,) = [line.split() for line in found.out.splitlines() if line.endswith(" unchanged")]
+    assert row[1:3] == ["INT4", "48"]
+    assert "1 weight as codes, 48 B -> 10 B; of 12 values, each checked, all" in found.out
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("600", 600), ("2GB", 2 * 10**9), ("1.5 KiB", 1536), ("0", None), ("x", None)],
+)
+def test_sizes_of_data_files_are_given_in_bytes(qgraph, model, tmp_path, text, size):
+    out = tmp_path / "out.onnx"
+    found = qgraph("fold", model, "-o", out, "--shard-size", text, "--external-threshold", "1B")
+    assert found.status == (2 if size is None else 0)
+    assert bool(list(tmp_path.glob("out.onnx*.data"))) == (size is not None)
 
 
 def _digest(path: Path) -> str:

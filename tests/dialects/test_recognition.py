@@ -13,6 +13,7 @@ from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.numerics.rounding import Rounding
 from qgraph.quantizer import Affine, Bipolar, Floating, Ranged, Truncating
+from qgraph.recognition import recogniser, terrain
 from qgraph.report import Outcome
 from qgraph.transforms.convert import ConvertDialect
 
@@ -278,17 +279,40 @@ def test_the_range_of_a_chain_is_that_of_the_node():
         assert np.array_equal(getattr(after, name), value), name
 
 
-def test_reading_takes_time_in_proportion_to_the_graph():
-    def body(count: int) -> str:
-        lines = []
-        for i in range(count):
-            last = "x" if i == 0 else f"y{i - 1}"
-            lines.append(
-                f"d{i} = Div ({last}, s) c{i} = Clip (d{i}, l, h) r{i} = Round (c{i}) "
-                f"y{i} = Mul (r{i}, s)"
-            )
-        return " ".join([*lines, f"y = Identity (y{count - 1})"])
+def work_of_reading(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Count the nodes of the regions that are looked at, and the chains that are read."""
+    lines = []
+    for i in range(count):
+        last = "x" if i == 0 else f"y{i - 1}"
+        lines.append(
+            f"d{i} = Div ({last}, s) c{i} = Clip (d{i}, l, h) r{i} = Round (c{i}) "
+            f"y{i} = Mul (r{i}, s)"
+        )
+    model = model_of(" ".join([*lines, f"y = Identity (y{count - 1})"]), NUMBERS)
+    work = 0
+    region, meaning = terrain.Terrain.region, recogniser.quantizer_of
 
-    found = found_in(model_of(body(120), NUMBERS))
-    assert len(found) == 120
+    def counted_region(self, x, y):
+        nonlocal work
+        found = region(self, x, y)
+        work += 1 if found is None else len(found)
+        return found
+
+    def counted_meaning(steps, spelling):
+        nonlocal work
+        work += len(steps)
+        return meaning(steps, spelling)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(terrain.Terrain, "region", counted_region)
+        patch.setattr(recogniser, "quantizer_of", counted_meaning)
+        found = found_in(model)
+    assert len(found) == count
     assert all(len(site.nodes) in (4, 5) for site in found)
+    return work
+
+
+def test_reading_takes_time_in_proportion_to_the_graph(monkeypatch):
+    few, many = (work_of_reading(count, monkeypatch) for count in (40, 160))
+    assert few >= 40 * 4  # each node is looked at
+    assert many <= 4.2 * few

@@ -372,3 +372,43 @@ def test_attributes_of_the_caller_are_refused():
         }"""
     site = only(load(ir.from_onnx_text(text)).apply(LowerIntegerOperators()))
     assert "an attribute is left to the caller of the function" in site.reason
+
+
+def test_types_and_shapes_are_inferred_also_behind_lowered_operators() -> None:
+    """Exporters leave them out: of codes quantized at run time, and after com.microsoft."""
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[2, 3, 4, 4] x) => (float[2, 3, 1, 1] y, int32[2, 3, 4, 5] t) <
+            int8[4, 5] w = {1,-2,3,4,5,6,-7,8,9,10,11,12,13,-14,15,16,17,-18,19,20},
+            float s = {0.05}, float u = {0.03}, uint8 z = {3}
+        > {
+            q, sq, zq = DynamicQuantizeLinear (x)
+            t = MatMulInteger (q, w, zq)
+            p = QuantizeLinear (x, s, z)
+            a = com.microsoft.QLinearAdd (p, s, z, p, s, z, u, z)
+            g = com.microsoft.QLinearGlobalAveragePool (a, u, z, s, z)
+            y = DequantizeLinear (g, s, z)
+        }"""
+    )
+    found, report = lowered(model)
+    assert [site.outcome for site in report] == [Outcome.CHANGED] * 3
+    assert {site.op for site in report} == {
+        "MatMulInteger", "com.microsoft::QLinearAdd", "com.microsoft::QLinearGlobalAveragePool"
+    }  # fmt: skip
+    x = np.random.default_rng(0).normal(0, 3, (2, 3, 4, 4)).astype(np.float32)
+    expected = load(model).run({"x": x}, backend="numpy")
+    outputs = found.run({"x": x}, backend="numpy")
+    for name, value in expected.items():
+        np.testing.assert_array_equal(outputs[name], value)
+
+
+def test_operators_on_codes_without_a_spelling_are_named() -> None:
+    model = ir.from_onnx_text(
+        """<ir_version: 8, opset_import: ["": 13, "com.microsoft": 1]>
+        g (uint8[4] x) => (uint8[4] y) <float s = {0.05}, uint8 z = {3}> {
+            y = com.microsoft.QLinearSigmoid (x, s, z, s, z)
+        }"""
+    )
+    site = only(load(model).apply(LowerIntegerOperators()))
+    assert site.outcome is Outcome.REFUSED
+    assert "no spelling of QLinearSigmoid in standard operators" in site.reason

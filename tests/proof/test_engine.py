@@ -222,6 +222,22 @@ def test_nan_against_the_largest_number_is_a_difference_throughout() -> None:
     assert from_keys(finding.runs.lo[1:]) == np.nextafter(last, np.float32(np.inf))
 
 
+@pytest.mark.parametrize("zero_point", [0, 128])
+def test_until_a_difference_less_is_looked_at_and_the_same_is_said(cones, zero_point) -> None:
+    b = Builder()
+    reference = cones.quant(b, b.input, S, np.float32(zero_point), 0, 255)
+    pair = cones.qdq(b, b.input, S, np.float32(zero_point), 0, 255, "UINT8")
+    whole, short = (decide(reference, pair, until_difference=until) for until in (False, True))
+    assert bool(short.differing) == bool(whole.differing) == bool(zero_point)
+    if zero_point:
+        assert short.boxes < whole.boxes
+        assert short.witness is not None
+        ends = [evaluate(e, np.float32(short.witness.input)) for e in (reference, pair)]
+        assert ends[0] != ends[1]
+    else:
+        assert short.zero_sign == whole.zero_sign
+
+
 def test_a_table_of_values_against_its_formula(cones: SimpleNamespace) -> None:
     b = Builder()
     codes = cones.fake_quantize_codes(b, b.input, np.float32(-0.73), np.float32(1.21), 16)

@@ -166,3 +166,14 @@ def test_unknown_names_of_the_package_are_attribute_errors():
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = transforms.Nothing
     assert all(hasattr(transforms, name) for name in transforms.__all__)
+
+
+def test_a_refusal_of_options_names_the_pass():
+    with pytest.raises(OptionError) as caught:
+        parse_spec("quantize-weights{format=int4,block_size=1}")
+    assert str(caught.value).startswith("Pass 'quantize-weights': block_size is 1, expected 2 or")
+
+
+def test_capital_letters_are_a_near_miss(every):
+    with pytest.raises(OptionError, match="Did you mean 'green'"):
+        parse_spec("try-everything{path=x,colour=GREEN}")

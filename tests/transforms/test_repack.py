@@ -352,6 +352,27 @@ def test_types_beyond_the_limit_are_named():
     assert site.reason == "INT2 needs opset 25, above 21; allow opset 25"
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "kind", "point"),
+    [
+        (120, 127, "INT8", None),  # the zero point would be 128 below the codes of INT4
+        (-128, -120, "INT8", None),
+        (3, 12, "UINT4", None),
+        (-3, 12, "INT4", -5),
+        (-1, 14, "INT4", -7),
+    ],
+)
+def test_a_zero_point_has_to_fit_the_type_too(low, high, kind, point):
+    codes = np.append(RANDOM(3).integers(low, high + 1, (6, 6)), [[low, high] * 3], axis=0)
+    model = stored("INT8", codes, np.float32(0.5))
+    after, _ = apply(model, Repack(opset=23))
+    found, _, has_point, _ = only(after)
+    assert (found, has_point) == (kind, point is not None)
+    if point is not None:
+        decode = next(node for node in after.graph if node.op_type == "DequantizeLinear")
+        assert int(decode.inputs[2].const_value.numpy().astype(np.int32)) == point
+
+
 def test_codes_that_do_not_fit_are_refused():
     model = stored("INT8", RANDOM(0).integers(-100, 100, (8, 8)), np.float32(0.5))
     _, report = apply(model, Repack(to=CodeTarget.INT4))
@@ -457,6 +478,19 @@ def test_codes_of_activations_are_counted_from_elsewhere(check_pass, kind, to, p
     for node in model.nodes("QuantizeLinear", "DequantizeLinear"):
         value = node.inputs[2].const_value.numpy()
         assert (value.dtype, int(value)) == (np.dtype(to), point + shift)
+
+
+def test_codes_of_activations_that_are_cast_are_left_alone(check_pass):
+    text = """<ir_version: 8, opset_import: ["": 13]>
+        g (float[700] x) => (float[700] y) <float s = {1}, uint8 z = {0}, float h = {0.5}> {
+            q = QuantizeLinear (x, s, z)
+            c = Cast <to = 1> (q)
+            y = Mul (c, h)
+        }"""
+    _, report = check_pass(
+        parse_spec("repack{to=int8}"), text, ops=["QuantizeLinear", "Cast", "Mul"]
+    )
+    assert report.count(Outcome.CHANGED) == 0
 
 
 def test_activations_stay_where_they_are_not_asked_for_or_their_codes_are_used():

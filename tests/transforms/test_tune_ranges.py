@@ -11,6 +11,8 @@ from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.report import Outcome
 from qgraph.transforms.convert import ConvertDialect
+from qgraph.transforms.largest_change import Change
+from qgraph.transforms.ranges import Grid
 from qgraph.transforms.tune_ranges import TuneRanges
 from qgraph.transforms.whole_ranges import Mode, Scales, whole_range
 
@@ -388,3 +390,13 @@ def test_real_models(models, name):
     (scores,) = found.values()
     agree = (scores.argmax(axis=1) == data["y"].argmax(axis=1)).mean()
     assert agree >= 0.98
+
+
+def test_a_zero_point_of_0_is_told_without_a_sign():
+    zero_point = Grid.of(np.array(F(0)), np.array(F(4.75)), 23).zero_point
+    assert str(float(zero_point)) == "0.0"
+
+
+@pytest.mark.parametrize(("steps", "text"), [(1.00000008, "1 step ("), (1.25, "1.25 steps (")])
+def test_one_step_is_told_as_one(steps, text):
+    assert Change(steps, 0.5, 0, 2.0, 1.0, 1.5).text().startswith(text)

@@ -14,12 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.constants import constant
-from qgraph.dialects.normal_forms import Spelling, quantizer_of
-from qgraph.dialects.regions import Terrain
 from qgraph.dialects.site import Site, shape_of, weight_of
-from qgraph.dialects.steps import Encoded, Rounded, Signed, Snapped, Step, chain_of
 from qgraph.proof.expression import FLOAT
 from qgraph.quantizer import Quantizer
+from qgraph.recognition.chains import chain_of
+from qgraph.recognition.meaning import quantizer_of
+from qgraph.recognition.spelling import Spelling
+from qgraph.recognition.steps import Encoded, Rounded, Signed, Snapped, Step
+from qgraph.recognition.terrain import Terrain
 
 PLAIN = "onnx"
 
@@ -120,11 +122,7 @@ def _spelling(nodes: tuple[ir.Node, ...], x: ir.Value) -> Spelling | None:
 
 
 def _site(
-    x: ir.Value,
-    y: ir.Value,
-    nodes: tuple[ir.Node, ...],
-    spelling: Spelling,
-    meaning: Quantizer,
+    x: ir.Value, y: ir.Value, nodes: tuple[ir.Node, ...], spelling: Spelling, meaning: Quantizer
 ) -> Site:
     cores = [node for node in nodes if _CORES.get(node.op_type) == spelling.dialect]
     root = nodes[-1] if spelling.dialect == PLAIN else cores[-1]

@@ -1,0 +1,1 @@
+"""Quantizers found in a graph, however many operators spell them."""
