@@ -69,7 +69,7 @@ class Commands(click.Group):
 @click.version_option(__version__, message="qgraph %(version)s")
 @talk_options
 def cli() -> None:
-    r"""Rewrite quantized ONNX models, and show that nothing changed.
+    """Rewrite quantized ONNX models, and show that nothing changed.
 
     \b
     qgraph info model.onnx
@@ -78,7 +78,7 @@ def cli() -> None:
     qgraph prove model.onnx out.onnx
 
     Exit status: 0 good, 1 not equal, 2 wrong usage, 3 unusable model or input, 4 undecided.
-    """
+    """  # noqa: D301 - click wants the character itself
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,9 +10,8 @@ parameter is decoded to its value, an element only has to be at some level.
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from hashlib import sha256
 from typing import Any
@@ -99,7 +98,7 @@ class Coding:
             return encode(np.divide(values, scale, dtype=np.float32), self.kind).view(np.uint8)
         wide = np.float64 if max(-self.lo, self.hi) >= _EXACT else np.float32
         steps = values if self.low is None else values - self.low.at(*box)
-        steps = np.divide(steps, scale, dtype=wide)
+        steps = np.asarray(np.divide(steps, scale, dtype=wide))
         if self.zero_point is not None:
             steps += self.zero_point.at(*box)
         np.rint(steps, out=steps)
@@ -147,8 +146,8 @@ class Plan:
     def key(self) -> tuple[object, ...]:
         """Equal for plans that give the same codes."""
         digest = sha256()
-        what = (self.quantize, self.coding, self.dequantize, self.same_zeros)
-        digest.update(pickle.dumps(what, protocol=5, buffer_callback=digest.update))
+        for part in (self.quantize, self.coding, self.dequantize, self.same_zeros):
+            _enter(digest, part)
         return (*self.weight.key, digest.digest())
 
 
@@ -267,6 +266,25 @@ class _CodesPart:
             f"{float(decoded[at]):g}, expected the same. Leave this quantizer as it is, or correct "
             "the weight."
         )
+
+
+def _enter(digest: Any, what: Any) -> None:
+    """Let ``digest`` depend on all of ``what``."""
+    if isinstance(what, np.ndarray):
+        digest.update(f"{what.dtype}{what.shape}".encode())
+        digest.update(what.tobytes())
+    elif is_dataclass(what):
+        digest.update(type(what).__name__.encode())
+        for part in fields(what):
+            _enter(digest, getattr(what, part.name))
+    elif isinstance(what, tuple | list):
+        digest.update(f"[{len(what)}]".encode())
+        for part in what:
+            _enter(digest, part)
+    elif isinstance(what, dict):
+        _enter(digest, sorted(what.items()))
+    else:
+        digest.update(f"{type(what).__name__}:{what!r};".encode())
 
 
 def tally_of(

@@ -278,3 +278,13 @@ def test_a_constant_that_cannot_be_read_is_reported():
 def test_different_is_no_level_of_equality():
     with pytest.raises(OptionError, match="would accept anything"):
         FoldWeights(exact=Exactness.DIFFERENT)
+
+
+def test_a_single_number_without_axes_is_folded() -> None:
+    quantizer = QUANT.format(signed=1, narrow=0)
+    text = weighted("0.6", "float s = {0.25}, float z = {1}, float b = {4}", quantizer)
+    model = load(ir.from_onnx_text(text.replace("float[6] w", "float w")))
+    assert [site.outcome for site in model.apply(FoldWeights())] == [Outcome.CHANGED]
+    # round(0.6 / 0.25 + 1) = 3, and (3 - 1) * 0.25 = 0.5
+    y = model.run({"x": np.arange(6, dtype=np.float32)}, backend="numpy")["y"]
+    np.testing.assert_array_equal(y, np.arange(6) * np.float32(0.5))
