@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -39,12 +40,12 @@ def ratio(s_a: Array, s_b: Array, s_y: Array) -> Float32:
 
 
 def float32(scale: Array) -> Float32:
-    """Return a scale; the order of operations is known for float32 only."""
-    if scale.dtype != np.float32:
+    """Return a scale; one of 16 bits becomes float32, exactly, in which all is computed."""
+    if scale.dtype not in (np.float32, np.float16, ml_dtypes.bfloat16):
         raise ValueError(
             f"a scale or bias is {scale.dtype}, expected float32. Convert the model to float32"
         )
-    return scale
+    return scale.astype(np.float32, copy=False)
 
 
 def int32(bias: Array) -> Int32:

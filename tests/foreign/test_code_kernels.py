@@ -96,7 +96,7 @@ def test_rows_have_zero_points_of_their_own(node_case):
 @pytest.mark.parametrize(
     ("name", "place", "wrong", "message"),
     [
-        ("QLinearMatMul", 1, np.float16(1), "a scale or bias is float16, expected float32"),
+        ("QLinearMatMul", 1, np.float64(1), "a scale or bias is float64, expected float32"),
         ("QLinearMatMul", 2, np.int16(1), "zero point is int16 and its codes"),
         ("QLinearMatMul", 7, np.int32(1), "output zero point is int32, expected int8"),
         ("QLinearConv", 1, np.ones(2, np.float32), r"shape \[2\], expected one element"),
