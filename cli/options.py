@@ -229,6 +229,7 @@ class Rewrite:
         prove: whether only what is proved equal may be written.
         shard_bytes: upper limit of one data file; None for a single one, if there is any.
         size_threshold: weights of fewer bytes stay in the model file; None for the usual.
+        safetensors: whether the data files are to be safetensors files.
     """
 
     model: Path
@@ -239,6 +240,7 @@ class Rewrite:
     prove: bool = False
     shard_bytes: int | None = None
     size_threshold: int | None = None
+    safetensors: bool = False
 
 
 keep_inputs_option = click.option(
@@ -277,6 +279,11 @@ def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="SIZE",
         help="Put weights of at least so many bytes into data files [1KB, if there are any].",
     )
+    @click.option(
+        "--safetensors",
+        is_flag=True,
+        help="Put weights into data files that readers of safetensors can read, too.",
+    )
     @functools.wraps(function)
     def command(
         model: Path,
@@ -287,6 +294,7 @@ def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
         prove: bool,
         shard_bytes: int | None,
         size_threshold: int | None,
+        safetensors: bool,
         **others: Any,
     ) -> Any:
         if out is None and not in_place:
@@ -302,6 +310,7 @@ def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
             prove,
             shard_bytes,
             size_threshold,
+            safetensors,
         )
         return function(files=files, **others)
 

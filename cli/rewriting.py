@@ -75,6 +75,7 @@ def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform], vi
             prove=files.prove,
             external_data=True if files.size_threshold is not None else None,
             shard_bytes=files.shard_bytes,
+            safetensors=files.safetensors,
             size_threshold=files.size_threshold,
             progress=bar.tell_bytes,
         )

@@ -22,6 +22,7 @@ from qgraph.deferred import (
     Sink,
     carry_out,
 )
+from qgraph.safetensors import head
 from qgraph.streaming import FileRange, stream_of
 from qgraph.tensors import Slot, slots, stored_bytes
 
@@ -30,6 +31,9 @@ INLINE_LIMIT = 1_500_000_000
 
 THRESHOLD = 1024
 """Tensors of fewer bytes stay in the model file."""
+
+DATA, SAFETENSORS = ".data", ".safetensors"
+"""How the names of data files end."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights that have been read so far, and of all that are to be."""
@@ -77,6 +81,7 @@ def write(
     folder: Path,
     shard_bytes: int | None,
     *,
+    safetensors: bool = False,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> tuple[Layout, dict[int, FileRange]]:
@@ -89,6 +94,7 @@ def write(
         deferred: tensors that are to be computed and go to no data file.
         folder: where the files go.
         shard_bytes: upper limit of one file; a larger tensor gets a file of its own.
+        safetensors: let each file begin with the head of that format.
         executor: runs the parts of big tensors; threads of this process if None.
         progress: is told how many bytes have been read, and of how many.
 
@@ -98,7 +104,7 @@ def write(
     layout = {folder / str(i): group for i, group in enumerate(_shards(chosen, shard_bytes))}
     places: dict[int, FileRange] = {}
     for path, tensors in layout.items():
-        places |= _lay_out(path, tensors)
+        places |= _lay_out(path, tensors, head(tensors) if safetensors else b"")
     kept = _lay_out(folder / "inline", {id(tensor): tensor for tensor in deferred}.values())
     here: list[tuple[Job, Sequence[Sink]]] = []
     away: list[tuple[Job, Sequence[Sink]]] = []
@@ -130,22 +136,26 @@ def write(
     return layout, kept
 
 
-def publish(layout: Layout, path: Path, published: list[Path]) -> dict[int, ir.TensorProtocol]:
+def publish(
+    layout: Layout, path: Path, published: list[Path], *, safetensors: bool = False
+) -> dict[int, ir.TensorProtocol]:
     """Move data files beside the model file ``path``, under names that nothing has there.
 
     Args:
         layout: what ``write`` returned.
         path: the model file, which lends its name.
         published: is filled with the files that have appeared, also when an error occurs.
+        safetensors: as given to ``write``.
 
     Returns:
         For the ``id`` of each tensor the one that reads from the published file.
     """
-    targets = _reserve(path, len(layout), published)
+    suffix = SAFETENSORS if safetensors else DATA
+    targets = _reserve(path, len(layout), suffix, published)
     fresh: dict[int, ir.TensorProtocol] = {}
     for (source, tensors), target in zip(layout.items(), targets, strict=True):
         os.replace(source, target)
-        offset = 0
+        offset = len(head(tensors)) if safetensors else 0
         for tensor in tensors:
             size = stored_bytes(tensor)
             fresh[id(tensor)] = ir.ExternalTensor(
@@ -165,7 +175,9 @@ def publish(layout: Layout, path: Path, published: list[Path]) -> dict[int, ir.T
 
 def belonging_to(path: Path, model: ir.Model) -> set[Path]:
     """Return the data files that ``model``, as saved in ``path``, reads and that bear its name."""
-    pattern = re.compile(rf"{re.escape(path.name)}(-\d+)?(-\d{{5}}-of-\d{{5}})?\.data")
+    pattern = re.compile(
+        rf"{re.escape(path.name)}(-\d+)?(-\d{{5}}-of-\d{{5}})?\.(data|safetensors)"
+    )
     locations = {
         os.fspath(slot.tensor.location)
         for slot in slots(model)
@@ -174,15 +186,18 @@ def belonging_to(path: Path, model: ir.Model) -> set[Path]:
     return {path.parent / name for name in locations if pattern.fullmatch(name)}
 
 
-def _lay_out(path: Path, tensors: Iterable[ir.TensorProtocol]) -> dict[int, FileRange]:
-    """Create a file with room for ``tensors``, one after the other; return where each goes."""
-    places, offset = {}, 0
+def _lay_out(
+    path: Path, tensors: Iterable[ir.TensorProtocol], first: bytes = b""
+) -> dict[int, FileRange]:
+    """Create a file of ``first`` and room for ``tensors`` in a row; return where each goes."""
+    places, offset = {}, len(first)
     for tensor in tensors:
         size = stored_bytes(tensor)
         places[id(tensor)] = FileRange(os.path.abspath(path), offset, size)
         offset += size
     if places:
         with path.open("xb") as file:
+            file.write(first)
             file.truncate(offset)
     return places
 
@@ -261,11 +276,11 @@ def _shards(chosen: Sequence[Slot], shard_bytes: int | None) -> list[list[ir.Ten
     return shards
 
 
-def _reserve(path: Path, count: int, reserved: list[Path]) -> list[Path]:
+def _reserve(path: Path, count: int, suffix: str, reserved: list[Path]) -> list[Path]:
     """Create ``count`` empty files under the first names that are all free."""
     attempt = 0
     while True:
-        targets = [path.parent / name for name in _names(path.name, attempt, count)]
+        targets = [path.parent / name for name in _names(path.name, attempt, count, suffix)]
         try:
             for target in targets:
                 # Exclusive creation also keeps another process from taking the name.
@@ -279,8 +294,8 @@ def _reserve(path: Path, count: int, reserved: list[Path]) -> list[Path]:
             return targets
 
 
-def _names(stem: str, attempt: int, count: int) -> list[str]:
+def _names(stem: str, attempt: int, count: int, suffix: str) -> list[str]:
     base = f"{stem}-{attempt}" if attempt else stem
     if count == 1:
-        return [f"{base}.data"]
-    return [f"{base}-{i + 1:05d}-of-{count:05d}.data" for i in range(count)]
+        return [f"{base}{suffix}"]
+    return [f"{base}-{i + 1:05d}-of-{count:05d}{suffix}" for i in range(count)]

@@ -94,6 +94,7 @@ def save(
     *,
     external_data: bool | None = None,
     shard_bytes: int | None = None,
+    safetensors: bool = False,
     size_threshold: int = datafiles.THRESHOLD,
     executor: Executor | None = None,
     progress: datafiles.Progress | None = None,
@@ -113,6 +114,7 @@ def save(
         external_data: whether weights go to files of their own, named after ``path``. None: if
             some lie in such files now, or if they are too many for a model file.
         shard_bytes: upper limit of one data file; a larger tensor gets a file of its own.
+        safetensors: make the data files such that readers of safetensors can read them, too.
         size_threshold: tensors of fewer bytes stay in the model file.
         executor: runs the work on big weights, in parts that can be pickled: processes, or machines
             that see the same files. None: threads of this process.
@@ -120,9 +122,14 @@ def save(
 
     Raises:
         ModelError: the file cannot be written, or the model is inconsistent or too large.
-        OptionError: ``shard_bytes`` is not positive, or contradicts ``external_data``.
+        OptionError: ``shard_bytes`` is not positive, or an option contradicts ``external_data``.
     """
     path = Path(path)
+    if safetensors and external_data is False:
+        raise OptionError(
+            "safetensors=True with external_data=False; expected one of them. A safetensors file "
+            "is external data: leave external_data out."
+        )
     if shard_bytes is not None and (shard_bytes <= 0 or external_data is False):
         raise OptionError(
             f"shard_bytes is {shard_bytes} with external_data={external_data}; expected a positive "
@@ -133,7 +140,9 @@ def save(
     _check_not_read(path, model)
     check_names(model)
     chosen = datafiles.choose(
-        model, wanted=True if shard_bytes else external_data, threshold=size_threshold
+        model,
+        wanted=True if shard_bytes or safetensors else external_data,
+        threshold=size_threshold,
     )
     _check_size(model, {id(slot.tensor) for slot in chosen})
     old_data = _old_data(path)
@@ -148,9 +157,15 @@ def save(
                 if isinstance(slot.tensor, DeferredTensor) and id(slot.tensor) not in outside
             ]
             layout, computed = datafiles.write(
-                chosen, inside, scratch, shard_bytes, executor=executor, progress=progress
+                chosen,
+                inside,
+                scratch,
+                shard_bytes,
+                safetensors=safetensors,
+                executor=executor,
+                progress=progress,
             )
-            fresh = datafiles.publish(layout, path, published)
+            fresh = datafiles.publish(layout, path, published, safetensors=safetensors)
             fresh |= _inlined(model, fresh, computed, lazy=bool(old_data))
             _write_model(model, fresh, scratch / path.name)
             if path.exists():
@@ -270,7 +285,8 @@ def _check_size(model: ir.Model, outside: set[int]) -> None:
 
 def _old_data(path: Path) -> set[Path]:
     """Return the data files of the model that ``path`` holds now."""
-    if not any(path.parent.glob(f"{glob.escape(path.name)}*.data")):
+    endings = (datafiles.DATA, datafiles.SAFETENSORS)
+    if not any(any(path.parent.glob(f"{glob.escape(path.name)}*{end}")) for end in endings):
         return set()
     try:
         return datafiles.belonging_to(path, ir.from_proto(_parsed(path)))

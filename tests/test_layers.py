@@ -26,6 +26,7 @@ LAYERS = [
         "tensors",
         "external",
         "datafiles",
+        "safetensors",
         "topology",
         "storage",
         "opset",

@@ -39,6 +39,7 @@ def rewrite(
     prove: bool = False,
     external_data: bool | None = None,
     shard_bytes: int | None = None,
+    safetensors: bool = False,
     size_threshold: int | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -56,6 +57,7 @@ def rewrite(
         prove: write only what is proved equal in value for every input.
         external_data: whether weights go to files of their own; see :meth:`qgraph.Model.save`.
         shard_bytes: upper limit of one such file.
+        safetensors: make them safetensors files.
         size_threshold: tensors of fewer bytes stay in the model file; None for the usual 1024.
         executor: runs the work on big weights, in processes or on other machines.
         progress: is told of reading, of the passes, and of writing, then in bytes.
@@ -101,6 +103,7 @@ def rewrite(
             out,
             external_data=external_data,
             shard_bytes=shard_bytes,
+            safetensors=safetensors,
             size_threshold=datafiles.THRESHOLD if size_threshold is None else size_threshold,
             executor=executor,
             progress=lambda done, total: tell(f"writing {out.name}", done, total),
