@@ -35,7 +35,7 @@ Box = tuple[Sequence[int], Sequence[int]]
 LEAST_BYTES = 1 << 20
 """Weights in files are left there by passes if they have so many bytes; smaller ones are read."""
 
-PIECE = 1 << 17
+PIECE = 1 << 18
 """Elements at a time."""
 
 _MOST_COUNTED_BITS = 16
@@ -195,7 +195,8 @@ class _CodesPart:
         left, place = np.empty(0, np.uint8), self.start * bits // 8
         for start, stop in pieces(shapes, self.start, self.stop, PIECE):
             data = plan.weight.read(start, stop, buffer[: stop - start])
-            codes = self._by_table(data, start, tally, spread)
+            proved = self._by_table(data, start, tally, spread)
+            codes = proved
             if codes is None:
                 codes = self._piece(plan.weight.read(start, stop, data), start, tally)
             if bits >= 8:
@@ -208,7 +209,10 @@ class _CodesPart:
             whole = flat.size if stop == self.stop else flat.size - flat.size % 4
             packed, left = pack(flat[:whole], bits), flat[whole:].copy()
             mask = np.uint8((1 << bits) - 1)
-            if not np.array_equal(unpack(packed, bits, whole), flat[:whole] & mask):
+            same = proved is not None or np.array_equal(
+                unpack(packed, bits, whole), flat[:whole] & mask
+            )
+            if not same:
                 raise ModelError(f"{plan.label}: its codes are not packed as they should be.")
             sinks[0].write(place, packed)
             place += packed.size

@@ -140,7 +140,8 @@ def session_of(model: ir.Model) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", "100")
     data = ir.to_proto(model).SerializeToString()
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
@@ -185,7 +186,7 @@ def main() -> None:
     parser.add_argument("models", type=Path, nargs="*")
     parser.add_argument("--qonnx-python", type=Path, help="interpreter that has qonnx")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=0.05, help="per round, of qgraph")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per round, of qgraph")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         models = options.models
