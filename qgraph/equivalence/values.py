@@ -44,11 +44,10 @@ def compare_values(reference: Array, candidate: Array) -> Comparison:
     ours, theirs = reference.reshape(-1), candidate.reshape(-1)
     differing = zero_sign = 0
     wrong_at = sign_at = None
-    worst = largest = 0.0
+    worst = 0.0
     for start in range(0, ours.size, _PIECE):
         x, y = ours[start : start + _PIECE], theirs[start : start + _PIECE]
-        if x.tobytes() == y.tobytes() and not differing:
-            largest = max(largest, _largest(x))
+        if x.tobytes() == y.tobytes():
             continue
         wrong, signs = _differences(x, y)
         if wrong_at is None and wrong.any():
@@ -57,12 +56,13 @@ def compare_values(reference: Array, candidate: Array) -> Comparison:
             sign_at = start + int(np.argmax(signs))
         differing += int(np.count_nonzero(wrong))
         zero_sign += int(np.count_nonzero(signs))
-        largest = max(largest, _largest(x))
         with np.errstate(all="ignore"):
             gaps = np.abs(_wide(x[wrong]) - _wide(y[wrong]))
         # a NaN on one side is as far away as can be
         worst = max(worst, float(np.max(np.where(np.isnan(gaps), np.inf, gaps), initial=0.0)))
     if differing:
+        pieces = range(0, ours.size, _PIECE)
+        largest = max(_largest(ours[start : start + _PIECE]) for start in pieces)
         rung = Exactness.CODES if worst <= largest * _LAST_BITS else Exactness.DIFFERENT
         return Comparison(rung, differing, zero_sign, wrong_at)
     rung = Exactness.VALUES if zero_sign else Exactness.BITS
