@@ -12,7 +12,6 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph import __version__, datafiles, storage
-from qgraph.equivalence import certify
 from qgraph.errors import OptionError
 from qgraph.files import is_same, json_text, replacing
 from qgraph.model import Model, load
@@ -90,6 +89,9 @@ def rewrite(
         found = model.apply(*steps, keep_inputs=keep_inputs)
         if prove:
             tell("proving", 0, 0)
+            # The provers, and networkx with them, are loaded only where they are needed.
+            from qgraph.equivalence import certify
+
             certificate = certify.prove(original, model, keep_inputs=keep_inputs)
             certificate.raise_if_not_proved()
         if file is not None:
