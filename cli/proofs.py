@@ -20,7 +20,7 @@ from qgraph.cli.output import (
 from qgraph.exactness import Exactness, Method
 
 if TYPE_CHECKING:
-    from qgraph.equivalence.certificate import Certificate, Region
+    from qgraph.certification.certificate import Certificate, Region
 
 STATUS = {"proved": 0, "different": 1, "undecided": 4}
 """Exit status of each verdict."""

@@ -23,7 +23,7 @@ defer("sympy", "onnx_ir._symbolic_shapes")
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from qgraph.equivalence.certify import prove
+    from qgraph.certification.certify import prove
     from qgraph.equivalence.check import check
     from qgraph.equivalence.reduce import reduce
     from qgraph.errors import QGraphError
@@ -50,7 +50,7 @@ _HOMES = {
     "Report": "qgraph.report",
     "check": "qgraph.equivalence.check",
     "load": "qgraph.model",
-    "prove": "qgraph.equivalence.certify",
+    "prove": "qgraph.certification.certify",
     "reduce": "qgraph.equivalence.reduce",
 }
 

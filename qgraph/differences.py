@@ -8,9 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 from qgraph.description import Described, Description, descriptions
-from qgraph.equivalence.matching import Matching
-from qgraph.equivalence.plain import plain
 from qgraph.errors import ModelError
+from qgraph.matching.match import Matching
+from qgraph.matching.plain import plain
 from qgraph.model import Source, load
 from qgraph.pairing import Pair, pairs
 from qgraph.report import SCHEMA

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import onnx_ir as ir
 
 from qgraph.description import Described
-from qgraph.equivalence.matching import Matching, Side
+from qgraph.matching.match import Matching, Side
 
 Pair = tuple[Described | None, Described | None]
 

@@ -19,7 +19,7 @@ import pytest
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from qgraph.equivalence.certificate import Certificate, Region
+    from qgraph.certification.certificate import Certificate, Region
     from qgraph.equivalence.report import CheckReport
     from qgraph.equivalence.tolerance import Limit
     from qgraph.model import Source

@@ -17,7 +17,7 @@ from qgraph.opset import ceiling
 from qgraph.recognition.recogniser import PLAIN
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.plugin_arithmetic import (
+from qgraph.transforms.ranges.plugin_arithmetic import (
     PluginComparer,
     PluginSite,
     as_plugin,

@@ -18,8 +18,8 @@ from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.model import Model
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.largest_change import Change, largest_change, side_by_side
-from qgraph.transforms.ranges import FakeQuantize, Float64, Grid, fake_quantizes, span_text
+from qgraph.transforms.ranges.grids import FakeQuantize, Float64, Grid, fake_quantizes, span_text
+from qgraph.transforms.ranges.largest_change import Change, largest_change, side_by_side
 from qgraph.transforms.spelling import Choice, entry, settle
 
 Float32 = npt.NDArray[np.float32]

@@ -17,8 +17,7 @@ from qgraph.model import Model
 from qgraph.opset import ceiling
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.output_scale import scaling
-from qgraph.transforms.ranges import (
+from qgraph.transforms.ranges.grids import (
     FakeQuantize,
     Float64,
     Grid,
@@ -28,7 +27,8 @@ from qgraph.transforms.ranges import (
     span_text,
     whole_zero_point,
 )
-from qgraph.transforms.scaled_constants import Scaling, Stuck, is_power, title
+from qgraph.transforms.scales.output_scale import scaling
+from qgraph.transforms.scales.scaled_constants import Scaling, Stuck, is_power, title
 from qgraph.transforms.spelling import (
     Choice,
     check_level,

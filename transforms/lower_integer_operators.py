@@ -17,10 +17,10 @@ from qgraph.model import Model
 from qgraph.opset import ceiling
 from qgraph.report import Outcome, Report
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.code_pairs import lower_code_pair
-from qgraph.transforms.integer_sums import lower_exactly
+from qgraph.transforms.integers.code_pairs import lower_code_pair
+from qgraph.transforms.integers.integer_sums import lower_exactly
+from qgraph.transforms.integers.real_sums import lower_to_reals
 from qgraph.transforms.operand_shapes import learnt_operands
-from qgraph.transforms.real_sums import lower_to_reals
 from qgraph.transforms.rebuilding import Found, rebuild
 from qgraph.transforms.spelling import check_level
 

@@ -24,7 +24,7 @@ from qgraph.opset import QDQ_SINCE, ceiling
 from qgraph.report import Report
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.rebuilding import Found, Rebuild, rebuild
-from qgraph.transforms.recoding import Codes
+from qgraph.transforms.weights.recoding import Codes
 
 Array = npt.NDArray[Any]
 Write = Callable[[Draft], Operand]

@@ -14,7 +14,7 @@ from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.float_weights import (
+from qgraph.transforms.weights.float_weights import (
     Axes,
     FloatWeight,
     Places,
@@ -23,7 +23,7 @@ from qgraph.transforms.float_weights import (
     float_weights,
     label,
 )
-from qgraph.transforms.weight_plan import WeightPlan, untouched
+from qgraph.transforms.weights.weight_plan import WeightPlan, untouched
 from qgraph.weight_groups import Groups
 from qgraph.weight_quantization import E4M3, E8M0, Scheme, Search
 

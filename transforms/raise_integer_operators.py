@@ -21,10 +21,10 @@ from qgraph.foreign.sums import conv_attributes
 from qgraph.model import Model
 from qgraph.report import Report
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.integer_sums import given
+from qgraph.transforms.integers.integer_sums import given
+from qgraph.transforms.integers.real_pairs import raise_pair
+from qgraph.transforms.integers.real_products import read_coded, read_sums
 from qgraph.transforms.operand_shapes import learnt_operands
-from qgraph.transforms.real_pairs import raise_pair
-from qgraph.transforms.real_products import read_coded, read_sums
 from qgraph.transforms.rebuilding import Found, Rebuild, rebuild
 from qgraph.transforms.spelling import check_level
 

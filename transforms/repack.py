@@ -23,12 +23,12 @@ from qgraph.numerics.packing import packed_size, unpack
 from qgraph.repack_job import RepackJob, Shift, Source
 from qgraph.report import Outcome, Report, SiteReport, operator_name
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.code_types import Recoding, merged, needed_opset, recodings
-from qgraph.transforms.shifted_pairs import shifted
+from qgraph.transforms.ranges.shifted_pairs import shifted
 from qgraph.transforms.spelling import choose, raise_opset, settle
-from qgraph.transforms.stored_codes import Stored, stored_codes
 from qgraph.transforms.versions import lower_opset
-from qgraph.transforms.weight_plan import LAZY_BYTES
+from qgraph.transforms.weights.code_types import Recoding, merged, needed_opset, recodings
+from qgraph.transforms.weights.stored_codes import Stored, stored_codes
+from qgraph.transforms.weights.weight_plan import LAZY_BYTES
 
 Array = npt.NDArray[Any]
 

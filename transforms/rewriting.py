@@ -90,7 +90,7 @@ def rewrite(
         if prove:
             tell("proving", 0, 0)
             # The provers, and networkx with them, are loaded only where they are needed.
-            from qgraph.equivalence import certify
+            from qgraph.certification import certify
 
             certificate = certify.prove(original, model, keep_inputs=keep_inputs)
             certificate.raise_if_not_proved()

@@ -18,7 +18,7 @@ from qgraph.model import Model
 from qgraph.opset import ceiling
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.ranges import (
+from qgraph.transforms.ranges.grids import (
     NAMES,
     FakeQuantize,
     Grid,

@@ -21,13 +21,7 @@ from qgraph.proof.ladder import ONE_STEP, SAME_LEVEL
 from qgraph.quantizer import Ranged
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.largest_change import (
-    Change,
-    fake_quantize_expression,
-    largest_change,
-    side_by_side,
-)
-from qgraph.transforms.ranges import (
+from qgraph.transforms.ranges.grids import (
     NAMES,
     FakeQuantize,
     Grid,
@@ -37,8 +31,14 @@ from qgraph.transforms.ranges import (
     span_text,
     whole_zero_point,
 )
+from qgraph.transforms.ranges.largest_change import (
+    Change,
+    fake_quantize_expression,
+    largest_change,
+    side_by_side,
+)
+from qgraph.transforms.ranges.whole_ranges import Mode, Scales, whole_range
 from qgraph.transforms.spelling import Choice, entry, settle
-from qgraph.transforms.whole_ranges import Mode, Scales, whole_range
 
 Float32 = npt.NDArray[np.float32]
 _Range = tuple[Float32, Float32]

@@ -76,7 +76,7 @@ def command(
             raise click.UsageError(
                 "--verify writes nothing; leave --certificate, --witness, --html and --sarif out."
             )
-        from qgraph.equivalence.verify_certificate import verify_file
+        from qgraph.verification.verify import verify_file
 
         with ProgressBar(talk) as bar:
             bar.tell(f"verifying {verify.name}", 0, 0)

@@ -12,12 +12,10 @@ import onnx_ir as ir
 from qgraph import storage
 from qgraph.batches import Batches
 from qgraph.collecting import seldom
-from qgraph.equivalence.correspondence import correspondence
 from qgraph.equivalence.divergence import Run, compare_tensors, first_divergence
 from qgraph.equivalence.feeding import Feeding
 from qgraph.equivalence.findings import File, MetricReport, TensorComparison
 from qgraph.equivalence.grids import output_step
-from qgraph.equivalence.interface import paired_names
 from qgraph.equivalence.labels import TOP1, Score, metric_of
 from qgraph.equivalence.metrics import Comparing
 from qgraph.equivalence.report import CheckReport, CheckVerdict
@@ -26,6 +24,8 @@ from qgraph.equivalence.runtime_verdict import judge_runtimes
 from qgraph.equivalence.tolerance import Limit, Tolerance, tolerances
 from qgraph.errors import OptionError
 from qgraph.executor import Backend, Executor, prepare
+from qgraph.matching.correspondence import correspondence
+from qgraph.matching.interface import paired_names
 from qgraph.model import Model, Source, load
 
 Array = npt.NDArray[Any]

@@ -13,10 +13,10 @@ import onnx_ir as ir
 from qgraph.dialects.dialect import Site
 from qgraph.edit import Draft
 from qgraph.equivalence.exhaustive import enumerate_inputs, is_half
-from qgraph.equivalence.values import compare_values
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.evaluate import evaluate
 from qgraph.exactness import Exactness, Method, Verdict, Witness
+from qgraph.numerics.values import compare_values
 from qgraph.opset import only_float_type
 from qgraph.proof.batch import decide_all
 from qgraph.proof.cone import Shape, lower

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.equivalence.elementwise import is_reshape, operands
 from qgraph.equivalence.findings import ProbeReport
 from qgraph.equivalence.inputs import make_inputs
 from qgraph.equivalence.rows import Row, Rows
@@ -24,6 +23,7 @@ from qgraph.equivalence.thresholds import DataQuantizer, data_quantizers, thresh
 from qgraph.errors import ExecutionError, OperatorError
 from qgraph.executor import Executor
 from qgraph.folding import constant_expression
+from qgraph.matching.elementwise import is_reshape, operands
 from qgraph.model import Model
 from qgraph.proof.keys import Keys, from_keys, to_keys
 

@@ -15,14 +15,14 @@ import onnx_ir as ir
 from qgraph import storage
 from qgraph.archive import common, tensors
 from qgraph.equivalence.check import Feeds, check
-from qgraph.equivalence.correspondence import correspondence
 from qgraph.equivalence.excerpt import excerpt, frontier
-from qgraph.equivalence.interface import paired_names
 from qgraph.equivalence.metrics import OutputComparison, compare
 from qgraph.equivalence.report import CheckReport
 from qgraph.errors import QGraphError, UndecidedError
 from qgraph.executor import Backend, prepare
 from qgraph.files import replacing
+from qgraph.matching.correspondence import correspondence
+from qgraph.matching.interface import paired_names
 from qgraph.model import Model, Source, load
 
 Array = npt.NDArray[Any]

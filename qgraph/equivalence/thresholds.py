@@ -11,9 +11,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.equivalence.grids import input_grid
-from qgraph.equivalence.values import is_nan
 from qgraph.errors import OperatorError
 from qgraph.folding import constant_expression
+from qgraph.numerics.values import is_nan
 from qgraph.ops.operator import Operator, operator_of
 from qgraph.proof.keys import Float32, Keys, from_keys, to_keys
 

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import onnx_ir as ir
 
-from qgraph.equivalence.certify import prove
-from qgraph.equivalence.joint import between
-from qgraph.equivalence.known_values import KnownValues
-from qgraph.equivalence.plain import Plain, plain
+from qgraph.certification.certify import prove
+from qgraph.certification.joint import between
 from qgraph.errors import QGraphError
 from qgraph.executor import Backend, prepare
+from qgraph.matching.known_values import KnownValues
+from qgraph.matching.plain import Plain, plain
 from qgraph.model import Source, load
 from qgraph.proof.cone import lower
 from qgraph.proof.expression import Builder, Expr, Undecidable

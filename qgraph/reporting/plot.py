@@ -9,9 +9,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from qgraph.certification.certify import prove
 from qgraph.constants import overridable
 from qgraph.dialects.dialect import Refusal, Site, sites
-from qgraph.equivalence.certify import prove
 from qgraph.errors import OptionError, UnsupportedError
 from qgraph.model import Model, Source, load
 from qgraph.proof.cone import lower

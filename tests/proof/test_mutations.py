@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from qgraph.equivalence.certify import prove
+from qgraph.certification.certify import prove
 from qgraph.errors import QGraphError
 
 

@@ -10,9 +10,9 @@ from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.report import Outcome
 from qgraph.transforms.fuse_output_scale import FuseOutputScale
+from qgraph.transforms.ranges.whole_ranges import Scales
 from qgraph.transforms.split_fake_quantize import SplitFakeQuantize
 from qgraph.transforms.tune_ranges import TuneRanges
-from qgraph.transforms.whole_ranges import Scales
 
 F = np.float32
 IMPORTS = '"": 13, "org.openvinotoolkit": 1'

@@ -12,9 +12,9 @@ from qgraph.exactness import Exactness
 from qgraph.model import Model, load
 from qgraph.numerics.formats import FORMATS
 from qgraph.report import Outcome
-from qgraph.transforms import weight_plan
 from qgraph.transforms.pipeline import parse_spec
 from qgraph.transforms.quantize_weights import QuantizeWeights, WeightFormat
+from qgraph.transforms.weights import weight_plan
 
 FORMATS_AND_OPSETS = {
     "int8": 13,

@@ -11,10 +11,10 @@ from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.report import Outcome
 from qgraph.transforms.convert import ConvertDialect
-from qgraph.transforms.largest_change import Change
-from qgraph.transforms.ranges import Grid
+from qgraph.transforms.ranges.grids import Grid
+from qgraph.transforms.ranges.largest_change import Change
+from qgraph.transforms.ranges.whole_ranges import Mode, Scales, whole_range
 from qgraph.transforms.tune_ranges import TuneRanges
-from qgraph.transforms.whole_ranges import Mode, Scales, whole_range
 
 F = np.float32
 FAKE = "org.openvinotoolkit.FakeQuantize <levels = {levels}>"

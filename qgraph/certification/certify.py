@@ -1,0 +1,275 @@
+"""Proving two whole models equal for every input, or showing exactly where they differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from qgraph import storage
+from qgraph.certification.certificate import (
+    Boxes,
+    Certificate,
+    ProofVerdict,
+    Region,
+    Source,
+)
+from qgraph.certification.counterexample import search
+from qgraph.certification.discharge import Shown, discharge, names
+from qgraph.certification.evidence import boxes
+from qgraph.certification.joint import between
+from qgraph.certification.zero_signs import Step, sightings
+from qgraph.collecting import seldom
+from qgraph.errors import OptionError
+from qgraph.exactness import Exactness, Method
+from qgraph.matching.match import Kind, Matching, Pair
+from qgraph.matching.plain import Plain, plain
+from qgraph.matching.products import has_packed_products
+from qgraph.model import Model, load
+from qgraph.model import Source as ModelSource
+from qgraph.proof.expression import Undecidable
+from qgraph.proof.finding import Finding
+
+SUMMED_ALIKE = (
+    "MatMulNBits and Gemm sum their products in the order of MatMul, which ONNX leaves open, and "
+    "add the bias to the finished sum"
+)
+
+AS_WRITTEN = (
+    "every operator computes as written: one IEEE 754 operation at a time in the type of its "
+    "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise"
+)
+
+
+@seldom()
+def prove(
+    reference: ModelSource,
+    candidate: ModelSource,
+    *,
+    exact: Exactness = Exactness.VALUES,
+    keep_inputs: bool = False,
+    evidence: bool = False,
+    runs: int = 0,
+) -> Certificate:
+    """Prove that two models compute equal outputs for every input.
+
+    The graphs are matched from their inputs. Where they differ in form, the smallest regions that
+    compute a value from an equal one are compared over all inputs, by their operators' definitions.
+    After a difference the values are taken for equal, so that all differing places are found.
+
+    Args:
+        reference: a path or a model.
+        candidate: a path or a model.
+        exact: what counts as equal: values, or bits, which covers NaN and the sign of zero.
+        keep_inputs: leave initializers that are inputs too; they are not constant then.
+        evidence: enter into the certificate how the inputs of each region were divided, so that it
+            can be verified.
+        runs: how many times each model may be run to find an input of the models on which a
+            difference shows in their outputs.
+
+    Raises:
+        ModelError: a model is not usable, or their inputs or outputs differ.
+        OptionError: ``exact`` is neither values nor bits.
+        UnsupportedError: a function cannot be inlined, or this thread does not compute as IEEE 754
+            says.
+    """
+    if exact < Exactness.VALUES:
+        raise OptionError(
+            f"exact={exact}: only equal values can be put together to a proof of two models, "
+            "expected values or bits. Ask for one of these."
+        )
+    models = load(reference), load(candidate)
+    sides = plain(*models, keep_inputs=keep_inputs)
+    matching, shown = _show(sides, exact)
+    regions = [_region(s, matching, exact, evidence=evidence) for s in shown if not _is_trivial(s)]
+    regions += [
+        Region(*(names([node]),) * 2, *(str(node.outputs[0].name),) * 2, reason=reason)
+        for node, reason in _sightings(matching, shown)
+    ]
+    verdict = _verdict(regions)
+    is_sought = runs > 0 and verdict is ProofVerdict.DIFFERENT
+    return Certificate(
+        verdict,
+        _exactness(regions),
+        _source(models[0]),
+        _source(models[1]),
+        tuple(regions),
+        (
+            *_conditions(regions, sides),
+            *([SUMMED_ALIKE] if any(has_packed_products(model.ir) for model in models) else ()),
+        ),
+        tuple(matching.notes),
+        search(matching, shown, runs=runs) if is_sought else {},
+        kept_inputs=keep_inputs,
+    )
+
+
+def _show(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Matching, list[Shown]]:
+    """Match two models and show what follows; names may mislead, and are left out then."""
+    matching = Matching(*sides)
+    shown = discharge(matching, level)
+    failed = sum(not s.reaches(level) for s in shown)
+    if not failed or not matching.is_hinted:
+        return matching, shown
+    other = Matching(*sides, by_name=False)
+    without = discharge(other, level)
+    return (
+        (other, without)
+        if sum(not s.reaches(level) for s in without) < failed
+        else (matching, shown)
+    )
+
+
+def _sightings(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node, str]]:
+    """Return the nodes of both models that see signs of zeros that are not shared."""
+    found = []
+    for place, side in enumerate((matching.reference, matching.candidate)):
+        exits = {_exit(s)[place] for s in shown if _loses_zero_sign(s)}
+        steps = [
+            Step(
+                s.region.entry[place],
+                s.region.exit[place],
+                frozenset((s.region.reference_nodes, s.region.candidate_nodes)[place]),
+                s.outcome.tells_zeros_apart,
+            )
+            for s in shown
+            if s.region is not None
+        ]
+        found += sightings(side.nodes, side.plain.graph.outputs, exits, steps)
+    return found
+
+
+def _exit(s: Shown) -> Pair:
+    return s.claim.reference, s.claim.candidate
+
+
+def _loses_zero_sign(s: Shown) -> bool:
+    finding = s.outcome.finding
+    at_infinity = finding is not None and finding.infinity_sign_differs
+    return s.outcome.zero_sign > 0 or at_infinity
+
+
+def _is_trivial(s: Shown) -> bool:
+    """Return whether two constants turned out to be the same one, stored in the same way."""
+    plain_constants = s.claim.reference.is_initializer() and s.claim.candidate.is_initializer()
+    return plain_constants and s.outcome.rung is Exactness.BITS
+
+
+def _region(s: Shown, matching: Matching, level: Exactness, *, evidence: bool) -> Region:
+    outcome, finding = s.outcome, s.outcome.finding
+    nodes, entries = _extent(s, matching)
+    remarks = [outcome.reason or ""]
+    if outcome.nan_differs:
+        remarks.append("NaN is not kept")
+    if finding is not None and finding.infinity_differs:
+        remarks.append("infinities differ")
+    return Region(
+        names(nodes[0]),
+        names(nodes[1]),
+        str(s.claim.reference.name),
+        str(s.claim.candidate.name),
+        entries,
+        verdict=_verdict_of(outcome.rung, level),
+        exactness=outcome.rung,
+        method=outcome.method,
+        differing_inputs=outcome.differing,
+        zero_sign_inputs=outcome.zero_sign,
+        channels=1 if finding is None else finding.channels,
+        differing_channels=() if finding is None else _per_channel(finding),
+        largest_steps=outcome.largest_steps,
+        nan_differs=outcome.nan_differs,
+        infinity_differs=finding is not None and finding.infinity_differs,
+        witness=outcome.witness,
+        witness_channel=outcome.channel,
+        reason="; ".join(filter(None, remarks)) or None,
+        boxes=_boxes(s) if evidence else (),
+    )
+
+
+def _extent(
+    s: Shown, matching: Matching
+) -> tuple[list[Sequence[ir.Node]], tuple[tuple[str, str], ...]]:
+    """Return the nodes of both sides and the names of the entries."""
+    if s.region is not None:
+        nodes: list[Sequence[ir.Node]] = [s.region.reference_nodes, s.region.candidate_nodes]
+        pairs: tuple[Pair, ...] = (s.region.entry,)
+    elif s.claim.kind is Kind.JOINT:
+        pairs = s.claim.entries
+        nodes = [
+            between(value, [pair[place] for pair in pairs], side.known.has) or ()
+            for place, (value, side) in enumerate(
+                zip(_exit(s), (matching.reference, matching.candidate), strict=True)
+            )
+        ]
+    else:
+        producers = (value.producer() for value in _exit(s))
+        nodes, pairs = [() if node is None else (node,) for node in producers], ()
+    return nodes, tuple((str(a.name), str(b.name)) for a, b in pairs)
+
+
+def _verdict_of(rung: Exactness | None, level: Exactness) -> ProofVerdict:
+    if rung is None:
+        return ProofVerdict.UNDECIDED
+    return ProofVerdict.PROVED if rung >= level else ProofVerdict.DIFFERENT
+
+
+def _boxes(s: Shown) -> tuple[Boxes, ...]:
+    pair, finding = s.outcome.expressions, s.outcome.finding
+    if pair is None or finding is None or finding.undecided is not None:
+        return ()
+    try:
+        return boxes(*pair)
+    except Undecidable:
+        return ()  # the same function, and none of steps: its form is all there is to check
+
+
+def _per_channel(finding: Finding) -> tuple[tuple[int, int], ...]:
+    runs = finding.runs
+    counts = Counter[int]()
+    for channel, lo, hi in zip(runs.channel, runs.lo, runs.hi, strict=True):
+        counts[int(channel)] += int(hi - lo + 1)
+    return tuple(sorted(counts.items()))
+
+
+def _verdict(regions: Sequence[Region]) -> ProofVerdict:
+    verdicts = {region.verdict for region in regions}
+    for verdict in (ProofVerdict.DIFFERENT, ProofVerdict.UNDECIDED):
+        if verdict in verdicts:
+            return verdict
+    return ProofVerdict.PROVED
+
+
+def _exactness(regions: Sequence[Region]) -> Exactness | None:
+    if any(region.exactness is None for region in regions):
+        return None
+    rungs = [region.exactness for region in regions if region.exactness is not None]
+    return min(rungs, default=Exactness.BITS)
+
+
+def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[str]:
+    conditions = [AS_WRITTEN]
+    frozen = max(side.frozen for side in sides)
+    if frozen:
+        conditions.append(f"{frozen} initializers that could be fed as inputs too are not fed")
+    nan = sum(region.nan_differs for region in regions)
+    if nan:
+        conditions.append(f"no NaN reaches the {nan} regions that do not keep it")
+    signs = sum(bool(region.zero_sign_inputs) for region in regions)
+    if signs:
+        conditions.append(
+            f"zeros count as equal whatever their sign; {signs} regions do not keep it, and "
+            "nothing after them sees it"
+        )
+    if any(region.verdict is ProofVerdict.DIFFERENT for region in regions):
+        conditions.append("after a difference the values were taken for equal")
+    if any(region.method is Method.CONGRUENCE for region in regions):
+        conditions.append("equal operators on equal operands have equal results")
+    return conditions
+
+
+def _source(model: Model) -> Source:
+    if model.path is None or not Path(model.path).is_file():
+        return Source(None, None)
+    return Source(str(model.path), storage.sha256(model.path))

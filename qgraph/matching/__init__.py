@@ -1,0 +1,1 @@
+"""Which parts of two models compute the same, by structure, and what remains to be shown."""

@@ -1,0 +1,228 @@
+"""What a node computes, apart from its operands: one label for all ways to write it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from qgraph.constants import constant
+from qgraph.errors import OperatorError
+from qgraph.executor import Imports
+from qgraph.matching.randomness import is_random
+from qgraph.ops.operator import operator_of
+from qgraph.opset_adapt import OLDEST, changes
+
+_COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr"})
+"""Operators whose operands may be swapped without changing a bit of the result."""
+
+_NEUTRAL = {
+    "BatchNormalization": frozenset({"spatial"}),
+    "Dropout": frozenset({"ratio", "seed"}),
+}
+"""Attributes that inference does not read."""
+
+_RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+
+_WINDOWS = frozenset(
+    {"AveragePool", "Conv", "ConvInteger", "ConvTranspose", "LpPool", "MaxPool", "QLinearConv"}
+)
+_WEIGHT_PLACE = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "QLinearConv": 3}
+
+
+def label(node: ir.Node, imports: Imports) -> tuple[Hashable, ...]:
+    """Return what nodes share that compute the same from the same operands.
+
+    Names do not enter. Attributes that are absent have their defaults; versions of an operator
+    between which nothing changed are one. Graphs in attributes do not enter either.
+    """
+    own = _own(node)
+    if own is not None:
+        return own
+    version = imports.get(node.domain, 1)
+    attributes = _defaults(node, version) | {
+        name: _plain(attribute)
+        for name, attribute in node.attributes.items()
+        if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    }
+    for name in _NEUTRAL.get(node.op_type, ()) if node.domain == "" else ():
+        attributes.pop(name, None)
+    if node.op_type == "BatchNormalization" and not _trains(node):
+        attributes.pop("momentum", None)
+    if node.domain == "" and node.op_type in _WINDOWS:
+        attributes = _windows(node) | attributes
+    key = _version(node, version), _outputs(node)
+    return (node.domain, node.op_type, key, _places(node), tuple(sorted(attributes.items())))
+
+
+def is_commutative(of: Hashable) -> bool:
+    """Return whether the operands of an operator may be swapped, by its label."""
+    return isinstance(of, tuple) and of[0] == "" and of[1] in _COMMUTATIVE
+
+
+def _outputs(node: ir.Node) -> int:
+    """Return the number of outputs where it is part of what is computed."""
+    if node.op_type == "Split":
+        return len(node.outputs)
+    if node.op_type == "BatchNormalization":
+        return sum(bool(value.name) for value in node.outputs)
+    return 0
+
+
+def _trains(node: ir.Node) -> bool:
+    """Return whether a BatchNormalization has results that depend on its momentum."""
+    return _outputs(node) > 1 or node.attributes.get_int("training_mode", 0) != 0
+
+
+def _places(node: ir.Node) -> tuple[bool, ...]:
+    """Return which operands are there; absent ones at the end do not count."""
+    places = tuple(value is not None for value in node.inputs)
+    while places and not places[-1]:
+        places = places[:-1]
+    return places
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to tell what a node computes: its label, and the operands that matter besides."""
+
+    label: tuple[Hashable, ...]
+    operands: tuple[ir.Value, ...]
+
+
+def forms(node: ir.Node, imports: Imports) -> list[Form]:
+    """Return all ways to tell what a node computes: as written, and by the shape that it gives."""
+    used = tuple(value for value in node.inputs if value is not None)
+    found = [Form(label(node, imports), used)]
+    if (shape := _new_shape(node)) is not None:
+        found.append(Form(("", "Reshape", "to", shape), used[:1]))
+    return found
+
+
+def common_form(
+    first: ir.Node, imports: Imports, second: ir.Node, others: Imports
+) -> tuple[Form, Form] | None:
+    """Return the forms in which two nodes are one operator; None if there are none."""
+    for one in forms(first, imports):
+        for other in forms(second, others):
+            if one.label == other.label and len(one.operands) == len(other.operands):
+                return one, other
+    return None
+
+
+def _new_shape(node: ir.Node) -> Hashable:
+    """Return the shape that a Reshape or the like gives to its data, None where not known."""
+    shape = node.outputs[0].shape if node.outputs else None
+    if node.domain != "" or node.op_type not in _RESHAPING or shape is None:
+        return None
+    if not shape.is_static():
+        return None
+    sizes = tuple(int(size) for size in shape.numpy())
+    return sizes if node.op_type != "Reshape" or _may_become(node, sizes) else None
+
+
+def _may_become(node: ir.Node, sizes: tuple[int, ...]) -> bool:
+    """Return whether the shape that a file states for a Reshape fits what the Reshape asks for."""
+    wanted = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    if wanted is None:
+        return True
+    return len(wanted) == len(sizes) and all(
+        number < 1 or size == number for number, size in zip(wanted.tolist(), sizes, strict=True)
+    )
+
+
+def is_identity(node: ir.Node, imports: Imports) -> bool:
+    """Return whether a node only hands its first operand on: Identity, Dropout in inference."""
+    if node.domain != "":
+        return False
+    if node.op_type == "Dropout":
+        unmasked = all(not value.name for value in node.outputs[1:])
+        return unmasked and not is_random(node, imports)
+    if node.op_type == "Cast" and node.inputs[0] is not None:
+        known = node.inputs[0].dtype
+        return known is not None and known.value == node.attributes.get_int("to", 0)
+    return node.op_type == "Identity"
+
+
+def _own(node: ir.Node) -> tuple[Hashable, ...] | None:
+    """Return the label of an operator that is defined here, its attributes as it reads them."""
+    try:
+        operator = operator_of(node)
+        if operator is None or operator.schema.standard:
+            return None
+        items = operator.schema.attributes_of(node).items()
+        values = tuple((name, str(value)) for name, value in sorted(items))
+    except OperatorError:
+        return None
+    return ("", operator.schema.name, operator.schema.since, _places(node), values)
+
+
+def _version(node: ir.Node, version: int) -> Hashable:
+    """Return the version that gave the operator the meaning that it has in ``version``."""
+    if node.domain != "":
+        return version
+    if version < OLDEST:
+        known = onnx.defs.has(node.op_type, version, "")
+        since = onnx.defs.get_schema(node.op_type, version, "").since_version if known else version
+        return "since", since
+    steps = changes(node.op_type, 0, version)
+    return steps[-1] if steps else 0
+
+
+def _defaults(node: ir.Node, version: int) -> dict[str, Hashable]:
+    if not onnx.defs.has(node.op_type, version, node.domain):
+        return {}
+    schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+    return {
+        name: _plain(ir.from_proto(attribute.default_value))
+        for name, attribute in schema.attributes.items()
+        if attribute.default_value.name
+    }
+
+
+def _windows(node: ir.Node) -> dict[str, Hashable]:
+    """Return what the operators with windows take where their attributes say nothing."""
+    place = _WEIGHT_PLACE.get(node.op_type)
+    kernel: list[int] | None = None
+    given = node.attributes.get("kernel_shape")
+    weight = None if place is None or len(node.inputs) <= place else node.inputs[place]
+    if given is not None:
+        kernel = list(given.as_ints())
+    elif weight is not None and weight.shape is not None and weight.shape.is_static():
+        kernel = [int(size) for size in weight.shape.numpy()[2:]]
+    if kernel is None:
+        return {}
+    ones = (1,) * len(kernel)
+    return {
+        "kernel_shape": _ints(kernel),
+        "strides": _ints(ones),
+        "dilations": _ints(ones),
+        "pads": _ints((0,) * 2 * len(kernel)),
+    }
+
+
+def _ints(values: list[int] | tuple[int, ...]) -> Hashable:
+    return tuple(map(int, values))
+
+
+def _plain(attribute: Any) -> Hashable:
+    """Return the value of an attribute so that equal ones compare equal, floats by their bits."""
+    kind, value = attribute.type, attribute.value
+    match kind:
+        case ir.AttributeType.FLOAT:
+            return np.float32(value).tobytes()
+        case ir.AttributeType.FLOATS:
+            return np.asarray(value, np.float32).tobytes()
+        case ir.AttributeType.INT | ir.AttributeType.STRING:
+            return value if isinstance(value, str) else int(value)
+        case ir.AttributeType.INTS:
+            return _ints(tuple(value))
+        case ir.AttributeType.TENSOR:
+            texts = value.dtype == ir.DataType.STRING
+            held = tuple(value.string_data()) if texts else value.tobytes()
+            return str(value.dtype), tuple(value.shape), held
+    return str(kind), str(value)

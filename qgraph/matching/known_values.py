@@ -1,0 +1,98 @@
+"""What the constant values of a model are, also those that nodes compute from constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.constants import constant
+from qgraph.control import is_control
+from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
+from qgraph.executor import Imports, kernel_for
+from qgraph.matching.randomness import is_random
+from qgraph.plan import NodeStep
+from qgraph.scopes import subgraphs
+
+Array = npt.NDArray[Any]
+
+_KEPT_BYTES = 1 << 16
+"""Larger results are computed again when they are asked for again, rather than kept."""
+
+
+class KnownValues:
+    """Computes constants by the kernels of the operators.
+
+    Args:
+        imports: domains of the model and their versions.
+    """
+
+    def __init__(self, imports: Imports) -> None:
+        self._imports = imports
+        self._is_known: dict[ir.Value, bool] = {}
+        self._kept: dict[ir.Value, Array] = {}
+
+    def enter(self, nodes: Iterable[ir.Node]) -> None:
+        """Take note of nodes, in their order: which of their outputs are constant."""
+        for node in nodes:
+            spelled = any(self._is_constant(value) for value in node.outputs)
+            used = [value for value in node.inputs if value is not None]
+            computed = bool(used) and all(map(self.has, used)) and not self._is_opaque(node)
+            for value in node.outputs:
+                self._is_known[value] = spelled or computed
+
+    def has(self, value: ir.Value) -> bool:
+        """Return whether ``value`` is constant."""
+        found = self._is_known.get(value)
+        return self._is_constant(value) if found is None else found
+
+    def array(self, value: ir.Value) -> Array | None:
+        """Return the array of a constant, None for another value, or one without kernel.
+
+        Raises:
+            ModelError: the data of a constant cannot be read.
+        """
+        if not self.has(value):
+            return None
+        if value in self._kept:
+            return self._kept[value]
+        found = constant(value)
+        return self._computed(value) if found is None else found
+
+    @staticmethod
+    def _is_constant(value: ir.Value) -> bool:
+        if value.is_initializer():
+            return not value.is_graph_input()
+        node = value.producer()
+        spelled = node is not None and node.op_type == "Constant" and node.domain == ""
+        return spelled and constant(value) is not None
+
+    def _computed(self, value: ir.Value) -> Array | None:
+        node = value.producer()
+        if node is None:
+            return None
+        known = {operand: self.array(operand) for operand in node.inputs if operand is not None}
+        if any(array is None for array in known.values()):
+            return None
+        results: dict[ir.Value, Any] = dict(known)
+        try:
+            with np.errstate(all="ignore"):
+                NodeStep(node, kernel_for(node, self._imports)).run(results, frozenset())
+        except (ExecutionError, ModelError, OperatorError, UnsupportedError):
+            self._is_known[value] = False
+            return None
+        array = results.get(value)
+        if not isinstance(array, np.ndarray):
+            self._is_known[value] = False
+            return None
+        if array.nbytes <= _KEPT_BYTES:
+            self._kept[value] = array
+        return array
+
+    def _is_opaque(self, node: ir.Node) -> bool:
+        if is_control(node) or is_random(node, self._imports):
+            return True
+        return any(subgraphs(attribute) for attribute in node.attributes.values())

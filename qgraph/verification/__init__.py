@@ -1,0 +1,1 @@
+"""Checking a certificate by programs that know nothing of the search that found it."""

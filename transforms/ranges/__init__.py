@@ -1,0 +1,1 @@
+"""Ranges of FakeQuantize: the grids they divide, and what moving them changes."""

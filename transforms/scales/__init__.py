@@ -1,0 +1,1 @@
+"""Factors of outputs, and the constants that take them in."""
