@@ -16,6 +16,7 @@ from qgraph.deferred import DeferredTensor
 from qgraph.exactness import Verdict
 from qgraph.ledger import Ledger
 from qgraph.primitives import NUMPY
+from qgraph.scopes import nodes_of
 
 Array = npt.NDArray[Any]
 Operand = ir.Value | Array
@@ -288,7 +289,7 @@ class Editor:
         for graph in [self._model.graph, *(function.graph for function in functions)]:
             self._names.update(value.name or "" for value in graph.inputs)
             self._names.update(graph.initializers)
-            for node in ir.traversal.RecursiveGraphIterator(graph):
+            for node in nodes_of(graph):
                 self._names.add(node.name or "")
                 self._names.update(value.name or "" for value in node.outputs)
                 if isinstance(node.graph, ir.Graph):

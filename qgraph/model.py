@@ -19,7 +19,7 @@ from qgraph.constants import constant, overridable
 from qgraph.errors import QGraphError
 from qgraph.opset import declare_domains
 from qgraph.report import Report
-from qgraph.scopes import check_names, owners
+from qgraph.scopes import check_names, nodes_of, owners
 from qgraph.tensors import slots
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Model:
             operators: if given, only nodes of these: ``Name`` in any domain, or ``domain::Name``.
         """
         for owner in owners(self.ir):
-            for node in list(ir.traversal.RecursiveGraphIterator(owner)):
+            for node in list(nodes_of(owner)):
                 names = {node.op_type, f"{node.domain}::{node.op_type}"}
                 if not operators or not names.isdisjoint(operators):
                     yield node
@@ -139,6 +139,7 @@ class Model:
         Raises:
             QGraphError: what a pass of qgraph raises; for another pass, its error is the cause.
         """
+        storage.sort_nodes(self._ir)
         report = Report(weight_bytes_before=storage.weight_bytes(self._ir))
         draft = self._ir.clone()
         added = declare_domains(draft)
@@ -181,14 +182,18 @@ Source = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Model
 def load(source: Source) -> Model:
     """Return a model of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
 
-    A ``Model`` is returned as it is. The weights of a file stay there until they are needed.
+    A ``Model`` is returned as it is. The weights of a file stay there until they are needed. Nodes
+    that are out of order are sorted.
 
     Raises:
         ModelError: the source is no usable model.
     """
     if isinstance(source, Model):
+        if source._lent:
+            storage.sort_nodes(source._ir)
         return source
     if isinstance(source, ir.Model):
+        storage.sort_nodes(source)
         return Model(source)
     if isinstance(source, onnx.ModelProto):
         own = onnx.ModelProto()

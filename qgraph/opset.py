@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import onnx
@@ -10,10 +10,11 @@ import onnx_ir as ir
 from onnx import defs
 from onnx.helper import VERSION_TABLE  # noqa: TID251 - the source of what it tabulates
 
+from qgraph.derived import twins
 from qgraph.edit import Editor
 from qgraph.errors import ModelError, OptionError, UnsupportedError
-from qgraph.opset_adapt import LATEST, OLDEST, adapt, changes
-from qgraph.scopes import bodies, owners
+from qgraph.opset_adapt import LATEST, OLDEST, adapt, asks_for_shapes, stays
+from qgraph.scopes import Body, bodies, owners
 from qgraph.tensors import slots
 
 CEILING = 21
@@ -173,26 +174,31 @@ def _has_changes(model: ir.Model, version: int) -> bool:
     """Return whether any node might have to be rewritten, which may fail halfway."""
     return any(
         owner.opset_imports.get("", version) < OLDEST
-        or any(
-            changes(node.op_type, owner.opset_imports.get("", version), version)
-            for node in ir.traversal.RecursiveGraphIterator(owner)
-        )
-        for owner in owners(model)
+        or not stays(node, owner.opset_imports.get("", version), version)
+        for owner, node in _standard(model)
     )
+
+
+def _standard(model: ir.Model) -> Iterator[tuple[Body, ir.Node]]:
+    """Yield the nodes that are operators of the standard domain, with what holds them."""
+    own = set(model.functions)
+    for owner in owners(model):
+        for node in list(ir.traversal.RecursiveGraphIterator(owner)):
+            if not node.domain and node.op_identifier() not in own:
+                yield owner, node
 
 
 def _raise(model: ir.Model, version: int) -> None:
     editor = Editor(model)
-    own = set(model.functions)
     float_type = only_float_type(model)
+    found = [(owner.opset_imports.get("", version), node) for owner, node in _standard(model)]
+    known = twins(model) if any(asks_for_shapes(n, now, version) for now, n in found) else {}
+    for before, node in found:
+        if before < version:
+            adapt(node, before, version, editor, float_type, known)
     for owner in owners(model):
-        before = owner.opset_imports.get("", version)
-        if before >= version:
-            continue
-        for node in list(ir.traversal.RecursiveGraphIterator(owner)):
-            if not node.domain and node.op_identifier() not in own:
-                adapt(node, before, version, editor, float_type)
-        owner.opset_imports[""] = version
+        if owner.opset_imports.get("", version) < version:
+            owner.opset_imports[""] = version
 
 
 def only_float_type(model: ir.Model) -> ir.DataType | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import onnx
@@ -105,10 +106,11 @@ class OpSchema:
     standard: bool = False
     spare: int = 0
 
-    @property
-    def keys(self) -> list[OpKey]:
+    @cached_property
+    def keys(self) -> tuple[OpKey, ...]:
         """All (domain, name) pairs that mean this operator."""
-        return [OpKey(domain, name) for domain in self.domains for name in (self.name, *self.also)]
+        names = (self.name, *self.also)
+        return tuple(OpKey(domain, name) for domain in self.domains for name in names)
 
     def accepts(self, node: ir.Node) -> bool:
         """Return whether ``node`` is this operator with a fitting number of inputs."""

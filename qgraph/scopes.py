@@ -28,8 +28,36 @@ def owners(model: ir.Model) -> tuple[Body, ...]:
 def bodies(model: ir.Model) -> Iterator[Body]:
     """Yield the main graph, the functions, and all subgraphs of both."""
     for owner in owners(model):
-        yield owner
-        yield from owner.subgraphs()
+        yield from _bodies(owner)
+
+
+def _bodies(body: Body) -> Iterator[Body]:
+    yield body
+    for node in body:
+        for graph in _inside(node):
+            yield from _bodies(graph)
+
+
+def nodes_of(body: Body) -> Iterator[ir.Node]:
+    """Yield the nodes of ``body`` and of its subgraphs, each before those inside it.
+
+    It does what ``ir.traversal.RecursiveGraphIterator`` does, several times as fast.
+    """
+    for node in body:
+        yield node
+        for graph in _inside(node):
+            yield from nodes_of(graph)
+
+
+def _inside(node: ir.Node) -> tuple[ir.Graph, ...]:
+    found: tuple[ir.Graph, ...] = ()
+    for attribute in node.attributes.data.values():
+        if attribute.type in _GRAPHS:
+            found += subgraphs(attribute)
+    return found
+
+
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def check_names(model: ir.Model) -> None:

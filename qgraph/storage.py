@@ -80,12 +80,26 @@ def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
             del slot.tensor.raw.metadata_props[:]
     _check_tensors(model)
     check_names(model)
+    sort_nodes(model)
+    return model
+
+
+def sort_nodes(model: ir.Model) -> None:
+    """Put the nodes of each graph and function behind those whose results they use, in place.
+
+    Nodes that are in order stay where they are.
+
+    Raises:
+        ModelError: there is no such order.
+    """
     try:
         for owner in owners(model):
             owner.sort()
     except ValueError as error:
-        raise ModelError(f"the nodes form a cycle, expected none. {again}") from error
-    return model
+        raise ModelError(
+            "the nodes form a cycle, expected none: a node uses what is made of its own result. "
+            "Export or download the model again, or correct what edited it."
+        ) from error
 
 
 def save(

@@ -14,6 +14,7 @@ from qgraph.errors import where
 from qgraph.scopes import bodies
 
 _COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
+_TENSORS = {ir.AttributeType.TENSOR, ir.AttributeType.TENSORS}
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 
 
@@ -77,8 +78,8 @@ def slots(model: ir.Model) -> Iterator[Slot]:
 
 
 def _attribute_slots(owner: ir.Node | ir.Function) -> Iterator[Slot]:
-    for name, attribute in owner.attributes.items():
-        if attribute.is_ref() or attribute.value is None:
+    for name, attribute in owner.attributes.data.items():
+        if attribute.type not in _TENSORS or attribute.is_ref() or attribute.value is None:
             continue
         # as_tensor() looks at every property of the tensor, which fails for a broken one.
         if attribute.type is ir.AttributeType.TENSOR:

@@ -26,7 +26,8 @@ UNFIT_FOR_RUNTIME = {"RoiAlign": HIGHEST_OF_RUNTIME}
 
 
 def parse(source: int, body: str) -> ir.Model:
-    return ir.from_onnx_text(f'<ir_version: 4, opset_import: ["": {source}]> g {body}')
+    text = f'<ir_version: 4, opset_import: ["": {source}, "my": 1]> g {body}'
+    return ir.from_onnx_text(text)
 
 
 def run(model: ir.Model, feeds: Arrays) -> list[Any]:
@@ -297,6 +298,75 @@ REFUSED = {
         22,
         "windows may begin in the padding",
     ),
+    "divisor": (
+        11,
+        """(float[1,1,5,5] x) => (float[a,b,c,d] y)
+        { y = AveragePool <ceil_mode = 1, count_include_pad = 1, kernel_shape = [2,2],
+                           strides = [2,2]> (x) }""",
+        19,
+        "it was open what its sum is divided by",
+    ),
+    "divisor, size not known": (
+        11,
+        """(float[1,1,H,W] x) => (float[a,b,c,d] y)
+        { y = AveragePool <ceil_mode = 1, count_include_pad = 1, kernel_shape = [2,2],
+                           strides = [2,2]> (x) }""",
+        19,
+        "it was open what its sum is divided by",
+    ),
+    "no kernel": (
+        11,
+        """(float[1,1,5,5] x) => (float[a,b,c,d] y)
+        { y = MaxPool <ceil_mode = 1, strides = [2,2]> (x) }""",
+        22,
+        "kernel_shape, strides, dilations and pads do not fit",
+    ),
+    "no stride": (
+        11,
+        """(float[1,1,5,5] x) => (float[a,b,c,d] y)
+        { y = MaxPool <ceil_mode = 1, kernel_shape = [2,2], strides = [0,1]> (x) }""",
+        22,
+        "kernel_shape, strides, dilations and pads do not fit",
+    ),
+    "mask that says nothing": (
+        10,
+        "(float[4] x) => (float[4] y, bool[4] m) { y, m = Dropout (x) }",
+        12,
+        "its mask is used",
+    ),
+    "statistics": (
+        14,
+        """(float16[2,3] x, float16[3] s) => (float16[2,3] y, float16[3] m)
+        { y, m, v = BatchNormalization <training_mode = 1> (x, s, s, s, s) }""",
+        15,
+        "computed in float32 since",
+    ),
+    "infinity": (
+        19,
+        "(float[4] x) => (float8e4m3fnuz[4] y) { y = Cast <to = 18> (x) }",
+        24,
+        "infinity became NaN",
+    ),
+    "infinity, quantized": (
+        19,
+        """(float[4] x) => (float8e4m3fnuz[4] y) <float s = {1}, float8e4m3fnuz z = {0}>
+        { y = QuantizeLinear (x, s, z) }""",
+        24,
+        "infinity became NaN",
+    ),
+    "infinity of a type that is not known": (
+        19,
+        "(float[4] x, float[4] t) => (float[4] y) { u = my.Op (t) y = CastLike (x, u) }",
+        24,
+        "infinity became NaN",
+    ),
+    "whole numbers": (
+        13,
+        """(int32[4] x) => (uint8[4] y) <float s = {2}, uint8 z = {0}>
+        { y = QuantizeLinear (x, s, z) }""",
+        19,
+        "its data is INT32",
+    ),
     "groups": (
         18,
         """(float[1,4,3] x, float[2] s) => (float[1,4,3] y)
@@ -307,16 +377,16 @@ REFUSED = {
     "type": (
         9,
         """(float[4] x, float16[4] z) => (float[4] y, float16[4] h)
-        { t = Neg (x) y = Clip <min = 0.0> (t) h = Neg (z) }""",
+        { t = my.Op (x) y = Clip <min = 0.0> (t) h = Neg (z) }""",
         11,
-        "type of its input 't' is not stated",
+        "type of its input 't' is not known",
     ),
     "cast": (
         9,
         """(float[4] x) => (float[4] y)
-        { d = Cast <to = 11> (x) t = Neg (d) c = Clip <min = 0.0> (t) y = Cast <to = 1> (c) }""",
+        { d = Cast <to = 11> (x) t = my.Op (d) c = Clip <min = 0.0> (t) y = Cast <to = 1> (c) }""",
         11,
-        "type of its input 't' is not stated",
+        "type of its input 't' is not known",
     ),
     "no input": (9, "(float[4] x) => (float[4] y) { y = Clip <min = 0.0> () }", 11, "no input"),
     "no starts": (9, "(float[4] x) => (float[4] y) { y = Slice (x) }", 10, "no attribute 'starts'"),
@@ -342,6 +412,65 @@ def test_what_cannot_be_said_is_refused_and_nothing_is_changed(case: str) -> Non
     assert "producing 'y" in str(refusal.value) or "producing 'c" in str(refusal.value)
     assert f"with opset {target}" in str(refusal.value)
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "body", "target"),
+    [
+        (13, "(int32[4] x, float s) => (uint8[4] y) { y = QuantizeLinear (x, s) }", 23),
+        (19, "(float[4] x) => (float8e4m3fnuz[4] y) { y = Cast <to = 18, saturate = 0> (x) }", 24),
+        (19, "(float[4] x) => (float8e5m2[4] y) { y = Cast <to = 19> (x) }", 24),
+        (
+            14,
+            """(float[2,3] x, float[3] s) => (float[2,3] y)
+            { y, m, v = BatchNormalization <training_mode = 1> (x, s, s, s, s) }""",
+            15,
+        ),
+        (
+            11,
+            """(float[1,1,6,H] x) => (float[a,b,c,d] y)
+            { y = AveragePool <ceil_mode = 1, count_include_pad = 1, kernel_shape = [2,2],
+                               strides = [2,1]> (x) }""",
+            22,
+        ),
+        (
+            12,
+            """(float[1,1,H,W] x) => (float[a,b,c,d] y)
+            { y = MaxPool <ceil_mode = 1, kernel_shape = [1,1], strides = [3,3],
+                           auto_pad = "SAME_LOWER"> (x) }""",
+            22,
+        ),
+    ],
+)
+def test_changes_of_other_attributes_and_types_do_not_matter(
+    source: int, body: str, target: int
+) -> None:
+    model = parse(source, body)
+    before = str(model.graph[0])
+    assert require(model, target)
+    assert str(model.graph[0]) == before
+
+
+def test_a_shape_that_a_file_states_wrongly_is_not_taken_for_true() -> None:
+    """Neither to find the axis of a Softmax nor to count windows."""
+    body = "(float[3,4,2] x) => (float[3,4,2] y) { t = Neg (x) y = Softmax <axis = 1> (t) }"
+    model = parse(11, body)
+    model.graph[0].outputs[0].shape = ir.Shape([3, 8])
+    assert require(model, 13)
+    assert [node.op_type for node in model.graph] == [
+        "Neg",
+        "Shape",
+        "Flatten",
+        "Softmax",
+        "Reshape",
+    ]
+    body = """(float[1,1,5,5] x) => (float[a,b,c,d] y) { t = Neg (x)
+        y = AveragePool <ceil_mode = 1, count_include_pad = 1, kernel_shape = [2,2],
+                         strides = [2,2]> (t) }"""
+    model = parse(11, body)
+    model.graph[0].outputs[0].shape = ir.Shape([1, 1, 6, 6])
+    with pytest.raises(UnsupportedError, match="divided by"):
+        require(model, 19)
 
 
 def test_nothing_is_changed_when_a_later_node_is_refused() -> None:

@@ -9,7 +9,7 @@ from onnx import defs
 
 from qgraph import opset
 from qgraph.errors import where
-from qgraph.opset_adapt import changes
+from qgraph.opset_adapt import changes_of
 from qgraph.scopes import owners
 from qgraph.transforms.lower_microsoft import coded_type
 
@@ -85,7 +85,7 @@ def _misfit(node: ir.Node, target: int, now: int) -> str | None:
     """Say what an opset does not have of a node that it has; None if it has everything."""
     if not defs.has(node.op_type, target, ""):
         return f"{node.op_type} does not exist there"
-    if changes(node.op_type, target, now):
+    if changes_of(node, target, now):
         return f"{node.op_type} means something else there"
     schema = defs.get_schema(node.op_type, target, "")
     for name in node.attributes:
@@ -110,7 +110,6 @@ def _mean_the_same(model: ir.Model, lower: int, higher: int) -> bool:
         return False
     nodes = (node for owner in owners(model) for node in ir.traversal.RecursiveGraphIterator(owner))
     return all(
-        node.domain
-        or (defs.has(node.op_type, lower, "") and not changes(node.op_type, lower, higher))
+        node.domain or (defs.has(node.op_type, lower, "") and not changes_of(node, lower, higher))
         for node in nodes
     )

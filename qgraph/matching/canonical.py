@@ -15,7 +15,8 @@ from qgraph.errors import OperatorError
 from qgraph.executor import Imports
 from qgraph.matching.randomness import is_random
 from qgraph.ops.operator import operator_of
-from qgraph.opset_adapt import OLDEST, changes
+from qgraph.opset_adapt import OLDEST, changes_of
+from qgraph.opset_history import is_known
 
 _COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr"})
 """Operators whose operands may be swapped without changing a bit of the result."""
@@ -24,7 +25,7 @@ _NEUTRAL = {
     "BatchNormalization": frozenset({"spatial"}),
     "Dropout": frozenset({"ratio", "seed"}),
 }
-"""Attributes that inference does not read."""
+"""Attributes that inference does not read, from the lowest opset that is raised."""
 
 _RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
@@ -49,13 +50,14 @@ def label(node: ir.Node, imports: Imports) -> tuple[Hashable, ...]:
         for name, attribute in node.attributes.items()
         if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     }
-    for name in _NEUTRAL.get(node.op_type, ()) if node.domain == "" else ():
-        attributes.pop(name, None)
+    if node.domain == "" and version >= OLDEST:
+        for name in _NEUTRAL.get(node.op_type, ()):
+            attributes.pop(name, None)
     if node.op_type == "BatchNormalization" and not _trains(node):
         attributes.pop("momentum", None)
     if node.domain == "" and node.op_type in _WINDOWS:
         attributes = _windows(node) | attributes
-    key = _version(node, version), _outputs(node)
+    key = _version(node, version), _outputs(node), node.overload
     return (node.domain, node.op_type, key, _places(node), tuple(sorted(attributes.items())))
 
 
@@ -158,7 +160,8 @@ def _own(node: ir.Node) -> tuple[Hashable, ...] | None:
         values = tuple((name, str(value)) for name, value in sorted(items))
     except OperatorError:
         return None
-    return ("", operator.schema.name, operator.schema.since, _places(node), values)
+    key = operator.schema.since, node.overload
+    return ("", operator.schema.name, key, _places(node), values)
 
 
 def _version(node: ir.Node, version: int) -> Hashable:
@@ -169,7 +172,9 @@ def _version(node: ir.Node, version: int) -> Hashable:
         known = onnx.defs.has(node.op_type, version, "")
         since = onnx.defs.get_schema(node.op_type, version, "").since_version if known else version
         return "since", since
-    steps = changes(node.op_type, 0, version)
+    if not is_known(node.op_type, version):
+        return "before", version
+    steps = changes_of(node, OLDEST, version)
     return steps[-1] if steps else 0
 
 
@@ -178,7 +183,7 @@ def _defaults(node: ir.Node, version: int) -> dict[str, Hashable]:
         return {}
     schema = onnx.defs.get_schema(node.op_type, version, node.domain)
     return {
-        name: _plain(ir.from_proto(attribute.default_value))
+        name: _plain(ir.serde.deserialize_attribute(attribute.default_value))
         for name, attribute in schema.attributes.items()
         if attribute.default_value.name
     }
@@ -209,20 +214,41 @@ def _ints(values: list[int] | tuple[int, ...]) -> Hashable:
     return tuple(map(int, values))
 
 
-def _plain(attribute: Any) -> Hashable:
+def _plain(attribute: ir.Attr) -> Hashable:
     """Return the value of an attribute so that equal ones compare equal, floats by their bits."""
-    kind, value = attribute.type, attribute.value
-    match kind:
+    if attribute.is_ref():
+        return "ref", attribute.ref_attr_name
+    value: Any = attribute.value
+    match attribute.type:
         case ir.AttributeType.FLOAT:
             return np.float32(value).tobytes()
         case ir.AttributeType.FLOATS:
             return np.asarray(value, np.float32).tobytes()
-        case ir.AttributeType.INT | ir.AttributeType.STRING:
-            return value if isinstance(value, str) else int(value)
+        case ir.AttributeType.STRING:
+            return bytes(value) if isinstance(value, bytes) else str(value)
+        case ir.AttributeType.STRINGS:
+            return tuple(value)
+        case ir.AttributeType.INT:
+            return int(value)
         case ir.AttributeType.INTS:
             return _ints(tuple(value))
         case ir.AttributeType.TENSOR:
-            texts = value.dtype == ir.DataType.STRING
-            held = tuple(value.string_data()) if texts else value.tobytes()
-            return str(value.dtype), tuple(value.shape), held
-    return str(kind), str(value)
+            return _held(value)
+        case ir.AttributeType.TENSORS:
+            return tuple(map(_held, value))
+    # Of what remains there is no form that two equal ones are sure to share: types and sparse
+    # tensors are equal as they are stored, or to nothing but themselves.
+    try:
+        return bytes(ir.to_proto(attribute).SerializeToString(deterministic=True))
+    except (NotImplementedError, TypeError, ValueError):
+        return "only", id(attribute)
+
+
+def _held(tensor: ir.TensorProtocol) -> Hashable:
+    """Return type, shape and content of a tensor."""
+    held: Hashable
+    if tensor.dtype == ir.DataType.STRING:
+        held = tuple(tensor.numpy().reshape(-1).tolist())
+    else:
+        held = tensor.tobytes()
+    return str(tensor.dtype), tuple(tensor.shape.numpy()), held

@@ -28,7 +28,8 @@ def paired_names(
         return dict(zip(ours, ours, strict=True))
     if len(ours) != len(theirs):
         raise ModelError(
-            f"The reference has the {kind}s {', '.join(ours)}, the candidate {', '.join(theirs)}; "
+            f"The reference has the {kind}s {', '.join(ours) or 'none'}, the candidate "
+            f"{', '.join(theirs) or 'none'}; "
             "expected as many. Compare models of one interface."
         )
     pairs = dict(zip(ours, theirs, strict=True))
@@ -39,6 +40,9 @@ def paired_names(
 
 def conflict(reference: ir.Value, candidate: ir.Value) -> str | None:
     """Return why no array can be fed to both of two inputs; None if one can."""
+    types = reference.type, candidate.type
+    if None not in types and type(types[0]) is not type(types[1]):
+        return _told(reference, *(str(kind) for kind in types))
     kinds = reference.dtype, candidate.dtype
     if None not in kinds and kinds[0] != kinds[1]:
         return _told(reference, *(kind.name for kind in kinds if kind is not None))

@@ -14,10 +14,53 @@ from qgraph.control import is_control
 from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
 from qgraph.executor import Imports, kernel_for
 from qgraph.matching.randomness import is_random
+from qgraph.ops.operator import operator_of
 from qgraph.plan import NodeStep
+from qgraph.primitives import NUMPY
 from qgraph.scopes import subgraphs
 
 Array = npt.NDArray[Any]
+
+_EXACT = frozenset(NUMPY) - {"Pow"} | frozenset(
+    {
+        "ArgMax",
+        "ArgMin",
+        "CastLike",
+        "Clip",
+        "Compress",
+        "Concat",
+        "ConstantOfShape",
+        "DepthToSpace",
+        "Expand",
+        "EyeLike",
+        "Flatten",
+        "GatherElements",
+        "GatherND",
+        "IsInf",
+        "MaxPool",
+        "Mod",
+        "NonZero",
+        "OneHot",
+        "Pad",
+        "ReduceMax",
+        "ReduceMin",
+        "Reshape",
+        "ScatterElements",
+        "ScatterND",
+        "Shape",
+        "Size",
+        "Slice",
+        "SpaceToDepth",
+        "Split",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+        "Xor",
+    }
+)
+"""Operators whose results IEEE 754 and ONNX determine to the last bit."""
 
 _KEPT_BYTES = 1 << 16
 """Larger results are computed again when they are asked for again, rather than kept."""
@@ -28,9 +71,14 @@ class KnownValues:
 
     Args:
         imports: domains of the model and their versions.
+
+    Attributes:
+        inexact: operators that computed floating-point constants whose last bits ONNX leaves open,
+            as it does for sums and for functions such as Exp.
     """
 
     def __init__(self, imports: Imports) -> None:
+        self.inexact: set[str] = set()
         self._imports = imports
         self._is_known: dict[ir.Value, bool] = {}
         self._kept: dict[ir.Value, Array] = {}
@@ -88,6 +136,8 @@ class KnownValues:
         if not isinstance(array, np.ndarray):
             self._is_known[value] = False
             return None
+        if array.dtype.kind not in "iubOSU" and not _is_exact(node):
+            self.inexact.add(node.op_type)
         if array.nbytes <= _KEPT_BYTES:
             self._kept[value] = array
         return array
@@ -96,3 +146,12 @@ class KnownValues:
         if is_control(node) or is_random(node, self._imports):
             return True
         return any(subgraphs(attribute) for attribute in node.attributes.values())
+
+
+def _is_exact(node: ir.Node) -> bool:
+    if node.domain == "" and node.op_type in _EXACT:
+        return True
+    try:
+        return operator_of(node) is not None
+    except OperatorError:
+        return False

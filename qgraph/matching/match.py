@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ModelError
-from qgraph.exactness import Exactness
+from qgraph.exactness import Exactness, Witness
 from qgraph.executor import Imports
 from qgraph.matching.canonical import (
     Form,
@@ -32,7 +34,7 @@ from qgraph.matching.interface import conflict
 from qgraph.matching.known_values import KnownValues
 from qgraph.matching.plain import Plain
 from qgraph.matching.randomness import is_random
-from qgraph.numerics.values import compare_values, fingerprint
+from qgraph.numerics.values import Comparison, compare_values, fingerprint
 from qgraph.scopes import subgraphs
 from qgraph.topology import gates
 
@@ -43,6 +45,7 @@ _CONE = 64
 """Two inputs of a region are sought among so many values."""
 
 Pair = tuple[ir.Value, ir.Value]
+Array = npt.NDArray[Any]
 
 
 class Kind(StrEnum):
@@ -122,6 +125,7 @@ class Matching:
         self._entered: set[tuple[ir.Node, ir.Node]] = set()
         self.reference, self.candidate = Side(reference), Side(candidate)
         self.claims: list[Claim] = []
+        self._compared: dict[Pair, tuple[Comparison, Witness | None] | None] = {}
         self.notes: list[str] = []
         self._pair_inputs()
         for side in (self.reference, self.candidate):
@@ -286,12 +290,18 @@ class Matching:
         return all(map(self._have_equal_values, differing)) and bool(differing or is_reshape(first))
 
     def _have_equal_values(self, pair: Pair) -> bool:
-        arrays = self.reference.known.array(pair[0]), self.candidate.known.array(pair[1])
-        if arrays[0] is None or arrays[1] is None or arrays[0].dtype != arrays[1].dtype:
-            return False
-        if arrays[0].shape != arrays[1].shape or arrays[0].dtype.kind in "OSU":
-            return False
-        return compare_values(arrays[0], arrays[1]).rung >= Exactness.VALUES
+        found = self.compare_constants(pair)
+        return found is not None and found[0].rung >= Exactness.VALUES
+
+    def compare_constants(self, pair: Pair) -> tuple[Comparison, Witness | None] | None:
+        """Return how two constants of one type and shape compare, and an element that shows it.
+
+        Each pair is computed and compared once. None is returned where they cannot be compared.
+        """
+        if pair not in self._compared:
+            arrays = self.reference.known.array(pair[0]), self.candidate.known.array(pair[1])
+            self._compared[pair] = _compared(*arrays)
+        return self._compared[pair]
 
     def _common(self, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> tuple[Pair, ...]:
         """Return the equal pairs among the gates, the nearest first; not that of the ends."""
@@ -352,10 +362,10 @@ class Matching:
             sides = (first, self.reference), (second, self.candidate)
             labels = [label(node, side.plain.imports) for node, side in sides]
             if labels[0][:2] != labels[1][:2]:
-                what = "are different operators, for which there is no rule"
-            else:
-                what = f"differ in {_difference(*labels)}"
-            return f"{_told(a)} and {_told(b)} {what}"
+                return (
+                    f"{_told(a)} and {_told(b)} are different operators, for which there is no rule"
+                )
+            return f"{_told(a)} and {_told(b)} differ in {_difference(*labels)}"
         if list(first.outputs).index(a) != list(second.outputs).index(b):
             return f"{_told(a)} and {_told(b)} are different outputs"
         if _graphs(first) != _graphs(second):
@@ -402,6 +412,20 @@ class Matching:
 
     def _merge(self, a: ir.Value, b: ir.Value) -> None:
         self._congruence.merge(self.class_of(self.reference, a), self.class_of(self.candidate, b))
+
+
+def _compared(
+    reference: Array | None, candidate: Array | None
+) -> tuple[Comparison, Witness | None] | None:
+    if reference is None or candidate is None or reference.dtype.kind in "OSU":
+        return None
+    if reference.dtype != candidate.dtype or reference.shape != candidate.shape:
+        return None
+    found = compare_values(reference, candidate)
+    if found.place is None or reference.dtype.kind == "c":
+        return found, None
+    at = (array.reshape(-1)[found.place] for array in (reference, candidate))
+    return found, Witness(float(found.place), *map(float, at))
 
 
 def _namesakes(ours: Iterable[ir.Value], theirs: Iterable[ir.Value]) -> list[Pair]:

@@ -1,19 +1,19 @@
-"""Models as proofs see them: functions inlined, of one opset, shapes filled in."""
+"""Models as proofs see them: functions inlined, of one opset, types and shapes inferred anew."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass, ShapeInferencePass
+from onnx_ir.passes.common import InlinePass
 
 from qgraph.constants import overridable
+from qgraph.derived import derived
 from qgraph.errors import UnsupportedError
 from qgraph.matching.products import has_packed_products, spell_out_products
 from qgraph.model import Model
+from qgraph.ops.operator import OPERATORS
 from qgraph.opset import declare_domains, only_float_type, require
 from qgraph.scopes import owners
 
@@ -50,7 +50,8 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
     """Return copies of two models that can be matched node by node.
 
     Both get the higher one of the two opsets, as far as their nodes can be raised to it. If one
-    has products with packed weights, all products are written in one way.
+    has products with packed weights, all products are written in one way. The types and shapes that
+    a model states for its inputs are taken from it, as its interface, all others follow from them.
 
     Args:
         reference: one model.
@@ -61,19 +62,26 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
         UnsupportedError: a function cannot be inlined.
         ModelError: no opset has all nodes of a model.
     """
+    OPERATORS.names()  # which tells onnx of those of the dialects
     copies = [_flat(model) for model in (reference, candidate)]
     counts = [0 if keep_inputs else _freeze(copy) for copy in copies]
-    if any(map(has_packed_products, copies)):
-        for copy in copies:
-            spell_out_products(copy)
+    stated = [only_float_type(copy) for copy in copies]
+    copies = [derived(copy) for copy in copies]
+    packed = any(map(has_packed_products, copies))
     highest = max(copy.opset_imports.get("", 0) for copy in copies)
     made = []
-    for copy, frozen in zip(copies, counts, strict=True):
+    for copy, frozen, kind in zip(copies, counts, stated, strict=True):
+        if packed:
+            spell_out_products(copy)
         try:
-            require(copy, highest)
+            raised = require(copy, highest)
         except UnsupportedError as error:
             logger.info("left at its opset: %s", error)
-        made.append(Plain(_inferred(copy), frozen, only_float_type(copy)))
+            raised = False
+        model = derived(copy) if packed or raised else copy
+        # What is stated may be wrong; a type that is stated or inferred occurs, for all we know.
+        float_type = kind if only_float_type(model) is kind else None
+        made.append(Plain(model, frozen, float_type))
     return made[0], made[1]
 
 
@@ -101,32 +109,3 @@ def _freeze(model: ir.Model) -> int:
     for value in found:
         model.graph.inputs.remove(value)
     return len(found)
-
-
-def _inferred(model: ir.Model) -> ir.Model:
-    """Return ``model``, or a copy with types and shapes that it does not state."""
-    known = all(
-        value.dtype is not None and value.shape is not None
-        for node in model.graph
-        for value in node.outputs
-        if value.name
-    )
-    if known:
-        return model
-    # a failure may leave the model without some of its weights
-    copy = model.clone()
-    with _silence("onnx_ir"):
-        ShapeInferencePass(check_type=False, strict_mode=False)(copy)
-    return copy if len(copy.graph.inputs) == len(model.graph.inputs) else model
-
-
-@contextmanager
-def _silence(name: str) -> Iterator[None]:
-    """Keep a library from telling that it could not find out everything."""
-    told = logging.getLogger(name)
-    level = told.level
-    told.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        told.setLevel(level)

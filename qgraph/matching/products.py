@@ -40,6 +40,8 @@ def _spell_out_packed(node: ir.Node) -> None:
     codes, scales = parameters[:2]
     if x is None or not known or codes is None or scales is None:
         return
+    if scales.dtype != np.float32:  # which is the type of the data and of the product too
+        return
     try:
         weights = Weights.of(node)
     except UnsupportedError:

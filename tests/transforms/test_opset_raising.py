@@ -12,6 +12,7 @@ import pytest
 from qgraph.model import Model, load
 from qgraph.report import Outcome
 from qgraph.transforms.convert import ConvertDialect
+from qgraph.transforms.versions import lower_opset
 
 RICH = """<ir_version: 10, opset_import: ["": VERSION, "qonnx.custom_op.general": 1, "local": 1,
                           "com.example": 3], producer_name: "somebody", metadata_props: ["k": "v"]>
@@ -188,3 +189,16 @@ def test_old_models_are_raised_and_compute_the_same(models, tmp_path, name, high
     expected = original.run(data, backend="numpy")
     for key, found in model.run(data, backend="numpy").items():
         np.testing.assert_array_equal(found, expected[key])
+
+
+@pytest.mark.parametrize(("ceil_mode", "opset"), [(0, 18), (1, 21)])
+def test_an_opset_is_lowered_over_changes_that_do_not_concern_its_nodes(ceil_mode, opset):
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[1,1,7] x) => (float[1,1,N] y) <float s = {{0.5}}, uint8 z = {{3}}> {{
+            q = QuantizeLinear (x, s, z)
+            d = DequantizeLinear (q, s, z)
+            y = AveragePool <kernel_shape = [2], strides = [2], ceil_mode = {ceil_mode}> (d)
+        }}""")
+    notes = lower_opset(model, 18)
+    assert model.opset_imports[""] == opset
+    assert len(notes) == 1
