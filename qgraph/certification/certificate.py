@@ -11,6 +11,23 @@ from qgraph.errors import EquivalenceError, UndecidedError
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.report import SCHEMA
 
+SUMMED_ALIKE = (
+    "MatMulNBits and Gemm sum their products in the order of MatMul, which ONNX leaves open, and "
+    "add the bias to the finished sum"
+)
+AS_WRITTEN = (
+    "every operator computes as written: one IEEE 754 operation at a time in the type of its "
+    "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise"
+)
+NOT_FED = "{} initializers that could be fed as inputs too are not fed"
+NO_NAN = "no NaN reaches the {} regions that do not keep it"
+ZERO_SIGNS = (
+    "zeros count as equal whatever their sign; {} regions do not keep it, and nothing after them "
+    "sees it"
+)
+AFTER_DIFFERENCE = "after a difference the values were taken for equal"
+EQUAL_OPERATORS = "equal operators on equal operands have equal results"
+
 
 class ProofVerdict(StrEnum):
     """What was shown of two functions, over all inputs."""
@@ -30,25 +47,53 @@ class Boxes:
         starts: keys of the first input of each part, in ascending order; parts end before the next
             one, the last one at the largest float.
         differing: numbers of the parts on which the values differ.
+        signs: numbers of those on which both are zeros whose signs differ, or may.
     """
 
     channel: int
     count: int
     starts: tuple[int, ...]
     differing: tuple[int, ...] = ()
+    signs: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the boxes; each start but the first as the distance from the one before.
-
-        The numbers stand in one text, which takes a line in the file and not thousands.
-        """
-        steps = (b - a for a, b in zip((0, *self.starts), self.starts, strict=False))
+        """Return the boxes."""
         return {
             "channel": self.channel,
             "count": self.count,
-            "starts": " ".join(map(str, steps)),
+            "starts": _distances(self.starts),
             "differing": " ".join(map(str, self.differing)),
+            "signs": " ".join(map(str, self.signs)),
         }
+
+
+@dataclass(frozen=True)
+class Cases:
+    """What an entry of a region with two inputs may be: see ``starts``.
+
+    Attributes:
+        side: "reference" or "candidate", the model of ``start``; None without one.
+        start: name of a float32 value that the entry is computed from; None without one.
+        starts: keys of the first input of each part of ``start``, on which the entry has one value;
+            without a start, of the entry itself, on which each quantizer at it has one. Empty for
+            codes of an integer type, all of which are cases.
+    """
+
+    side: str | None
+    start: str | None
+    starts: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the cases."""
+        return {"side": self.side, "start": self.start, "starts": _distances(self.starts)}
+
+
+def _distances(starts: Sequence[int]) -> str:
+    """Return numbers in one text, each but the first as the distance from the one before.
+
+    That takes a line in the file and not thousands.
+    """
+    return " ".join(str(b - a) for a, b in zip((0, *starts), starts, strict=False))
 
 
 @dataclass(frozen=True)
@@ -76,6 +121,7 @@ class Region:
         witness_channel: the channel of the witness.
         reason: why it is undecided, or a remark.
         boxes: the evidence; empty unless asked for.
+        cases: that of a region with two inputs, by entry; likewise.
     """
 
     reference_nodes: tuple[str, ...]
@@ -97,6 +143,7 @@ class Region:
     witness_channel: int | None = None
     reason: str | None = None
     boxes: tuple[Boxes, ...] = ()
+    cases: tuple[Cases, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the region as it stands in a certificate."""
@@ -127,6 +174,7 @@ class Region:
             },
             "reason": self.reason,
             "boxes": [boxes.to_json() for boxes in self.boxes],
+            "cases": [cases.to_json() for cases in self.cases],
         }
 
 

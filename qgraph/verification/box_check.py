@@ -1,87 +1,81 @@
 """Whether two written-out functions have the results that are claimed on given boxes of inputs.
 
-All results on a box lie between bounds that follow from the results at its ends; a box whose bounds
-leave the matter open is halved, and small ones are evaluated input by input. The order of numbers
-is that of their keys, in which -0 comes before +0.
+A box is a stretch of float32 inputs, by their keys, in one channel. Bounds that leave the matter
+open make it two boxes; small ones are evaluated input by input.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from qgraph.primitives import NUMPY
-from qgraph.verification.tracing import Line
+from qgraph.verification.bounds import Bounds, bounds, numbers
+from qgraph.verification.tracing import Line, leaves_range
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
+Keys = npt.NDArray[np.int64]
 
 LOWEST, HIGHEST = -2139095040, 2139095039
 """Keys of the smallest and the largest finite float32."""
 
 _SMALL = 16
 _BATCH = 1 << 16
-_NON_DECREASING = frozenset({"Round", "Floor", "Ceil", "Sqrt", "Sign", "Cast"})
-_COMPARISONS = {"Less": (0, 1), "LessOrEqual": (0, 1), "Greater": (1, 0), "GreaterOrEqual": (1, 0)}
-_KEEP_NAN = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil"}
-    | {"Min", "Max", "Relu"}
-)
-_INTEGER = re.compile(r"(U?)INT(\d+)")
-
-
-def numbers(keys: Array) -> Array:
-    """Return the float32 numbers of keys."""
-    bits = np.where(keys >= 0, keys, (1 << 31) - 1 - keys)
-    return bits.astype(np.uint32).view(np.float32)
-
-
-def _keys(x: Array) -> Array:
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.int64)
-    return np.where(bits < 1 << 31, bits, (1 << 31) - 1 - bits)
-
-
-@dataclass
-class _Bounds:
-    """Bounds of results on boxes ``[n]``; ``bad`` where they mean nothing.
-
-    ``nan`` is where all results are NaN, which is bad too; None for nowhere.
-    """
-
-    lo: Array
-    hi: Array
-    bad: Mask
-    nan: Mask | None = None
-
-    def sure_nan(self) -> Mask:
-        """Return ``nan``, one truth value for each box."""
-        return np.zeros_like(self.bad) if self.nan is None else self.nan
+_ZEROS = (-0.0, 0.0)
+"""What Min, Max and Relu may give where they meet both zeros; ONNX leaves it open."""
 
 
 @dataclass(frozen=True)
-class _Pending:
-    """Boxes ``[n]`` to look at: keys, whether the results are said to differ, else their value."""
+class Boxes:
+    """Boxes ``[n]`` and what is said of them.
 
-    channel: Array
-    lo: Array
-    hi: Array
+    Attributes:
+        channel, lo, hi: where they are; keys of the first and last input.
+        differing: the values differ for every input. Elsewhere they are equal, and of one value.
+        signs: the values are zeros whose signs differ, or may. Elsewhere equal zeros have one sign.
+    """
+
+    channel: Keys
+    lo: Keys
+    hi: Keys
     differing: Mask
-    expected: Array
+    signs: Mask
 
-    def at(self, chosen: Mask | slice) -> _Pending:
+    def at(self, chosen: Mask | slice | Keys) -> Boxes:
         """Return some of the boxes."""
-        columns = self.channel, self.lo, self.hi, self.differing, self.expected
-        return _Pending(*(column[chosen] for column in columns))
+        channel, lo, hi = (column[chosen] for column in (self.channel, self.lo, self.hi))
+        return Boxes(channel, lo, hi, self.differing[chosen], self.signs[chosen])
 
-    def halves(self) -> list[_Pending]:
-        """Return the boxes cut in the middle."""
+    def halves(self) -> Boxes:
+        """Return the lower halves, then the upper ones."""
         middle = (self.lo + self.hi) >> 1
-        return [replace(self, hi=middle), replace(self, lo=middle + 1)]
+        channel = np.concatenate([self.channel, self.channel])
+        differing = np.concatenate([self.differing, self.differing])
+        signs = np.concatenate([self.signs, self.signs])
+        lo, hi = np.concatenate([self.lo, middle + 1]), np.concatenate([middle, self.hi])
+        return Boxes(channel, lo, hi, differing, signs)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Results of two functions at inputs ``[n]``.
+
+    Attributes:
+        reference, candidate: the values.
+        differ: where they differ; -0 equals +0, and NaN equals NaN.
+        signs: where both are zeros whose signs differ, or may.
+        left_open: where ONNX does not say what they are.
+    """
+
+    reference: Array
+    candidate: Array
+    differ: Mask
+    signs: Mask
+    left_open: Mask
 
 
 class Functions:
@@ -90,24 +84,25 @@ class Functions:
     Args:
         lines: the steps of both.
         roots: numbers of the lines of the two results.
-        bits: whether zeros of different signs are different.
+
+    Attributes:
+        shape: what their constants broadcast to; each of its elements is a channel.
     """
 
-    def __init__(self, lines: list[Line], roots: tuple[int, int], *, bits: bool) -> None:
+    def __init__(self, lines: list[Line], roots: tuple[int, int]) -> None:
         self._lines = _needed(lines, roots)
         self._roots = roots
-        self._bits = bits
         tables = {line.operands[0] for line in self._lines.values() if line.op == "Gather"}
-        arrays = {
-            number: line.value
-            for number, line in self._lines.items()
-            if line.value is not None and number not in tables
+        self._constants: dict[int, Array] = {
+            number: line.value for number, line in self._lines.items() if line.value is not None
         }
-        self.shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
-        self._tables = {number: lines[number].value for number in tables}
+        spread = {n: array for n, array in self._constants.items() if n not in tables}
+        self.shape = np.broadcast_shapes(*(array.shape for array in spread.values()))
+        self.channels = int(np.prod(self.shape, dtype=np.int64))
         self._columns = {
             number: np.broadcast_to(array, self.shape).reshape(-1)
-            for number, array in arrays.items()
+            for number, array in spread.items()
+            if array.size > 1
         }
 
     def kinds(self) -> dict[int, int]:
@@ -115,306 +110,190 @@ class Functions:
 
         Constants are equal if their bits are.
         """
-        size = int(np.prod(self.shape, dtype=np.int64))
+        size = self.channels
         rows: dict[bytes, int] = {}
         counts: dict[int, int] = {}
-        varying = [c for n, c in self._columns.items() if (self._lines[n].value is not None)]
-        table = [np.ascontiguousarray(c).view(np.uint8).reshape(size, -1) for c in varying]
+        columns = [np.ascontiguousarray(column) for column in self._columns.values()]
+        table = [column.view(np.uint8).reshape(size, -1) for column in columns]
         whole = np.concatenate(table, axis=1) if table else np.zeros((size, 1), np.uint8)
         for channel in range(size):
             first = rows.setdefault(whole[channel].tobytes(), channel)
             counts[first] = counts.get(first, 0) + 1
         return counts
 
-    def holds(self, channel: Array, lo: Array, hi: Array, differing: Mask) -> bool:
-        """Return whether boxes ``[n]`` of keys are as they are said to be.
+    def alone(self, place: int) -> Functions:
+        """Return the first function, or the second one, as both."""
+        lines = [self._lines.get(n, Line("x", (), ())) for n in range(max(self._lines) + 1)]
+        found = Functions(lines, (self._roots[place],) * 2)
+        found.shape, found.channels = self.shape, self.channels
+        found._columns = {n: c for n, c in self._columns.items() if n in found._lines}
+        return found
 
-        On a box that is not ``differing``, both functions have one value throughout, the same one;
-        on the others, their values differ everywhere.
-        """
-        with np.errstate(all="ignore"):
-            values = self._values(channel, numbers(lo))
-            expected = np.array(np.broadcast_to(values[self._roots[0]], lo.shape))
-            stack = [_Pending(channel, lo, hi, differing, expected)]
-            budget = 64 * len(lo) + (1 << 20)
-            while stack:
-                boxes = stack.pop()
-                if len(boxes.lo) > _BATCH:
-                    middle = len(boxes.lo) // 2
-                    stack += [boxes.at(slice(middle)), boxes.at(slice(middle, None))]
-                    continue
-                budget -= len(boxes.lo)
-                rest = self._unsettled(boxes)
-                if rest is None or budget < 0:
-                    return False
-                small = rest & (boxes.hi - boxes.lo < _SMALL)
-                if small.any() and not self._hold_singly(boxes.at(small)):
-                    return False
-                rest &= ~small
-                if rest.any():
-                    stack += boxes.at(rest).halves()
+    def hold_values(self, boxes: Boxes) -> bool:
+        """Return whether both functions have the same one value on each box; signs do not count."""
+        never = np.zeros(len(boxes.lo), np.bool_)
+        return self.hold(replace(boxes, differing=never, signs=never), signs=False)
+
+    def hold(self, boxes: Boxes, *, signs: bool = True) -> bool:
+        """Return whether boxes are as they are said to be; on request whatever zeros' signs are."""
+        if not len(boxes.lo):
+            return True
+        values = self.at(boxes.channel, numbers(boxes.lo)).reference
+        budget = 64 * len(boxes.lo) + (1 << 20)
+        while len(boxes.lo):
+            budget -= len(boxes.lo)
+            parts = range(0, len(boxes.lo), _BATCH)
+            rests = [
+                self._unsettled(boxes.at(part), values[part], signs=signs)
+                for part in (slice(start, start + _BATCH) for start in parts)
+            ]
+            known = [rest for rest in rests if rest is not None]
+            if len(known) < len(rests) or budget < 0:
+                return False
+            rest = np.concatenate(known)
+            small = rest & (boxes.hi - boxes.lo < _SMALL)
+            if not self._hold_singly(boxes.at(small), values[small], signs=signs):
+                return False
+            rest &= ~small
+            boxes, values = boxes.at(rest), np.tile(values[rest], 2)
+            boxes = boxes.halves()
         return True
 
-    def equal_at(self, channel: Array, x: Array) -> Mask | None:
-        """Return where the results are equal at inputs ``[n]``; None if they are left open."""
-        with np.errstate(all="ignore"):
-            values = self._values(channel, x)
-            for line in self._lines.values():
-                if line.operands and _leaves_range(line, values[line.operands[0]]).any():
-                    return None
-        a, b = (np.broadcast_to(values[root], x.shape) for root in self._roots)
-        same = np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
-        return same & ((np.signbit(a) == np.signbit(b)) | np.isnan(a)) if self._bits else same
+    def at(self, channel: Keys, x: Array) -> Points:
+        """Return the results at inputs ``[n]``."""
+        a, b, left_open, has_ties = self._evaluate(channel, x, _ZEROS[0])
+        differ, first = ~_same(a, b), np.signbit(a)
+        signs = np.signbit(b) != first
+        if has_ties:
+            *others, also_open, _ = self._evaluate(channel, x, _ZEROS[1])
+            left_open = left_open | also_open | ~_same(a, others[0]) | ~_same(b, others[1])
+            signs |= (np.signbit(others[0]) != first) | (np.signbit(others[1]) != first)
+            b = others[1]
+        return Points(a, b, differ, signs & ~differ & (a == 0), left_open)
 
-    def _values(self, channel: Array, x: Array) -> dict[int, Array]:
-        """Return the results of all lines at inputs ``[n]``."""
+    def _evaluate(self, channel: Keys, x: Array, zero: float) -> tuple[Array, Array, Mask, bool]:
+        """Return both results, where one is left open, and whether zeros of both signs met."""
         values: dict[int, Array] = {}
-        for number, line in self._lines.items():
-            if number == 0:
-                values[0] = x
-            elif line.value is not None:
-                values[number] = self._constant(number, channel)
-            else:
-                operands = [values[operand] for operand in line.operands]
-                values[number] = np.asarray(NUMPY[line.op](*operands, **dict(line.attributes)))
-        return values
-
-    def differs_between(self, x: Array) -> bool:
-        """Return whether the first function has different values at two inputs, in any channel."""
-        channel = np.arange(int(np.prod(self.shape, dtype=np.int64)))
+        never = np.zeros(len(x), np.bool_)
+        masks: dict[int, Mask] = {}
+        has_ties = False
         with np.errstate(all="ignore"):
-            ends = [self._values(channel, np.full(len(channel), one, np.float32)) for one in x]
-        a, b = (end[self._roots[0]] for end in ends)
-        return not np.array_equal(a, b, equal_nan=True)
+            for number, line in self._lines.items():
+                if line.op == "x":
+                    values[number] = x
+                elif line.value is not None:
+                    values[number] = self._constant(number, channel)
+                else:
+                    operands = [values[operand] for operand in line.operands]
+                    values[number], tied = _apply(line, operands, zero)
+                    has_ties |= tied
+                    under = [masks.get(operand, never) for operand in line.operands]
+                    if line.op == "Where":
+                        under = [under[0], np.where(operands[0], under[1], under[2])]
+                    if line.op in ("Cast", "Gather"):
+                        under.append(leaves_range(line, operands[-1], operands[0].size))
+                    if any(mask is not never for mask in under):
+                        masks[number] = np.logical_or.reduce([never, *under])
+        a, b = (np.broadcast_to(values[root], x.shape).astype(np.float32) for root in self._roots)
+        ours, theirs = (masks.get(root, never) for root in self._roots)
+        return a, b, ours | theirs, has_ties
 
-    def _unsettled(self, boxes: _Pending) -> Mask | None:
+    def _unsettled(self, boxes: Boxes, expected: Array, *, signs: bool) -> Mask | None:
         """Return which boxes have to be looked at closer; None if one is not as it is said."""
-        settled, differ, value = self._settle(boxes.channel, boxes.lo, boxes.hi)
-        wrong = differ != boxes.differing
-        other = (value != boxes.expected) & ~(np.isnan(value) & np.isnan(boxes.expected))
-        wrong |= ~boxes.differing & other
+        settled, differ, sign, value = self._settle(boxes, signs=signs)
+        wrong = (differ != boxes.differing) | (sign != boxes.signs)
+        wrong |= ~boxes.differing & ~_same(value, expected)
         return None if (settled & wrong).any() else ~settled
 
-    def _hold_singly(self, boxes: _Pending) -> bool:
+    def _hold_singly(self, boxes: Boxes, expected: Array, *, signs: bool) -> bool:
+        if not len(boxes.lo):
+            return True
         sizes = boxes.hi - boxes.lo + 1
         owner = np.repeat(np.arange(len(sizes)), sizes)
         offset = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        channel, x = boxes.channel[owner], numbers(boxes.lo[owner] + offset)
-        same = self.equal_at(channel, x)
-        if same is None or (same == boxes.differing[owner]).any():
-            return False
-        value = np.broadcast_to(self._values(channel, x)[self._roots[0]], x.shape)
-        expected = boxes.expected[owner]
-        one = (value == expected) | (np.isnan(value) & np.isnan(expected))
-        return bool((one | boxes.differing[owner]).all())
+        found = self.at(boxes.channel[owner], numbers(boxes.lo[owner] + offset))
+        wrong = found.left_open | (found.differ != boxes.differing[owner])
+        wrong |= signs & (found.signs != boxes.signs[owner])
+        wrong |= ~boxes.differing[owner] & ~_same(found.reference, expected[owner])
+        return not wrong.any()
 
-    def _constant(self, number: int, channel: Array) -> Array:
-        table = self._tables.get(number)
-        if table is not None:
-            return table
-        column = self._columns[number]
-        return column[channel] if len(column) > 1 else np.broadcast_to(column, channel.shape)
+    def _constant(self, number: int, channel: Keys) -> Array:
+        column = self._columns.get(number)
+        array = self._constants[number]
+        if column is not None:
+            return column[channel]
+        return np.broadcast_to(array.reshape(-1), channel.shape) if array.size == 1 else array
 
-    def _settle(self, channel: Array, lo: Array, hi: Array) -> tuple[Mask, Mask, Array]:
-        """Return where boxes are settled, where all results differ, and a bound of the first."""
-        never = np.zeros(len(lo), np.bool_)
-        held: dict[int, _Bounds] = {}
-        for number, line in self._lines.items():
-            if number == 0:
-                held[0] = _Bounds(numbers(lo), numbers(hi), never)
-            elif line.value is not None:
-                value = self._constant(number, channel)
-                nan = never if value.dtype == np.bool_ else np.isnan(value)
-                held[number] = _Bounds(value, value, nan, nan)
-            else:
-                operands = [held[o] for o in line.operands]
-                held[number] = _bounds(line, operands)
-                if line.op in _KEEP_NAN and any(o.nan is not None for o in operands):
-                    held[number].nan = np.logical_or.reduce([o.sure_nan() for o in operands])
-        a, b = (held[root] for root in self._roots)
+    def _settle(self, boxes: Boxes, *, signs: bool) -> tuple[Mask, Mask, Mask, Array]:
+        """Return where boxes are settled, where results differ, in sign only, and the first one."""
+        a, b = self._bounds(boxes, None)
         good = ~(a.bad | b.bad)
-        points = (_keys(a.lo) == _keys(a.hi)) & (_keys(b.lo) == _keys(b.hi))
-        if not self._bits:
-            points = (a.lo == a.hi) & (b.lo == b.hi)
-        same = _keys(a.lo) == _keys(b.lo) if self._bits else np.asarray(a.lo == b.lo)
-        apart = (a.hi < b.lo) | (b.hi < a.lo)
-        value = np.broadcast_to(a.lo, lo.shape)
-        settled, differ = good & (points | apart), np.asarray(apart | ~same)
+        one = good & (a.lo == a.hi) & (b.lo == b.hi)
+        differ = np.asarray(good & ((a.hi < b.lo) | (b.hi < a.lo)))
+        settled = np.asarray(differ | (one & (a.lo == b.lo)))
+        sign = np.zeros_like(settled)
+        zero = settled & ~differ & (a.lo == 0)
+        if signs and zero.any():
+            settled[zero], sign[zero] = self._settle_signs(boxes.at(zero))
+        value = np.array(np.broadcast_to(a.lo, boxes.lo.shape))
         if a.nan is not None or b.nan is not None:
             ours, theirs = a.sure_nan(), b.sure_nan()
-            one = (ours & ~b.bad) | (theirs & ~a.bad)
-            differ = np.where(ours & theirs, False, differ | one)
-            settled = settled | (ours & theirs) | one
-            value = np.where(ours, np.float32(np.nan), value)
-        return settled, differ, value
+            one_side = (ours & ~b.bad) | (theirs & ~a.bad)
+            differ = (differ | one_side) & ~(ours & theirs)
+            settled |= (ours & theirs) | one_side
+            value[ours] = np.nan
+        return settled, differ, sign, value
+
+    def _settle_signs(self, boxes: Boxes) -> tuple[Mask, Mask]:
+        """Return where the signs of results that are zero are known, and where they differ."""
+        found = [result for zero in _ZEROS for result in self._bounds(boxes, zero)]
+        points = np.logical_and.reduce([result.is_point() for result in found])
+        first = np.signbit(found[0].lo)
+        return points, np.logical_or.reduce([np.signbit(r.lo) != first for r in found]) & points
+
+    def _bounds(self, boxes: Boxes, tie: float | None) -> tuple[Bounds, Bounds]:
+        never = np.zeros(len(boxes.lo), np.bool_)
+        held: dict[int, Bounds] = {}
+        with np.errstate(all="ignore"):
+            for number, line in self._lines.items():
+                if line.op == "x":
+                    held[number] = Bounds(numbers(boxes.lo), numbers(boxes.hi), never)
+                elif line.value is not None:
+                    value = self._constant(number, boxes.channel)
+                    nan = never if value.dtype == np.bool_ else np.isnan(value)
+                    held[number] = Bounds(value, value, nan, nan if nan.any() else None)
+                else:
+                    held[number] = bounds(line, [held[o] for o in line.operands], tie)
+        a, b = (_whole(held[root], len(boxes.lo)) for root in self._roots)
+        return a, b
+
+
+def _whole(found: Bounds, size: int) -> Bounds:
+    """Give the result of constants alone one element for each box."""
+    lo, hi = (np.broadcast_to(end, (size,)) for end in (found.lo, found.hi))
+    return replace(found, lo=lo, hi=hi)
+
+
+def _apply(line: Line, operands: list[Array], zero: float) -> tuple[Array, bool]:
+    """Return what a line makes of its operands, and whether zeros of both signs met."""
+    found = np.asarray(NUMPY[line.op](*operands, **dict(line.attributes)))
+    if line.op not in ("Min", "Max", "Relu"):
+        return found, False
+    a, b = operands if line.op != "Relu" else (operands[0], np.float32(0))
+    tie = (a == 0) & (b == 0)
+    if not tie.any():
+        return found, False
+    tie &= np.signbit(a) != np.signbit(b)
+    return np.where(tie, np.float32(zero), found), bool(tie.any())
+
+
+def _same(a: Array, b: Array) -> Mask:
+    return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
 
 
 def _needed(lines: list[Line], roots: tuple[int, int]) -> dict[int, Line]:
-    wanted = {0, *roots}
+    wanted = set(roots)
     for number in range(len(lines) - 1, -1, -1):
         if number in wanted:
             wanted.update(lines[number].operands)
     return {number: lines[number] for number in sorted(wanted)}
-
-
-def _bounds(line: Line, operands: list[_Bounds]) -> _Bounds:
-    name = line.op
-    a, b = operands[0], operands[-1]
-    bad: Mask = np.asarray(a.bad | b.bad)
-    if name in _COMPARISONS:
-        small, large = (operands[place] for place in _COMPARISONS[name])
-        strict = name in ("Less", "Greater")
-        compare = np.less if strict else np.less_equal
-        return _Bounds(compare(small.hi, large.lo), compare(small.lo, large.hi), bad)
-    if name == "Where":
-        return _where(*operands)
-    if name in ("Not", "And", "Or", "IsNaN", "Equal"):
-        return _truths(name, a, b, bad)
-    if name == "Cast" and dict(line.attributes)["to"] in ("BOOL", 9):
-        return _Bounds(
-            np.asarray((a.lo > 0) | (a.hi < 0)), np.asarray((a.lo != 0) | (a.hi != 0)), bad
-        )
-    if name in _NON_DECREASING:
-        lo, hi = (
-            np.asarray(NUMPY[name](end, **dict(line.attributes))).astype(np.float32)
-            for end in (a.lo, a.hi)
-        )
-        bad = bad | _leaves_range(line, a.lo) | _leaves_range(line, a.hi)
-        nan = None if name != "Cast" else _cast_nan(line, a, np.isnan(lo) & np.isnan(hi) & ~bad)
-        return _Bounds(lo, hi, bad | np.isnan(lo) | np.isnan(hi), nan)
-    if name == "Neg":
-        return _Bounds(-a.hi, -a.lo, bad)
-    if name == "Abs":
-        ends = np.abs(a.lo), np.abs(a.hi)
-        across = np.signbit(a.lo) & ~np.signbit(a.hi)
-        lo = np.where(across, np.float32(0), np.minimum(*ends))
-        return _Bounds(lo, np.maximum(*ends), bad)
-    if name == "Relu":
-        zero = np.zeros_like(a.lo)
-        return _extreme(np.maximum, a, _Bounds(zero, zero, bad), bad)
-    if name in ("Min", "Max"):
-        return _extreme(np.minimum if name == "Min" else np.maximum, a, b, bad)
-    if name == "Gather":
-        place = np.clip(np.nan_to_num(b.lo), 0, len(a.lo) - 1).astype(np.int64)
-        outside = ~((b.lo >= 0) & (b.lo < len(a.lo)))
-        found = a.lo[place]
-        return _Bounds(found, found, b.bad | outside | (b.lo != b.hi) | np.isnan(found))
-    if name == "Reciprocal":
-        one = np.ones_like(a.lo)
-        return _arithmetic("Div", _Bounds(one, one, a.bad), a, bad)
-    if name in ("Add", "Sub", "Mul", "Div"):
-        return _arithmetic(name, a, b, bad)
-    # nothing is known of other primitives; their inputs are tried one by one
-    return _Bounds(a.lo, a.hi, np.ones_like(bad))
-
-
-def _cast_nan(line: Line, a: _Bounds, ends: Mask) -> Mask:
-    """Return where all results of a Cast are NaN, as those at both ``ends`` are.
-
-    All formats have 1; beyond their largest number there is none again.
-    """
-    found = ends & ((a.lo >= 1) | (a.hi <= -1))
-    if a.nan is None:
-        return found
-    nan = np.full(1, np.nan, np.float32)
-    kept = np.isnan(np.asarray(NUMPY["Cast"](nan, **dict(line.attributes)))).all()
-    return found | a.nan if kept and not _leaves_range(line, nan).any() else found
-
-
-def _arithmetic(name: str, a: _Bounds, b: _Bounds, bad: Mask) -> _Bounds:
-    corners = [NUMPY[name](x, y) for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
-    for corner in corners:
-        bad = bad | np.isnan(corner)
-    zero = [np.asarray((o.lo <= 0) & (o.hi >= 0)) for o in (a, b)]
-    infinite = [np.asarray(np.isinf(o.lo) | np.isinf(o.hi)) for o in (a, b)]
-    if name == "Mul":
-        bad = bad | (zero[0] & infinite[1]) | (zero[1] & infinite[0])
-    if name == "Div":
-        bad = bad | (zero[0] & zero[1]) | (infinite[0] & infinite[1])
-        bad = bad | (np.signbit(b.lo) != np.signbit(b.hi))
-    keys = [_keys(np.broadcast_to(corner, bad.shape)) for corner in corners]
-    return _Bounds(
-        numbers(np.minimum.reduce(keys)), numbers(np.maximum.reduce(keys)), np.asarray(bad)
-    )
-
-
-def _extreme(pick: Any, a: _Bounds, b: _Bounds, bad: Mask) -> _Bounds:
-    """Bounds of Min and Max; of two zeros of different signs either may be the result."""
-    ends = [
-        numbers(pick(_keys(np.broadcast_to(x, bad.shape)), _keys(np.broadcast_to(y, bad.shape))))
-        for x, y in ((a.lo, b.lo), (a.hi, b.hi))
-    ]
-    both = (a.lo <= 0) & (a.hi >= 0) & (b.lo <= 0) & (b.hi >= 0)
-    mixed = np.asarray(
-        both & ((np.signbit(a.lo) != np.signbit(b.hi)) | (np.signbit(a.hi) != np.signbit(b.lo)))
-    )
-    zero = np.float32(0)
-    lo = np.where(mixed & (ends[0] == 0), -zero, ends[0])
-    hi = np.where(mixed & (ends[1] == 0), zero, ends[1])
-    return _Bounds(lo, hi, bad)
-
-
-def _where(c: _Bounds, a: _Bounds, b: _Bounds) -> _Bounds:
-    yes, no = np.asarray(c.lo), ~np.asarray(c.hi)
-    bad = c.bad | np.where(yes, a.bad, np.where(no, b.bad, a.bad | b.bad))
-    shape = bad.shape
-    if a.lo.dtype == np.bool_:
-        lo, hi = np.minimum(a.lo, b.lo), np.maximum(a.hi, b.hi)
-    else:
-        ours, theirs = (
-            [_keys(np.broadcast_to(end, shape)) for end in (o.lo, o.hi)] for o in (a, b)
-        )
-        lo = numbers(np.minimum(ours[0], theirs[0]))
-        hi = numbers(np.maximum(ours[1], theirs[1]))
-    return _Bounds(
-        np.where(yes, a.lo, np.where(no, b.lo, lo)),
-        np.where(yes, a.hi, np.where(no, b.hi, hi)),
-        bad,
-        _where_nan(c, a, b),
-    )
-
-
-def _where_nan(c: _Bounds, a: _Bounds, b: _Bounds) -> Mask | None:
-    """Return where each branch that may be taken is NaN."""
-    if a.nan is None and b.nan is None:
-        return None
-    yes, no = a.sure_nan(), b.sure_nan()
-    return np.asarray((yes & no) | (~c.bad & np.where(c.lo, yes, ~np.asarray(c.hi) & no)))
-
-
-def _truths(name: str, a: _Bounds, b: _Bounds, bad: Mask) -> _Bounds:
-    match name:
-        case "Not":
-            return _Bounds(~a.hi, ~a.lo, bad)
-        case "And":
-            return _Bounds(a.lo & b.lo, a.hi & b.hi, bad)
-        case "Or":
-            return _Bounds(a.lo | b.lo, a.hi | b.hi, bad)
-        case "IsNaN":
-            never = np.zeros_like(bad)
-            return _Bounds(never, never, bad)
-    meet = (a.lo <= b.hi) & (b.lo <= a.hi)
-    return _Bounds(meet & (a.lo == a.hi) & (b.lo == b.hi), meet, bad)
-
-
-def _leaves_range(line: Line, x: Array) -> Mask:
-    """Return where a Cast is undefined."""
-    to = str(dict(line.attributes).get("to", "")) if line.op == "Cast" else ""
-    to = _type_name(to)
-    if x.dtype == np.bool_:
-        return np.zeros(np.shape(x), np.bool_)
-    if (integer := _INTEGER.fullmatch(to)) is not None:
-        bits, unsigned = int(integer[2]), bool(integer[1])
-        low = 0.0 if unsigned else -(2.0 ** (bits - 1))
-        high = 2.0**bits if unsigned else 2.0 ** (bits - 1)
-        whole = np.trunc(x)
-        return ~((whole >= np.float32(low)) & (whole < np.float32(high)))
-    if to == "FLOAT8E8M0":
-        return np.asarray(x < 0)
-    if to.startswith("FLOAT6"):
-        return np.asarray(np.isnan(x))
-    return np.zeros(np.shape(x), np.bool_)
-
-
-def _type_name(to: str) -> str:
-    return ir.DataType(int(to)).name if to.isdigit() else to
