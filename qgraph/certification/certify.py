@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,16 +9,26 @@ import onnx_ir as ir
 
 from qgraph import storage
 from qgraph.certification.certificate import (
+    AFTER_DIFFERENCE,
+    AS_WRITTEN,
+    EQUAL_OPERATORS,
+    NO_NAN,
+    NOT_FED,
+    SUMMED_ALIKE,
+    ZERO_SIGNS,
     Boxes,
+    Cases,
     Certificate,
     ProofVerdict,
     Region,
     Source,
 )
 from qgraph.certification.counterexample import search
-from qgraph.certification.discharge import Shown, discharge, names
+from qgraph.certification.discharge import Shown, discharge, names, try_all_inputs
 from qgraph.certification.evidence import boxes
 from qgraph.certification.joint import between
+from qgraph.certification.levels import cases
+from qgraph.certification.regions import Outcome
 from qgraph.certification.zero_signs import Step, sightings
 from qgraph.collecting import seldom
 from qgraph.errors import OptionError
@@ -30,16 +39,9 @@ from qgraph.matching.products import has_packed_products
 from qgraph.model import Model, load
 from qgraph.model import Source as ModelSource
 from qgraph.proof.expression import Undecidable
-from qgraph.proof.finding import Finding
 
-SUMMED_ALIKE = (
-    "MatMulNBits and Gemm sum their products in the order of MatMul, which ONNX leaves open, and "
-    "add the bias to the finished sum"
-)
-
-AS_WRITTEN = (
-    "every operator computes as written: one IEEE 754 operation at a time in the type of its "
-    "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise"
+COMPUTED_HERE = (
+    "constants that {} compute are what NumPy computes here; ONNX leaves their last bits open"
 )
 
 
@@ -84,10 +86,11 @@ def prove(
     sides = plain(*models, keep_inputs=keep_inputs)
     matching, shown = _show(sides, exact)
     regions = [_region(s, matching, exact, evidence=evidence) for s in shown if not _is_trivial(s)]
-    regions += [
+    seen = (
         Region(*(names([node]),) * 2, *(str(node.outputs[0].name),) * 2, reason=reason)
         for node, reason in _sightings(matching, shown)
-    ]
+    )
+    regions += dict.fromkeys(seen)  # both models may have the node that sees it
     verdict = _verdict(regions)
     is_sought = runs > 0 and verdict is ProofVerdict.DIFFERENT
     return Certificate(
@@ -98,6 +101,7 @@ def prove(
         tuple(regions),
         (
             *_conditions(regions, sides),
+            *_of_constants(matching),
             *([SUMMED_ALIKE] if any(has_packed_products(model.ir) for model in models) else ()),
         ),
         tuple(matching.notes),
@@ -111,22 +115,25 @@ def _show(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Matching, list[
     matching = Matching(*sides)
     shown = discharge(matching, level)
     failed = sum(not s.reaches(level) for s in shown)
-    if not failed or not matching.is_hinted:
-        return matching, shown
-    other = Matching(*sides, by_name=False)
-    without = discharge(other, level)
-    return (
-        (other, without)
-        if sum(not s.reaches(level) for s in without) < failed
-        else (matching, shown)
-    )
+    if failed and matching.is_hinted:
+        other = Matching(*sides, by_name=False)
+        without = discharge(other, level)
+        if sum(not s.reaches(level) for s in without) < failed:
+            matching, shown = other, without
+    return matching, try_all_inputs(shown)
 
 
 def _sightings(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node, str]]:
     """Return the nodes of both models that see signs of zeros that are not shared."""
     found = []
+    # equal but for the sign of zero is all that takes part in a chain of claims, on both sides
+    lossy = {
+        matching.class_of(matching.reference, s.claim.reference)
+        for s in shown
+        if _loses_zero_sign(s)
+    }
     for place, side in enumerate((matching.reference, matching.candidate)):
-        exits = {_exit(s)[place] for s in shown if _loses_zero_sign(s)}
+        exits = {value for value in side.classes if matching.class_of(side, value) in lossy}
         steps = [
             Step(
                 s.region.entry[place],
@@ -171,13 +178,13 @@ def _region(s: Shown, matching: Matching, level: Exactness, *, evidence: bool) -
         str(s.claim.reference.name),
         str(s.claim.candidate.name),
         entries,
-        verdict=_verdict_of(outcome.rung, level),
+        verdict=_verdict_of(outcome, level),
         exactness=outcome.rung,
         method=outcome.method,
         differing_inputs=outcome.differing,
         zero_sign_inputs=outcome.zero_sign,
         channels=1 if finding is None else finding.channels,
-        differing_channels=() if finding is None else _per_channel(finding),
+        differing_channels=() if finding is None else finding.by_channel,
         largest_steps=outcome.largest_steps,
         nan_differs=outcome.nan_differs,
         infinity_differs=finding is not None and finding.infinity_differs,
@@ -185,6 +192,7 @@ def _region(s: Shown, matching: Matching, level: Exactness, *, evidence: bool) -
         witness_channel=outcome.channel,
         reason="; ".join(filter(None, remarks)) or None,
         boxes=_boxes(s) if evidence else (),
+        cases=_cases(s, matching) if evidence else (),
     )
 
 
@@ -209,15 +217,16 @@ def _extent(
     return nodes, tuple((str(a.name), str(b.name)) for a, b in pairs)
 
 
-def _verdict_of(rung: Exactness | None, level: Exactness) -> ProofVerdict:
-    if rung is None:
-        return ProofVerdict.UNDECIDED
-    return ProofVerdict.PROVED if rung >= level else ProofVerdict.DIFFERENT
+def _verdict_of(outcome: Outcome, level: Exactness) -> ProofVerdict:
+    if outcome.rung is not None and outcome.rung >= level:
+        return ProofVerdict.PROVED
+    shown = outcome.rung is not None or outcome.at_most < level
+    return ProofVerdict.DIFFERENT if shown else ProofVerdict.UNDECIDED
 
 
 def _boxes(s: Shown) -> tuple[Boxes, ...]:
     pair, finding = s.outcome.expressions, s.outcome.finding
-    if pair is None or finding is None or finding.undecided is not None:
+    if pair is None or finding is None or finding.undecided is not None or finding.enumerated:
         return ()
     try:
         return boxes(*pair)
@@ -225,12 +234,10 @@ def _boxes(s: Shown) -> tuple[Boxes, ...]:
         return ()  # the same function, and none of steps: its form is all there is to check
 
 
-def _per_channel(finding: Finding) -> tuple[tuple[int, int], ...]:
-    runs = finding.runs
-    counts = Counter[int]()
-    for channel, lo, hi in zip(runs.channel, runs.lo, runs.hi, strict=True):
-        counts[int(channel)] += int(hi - lo + 1)
-    return tuple(sorted(counts.items()))
+def _cases(s: Shown, matching: Matching) -> tuple[Cases, ...]:
+    if s.claim.kind is not Kind.JOINT or s.outcome.rung is None:
+        return ()
+    return cases((matching.reference, matching.candidate), s.claim.entries, _exit(s))
 
 
 def _verdict(regions: Sequence[Region]) -> ProofVerdict:
@@ -252,21 +259,24 @@ def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[s
     conditions = [AS_WRITTEN]
     frozen = max(side.frozen for side in sides)
     if frozen:
-        conditions.append(f"{frozen} initializers that could be fed as inputs too are not fed")
+        conditions.append(NOT_FED.format(frozen))
     nan = sum(region.nan_differs for region in regions)
     if nan:
-        conditions.append(f"no NaN reaches the {nan} regions that do not keep it")
+        conditions.append(NO_NAN.format(nan))
     signs = sum(bool(region.zero_sign_inputs) for region in regions)
     if signs:
-        conditions.append(
-            f"zeros count as equal whatever their sign; {signs} regions do not keep it, and "
-            "nothing after them sees it"
-        )
+        conditions.append(ZERO_SIGNS.format(signs))
     if any(region.verdict is ProofVerdict.DIFFERENT for region in regions):
-        conditions.append("after a difference the values were taken for equal")
+        conditions.append(AFTER_DIFFERENCE)
     if any(region.method is Method.CONGRUENCE for region in regions):
-        conditions.append("equal operators on equal operands have equal results")
+        conditions.append(EQUAL_OPERATORS)
     return conditions
+
+
+def _of_constants(matching: Matching) -> list[str]:
+    """Return what is taken for granted of constants that nodes compute."""
+    found = matching.reference.known.inexact | matching.candidate.known.inexact
+    return [COMPUTED_HERE.format(", ".join(sorted(found)))] if found else []
 
 
 def _source(model: Model) -> Source:

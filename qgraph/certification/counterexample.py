@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ Feeds = dict[str, Array]
 _BATCH = 32
 """Samples at a time, where the model leaves their number open."""
 
+_ELEMENTS = 1 << 19
+"""Elements of an input at a time, unless one sample has more."""
+
 _SHARE_OF_RANDOM = 4
 """One in so many runs is on random inputs; the others push values towards a difference."""
 
@@ -47,11 +51,24 @@ def search(matching: Matching, shown: Sequence[Shown], *, runs: int) -> Feeds:
         runner = _Runner(matching, runs)
         for feeds in _candidates(runner, matching, differing):
             if runner.differ(feeds):
-                return feeds
+                return _one_sample(runner, feeds)
     except (ExecutionError, OptionError, UnsupportedError, _Spent):
         # Nothing can be run, or fed, or no runs are left: there is no example then.
         return {}
     return {}
+
+
+def _one_sample(runner: _Runner, feeds: Feeds) -> Feeds:
+    """Return the first sample that shows a difference alone; all of them if none is found."""
+    opened = _shapes(runner.model)
+    try:
+        for number in range(max((shape[0] for shape in opened.values()), default=1)):
+            some = {k: x[number : number + 1] if k in opened else x for k, x in feeds.items()}
+            if opened and runner.differ(some):
+                return some
+    except (ExecutionError, _Spent):
+        pass  # the samples do not go alone, or no runs are left
+    return feeds
 
 
 class _Spent(Exception):  # noqa: N818 - an end, not a fault
@@ -103,18 +120,20 @@ def _differ(a: Any, b: Any) -> bool:
 
 def _candidates(runner: _Runner, matching: Matching, differing: Sequence[Shown]) -> Iterator[Feeds]:
     shapes = _shapes(runner.model)
-    draws = [
-        make_inputs(runner.model, number=number, shapes=shapes)
-        for number in range(max(1, runner.runs // _SHARE_OF_RANDOM))
-    ]
+    numbers = range(max(1, runner.runs // _SHARE_OF_RANDOM))
+
+    def draw(number: int) -> Feeds:
+        return make_inputs(runner.model, number=number, shapes=shapes)
+
     aimed = [s for s in differing if s.region is not None and s.outcome.finding is not None]
     for s in aimed:
-        yield from _from_inputs(runner, matching, draws[0], s)
-    yield from draws
-    for draw in draws:
+        yield from _from_inputs(runner, matching, draw(0), s)
+    yield from map(draw, numbers)
+    for number in numbers:
         for s in aimed:
             if s.region is not None and s.outcome.finding is not None:
-                yield from _pushed(runner, draw, s.region.entry[0], s.outcome.finding.runs)
+                runs = s.outcome.finding.runs
+                yield from _pushed(runner, draw(number), s.region.entry[0], runs)
 
 
 def _from_inputs(runner: _Runner, matching: Matching, draw: Feeds, s: Shown) -> Iterator[Feeds]:
@@ -182,5 +201,7 @@ def _shapes(model: Model) -> Mapping[str, tuple[int, ...]]:
     for value in model.inputs:
         dims = None if value.shape is None else list(value.shape.dims)
         if dims and not isinstance(dims[0], int) and all(isinstance(d, int) for d in dims[1:]):
-            found[str(value.name)] = (_BATCH, *(int(d) for d in dims[1:] if isinstance(d, int)))
-    return found
+            found[str(value.name)] = tuple(int(d) for d in dims[1:] if isinstance(d, int))
+    largest = max((math.prod(sizes) for sizes in found.values()), default=1)
+    batch = max(1, min(_BATCH, _ELEMENTS // max(1, largest)))
+    return {name: (batch, *sizes) for name, sizes in found.items()}

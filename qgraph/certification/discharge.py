@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.certification.joint import JointCut, decide_joint
-from qgraph.certification.regions import Cut, Outcome, cut, decide_cuts, undecided
-from qgraph.exactness import Exactness, Method, Witness
+from qgraph.certification.regions import Cut, Outcome, count_all, cut, decide_cuts, undecided
+from qgraph.exactness import Exactness, Method
 from qgraph.matching.match import Claim, Kind, Matching, Pair
-from qgraph.numerics.values import compare_values
-from qgraph.proof.expression import Undecidable
+from qgraph.proof.enumeration import effort
+from qgraph.proof.expression import Undecidable, text
 
 _GUESSED = "it begins with results of different operators, which may belong to other values"
 
 _ENTRIES = 4
 """So many entries are tried, each farther away than the one before."""
+
+_MOST_OPERATIONS = 48
+"""Operations on all inputs, of all regions and channels together: about a minute in two threads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +85,55 @@ def _exit(claim: Claim) -> Pair:
 def _from_farther(
     matching: Matching, shown: Shown, entries: Sequence[Pair], level: Exactness
 ) -> Shown:
-    """Return what is shown from the first of ``entries`` that suffices; else what is known."""
+    """Return what is shown from the first of ``entries`` that suffices; else what is known.
+
+    What is counted from a farther one is known better than what was given up from a nearer one.
+    """
+    known = shown
     for entry in entries[: _ENTRIES - 1]:
         region = cut(matching, _exit(shown.claim), entry)
         (outcome,) = decide_cuts(matching, [region])
         other = Shown(shown.claim, outcome, region)
         if other.reaches(level):
             return other
-    return shown
+        if outcome.is_counted and not known.outcome.is_counted:
+            known = other
+    return known
+
+
+def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
+    """Return what is shown once regions that were given up are decided input by input.
+
+    Those of least effort come first, and those that would take too long are left as they are.
+
+    Raises:
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    efforts: list[tuple[int, int]] = []
+    for place, s in enumerate(shown):
+        finding, pair = s.outcome.finding, s.outcome.expressions
+        if finding is not None and finding.given_up and pair is not None:
+            efforts.append((effort(*pair), place))
+    left = _MOST_OPERATIONS
+    done = list(shown)
+    found: dict[object, Outcome] = {}
+    for operations, place in sorted(efforts):
+        region, outcome = done[place].region, done[place].outcome
+        if region is None or outcome.expressions is None:
+            continue
+        key = text(outcome.expressions), region.shape
+        if key not in found:
+            left -= operations
+            found[key] = count_all(region, outcome) if left >= 0 else _spared(outcome)
+        done[place] = replace(done[place], outcome=found[key])
+    return done
+
+
+def _spared(outcome: Outcome) -> Outcome:
+    return replace(
+        outcome,
+        reason=f"{outcome.reason}; there are too many functions and channels to try all inputs",
+    )
 
 
 def _decide_joint(matching: Matching, claim: Claim) -> Outcome:
@@ -101,14 +145,20 @@ def _decide_joint(matching: Matching, claim: Claim) -> Outcome:
 
 
 def _compare_constants(matching: Matching, claim: Claim) -> Outcome:
-    arrays = [
-        side.known.array(value)
-        for side, value in (
-            (matching.reference, claim.reference),
-            (matching.candidate, claim.candidate),
+    compared = matching.compare_constants(_exit(claim))
+    if compared is not None:
+        found, witness = compared
+        return Outcome(
+            found.rung,
+            Method.CONSTANT,
+            differing=found.differing,
+            zero_sign=found.zero_sign,
+            witness=witness,
         )
-    ]
-    reference, candidate = arrays
+    sides = matching.reference.known, matching.candidate.known
+    reference, candidate = (
+        known.array(value) for known, value in zip(sides, _exit(claim), strict=True)
+    )
     if reference is None or candidate is None:
         return undecided("a constant cannot be computed here")
     if reference.dtype != candidate.dtype or reference.shape != candidate.shape:
@@ -116,22 +166,9 @@ def _compare_constants(matching: Matching, claim: Claim) -> Outcome:
             f"{reference.dtype}{list(reference.shape)} became "
             f"{candidate.dtype}{list(candidate.shape)}"
         )
-    if reference.dtype.kind in "OSU":
-        same = np.array_equal(reference, candidate)
-        return Outcome(
-            Exactness.BITS if same else Exactness.DIFFERENT, Method.CONSTANT, differing=not same
-        )
-    found = compare_values(reference, candidate)
-    witness = None
-    if found.place is not None:
-        at = (array.reshape(-1)[found.place] for array in (reference, candidate))
-        witness = Witness(float(found.place), *map(float, at))
+    same = np.array_equal(reference, candidate)
     return Outcome(
-        found.rung,
-        Method.CONSTANT,
-        differing=found.differing,
-        zero_sign=found.zero_sign,
-        witness=witness,
+        Exactness.BITS if same else Exactness.DIFFERENT, Method.CONSTANT, differing=not same
     )
 
 

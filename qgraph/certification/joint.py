@@ -142,7 +142,9 @@ def _check_parameters(model: Nodes, nodes: Sequence[ir.Node]) -> None:
 
 def _cases(models: tuple[Nodes, Nodes], parts: Sequence[Sequence[ir.Node]], entry: Pair) -> Array:
     """Return values of an entry so that every value has the results of one of them."""
-    dtype = entry[0].dtype or entry[1].dtype or ir.DataType.FLOAT
+    dtype = entry[0].dtype or entry[1].dtype
+    if dtype is None:
+        raise Undecidable("the type of one of its two inputs is not known")
     if dtype is not ir.DataType.FLOAT:
         if dtype.bitwidth > _NARROW_BITS or not dtype.is_integer():
             raise Undecidable(f"one of its two inputs is {dtype.name}")
@@ -164,6 +166,9 @@ def _levels(model: Nodes, value: ir.Value) -> Array | None:
     """Return the values that a quantizer lets a value have."""
     chain = gates(value, lambda v: operands(v, model.known.has))
     for start in chain[1:]:
+        if start.dtype is not ir.DataType.FLOAT:
+            # other types compute otherwise than the real numbers of the steps
+            continue
         nodes = between(value, [start], model.known.has)
         try:
             found = _steps(model, nodes or [], start, value)

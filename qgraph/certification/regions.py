@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.certification.samples import sample
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.executor import kernel_for
@@ -22,6 +23,8 @@ from qgraph.numerics.values import compare_values, is_nan
 from qgraph.plan import NodeStep
 from qgraph.proof.batch import decide_all
 from qgraph.proof.cone import Shape, lower
+from qgraph.proof.engine import check_shapes
+from qgraph.proof.enumeration import enumerate_inputs
 from qgraph.proof.expression import Builder, Expr, Undecidable, evaluate, undefined
 from qgraph.proof.finding import Finding
 from qgraph.proof.ladder import grade, largest_gap
@@ -30,9 +33,6 @@ Array = npt.NDArray[Any]
 
 _NARROW_BITS = 16
 """Types of up to so many bits have few enough values to try all."""
-
-_SAMPLES = 4096
-_SAMPLED_CHANNELS = 256
 
 _PARAMETERS_ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
@@ -70,6 +70,7 @@ class Outcome:
         nan_differs: whether NaN has other results.
         tells_zeros_apart: whether -0 and +0 have other results than one another, on either side.
         reason: why it is undecided.
+        at_most: where nothing higher can hold, the rung that is left; bits where nothing is known.
     """
 
     rung: Exactness | None
@@ -84,6 +85,12 @@ class Outcome:
     nan_differs: bool = False
     tells_zeros_apart: bool = False
     reason: str | None = None
+    at_most: Exactness = Exactness.BITS
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether all inputs were compared."""
+        return self.method is not Method.NONE
 
 
 def undecided(reason: str) -> Outcome:
@@ -111,7 +118,7 @@ def decide_cuts(matching: Matching, cuts: Sequence[Cut]) -> list[Outcome]:
     lowered: list[tuple[Expr, Expr, Shape | None] | Outcome] = []
     for region in cuts:
         try:
-            kind = _element_type((matching.reference, matching.candidate), region)
+            kind = _element_type(region)
             if kind is ir.DataType.FLOAT:
                 lowered.append(_lower(matching, region, builder))
             else:
@@ -125,27 +132,32 @@ def decide_cuts(matching: Matching, cuts: Sequence[Cut]) -> list[Outcome]:
     ]
 
 
+def count_all(region: Cut, outcome: Outcome) -> Outcome:
+    """Return what is found of a region whose comparison was given up, from all inputs one by one.
+
+    Raises:
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    pair = outcome.expressions
+    if pair is None:
+        return outcome
+    try:
+        finding = enumerate_inputs(*pair, input_shape=region.shape)
+    except Undecidable as end:
+        reason = f"{outcome.reason}; not all inputs could be tried: {end.reason}"
+        return replace(outcome, reason=reason)
+    return _judge(pair, finding)
+
+
 def _judge(pair: tuple[Expr, Expr], finding: Finding) -> Outcome:
     tells = _tell_zeros_apart(pair)
-    if finding.undecided is not None and (witness := _sampled(*pair)) is not None:
-        reason = f"the inputs that differ are not counted: {finding.undecided}"
-        return Outcome(
-            Exactness.DIFFERENT,
-            Method.NONE,
-            finding,
-            pair,
-            witness=witness[0],
-            channel=witness[1],
-            nan_differs=finding.nan_differs,
-            tells_zeros_apart=tells,
-            reason=reason,
-        )
+    if finding.undecided is not None:
+        return _left_open(pair, finding, tells)
     rung = grade(finding, pair[0])
-    identical = pair[0] is pair[1]
-    method = Method.CONGRUENCE if identical else Method.INTERVALS
+    method = Method.CONGRUENCE if pair[0] is pair[1] else Method.INTERVALS
     return Outcome(
         rung,
-        Method.NONE if rung is None else method,
+        Method.EXHAUSTIVE if finding.enumerated else method,
         finding,
         pair,
         finding.differing,
@@ -155,8 +167,38 @@ def _judge(pair: tuple[Expr, Expr], finding: Finding) -> Outcome:
         largest_gap(finding, pair[0]),
         finding.nan_differs,
         tells,
-        finding.undecided,
+        _told(finding) if finding.enumerated else None,
     )
+
+
+def _left_open(pair: tuple[Expr, Expr], finding: Finding, tells: bool) -> Outcome:
+    """Return what is known of two functions that were not compared on all inputs."""
+    found = sample(finding, *pair)
+    reason, rung = finding.undecided, None
+    if found is not None and found.at_most is Exactness.DIFFERENT:
+        rung = found.at_most
+        reason = f"the inputs that differ are not counted, there are more: {finding.undecided}"
+    return Outcome(
+        rung,
+        Method.NONE,
+        finding,
+        pair,
+        differing=finding.differing,
+        zero_sign=finding.zero_sign,
+        witness=None if found is None else found.witness,
+        channel=None if found is None else found.channel,
+        nan_differs=finding.nan_differs,
+        tells_zeros_apart=tells,
+        reason=reason,
+        at_most=Exactness.BITS if found is None else found.at_most,
+    )
+
+
+def _told(finding: Finding) -> str:
+    told = "all inputs were tried one by one"
+    if finding.largest_ulps is None:
+        return told
+    return f"{told}; values are up to {finding.largest_ulps} floats apart"
 
 
 def _tell_zeros_apart(pair: tuple[Expr, Expr]) -> bool:
@@ -166,25 +208,6 @@ def _tell_zeros_apart(pair: tuple[Expr, Expr]) -> bool:
         if not np.array_equal(a, b, equal_nan=True):
             return True
     return False
-
-
-def _sampled(reference: Expr, candidate: Expr) -> tuple[Witness, int] | None:
-    """Return an input and a channel in which two functions differ, if some samples show one."""
-    patterns = np.random.default_rng(0).integers(0, 1 << 32, _SAMPLES, dtype=np.uint32)
-    x = np.concatenate([patterns.view(np.float32), np.arange(-64, 64, 0.25, dtype=np.float32)])
-    x = x[np.isfinite(x)]
-    shape = np.broadcast_shapes(reference.shape, candidate.shape)
-    channels = math.prod(shape)
-    if not 0 < channels <= _SAMPLED_CHANNELS:
-        return None
-    given = np.broadcast_to(x.reshape(-1, *[1] * len(shape)), (x.size, *shape))
-    a, b = (np.broadcast_to(evaluate(e, given), given.shape) for e in (reference, candidate))
-    differ = ~((a == b) | (np.isnan(a) & np.isnan(b)))
-    if not differ.any():
-        return None
-    place = int(np.argmax(differ))
-    values = (float(array.reshape(-1)[place]) for array in (given, a, b))
-    return Witness(*values), place % channels
 
 
 def _between(value: ir.Value, start: ir.Value, side: Side) -> list[ir.Node]:
@@ -214,12 +237,12 @@ def _shape(entry: Pair) -> Shape | None:
     return tuple(sizes[0])
 
 
-def _element_type(models: tuple[Nodes, Nodes], region: Cut) -> ir.DataType:
-    stated: set[ir.DataType | None] = {value.dtype for value in region.entry} - {None}
-    kinds = stated or {model.plain.float_type for model in models}
-    (kind,) = kinds if len(kinds) == 1 else (None,)
+def _element_type(region: Cut) -> ir.DataType:
+    """Return the type of the variable, which is not guessed."""
+    stated = {value.dtype for value in region.entry} - {None}
+    (kind,) = stated if len(stated) == 1 else (None,)
     if kind is None:
-        raise Undecidable("the type of its data is not known; run shape inference first")
+        raise Undecidable("the type of its data is not known")
     if not (kind is ir.DataType.FLOAT or _is_narrow(kind)):
         raise Undecidable(f"its data is {kind.name}; types of that size are not proved")
     return kind
@@ -248,11 +271,8 @@ def _lower(matching: Matching, region: Cut, builder: Builder) -> tuple[Expr, Exp
         except OperatorError as error:
             raise Undecidable(str(error)) from error
         pair.append(lower(nodes, x, y, shape, builder, constants=side.known.array))
-    if region.shape is None and _trimmed(pair[0].shape) != _trimmed(pair[1].shape):
-        raise Undecidable(
-            "the shape of its data is not known, and the parameters have the shapes "
-            f"{list(pair[0].shape)} and {list(pair[1].shape)}; run shape inference first"
-        )
+    if region.shape is None:
+        _check_equal_shapes(pair[0].shape, pair[1].shape)
     kinds = [
         expression.dtype if value.dtype is None else value.dtype.name
         for expression, value in zip(pair, region.exit, strict=True)
@@ -262,10 +282,40 @@ def _lower(matching: Matching, region: Cut, builder: Builder) -> tuple[Expr, Exp
     return pair[0], pair[1], region.shape
 
 
-def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape without the leading ones, which broadcast to any data of that rank."""
-    first = next((place for place, size in enumerate(shape) if size != 1), len(shape))
-    return shape[first:]
+def _check_equal_shapes(reference: tuple[int, ...], candidate: tuple[int, ...]) -> None:
+    """See that parameters give data of any shape the same shape, also that of a single number.
+
+    Raises:
+        Undecidable: they may not.
+    """
+    if reference != candidate:
+        raise Undecidable(
+            "the shape of its data is not known, and the parameters have the shapes "
+            f"{list(reference)} and {list(candidate)}"
+        )
+
+
+def _check_result_shapes(models: tuple[Nodes, Nodes], region: Cut) -> None:
+    """See that constants give the results of both sides the same shape.
+
+    Raises:
+        Undecidable: they may not.
+    """
+    found = []
+    for model, nodes in zip(models, (region.reference_nodes, region.candidate_nodes), strict=True):
+        shapes = []
+        for node in nodes:
+            if node.op_type in _PARAMETERS_ALONG_AXIS or node.op_type == "Gather":
+                continue  # what they have besides their data does not broadcast
+            arrays = (None if v is None else model.known.array(v) for v in node.inputs)
+            shapes += [array.shape for array in arrays if array is not None]
+        try:
+            found.append(np.broadcast_shapes(*shapes))
+        except ValueError as error:
+            raise Undecidable("its parameters do not broadcast") from error
+    if region.shape is None:
+        _check_equal_shapes(*found)
+    check_shapes(found[0], found[1], region.shape)
 
 
 def _check_ranks(side: Side, nodes: Sequence[ir.Node], region: Cut) -> None:
@@ -300,10 +350,14 @@ def enumerate_cut(models: tuple[Nodes, Nodes], region: Cut) -> Outcome:
     Raises:
         Undecidable: there are too many, or they cannot be computed.
     """
+    kind = _element_type(region)
+    if not _is_narrow(kind):
+        raise Undecidable(f"its data is {kind.name}, which has too many values to try here")
     nodes = (*region.reference_nodes, *region.candidate_nodes)
     if any(map(is_reshape, nodes)):
         raise Undecidable("its data is reshaped")
-    x = all_values(_element_type(models, region))
+    _check_result_shapes(models, region)
+    x = all_values(kind)
     spread = _free_axis(models, region)
     if spread is not None:
         sizes, axis = spread
@@ -376,11 +430,17 @@ def _free_axis(models: tuple[Nodes, Nodes], region: Cut) -> tuple[list[int], int
         for node in nodes:
             for value in node.inputs:
                 array = None if value is None else side.known.array(value)
-                if array is None or array.size == 1:
+                along = node.op_type in _PARAMETERS_ALONG_AXIS
+                if array is None or (along and array.size == 1):
                     continue
-                if shape is None or array.ndim > len(shape):
+                if shape is not None and array.ndim > len(shape):
+                    # even a single number moves the axes of what comes after it
+                    raise Undecidable("a parameter has more dimensions than the data")
+                if array.size == 1:
+                    continue
+                if shape is None:
                     raise Undecidable("the rank of its data is not known")
-                if node.op_type in _PARAMETERS_ALONG_AXIS and array.ndim == 1:
+                if along and array.ndim == 1:
                     busy.add(node.attributes.get_int("axis", 1) % len(shape))
                 else:
                     offset = len(shape) - array.ndim

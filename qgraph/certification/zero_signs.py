@@ -137,6 +137,9 @@ def sees(node: ir.Node, touched: Sequence[ir.Value]) -> bool:
         return node.inputs[1] in touched
     if node.domain == "" and node.op_type == "Cast":
         return node.attributes.get_int("to", 1) == ir.DataType.STRING
+    if node.domain == "" and node.op_type == "CastLike":
+        like = node.inputs[1]
+        return like is None or like.dtype in (None, ir.DataType.STRING)
     if node.op_type in _QUANTIZES:
         return True
     operator = operator_of(node)

@@ -82,8 +82,8 @@ def decide_together(pairs: Sequence[Pair], *, until_difference: bool = False) ->
     if len(program.first) < len(pairs):
         return [decide(*pair, until_difference=until_difference) for pair in pairs]
     found = _Separately(len(pairs), program.first)
-    boxes, reason = explore(program, found, until_difference=until_difference)
-    if reason is not None:
+    boxes, end = explore(program, found, until_difference=until_difference)
+    if end is not None:
         # One of them is to blame; alone, the others are decided all the same.
         return [decide(*pair, until_difference=until_difference) for pair in pairs]
     return [

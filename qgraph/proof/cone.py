@@ -63,6 +63,8 @@ def lower(
             known[node.outputs[0]] = known[node.inputs[0]]
             seen[node.outputs[0]] = _reshaped(node, shape, constants)
             continue
+        if view != shape:
+            _check_rank(node, view, constants)
         apply = builder if view == shape else _Viewing(builder, view, shape)
         known[node.outputs[0]] = lower_node(node, known, view, apply, constants)
         seen[node.outputs[0]] = view
@@ -83,6 +85,18 @@ def _view(node: ir.Node, seen: Mapping[ir.Value, Shape]) -> Shape:
     if others:
         raise Undecidable(f"the operands of {node.op_type} have different shapes")
     return first
+
+
+def _check_rank(node: ir.Node, view: Shape, constants: Constants) -> None:
+    """See that no constant gives the data more dimensions, from which axes would count.
+
+    Raises:
+        Undecidable: one does.
+    """
+    for value in node.inputs:
+        given = None if value is None else constants(value)
+        if given is not None and given.ndim > max(len(view), 1):
+            raise Undecidable("a parameter has more dimensions than the data")
 
 
 def _reshaped(node: ir.Node, shape: Shape, constants: Constants) -> Shape:

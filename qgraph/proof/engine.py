@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from qgraph.exactness import Witness
 from qgraph.proof.environment import check_float_environment
 from qgraph.proof.expression import Expr, Undecidable, evaluate
-from qgraph.proof.finding import Channels, Collector, Finding, Notes, Runs
+from qgraph.proof.finding import Collector, Finding, Notes, Runs
 from qgraph.proof.interval import Interval, Mask
-from qgraph.proof.keys import Float32, from_keys
+from qgraph.proof.keys import from_keys
+from qgraph.proof.outcome import Outcome, compare_special_inputs
 from qgraph.proof.program import Program
 from qgraph.proof.search import Boxes, Search
 
@@ -54,15 +55,18 @@ def decide(
     if reference is candidate:
         return nothing
     try:
-        _check_shapes(reference, candidate, input_shape)
+        check_shapes(reference.shape, candidate.shape, input_shape)
         program = Program(reference, candidate)
     except Undecidable as undecidable:
         return replace(nothing, undecided=undecidable.reason)
     found = Collector(program.channels, program.first, program.count)
-    boxes, reason = explore(
+    boxes, end = explore(
         program, found, max_boxes=max_boxes, domain=domain, until_difference=until_difference
     )
-    return replayed(found.finding(boxes, undecided=reason), reference, candidate)
+    finding = found.finding(boxes, undecided=None if end is None else end.reason)
+    return replace(
+        replayed(finding, reference, candidate), given_up=end is not None and end.by_effort
+    )
 
 
 def replayed(finding: Finding, reference: Expr, candidate: Expr) -> Finding:
@@ -89,7 +93,7 @@ def explore(
     max_boxes: int = MAX_BOXES,
     domain: tuple[float, float] | None = None,
     until_difference: bool = False,
-) -> tuple[int, str | None]:
+) -> tuple[int, Undecidable | None]:
     """Note in ``found`` where the two expressions of a program differ.
 
     With ``until_difference``, channels that ``found`` has a difference of are not explored on.
@@ -103,17 +107,17 @@ def explore(
     check_float_environment()
     comparison = _Comparison(program, found, until_difference=until_difference)
     search = Search(program, comparison, max_boxes, domain, refines=not until_difference)
-    reason = None
+    end = None
     with np.errstate(all="ignore"):
-        comparison.special_inputs()
+        compare_special_inputs(program, found)
         try:
             finished = comparison.finished()
             if finished is None or not finished.all():
                 search.run()
         except Undecidable as undecidable:
-            reason = undecidable.reason
+            end = undecidable
     check_float_environment()
-    return search.boxes, reason
+    return search.boxes, end
 
 
 class _Comparison:
@@ -146,7 +150,7 @@ class _Comparison:
 
     def enumerate(self, boxes: Boxes) -> None:
         x = from_keys(boxes.lo)
-        outcome = _Outcome.of(self._program, x, boxes.kind)
+        outcome = Outcome.of(self._program, x, boxes.kind)
         if outcome.unknown.any():
             at = float(x[np.argmax(outcome.unknown)])
             raise Undecidable(f"ONNX leaves open what is computed for the input {at!r}")
@@ -157,56 +161,23 @@ class _Comparison:
             some = boxes.at(mask)
             note(some.kind, some.lo, some.hi, outcome.reference[mask], outcome.candidate[mask])
 
-    def special_inputs(self) -> None:
-        """Compare at both infinities and at NaN of both signs."""
-        special = np.array([np.inf, -np.inf, np.nan, -np.nan], np.float32)
-        count = len(self._program.first)
-        x, kinds = np.repeat(special, count), np.tile(np.arange(count, dtype=np.int64), 4)
-        outcome = _Outcome.of(self._program, x, kinds)
-        results = outcome.reference, outcome.candidate
-        differ, sign, nan = outcome.differ | outcome.unknown, outcome.zero_sign, np.isnan(x)
-        self.found.differ_at_nan(kinds, x, *results, where=(differ | sign) & nan)
-        self.found.differ_at_infinity(kinds, x, *results, where=differ & ~nan)
-        self.found.differ_in_zero_sign_at_infinity(kinds, x, *results, where=sign & ~nan)
 
-
-class _Outcome(NamedTuple):
-    """How single inputs compare, whatever signs Min, Max and Relu give to zeros."""
-
-    reference: Float32
-    candidate: Float32
-    differ: Mask
-    zero_sign: Mask
-    unknown: Mask
-
-    @classmethod
-    def of(cls, program: Program, x: Float32, kind: Channels) -> _Outcome:
-        a, b = program.points(x, kind, zero=False)
-        others = program.points(x, kind, zero=True)
-        unknown = a.undefined | b.undefined
-        differ = ~_same(a.values, b.values)
-        sign = np.zeros(len(x), np.bool_)
-        for one, other in zip((a, b), others, strict=True):
-            unknown = unknown | ~_same(one.values, other.values)
-            for zeros in (one, other):
-                sign |= np.signbit(zeros.values) != np.signbit(a.values)
-        sign &= ~differ & (a.values == 0)
-        return cls(a.values, others[1].values, differ & ~unknown, sign & ~unknown, unknown)
-
-
-def _same(a: Float32, b: Float32) -> Mask:
-    return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
-
-
-def _check_shapes(reference: Expr, candidate: Expr, shape: Shape | None) -> None:
+def check_shapes(
+    reference: tuple[int, ...], candidate: tuple[int, ...], shape: Shape | None
+) -> None:
     """See that the constants on both sides give the result the same shape.
+
+    Args:
+        reference: what the constants of the reference broadcast to.
+        candidate: what those of the candidate do.
+        shape: of the variable, None for unknown dimensions; nothing is looked at without it.
 
     Raises:
         Undecidable: they do not.
     """
     if shape is None:
         return
-    found = [_result_shape(shape, expression.shape) for expression in (reference, candidate)]
+    found = [_result_shape(shape, constants) for constants in (reference, candidate)]
     if found[0] != found[1]:
         raise Undecidable(f"the results have shapes {list(found[0])} and {list(found[1])}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -27,6 +27,7 @@ BOOL = "BOOL"
 
 _COMPARISONS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN"})
 _LOGIC = frozenset({"Not", "And", "Or"})
+_TYPED = frozenset({"Cast", "Gather", "Where", *_LOGIC})
 _SELECTIONS = frozenset({"Min", "Max", "Relu", "Where", "Gather"})
 _ARITY = {
     **dict.fromkeys(["Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Gather"], 2),
@@ -39,11 +40,17 @@ _ALL_WHOLE = np.float32(2**23)
 
 
 class Undecidable(Exception):  # noqa: N818 - a finding, not a fault
-    """An expression cannot be built or decided; ``reason`` says why."""
+    """An expression cannot be built or decided.
 
-    def __init__(self, reason: str) -> None:
+    Attributes:
+        reason: why.
+        by_effort: whether only the effort was too large.
+    """
+
+    def __init__(self, reason: str, *, by_effort: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.by_effort = by_effort
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -83,6 +90,7 @@ class Builder:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Expr] = {}
+        self._folded: dict[tuple[Any, ...], tuple[list[Expr], Expr]] = {}
         self.input = self._unique(Expr(INPUT))
 
     def constant(self, array: npt.ArrayLike) -> Expr:
@@ -102,6 +110,11 @@ class Builder:
         value.flags.writeable = False
         dtype = BOOL if value.dtype == np.bool_ else FLOAT
         return self._unique(Expr(CONSTANT, value=value, dtype=dtype, shape=value.shape))
+
+    def like(self, expression: Expr, inputs: tuple[Expr, ...]) -> Expr:
+        """Return the operation of ``expression`` on operands of the same types and shapes."""
+        e = expression
+        return self._unique(Expr(e.op, inputs, e.attributes, e.value, e.dtype, e.shape))
 
     def __getattr__(self, name: str) -> Callable[..., Expr]:
         if name.startswith("_"):
@@ -138,9 +151,14 @@ class Builder:
         if name == "Where" and (branch := _chosen(operands)) is not None:
             return branch
         shape = _result_shape(name, operands)
-        if all(operand.op in (CONSTANT, TABLE) for operand in operands):
-            return self._fold(name, operands, dict(pairs), dtype)
-        return self._unique(Expr(name, tuple(operands), pairs, dtype=dtype, shape=shape))
+        for operand in operands:
+            if operand.op not in (CONSTANT, TABLE):
+                return self._unique(Expr(name, tuple(operands), pairs, dtype=dtype, shape=shape))
+        key = (name, tuple(map(id, operands)), pairs)
+        if key not in self._folded:
+            # The operands are kept, so that no other expression gets the number of one of them.
+            self._folded[key] = operands, self._fold(name, operands, dict(pairs), dtype)
+        return self._folded[key][1]
 
     def _table(self, constant: Expr) -> Expr:
         """Return a constant that is kept apart from those that broadcast."""
@@ -152,7 +170,7 @@ class Builder:
         self, name: str, operands: list[Expr], attributes: dict[str, Any], dtype: str
     ) -> Expr:
         values = [known(operand) for operand in operands]
-        if undefined(name, values, attributes).any():
+        if name in ("Cast", "Gather") and undefined(name, values, attributes).any():
             raise Undecidable(f"{name} of a constant is undefined: its operand leaves the range")
         with np.errstate(all="ignore"):
             value = np.asarray(NUMPY[name](*values, **attributes))
@@ -212,14 +230,13 @@ def undefined(name: str, values: list[Array], attributes: dict[str, Any]) -> Mas
 def in_order(roots: Iterable[Expr]) -> list[Expr]:
     """Return all expressions that ``roots`` consist of, operands first."""
     found: dict[int, Expr] = {}
-    stack: list[tuple[Expr, Iterator[Expr]]] = []
     for root in roots:
-        stack.append((root, iter(root.inputs)))
+        stack = [root]
         while stack:
-            expression, operands = stack[-1]
-            pending = next((o for o in operands if id(o) not in found), None)
-            if pending is not None:
-                stack.append((pending, iter(pending.inputs)))
+            expression = stack[-1]
+            pending = [o for o in expression.inputs if id(o) not in found]
+            if pending:
+                stack += reversed(pending)
                 continue
             found.setdefault(id(expression), expression)
             stack.pop()
@@ -282,6 +299,8 @@ def _normalised(name: str, attributes: dict[str, Any]) -> tuple[tuple[str, Any],
 
 def _result_type(name: str, operands: list[Expr], attributes: dict[str, Any]) -> str:
     types = [operand.dtype for operand in operands]
+    if types.count(FLOAT) == len(types) and name not in _TYPED:
+        return BOOL if name in _COMPARISONS else FLOAT
     match name:
         case "Cast":
             return str(attributes["to"])
@@ -312,11 +331,13 @@ def _result_type(name: str, operands: list[Expr], attributes: dict[str, Any]) ->
 
 
 def _result_shape(name: str, operands: list[Expr]) -> tuple[int, ...]:
-    shapes = [operand.shape for operand in operands]
+    shapes = {operand.shape for operand in operands if operand.shape}
+    if len(shapes) < 2:
+        return shapes.pop() if shapes else ()
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError as error:
-        listed = ", ".join(str(list(shape)) for shape in shapes)
+        listed = ", ".join(str(list(operand.shape)) for operand in operands)
         raise Undecidable(f"{name} of constants whose shapes do not fit: {listed}") from error
 
 

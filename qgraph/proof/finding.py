@@ -54,8 +54,14 @@ class Finding:
             at NaN.
         witness_channel: where the witness is.
         runs: all inputs of ``differing``; of each set of channels with equal constants, the first.
+            Where all inputs were tried, some of them.
         at_infinity: the infinities of ``infinity_differs``, in the same form.
+        by_channel: channel and number of differing inputs, of the channels that ``runs`` names.
         undecided: why there is no result; None if there is.
+        given_up: whether that is only because it would have taken too long.
+        enumerated: whether all inputs were tried, one by one.
+        largest_ulps: where they were, the largest number of floats from one value to the other;
+            None if nothing differs, or NaN is one of them.
     """
 
     channels: int
@@ -69,7 +75,11 @@ class Finding:
     witness_channel: int | None
     runs: Runs
     at_infinity: Runs
+    by_channel: tuple[tuple[int, int], ...] = ()
     undecided: str | None = None
+    given_up: bool = False
+    enumerated: bool = False
+    largest_ulps: int | None = None
 
 
 _Columns: TypeAlias = tuple[Channels, Keys, Keys, Float32, Float32]
@@ -123,6 +133,7 @@ class Collector:
         self._runs: list[_Columns] = []
         self._at_infinity: list[_Columns] = []
         self._witnesses: dict[str, tuple[int, Witness]] = {}
+        self._unlisted = np.zeros(len(first), np.int64)
         self._zero_sign = 0
         self._infinity_sign_differs = False
         self._nan_differs = False
@@ -133,6 +144,11 @@ class Collector:
         """Note boxes ``[n]`` on which the values differ throughout."""
         if len(kind):
             self._runs.append((kind, lo, hi, reference, candidate))
+
+    def differ_elsewhere(self, kind: int, differing: int, zero_sign: int) -> None:
+        """Note how many more inputs differ, in value and in the sign of zero, than are noted."""
+        self._unlisted[kind] += differing
+        self._zero_sign += zero_sign * int(self._count[kind])
 
     def differ_in_zero_sign(
         self, kind: Channels, lo: Keys, hi: Keys, reference: Float32, candidate: Float32
@@ -194,10 +210,12 @@ class Collector:
             self._show("value", kind[widest:], x, runs.reference[widest:], runs.candidate[widest:])
         shown = (self._witnesses.get(what) for what in ("value", "infinity", "zero", "nan"))
         channel, witness = next((w for w in shown if w is not None), (None, None))
+        of_kind = self._unlisted.copy()
+        np.add.at(of_kind, kind, runs.hi - runs.lo + 1)
         return Finding(
             channels=self._channels,
             boxes=boxes,
-            differing=int(((runs.hi - runs.lo + 1) * self._count[kind]).sum()),
+            differing=int((of_kind * self._count).sum()),
             zero_sign=self._zero_sign,
             infinity_differs=bool(self._at_infinity),
             infinity_sign_differs=self._infinity_sign_differs,
@@ -206,6 +224,9 @@ class Collector:
             witness_channel=channel,
             runs=runs,
             at_infinity=self._merged(self._at_infinity)[1],
+            by_channel=tuple(
+                (int(self._first[k]), int(of_kind[k])) for k in np.flatnonzero(of_kind)
+            ),
             undecided=undecided,
         )
 

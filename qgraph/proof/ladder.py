@@ -33,7 +33,8 @@ def grade(finding: Finding, reference: Expr) -> Exactness | None:
     codes       every difference is at most 2**-8 steps
     near        the differences larger than that are at most 1.5 steps, their stretches of inputs
                 are at most 2**-7 plateaus wide, and there are none at infinity
-    different   otherwise, and where the reference is no step function
+    different   otherwise, where the reference is no step function, and where inputs that differ
+                were counted one by one
     ==========  ====================================================================================
 
     Step and width are those of ``reference`` around the input: the medians over the plateau of the
@@ -50,6 +51,8 @@ def grade(finding: Finding, reference: Expr) -> Exactness | None:
     if not finding.differing and not finding.infinity_differs:
         signs = finding.zero_sign or finding.infinity_sign_differs
         return Exactness.VALUES if signs or finding.nan_differs else Exactness.BITS
+    if finding.enumerated:
+        return Exactness.DIFFERENT
     try:
         steps = plateaus(reference, max_boxes=MAX_BOXES)
     except Undecidable:
@@ -61,10 +64,10 @@ def grade(finding: Finding, reference: Expr) -> Exactness | None:
 def largest_gap(finding: Finding, reference: Expr) -> float | None:
     """Return the largest difference of a finding in steps of ``reference``, as :func:`grade` does.
 
-    None is returned where nothing differs, where a difference is not finite, and where the
-    reference is no step function.
+    None is returned where nothing differs, where a difference is not finite, where the reference is
+    no step function, and where inputs that differ were counted one by one.
     """
-    if not len(finding.runs) or finding.undecided is not None:
+    if not len(finding.runs) or finding.undecided is not None or finding.enumerated:
         return None
     try:
         steps = plateaus(reference, max_boxes=MAX_BOXES)

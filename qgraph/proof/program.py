@@ -49,22 +49,24 @@ class Program:
         channels: number of channels.
         first: ``[kinds]`` the first channel of each kind.
         count: ``[kinds]`` how many channels it stands for.
+        roots: the two expressions.
+        order: all that they consist of, operands first.
 
     Raises:
         Undecidable: a primitive has no rule, or the constants do not broadcast.
     """
 
     def __init__(self, reference: Expr, candidate: Expr) -> None:
-        self._roots = (reference, candidate)
-        self._order = in_order(self._roots)
-        for e in self._order:
+        self.roots = (reference, candidate)
+        self.order = in_order(self.roots)
+        for e in self.order:
             if e.op not in (INPUT, CONSTANT, TABLE) and e.op not in RULES:
                 raise Undecidable(f"there is no interval rule for {e.op}")
-        if any(root.dtype == "BOOL" for root in self._roots):
+        if any(root.dtype == "BOOL" for root in self.roots):
             raise Undecidable("truth values are compared")
-        self._spread([e for e in self._order if e.op == CONSTANT])
-        self._last = {id(o): i for i, e in enumerate(self._order) for o in e.inputs}
-        self._last.update((id(root), len(self._order)) for root in self._roots)
+        self._spread([e for e in self.order if e.op == CONSTANT])
+        self._last = {id(o): i for i, e in enumerate(self.order) for o in e.inputs}
+        self._last.update((id(root), len(self.order)) for root in self.roots)
 
     def _spread(self, constants: list[Expr]) -> None:
         """Find channels and kinds, and lay each constant out over the kinds."""
@@ -97,14 +99,14 @@ class Program:
             if id(e) not in self._columns
         }
         self._intervals.update(
-            (id(e), Interval(known(e), known(e))) for e in self._order if e.op == TABLE
+            (id(e), Interval(known(e), known(e))) for e in self.order if e.op == TABLE
         )
         self._known = {key: Interval.constant(column) for key, column in self._columns.items()}
 
     def intervals(self, x: Interval, kind: Channels) -> tuple[Interval, Interval]:
         """Return the two results on boxes: inputs ``x`` ``[n]`` in the channels ``kind``."""
         held: dict[int, Interval] = {}
-        for i, e in enumerate(self._order):
+        for i, e in enumerate(self.order):
             if e.op == INPUT:
                 held[id(e)] = x
             elif e.op in (CONSTANT, TABLE):
@@ -115,7 +117,7 @@ class Program:
                 for o in e.inputs:
                     if self._last[id(o)] == i:
                         held.pop(id(o), None)
-        reference, candidate = (held[id(root)] for root in self._roots)
+        reference, candidate = (held[id(root)] for root in self.roots)
         return _whole(reference, len(kind)), _whole(candidate, len(kind))
 
     def points(self, x: Float32, kind: Channels, *, zero: bool) -> tuple[Points, Points]:
@@ -124,7 +126,7 @@ class Program:
         Where Min, Max and Relu meet both zeros, they return -0 if ``zero`` is false, else +0.
         """
         held: dict[int, tuple[Array, Mask]] = {}
-        for e in self._order:
+        for e in self.order:
             if e.op == INPUT:
                 held[id(e)] = x, np.zeros(len(x), np.bool_)
             elif e.op in (CONSTANT, TABLE):
@@ -133,9 +135,14 @@ class Program:
                 held[id(e)] = _point(e, [held[id(o)] for o in e.inputs], zero=zero)
         reference, candidate = (
             Points(*(np.broadcast_to(array, x.shape) for array in held[id(root)]))
-            for root in self._roots
+            for root in self.roots
         )
         return reference, candidate
+
+    def constant(self, e: Expr, kind: int) -> Array:
+        """Return a constant as one number, as a kind of channels has it; a table as it is."""
+        column = self._columns.get(id(e))
+        return np.asarray(self._intervals[id(e)].lo if column is None else column[kind])
 
     def _constant(self, e: Expr, kind: Channels) -> Interval:
         column = self._columns.get(id(e))

@@ -115,7 +115,7 @@ class Search:
                 self._estimate()
                 hopeful = True
             if self.boxes > self._max_boxes:
-                raise Undecidable(f"not settled after {self.boxes} boxes")
+                raise Undecidable(f"not settled after {self.boxes} boxes", by_effort=True)
             self._step()
             finished = self._judge.finished()
             if finished is not None and finished.any():
@@ -208,7 +208,8 @@ class Search:
         if share * (self._high - self._low + 1) * kinds > self._max_boxes:
             raise Undecidable(
                 f"it is no step function: of {_SAMPLES} samples of {_ENUMERATED} neighbouring "
-                f"inputs, {share:.0%} have several values or NaN"
+                f"inputs, {share:.0%} have several values or NaN",
+                by_effort=True,
             )
 
 

@@ -8,9 +8,11 @@ import pytest
 
 import qgraph
 from qgraph import transforms
+from qgraph.certification import counterexample, discharge, regions
 from qgraph.certification.certificate import ProofVerdict
 from qgraph.errors import EquivalenceError, ModelError, OptionError, UndecidedError
 from qgraph.exactness import Exactness, Method
+from qgraph.proof import enumeration
 from qgraph.verification.verify import verify
 
 HEADER = '<ir_version: 10, opset_import: ["": {opset}, "qonnx.custom_op.general": 2]>'
@@ -312,7 +314,8 @@ def test_reshaped_data_are_one_however_they_are_reshaped():
 
 
 OVERRIDABLE = (
-    """g (float[2] x, float[2] c) => (float[2] y) <float[2] c = {{{}}}> {{ y = Add(x, c) }}"""
+    "g (float[2] x, float[2] c) => (float[4] y) <float[2] c = {{{}}}> "
+    "{{ y = Concat<axis = 0>(x, c) }}"
 )
 
 
@@ -348,6 +351,16 @@ def test_interfaces_must_be_one():
     assert len(found.notes) == 2
 
 
+@pytest.mark.parametrize(("line", "named"), [("e = Exp(c)", True), ("e = Neg(c)", False)])
+def test_constants_whose_last_bits_are_open_are_a_condition(line, named):
+    value = np.exp(np.float32(0.3)) if named else np.float32(-0.3)
+    ours = parse("(float[4] x) => (float[4] y)", "float c = {0.3}", f"{line} y = Add(x, e)")
+    theirs = parse("(float[4] x) => (float[4] y)", f"float e = {{{value!s}}}", "y = Add(x, e)")
+    found = qgraph.prove(ours, theirs)
+    assert found.verdict == "proved"
+    assert any("Exp" in condition for condition in found.conditions) == named
+
+
 def test_errors_name_the_place():
     qgraph.prove(*quantizer()).raise_if_not_proved()
     with pytest.raises(EquivalenceError, match="1 inputs give different values") as caught:
@@ -372,6 +385,22 @@ def test_an_input_is_found_on_which_a_difference_shows():
     assert found.verdict == "different"
     a, b = (qgraph.load(m).run(found.counterexample, backend="numpy")["y"] for m in (ours, theirs))
     assert (a != b).any()
+    # of the samples that were run together, the one that shows it
+    assert found.counterexample["x"].shape == (1, 4)
+
+
+def test_samples_that_are_run_together_are_as_many_as_fit():
+    large, small = (
+        parse(f"(float[N,{size}] x) => (float[N,{size}] y)", "", "y = Neg(x)")
+        for size in (1 << 18, 4)
+    )
+    assert counterexample._shapes(qgraph.load(large))["x"][0] == 2
+    assert counterexample._shapes(qgraph.load(small))["x"][0] == 32
+
+
+def test_what_sees_a_sign_in_both_models_is_told_once():
+    regions_found = qgraph.prove(*quantizer("y = Reciprocal(a)")).regions
+    assert len(regions_found) == len(set(regions_found)) == 2
 
 
 class TestRealModels:
@@ -554,3 +583,218 @@ class TestTwoInputs:
         document["regions"][0]["entries"][0] = ["x", "x"]
         with pytest.raises(EquivalenceError, match="does not hold"):
             verify(document, *self.pair("d = Mul(a, c)"))
+
+
+class TestFunctionsWithoutSteps:
+    """Regions on all inputs one by one, some of which are tried here: see ``few_inputs``."""
+
+    SIGNATURE = "(float[N,4] x) => (float[N,4] y)"
+    FACTORS = "float two = {2}, float c = {2.0000002}"
+
+    def prove(self, constants: str, ours: str, theirs: str, **options):
+        return qgraph.prove(
+            *(parse(self.SIGNATURE, constants, lines) for lines in (ours, theirs)), **options
+        )
+
+    def test_equal_ones_are_proved(self):
+        found = self.prove("float two = {2}", "y = Mul(x, two)", "y = Add(x, x)")
+        (region,) = found.regions
+        assert (found.verdict, found.exactness) == (ProofVerdict.PROVED, Exactness.BITS)
+        assert region.method is Method.EXHAUSTIVE
+        assert "one by one" in region.reason
+
+    def test_different_ones_are_counted(self):
+        found = self.prove(self.FACTORS, "y = Mul(x, two)", "y = Mul(x, c)")
+        (region,) = found.regions
+        assert (found.verdict, region.method) == (ProofVerdict.DIFFERENT, Method.EXHAUSTIVE)
+        starts = enumeration._starts()
+        bits = np.concatenate([s + np.arange(1 << 16, dtype=np.int64) for s in starts])
+        x = bits.astype(np.uint32).view(np.float32)
+        with np.errstate(over="ignore"):
+            differ = x * np.float32(2) != x * np.float32(2.0000002)
+        assert region.differing_inputs == np.count_nonzero(differ)
+        assert "floats apart" in region.reason
+        assert region.largest_steps is None
+        assert region.boxes == ()
+
+    @pytest.mark.slow
+    def test_all_inputs_are_counted(self):
+        found = self.prove(self.FACTORS, "y = Mul(x, two)", "y = Mul(x, c)")
+        differing = 0
+        with np.errstate(over="ignore"):
+            for start in range(0, 0x7F800000, 1 << 20):
+                bits = np.arange(start, min(start + (1 << 20), 0x7F800000), dtype=np.uint32)
+                x = bits.view(np.float32)
+                differing += np.count_nonzero(x * np.float32(2) != x * np.float32(2.0000002))
+        assert found.regions[0].differing_inputs == 2 * differing
+
+    def test_a_farther_entry_with_steps_is_preferred(self):
+        constants = f"{PLAIN}, float near = {{1.0000001}}"
+        quant = f"a = {QUANT}(x, s, z, b)"
+        found = self.prove(constants, f"{quant} y = Neg(a)", f"{quant} c = Mul(a, near) y = Neg(c)")
+        region = found.regions[0]
+        assert (found.verdict, region.method) == (ProofVerdict.DIFFERENT, Method.INTERVALS)
+        assert region.entries == (("x", "x"),)
+        # all inputs but those that are rounded to zero
+        x = np.float32(0.05)
+        zeros = 2 * int(x.view(np.uint32)) + 2
+        assert region.differing_inputs == 2 * 0x7F800000 - zeros
+
+    def test_the_sign_of_a_zero_is_seen_at_the_level_of_bits(self):
+        constants = "float zero = {0}"
+        found = self.prove(constants, "y = Identity(x)", "y = Add(x, zero)", exact=Exactness.BITS)
+        (region,) = found.regions
+        assert (found.verdict, region.exactness) == (ProofVerdict.DIFFERENT, Exactness.VALUES)
+        assert (region.differing_inputs, region.zero_sign_inputs) == (0, 1)
+        assert self.prove(constants, "y = Identity(x)", "y = Add(x, zero)").verdict == "proved"
+
+    def test_too_many_channels_are_not_tried_but_a_difference_is_seen(self, monkeypatch):
+        monkeypatch.setattr(discharge, "_MOST_OPERATIONS", 0)
+        constants = "float two = {2}, float zero = {0}, float c = {2.0000002}"
+        found = self.prove(constants, "y = Mul(x, two)", "y = Mul(x, c)")
+        (region,) = found.regions
+        assert (found.verdict, region.method) == (ProofVerdict.DIFFERENT, Method.NONE)
+        assert "not counted, there are more" in region.reason
+        x = np.float32(region.witness.input)
+        with np.errstate(over="ignore"):
+            results = x * np.float32(2), x * np.float32(2.0000002)
+        assert (region.witness.reference, region.witness.candidate) == results
+        found = self.prove(constants, "y = Mul(x, two)", "y = Add(x, x)")
+        assert (found.verdict, found.regions[0].reason[-10:]) == ("undecided", "all inputs")
+        # that a zero has another sign decides the question of bits, and that only
+        bits = {"exact": Exactness.BITS}
+        found = self.prove(constants, "y = Identity(x)", "y = Add(x, zero)", **bits)
+        assert (found.verdict, found.exactness) == ("different", None)
+        found = self.prove(constants, "y = Identity(x)", "y = Add(x, zero)")
+        assert found.verdict == "undecided"
+
+    def test_one_function_is_tried_once(self, monkeypatch):
+        calls = []
+        original = regions.enumerate_inputs
+        monkeypatch.setattr(
+            regions, "enumerate_inputs", lambda *a, **k: calls.append(1) or original(*a, **k)
+        )
+        lines = "a = {0} e = Exp(a) y = {1}"
+        found = self.prove(
+            "float two = {2}",
+            lines.format("Mul(x, two)", "Mul(e, two)"),
+            lines.format("Add(x, x)", "Add(e, e)"),
+        )
+        assert (found.verdict, len(found.regions), len(calls)) == ("proved", 2, 1)
+
+
+class TestFaultsOfOtherTypes:
+    """What is not float32, or not known to be, is not taken for it."""
+
+    def test_levels_of_integers_are_not_those_of_real_numbers(self):
+        # the square of an int8 wraps around, so e is -1 for some x, which real numbers do not show
+        constants = "int8 n = {-1}, int8 p = {1}"
+        before = (
+            "m = Mul(x, x) a = Abs(x) g = Neg(a) c = Less(m, g) e = Where(c, n, p) t = Less(z, x) "
+        )
+        signature = "(int8[4] x, float[4] z) => (float[4] y)"
+        lines = "f = Cast<to = 1>(e) b = Sign(z) "
+        ours, theirs = (
+            parse(signature, constants, before.replace("t = Less(z, x) ", "") + lines + last)
+            for last in ("y = Add(f, b)", "r = Relu(f) k = Neg(r) y = Sub(b, k)")
+        )
+        assert qgraph.prove(ours, theirs).verdict != "proved"
+        feeds = {"x": np.full(4, 12, np.int8), "z": np.full(4, 2, np.float32)}
+        a, b = (qgraph.load(m).run(feeds, backend="numpy")["y"] for m in (ours, theirs))
+        assert (a != b).any()
+
+    @pytest.mark.parametrize("rank", ["[]", ""])
+    def test_a_parameter_must_not_give_a_dimension_to_a_short_float(self, rank):
+        models = [
+            parse(f"(float16{rank} x) => (float16 y)", f"float16{shape} c = {{{value}}}", line)
+            for shape, value, line in (
+                ("", "1", "y = Add(x, c)"),
+                ("[1]", "-1", "y = Sub(x, c)"),
+            )
+        ]
+        if not rank:
+            for each in models:
+                each.graph.inputs[0].shape = None
+        found = qgraph.prove(*models)
+        assert found.verdict == "undecided"
+        assert "shape" in found.regions[0].reason
+
+    def test_axes_are_counted_from_the_dimensions_that_the_data_has_by_then(self):
+        scales = [", ".join(str(first if k == 0 else 1) for k in range(256)) for first in (1, 2)]
+        ours, theirs = (
+            parse(
+                "(int8[256,256] x) => (float[1,256,256] y)",
+                f"int8[1,1,1] c = {{{bound}}}, float[256] s = {{{scale}}}",
+                f"m = {op}(x, c) y = DequantizeLinear<axis = 1>(m, s)",
+            )
+            for op, bound, scale in (("Max", -128, scales[0]), ("Min", 127, scales[1]))
+        )
+        found = qgraph.prove(ours, theirs)
+        assert found.verdict == "undecided"
+        assert "more dimensions" in found.regions[0].reason
+
+    def test_and_so_they_are_behind_a_reshape(self):
+        constants = (
+            "float[2] s = {0.1, 0.2}, int8[2] z = {0, 0}, float[1,1,1] o = {1}, "
+            "int64[2] flat = {2, 2}, int64[3] back = {1, 2, 2}, float two = {2}"
+        )
+        quant = "q = QuantizeLinear<axis = 1>(m, s, z) d = DequantizeLinear<axis = 1>(q, s, z)"
+        ours, theirs = (
+            parse("(float[1,2,2] x) => (float[1,2,2] y)", constants, first, quant, last)
+            for first, last in (
+                (
+                    "p = Add(x, x) r = Reshape(p, flat) m = Mul(r, o)",
+                    "e = Reshape(d, back) y = Mul(e, two)",
+                ),
+                ("p = Mul(x, two) m = Reshape(p, flat)", "e = Reshape(d, back) y = Add(e, e)"),
+            )
+        )
+        assert qgraph.prove(ours, theirs).verdict == "undecided"
+
+    def test_a_sequence_is_no_tensor(self):
+        ours = model("g (seq(float[4]) x) => (seq(float[4]) y) { y = Identity(x) }")
+        theirs = model("g (float[4] x) => (float[4] y) { y = Identity(x) }")
+        found = qgraph.prove(ours, theirs)
+        assert found.verdict == "undecided"
+        assert "in one model" in found.regions[0].reason
+
+    def test_results_of_unknown_operators_have_no_type(self):
+        ours, theirs = (
+            parse("(float[4] x) => (bool[4] y)", "float one = {1}", "o = my.domain.Op(x) " + last)
+            for last in ("y = Cast<to = 9>(o)", "f = Cast<to = 1>(o) y = Cast<to = 9>(f)")
+        )
+        found = qgraph.prove(ours, theirs)
+        assert found.verdict == "undecided"
+        assert "type" in found.regions[0].reason
+
+
+class TestChainsOfClaims:
+    """Values that are equal by way of others, some of which differ in the sign of zero."""
+
+    KEPT = "d = Div(x, s) r = Round(d) c = Clip(r, l, h) a3 = Mul(c, s)"
+    KEPT_TOO = "d = Div(x, s) c = Clip(d, l, h) r = Round(c) b3 = Mul(r, s)"
+    LOST = "q = QuantizeLinear(x, s, i) a2 = DequantizeLinear(q, s, i)"
+    LOST_TOO = "q = QuantizeLinear(x, s, i) k = Cast<to = 1>(q) b2 = Mul(k, s)"
+
+    def test_a_sign_is_seen_wherever_it_comes_from(self):
+        signature = "(float[4] x) => (float[4] o0, float[4] o1, float[4] o2, float[4] o3)"
+        constants = "float s = {0.1}, int8 i = {0}, float l = {-128}, float h = {127}"
+        ours = parse(
+            signature,
+            constants,
+            self.LOST,
+            self.KEPT,
+            "o0 = Identity(a2) o1 = Identity(a3) o2 = Identity(a3) o3 = Reciprocal(a2)",
+        )
+        theirs = parse(
+            signature,
+            constants,
+            self.LOST_TOO,
+            self.KEPT_TOO,
+            "o0 = Identity(b2) o1 = Identity(b2) o2 = Identity(b3) o3 = Reciprocal(b3)",
+        )
+        assert qgraph.prove(ours, theirs).verdict == "undecided"
+
+    def test_a_cast_to_text_like_another_tensor_sees_it(self):
+        lines = 't = Constant <value_strings = ["a"]> () y = CastLike(a, t)'
+        assert qgraph.prove(*quantizer(lines, y="string[N,4] y")).verdict == "undecided"

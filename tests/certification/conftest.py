@@ -1,0 +1,21 @@
+"""Proofs of whole models, at less effort."""
+
+from __future__ import annotations
+
+import pytest
+
+from qgraph.proof import enumeration
+
+EVERY = 255
+"""The blocks of both zeros are among those."""
+
+
+@pytest.fixture(autouse=True)
+def few_inputs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all inputs would be tried one by one, try some of all magnitudes.
+
+    Tests marked ``slow`` try them all.
+    """
+    if request.node.get_closest_marker("slow") is None:
+        starts = enumeration._starts()[::EVERY]
+        monkeypatch.setattr(enumeration, "_starts", lambda: starts)
