@@ -106,6 +106,16 @@ class Coding:
             np.copyto(steps, wide(self.hi), where=data > self.above.at(*box))
         return steps.astype(container(self.kind))
 
+    def fits(self, other: Coding, codes: Array) -> bool:
+        """Return whether ``codes`` of ``other``, the same but for the type, are codes of this."""
+        form = FORMATS[self.kind]
+        if not (isinstance(form, IntFormat) and isinstance(FORMATS[other.kind], IntFormat)):
+            return False
+        rest = (part.name for part in fields(self) if part.name != "kind")
+        if any(getattr(self, name) is not getattr(other, name) for name in rest):
+            return False
+        return bool(form.lo <= codes.min() and codes.max() <= form.hi)
+
     def clipped(self, codes: Array, data: Array, scale: Array, box: Box) -> int:
         """Return how many elements lie farther beyond the ends of the range than rounding goes."""
         form = FORMATS[self.kind]

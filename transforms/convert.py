@@ -17,12 +17,6 @@ from qgraph.opset import ceiling
 from qgraph.recognition.recogniser import PLAIN
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.ranges.plugin_arithmetic import (
-    PluginComparer,
-    PluginSite,
-    as_plugin,
-    plugin_spellings,
-)
 from qgraph.transforms.spelling import (
     Choice,
     check_level,
@@ -59,14 +53,20 @@ class ConvertDialect(Transform):
         """Choose a spelling for each site, raise the opset once as far as needed, replace."""
         target = DIALECTS.find(self.to)
         editor = Editor(model.ir)
-        defined = self.fake_quantize is Arithmetic.REFERENCE
-        comparer = Comparer(model.ir) if defined else PluginComparer(model.ir, editor)
+        comparer = self._comparer(model, editor)
         choices, others = self._choose(model, target, editor, comparer)
         raise_opset(model, choices, report)
         if not all(choice.site.stands for choice in choices):
             choices, others = self._choose(model, target, editor, comparer)
         settle(model, choices, editor, report)
         report.sites += others
+
+    def _comparer(self, model: Model, editor: Editor) -> Comparer:
+        if self.fake_quantize is Arithmetic.REFERENCE:
+            return Comparer(model.ir)
+        from qgraph.transforms.ranges.plugin_arithmetic import PluginComparer
+
+        return PluginComparer(model.ir, editor)
 
     def _choose(
         self, model: Model, target: Dialect, editor: Editor, comparer: Comparer
@@ -109,14 +109,27 @@ class ConvertDialect(Transform):
         offers: list[tuple[Site, Iterator[Draft]]] = []
         unreadable = []
         for given in found:
-            site = given
-            if isinstance(given, Site) and self.fake_quantize is Arithmetic.PLUGIN:
-                site = as_plugin(given, editor)
+            site, first = self._understood(given, target, editor)
             if isinstance(site, Refusal):
                 unreadable.append(site)
-                continue
-            drafts = target.spellings(site, editor)
-            if isinstance(site, PluginSite):
-                drafts = chain(plugin_spellings(site, target.name, editor), drafts)
-            offers.append((site, drafts))
+            else:
+                offers.append((site, chain(first, target.spellings(site, editor))))
         return offers, unreadable
+
+    def _understood(
+        self, given: Site | Refusal, target: Dialect, editor: Editor
+    ) -> tuple[Site | Refusal, Iterable[Draft]]:
+        """Return what a site stands for, and spellings that come before those of the dialect."""
+        if isinstance(given, Refusal) or self.fake_quantize is Arithmetic.REFERENCE:
+            return given, ()
+        # What the plugin computes is loaded only where it is asked for.
+        from qgraph.transforms.ranges.plugin_arithmetic import (
+            PluginSite,
+            as_plugin,
+            plugin_spellings,
+        )
+
+        site = as_plugin(given, editor)
+        if isinstance(site, PluginSite):
+            return site, plugin_spellings(site, target.name, editor)
+        return site, ()

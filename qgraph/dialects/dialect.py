@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from qgraph.opset import only_float_type
 from qgraph.recognition.recogniser import Recogniser
 from qgraph.registry import Registry
 from qgraph.schema import OpKey
-from qgraph.shapes import learnt
+from qgraph.scopes import nodes_of
 
 __all__ = [
     "DIALECTS",
@@ -79,10 +80,10 @@ def sites(model: ir.Model) -> Iterator[Site | Refusal]:
     the rank of data matters and is not stated, it is inferred.
     """
     readers = _readers()
-    with learnt(model, *_unsaid(model, readers)):
+    with _said(model, readers):
         graphs = [model.graph, *(function.graph for function in model.functions.values())]
         for graph in graphs:
-            yield from _of_graph(list(ir.traversal.RecursiveGraphIterator(graph)), readers)
+            yield from _of_graph(list(nodes_of(graph)), readers)
 
 
 def _of_graph(
@@ -118,21 +119,27 @@ def parts(site: Site) -> tuple[Site, ...]:
     return tuple(f for f in found if isinstance(f, Site) and own > set(f.nodes))
 
 
-def _unsaid(
-    model: ir.Model, readers: dict[OpKey, list[Dialect]]
-) -> tuple[list[ir.Value], list[ir.Value]]:
-    """Return data whose rank tells where parameters lie, and of mixed models all data."""
-    mixed = only_float_type(model) is None
-    laid, any_type = [], []
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+def _said(model: ir.Model, readers: dict[OpKey, list[Dialect]]) -> AbstractContextManager[None]:
+    """Infer the rank of data where it tells how parameters lie, and types in mixed models."""
+    laid, untyped = [], []
+    for node in nodes_of(model.graph):
         data, *operands = [*node.inputs, None]
         if data is None or OpKey.of(node) not in readers:
             continue
-        if node.op_type == "QuantizeLinear" and not _is_scalar(operands[0]):
+        is_laid = node.op_type == "QuantizeLinear" and not _is_scalar(operands[0])
+        if is_laid and data.shape is None:
             laid.append(data)
-        if mixed:
-            any_type.append(data)
-    return laid, any_type
+        if data.dtype is None:
+            untyped.append(data)
+    # Where the model has one floating type only, data of no stated type has that one.
+    if untyped and only_float_type(model) is not None:
+        untyped = []
+    if not laid and not untyped:
+        return nullcontext()
+    # The passes of onnx_ir are loaded only where they are needed.
+    from qgraph.shapes import learnt
+
+    return learnt(model, laid, untyped)
 
 
 def _is_scalar(value: ir.Value | None) -> bool:
@@ -213,7 +220,23 @@ def try_out(node: ir.Node, x: ir.Value, *parameters: npt.NDArray[np.float32]) ->
         for axis, size in enumerate(x.shape):
             if sizes[axis] != 1 and isinstance(size, int):
                 sizes[axis] = size
+    attributes = operator.schema.attributes_of(node)
+    given = tuple((array.shape, array.tobytes()) for array in parameters)
+    absent = tuple(value is None for value in node.inputs)
+    key = operator.schema.name, operator.schema.since, repr(attributes), absent, tuple(sizes), given
+    if key in _PASSED:
+        return
     operator.run(node, [np.zeros(sizes, np.float32), *parameters])
+    if sum(array.nbytes for array in parameters) <= _FEW_BYTES:
+        if len(_PASSED) >= _MOST_PASSED:
+            _PASSED.clear()
+        _PASSED.add(key)
+
+
+_PASSED: set[tuple[object, ...]] = set()
+"""Operators with parameters that were found to be right."""
+_MOST_PASSED = 1 << 12
+_FEW_BYTES = 256
 
 
 def data_of(draft: Draft, site: Site) -> ir.Value:

@@ -27,7 +27,7 @@ from qgraph.evaluate import evaluate
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.lazy_codes import LEAST_BYTES, CodesJob, Coding, Plan, step_at_top, tally_of
 from qgraph.ledger import Ledger, Tally
-from qgraph.level_table import LevelTable
+from qgraph.level_table import LevelTable, container
 from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat, find_minifloat, numpy_dtype
 from qgraph.numerics.rounding import Rounding
 from qgraph.piecewise import Program
@@ -123,6 +123,7 @@ class _Packer:
     layout: CodeLayout
     scales: Scales
     later: bool
+    _known: tuple[Coding, Array] | None = None
 
     def drafts(self) -> Iterator[Draft]:
         """Yield all spellings."""
@@ -237,6 +238,8 @@ class _Packer:
             yield from self._later(draft, coding, form, keeps_zeros)
             return
         codes = self._now(coding)
+        # Many drafts wait at the same time.
+        self._known = None
         dtype = numpy_dtype(coding.kind)
         narrow = codes.astype(dtype) if codes.dtype.kind in "iu" and _is_integer(coding) else codes
         draft.giving(form(draft, draft.constant(narrow.view(dtype), "codes")))
@@ -292,10 +295,14 @@ class _Packer:
         return float(codes.min()), float(codes.max())
 
     def _now(self, coding: Coding) -> Array:
+        if self._known is not None and coding.fits(*self._known):
+            return self._known[1].astype(container(coding.kind))
         values, data = self._values
         with np.errstate(all="ignore"):
             box = self.layout.box
-            return coding.codes(values, data, coding.scale.at(*box), box)
+            codes = coding.codes(values, data, coding.scale.at(*box), box)
+        self._known = coding, codes
+        return codes
 
     @cached_property
     def _values(self) -> tuple[Array, Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from qgraph.proof.batch import decide_all
 from qgraph.proof.cone import Shape, lower
 from qgraph.proof.engine import Finding
 from qgraph.proof.expression import Builder, Expr, Undecidable, text
+from qgraph.proof.forms import Form, Forms
 from qgraph.proof.ladder import grade
 
 Array = npt.NDArray[Any]
@@ -35,8 +37,12 @@ class Comparer:
     """
 
     def __init__(self, model: ir.Model) -> None:
-        self._decided: dict[str, Verdict] = {}
-        self._float = only_float_type(model)
+        self._decided: dict[Form, Verdict] = {}
+        self._model = model
+
+    @cached_property
+    def _float(self) -> ir.DataType | None:
+        return only_float_type(self._model)
 
     def compare(self, site: Site, draft: Draft) -> Verdict:
         """Return how equal ``draft`` is to ``site``; see :meth:`compare_all`."""
@@ -56,12 +62,12 @@ class Comparer:
             at_least: the rung that is wanted; how far below it a draft is need not be found out.
         """
         soon = at_least is not None and at_least >= Exactness.VALUES
-        builder = Builder()
-        outcomes = [self._lower(site, draft, builder) for site, draft in drafts]
-        pending: dict[str, _Cone] = {o.key: o for o in outcomes if isinstance(o, _Cone)}
+        lowering = _Lowering()
+        outcomes = [self._lower(site, draft, lowering) for site, draft in drafts]
+        pending: dict[Form, _Cone] = {o.key: o for o in outcomes if isinstance(o, _Cone)}
         cones = [cone for key, cone in pending.items() if key not in self._decided]
         pairs = [(cone.reference, cone.candidate, cone.shape) for cone in cones]
-        below: dict[str, Verdict] = {}
+        below: dict[Form, Verdict] = {}
         for cone, finding in zip(cones, decide_all(pairs, until_difference=soon), strict=True):
             if soon and (finding.differing or finding.infinity_differs):
                 below[cone.key] = _undecided("values differ")
@@ -70,7 +76,7 @@ class Comparer:
         known = below | self._decided
         return [known[o.key] if isinstance(o, _Cone) else o for o in outcomes]
 
-    def _lower(self, site: Site, draft: Draft, builder: Builder) -> _Cone | Verdict:
+    def _lower(self, site: Site, draft: Draft, lowering: _Lowering) -> _Cone | Verdict:
         if draft.promise is not None:
             return draft.promise
         if site.weight is not None:
@@ -83,22 +89,52 @@ class Comparer:
         if dtype is not ir.DataType.FLOAT:
             return _undecided(f"its data is {dtype.name}; only 16 and 32 bits are compared")
         try:
-            reference = lower(site.nodes, site.x, site.y, site.shape, builder)
-            candidate = lower(draft.nodes, draft.x, draft.y, site.shape, builder)
+            return lowering.of(site, draft)
         except Undecidable as undecidable:
             return _undecided(str(undecidable))
-        pair = reference, candidate
-        return _Cone(text(pair), reference, candidate, site.shape)
 
 
 @dataclass(frozen=True)
 class _Cone:
-    """A pair of expressions to decide."""
+    """A pair of expressions to decide.
 
-    key: str
+    Attributes:
+        key: equal only for pairs that are the same.
+        reference, candidate: both sides.
+        shape: of the data.
+    """
+
+    key: Form
     reference: Expr
     candidate: Expr
     shape: Shape
+
+
+class _Lowering:
+    """Lowers pairs of regions with one builder, those of one form once."""
+
+    def __init__(self) -> None:
+        self._builder = Builder()
+        self._forms = Forms()
+        self._cones: dict[Form, _Cone] = {}
+
+    def of(self, site: Site, draft: Draft) -> _Cone:
+        """Return both sides as expressions.
+
+        Raises:
+            Undecidable: there is no expression for one of them.
+        """
+        own, new = (self._forms.of_region(r.nodes, r.x, r.y) for r in (site, draft))
+        key = None if own is None or new is None else (own, new, site.shape)
+        if key is not None and key in self._cones:
+            return self._cones[key]
+        reference = lower(site.nodes, site.x, site.y, site.shape, self._builder)
+        candidate = lower(draft.nodes, draft.x, draft.y, site.shape, self._builder)
+        if key is None:
+            written = text((reference, candidate)), site.shape
+            return _Cone(written, reference, candidate, site.shape)
+        self._cones[key] = _Cone(key, reference, candidate, site.shape)
+        return self._cones[key]
 
 
 def _undecided(reason: str) -> Verdict:

@@ -37,15 +37,43 @@ _ALMOST = 1e-5
 """Share by which the value beyond a range may miss that of its last level."""
 
 
-def chain_of(expression: Expr) -> Chain:
+class Memory:
+    """What was found out about single expressions, as long as they all exist.
+
+    Steps that are the same are one object.
+    """
+
+    def __init__(self) -> None:
+        self._peeled: dict[int, Peeled | None] = {}
+        self._steps: dict[tuple[object, ...], Step] = {}
+
+    def peel(self, e: Expr) -> Peeled | None:
+        """Return the last steps of ``e``, the innermost first, and what they start from."""
+        key = id(e)
+        if key not in self._peeled:
+            rule = _RULES.get(e.op)
+            found = None if rule is None else rule(e)
+            if found is not None:
+                found = [self._steps.setdefault(_key(step), step) for step in found[0]], found[1]
+            self._peeled[key] = found
+        return self._peeled[key]
+
+
+def _key(step: Step) -> tuple[object, ...]:
+    parts = (id(v) if isinstance(v, np.ndarray | Expr) else v for v in vars(step).values())
+    return type(step), *parts
+
+
+def chain_of(expression: Expr, memory: Memory | None = None) -> Chain:
     """Return the chain that ends in ``expression``, as far in as it can be followed."""
+    memory = memory or Memory()
     steps: list[Step] = []
     starts: list[list[Expr]] = []
     whole = expression
     while len(steps) < LONGEST:
         if expression.op == "Sign" and (signs := _of_sign(whole, expression)) is not None:
             steps, starts, expression = [signs], [[expression.inputs[0]]], expression.inputs[0]
-        peeled = _peel(expression)
+        peeled = memory.peel(expression)
         if peeled is None:
             break
         new, expression = peeled
@@ -134,12 +162,6 @@ def _close(a: Array | None, b: Array) -> bool:
     return a is not None and bool((np.abs(a - b) <= _ALMOST * np.abs(b)).all())
 
 
-def _peel(e: Expr) -> Peeled | None:
-    """Return the last steps of ``e``, the innermost first, and what they start from."""
-    rule = _RULES.get(e.op)
-    return None if rule is None else rule(e)
-
-
 def _arithmetic(e: Expr) -> Peeled | None:
     left, right = e.inputs
     if right.op == CONSTANT:
@@ -164,12 +186,16 @@ def _bound(e: Expr) -> Peeled | None:
     return ([Bound(e.op, known(left))], right) if left.op == CONSTANT else None
 
 
+_POSITIVE = Bound("Max", np.zeros((), np.float32))
+_NEGATION = Arithmetic("Mul", np.asarray(-1, np.float32))
+
+
 def _relu(e: Expr) -> Peeled | None:
-    return [Bound("Max", np.zeros((), np.float32))], e.inputs[0]
+    return [_POSITIVE], e.inputs[0]
 
 
 def _negated(e: Expr) -> Peeled | None:
-    return [Arithmetic("Mul", np.asarray(-1, np.float32))], e.inputs[0]
+    return [_NEGATION], e.inputs[0]
 
 
 def _rounding(mode: Rounding) -> Callable[[Expr], Peeled | None]:

@@ -40,6 +40,14 @@ def quantizer_of(steps: Sequence[Step], spelling: Spelling) -> Quantizer | None:
         return affine(*parts, spelling) or ranged(*parts, spelling) or regridded(*parts, steps)
 
 
+def may_round(steps: Sequence[Step]) -> bool:
+    """Return whether ``steps``, on data that is no codes, may be a quantizer of any spelling."""
+    plain = simplified(tuple(steps))
+    if any(isinstance(step, Snapped | Encoded | Signed) for step in plain):
+        return True
+    return 1 <= sum(isinstance(step, Rounded) for step in plain) <= 2
+
+
 def _scales(steps: Sequence[Step]) -> bool:
     """Return whether ``steps`` divide before they round, and multiply afterwards."""
     names = [step.name if isinstance(step, Arithmetic) else "" for step in steps]

@@ -9,6 +9,7 @@ nothing around them, are left to the readers of their dialects.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -17,8 +18,8 @@ from qgraph.constants import constant
 from qgraph.dialects.site import Site, shape_of, weight_of
 from qgraph.proof.expression import FLOAT
 from qgraph.quantizer import Quantizer
-from qgraph.recognition.chains import chain_of
-from qgraph.recognition.meaning import quantizer_of
+from qgraph.recognition.chains import Memory, chain_of
+from qgraph.recognition.meaning import may_round, quantizer_of
 from qgraph.recognition.spelling import Spelling
 from qgraph.recognition.steps import Encoded, Rounded, Signed, Snapped, Step
 from qgraph.recognition.terrain import Terrain
@@ -33,6 +34,9 @@ _CORES = {
 }
 """Operators that a search starts from, and whose dialect they make of a region."""
 
+_KNOWN_ALONE = frozenset(name for name, dialect in _CORES.items() if dialect != PLAIN)
+"""Operators of dialects, whose readers know what they are without others around them."""
+
 _PAIRS = [
     ["QuantizeLinear", "DequantizeLinear"],
     ["QuantizeLinear", "Clip", "DequantizeLinear"],
@@ -44,6 +48,9 @@ _MOST_ROUNDINGS = 3
 _CODES = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32")
 
 
+_Reading: TypeAlias = tuple[tuple[int, ...], Spelling]
+
+
 class Recogniser:
     """Finds the quantizers of one graph that are more than a node or a plain pair.
 
@@ -52,7 +59,10 @@ class Recogniser:
     """
 
     def __init__(self, nodes: Iterable[ir.Node]) -> None:
-        self._terrain = Terrain(nodes)
+        self._terrain = Terrain(nodes, _KNOWN_ALONE)
+        self._memory = Memory()
+        self._meanings: dict[_Reading, tuple[tuple[Step, ...], Quantizer | None]] = {}
+        self._possible: dict[tuple[int, ...], tuple[tuple[Step, ...], bool]] = {}
         self._taken: set[ir.Node] = set()
         self._ending: dict[ir.Value, Site | None] = {}
 
@@ -79,20 +89,45 @@ class Recogniser:
     def _ending_in(self, y: ir.Value) -> Site | None:
         """Return the largest quantizer that ends in ``y``."""
         expression = self._terrain.expression(y)
-        real = y.dtype is None or y.dtype.name in _REALS
-        if expression is None or expression.dtype != FLOAT or not real:
+        if expression is None or expression.dtype != FLOAT or not _is_real(y):
             return None
-        chain = chain_of(expression)
+        chain = chain_of(expression, self._memory)
         for place in range(_start(chain.steps), len(chain.steps)):
-            for x in (v for start in chain.starts[place] for v in self._terrain.values(start)):
-                nodes = self._terrain.region(x, y)
-                spelling = None if nodes is None else _spelling(nodes, x)
-                if nodes is None or spelling is None:
-                    continue
-                meaning = quantizer_of(chain.steps[place:], spelling)
-                if meaning is not None:
-                    return _site(x, y, nodes, spelling, meaning)
+            starts = chain.starts[place]
+            for x in (v for start in starts for v in self._terrain.values(start)) if starts else ():
+                found = self._between(x, y, chain.steps[place:])
+                if found is not None:
+                    return found
         return None
+
+    def _between(self, x: ir.Value, y: ir.Value, steps: tuple[Step, ...]) -> Site | None:
+        """Return the quantizer of ``x`` that ends in ``y``, which ``steps`` lead to."""
+        if _is_real(x) and not self._may_be_quantizer(steps):
+            return None
+        nodes = self._terrain.region(x, y)
+        spelling = None if nodes is None else _spelling(nodes, x)
+        if nodes is None or spelling is None:
+            return None
+        meaning = self._meaning(steps, spelling)
+        return None if meaning is None else _site(x, y, nodes, spelling, meaning)
+
+    def _may_be_quantizer(self, steps: tuple[Step, ...]) -> bool:
+        key = tuple(map(id, steps))
+        if key not in self._possible:
+            # The steps are kept, so that no other one gets the number of one of them.
+            self._possible[key] = steps, may_round(steps)
+        return self._possible[key][1]
+
+    def _meaning(self, steps: tuple[Step, ...], spelling: Spelling) -> Quantizer | None:
+        """Return which quantizer steps are; the same ones are looked at once."""
+        key = tuple(map(id, steps)), spelling
+        if key not in self._meanings:
+            self._meanings[key] = steps, quantizer_of(steps, spelling)
+        return self._meanings[key][1]
+
+
+def _is_real(value: ir.Value) -> bool:
+    return value.dtype is None or value.dtype.name in _REALS
 
 
 def _start(steps: Sequence[Step]) -> int:

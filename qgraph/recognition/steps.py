@@ -7,6 +7,7 @@ snapping to a minifloat grid are one step each.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +27,18 @@ class Arithmetic:
     name: str
     value: Array
 
+    @cached_property
+    def is_idle(self) -> bool:
+        """Whether it changes no number."""
+        if self.name in ("Add", "Sub"):
+            return not self.value.any()
+        return equals(self.value, 1.0)
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether its constant is of whole numbers."""
+        return not (self.value != np.rint(self.value)).any()
+
 
 @dataclass(frozen=True, eq=False)
 class Bound:
@@ -33,6 +46,11 @@ class Bound:
 
     name: str
     value: Array
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether its constant is of whole numbers."""
+        return not (self.value != np.rint(self.value)).any()
 
 
 @dataclass(frozen=True)
@@ -109,21 +127,16 @@ def simplified(steps: tuple[Step, ...]) -> list[Step]:
     """Leave out steps that change nothing, or that the step before makes unnecessary."""
     result: list[Step] = []
     for step in steps:
-        match step:
-            case Arithmetic("Add" | "Sub", value) if not value.any():
+        if isinstance(step, Arithmetic):
+            if step.is_idle:
                 continue
-            case Arithmetic("Mul" | "Div", value) if equals(value, 1.0):
-                continue
-            case Arithmetic("Mul", value) if result and _is_division(result[-1], value):
+            divides = step.name == "Mul" and result and _is_division(result[-1], step.value)
+            if divides or (step.name == "Add" and _is_subtraction(result, step.value)):
                 result.pop()
                 continue
-            case Arithmetic("Add", value) if _is_subtraction(result, value):
-                result.pop()
-                continue
-            case Rounded() if _is_whole(result):
-                continue
-            case _:
-                result.append(step)
+        elif isinstance(step, Rounded) and _is_whole(result):
+            continue
+        result.append(step)
     return result
 
 
@@ -133,23 +146,21 @@ def _is_division(step: Step, value: Array) -> bool:
 
 def _is_subtraction(steps: list[Step], value: Array) -> bool:
     """Return whether a sum undoes the last of ``steps``, of whole numbers, without an error."""
-    match steps[-1:]:
-        case [Arithmetic("Sub", taken)]:
-            return equals(taken, value) and _is_whole(steps)
+    last = steps[-1] if steps else None
+    if isinstance(last, Arithmetic) and last.name == "Sub":
+        return equals(last.value, value) and _is_whole(steps)
     return False
 
 
 def _is_whole(steps: list[Step]) -> bool:
     """Return whether the result of ``steps`` is a whole number, or a bound that is one."""
     for step in reversed(steps):
-        match step:
-            case Rounded():
-                return True
-            case Bound(value=value) | Arithmetic("Add" | "Sub", value):
-                if (value != np.rint(value)).any():
-                    return False
-            case _:
-                return False
+        if isinstance(step, Rounded):
+            return True
+        if isinstance(step, Arithmetic) and step.name not in ("Add", "Sub"):
+            return False
+        if not isinstance(step, Arithmetic | Bound) or not step.is_whole:
+            return False
     return False
 
 

@@ -8,7 +8,7 @@ part of one expression between two values of the graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -20,7 +20,8 @@ from qgraph.folding import constant_expression
 from qgraph.ops.operator import operator_of
 from qgraph.primitives import NUMPY
 from qgraph.proof.cone import Shape, lower_node, parameter_array
-from qgraph.proof.expression import FLOAT, INPUT, Builder, Expr, Undecidable
+from qgraph.proof.expression import CONSTANT, FLOAT, INPUT, Builder, Expr, Undecidable
+from qgraph.proof.forms import Form, Forms, Template
 
 _LARGEST_CONSTANT = 1 << 22
 """Elements up to which an operand of an elementwise operator is looked at."""
@@ -39,16 +40,23 @@ class Terrain:
 
     Args:
         nodes: all nodes of the graph, in topological order, those of subgraphs included.
+        alone: names of operators that are of no interest without an elementwise neighbour.
     """
 
-    def __init__(self, nodes: Iterable[ir.Node]) -> None:
+    def __init__(self, nodes: Iterable[ir.Node], alone: Container[str] = ()) -> None:
         self._builder = Builder()
+        self._forms = Forms()
+        self._templates: dict[Form, Template] = {}
+        self._elementwise: dict[tuple[str, str, int], bool] = {}
+        self._fixed: dict[ir.Value, bool] = {}
+        self._users: dict[ir.Value, tuple[ir.Node, ...]] = {}
         self._expressions: dict[ir.Value, Expr] = {}
         self._values: dict[int, list[ir.Value]] = {}
         self._shapes: dict[ir.Value, Shape] = {}
         self._order: dict[ir.Node, int] = {}
         for node in nodes:
-            self._lower(node)
+            if self._is_elementwise(node) and not (node.op_type in alone and self._is_alone(node)):
+                self._lower(node)
 
     def has(self, node: ir.Node) -> bool:
         """Return whether ``node`` is elementwise and was lowered."""
@@ -71,18 +79,31 @@ class Terrain:
         waiting: set[ir.Node] = set()
         value = node.outputs[0]
         for _ in range(_MOST_FORWARD):
-            users = set(value.consumers())
-            if value.is_graph_output() or not users or not users <= self._order.keys():
+            users = self._users_of(value, node)
+            if not users:
                 break
-            if any(user.graph is not node.graph for user in users):
-                break
-            waiting |= users
+            if len(users) == 1 and not waiting:
+                value = users[0].outputs[0]
+                found.append(value)
+                continue
+            waiting.update(users)
             following = min(waiting, key=self._order.__getitem__)
             waiting.discard(following)
             value = following.outputs[0]
             if not waiting:
                 found.append(value)
         return found
+
+    def _users_of(self, value: ir.Value, node: ir.Node) -> tuple[ir.Node, ...]:
+        """Return the users of a value if all are elementwise nodes of the graph of ``node``."""
+        found = self._users.get(value)
+        if found is None:
+            users = set(value.consumers())
+            graphs = {user.graph for user in users}
+            if value.is_graph_output() or not users <= self._order.keys() or len(graphs) != 1:
+                users.clear()
+            found = self._users[value] = tuple(users)
+        return found if found and found[0].graph is node.graph else ()
 
     def region(self, x: ir.Value, y: ir.Value) -> tuple[ir.Node, ...] | None:
         """Return the nodes that compute ``y`` from ``x`` and constants, and serve nothing else."""
@@ -101,7 +122,7 @@ class Terrain:
             for operand in node.inputs:
                 if operand is x:
                     reached = True
-                elif operand is not None and constant_expression(operand) is None:
+                elif operand is not None and not self._is_fixed(operand):
                     pending.append(operand)
         for node in nodes:
             value = node.outputs[0]
@@ -112,9 +133,9 @@ class Terrain:
         return tuple(sorted(nodes, key=self._order.__getitem__)) if reached else None
 
     def _lower(self, node: ir.Node) -> None:
-        if len(node.outputs) != 1 or not _is_elementwise(node) or _has_many_parameters(node):
+        if len(node.outputs) != 1 or _has_many_parameters(node):
             return
-        known = {}
+        known: dict[ir.Value, Expr] = {}
         for place in self._data_places(node):
             value = node.inputs[place]
             if value is not None:
@@ -122,10 +143,7 @@ class Terrain:
         # The longest shape is that of the data, unless parameters enlarge it, which none should.
         sizes = max((self._shapes.get(value, ()) for value in known), key=len, default=())
         try:
-            if any(value.dtype in HALF_TYPES for value in node.inputs if value is not None):
-                result = self._lower_half(node, known, sizes)
-            else:
-                result = lower_node(node, known, sizes, self._builder)
+            result = self._lowered(node, known, sizes)
         except (Undecidable, OperatorError, ValueError):
             return
         output = node.outputs[0]
@@ -133,6 +151,25 @@ class Terrain:
         self._shapes[output] = _sizes(output) or sizes
         self._expressions[output] = result
         self._values.setdefault(id(result), []).append(output)
+
+    def _lowered(self, node: ir.Node, known: dict[ir.Value, Expr], sizes: Shape) -> Expr:
+        """Return the expression of a node; nodes of one form are lowered once."""
+        operands = list(dict.fromkeys(known.values()))
+        places = {
+            value: (operands.index(e), e.dtype, e.shape, e.op == CONSTANT)
+            for value, e in known.items()
+        }
+        form = self._forms.of(node, places)
+        key = None if form is None else (*form, sizes)
+        if key is not None and key in self._templates:
+            return self._templates[key].over(self._builder, operands)
+        if any(value.dtype in HALF_TYPES for value in node.inputs if value is not None):
+            result = self._lower_half(node, known, sizes)
+        else:
+            result = lower_node(node, known, sizes, self._builder)
+        if key is not None and not any(e.op == CONSTANT for e in operands):
+            self._templates[key] = Template.of(result, operands)
+        return result
 
     def _lower_half(self, node: ir.Node, known: dict[ir.Value, Expr], sizes: Shape) -> Expr:
         """Lower a node on data of 16 bits as if it had 32: enough to see what is meant."""
@@ -159,19 +196,54 @@ class Terrain:
             self._values.setdefault(id(found), []).append(value)
         return found
 
-    @staticmethod
-    def _data_places(node: ir.Node) -> list[int]:
+    def _data_places(self, node: ir.Node) -> list[int]:
         """Return which inputs of ``node`` are data; of constants, the one that is rounded."""
         inputs = [value for value in node.inputs if value is not None]
         if operator_of(node) is not None and node.op_type != "Clip":
             return [0]
-        varying = [i for i, value in enumerate(node.inputs) if _varies(value)]
+        varying = [i for i, value in enumerate(node.inputs) if self._varies(value)]
         if varying or not inputs:
             return varying
         if node.op_type in _COMMUTATIVE:
             sizes = [0 if value.shape is None else _size(value) for value in inputs]
             return [max(range(len(sizes)), key=sizes.__getitem__)]
         return [0]
+
+    def _varies(self, value: ir.Value | None) -> bool:
+        if value is None:
+            return False
+        return _size(value) > _LARGEST_CONSTANT or not self._is_fixed(value)
+
+    def _is_fixed(self, value: ir.Value) -> bool:
+        """Return whether a value is a constant, or one seen through operators on shapes."""
+        found = self._fixed.get(value)
+        if found is None:
+            found = constant_tensor(value) is not None or constant_expression(value) is not None
+            self._fixed[value] = found
+        return found
+
+    def _is_elementwise(self, node: ir.Node) -> bool:
+        # Which operator of ours a node is follows from this much.
+        key = node.domain, node.op_type, len(node.inputs)
+        found = self._elementwise.get(key)
+        if found is None:
+            try:
+                found = operator_of(node) is not None
+            except OperatorError:
+                found = False
+            else:
+                primitive = node.op_type in NUMPY and node.op_type != "Gather"
+                found = found or (node.domain == "" and primitive)
+            self._elementwise[key] = found
+        return found
+
+    def _is_alone(self, node: ir.Node) -> bool:
+        """Return whether no elementwise node feeds ``node`` or is fed by it."""
+        producers = (None if value is None else value.producer() for value in node.inputs)
+        if any(producer is not None and self._is_elementwise(producer) for producer in producers):
+            return False
+        users = (user for value in node.outputs for user in value.consumers())
+        return not any(map(self._is_elementwise, users))
 
 
 def _has_many_parameters(node: ir.Node) -> bool:
@@ -181,21 +253,6 @@ def _has_many_parameters(node: ir.Node) -> bool:
     """
     tensors = [constant_tensor(value) for value in node.inputs[1:]]
     return any(tensor is not None and tensor.size > _MOST_PARAMETERS for tensor in tensors)
-
-
-def _is_elementwise(node: ir.Node) -> bool:
-    try:
-        if operator_of(node) is not None:
-            return True
-    except OperatorError:
-        return False
-    return node.domain == "" and node.op_type in NUMPY and node.op_type != "Gather"
-
-
-def _varies(value: ir.Value | None) -> bool:
-    if value is None:
-        return False
-    return _size(value) > _LARGEST_CONSTANT or constant_expression(value) is None
 
 
 def _size(value: ir.Value) -> int:

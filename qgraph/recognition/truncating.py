@@ -29,7 +29,6 @@ Array = npt.NDArray[Any]
 def truncating(plain: Sequence[Step], first: int, second: int) -> Truncating | None:
     """Read ``round(clamp(round(x / scale + zero_point) / ratio))``."""
     start, last = plain[first], plain[second]
-    before, after = Inward.of(plain[:first]), Outward.of(plain[second + 1 :])
     middle = list(plain[first + 1 : second])
     moved = ZERO
     if middle and isinstance(middle[0], Arithmetic) and middle[0].name in ("Add", "Sub"):
@@ -37,16 +36,20 @@ def truncating(plain: Sequence[Step], first: int, second: int) -> Truncating | N
         middle = middle[1:]
     if start != Rounded(Rounding.ROUND) or not middle or not isinstance(last, Rounded):
         return None
-    if before is None or after is None or is_bounded(after.real):
-        return None
-    ratio, rest = middle[0], Inward.of([Arithmetic("Div", ONE), *middle[1:]])
-    if not (is_step(ratio, "Div") or is_step(ratio, "Mul")) or rest is None or rest.offset.any():
-        return None
-    bounds = [*before.real, *before.codes]
-    if after.top is not None or before.ends or rest.ends or is_bounded(bounds):
+    ratio = middle[0]
+    if not (is_step(ratio, "Div") or is_step(ratio, "Mul")):
         return None
     divisor = ratio.value if ratio.name == "Div" else ONE / ratio.value  # type: ignore[union-attr]
     if (np.frexp(divisor)[0] != 0.5).any():
+        return None
+    before, after = Inward.of(plain[:first]), Outward.of(plain[second + 1 :])
+    if before is None or after is None or is_bounded(after.real):
+        return None
+    rest = Inward.of([Arithmetic("Div", ONE), *middle[1:]])
+    if rest is None or rest.offset.any():
+        return None
+    bounds = [*before.real, *before.codes]
+    if after.top is not None or before.ends or rest.ends or is_bounded(bounds):
         return None
     mode = _mode_of_shift(moved, divisor, last.mode)
     if mode is None:
