@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from qgraph.equivalence.report import CheckReport
     from qgraph.equivalence.runtime_report import RuntimeReport
 
+_STANDARD = ", standard form"
 _RANKED = 5
 """So many tensors are shown; all that differ with ``-v``."""
 
@@ -159,7 +160,7 @@ def _show_runtimes(talk: Talk, found: RuntimeReport) -> None:
     ]
     rows: Rows = [
         [
-            f"{result.runtime} {result.told}",
+            f"{result.runtime} {result.told}{_STANDARD if result.refused else ''}",
             number_text(result.error, 3),
             result.failure or "; ".join(culprit.what for culprit in result.culprits),
             "; ".join(culprit.option or "-" for culprit in result.culprits),

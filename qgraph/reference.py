@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from qgraph.errors import UnsupportedError, where
+from qgraph.foreign.kernels import MICROSOFT
 from qgraph.kernels import Kernel
 
 _FLATTENING = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
@@ -27,6 +28,13 @@ def reference_kernel(node: ir.Node, opset_imports: Mapping[str, int]) -> Kernel:
         UnsupportedError: onnx does not know the operator.
     """
     version = opset_imports.get(node.domain)
+    if node.domain == MICROSOFT:
+        raise UnsupportedError(
+            f"{where(node)}: {node.op_type} is an operator of ONNX Runtime's own "
+            f"({MICROSOFT}), and there is no kernel for it here. Expected a standard operator, or "
+            "one of its own that is known here. Run the model in ONNX Runtime, with --backend ort "
+            "(in Python backend='ort'), or write it in standard operators."
+        )
     if version is None or not onnx.defs.has(node.op_type, version, node.domain):
         operator = f"{node.domain or 'ai.onnx'}::{node.op_type}"
         declared = "is not imported" if version is None else f"is imported at version {version}"

@@ -192,6 +192,7 @@ class Segment:
         self._imports = imports
         self._sessions: dict[tuple[Any, ...], Session | None] = {}
         self._parts: dict[tuple[Any, ...], _Part] = {}
+        self._tapped: frozenset[ir.Value] | None = None
         self.outputs = [value for node in nodes for value in node.outputs if value.name != ""]
         self.reads = [value for value in free_values(nodes) if not _is_fixed(value)]
         inside = set(nodes)
@@ -209,7 +210,15 @@ class Segment:
 
     def run(self, known: Environment, keep: frozenset[ir.Value]) -> None:
         """Compute what is used elsewhere, and what ``keep`` asks for."""
-        wanted = self._exports if keep <= self._exports else self._exports | keep
+        if keep <= self._exports:
+            self._run(self._nodes, self._exports, known)
+            return
+        wanted = self._exports | keep
+        if self._tapped is not None and wanted != self._tapped:
+            # each session holds its weights anew: one for each set of taps would fill the memory
+            self._sessions.clear()
+            self._parts.clear()
+        self._tapped = wanted
         self._run(self._nodes, wanted, known)
 
     def _run(

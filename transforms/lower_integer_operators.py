@@ -18,6 +18,8 @@ from qgraph.opset import ceiling
 from qgraph.report import Outcome, Report
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.integers.code_pairs import lower_code_pair
+from qgraph.transforms.integers.code_pools import lower_average_pool
+from qgraph.transforms.integers.code_tables import lower_code_table
 from qgraph.transforms.integers.integer_sums import lower_exactly
 from qgraph.transforms.integers.real_sums import lower_to_reals
 from qgraph.transforms.operand_shapes import learnt_operands
@@ -39,7 +41,8 @@ class LowerIntegerOperators(Transform):
     ``form=exact`` keeps the meaning bit by bit: codes less their zero points are whole numbers,
     whose sums are exact in float32 below 2**24 and in float64 up to 2**31. Where sums may be
     larger, or their depth is not known, MatMulInteger or ConvInteger stays, which wraps around. One
-    multiplication and a QuantizeLinear with scale 1 follow.
+    multiplication and a QuantizeLinear with scale 1 follow. A function of single codes becomes the
+    table of its 256 results where standard operators do not give the same.
 
     ``form=qdq`` writes DequantizeLinear, the operator on real numbers, and QuantizeLinear, which
     other tools understand. It is equal where all sums can be tried out, which takes scales of the
@@ -81,19 +84,27 @@ class LowerIntegerOperators(Transform):
             if is_unknown_on_codes(node):
                 yield Refusal(
                     node,
-                    f"there is no spelling of {node.op_type} in standard operators here; only ONNX "
-                    "Runtime computes it",
+                    f"there is no spelling of {node.op_type} in standard operators here, and no "
+                    "kernel of ours; models with it run with --backend ort",
                 )
                 continue
             try:
-                pair = lower_code_pair(node, reals=reals)
-                if pair is not None:
-                    yield pair
-                    continue
-                product = read_product(node)
-                if product is not None:
-                    yield lower_to_reals(product) if reals else lower_exactly(product)
+                found = _lowered(node, reals=reals)
+                if found is not None:
+                    yield found
             except OperatorError as error:
                 yield Refusal(node, str(error))
             except ValueError as error:
                 yield Refusal(node, f"{where(node)}: {error}")
+
+
+def _lowered(node: ir.Node, *, reals: bool) -> Found | None:
+    """Return how to spell a node; None if it is no operator on codes."""
+    product = read_product(node)
+    if product is not None:
+        return lower_to_reals(product) if reals else lower_exactly(product)
+    return (
+        lower_code_pair(node, reals=reals)
+        or lower_code_table(node, reals=reals)
+        or lower_average_pool(node, reals=reals)
+    )

@@ -22,7 +22,7 @@ from qgraph.equivalence.report import CheckReport, CheckVerdict
 from qgraph.equivalence.runtime_report import RuntimeReport
 from qgraph.equivalence.runtime_verdict import judge_runtimes
 from qgraph.equivalence.tolerance import Limit, Tolerance, tolerances
-from qgraph.errors import OptionError
+from qgraph.errors import ExecutionError, OptionError
 from qgraph.executor import Backend, Executor, prepare
 from qgraph.matching.correspondence import correspondence
 from qgraph.matching.interface import paired_names
@@ -99,7 +99,7 @@ def check(
     Raises:
         ModelError: a model is not usable, or their numbers of inputs or outputs differ.
         OptionError: an option is wrong.
-        ExecutionError: a model cannot be run on the inputs.
+        ExecutionError: a model cannot be run on the inputs, or gives no values to compare.
     """
     first, second = load(reference), load(candidate)
     notes: list[str] = []
@@ -122,6 +122,7 @@ def check(
     for number, inputs_of_one in enumerate(feeding):
         renamed = {feeds.get(name, name): x for name, x in inputs_of_one.items()}
         comparison.add(number, inputs_of_one, ours.run(inputs_of_one), theirs.run(renamed))
+    _refuse_nothing(comparison)
     judged = None
     if labels is not None:
         judged = comparison.measure(np.asarray(labels), metric, max_drop)
@@ -183,6 +184,23 @@ def _check_options(
             f"max_drop is {max_drop}, expected a number that is not negative, with labels to "
             "score the models by. Give both."
         )
+
+
+def _refuse_nothing(comparison: _Comparison) -> None:
+    """See that values were compared: without any, models would count as equal."""
+    results = [comparing.result() for comparing in comparison.outputs.values()]
+    if any(result.elements or result.note is not None for result in results):
+        return
+    if comparison.first is None:
+        forms = "no inputs"
+    else:
+        fed = comparison.first.items()
+        forms = ", ".join(f"{name!r} {list(np.shape(x))}" for name, x in fed) or "no inputs"
+    names = ", ".join(map(repr, comparison.outputs)) or "none"
+    raise ExecutionError(
+        f"No values were compared: on {forms} the outputs ({names}) of the reference have no "
+        "elements, expected some. Give inputs with at least one row."
+    )
 
 
 class _Comparison:

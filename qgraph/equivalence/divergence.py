@@ -20,7 +20,7 @@ from qgraph.report import operator_name
 _TAPS_AT_ONCE = 32
 """How many inner tensors a model is asked for at a time; some backends hold all of them."""
 
-_HELD_BYTES = 1 << 28
+_HELD_BYTES = 1 << 30
 """How much of the reference is held while the candidate is run."""
 
 
@@ -44,9 +44,13 @@ def compare_tensors(
     """
     found = []
     rest = list(matches)
+    # how large tensors are is not known at first; the inputs are a hint
+    fed = sum(getattr(x, "nbytes", 0) for x in reference.inputs.values())
+    at_once = min(_TAPS_AT_ONCE, max(1, _HELD_BYTES // max(1, fed)))
     while rest:
-        held = _hold(reference, rest[:_TAPS_AT_ONCE])
+        held = _hold(reference, rest[:at_once])
         block, rest = rest[: len(held)], rest[len(held) :]
+        at_once = min(_TAPS_AT_ONCE, 2 * len(held))
         found += _compare_block(candidate, block, held)
     return found
 

@@ -27,8 +27,15 @@ def without_quantizers(model: Model, bits: int | None) -> tuple[Model, int]:
         if constant_expression(data) is not None or bits not in (None, _width(node)):
             continue
         for pair in _readers(node.outputs[0]):
-            pair.outputs[0].replace_all_uses_with(data, replace_graph_outputs=False)
-            number += not pair.outputs[0].is_graph_output()
+            if pair.outputs[0].is_graph_output():
+                # an output keeps its name; what else reads it does without the quantizer
+                uses = list(pair.outputs[0].uses())
+                for reader, place in uses:
+                    reader.replace_input_with(place, data)
+                number += bool(uses)
+                continue
+            pair.outputs[0].replace_all_uses_with(data)
+            number += 1
     return copy, number
 
 

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.equivalence.pieces import pieces
+
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 
@@ -53,6 +55,8 @@ class OutputComparison:
         top1: share of the rows whose largest value along the last axis is at the same place;
             None where the output is no matrix or sequence of scores.
         note: why the outputs could not be compared value by value.
+        has_distance: whether values that differ are apart by a number; texts and complex numbers
+            are equal or not.
     """
 
     name: str
@@ -67,6 +71,7 @@ class OutputComparison:
     quantiles: tuple[float, ...] = (0.0,) * len(QUANTILES)
     top1: float | None = None
     note: str | None = None
+    has_distance: bool = True
 
     @property
     def equal(self) -> bool:
@@ -130,13 +135,22 @@ class Comparing:
         if note is not None:
             self._note = self._note or note
             return False
+        numeric = x.dtype.kind in "biufV"
+        self._is_numeric &= numeric
+        if numeric:
+            self._count_rows(x, y)
+        unit = None if step is None else np.broadcast_to(step, x.shape)
+        equal = True
+        for place in pieces(x.shape):
+            equal &= self._add_piece(x[place], y[place], None if unit is None else unit[place])
+        return equal
+
+    def _add_piece(self, x: Array, y: Array, step: npt.NDArray[np.float32] | None) -> bool:
         differs = ~same(x, y)
         wrong = int(np.count_nonzero(differs))
         self._mismatches += wrong
-        if x.dtype.kind not in "biufV":
-            self._is_numeric = False
+        if not self._is_numeric:
             return not wrong
-        self._count_rows(x, y)
         a = x.astype(np.float64)
         b = y.astype(np.float64) if wrong else a
         with np.errstate(all="ignore"):
@@ -165,7 +179,14 @@ class Comparing:
         top1 = self._agreeing / self._rows if self._rows else None
         if mismatches == 0 or not self._is_numeric:
             known = None if mismatches else 0.0
-            return OutputComparison(name, elements, mismatches, max_steps=known, top1=top1)
+            return OutputComparison(
+                name,
+                elements,
+                mismatches,
+                max_steps=known,
+                top1=top1,
+                has_distance=self._is_numeric,
+            )
         return OutputComparison(
             name,
             elements,
@@ -210,7 +231,7 @@ class Comparing:
         if step is None or self._steps is None:
             self._steps = None
         else:
-            unit = np.broadcast_to(step, x.shape)[differs].astype(np.float64)
+            unit = step[differs].astype(np.float64)
             self._steps = max(self._steps, float(np.max(apart[differs] / np.abs(unit))))
         places = apart[differs].astype(np.float32).view(np.int32) >> _DROPPED_BITS
         found = np.bincount(places, minlength=1 << (31 - _DROPPED_BITS))
@@ -276,10 +297,13 @@ def within(x: Any, y: Any, *, atol: float, rtol: float) -> bool:
         return False
     if x.dtype.kind not in "biufV":
         return bool(np.all(same(x, y)))
-    a, b = x.astype(np.float64), y.astype(np.float64)
-    with np.errstate(all="ignore"):
-        close = np.isfinite(a) & (np.abs(a - b) <= atol + rtol * np.abs(a))
-    return bool(np.all(close | same(x, y)))
+    for place in pieces(x.shape):
+        a, b = x[place].astype(np.float64), y[place].astype(np.float64)
+        with np.errstate(all="ignore"):
+            close = np.isfinite(a) & (np.abs(a - b) <= atol + rtol * np.abs(a))
+        if not np.all(close | same(x[place], y[place])):
+            return False
+    return True
 
 
 def finite(number: float | None) -> float | None:

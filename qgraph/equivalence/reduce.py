@@ -128,9 +128,9 @@ def reduce(
     )
     if report.example is None:
         raise UndecidedError(
-            f"The outputs are equal on the {report.batches} batches of inputs, expected a "
-            "difference to reduce. Give inputs that show one, more random ones by random, or "
-            "probes.",
+            f"The outputs are equal on the {report.batches} "
+            f"{'batch' if report.batches == 1 else 'batches'} of inputs, expected a difference to "
+            "reduce. Give inputs that show one, more random ones by random, or probes.",
             report=report,
         )
     return _Reducer(models[0], models[1], report, backend).reduce()

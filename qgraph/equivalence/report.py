@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree as ET
 
 from qgraph.equivalence.findings import File, MetricReport, ProbeReport, TensorComparison
 from qgraph.equivalence.metrics import OutputComparison
 from qgraph.errors import EquivalenceError
+from qgraph.junit import Case, junit
+from qgraph.markup import markdown, markdown_code
 from qgraph.report import SCHEMA
 
 if TYPE_CHECKING:
@@ -128,46 +129,33 @@ class CheckReport:
         """
         lines = [f"## Check: {self.verdict}", ""]
         if self.runtimes is not None:
-            lines += [f"**{self.runtimes.sentence}**", ""]
+            lines += [f"**{markdown(self.runtimes.sentence)}**", ""]
         lines += _HEADER
         lines += [self._row(output) for output in self.outputs]
         if self.first_divergence:
-            lines += ["", self.origin().strip()]
+            lines += ["", markdown(self.origin().strip())]
         if self.metric is not None:
-            lines += ["", _metric(self.metric)]
+            lines += ["", markdown(_metric(self.metric))]
         lines += self._tensor_table()
         if self.probes:
             lines += ["", f"- {self.probe_summary()}"]
         if self.runtimes is not None:
             lines += ["", *self.runtimes.table()]
-        lines += [f"- {_escaped(note)}" for note in self.notes]
+        lines += [f"- {markdown(note)}" for note in self.notes]
         return "\n".join(lines) + "\n"
 
     def to_junit(self) -> str:
         """Return a JUnit test suite with a case for each output, and one for the metric."""
-        cases = [(output.name, self.failed.get(output.name)) for output in self.outputs]
+        cases = [
+            Case(output.name, self.failed.get(output.name), text=self.origin())
+            for output in self.outputs
+        ]
         if self.metric is not None:
-            cases.append((f"metric {self.metric.name}", self.metric.failed))
-        failures = sum(reason is not None for _, reason in cases)
-        suite = ET.Element(
-            "testsuite",
-            name="qgraph check",
-            tests=str(len(cases)),
-            failures=str(failures),
-            errors="0",
-            skipped="0",
-        )
-        for name, reason in cases:
-            case = ET.SubElement(suite, "testcase", classname="qgraph.check", name=_printed(name))
-            if reason is not None:
-                failure = ET.SubElement(case, "failure", message=_printed(reason), type="different")
-                failure.text = _printed(self.origin())
-        if self.runtimes is not None or self.probes:
-            told = [] if self.runtimes is None else [self.runtimes.sentence]
-            told += [self.probe_summary()] if self.probes else []
-            ET.SubElement(suite, "system-out").text = _printed("\n".join(told))
-        ET.indent(suite)
-        return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+            cases.append(Case(f"metric {self.metric.name}", self.metric.failed, text=self.origin()))
+        told = [] if self.runtimes is None else [self.runtimes.sentence]
+        told += [self.probe_summary()] if self.probes else []
+        candidate = self.files[1]
+        return junit("check", candidate.path if candidate else None, cases, "\n".join(told))
 
     def origin(self) -> str:
         """Return a sentence about the first tensor that differs; nothing if there is none."""
@@ -199,9 +187,9 @@ class CheckReport:
         steps = "" if output.max_steps is None else f"{output.max_steps:g}"
         sqnr = "" if output.sqnr_db is None else f"{output.sqnr_db:.1f}"
         top1 = "" if output.top1 is None else f"{output.top1:.2%}"
-        verdict = _escaped(self.failed.get(output.name, "ok"))
+        verdict = markdown(self.failed.get(output.name, "ok"))
         return (
-            f"| `{_escaped(output.name)}` | {output.elements} | {output.mismatches} "
+            f"| {markdown_code(output.name)} | {output.elements} | {output.mismatches} "
             f"| {output.max_abs:g} | {output.mean_abs:g} | {output.max_ulp} | {steps} | {sqnr} "
             f"| {output.cosine:.9g} | {top1} | {verdict} |"
         )
@@ -221,7 +209,7 @@ class CheckReport:
         for tensor in ranked[:_RANKED]:
             compared = tensor.compared
             lines.append(
-                f"| `{_escaped(tensor.reference)}` | {_escaped(tensor.op)} "
+                f"| {markdown_code(tensor.reference)} | {markdown(tensor.op)} "
                 f"| {compared.mismatches} of {compared.elements} | {compared.max_abs:g} "
                 f"| {tensor.error:.3g} |"
             )
@@ -234,13 +222,3 @@ def _metric(metric: MetricReport) -> str:
         f"{metric.candidate:.6g} in the candidate"
     )
     return f"{told} ({metric.failed})" if metric.failed else told
-
-
-def _escaped(text: str) -> str:
-    """Return text that does not end a cell of a Markdown table."""
-    return _printed(text).replace("|", "\\|").replace("\n", " ")
-
-
-def _printed(text: str) -> str:
-    """Return text without characters that XML forbids; names in models may have any."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)

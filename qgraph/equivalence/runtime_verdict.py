@@ -1,7 +1,8 @@
 """Whether a difference comes from a rewrite or from a runtime, and from what it does.
 
 Both models are computed by their operators' definitions, which judges the rewrite; then the
-candidate is computed by runtimes, plainly and by default, which judges them. Where a default makes
+candidate is computed by runtimes, plainly and by default, which judges them: as it is written, or,
+where a runtime does not take that, with its quantizers in standard operators. Where a default makes
 a difference, the options that stop what it is known for are tried one by one.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,21 @@ from qgraph.equivalence.culprits import RUNTIMES, Culprit, Level, Options, Runti
 from qgraph.equivalence.dropped import without_quantizers
 from qgraph.equivalence.metrics import Comparing, OutputComparison
 from qgraph.equivalence.runtime_jobs import Answer, RuntimeJobs
-from qgraph.equivalence.runtime_report import ROUNDING, RuntimeReport, RuntimeResult, Stopped
+from qgraph.equivalence.runtime_report import (
+    ROUNDING,
+    STOPPED,
+    Form,
+    RuntimeReport,
+    RuntimeResult,
+    StandardForm,
+    Stopped,
+)
+from qgraph.equivalence.standard_form import in_standard_operators
 from qgraph.errors import QGraphError
 from qgraph.executor import Backend, prepare
 from qgraph.model import Model
 
 Outputs = Mapping[str, Any]
-
-_STOPPED = 0.1
-"""An option has stopped what makes a difference when less than this share of it is left."""
 
 _TOGETHER = 3
 """So many options may be needed together."""
@@ -54,33 +62,62 @@ def judge_runtimes(
         names: outputs of the candidate by those of the reference.
         runtimes: what to try, where it is installed.
     """
-    stripped = _Stripped(candidate, batches)
     renamed = [{a: batch[b] for a, b in names.items()} for batch in candidate_outputs]
-    rewrite, error = _compare(reference_outputs, renamed)
+    rewrite, error = compare_outputs(reference_outputs, renamed)
+    written = _Stripped(candidate, batches)
+    standard: tuple[StandardForm, _Stripped] | None = None
     results: list[RuntimeResult] = []
     missing = []
     for runtime in runtimes:
         if importlib.util.find_spec(runtime.module) is None:
             missing.append(runtime.name)
             continue
-        with RuntimeJobs(candidate, batches) as jobs:
-            results += _Trial(runtime, jobs, candidate_outputs, stripped).results()
-    return RuntimeReport(rewrite, error, results, missing)
+        found = _try(runtime, written, candidate_outputs, Form.WRITTEN)
+        if all(result.failure is not None for result in found):
+            standard = standard or _standard(candidate, batches, candidate_outputs)
+            if standard is not None and standard[0].is_runnable:
+                refused = found[-1].failure
+                found = _try(runtime, standard[1], candidate_outputs, Form.STANDARD)
+                found = [replace(result, refused=refused) for result in found]
+        results += found
+    return RuntimeReport(
+        rewrite, error, results, missing, None if standard is None else standard[0]
+    )
+
+
+def _standard(
+    candidate: Model, batches: Sequence[Mapping[str, Any]], expected: Sequence[Outputs]
+) -> tuple[StandardForm, _Stripped] | None:
+    """Return the candidate in standard operators, and what there is to say of it."""
+    found = in_standard_operators(candidate, batches)
+    if found is None:
+        return None
+    executor = prepare(found.model.ir, Backend.NUMPY)
+    outputs, error = compare_outputs(expected, [executor.run(batch) for batch in batches])
+    told = StandardForm(found.respelled, found.left, outputs, error)
+    return told, _Stripped(found.model, batches)
+
+
+def _try(
+    runtime: Runtime, stripped: _Stripped, expected: Sequence[Outputs], form: Form
+) -> list[RuntimeResult]:
+    with RuntimeJobs(stripped.candidate, stripped.batches) as jobs:
+        return _Trial(runtime, jobs, expected, stripped, form).results()
 
 
 class _Stripped:
     """What the candidate is by definition when quantizers of its data are left out."""
 
     def __init__(self, candidate: Model, batches: Sequence[Mapping[str, Any]]) -> None:
-        self._candidate = candidate
-        self._batches = batches
+        self.candidate = candidate
+        self.batches = batches
         self._known: list[tuple[str, list[dict[str, Any]]]] | None = None
 
     def explain(self, found: Sequence[Outputs], error: float) -> list[Stopped]:
         """Return that quantizers are left out, if outputs look like that."""
         for what, outputs in self._outputs():
-            left = _compare(outputs, found)[1]
-            if left is not None and left <= max(ROUNDING, _STOPPED * _STOPPED * error):
+            left = compare_outputs(outputs, found)[1]
+            if left is not None and left <= max(ROUNDING, STOPPED * STOPPED * error):
                 return [Stopped(what, None, left)]
         return []
 
@@ -88,12 +125,12 @@ class _Stripped:
         if self._known is None:
             self._known = []
             for bits, told in ((16, "16-bit quantizers"), (None, "quantizers")):
-                model, number = without_quantizers(self._candidate, bits)
+                model, number = without_quantizers(self.candidate, bits)
                 if not number:
                     continue
                 try:
                     executor = prepare(model.ir, Backend.NUMPY)
-                    outputs = [executor.run(batch) for batch in self._batches]
+                    outputs = [executor.run(batch) for batch in self.batches]
                 except QGraphError:  # what is left may be no model that can be run
                     continue
                 what = f"{number} {told} of data are left out"
@@ -110,7 +147,9 @@ class _Trial:
         jobs: RuntimeJobs,
         expected: Sequence[Outputs],
         stripped: _Stripped,
+        form: Form,
     ) -> None:
+        self._form = form
         self._runtime = runtime
         self._jobs = jobs
         self._expected = expected
@@ -126,9 +165,13 @@ class _Trial:
         least = 0.0
         for level, answer in zip(levels, answers, strict=True):
             if answer.failure is not None:
-                found.append(RuntimeResult(name, level.name, level.told, failure=answer.failure))
+                enabling: Sequence[Stopped] = ()
+                if any(other.failure is None for other in answers):
+                    enabling = self._enabling(level)
+                failed = RuntimeResult(name, level.name, level.told, culprits=enabling)
+                found.append(replace(failed, failure=answer.failure, form=self._form))
                 continue
-            outputs, error = _compare(self._expected, answer.batches)
+            outputs, error = compare_outputs(self._expected, answer.batches)
             amount = math.inf if error is None else error
             if level is levels[0]:
                 least = amount
@@ -138,7 +181,11 @@ class _Trial:
             if not culprits and amount > ROUNDING and amount > least and level is not levels[0]:
                 known = self._same(found, outputs)
                 culprits = self._culprits(level, amount, least) if known is None else known
-            found.append(RuntimeResult(name, level.name, level.told, outputs, error, culprits))
+            found.append(
+                RuntimeResult(
+                    name, level.name, level.told, outputs, error, culprits, form=self._form
+                )
+            )
         return found
 
     def _same(
@@ -168,9 +215,16 @@ class _Trial:
             left = errors[place]
             options = merged(options, chosen.options)
             found.append(Stopped(chosen.what, chosen.option, left))
-            if left <= max(error * _STOPPED, least, ROUNDING):
+            if left <= max(error * STOPPED, least, ROUNDING):
                 break
         return found
+
+    def _enabling(self, level: Level) -> list[Stopped]:
+        """Return the first option with which a level runs that fails by itself."""
+        usable = [each for each in self._runtime.culprits if "level" not in each.options]
+        errors = self._errors(level.options, usable)
+        works = [n for n, error in enumerate(errors) if error < math.inf]
+        return [Stopped(usable[n].what, usable[n].option, errors[n]) for n in works[:1]]
 
     def _errors(self, options: Options, culprits: Sequence[Culprit]) -> list[float]:
         tried = [merged(options, culprit.options) for culprit in culprits]
@@ -180,11 +234,11 @@ class _Trial:
     def _error(self, answer: Answer) -> float:
         if answer.failure is not None:
             return math.inf
-        error = _compare(self._expected, answer.batches)[1]
+        error = compare_outputs(self._expected, answer.batches)[1]
         return math.inf if error is None else error
 
 
-def _compare(
+def compare_outputs(
     expected: Sequence[Outputs], found: Sequence[Outputs]
 ) -> tuple[list[OutputComparison], float | None]:
     """Return how far outputs are apart, each alone and all together."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,7 @@ def _reason(error: Exception, folder: Path) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     text = " ".join((told or lines or [type(error).__name__])[:3])
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     return text.replace(f"{folder}/", "")[:_LONGEST]
 
 

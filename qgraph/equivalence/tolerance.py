@@ -13,6 +13,7 @@ Limit = float | Mapping[str, float]
 """A number for all outputs, or numbers by output name."""
 
 _ANY_SIGN = frozenset({"min_sqnr"})
+_SHARES = frozenset({"min_top1"})
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ class Tolerance:
         """
         if compared.note is not None or compared.equal:
             return compared.note
+        if not compared.has_distance:
+            count = f"{compared.mismatches} of {compared.elements} values differ"
+            return f"{count}, of a type without distances, which no tolerance applies to"
         apart = (
             f"{compared.mismatches} of {compared.elements} values differ, by up to "
             f"{compared.max_abs:g}, {compared.max_ulp} ulp"
@@ -90,7 +94,7 @@ def tolerances(outputs: Collection[str], **limits: Limit | None) -> dict[str, To
     """Return the tolerance of each output; ``limits`` are named as the fields of Tolerance.
 
     Raises:
-        OptionError: a limit is negative, or names an output that there is not.
+        OptionError: a limit is out of range, or names an output that there is not.
     """
     chosen: dict[str, dict[str, float]] = {name: {} for name in outputs}
     for field, limit in limits.items():
@@ -103,6 +107,10 @@ def tolerances(outputs: Collection[str], **limits: Limit | None) -> dict[str, To
                 )
             if number is not None and field not in _ANY_SIGN and not number >= 0:
                 raise OptionError(f"{field} is {number}, expected a number that is not negative.")
+            if number is not None and field in _SHARES and number > 1:
+                raise OptionError(
+                    f"{field} is {number}, expected a share of the rows from 0 to 1, as 0.99."
+                )
             if number is not None:
                 chosen[name][field] = number
     return {name: Tolerance(**fields) for name, fields in chosen.items()}

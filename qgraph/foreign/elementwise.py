@@ -1,4 +1,4 @@
-"""Kernels of com.microsoft that add, multiply and pool codes, as ONNX Runtime computes them."""
+"""Kernels of com.microsoft that add and multiply codes, as ONNX Runtime computes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.foreign.parameters import float32, ratio, requantize, result, shifted, single
+from qgraph.foreign.parameters import float32, ratio, saturated, shifted, single
 from qgraph.kernels import Kernel
 
 Array = npt.NDArray[Any]
@@ -33,7 +33,7 @@ def q_linear_mul(node: ir.Node) -> Kernel:
         m = ratio(single(s_a), single(s_b), single(s_y))
         z = np.zeros((), a.dtype) if z_y is None else single(z_y)
         product = (left * right).astype(np.float32)
-        return [_saturated(z, product * m + z.astype(np.float32))]
+        return [saturated(product * m + z.astype(np.float32), z)]
 
     return run
 
@@ -62,7 +62,7 @@ def q_linear_add(node: ir.Node) -> Kernel:
         none = np.zeros((), np.float32)
         zero_a, zero_b = (none if x is None else single(x).astype(np.float32) for x in (z_a, z_b))
         fixed = z.astype(np.float32) - _fused(zero_a, of_a, zero_b * of_b)
-        return [_saturated(z, _fused(left, of_a, _fused(right, of_b, fixed)))]
+        return [saturated(_fused(left, of_a, _fused(right, of_b, fixed)), z)]
 
     return run
 
@@ -70,24 +70,3 @@ def q_linear_add(node: ir.Node) -> Kernel:
 def _fused(a: Array, b: Array, c: Array) -> Float32:
     """Return ``a * b + c``, rounded once: the product of a code and a float32 is exact here."""
     return (a.astype(np.float64) * b.astype(np.float64) + c).astype(np.float32)
-
-
-def q_linear_global_average_pool(node: ir.Node) -> Kernel:
-    """``m = s_x / (s_y * n)`` for ``n`` elements of each channel."""
-    last = node.attributes.get_int("channels_last", 0)
-
-    def run(x: Array, s_x: Array, z_x: Array, s_y: Array, z_y: Array) -> Sequence[Array]:
-        axes = tuple(range(1, x.ndim - 1) if last else range(2, x.ndim))
-        acc = shifted(x, single(z_x), np.int32).sum(axis=axes, keepdims=True, dtype=np.int32)
-        count = np.float32(x.size // max(acc.size, 1))
-        m = float32(single(s_x)) / (float32(single(s_y)) * count)
-        return [requantize(acc, m, single(result(z_y)))]
-
-    return run
-
-
-def _saturated(zero_point: Array, y: Float32) -> Array:
-    """Return codes, in the type of their zero point, which ``y`` contains already."""
-    limits = np.iinfo(zero_point.dtype)
-    with np.errstate(all="ignore"):
-        return np.fmax(np.minimum(np.rint(y), limits.max), limits.min).astype(zero_point.dtype)

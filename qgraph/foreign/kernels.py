@@ -23,11 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.foreign.elementwise import (
-    q_linear_add,
-    q_linear_global_average_pool,
-    q_linear_mul,
-)
+from qgraph.foreign.elementwise import q_linear_add, q_linear_mul
 from qgraph.foreign.parameters import (
     channels,
     columns,
@@ -40,7 +36,15 @@ from qgraph.foreign.parameters import (
     shifted,
     single,
 )
+from qgraph.foreign.pooling import q_linear_average_pool, q_linear_global_average_pool
+from qgraph.foreign.softmax import q_linear_softmax
 from qgraph.foreign.sums import conv_sum, matmul_sum
+from qgraph.foreign.tables import (
+    q_linear_concat,
+    q_linear_leaky_relu,
+    q_linear_sigmoid,
+    q_linear_where,
+)
 from qgraph.kernels import Kernel
 from qgraph.schema import OpKey
 
@@ -181,8 +185,14 @@ _BUILDERS: dict[OpKey, Callable[[ir.Node], Kernel]] = {
     OpKey(MICROSOFT, "MatMulIntegerToFloat"): _mat_mul_integer_to_float,
     OpKey(MICROSOFT, "QGemm"): _q_gemm,
     OpKey(MICROSOFT, "QLinearAdd"): q_linear_add,
+    OpKey(MICROSOFT, "QLinearAveragePool"): q_linear_average_pool,
+    OpKey(MICROSOFT, "QLinearConcat"): q_linear_concat,
     OpKey(MICROSOFT, "QLinearGlobalAveragePool"): q_linear_global_average_pool,
+    OpKey(MICROSOFT, "QLinearLeakyRelu"): q_linear_leaky_relu,
     OpKey(MICROSOFT, "QLinearMul"): q_linear_mul,
+    OpKey(MICROSOFT, "QLinearSigmoid"): q_linear_sigmoid,
+    OpKey(MICROSOFT, "QLinearSoftmax"): q_linear_softmax,
+    OpKey(MICROSOFT, "QLinearWhere"): q_linear_where,
 }
 
 _WITHOUT_KERNELS = frozenset(
@@ -192,13 +202,7 @@ _WITHOUT_KERNELS = frozenset(
         "MatMulInteger16",
         "QAttention",
         "QEmbedLayerNormalization",
-        "QLinearAveragePool",
-        "QLinearConcat",
         "QLinearConv",
-        "QLinearLeakyRelu",
         "QLinearReduceMean",
-        "QLinearSigmoid",
-        "QLinearSoftmax",
-        "QLinearWhere",
     }
 )

@@ -33,6 +33,16 @@ def requantize(acc: Array, multiplier: Float32, zero_point: Array) -> Array:
     return codes
 
 
+def saturated(y: Float32, zero_point: Array) -> Array:
+    """Return codes, in the type of their zero point, which ``y`` contains already."""
+    limits = np.iinfo(zero_point.dtype)
+    with np.errstate(all="ignore"):
+        codes: Array = np.fmax(np.minimum(np.rint(y), limits.max), limits.min).astype(
+            zero_point.dtype
+        )
+    return codes
+
+
 def ratio(s_a: Array, s_b: Array, s_y: Array) -> Float32:
     """Return ``s_a * s_b / s_y``, from left to right."""
     with np.errstate(all="ignore"):

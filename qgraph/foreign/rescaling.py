@@ -46,7 +46,7 @@ def compare_sums(
     if bound is None or bound >= EXACT_IN_FLOAT32:
         size = "are not known" if bound is None else f"may reach {bound}"
         return unproved(f"the sums {size}, and float32 is exact below 2**24 only")
-    if not (_are_powers(s_a) and _are_powers(s_b)):
+    if not (are_powers_of_two(s_a) and are_powers_of_two(s_b)):
         return unproved(
             "scales that are no powers of two are rounded in each product there, and once here; "
             "codes may differ by a step near ties"
@@ -57,7 +57,16 @@ def compare_sums(
 
 
 def compare_pairs(found: Array, expected: Array) -> Verdict:
-    """Return how equal two tables of all results are."""
+    """Return how equal two tables of the results for all pairs of codes are."""
+    return _compared(found, expected, "pairs of codes")
+
+
+def compare_codes(found: Array, expected: Array) -> Verdict:
+    """Return how equal two tables of the results for all codes are."""
+    return _compared(found, expected, "codes")
+
+
+def _compared(found: Array, expected: Array, what: str) -> Verdict:
     wrong = np.flatnonzero(found != expected)
     if not wrong.size:
         return Verdict(Exactness.BITS, Method.EXHAUSTIVE)
@@ -67,7 +76,7 @@ def compare_pairs(found: Array, expected: Array) -> Verdict:
         Exactness.NEAR if far <= 1 else Exactness.DIFFERENT,
         Method.EXHAUSTIVE,
         differing_inputs=int(wrong.size),
-        reason=f"{wrong.size} of {found.size} pairs of codes differ by up to {far}, the first "
+        reason=f"{wrong.size} of {found.size} {what} differ by up to {far}, the first "
         f"gives {expected.flat[place]} and {found.flat[place]}",
     )
 
@@ -105,7 +114,8 @@ def _try_out(bound: int, s_a: Float32, s_b: Float32, s_y: Float32, z_y: Array) -
     return Verdict(Exactness.BITS, Method.EXHAUSTIVE, reason=f"sums of at most {bound}")
 
 
-def _are_powers(scale: Float32) -> bool:
+def are_powers_of_two(scale: Float32) -> bool:
+    """Return whether products with scales are exact: powers of two, far from the limits."""
     mantissa, exponent = np.frexp(scale)
     inside = (exponent > _LOWEST) & (exponent < _HIGHEST)
     return bool(((mantissa == 0.5) & inside).all())

@@ -13,7 +13,7 @@ import pytest
 import qgraph
 from qgraph.equivalence import divergence
 from qgraph.equivalence.check import check
-from qgraph.errors import EquivalenceError, ModelError, OptionError
+from qgraph.errors import EquivalenceError, ExecutionError, ModelError, OptionError
 from qgraph.model import Model
 
 QUANT = "qonnx.custom_op.general::Quant"
@@ -148,6 +148,27 @@ def test_another_output_type_is_a_difference() -> None:
     assert report.first_divergence is not None
     assert report.first_divergence.max_abs is None
     json.dumps(report.to_json(), allow_nan=False)
+
+
+def test_nothing_to_compare_is_no_equality() -> None:
+    empty = {"x": np.zeros((0, 4), np.float32)}
+    with pytest.raises(ExecutionError, match=r"No values were compared: on 'x' \[0, 4\]"):
+        check(model(CHAIN), model(CHAIN), empty, backend="numpy")
+
+
+def test_texts_that_differ_are_within_no_tolerance() -> None:
+    inputs = (
+        '<ir_version: 10, opset_import: ["": 21]> g (string[2] a, string[2] b) => (string[2] y)'
+    )
+    texts = (f"{inputs} {{ y = Identity ({name}) }}" for name in ("a", "b"))
+    ours, theirs = (Model(ir.from_onnx_text(text)) for text in texts)
+    x = {"a": np.array(["p", "q"], object), "b": np.array(["r", "s"], object)}
+    limits: list[dict[str, float]] = [{name: 9} for name in ("atol", "max_ulp", "min_sqnr")]
+    for limit in limits:
+        report = check(ours, theirs, x, backend="numpy", **limit)  # type: ignore[arg-type]
+        assert report.verdict == "different"
+        assert "2 of 2 values differ, of a type without distances" in report.failed["y"]
+    assert check(ours, ours, x, backend="numpy", atol=1.0).verdict == "equal"
 
 
 def test_no_batches_are_refused() -> None:

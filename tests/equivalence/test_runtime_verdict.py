@@ -24,8 +24,10 @@ from qgraph.equivalence.culprits import (
 )
 from qgraph.equivalence.dropped import without_quantizers
 from qgraph.equivalence.runtime_jobs import Answer, RuntimeJobs
-from qgraph.equivalence.runtime_report import RuntimeReport
+from qgraph.equivalence.runtime_report import Form, RuntimeReport, RuntimeResult, Stopped
 from qgraph.equivalence.runtime_verdict import judge_runtimes
+from qgraph.equivalence.standard_form import Standardized, in_standard_operators
+from qgraph.markup import markdown
 from qgraph.model import Model
 
 
@@ -244,6 +246,23 @@ def test_a_model_without_its_quantizers_is_the_float_model() -> None:
     assert not np.allclose(m.run({"x": x})["y"], x @ w.numpy(), atol=1e-3)
 
 
+def test_quantizers_of_outputs_stay() -> None:
+    """Outputs keep their names; what else reads them does without the quantizer."""
+    text = """g (float[4] x) => (float[4] y, float[4] n) <float s = {0.5}, int8 z = {0}> {
+        q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z) n = Neg (y) }"""
+    m = model(text)
+    x = np.float32([0.2, 0.3, 0.6, 0.9])
+    assert m.run({"x": x})["n"].tolist() == [0, -0.5, -0.5, -1]
+    bare, number = without_quantizers(m, None)
+    assert number == 1
+    found = bare.run({"x": x})
+    np.testing.assert_array_equal(found["n"], -x)
+    assert found["y"].tolist() == [0, 0.5, 0.5, 1]
+    text = "g (float[4] x) => (float[4] y) <float s = {0.5}, int8 z = {0}> { "
+    alone = text + "q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z) }"
+    assert without_quantizers(model(alone), None)[1] == 0
+
+
 @pytest.mark.runtime
 def test_quantizers_that_a_runtime_leaves_out_are_found() -> None:
     pytest.importorskip("openvino")
@@ -264,7 +283,7 @@ def test_check_reports_runtimes() -> None:
     report = check(m, m, runtimes=True)
     assert report.runtimes is not None
     assert report.verdict == "equal"
-    assert report.runtimes.sentence in report.to_markdown()
+    assert markdown(report.runtimes.sentence) in report.to_markdown()
     assert "the rewrite is exact" in report.to_junit()
     document = json.loads(json.dumps(report.to_json(), allow_nan=False))
     levels = [
@@ -273,19 +292,127 @@ def test_check_reports_runtimes() -> None:
     assert levels == ["plain", "basic", "default"]
 
 
+QUANT = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>
+    g (float[N,8] x%s) => (float[N,4] y) <float s = {0.5}, float z = {0}, float b = {4}%s> {
+        q = qonnx.custom_op.general.Quant <signed = 1, narrow = 0> (x, s, z, b)
+        p = qonnx.custom_op.general.Quant <signed = 1, narrow = 0> (w, s, z, b)
+        y = MatMul (q, p)
+    }"""
+WEIGHTS = ", ".join(["0.25, 1.5, -9, 2.75"] * 8)
+
+
+def own_operators(*, constant: bool = True) -> Model:
+    """A product of two quantizers that no runtime knows."""
+    filled = (", float[8,4] w", "") if not constant else ("", f", float[8,4] w = {{{WEIGHTS}}}")
+    return Model(ir.from_onnx_text(QUANT % filled))
+
+
 @pytest.mark.runtime
-def test_a_dialect_that_no_runtime_knows_is_to_be_converted_first() -> None:
+def test_a_dialect_that_no_runtime_knows_is_judged_in_standard_operators() -> None:
     pytest.importorskip("onnxruntime")
-    m = Model(
-        ir.from_onnx_text(
-            '<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]> '
-            "g (float[4] x) => (float[4] y) <float s = {0.5}, float z = {0}, float b = {4}> "
-            "{ y = qonnx.custom_op.general.Quant <signed = 1, narrow = 0> (x, s, z, b) }"
-        )
-    )
+    m = own_operators()
     report = check(m, m, runtimes=True)
+    assert report.notes == []
+    assert report.runtimes is not None
+    standard = report.runtimes.standard
+    assert standard is not None
+    assert (standard.respelled, standard.left, standard.error) == (2, [], 0.0)
+    ours = [each for each in report.runtimes.results if each.runtime.startswith("ONNX Runtime")]
+    # halves times halves, with sums far below 2**24: no order of additions changes them
+    assert [each.error for each in ours] == [0.0] * 3
+    assert {each.form for each in ours} == {Form.STANDARD}
+    assert all("Quant" in (each.refused or "") for each in ours)
+    assert "computes its standard form as defined" in report.runtimes.sentence
+    assert report.runtimes.sentence.endswith(
+        "standard form: 2 quantizers in standard operators, each proved equal in every bit, all "
+        "outputs equal on these inputs"
+    )
+    document = json.loads(json.dumps(report.to_json(), allow_nan=False))["runtimes"]
+    assert document["standard_form"]["exactness"] == "bits"
+    assert document["results"][0]["form"] == "standard operators"
+    assert "candidate in standard form against its definition" in report.to_markdown()
+
+
+@pytest.mark.runtime
+def test_a_fault_of_the_standard_form_does_not_pass_for_one_of_the_runtime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("onnxruntime")
+    m = own_operators()
+
+    def wrong(given: Model, batches: Sequence[Mapping[str, Any]]) -> Standardized:
+        other = model("g (float[N,8] x, float[8,4] w) => (float[N,4] y) { y = MatMul (x, w) }")
+        store(other, w=np.ones((8, 4), np.float32))
+        return Standardized(other, 2, [])
+
+    monkeypatch.setattr(runtime_verdict, "in_standard_operators", wrong)
+    found = check(m, m, runtimes=True).runtimes
+    assert found is not None
+    assert found.standard is not None
+    assert not found.standard.is_runnable
+    assert {result.error for result in found.results} == {None}
+    assert "outputs on these inputs apart by" in found.sentence
+
+
+@pytest.mark.runtime
+def test_what_has_no_standard_form_is_to_be_converted_first() -> None:
+    pytest.importorskip("onnxruntime")
+    text = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>
+        g (float[4] x) => (float[4] y) <float z = {0}, float b = {4}> {
+            s = ReduceMax <keepdims = 0> (x)
+            y = qonnx.custom_op.general.Quant <signed = 1, narrow = 0> (x, s, z, b)
+        }"""
+    m = Model(ir.from_onnx_text(text))
+    report = check(m, m, {"x": X}, runtimes=True)
     (note,) = report.notes
     assert note.startswith("no runtime runs the candidate, so that none is judged; convert it")
     assert report.runtimes is not None
     assert {result.error for result in report.runtimes.results} == {None}
-    assert "Quant" in report.runtimes.sentence
+    assert report.runtimes.sentence.endswith(
+        "standard form: 0 quantizers in standard operators, but none is known for Quant, so that "
+        "it was not run"
+    )
+
+
+def test_inputs_for_initializers_leave_no_standard_form() -> None:
+    m = own_operators()
+    m.ir.graph.inputs.append(m.ir.graph.initializers["w"])
+    x = {"x": np.zeros((1, 8), np.float32)}
+    found = in_standard_operators(m, [x])
+    assert found is not None
+    assert found.respelled == 2
+    assert in_standard_operators(m, [x | {"w": np.zeros((8, 4), np.float32)}]) is None
+    assert in_standard_operators(IDENTITY, [x]) is None
+
+
+def test_what_an_option_leaves_is_told() -> None:
+    """A bad kernel makes 7 %; the option that is named takes away only what comes on top."""
+
+    def result(level: str, error: float, *culprits: Stopped) -> RuntimeResult:
+        return RuntimeResult("R 1", level, f"at {level}", (), error, culprits)
+
+    some, most = Stopped("a trick", "option a", 0.07), Stopped("a trick", "option a", 0.001)
+    plain, default = result("plain", 0.07), result("default", 0.08, some)
+    assert RuntimeReport([], 0.0, [plain, default]).sentence == (
+        "the rewrite is exact; R 1's defaults change it by 8 % (and by 7 % at plain): "
+        "a trick (option a); 7 % is left then, for which no option is known"
+    )
+    alone = RuntimeReport([], 0.0, [result("plain", 0.0), result("default", 0.08, most)])
+    assert alone.sentence.endswith("change it by 8 %: a trick (option a)")
+
+
+def test_a_level_that_fails_is_told_with_what_makes_it_run(
+    judge: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(jobs: Jobs, configuration: Mapping[str, Any]) -> Answer:
+        if configuration["level"] == "all" and "b" not in configuration.get("disabled", ()):
+            return Answer(failure="no kernel")
+        return Answer([{"y": -batch["x"]} for batch in jobs.batches])
+
+    monkeypatch.setattr(Jobs, "answer", answer)
+    found = judge()
+    assert found.sentence == (
+        "the rewrite is exact; Fake 1.2.3 computes it as defined; it does not run by default "
+        "(no kernel), but with option b"
+    )
+    assert "| does not run | no kernel | `option b` |" in "\n".join(found.table())

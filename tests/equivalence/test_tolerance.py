@@ -69,6 +69,13 @@ def test_a_negative_limit_is_refused(limit: float) -> None:
         tolerances(["a"], atol=limit)
 
 
+@pytest.mark.parametrize("share", [1.5, 99])
+def test_a_share_beyond_one_is_refused(share: float) -> None:
+    with pytest.raises(OptionError, match=r"min_top1 is .*, expected a share of the rows from 0"):
+        tolerances(["a"], min_top1=share)
+    assert tolerances(["a"], min_top1=1.0)["a"].min_top1 == 1
+
+
 def test_a_limit_for_no_output_is_refused() -> None:
     with pytest.raises(OptionError, match=r"given for output 'c'; the outputs .* are a, b"):
         tolerances(["a", "b"], atol={"c": 1})

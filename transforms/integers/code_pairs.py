@@ -42,7 +42,7 @@ def lower_code_pair(node: ir.Node, *, reals: bool) -> Rebuild | None:
     refuse_references(node)
     if node.op_type in _NAMES:
         return _pair(Pair.of(node), reals=reals)
-    return _pool(node, reals=reals) if node.op_type == _POOL else None
+    return lower_pool(node, reals=reals) if node.op_type == _POOL else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +73,9 @@ class Pair:
         a, b = values[0], values[3]
         if a is None or b is None:
             raise OperatorError(f"{where(node)}: an input is missing, expected two tensors.")
-        dtype = _dtype(node, a, b, *values[2::3], values[7])
-        scales = [_known(node, values[place], None) for place in (1, 4, 6)]
-        zeros = [_known(node, values[place], dtype) for place in (2, 5, 7)]
+        dtype = code_type(node, a, b, *values[2::3], values[7])
+        scales = [known_parameter(node, values[place], None) for place in (1, 4, 6)]
+        zeros = [known_parameter(node, values[place], dtype) for place in (2, 5, 7)]
         return cls(node, a, b, (scales[0], scales[1], scales[2]), (zeros[0], zeros[1], zeros[2]))
 
     def table(self) -> Array:
@@ -161,15 +161,20 @@ def _encode(draft: Draft, y: Drafted, zero: Array) -> Drafted:
     return encode(draft, shifted, np.zeros((), zero.dtype))
 
 
-def _pool(node: ir.Node, *, reals: bool) -> Rebuild:
+def lower_pool(node: ir.Node, *, reals: bool) -> Rebuild:
+    """Return how to spell an average of whole images.
+
+    Raises:
+        OperatorError: a parameter or a size is only known at run time.
+    """
     x, *rest = node.inputs
     s_x, z_x, s_y, z_y = [*rest, *[None] * (4 - len(rest))][:4]
     last = node.attributes.get_int("channels_last", 0)
     if x is None or x.shape is None:
         raise OperatorError(f"{where(node)}: the shape of its input is not known; infer shapes.")
-    dtype = _dtype(node, x, z_x, z_y)
-    scale, step = _known(node, s_x, None), _known(node, s_y, None)
-    zero, end = _known(node, z_x, dtype), _known(node, z_y, dtype)
+    dtype = code_type(node, x, z_x, z_y)
+    scale, step = known_parameter(node, s_x, None), known_parameter(node, s_y, None)
+    zero, end = known_parameter(node, z_x, dtype), known_parameter(node, z_y, dtype)
     axes = list(range(1, len(x.shape) - 1) if last else range(2, len(x.shape)))
     if reals:
         if last:
@@ -204,7 +209,12 @@ def _pool(node: ir.Node, *, reals: bool) -> Rebuild:
     return Rebuild(node, (node,), verdict, write, _OPSET_OF_AXES)
 
 
-def _dtype(node: ir.Node, *values: ir.Value | None) -> np.dtype[Any]:
+def code_type(node: ir.Node, *values: ir.Value | None) -> np.dtype[Any]:
+    """Return the one type of codes that values have.
+
+    Raises:
+        OperatorError: it is not known.
+    """
     kinds = {v.dtype.numpy() for v in values if v is not None and v.dtype is not None}
     codes = kinds & {np.dtype(np.int8), np.dtype(np.uint8)}
     if len(codes) != 1:
@@ -215,8 +225,12 @@ def _dtype(node: ir.Node, *values: ir.Value | None) -> np.dtype[Any]:
     return codes.pop()
 
 
-def _known(node: ir.Node, value: ir.Value | None, dtype: np.dtype[Any] | None) -> Array:
-    """Return a parameter without axes; an absent zero point is 0."""
+def known_parameter(node: ir.Node, value: ir.Value | None, dtype: np.dtype[Any] | None) -> Array:
+    """Return a parameter without axes; an absent zero point is 0.
+
+    Raises:
+        OperatorError: it is only known at run time, or has several elements.
+    """
     if value is None and dtype is not None:
         return np.zeros((), dtype)
     array = constant_expression(value)
