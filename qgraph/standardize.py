@@ -62,7 +62,8 @@ def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
     editor.learn()
     limit = copy.opset_imports.get("", 0)
     numbers = magnitudes(copy) if bounded else {}
-    for draft in _choose(list(_sites(copy)), numbers, editor, Comparer(copy), limit):
+    # Chosen before the first is put in place: a site speaks of the graph as it was found.
+    for draft in list(_choose(list(_sites(copy)), numbers, editor, Comparer(copy), limit)):
         draft.commit(sweep=False)
     copy.ir_version = max(copy.ir_version or 0, minimum_ir_version(copy))
     return copy

@@ -143,6 +143,24 @@ def test_a_quantizer_in_a_session_has_the_bits_of_its_kernel(
         assert_same_bits(ours.run({"x": given})["y"], theirs.run({"x": given})["y"])
 
 
+def test_quantizers_that_follow_each_other_have_the_bits_of_their_kernels() -> None:
+    """The form of the second is found later than that of the first, on whose result it works."""
+    unsigned, signed = (QUANT.format(sign, 0, "ROUND") for sign in (0, 1))
+    parameters = "float s = {0.1}, float t = {0.7}, float z = {0}, float b = {4}"
+    chain = f"""g (float[1,4,N] x) => (float[1,4,N] y) <{parameters}> {{
+        r = Relu (x)
+        p = {unsigned.replace("(x", "(r")}
+        q = {signed.replace("(x, s", "(p, t")}
+        y = {unsigned.replace("(x", "(q")}
+    }}"""
+    m = model(chain)
+    assert [type(s) for s in steps_of(m)] == [Segment]
+    x = hostile(0.1) + np.float32(0)
+    ours, theirs = prepare(m, "numpy"), prepare(m, "ort")
+    for given in (x, moderate(x)):
+        assert_same_bits(ours.run({"x": given})["y"], theirs.run({"x": given})["y"])
+
+
 @pytest.mark.parametrize("opset", [9, 11, 13, 20, 24])
 @pytest.mark.parametrize("signed", [0, 1])
 def test_old_opsets_are_raised(opset: int, signed: int) -> None:
