@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from qgraph.cli.output import Talk, console, is_colourful, printable, show
+from qgraph.cli.output import Talk, console, is_colourful, show
+from qgraph.markup import printable
 
 if TYPE_CHECKING:
     from qgraph.differences import Differences

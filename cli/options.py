@@ -12,9 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from qgraph.cli.output import Talk
-from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
-from qgraph.files import is_same
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -336,19 +334,6 @@ opset_option = click.option(
 def limit_option(name: str, text: str) -> Callable[[F], F]:
     """Return the option of a tolerance, which the command gets as pairs of name and number."""
     return click.option(name, type=limit, metavar="[NAME:]NUMBER", multiple=True, help=text)
-
-
-def refuse_overwriting(target: Path | None, *sources: Path | None) -> None:
-    """Stop where a result would replace a file that is read.
-
-    Raises:
-        OptionError: it would.
-    """
-    for source in sources:
-        if target is not None and source is not None and is_same(target, source):
-            raise OptionError(
-                f"{target}: is read by this command, expected another file. Choose another name."
-            )
 
 
 def _once(option: str, pairs: tuple[tuple[str, T], ...]) -> dict[str, T]:

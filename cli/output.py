@@ -7,11 +7,12 @@ import os
 import shutil
 import sys
 import textwrap
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
+
+from qgraph.markup import one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -126,7 +127,7 @@ def show_table(columns: Sequence[Column], rows: Rows) -> None:
     Columns that say nothing are left out.
     """
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
-    cells = [[Cell(printable(cell.text), cell.style) for cell in row] for row in cells]
+    cells = [[Cell(one_line(cell.text), cell.style) for cell in row] for row in cells]
     kept = [place for place in range(len(columns)) if any(row[place].text for row in cells)]
     if not sys.stdout.isatty():
         _show_plain([columns[place] for place in kept], [[row[i] for i in kept] for row in cells])
@@ -147,6 +148,10 @@ def show_table(columns: Sequence[Column], rows: Rows) -> None:
             overflow="ellipsis" if column.cut else "fold",
             max_width=width if column.cut else None,
         )
+        if column.cut:
+            short = shortened([row[place].text for row in cells], width)
+            for row, text in zip(cells, short, strict=True):
+                row[place] = Cell(text, row[place].style)
     for row in cells:
         table.add_row(*(Text(row[place].text, style=row[place].style) for place in widths))
     screen.print(table)
@@ -170,17 +175,6 @@ def console() -> Console:
     return Console(highlight=False, markup=False, emoji=False)
 
 
-def printable(text: str) -> str:
-    """Return text without control characters: names in models must not steer a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c == "\n" or unicodedata.category(c)[0] != "C" else _code(c) for c in text)
-
-
-def _code(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
 def is_colourful(stream: TextIO) -> bool:
     """Return whether colours are wanted: on a terminal, unless NO_COLOR is set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -194,6 +188,28 @@ def _say(kind: str, text: str) -> None:
     if is_colourful(sys.stderr):
         line = f"{_ESCAPES[kind]}{line}{_RESET}"
     sys.stderr.write(f"{line}\n")
+
+
+def shortened(texts: Sequence[str], width: int) -> list[str]:
+    """Return texts of at most so many characters, which differ where the texts do if they can.
+
+    Names of one model begin and end alike. A name that is too long keeps its end; where ends are
+    alike, what all the long ones end with is left out, and what comes before is kept.
+    """
+    long = {text for text in texts if len(text) > width}
+    cut = {text: f"…{text[1 - width :]}" for text in long}
+    if len(set(cut.values())) < len(long):
+        some, *others = long
+        tail = 0
+        while all(other.endswith(some[-tail - 1 :]) for other in others):
+            tail += 1
+        tail -= max(some[len(some) - tail :].find("/"), 0)  # parts of a path stay whole
+        kept = {text: text[: len(text) - tail] for text in long}
+        cut = {
+            text: f"{front}…" if len(front) < width else f"…{front[3 - width - 1 :]}…"
+            for text, front in kept.items()
+        }
+    return [cut.get(text, text) for text in texts]
 
 
 def _fitted(
@@ -213,12 +229,15 @@ def _fitted(
         # Some versions of rich put a blank at the end of each line.
         return sum(widths.values()) + 3 * (len(widths) - 1) + 1 - room
 
+    whole = dict(widths)
     for place in kept:
-        if columns[place].cut and excess() > 0:
-            widths[place] = max(widths[place] - excess(), min(widths[place], _LEAST_CUT))
+        if columns[place].cut:
+            widths[place] = min(widths[place], _LEAST_CUT)
     for place in reversed(kept):
         if columns[place].spare and excess() > 0:
             del widths[place]
+    while excess() < 0 and (cut := [place for place in widths if widths[place] < whole[place]]):
+        widths[min(cut, key=lambda place: widths[place])] += 1
     return widths
 
 

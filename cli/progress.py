@@ -8,7 +8,8 @@ from threading import Lock, Timer
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from qgraph.cli.output import Talk, bytes_text, printable
+from qgraph.cli.output import Talk, bytes_text
+from qgraph.markup import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

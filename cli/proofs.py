@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,9 @@ _STYLES = {"proved": "green", "different": "red", "undecided": "yellow"}
 
 _ROWS = 24
 """Up to so many regions each have a row; of more, the proved ones are gathered, unless ``-v``."""
+
+_NAMES = 3
+"""So many regions are named where one thing is to be said of several."""
 
 _COMPARED = {
     Method.CONSTANT: "its constant",
@@ -92,7 +95,7 @@ def _headline(found: Certificate) -> str:
 def _show_others(regions: Sequence[Region]) -> None:
     columns = [
         Column("reference", cut=True),
-        Column("candidate", cut=True),
+        Column("candidate", cut=True, spare=True),
         Column("verdict"),
         Column("inputs that differ", right=True),
         Column("steps", right=True, spare=True),
@@ -110,10 +113,15 @@ def _show_others(regions: Sequence[Region]) -> None:
         for region in regions
     ]
     show_table(columns, rows)
+    reasons: dict[str, list[str]] = defaultdict(list)
     for region in regions:
         if region.reason:
             title = _last(region.reference_nodes, region.reference_value)
-            show_paragraph(f"{title}: {region.reason}", indent=2)
+            reasons[region.reason].append(title)
+    for reason, titles in reasons.items():
+        named = titles if len(titles) <= _NAMES + 1 else titles[:_NAMES]
+        more = f" and {len(titles) - len(named)} more" if len(named) < len(titles) else ""
+        show_paragraph(f"{', '.join(named)}{more}: {reason}", indent=2)
     show_paragraph("")
 
 

@@ -26,6 +26,7 @@ from qgraph.cli.output import (
     show_table,
 )
 from qgraph.cli.progress import ProgressBar
+from qgraph.cli.targets import expect_targets
 from qgraph.cli.views import Views
 from qgraph.exactness import Exactness, Method
 from qgraph.files import is_same
@@ -62,7 +63,8 @@ def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform], vi
     """Apply passes to a model file and show what they did."""
     from qgraph.transforms import rewrite
 
-    views.check(files.model, files.out, files.report)
+    expect_targets(views.paths, (files.model, files.out, files.report))
+    views.check()
     with ProgressBar(talk) as bar, _report_file(files, views) as written:
         report = rewrite(
             files.model,

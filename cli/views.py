@@ -1,4 +1,4 @@
-"""Reports for people and code scanners: the options ``--html`` and ``--sarif``."""
+"""Reports for people and for other programs: ``--html``, ``--sarif`` and the like."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qgraph.cli import options
-from qgraph.errors import OptionError
-from qgraph.files import is_same
 
 if TYPE_CHECKING:
     from qgraph.model import Model, Source
@@ -29,32 +27,32 @@ class Views:
     Attributes:
         html: a page.
         sarif: a log of findings.
+        markdown: a summary.
+        junit: the results of tests.
     """
 
-    html: Path | None
-    sarif: Path | None
+    html: Path | None = None
+    sarif: Path | None = None
+    markdown: Path | None = None
+    junit: Path | None = None
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files to write."""
+        named = (self.html, self.sarif, self.markdown, self.junit)
+        return [path for path in named if path is not None]
 
     @property
     def are_wanted(self) -> bool:
         """Whether there is one to write."""
-        return self.html is not None or self.sarif is not None
+        return bool(self.paths)
 
-    def check(self, *others: Path | None) -> None:
-        """See that the files can be written, before any work is done.
-
-        Args:
-            others: files that the command reads or writes.
+    def check(self) -> None:
+        """See that they can be made, before any work is done.
 
         Raises:
-            OptionError: one would be overwritten, or the libraries that draw are not installed.
+            OptionError: the libraries that draw are not installed.
         """
-        for path in (self.html, self.sarif):
-            options.refuse_overwriting(path, *others)
-        if self.html is not None and self.sarif is not None and is_same(self.html, self.sarif):
-            raise OptionError(
-                f"{self.html}: is named twice, expected one file for each report. Choose another "
-                "name."
-            )
         if self.html is not None:
             from qgraph.reporting.extras import require_drawing
 
@@ -80,6 +78,14 @@ class Views:
             from qgraph.reporting.sarif import sarif_log
 
             write_text(self.sarif, sarif_log(document))
+        if self.markdown is not None:
+            from qgraph.reporting.markdown import markdown_report
+
+            write_text(self.markdown, markdown_report(document))
+        if self.junit is not None:
+            from qgraph.reporting.junit import junit_report
+
+            write_text(self.junit, junit_report(document))
         if self.html is not None:
             from qgraph.reporting.illustrations import illustrated
             from qgraph.reporting.page import html_page
@@ -88,23 +94,35 @@ class Views:
             write_text(self.html, html_page(whole))
 
 
-def view_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--html`` and ``--sarif``, which the command gets as ``views``."""
+_HELP = {
+    "html": "Write a page with tables and pictures (needs qgraph[report]).",
+    "sarif": "Write the findings as SARIF 2.1.0.",
+    "markdown": "Write a Markdown report.",
+    "junit": "Write a JUnit report (XML).",
+}
 
-    @click.option(
-        "--html",
-        type=options.file_path,
-        metavar="FILE",
-        help="Write a page with tables and pictures (needs qgraph[report]).",
-    )
-    @click.option(
-        "--sarif", type=options.file_path, metavar="FILE", help="Write the findings as SARIF 2.1.0."
-    )
-    @functools.wraps(function)
-    def command(html: Path | None, sarif: Path | None, **others: Any) -> Any:
-        return function(views=Views(html, sarif), **others)
 
-    return command
+def view_options(*kinds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what adds options such as ``--html``, which the command gets as ``views``.
+
+    Args:
+        kinds: fields of :class:`Views`.
+    """
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def command(**others: Any) -> Any:
+            views = Views(**{kind: others.pop(kind) for kind in kinds})
+            return function(views=views, **others)
+
+        for kind in reversed(kinds):
+            option = click.option(
+                f"--{kind}", type=options.file_path, metavar="FILE", help=_HELP[kind]
+            )
+            command = option(command)
+        return command
+
+    return add
 
 
 def some_batches(

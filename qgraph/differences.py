@@ -9,6 +9,7 @@ from typing import Any
 
 from qgraph.description import Described, Description, descriptions
 from qgraph.errors import ModelError
+from qgraph.markup import one_line
 from qgraph.matching.match import Matching
 from qgraph.matching.plain import plain
 from qgraph.model import Source, load
@@ -115,16 +116,17 @@ class Differences:
         """
         lines = []
         for change in self.changes:
+            name = one_line(change.name)
             match change.kind:
                 case ChangeKind.SAME:
                     if not is_brief:
-                        lines.append(f"  {change.name}: {change.reference}")
+                        lines.append(f"  {name}: {change.reference}")
                 case ChangeKind.ADDED:
-                    lines.append(f"+ {change.name}: {change.candidate}")
+                    lines.append(f"+ {name}: {change.candidate}")
                 case ChangeKind.REMOVED:
-                    lines.append(f"- {change.name}: {change.reference}")
+                    lines.append(f"- {name}: {change.reference}")
                 case ChangeKind.CHANGED:
-                    lines.append(f"! {change.name}:")
+                    lines.append(f"! {name}:")
                     lines += [
                         f"!     {field}: {old or 'none'} -> {new or 'none'}"
                         for field, (old, new) in change.fields.items()

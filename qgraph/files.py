@@ -22,14 +22,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     Raises:
         QGraphError: the file cannot be written; an old one is untouched then.
     """
-    # A link keeps pointing to the file that is replaced.
-    target = Path(os.path.realpath(path))
-    if not os.path.isdir(target.parent):
-        raise QGraphError(
-            f"{path}: cannot be written, {str(target.parent)!r} is not a folder. Create it first."
-        )
-    if os.path.exists(target) and not os.path.isfile(target):
-        raise QGraphError(f"{path}: is there and not a regular file. Choose another name.")
+    target = expect_place(path)
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
             scratch = Path(folder, target.name)
@@ -43,6 +36,23 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             f"{path}: cannot be written ({error}); what was there before is untouched. "
             "Free some space, mend the permissions, or choose another place."
         ) from error
+
+
+def expect_place(path: str | os.PathLike[str]) -> Path:
+    """Return where a file is to be written, if there is room for one of this name.
+
+    Raises:
+        QGraphError: its folder is not there, or something else has the name.
+    """
+    # A link keeps pointing to the file that is replaced.
+    target = Path(os.path.realpath(path))
+    if not os.path.isdir(target.parent):
+        raise QGraphError(
+            f"{path}: cannot be written, {str(target.parent)!r} is not a folder. Create it first."
+        )
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise QGraphError(f"{path}: is there and not a regular file. Choose another name.")
+    return target
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

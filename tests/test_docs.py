@@ -34,7 +34,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: str, kind: str) -> list[str]:
-    text = (DOCS / f"{page}.md").read_text()
+    text = (ROOT / "README.md" if page == "the first" else DOCS / f"{page}.md").read_text()
     return [body for found, body in BLOCK.findall(text) if found == kind]
 
 
@@ -52,6 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the models of the examples, in which the test runs."""
     for name in ("digits_brevitas.onnx", "digits_nncf.onnx", "digits_test.npz"):
         shutil.copy(EXAMPLES / name, tmp_path)
+    (tmp_path / "examples").symlink_to(EXAMPLES)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -75,7 +76,7 @@ def _is_installed(name: str) -> bool:
     return find_spec(name) is not None
 
 
-WITH_COMMANDS = [page.stem for page in PAGES if "```console" in page.read_text()]
+WITH_COMMANDS = ["the first", *(page.stem for page in PAGES if "```console" in page.read_text())]
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
@@ -202,7 +203,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES])
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         target, _, anchor = link.partition("#")

@@ -13,7 +13,17 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph.cli"}
 
 LAYERS = [
-    {"errors", "registry", "exactness", "lazy", "files", "collecting", "published"},
+    {
+        "errors",
+        "registry",
+        "exactness",
+        "lazy",
+        "files",
+        "collecting",
+        "published",
+        "markup",
+        "junit",
+    },
     {"numerics"},
     {
         "schema",
@@ -31,6 +41,12 @@ LAYERS = [
         "storage",
         "opset",
         "opset_adapt",
+        "opset_change",
+        "opset_history",
+        "opset_rewrites",
+        "opset_windows",
+        "derived",
+        "stand_ins",
         "report",
         "archive",
         "statistics",
@@ -170,7 +186,6 @@ PROVERS = (
     "certification.discharge",
     "certification.regions",
     "matching.match",
-    "verification.verify",
 )
 
 

@@ -14,6 +14,7 @@ from qgraph.cli import options
 from qgraph.cli.comparisons import show_check
 from qgraph.cli.output import Talk
 from qgraph.cli.progress import ProgressBar
+from qgraph.cli.targets import expect_targets
 from qgraph.cli.views import Views, some_batches, view_options
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ Limits = Sequence[tuple[str | None, float]]
     metavar="FILE",
     help="Write the first batch of inputs with a difference (.npz).",
 )
-@view_options
+@view_options("html", "sarif")
 @options.talk_options
 @click.pass_obj
 def command(
@@ -111,9 +112,8 @@ def command(
     from qgraph.files import json_text, write_text
 
     sources = (reference, candidate, inputs.bundle, *inputs.files.values())
-    for path in (report, junit, markdown, witness):
-        options.refuse_overwriting(path, *sources)
-    views.check(*sources, report, junit, markdown, witness)
+    expect_targets((report, junit, markdown, witness, *views.paths), sources)
+    views.check()
     if ":" in metric and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as Python itself does for a script
     with ProgressBar(talk) as bar:

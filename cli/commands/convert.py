@@ -12,7 +12,7 @@ from qgraph.exactness import Exactness
 
 @click.command(name="convert", epilog=options.REWRITE_EPILOG)
 @options.rewrite_options
-@view_options
+@view_options("html", "sarif", "markdown")
 @click.option(
     "--to",
     required=True,

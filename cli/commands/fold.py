@@ -12,7 +12,7 @@ from qgraph.exactness import Exactness
 
 @click.command(name="fold", epilog=options.REWRITE_EPILOG)
 @options.rewrite_options
-@view_options
+@view_options("html", "sarif", "markdown")
 @options.exact_option
 @options.opset_option
 @click.option(

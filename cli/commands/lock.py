@@ -9,6 +9,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.differences import show_differences
 from qgraph.cli.output import Talk, show, show_paragraph
+from qgraph.cli.targets import expect_targets
 
 
 @click.command(name="lock")
@@ -59,7 +60,7 @@ def command(
         found = check_lock(model, lock, keep_inputs=keep_inputs)
         show_differences(talk, found, is_brief=not talk.verbosity)
         return int(not found.is_same)
-    options.refuse_overwriting(out, model)
+    expect_targets([out], [model])
     text = lock_text(model, keep_inputs=keep_inputs)
     if out is None:
         show(text.rstrip())

@@ -9,6 +9,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.cli.progress import ProgressBar
+from qgraph.cli.targets import expect_targets
 
 _FORMATS = (".svg", ".png")
 
@@ -51,7 +52,7 @@ def command(
     from qgraph.files import replacing
     from qgraph.reporting.plot import plot
 
-    options.refuse_overwriting(out, model, compare)
+    expect_targets([out], (model, compare))
     kind = out.suffix.lower()
     if kind not in _FORMATS:
         raise click.UsageError(f"{out} is neither .svg nor .png. Choose one of these.")

@@ -9,6 +9,7 @@ import click
 from qgraph.cli import options, proofs
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.cli.progress import ProgressBar
+from qgraph.cli.targets import expect_targets
 from qgraph.cli.views import Views, view_options
 from qgraph.exactness import Exactness
 
@@ -42,7 +43,7 @@ _RUNS = 200
     help="Check what a certificate says about the two models, and search for nothing.",
 )
 @options.keep_inputs_option
-@view_options
+@view_options("html", "sarif", "markdown", "junit")
 @options.talk_options
 @click.pass_obj
 def command(
@@ -68,13 +69,12 @@ def command(
     from qgraph import prove
     from qgraph.files import json_text, write_text
 
-    for path in (certificate, witness):
-        options.refuse_overwriting(path, reference, candidate, verify)
-    views.check(reference, candidate, verify, certificate, witness)
+    expect_targets((certificate, witness, *views.paths), (reference, candidate, verify))
+    views.check()
     if verify is not None:
         if certificate is not None or witness is not None or views.are_wanted:
             raise click.UsageError(
-                "--verify writes nothing; leave --certificate, --witness, --html and --sarif out."
+                "--verify writes nothing; leave out --certificate, --witness and the reports."
             )
         from qgraph.verification.verify import verify_file
 

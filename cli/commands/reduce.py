@@ -10,6 +10,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.output import Talk, count, number_text, show_paragraph
 from qgraph.cli.progress import ProgressBar
+from qgraph.cli.targets import refuse_overwriting
 
 
 @click.command(name="reduce")
@@ -51,8 +52,7 @@ def command(
     from qgraph.equivalence.reduce import CANDIDATE, INPUTS, REFERENCE, reduce
 
     sources = (reference, candidate, inputs.bundle, *inputs.files.values())
-    for name in (REFERENCE, CANDIDATE, INPUTS):
-        options.refuse_overwriting(folder / name, *sources)
+    refuse_overwriting([folder / name for name in (REFERENCE, CANDIDATE, INPUTS)], sources)
     with ProgressBar(talk) as bar:
         bar.tell(f"reading {reference.name}", 0, 0)
         first, second = load(reference), load(candidate)

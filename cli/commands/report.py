@@ -1,4 +1,4 @@
-"""``qgraph report``: a JSON report as a page, or for code scanners."""
+"""``qgraph report``: a JSON report in another form."""
 
 from __future__ import annotations
 
@@ -12,40 +12,50 @@ import click
 from qgraph.cli import options
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.cli.progress import ProgressBar
+from qgraph.cli.targets import expect_targets
 from qgraph.cli.views import Views, view_options
 from qgraph.errors import QGraphError
 
 
 @click.command(name="report")
 @click.argument("report", type=options.file_path)
-@view_options
+@view_options("html", "sarif", "markdown", "junit")
 @options.talk_options
 @click.pass_obj
 def command(talk: Talk, report: Path, views: Views) -> None:
-    """Show a JSON report as a page, or as findings (SARIF).
+    """Show a JSON report as a page, or in another form.
 
-    REPORT is what --report of check, convert, fold or transform or --certificate of prove wrote.
+    REPORT is what --report of check, convert, fold or transform or --certificate of prove wrote;
+    JUnit has room for check and prove only.
     Steps and codes are drawn as long as the models are where it says, and are the same files.
     """
     if not views.are_wanted:
-        raise click.UsageError("There is nothing to write. Add --html FILE or --sarif FILE.")
-    views.check(report)
+        raise click.UsageError(
+            "There is nothing to write. Add --html, --sarif, --markdown or --junit."
+        )
+    expect_targets(views.paths, [report])
+    views.check()
     document = _read(report)
-    models = _models(document)
-    with ProgressBar(talk) as bar:
-        bar.tell("drawing", 0, 0)
+    try:
+        models = _models(document)
         if models is None and views.html is not None:
             talk.note("the models are not there any more: steps and codes are not drawn")
-        views.write(document, models)
-    for path in (views.html, views.sarif):
-        if path is not None:
-            show_paragraph(f"wrote {path}")
+        with ProgressBar(talk) as bar:
+            bar.tell("drawing", 0, 0)
+            views.write(document, models)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise QGraphError(
+            f"{report}: is no report as qgraph writes it ({type(error).__name__}: {error}). Make "
+            "it anew with --report, or with --certificate of 'qgraph prove'."
+        ) from error
+    for path in views.paths:
+        show_paragraph(f"wrote {path}")
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise QGraphError(
             f"{path}: cannot be read ({error}), expected a JSON report. Make it with --report, or "
             "with --certificate of 'qgraph prove'."

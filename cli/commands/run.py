@@ -12,6 +12,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.output import Talk, show
 from qgraph.cli.progress import ProgressBar
+from qgraph.cli.targets import expect_targets
 
 if TYPE_CHECKING:
     from qgraph.model import Model
@@ -75,7 +76,7 @@ def command(
     from qgraph.quantizer_statistics import Statistics
     from qgraph.report import SCHEMA
 
-    options.refuse_overwriting(out, model, inputs.bundle, *inputs.files.values())
+    expect_targets([out], (model, inputs.bundle, *inputs.files.values()))
     with ProgressBar(talk) as bar, ExitStack() as stack:
         bar.tell(f"reading {model.name}", 0, 0)
         loaded = load(model)

@@ -11,7 +11,7 @@ from qgraph.cli.views import Views, view_options
 
 @click.command(name="transform", epilog=options.REWRITE_EPILOG)
 @options.rewrite_options
-@view_options
+@view_options("html", "sarif", "markdown")
 @click.option(
     "-p",
     "--pass",

@@ -29,8 +29,7 @@ COMMANDS = [
     "qgraph convert brevitas.onnx -o qdq.onnx --to qdq",
     "qgraph prove brevitas.onnx qdq.onnx",
     "qgraph diff -q brevitas.onnx qdq.onnx",
-    "qgraph convert nncf.onnx -o near.onnx --to qdq --exact near -q > near.log",
-    "qgraph check nncf.onnx near.onnx --random 8",
+    "qgraph prove floor_qonnx.onnx floor_qcdq.onnx",
 ]
 
 THEME = TerminalTheme(
@@ -101,8 +100,9 @@ def main() -> None:
     screen = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for model in ("brevitas", "nncf"):
-            shutil.copy(EXAMPLES / f"digits_{model}.onnx", folder / f"{model}.onnx")
+        shutil.copy(EXAMPLES / "digits_brevitas.onnx", folder / "brevitas.onnx")
+        for path in (EXAMPLES / "truncation").glob("floor_*.onnx"):
+            shutil.copy(path, folder)
         for command in COMMANDS:
             screen.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
             printed = run(command, folder).rstrip("\n")

@@ -89,5 +89,10 @@ class Charts:
 
     def _chart(self, title: str, draw: Callable[[], Figure], caption: str = "") -> Chart:
         self._number += 1
-        with themed():
-            return Chart(title, inline_svg(draw(), self._number, title), caption)
+        number = self._number
+
+        def drawn() -> str:
+            with themed():
+                return inline_svg(draw(), number, title)
+
+        return Chart(title, drawn, caption)

@@ -85,7 +85,7 @@ def _sections(document: Mapping[str, Any], outputs: Sequence[Output]) -> list[Se
     sections = [Section("Outputs", tables=[_table(outputs)])]
     first = document.get("first_divergence")
     if first is not None:
-        sections.append(Section("Where they begin to differ", [_origin(first)]))
+        sections.append(Section("Where they begin to differ", [origin(first)]))
     others = (_runtimes(document), _metric(document), _layers(document, charts), _probes(document))
     sections += [section for section in others if section is not None]
     if document.get("quantizers"):
@@ -131,7 +131,8 @@ def _table(outputs: Sequence[Output]) -> Table:
     return Table(columns, rows, "outputs")
 
 
-def _origin(first: Mapping[str, Any]) -> str:
+def origin(first: Mapping[str, Any]) -> str:
+    """Return a sentence about the first tensor that differs."""
     by = "" if first["max_abs"] is None else f" by up to {amount(first['max_abs'], 4)}"
     return (
         f"The first tensor that differs is {first['reference']}{by}, which {operator(first['op'])} "
@@ -194,6 +195,7 @@ def _layers(document: Mapping[str, Any], charts: Charts) -> Section | None:
         "Error by layer",
         [
             f"{len(differing)} of {counted(len(tensors), 'tensor')} that both models have differ.",
+            "They are compared on the first batch with a difference.",
             "The charts show them in the order of the reference, the table the worst first.",
         ],
         tables=[Table(columns, rows, "tensors that differ", folded=len(rows) > _ROWS)],

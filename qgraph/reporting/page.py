@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from qgraph.errors import OptionError
-from qgraph.files import json_text
-from qgraph.reporting.check_view import check_page
+from qgraph.markup import one_line
 from qgraph.reporting.extras import require_drawing
-from qgraph.reporting.prove_view import prove_page
-from qgraph.reporting.rewrite_view import rewrite_page
-from qgraph.reporting.view import Page, Tone
-
-_PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {
-    "check": check_page,
-    "convert": rewrite_page,
-    "fold": rewrite_page,
-    "prove": prove_page,
-    "transform": rewrite_page,
-}
+from qgraph.reporting.pages import page_of
+from qgraph.reporting.view import Tone
 
 _SIGNS = {Tone.GOOD: "✓", Tone.BAD: "✗", Tone.OPEN: "≈", Tone.PLAIN: "•"}
 _UNDECIDED = "?"
@@ -41,22 +29,22 @@ def html_page(document: Mapping[str, Any]) -> str:
     require_drawing("an HTML page")
     from jinja2 import Environment, StrictUndefined
 
-    plain = json.loads(json_text(dict(document)))
-    made = _PAGES.get(plain.get("command"))
-    if made is None:
-        raise OptionError(
-            f"The report is of {plain.get('command')!r}, expected one of {', '.join(_PAGES)}. Make "
-            "it with one of these commands."
-        )
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_shown)
     template = environment.from_string(_resource("page.html.jinja"))
     style = _resource("page.css").replace("\n", " ")
     # The style is ours; escaping would break its quotes.
     from markupsafe import Markup
 
-    page = made(plain)
+    page = page_of(document)
     sign = _UNDECIDED if page.verdict == "undecided" else _SIGNS[page.tone]
     return template.render(page=page, style=Markup(style), sign=sign) + "\n"
+
+
+def _shown(value: object) -> object:
+    """Return what the page shows of a value: HTML has no control characters either."""
+    from markupsafe import Markup
+
+    return one_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _resource(name: str) -> str:

@@ -108,7 +108,7 @@ def _site(model: Model, name: str) -> Site:
         raise OptionError(f"{name!r} is no quantizer of the model, expected one. {hint}")
     if isinstance(found_site, Refusal):
         raise OptionError(
-            f"{name!r} cannot be drawn: {found_site.reason}. Choose another quantizer."
+            f"{name!r} cannot be drawn: {found_site.reason.rstrip('.')}. Choose another quantizer."
         )
     return found_site
 

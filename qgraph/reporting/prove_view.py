@@ -18,6 +18,7 @@ from qgraph.reporting.view import (
     Tone,
     amount,
     counted,
+    example,
     whole,
 )
 
@@ -98,11 +99,15 @@ def _sections(document: Mapping[str, Any], regions: Sequence[Region]) -> list[Se
             Section("Where they are not shown equal", tables=[_open_table(others)], charts=bars)
         )
     pictures = [chart for data in document.get("staircases", ()) for chart in charts.steps(data)]
+    more = len(_drawn(others)) - len(document.get("staircases", ()))
     if pictures:
         sections.append(
             Section(
                 "The steps around a difference",
-                ["Each quantizer of the reference beside what takes its place, drawn exactly."],
+                [
+                    "Each quantizer of the reference beside what takes its place, drawn exactly"
+                    + (f"; {more} more are not drawn." if more > 0 else ".")
+                ],
                 charts=pictures,
             )
         )
@@ -137,6 +142,16 @@ def place(region: Region, side: str) -> str:
     """Return the last node of a side of a region, or its value where there is no node."""
     nodes = region[f"{side}_nodes"]
     return str(nodes[-1] if nodes else region[f"{side}_value"])
+
+
+def difference(region: Region) -> str:
+    """Return a sentence about a region that differs."""
+    number, constant = int(region["differing_inputs"]), region["method"] == "constant"
+    verb = ("has" if number == 1 else "have") if constant else "gives" if number == 1 else "give"
+    what = f"{counted(number, 'element' if constant else 'input')} {verb}"
+    if not number:
+        what = "Some inputs give"
+    return f"{what} another value than {place(region, 'reference')!r}{example(region)}."
 
 
 def _open_table(regions: Sequence[Region]) -> Table:

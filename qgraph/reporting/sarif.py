@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 from qgraph.errors import OptionError
 from qgraph.files import json_text
-from qgraph.reporting.view import amount, counted, operator, whole
+from qgraph.reporting.prove_view import difference, place
+from qgraph.reporting.view import amount, counted, example, operator, whole
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -249,9 +250,8 @@ def _of_proof(document: Mapping[str, Any]) -> Iterator[_Result]:
             continue
         # An empty candidate region is a value that comes straight from an operand.
         nodes = region["candidate_nodes"]
-        node = str(nodes[-1] if nodes else region["candidate_value"])
-        ours = region["reference_nodes"]
-        theirs = str(ours[-1] if ours else region["reference_value"])
+        node = place(region, "candidate")
+        ours, theirs = region["reference_nodes"], place(region, "reference")
         fields = ("exactness", "method", "differing_inputs", "largest_steps", "witness")
         properties = {name: region[name] for name in fields} | {
             "reference_nodes": ours,
@@ -262,25 +262,8 @@ def _of_proof(document: Mapping[str, Any]) -> Iterator[_Result]:
             text += str(region["reason"])
         else:
             rule = "region-differs"
-            text = f"{_inputs(region)} another value than {theirs!r}{_example(region)}."
+            text = difference(region)
         yield _Result(rule, text, _path(document, "candidate"), node, "node", properties)
-
-
-def _inputs(region: Mapping[str, Any]) -> str:
-    number, constant = int(region["differing_inputs"]), region["method"] == "constant"
-    if not number:
-        return "Some inputs give"
-    noun = "element" if constant else "input"
-    verb = ("has" if number == 1 else "have") if constant else "gives" if number == 1 else "give"
-    return f"{counted(number, noun)} {verb}"
-
-
-def _example(found: Mapping[str, Any]) -> str:
-    witness = found["witness"]
-    if witness is None:
-        return ""
-    x, y, z = (amount(witness[name], 9) for name in ("input", "reference", "candidate"))
-    return f", such as {x}: {z}, not {y}"
 
 
 def _of_check(document: Mapping[str, Any]) -> Iterator[_Result]:
@@ -342,7 +325,7 @@ def _of_rewriting(document: Mapping[str, Any]) -> Iterator[_Result]:
             continue
         if site["differing_inputs"]:
             number = counted(int(site["differing_inputs"]), "input")
-            text = f"{op} became {site['spelling']}, which differs for {number}{_example(site)}."
+            text = f"{op} became {site['spelling']}, which differs for {number}{example(site)}."
             yield _Result("values-moved", text, file, node, "node", properties)
         stored = site.get("stored")
         if stored and stored["elements"] is not None:

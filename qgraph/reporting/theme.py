@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from qgraph.markup import one_line
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -101,7 +103,7 @@ def inline_svg(figure: Figure, number: int, label: str) -> str:
     box = re.search(r'viewBox="[^"]*"', text)
     end = text.index(">") + 1
     frame = "" if box is None else f" {box[0]}"
-    head = f'<svg role="img" aria-label="{escape(label)}"{frame}>'
+    head = f'<svg role="img" aria-label="{escape(one_line(label))}"{frame}>'
     # A figure without hyperlinks still mentions their name space in each reference.
     return head + text[end:].replace("xlink:href", "href").strip()
 
@@ -116,4 +118,4 @@ def shortened(name: str, length: int = 30) -> str:
 
 def escaped(name: str) -> str:
     """Return text that matplotlib shows as it is, dollar signs included."""
-    return name.replace("$", r"\$")
+    return one_line(name).replace("$", r"\$")

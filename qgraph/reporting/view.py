@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -69,11 +69,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture: an SVG element, and what it shows."""
+    """A picture: what it shows, and how it is drawn, which not every form of a report needs."""
 
     title: str
-    svg: str
+    draw: Callable[[], str]
     caption: str = ""
+
+    @property
+    def svg(self) -> str:
+        """The picture, an SVG element, drawn anew each time."""
+        return self.draw()
 
 
 @dataclass(frozen=True)
@@ -174,3 +179,12 @@ def counted(number: int, noun: str) -> str:
 def operator(name: str) -> str:
     """Return the name of an operator without its domain."""
     return name.rpartition("::")[2]
+
+
+def example(found: Mapping[str, Any]) -> str:
+    """Return the rest of a sentence about a difference: its witness, if there is one."""
+    witness = found["witness"]
+    if witness is None:
+        return ""
+    x, y, z = (amount(witness[name], 9) for name in ("input", "reference", "candidate"))
+    return f", such as {x}: {z}, not {y}"

@@ -310,3 +310,12 @@ def test_what_is_left_over_is_paired_by_its_place():
         ("ua", "va"),
         ("uy", "vy"),
     ]
+
+
+def test_a_name_cannot_make_lines_of_its_own(qgraph, model, tmp_path):
+    made = load(model)
+    value = next(node for node in made.ir.graph if node.name == "act").outputs[0]
+    value.name = "a\n10 same"
+    made.save(tmp_path / "odd.onnx")
+    found = qgraph("diff", tmp_path / "odd.onnx", tmp_path / "odd.onnx")
+    assert found.out.splitlines()[0].startswith(r"  a\n10 same: data")

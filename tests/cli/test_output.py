@@ -15,10 +15,11 @@ from qgraph.cli.output import (
     bytes_text,
     count,
     number_text,
-    printable,
+    shortened,
     show_paragraph,
     show_table,
 )
+from qgraph.markup import printable
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 COLUMNS = [Column("name", cut=True), Column("number", right=True), Column("note", spare=True)]
@@ -38,8 +39,8 @@ def test_a_pipe_gets_aligned_text_without_colours(capsys):
     ("width", "heads", "name"),
     [
         (120, ["name", "number", "note"], "/a/long/name/of/a/node/in/a/graph"),
-        (70, ["name", "number", "note"], "/a/long/name/of/a/node/"),
-        (40, ["name", "number"], "/a/long/name/of/"),
+        (70, ["name", "number", "note"], "…/name/of/a/node/in/a/graph"),
+        (40, ["name", "number"], "…ong/name/of/a/node/in/a/graph"),
     ],
 )
 def test_a_terminal_gets_what_fits(capsys, terminal, width, heads, name):
@@ -147,3 +148,25 @@ def test_progress_is_not_shown_for_short_work(capsys, terminal):
     with progress.ProgressBar(Talk()) as bar:
         bar.tell("reading", 0, 0)
     assert capsys.readouterr().err == ""
+
+
+def test_names_that_are_too_long_can_still_be_told_apart():
+    names = [
+        "/features/features.0/features.0.2/act_quant/export_handler/Quant",
+        "/features/features.1/features.1.2/act_quant/export_handler/Quant",
+        "/classifier/weight_quant/export_handler/Quant",
+        "short",
+    ]
+    for width in (20, 27, 40, 63):
+        cut = shortened(names, width)
+        assert len(set(cut)) == 4
+        assert max(map(len, cut)) <= width
+        assert cut[3] == "short"
+    assert shortened(names, 27)[0] == "….0/features.0.2/act_quant…"
+    assert shortened(names, 40)[0] == "…ures.0.2/act_quant/export_handler/Quant"
+    assert shortened(names, 64) == names
+
+
+def test_a_name_cannot_make_rows_of_its_own(capsys):
+    show_table([Column("name"), Column("x")], [["a\nb", "1"]])
+    assert capsys.readouterr().out.splitlines() == ["name  x", r"a\nb  1"]

@@ -152,3 +152,13 @@ def test_help(qgraph):
     found = qgraph("plot", "--help")
     assert found.status == 0
     assert "--compare" in found.out
+
+
+def test_a_name_of_any_characters_can_be_drawn(qgraph, model, tmp_path):
+    made = library.load(model)
+    made.ir.graph[0].name = "<a&b>\n\x1b[31m$x^2$"
+    made.save(tmp_path / "odd.onnx")
+    out = tmp_path / "q.svg"
+    found = qgraph("plot", tmp_path / "odd.onnx", "--node", made.ir.graph[0].name, "-o", out)
+    assert found.status == 0
+    assert any(r"<a&b>\n\x1b[31m$x^2$" in text for text in texts(out) if text)

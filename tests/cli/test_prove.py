@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import onnx_ir as ir
@@ -135,3 +136,22 @@ def test_help(qgraph):
     found = qgraph("prove", "--help")
     assert found.status == 0
     assert "--verify" in found.out
+
+
+def test_summaries_for_servers_are_written(qgraph, model, broken, tmp_path):
+    markdown, junit, report = tmp_path / "r.md", tmp_path / "r.xml", tmp_path / "r.json"
+    found = qgraph(
+        *("prove", model, broken, "--certificate", report),
+        *("--markdown", markdown, "--junit", junit),
+    )
+    assert found.status == 1
+    assert markdown.read_text().startswith("## Prove: different\n")
+    suite = ET.parse(junit).getroot()
+    assert (suite.get("failures"), suite.get("errors")) == ("1", "0")
+    later = tmp_path / "later.md", tmp_path / "later.xml"
+    assert qgraph("report", report, "--markdown", later[0], "--junit", later[1]).status == 0
+    assert later[0].read_text() == markdown.read_text()
+    assert later[1].read_text() == junit.read_text()
+    found = qgraph("prove", model, broken, "--markdown", report, "--junit", report)
+    assert found.status == 2
+    assert "is named twice" in found.error

@@ -141,15 +141,20 @@ def test_missing_libraries_are_named_before_any_work(
         ("no json", "cannot be read"),
         ("[1]", "is no report of qgraph"),
         ('{"a": 1}', "is no report of qgraph"),
+        ('{"command": "check"}', "is no report as qgraph writes it"),
+        ('{"command": "prove", "regions": 3, "verdict": "x"}', "is no report as qgraph writes it"),
+        ('{"command": "convert", "sites": [1], "summary": {}}', "is no report as qgraph writes it"),
+        ("[" * 100_000, "cannot be read"),
     ],
 )
 def test_bad_reports(qgraph, tmp_path, folder, text, message):
     report = tmp_path / "r.json"
     report.write_text(text)
-    found = qgraph("report", report, "--html", tmp_path / "r.html")
-    assert found.status == 3
-    assert message in found.error
-    assert folder() == {"r.json"}
+    for option in ("--html", "--sarif", "--markdown"):
+        found = qgraph("report", report, option, tmp_path / "out")
+        assert found.status == 3
+        assert message in found.error
+        assert folder() == {"r.json"}
 
 
 def test_a_report_of_another_command_is_refused(qgraph, tmp_path):
@@ -164,7 +169,7 @@ def test_a_report_of_another_command_is_refused(qgraph, tmp_path):
 def test_a_report_has_to_become_something(qgraph, tmp_path):
     found = qgraph("report", tmp_path / "r.json")
     assert found.status == 2
-    assert "Add --html FILE or --sarif FILE" in found.error
+    assert "Add --html, --sarif, --markdown or --junit" in found.error
 
 
 def test_verifying_writes_no_views(qgraph, model, other, tmp_path):
@@ -178,3 +183,33 @@ def test_help_has_both(qgraph, command):
     assert found.status == 0
     assert "--html" in found.out
     assert "--sarif" in found.out
+
+
+@pytest.mark.parametrize("command", ["convert", "fold", "transform", "check"])
+def test_summaries_are_written(qgraph, model, other, tmp_path, command):
+    summary = tmp_path / "r.md"
+    found = qgraph(*line(command, model, other, tmp_path), "--markdown", summary)
+    assert found.status == 0
+    assert summary.read_text().startswith(f"## {command.capitalize()}: equal")
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("check", ["--report", "{0}", "--junit", "{0}"]),
+        ("check", ["--report", "{0}", "--markdown", "no/r.md"]),
+        ("prove", ["--certificate", "{0}", "--junit", "{0}"]),
+        ("prove", ["--certificate", "{0}", "--witness", "no/w.npz"]),
+    ],
+)
+def test_what_cannot_be_written_is_told_before_any_work(
+    qgraph, model, other, tmp_path, folder, monkeypatch, command, options
+):
+    monkeypatch.setattr("qgraph.cli.commands.check.ProgressBar", None)
+    monkeypatch.setattr("qgraph.cli.commands.prove.ProgressBar", None)
+    before = folder()
+    words = [option.format(tmp_path / "r") for option in options]
+    found = qgraph(*line(command, model, other, tmp_path), *words)
+    assert found.status in (2, 3)
+    assert "named twice" in found.error or "Create it first" in found.error
+    assert folder() == before

@@ -1,0 +1,148 @@
+"""Random models through random passes: what a report claims is what the executor sees."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph.errors import QGraphError
+from qgraph.exactness import Exactness
+from qgraph.proof import engine
+from qgraph.transforms.pipeline import parse_spec
+
+FOLDER = Path(__file__).parents[1] / "certification"
+
+PASSES = [
+    *[f"convert{{to={dialect}}}" for dialect in ("qdq", "qonnx", "openvino", "onnx")] * 2,
+    "convert{to=qdq,exact=bits}",
+    "convert{to=openvino,exact=codes}",
+    "fold-weights",
+    "repack",
+    "make-portable",
+    "strip-functions",
+    "raise-integer-operators",
+    "lower-integer-operators",
+    "raise-mat-mul-n-bits",
+    "lower-mat-mul-n-bits",
+    "raise-microsoft",
+    "lower-microsoft",
+    "split-fake-quantize",
+    "fuse-output-scale",
+    "tune-ranges",
+    "drop-rounding",
+    "quantize-weights{bits=4}",
+]
+
+
+def _module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+drawing, changing = map(_module, ("fuzz_models", "fuzz_mutations"))
+
+
+def faults(seed: int, seen: Counter[str], builders: Sequence[Any] = ()) -> list[str]:
+    """Return what is wrong after some random passes over a random model."""
+    random = np.random.default_rng(seed)
+    made = drawing.model(random, builders=builders)
+    made.metadata_props.add(key="origin", value="drawn")
+    feeds = [changing.feeds(random, made, hard=bool(turn % 2)) for turn in range(4)]
+    model = qgraph.load(made)
+    found = []
+    for spec in random.choice(PASSES, 3):
+        before = _results(model, feeds)
+        try:
+            report = model.apply(parse_spec(str(spec)))
+        except QGraphError:
+            seen["refused"] += 1
+            continue
+        seen[str(report.exactness)] += report.modified
+        label = f"seed {seed}, {spec}: "
+        found += [label + fault for fault in _form(made, model)]
+        after = _results(model, feeds)
+        if report.exactness >= Exactness.VALUES and _differ(before, after):
+            found.append(f"{label}values changed, the report says {report.exactness}")
+    return found
+
+
+def _results(model: Any, feeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return all values of the main graph for each of the inputs."""
+    names = [value.name for node in model.ir.graph for value in node.outputs if value.name]
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runs = [model.run(given, backend="numpy", taps=names) for given in feeds]
+    outputs = {value.name for value in model.outputs}
+    return [
+        {} if any(map(changing.has_nan, run.values())) else {n: run[n] for n in outputs}
+        for run in runs
+    ]
+
+
+def _differ(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> bool:
+    """Compare the runs in which no NaN occurs, which reports set apart."""
+    pairs = [pair for pair in zip(before, after, strict=True) if all(pair)]
+    return any(changing.differ(a[name], b[name]) for a, b in pairs for name in a)
+
+
+def _form(made: onnx.ModelProto, model: Any) -> list[str]:
+    """Return what is wrong with a model apart from its values."""
+    proto = ir.to_proto(model.ir)
+    found = []
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        found.append(f"the checker refuses it: {error}")
+    for kind in ("input", "output"):
+        names = [[v.name for v in getattr(m.graph, kind)] for m in (made, proto)]
+        if names[0] != names[1]:
+            found.append(f"its {kind}s were {names[0]} and are {names[1]}")
+    if {p.key: p.value for p in proto.metadata_props}.get("origin") != "drawn":
+        found.append("metadata is lost")
+    again = ir.to_proto(qgraph.load(onnx.ModelProto.FromString(proto.SerializeToString())).ir)
+    for function in (*proto.functions, *again.functions):
+        del function.value_info[:]  # types of values inside, which a reader may fill in
+    if again.SerializeToString(deterministic=True) != proto.SerializeToString(deterministic=True):
+        found.append("it is another model when it is read again")
+    return found
+
+
+def test_reports_of_random_pipelines_are_true():
+    seen = Counter[str]()
+    assert not [fault for seed in range(12) for fault in faults(seed, seen)]
+    assert seen["values"] > 2
+
+
+@pytest.mark.slow
+def test_reports_of_many_random_pipelines_are_true():
+    seen = Counter[str]()
+    assert not [fault for seed in range(1000, 1200) for fault in faults(seed, seen)]
+    assert seen["values"] > 20
+
+
+def test_a_claim_that_is_too_high_is_found(monkeypatch):
+    """A pass that changes values is said to keep them."""
+    monkeypatch.setitem(globals(), "PASSES", ["drop-rounding"])
+    for search in (engine.decide, engine.explore):
+        # how far it changes them does not matter here, and takes long to find out
+        monkeypatch.setitem(search.__kwdefaults__, "max_boxes", 1 << 12)
+    monkeypatch.setattr("qgraph.report.Report.exactness", Exactness.VALUES)
+    seen, few = Counter[str](), [drawing.fake_quantize, drawing.unary]
+    assert any("values changed" in f for seed in range(2000, 2012) for f in faults(seed, seen, few))
