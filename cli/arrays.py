@@ -24,9 +24,9 @@ from qgraph.cli.output import (
 from qgraph.errors import ExecutionError
 
 if TYPE_CHECKING:
+    from qgraph.inventory.quantizer_statistics import QuantizerStatistics
     from qgraph.model import Model
-    from qgraph.quantizer_statistics import QuantizerStatistics
-    from qgraph.statistics import TensorStatistics
+    from qgraph.tensors.statistics import TensorStatistics
 
 Array = npt.NDArray[Any]
 

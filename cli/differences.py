@@ -9,7 +9,7 @@ from qgraph.cli.output import Talk, console, is_colourful, show
 from qgraph.markup import printable
 
 if TYPE_CHECKING:
-    from qgraph.differences import Differences
+    from qgraph.inventory.differences import Differences
 
 _STYLES = {"!": "yellow", "+": "green", "-": "red"}
 """Of lines, by the mark that they begin with."""

@@ -32,8 +32,8 @@ from qgraph.exactness import Exactness, Method
 from qgraph.files import is_same
 
 if TYPE_CHECKING:
-    from qgraph.ledger import Ledger
     from qgraph.report import Report, SiteReport
+    from qgraph.tensors.ledger import Ledger
     from qgraph.transforms.base import Transform
 
 # Passes multiply no matrices; the threads that NumPy starts for that cost a tenth of the time.

@@ -139,8 +139,8 @@ def some_batches(
         inputs: what random ones are to be like.
         rows: of a batch of the given arrays; None for what the model takes.
     """
-    from qgraph.batches import Batches
     from qgraph.equivalence.inputs import make_inputs
+    from qgraph.execution.batches import Batches
 
     if given is not None:
         return list(itertools.islice(Batches(model.ir.graph, given, rows), _BATCHES))

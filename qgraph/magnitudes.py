@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.constants import constant
 from qgraph.dialects.dialect import Site, site_of
-from qgraph.feeds import MODERATE
+from qgraph.execution.feeds import MODERATE
+from qgraph.graph.constants import constant
 from qgraph.ops.operator import operator_of
-from qgraph.opset import only_float_type
+from qgraph.opsets.versions import only_float_type
 from qgraph.quantizer import Affine, Bipolar, Floating, Ranged
 
 _LARGEST = 2.0**100
@@ -27,7 +27,7 @@ Rule = Callable[[ir.Node, list[float]], float | None]
 
 def magnitudes(model: ir.Model) -> Bounds:
     """Return bounds of ``|value|`` in the main graph, for inputs of magnitude up to
-    :data:`qgraph.feeds.MODERATE`.
+    :data:`qgraph.execution.feeds.MODERATE`.
 
     A value that has a bound is neither NaN nor infinite. Values of operators that no rule is known
     for have none, and neither has what is computed from them.

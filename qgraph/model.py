@@ -13,14 +13,15 @@ import onnx
 import onnx_ir
 import onnx_ir as ir
 
-from qgraph import datafiles, storage
 from qgraph.collecting import seldom
-from qgraph.constants import constant, overridable
 from qgraph.errors import QGraphError
-from qgraph.opset import declare_domains
+from qgraph.graph.constants import constant, overridable
+from qgraph.graph.scopes import check_names, nodes_of, owners
+from qgraph.graph.tensors import slots
+from qgraph.opsets.versions import declare_domains
 from qgraph.report import Report
-from qgraph.scopes import check_names, nodes_of, owners
-from qgraph.tensors import slots
+from qgraph.storage import datafiles
+from qgraph.storage import files as storage
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -63,7 +64,7 @@ class Model:
         executor: Executor | None = None,
         progress: datafiles.Progress | None = None,
     ) -> None:
-        """Write the model; see :func:`qgraph.storage.save`.
+        """Write the model; see :func:`qgraph.storage.files.save`.
 
         Raises:
             ModelError: the file cannot be written; an old one is untouched then.
@@ -102,7 +103,7 @@ class Model:
                     yield node
 
     def constant(self, value: onnx_ir.Value | None) -> npt.NDArray[Any] | None:
-        """Return what ``value`` always holds; see :func:`qgraph.constants.constant`."""
+        """Return what ``value`` always holds; see :func:`qgraph.graph.constants.constant`."""
         return constant(value)
 
     @property
@@ -121,8 +122,8 @@ class Model:
         return _freeze_inputs(self._ir)
 
     def digraph(self) -> nx.MultiDiGraph:
-        """Return the main graph as networkx sees it; see :func:`qgraph.topology.graph_of`."""
-        from qgraph.topology import graph_of
+        """Return the main graph as networkx sees it; see :func:`qgraph.graph.topology.graph_of`."""
+        from qgraph.graph.topology import graph_of
 
         return graph_of(self.ir.graph)
 
@@ -162,7 +163,7 @@ class Model:
         backend: Literal["auto", "numpy", "ort"] = "auto",
         taps: Sequence[str] = (),
     ) -> dict[str, npt.NDArray[Any]]:
-        """Compute the outputs and the values named in ``taps``; see :mod:`qgraph.executor`.
+        """Compute the outputs, and the values named in ``taps``.
 
         What can be prepared is kept until the model changes: run one model in a loop.
         """

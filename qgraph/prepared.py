@@ -6,8 +6,8 @@ from operator import attrgetter
 
 import onnx_ir as ir
 
-from qgraph.executor import Executor, prepare
-from qgraph.scopes import Body, owners
+from qgraph.execution.executor import Executor, prepare
+from qgraph.graph.scopes import Body, owners
 
 _NODE = attrgetter("inputs", "op_type", "domain", "attributes.data")
 _TENSOR = attrgetter("const_value")
@@ -28,7 +28,7 @@ class Prepared:
         self._executors: dict[str, Executor] = {}
 
     def executor(self, model: ir.Model, backend: str, *, unseen: bool = False) -> Executor:
-        """Return what runs ``model`` as it is now; see :func:`qgraph.executor.prepare`.
+        """Return what runs ``model`` as it is now; see :func:`qgraph.execution.executor.prepare`.
 
         Args:
             model: the model.

@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.ledger import Ledger
+from qgraph.tensors.ledger import Ledger
 
 SCHEMA = 1
 """Version of the JSON reports."""

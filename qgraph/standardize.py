@@ -17,18 +17,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.constants import overridable
 from qgraph.dialects.dialect import Refusal, Site, site_of
 from qgraph.dialects.runtime_forms import runtime_forms
-from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.errors import UnsupportedError
 from qgraph.exactness import Exactness, Verdict
-from qgraph.folding import constant_expression
+from qgraph.graph.constants import overridable
+from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.folding import constant_expression
+from qgraph.graph.scopes import bodies
 from qgraph.magnitudes import magnitudes
-from qgraph.opset import minimum_ir_version, require
+from qgraph.opsets.versions import minimum_ir_version, require
 from qgraph.quantizer import Affine, Floating, Ranged
-from qgraph.scopes import bodies
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
     """Return a copy of ``model`` in which quantizers are spelled in standard operators.
 
     With ``bounded`` it serves inputs only that are numbers of a magnitude up to
-    :data:`qgraph.feeds.MODERATE`, and is the faster for it.
+    :data:`qgraph.execution.feeds.MODERATE`, and is the faster for it.
 
     All values that the main graph had are still there under their names, unused ones too.
     Initializers that are inputs too are constants in the copy. Quantizers for which no form is

@@ -8,12 +8,12 @@ from itertools import chain
 from typing import ClassVar
 
 from qgraph.dialects.dialect import DIALECTS, Dialect, Refusal, Site, parts, sites
-from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
+from qgraph.graph.edit import Draft, Editor
 from qgraph.model import Model
 from qgraph.ops.fake_quantize import Arithmetic
-from qgraph.opset import ceiling
+from qgraph.opsets.versions import ceiling
 from qgraph.recognition.recogniser import PLAIN
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform

@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from qgraph.dialects.dialect import Refusal
 from qgraph.dialects.qdq_nodes import clip
-from qgraph.edit import Draft, Editor, Operand
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness, Method, Verdict, Witness
+from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.model import Model
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform

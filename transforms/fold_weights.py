@@ -9,11 +9,11 @@ from qgraph.dialects.code_layout import through_reshape
 from qgraph.dialects.dialect import Refusal, Site, sites, weight_of
 from qgraph.dialects.qdq_codes import packed
 from qgraph.dialects.scale_forms import Scales
-from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
+from qgraph.graph.edit import Draft, Editor
 from qgraph.model import Model
-from qgraph.opset import ceiling
+from qgraph.opsets.versions import ceiling
 from qgraph.report import Outcome, Report
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.spelling import (

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from qgraph.dialects.dialect import Refusal
 from qgraph.dialects.qdq_nodes import clip
-from qgraph.edit import Draft, Editor, Operand
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.model import Model
-from qgraph.opset import ceiling
+from qgraph.opsets.versions import ceiling
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.ranges.grids import (

@@ -14,7 +14,7 @@ from qgraph.exactness import Exactness
 from qgraph.foreign.kernels import is_on_codes, is_unknown_on_codes
 from qgraph.foreign.products import read_product
 from qgraph.model import Model
-from qgraph.opset import ceiling
+from qgraph.opsets.versions import ceiling
 from qgraph.report import Outcome, Report
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.integers.code_pairs import lower_code_pair

@@ -11,16 +11,16 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import Refusal
-from qgraph.edit import Draft, Operand
 from qgraph.errors import OperatorError, UnsupportedError, where
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.folding import constant_expression
 from qgraph.foreign.operands import refuse_references
-from qgraph.mat_mul_n_bits import Weights, is_mat_mul_n_bits
+from qgraph.graph.edit import Draft, Operand
+from qgraph.graph.folding import constant_expression
+from qgraph.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 from qgraph.model import Model
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.ops.dequantize_linear import dequantize_linear
-from qgraph.opset import QDQ_SINCE, ceiling
+from qgraph.opsets.versions import QDQ_SINCE, ceiling
 from qgraph.report import Report
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.rebuilding import Found, Rebuild, rebuild

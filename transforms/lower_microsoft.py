@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import Refusal
-from qgraph.edit import Draft, Operand
 from qgraph.errors import where
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.foreign.kernels import MICROSOFT
+from qgraph.graph.edit import Draft, Operand
 from qgraph.model import Model
 from qgraph.ops.parameters import element_type
-from qgraph.opset import QDQ_SINCE, ceiling
+from qgraph.opsets.versions import QDQ_SINCE, ceiling
 from qgraph.report import Report
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.operand_shapes import learnt_operands

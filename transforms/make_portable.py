@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from qgraph import opset
-from qgraph.constants import constant
 from qgraph.dialects.dialect import try_out
 from qgraph.errors import OperatorError
 from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.constants import constant
+from qgraph.graph.schema import OpKey
+from qgraph.graph.scopes import owners
 from qgraph.model import Model
 from qgraph.ops.operator import Operator, operator_of
+from qgraph.opsets import versions as opset
 from qgraph.report import Outcome, Report, SiteReport, operator_name
-from qgraph.schema import OpKey
-from qgraph.scopes import owners
 from qgraph.transforms.base import Transform, transform
 from qgraph.transforms.bodies import LOWEST_OPSET, MARK, body
 from qgraph.transforms.versions import raise_versions

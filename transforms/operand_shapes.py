@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 
 import onnx_ir as ir
 
+from qgraph.graph.shapes import learnt
 from qgraph.model import Model
-from qgraph.shapes import learnt
 
 
 def learnt_operands(

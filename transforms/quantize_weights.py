@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import ClassVar
 
-from qgraph import opset
-from qgraph.edit import Editor
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
+from qgraph.graph.edit import Editor
 from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.opsets import versions as opset
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.weights.float_weights import (
@@ -24,8 +24,8 @@ from qgraph.transforms.weights.float_weights import (
     label,
 )
 from qgraph.transforms.weights.weight_plan import WeightPlan, untouched
-from qgraph.weight_groups import Groups
-from qgraph.weight_quantization import E4M3, E8M0, Scheme, Search
+from qgraph.weights.weight_groups import Groups
+from qgraph.weights.weight_quantization import E4M3, E8M0, Scheme, Search
 
 _MX_BLOCK, _NV_BLOCK = 32, 16
 

@@ -10,14 +10,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import Refusal
-from qgraph.edit import Draft
-from qgraph.edit import Operand as Drafted
 from qgraph.errors import OperatorError
 from qgraph.exactness import Exactness, Verdict
 from qgraph.foreign.kernels import MICROSOFT
 from qgraph.foreign.operands import Operand, Parameter
 from qgraph.foreign.products import Product, Result
 from qgraph.foreign.sums import conv_attributes
+from qgraph.graph.edit import Draft
+from qgraph.graph.edit import Operand as Drafted
 from qgraph.model import Model
 from qgraph.report import Report
 from qgraph.transforms.base import Transform, option, transform

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import Refusal
-from qgraph.edit import Draft, Operand
 from qgraph.errors import OperatorError, OptionError, where
 from qgraph.exactness import Exactness, Method, Verdict, Witness
-from qgraph.folding import constant_expression
-from qgraph.mat_mul_n_bits import DOMAIN, Weights
+from qgraph.graph.edit import Draft, Operand
+from qgraph.graph.folding import constant_expression
+from qgraph.kernels.mat_mul_n_bits import DOMAIN, Weights
 from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.operator import operator_of

@@ -11,10 +11,10 @@ import onnx_ir as ir
 from qgraph.dialects.dialect import Refusal
 from qgraph.errors import where
 from qgraph.exactness import Exactness
-from qgraph.folding import constant_expression
 from qgraph.foreign.kernels import MICROSOFT
+from qgraph.graph.folding import constant_expression
 from qgraph.model import Model
-from qgraph.opset import QDQ_SINCE, ceiling
+from qgraph.opsets.versions import QDQ_SINCE, ceiling
 from qgraph.report import Report
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.lower_microsoft import PAIR, SAME, code_type, moved

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from qgraph import opset
 from qgraph.dialects.dialect import Refusal
-from qgraph.edit import Draft, Editor, Operand, Region
 from qgraph.exactness import Exactness, Verdict
+from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.model import Model
+from qgraph.opsets import versions as opset
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.spelling import entry, forget_domains
 

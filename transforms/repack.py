@@ -9,19 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph import opset
-from qgraph.deferred import DeferredTensor
 from qgraph.dialects.dialect import Site, sites
-from qgraph.edit import Editor, Region
 from qgraph.equivalence.compare import Comparer
 from qgraph.errors import OperatorError
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.ledger import Ledger
+from qgraph.graph.edit import Editor, Region
 from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, numpy_dtype
 from qgraph.numerics.packing import packed_size, unpack
-from qgraph.repack_job import RepackJob, Shift, Source
+from qgraph.opsets import versions as opset
 from qgraph.report import Outcome, Report, SiteReport, operator_name
+from qgraph.tensors.deferred import DeferredTensor
+from qgraph.tensors.ledger import Ledger
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.ranges.shifted_pairs import shifted
 from qgraph.transforms.spelling import choose, raise_opset, settle
@@ -29,6 +28,7 @@ from qgraph.transforms.versions import lower_opset
 from qgraph.transforms.weights.code_types import Recoding, merged, needed_opset, recodings
 from qgraph.transforms.weights.stored_codes import Stored, stored_codes
 from qgraph.transforms.weights.weight_plan import LAZY_BYTES
+from qgraph.weights.repack_job import RepackJob, Shift, Source
 
 Array = npt.NDArray[Any]
 

@@ -11,12 +11,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from qgraph import __version__, datafiles, storage
+from qgraph import __version__
 from qgraph.errors import OptionError
 from qgraph.files import is_same, json_text, replacing
+from qgraph.graph.tensors import slots
 from qgraph.model import Model, load
 from qgraph.report import SCHEMA, Report
-from qgraph.tensors import slots
+from qgraph.storage import datafiles
+from qgraph.storage import files as storage
 
 StrPath = str | os.PathLike[str]
 

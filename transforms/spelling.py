@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qgraph import opset
 from qgraph.dialects.dialect import Refusal, Site
-from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Verdict
+from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.scopes import owners
 from qgraph.model import Model
+from qgraph.opsets import versions as opset
 from qgraph.quantizer import Quantizer, Ranged, Unnamed
 from qgraph.report import Outcome, Report, SiteReport, operator_name
-from qgraph.scopes import owners
 
 
 def check_level(exact: Exactness) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import Refusal, Site
-from qgraph.edit import Draft, Editor, Operand
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
+from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.model import Model
-from qgraph.opset import ceiling
+from qgraph.opsets.versions import ceiling
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.ranges.grids import (

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.dialects.dialect import Refusal, Site
-from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.errors import OptionError
-from qgraph.evaluate import evaluate
 from qgraph.exactness import Exactness, Verdict, Witness
+from qgraph.graph.edit import Draft, Editor
 from qgraph.model import Model
+from qgraph.ops.evaluate import evaluate
 from qgraph.proof import expression
 from qgraph.proof.ladder import ONE_STEP, SAME_LEVEL
 from qgraph.quantizer import Ranged

@@ -7,10 +7,10 @@ import json
 import onnx_ir as ir
 from onnx import defs
 
-from qgraph import opset
 from qgraph.errors import where
-from qgraph.opset_adapt import changes_of
-from qgraph.scopes import owners
+from qgraph.graph.scopes import owners
+from qgraph.opsets import versions as opset
+from qgraph.opsets.adapt import changes_of
 from qgraph.transforms.lower_microsoft import coded_type
 
 

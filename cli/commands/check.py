@@ -164,7 +164,7 @@ def command(
 
 
 def _save_witness(talk: Talk, found: CheckReport, path: Path) -> None:
-    from qgraph.archive import archive
+    from qgraph.tensors.archive import archive
 
     if found.example is None:
         talk.note(f"no input showed a difference, {path} was not written")

@@ -27,8 +27,8 @@ def command(talk: Talk, reference: Path, candidate: Path, as_json: bool, keep_in
 
     Exit status: 0 the same, 1 different.
     """
-    from qgraph.differences import diff
     from qgraph.files import json_text
+    from qgraph.inventory.differences import diff
 
     found = diff(reference, candidate, keep_inputs=keep_inputs)
     if as_json:

@@ -21,8 +21,8 @@ from qgraph.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from qgraph.overview import Overview, QuantizerInfo, ValueInfo
-    from qgraph.runtimes import Reason
+    from qgraph.inventory.overview import Overview, QuantizerInfo, ValueInfo
+    from qgraph.runtimes.support import Reason
 
 
 @click.command(name="info")
@@ -37,7 +37,7 @@ def command(talk: Talk, model: Path, as_json: bool) -> None:
     nothing is known against it. -v shows all remarks, also on runtimes that cannot load it.
     """
     from qgraph.files import json_text
-    from qgraph.overview import overview
+    from qgraph.inventory.overview import overview
 
     found = overview(model)
     if as_json:

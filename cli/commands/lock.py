@@ -41,7 +41,7 @@ def command(
     Exit status: 0 written, or the same; 1 different.
     """
     from qgraph.files import write_text
-    from qgraph.lockfile import check_lock, lock_of, lock_text, models_of
+    from qgraph.inventory.lockfile import check_lock, lock_of, lock_text, models_of
 
     if sum([out is not None, lock is not None, check_beside]) > 1:
         raise click.UsageError("-o, --check and --check-beside exclude each other. Use one.")

@@ -70,7 +70,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _models(document: Mapping[str, Any]) -> tuple[Path, Path] | None:
     """Return the files that a report is about, if they are still the same."""
-    from qgraph.storage import sha256
+    from qgraph.storage.files import sha256
 
     files = [document.get(role) for role in ("reference", "candidate", "input", "output")]
     found = []

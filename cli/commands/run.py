@@ -68,13 +68,13 @@ def command(
     needs it: outputs and taps are written as they come.
     """
     from qgraph import __version__, load
-    from qgraph.archive import archive
-    from qgraph.batches import Batches, run_batches
     from qgraph.cli import arrays
-    from qgraph.executor import Backend, prepare
+    from qgraph.execution.batches import Batches, run_batches
+    from qgraph.execution.executor import Backend, prepare
     from qgraph.files import json_text
-    from qgraph.quantizer_statistics import Statistics
+    from qgraph.inventory.quantizer_statistics import Statistics
     from qgraph.report import SCHEMA
+    from qgraph.tensors.archive import archive
 
     expect_targets([out], (model, inputs.bundle, *inputs.files.values()))
     with ProgressBar(talk) as bar, ExitStack() as stack:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qgraph import storage
 from qgraph.certification.certificate import (
     AFTER_DIFFERENCE,
     AS_WRITTEN,
@@ -39,6 +38,7 @@ from qgraph.matching.products import has_packed_products
 from qgraph.model import Model, load
 from qgraph.model import Source as ModelSource
 from qgraph.proof.expression import Undecidable
+from qgraph.storage import files as storage
 
 COMPUTED_HERE = (
     "constants that {} compute are what NumPy computes here; ONNX leaves their last bits open"

@@ -15,7 +15,7 @@ from qgraph.certification.regions import cut, decide_cuts
 from qgraph.equivalence.inputs import make_inputs
 from qgraph.errors import ExecutionError, OptionError, UnsupportedError
 from qgraph.exactness import Exactness
-from qgraph.executor import Executor
+from qgraph.execution.executor import Executor
 from qgraph.matching.match import Matching
 from qgraph.model import Model
 from qgraph.numerics.values import compare_values

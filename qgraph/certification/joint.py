@@ -17,6 +17,7 @@ import onnx_ir as ir
 from qgraph.certification.regions import Nodes, Outcome, all_values, run_nodes
 from qgraph.certification.zero_signs import sees
 from qgraph.exactness import Exactness, Method, Witness
+from qgraph.graph.topology import gates
 from qgraph.matching.elementwise import is_reshape, joined, operands
 from qgraph.matching.match import Pair
 from qgraph.numerics.values import compare_values, is_nan
@@ -24,7 +25,6 @@ from qgraph.proof.cone import lower
 from qgraph.proof.expression import Builder, Undecidable
 from qgraph.proof.keys import from_keys
 from qgraph.proof.plateaus import plateaus
-from qgraph.topology import gates
 
 Array = npt.NDArray[Any]
 

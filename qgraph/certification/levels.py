@@ -9,12 +9,12 @@ import onnx_ir as ir
 
 from qgraph.certification.certificate import Cases
 from qgraph.certification.joint import between
+from qgraph.graph.topology import gates
 from qgraph.matching.elementwise import joined
 from qgraph.matching.match import Pair, Side
 from qgraph.proof.cone import lower
 from qgraph.proof.expression import Builder, Undecidable
 from qgraph.proof.plateaus import Plateaus, plateaus
-from qgraph.topology import gates
 
 _MAX_BOXES = 1 << 20
 

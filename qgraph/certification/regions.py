@@ -14,13 +14,13 @@ import onnx_ir as ir
 from qgraph.certification.samples import sample
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
 from qgraph.exactness import Exactness, Method, Witness
-from qgraph.executor import kernel_for
+from qgraph.execution.executor import kernel_for
+from qgraph.execution.plan import NodeStep
 from qgraph.matching.elementwise import check_parameters, is_reshape
 from qgraph.matching.known_values import KnownValues
 from qgraph.matching.match import Matching, Pair, Side
 from qgraph.matching.plain import Plain
 from qgraph.numerics.values import compare_values, is_nan
-from qgraph.plan import NodeStep
 from qgraph.proof.batch import decide_all
 from qgraph.proof.cone import Shape, lower
 from qgraph.proof.engine import check_shapes

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from qgraph.control import captured
-from qgraph.mat_mul_n_bits import is_mat_mul_n_bits
+from qgraph.execution.control import captured
+from qgraph.graph.schema import OpKey
+from qgraph.graph.scopes import subgraphs
+from qgraph.kernels.mat_mul_n_bits import is_mat_mul_n_bits
 from qgraph.ops.operator import operator_of
-from qgraph.schema import OpKey
-from qgraph.scopes import subgraphs
 
 _SEES = frozenset({"Atan2", "BitCast", "Pow", "Reciprocal", "Unique"})
 """Standard operators that tell the zeros apart; Div does by its second operand."""

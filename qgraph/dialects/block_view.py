@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.edit import Draft, Operand
+from qgraph.graph.edit import Draft, Operand
 
 Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]

@@ -18,9 +18,9 @@ import onnx_ir as ir
 
 from qgraph.dialects.granularity import Layout, layout_of
 from qgraph.dialects.site import Site
-from qgraph.folding import constant_expression
-from qgraph.piecewise import Parameter
+from qgraph.graph.folding import constant_expression
 from qgraph.quantizer import Affine, Bipolar, Floating, Quantizer, Ranged
+from qgraph.weights.piecewise import Parameter
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.edit import Draft, Operand
+from qgraph.graph.edit import Draft, Operand
 from qgraph.quantizer import Affine, Decoding, Ranged, Recipe, Truncating
 
 Float32 = npt.NDArray[np.float32]

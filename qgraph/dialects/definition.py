@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.dialects.site import Site
-from qgraph.edit import HALF_TYPES, Draft, Editor, Operand, Tracer
 from qgraph.errors import OperatorError
+from qgraph.graph.edit import HALF_TYPES, Draft, Editor, Operand, Tracer
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops import parameters
 from qgraph.ops.operator import Operator, operator_of

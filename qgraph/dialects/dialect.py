@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.constants import constant_tensor
 from qgraph.dialects.site import Refusal, Site, shape_of, weight_of
-from qgraph.edit import Draft, Editor
 from qgraph.errors import OperatorError, where
-from qgraph.folding import constant_expression
+from qgraph.graph.constants import constant_tensor
+from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.folding import constant_expression
+from qgraph.graph.schema import OpKey
+from qgraph.graph.scopes import nodes_of
 from qgraph.ops.operator import operator_of
-from qgraph.opset import only_float_type
+from qgraph.opsets.versions import only_float_type
 from qgraph.recognition.recogniser import Recogniser
 from qgraph.registry import Registry
-from qgraph.schema import OpKey
-from qgraph.scopes import nodes_of
 
 __all__ = [
     "DIALECTS",
@@ -137,7 +137,7 @@ def _said(model: ir.Model, readers: dict[OpKey, list[Dialect]]) -> AbstractConte
     if not laid and not untyped:
         return nullcontext()
     # The passes of onnx_ir are loaded only where they are needed.
-    from qgraph.shapes import learnt
+    from qgraph.graph.shapes import learnt
 
     return learnt(model, laid, untyped)
 

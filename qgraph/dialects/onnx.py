@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from qgraph.dialects.definition import by_definition, obstacle
 from qgraph.dialects.dialect import Refusal, Site, dialect
-from qgraph.edit import Draft, Editor
-from qgraph.schema import OpKey
+from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.schema import OpKey
 
 
 @dialect

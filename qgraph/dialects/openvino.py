@@ -18,10 +18,10 @@ from qgraph.dialects.dialect import (
     weight_of,
 )
 from qgraph.dialects.openvino_spellings import DOMAIN, MOST_LEVELS, REMOVED, spellings
-from qgraph.edit import Draft, Editor
+from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.schema import OpKey
 from qgraph.ops.operator import operator_of
 from qgraph.quantizer import Affine, Floating, Ranged, Truncating
-from qgraph.schema import OpKey
 
 
 @dialect

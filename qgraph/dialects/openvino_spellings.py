@@ -35,7 +35,7 @@ from qgraph.dialects.definition import by_definition
 from qgraph.dialects.dialect import Site
 from qgraph.dialects.qdq_nodes import clip
 from qgraph.dialects.site_writer import SiteWriter, node
-from qgraph.edit import Draft, Editor, Operand
+from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.fake_quantize import fake_quantize
 from qgraph.ops.steps import round_to_integer

@@ -13,13 +13,13 @@ from qgraph.dialects.definition import by_definition
 from qgraph.dialects.dialect import Refusal, Site, dialect, parameter, shape_of, weight_of
 from qgraph.dialects.qdq_codes import packed
 from qgraph.dialects.qdq_pairs import pairs
-from qgraph.edit import Draft, Editor
 from qgraph.errors import OperatorError, where
+from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.schema import OpKey
 from qgraph.numerics import blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
 from qgraph.ops.operator import operator_of
 from qgraph.quantizer import Affine, Decoding, Floating, Quantizer, Recipe
-from qgraph.schema import OpKey
 
 DOMAINS = ("", "com.microsoft")
 

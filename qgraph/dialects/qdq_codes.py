@@ -17,24 +17,24 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.deferred import DeferredTensor
 from qgraph.dialects.code_layout import CodeLayout, Placed, laid_out
 from qgraph.dialects.qdq_nodes import ONE, SCALAR, ZERO, holds
 from qgraph.dialects.scale_forms import Form, Scales, dequantized
 from qgraph.dialects.site import Site
-from qgraph.edit import Draft, Editor, Operand
-from qgraph.evaluate import evaluate
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.lazy_codes import LEAST_BYTES, CodesJob, Coding, Plan, step_at_top, tally_of
-from qgraph.ledger import Ledger, Tally
-from qgraph.level_table import LevelTable, container
+from qgraph.graph.edit import Draft, Editor, Operand
+from qgraph.graph.tensors import stored_bytes
 from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat, find_minifloat, numpy_dtype
 from qgraph.numerics.rounding import Rounding
-from qgraph.piecewise import Program
+from qgraph.ops.evaluate import evaluate
 from qgraph.quantizer import Affine, Bipolar, Floating, Ranged
 from qgraph.report import operator_name
-from qgraph.streaming import FileRange
-from qgraph.tensors import stored_bytes
+from qgraph.tensors.deferred import DeferredTensor
+from qgraph.tensors.ledger import Ledger, Tally
+from qgraph.tensors.streaming import FileRange
+from qgraph.weights.lazy_codes import LEAST_BYTES, CodesJob, Coding, Plan, step_at_top, tally_of
+from qgraph.weights.level_table import LevelTable, container
+from qgraph.weights.piecewise import Program
 
 Float32 = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]

@@ -7,10 +7,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.dialects.granularity import Layout
-from qgraph.edit import HALF_TYPES, Draft, Operand
+from qgraph.graph.edit import HALF_TYPES, Draft, Operand
 from qgraph.numerics.formats import FORMATS, numpy_dtype
 from qgraph.ops.steps import clamp
-from qgraph.opset import QDQ_SINCE
+from qgraph.opsets.versions import QDQ_SINCE
 
 Float32 = npt.NDArray[np.float32]
 

@@ -33,7 +33,7 @@ from qgraph.dialects.qdq_nodes import (
     holds,
     quantize,
 )
-from qgraph.edit import Draft, Editor, Operand
+from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.numerics.formats import FORMATS, find_minifloat
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.steps import round_to_integer

@@ -20,11 +20,11 @@ from qgraph.dialects.dialect import (
 )
 from qgraph.dialects.qonnx_spellings import DOMAIN, spellings
 from qgraph.dialects.truncation import truncating
-from qgraph.edit import Draft, Editor
+from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.schema import OpKey
 from qgraph.numerics.formats import Minifloat
 from qgraph.ops.operator import Operator, operator_of
 from qgraph.quantizer import Affine, Bipolar, Floating, Quantizer, Recipe, Unnamed
-from qgraph.schema import OpKey
 
 DOMAINS = (DOMAIN, "onnx.brevitas", "finn.custom_op.general", "finn")
 NAMES = ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc")

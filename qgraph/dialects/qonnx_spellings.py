@@ -32,7 +32,7 @@ from qgraph.dialects.definition import by_definition
 from qgraph.dialects.dialect import Site
 from qgraph.dialects.qdq_nodes import clip
 from qgraph.dialects.site_writer import SiteWriter, node
-from qgraph.edit import Draft, Editor, Operand
+from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.quant import code_bounds
 from qgraph.ops.trunc import nearest_power_of_two

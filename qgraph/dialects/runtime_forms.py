@@ -23,7 +23,7 @@ from qgraph.dialects.qdq_nodes import (
     quantize,
 )
 from qgraph.dialects.qdq_pairs import pairs
-from qgraph.edit import Draft, Editor, Operand
+from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.numerics.formats import FORMATS
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import operator_of

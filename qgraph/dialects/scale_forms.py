@@ -11,9 +11,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.dialects.granularity import Layout
-from qgraph.edit import Draft, Operand
+from qgraph.graph.edit import Draft, Operand
 from qgraph.numerics.formats import FORMATS, numpy_dtype
-from qgraph.opset import QDQ_SINCE
+from qgraph.opsets.versions import QDQ_SINCE
 
 Float32 = npt.NDArray[np.float32]
 Form = Callable[[Draft, ir.Value], Operand]

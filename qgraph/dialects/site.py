@@ -9,11 +9,11 @@ from typing import Any
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.edit import Region
-from qgraph.evaluate import evaluate
-from qgraph.folding import constant_stream
+from qgraph.graph.edit import Region
+from qgraph.graph.folding import constant_stream
+from qgraph.ops.evaluate import evaluate
 from qgraph.quantizer import Quantizer
-from qgraph.streaming import Stream
+from qgraph.tensors.streaming import Stream
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.dialects.block_view import BlockView, view_of
 from qgraph.dialects.dialect import Site, data_of
-from qgraph.edit import Draft, Editor, Operand
+from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.quantizer import Truncating
 
 Array = npt.NDArray[Any]

@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph import storage
-from qgraph.batches import Batches
 from qgraph.collecting import seldom
 from qgraph.equivalence.divergence import Run, compare_tensors, first_divergence
 from qgraph.equivalence.feeding import Feeding
@@ -23,10 +21,12 @@ from qgraph.equivalence.runtime_report import RuntimeReport
 from qgraph.equivalence.runtime_verdict import judge_runtimes
 from qgraph.equivalence.tolerance import Limit, Tolerance, tolerances
 from qgraph.errors import ExecutionError, OptionError
-from qgraph.executor import Backend, Executor, prepare
+from qgraph.execution.batches import Batches
+from qgraph.execution.executor import Backend, Executor, prepare
 from qgraph.matching.correspondence import correspondence
 from qgraph.matching.interface import paired_names
 from qgraph.model import Model, Source, load
+from qgraph.storage import files as storage
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]

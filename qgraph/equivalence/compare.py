@@ -12,13 +12,13 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import Site
-from qgraph.edit import Draft
 from qgraph.equivalence.exhaustive import enumerate_inputs, is_half
 from qgraph.errors import OperatorError, UnsupportedError
-from qgraph.evaluate import evaluate
 from qgraph.exactness import Exactness, Method, Verdict, Witness
+from qgraph.graph.edit import Draft
 from qgraph.numerics.values import compare_values
-from qgraph.opset import only_float_type
+from qgraph.ops.evaluate import evaluate
+from qgraph.opsets.versions import only_float_type
 from qgraph.proof.batch import decide_all
 from qgraph.proof.cone import Shape, lower
 from qgraph.proof.engine import Finding

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.control import captured
 from qgraph.equivalence.findings import TensorComparison
 from qgraph.equivalence.metrics import OutputComparison, compare
-from qgraph.executor import Executor
+from qgraph.execution.control import captured
+from qgraph.execution.executor import Executor
 from qgraph.matching.correspondence import Match
 from qgraph.report import operator_name
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from qgraph.constants import constant
-from qgraph.folding import constant_expression
+from qgraph.graph.constants import constant
+from qgraph.graph.folding import constant_expression
 from qgraph.model import Model
 
 

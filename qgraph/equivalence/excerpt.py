@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
-from qgraph.control import captured
+from qgraph.execution.control import captured
 from qgraph.model import Model
-from qgraph.opset import declare_domains, minimum_ir_version
+from qgraph.opsets.versions import declare_domains, minimum_ir_version
 
 
 def frontier(graph: ir.Graph, output: ir.Value, ends: Collection[ir.Value]) -> list[ir.Value]:

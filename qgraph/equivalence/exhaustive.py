@@ -10,13 +10,13 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import Site
-from qgraph.edit import HALF_TYPES, Draft
 from qgraph.errors import OperatorError, UnsupportedError
-from qgraph.evaluate import evaluate
 from qgraph.exactness import Exactness, Method, Verdict, Witness
-from qgraph.folding import array_of
+from qgraph.graph.edit import HALF_TYPES, Draft
+from qgraph.graph.folding import array_of
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.values import Comparison, compare_values, is_nan
+from qgraph.ops.evaluate import evaluate
 from qgraph.proof.cone import parameter_array
 from qgraph.proof.expression import Undecidable
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qgraph.batches import Batches
 from qgraph.equivalence.findings import ProbeReport
 from qgraph.equivalence.inputs import make_inputs
 from qgraph.equivalence.probes import make_probes
-from qgraph.executor import Executor
+from qgraph.execution.batches import Batches
+from qgraph.execution.executor import Executor
 from qgraph.model import Model
 
 

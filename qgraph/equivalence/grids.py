@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
-from qgraph.folding import constant_expression
+from qgraph.graph.folding import constant_expression
 from qgraph.numerics import blocks
 from qgraph.ops.operator import operator_of
 

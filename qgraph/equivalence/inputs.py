@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.equivalence.grids import Grid, input_grid, input_range
 from qgraph.errors import OptionError
-from qgraph.feeds import describe, static
+from qgraph.execution.feeds import describe, static
 from qgraph.model import Model
 
 Array = npt.NDArray[Any]

@@ -21,8 +21,8 @@ from qgraph.equivalence.inputs import make_inputs
 from qgraph.equivalence.rows import Row, Rows
 from qgraph.equivalence.thresholds import DataQuantizer, data_quantizers, thresholds_above
 from qgraph.errors import ExecutionError, OperatorError
-from qgraph.executor import Executor
-from qgraph.folding import constant_expression
+from qgraph.execution.executor import Executor
+from qgraph.graph.folding import constant_expression
 from qgraph.matching.elementwise import is_reshape, operands
 from qgraph.model import Model
 from qgraph.proof.keys import Keys, from_keys, to_keys

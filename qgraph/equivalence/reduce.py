@@ -12,18 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph import storage
-from qgraph.archive import common, tensors
 from qgraph.equivalence.check import Feeds, check
 from qgraph.equivalence.excerpt import excerpt, frontier
 from qgraph.equivalence.metrics import OutputComparison, compare
 from qgraph.equivalence.report import CheckReport
 from qgraph.errors import QGraphError, UndecidedError
-from qgraph.executor import Backend, prepare
+from qgraph.execution.executor import Backend, prepare
 from qgraph.files import replacing
 from qgraph.matching.correspondence import correspondence
 from qgraph.matching.interface import paired_names
 from qgraph.model import Model, Source, load
+from qgraph.storage import files as storage
+from qgraph.tensors.archive import common, tensors
 
 Array = npt.NDArray[Any]
 

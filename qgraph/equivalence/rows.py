@@ -10,8 +10,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError
-from qgraph.executor import Executor
-from qgraph.feeds import static
+from qgraph.execution.executor import Executor
+from qgraph.execution.feeds import static
 from qgraph.model import Model
 from qgraph.proof.keys import from_keys, to_keys
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from qgraph.errors import QGraphError
 from qgraph.model import Model
-from qgraph.opset import declare_domains, minimum_ir_version
+from qgraph.opsets.versions import declare_domains, minimum_ir_version
 
 Array = npt.NDArray[Any]
 Configuration = Mapping[str, Any]

@@ -31,7 +31,7 @@ from qgraph.equivalence.runtime_report import (
 )
 from qgraph.equivalence.standard_form import in_standard_operators
 from qgraph.errors import QGraphError
-from qgraph.executor import Backend, prepare
+from qgraph.execution.executor import Backend, prepare
 from qgraph.model import Model
 
 Outputs = Mapping[str, Any]

@@ -8,10 +8,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from qgraph.constants import overridable
+from qgraph.graph.constants import overridable
+from qgraph.graph.scopes import bodies
 from qgraph.model import Model
 from qgraph.ops.operator import operator_of
-from qgraph.scopes import bodies
 from qgraph.standardize import standardize
 
 _THEIRS = frozenset({"", "ai.onnx", "com.microsoft"})

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from qgraph.equivalence.grids import input_grid
 from qgraph.errors import OperatorError
-from qgraph.folding import constant_expression
+from qgraph.graph.folding import constant_expression
 from qgraph.numerics.values import is_nan
 from qgraph.ops.operator import Operator, operator_of
 from qgraph.proof.keys import Float32, Keys, from_keys, to_keys

@@ -45,8 +45,8 @@ from qgraph.foreign.tables import (
     q_linear_sigmoid,
     q_linear_where,
 )
-from qgraph.kernels import Kernel
-from qgraph.schema import OpKey
+from qgraph.graph.schema import OpKey
+from qgraph.kernels.standard import Kernel
 
 Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
-from qgraph.folding import constant_expression
 from qgraph.foreign.kernels import MICROSOFT
 from qgraph.foreign.operands import (
     Operand,
@@ -23,7 +22,8 @@ from qgraph.foreign.operands import (
     read_parameter,
     refuse_references,
 )
-from qgraph.schema import OpKey
+from qgraph.graph.folding import constant_expression
+from qgraph.graph.schema import OpKey
 
 Array = npt.NDArray[Any]
 

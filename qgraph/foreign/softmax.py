@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.foreign.parameters import float32, result, shifted, single
-from qgraph.kernels import Kernel
+from qgraph.kernels.standard import Kernel
 
 Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]

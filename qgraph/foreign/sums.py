@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.kernels import kernel_of, matmul
+from qgraph.kernels.standard import kernel_of, matmul
 
 Array = npt.NDArray[Any]
 Int32 = npt.NDArray[np.int32]

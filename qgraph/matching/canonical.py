@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from qgraph.constants import constant
 from qgraph.errors import OperatorError
-from qgraph.executor import Imports
+from qgraph.execution.executor import Imports
+from qgraph.graph.constants import constant
 from qgraph.matching.randomness import is_random
 from qgraph.ops.operator import operator_of
-from qgraph.opset_adapt import OLDEST, changes_of
-from qgraph.opset_history import is_known
+from qgraph.opsets.adapt import OLDEST, changes_of
+from qgraph.opsets.history import is_known
 
 _COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr"})
 """Operators whose operands may be swapped without changing a bit of the result."""

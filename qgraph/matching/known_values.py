@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.constants import constant
-from qgraph.control import is_control
 from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
-from qgraph.executor import Imports, kernel_for
+from qgraph.execution.control import is_control
+from qgraph.execution.executor import Imports, kernel_for
+from qgraph.execution.plan import NodeStep
+from qgraph.graph.constants import constant
+from qgraph.graph.scopes import subgraphs
 from qgraph.matching.randomness import is_random
 from qgraph.ops.operator import operator_of
-from qgraph.plan import NodeStep
 from qgraph.primitives import NUMPY
-from qgraph.scopes import subgraphs
 
 Array = npt.NDArray[Any]
 

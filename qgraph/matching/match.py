@@ -19,7 +19,9 @@ import onnx_ir as ir
 
 from qgraph.errors import ModelError
 from qgraph.exactness import Exactness, Witness
-from qgraph.executor import Imports
+from qgraph.execution.executor import Imports
+from qgraph.graph.scopes import subgraphs
+from qgraph.graph.topology import gates
 from qgraph.matching.canonical import (
     Form,
     common_form,
@@ -35,8 +37,6 @@ from qgraph.matching.known_values import KnownValues
 from qgraph.matching.plain import Plain
 from qgraph.matching.randomness import is_random
 from qgraph.numerics.values import Comparison, compare_values, fingerprint
-from qgraph.scopes import subgraphs
-from qgraph.topology import gates
 
 _HASHED_BYTES = 1 << 24
 """Constants of more bytes are compared only where two of them meet."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from qgraph.constants import overridable
-from qgraph.derived import derived
 from qgraph.errors import UnsupportedError
+from qgraph.graph.constants import overridable
+from qgraph.graph.derived import derived
+from qgraph.graph.scopes import owners
 from qgraph.matching.products import has_packed_products, spell_out_products
 from qgraph.model import Model
 from qgraph.ops.operator import OPERATORS
-from qgraph.opset import declare_domains, only_float_type, require
-from qgraph.scopes import owners
+from qgraph.opsets.versions import declare_domains, only_float_type, require
 
 logger = logging.getLogger(__name__)
 

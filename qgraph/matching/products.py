@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.constants import constant
 from qgraph.errors import UnsupportedError
-from qgraph.mat_mul_n_bits import Weights, is_mat_mul_n_bits
+from qgraph.graph.constants import constant
+from qgraph.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 
 
 def has_packed_products(model: ir.Model) -> bool:

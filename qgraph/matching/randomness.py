@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from qgraph.constants import constant
-from qgraph.executor import Imports
+from qgraph.execution.executor import Imports
+from qgraph.graph.constants import constant
 
 _RANDOM = frozenset(
     {

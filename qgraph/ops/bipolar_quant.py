@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.graph.schema import OpSchema
 from qgraph.ops import chunks, parameters
 from qgraph.ops.operator import operator
 from qgraph.ops.quant import QONNX_DOMAINS, bipolar
-from qgraph.schema import OpSchema
 
 Array = npt.NDArray[Any]
 

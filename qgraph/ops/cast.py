@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.graph.schema import Attribute, OpSchema
 from qgraph.numerics import minifloat
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.ops.operator import operator
-from qgraph.schema import Attribute, OpSchema
 
 Array = npt.NDArray[Any]
 RoundMode = Literal["up", "down", "nearest"]

@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.constants import constant
+from qgraph.graph.constants import constant
+from qgraph.graph.schema import Attribute, OpSchema
 from qgraph.numerics import blocks
 from qgraph.numerics.formats import FORMATS, numpy_dtype
 from qgraph.numerics.minifloat import MINIFLOATS, decode
 from qgraph.ops import chunks, parameters
 from qgraph.ops.operator import operator
 from qgraph.ops.quantize_linear import check_zero_point, require_float32_scale
-from qgraph.schema import Attribute, OpSchema
 
 Array = npt.NDArray[Any]
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.graph.schema import Attribute, OpSchema
 from qgraph.ops import chunks, parameters
 from qgraph.ops.operator import operator
-from qgraph.schema import Attribute, OpSchema
 
 Array = npt.NDArray[Any]
 

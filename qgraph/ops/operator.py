@@ -11,10 +11,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, forms, where
+from qgraph.graph.schema import OpKey, OpSchema
 from qgraph.ops import parameters
 from qgraph.ops.stages import Stages
 from qgraph.registry import Registry
-from qgraph.schema import OpKey, OpSchema
 
 Array = npt.NDArray[Any]
 Definition = Callable[..., Any]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.constants import constant
+from qgraph.graph.constants import constant
 
 Array = npt.NDArray[Any]
 

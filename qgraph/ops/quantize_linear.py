@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.graph.schema import Attribute, OpSchema
 from qgraph.numerics import blocks, minifloat
 from qgraph.numerics.formats import FORMATS, IntFormat, NumberFormat, numpy_dtype
 from qgraph.ops import chunks, parameters, steps
 from qgraph.ops.operator import operator
-from qgraph.schema import Attribute, OpSchema
 
 Array = npt.NDArray[Any]
 

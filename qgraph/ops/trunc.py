@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.graph.schema import Attribute, OpSchema
 from qgraph.numerics import rounding
 from qgraph.numerics.minifloat import floor_power_of_two
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import chunks, parameters, steps
 from qgraph.ops.operator import operator
 from qgraph.ops.quant import QONNX_DOMAINS, code_bounds
-from qgraph.schema import Attribute, OpSchema
 
 Array = npt.NDArray[Any]
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
-from qgraph.folding import array_of
+from qgraph.graph.folding import array_of
 from qgraph.numerics import blocks
 from qgraph.ops.operator import operator_of
 from qgraph.primitives import NUMPY

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from qgraph.constants import constant_tensor
-from qgraph.folding import array_of
+from qgraph.graph.constants import constant_tensor
+from qgraph.graph.folding import array_of
 from qgraph.proof.expression import Builder, Expr
 
 Form: TypeAlias = tuple[object, ...]

@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.constants import constant
 from qgraph.dialects.site import Site, shape_of, weight_of
+from qgraph.graph.constants import constant
 from qgraph.proof.expression import FLOAT
 from qgraph.quantizer import Quantizer
 from qgraph.recognition.chains import Memory, chain_of

@@ -12,11 +12,11 @@ from collections.abc import Container, Iterable, Iterator
 
 import onnx_ir as ir
 
-from qgraph.constants import constant_tensor
 from qgraph.dialects.definition import half_arguments
-from qgraph.edit import HALF_TYPES
 from qgraph.errors import OperatorError
-from qgraph.folding import constant_expression
+from qgraph.graph.constants import constant_tensor
+from qgraph.graph.edit import HALF_TYPES
+from qgraph.graph.folding import constant_expression
 from qgraph.ops.operator import operator_of
 from qgraph.primitives import NUMPY
 from qgraph.proof.cone import Shape, lower_node, parameter_array

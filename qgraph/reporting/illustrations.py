@@ -12,13 +12,13 @@ import onnx_ir as ir
 from qgraph.certification.certify import prove
 from qgraph.certification.joint import between
 from qgraph.errors import QGraphError
-from qgraph.executor import Backend, prepare
+from qgraph.execution.executor import Backend, prepare
+from qgraph.inventory.quantizer_statistics import Statistics
 from qgraph.matching.known_values import KnownValues
 from qgraph.matching.plain import Plain, plain
 from qgraph.model import Source, load
 from qgraph.proof.cone import lower
 from qgraph.proof.expression import Builder, Expr, Undecidable
-from qgraph.quantizer_statistics import Statistics
 from qgraph.reporting.staircase import channels, staircase
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.certification.certify import prove
-from qgraph.constants import overridable
 from qgraph.dialects.dialect import Refusal, Site, sites
 from qgraph.errors import OptionError, UnsupportedError
+from qgraph.graph.constants import overridable
 from qgraph.model import Model, Source, load
 from qgraph.proof.cone import lower
 from qgraph.proof.expression import Builder, Expr, Undecidable

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, QGraphError, UnsupportedError
-from qgraph.executor import kernel_for
+from qgraph.execution.executor import kernel_for
 from qgraph.matching.elementwise import check_parameters
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.values import is_nan

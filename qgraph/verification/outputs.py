@@ -17,11 +17,11 @@ from enum import IntEnum
 import onnx_ir as ir
 
 from qgraph.certification.certificate import ProofVerdict
+from qgraph.graph.scopes import subgraphs
 from qgraph.matching.canonical import forms, is_commutative
 from qgraph.matching.interface import conflict
 from qgraph.matching.randomness import is_random
 from qgraph.numerics.values import fingerprint
-from qgraph.scopes import subgraphs
 from qgraph.verification.outcome import Claim
 from qgraph.verification.sides import Pair, Side, node_name
 from qgraph.verification.statements import fails

@@ -10,12 +10,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
+from qgraph.graph.scopes import subgraphs
 from qgraph.matching.canonical import is_identity, label
 from qgraph.matching.known_values import KnownValues
 from qgraph.matching.plain import Plain
 from qgraph.matching.randomness import is_random
 from qgraph.numerics.values import fingerprint
-from qgraph.scopes import subgraphs
 from qgraph.verification.statements import Statement
 
 Pair = tuple[ir.Value, ir.Value]

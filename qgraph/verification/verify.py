@@ -16,7 +16,6 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qgraph import storage
 from qgraph.certification.certificate import ProofVerdict
 from qgraph.errors import EquivalenceError, ModelError, UnsupportedError
 from qgraph.exactness import Method
@@ -24,6 +23,7 @@ from qgraph.matching.plain import plain
 from qgraph.model import Source, load
 from qgraph.proof.environment import check_float_environment
 from qgraph.report import SCHEMA
+from qgraph.storage import files as storage
 from qgraph.verification.cases import check_all_values, check_pairs
 from qgraph.verification.conclusions import check_conditions, check_verdict, interface
 from qgraph.verification.constants import check_constants

@@ -8,7 +8,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
-from qgraph.mat_mul_n_bits import is_mat_mul_n_bits
+from qgraph.kernels.mat_mul_n_bits import is_mat_mul_n_bits
 from qgraph.ops.operator import operator_of
 
 _REVIEWED = 28

@@ -18,9 +18,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import DIALECTS, Site, sites
-from qgraph.edit import Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness, Verdict
+from qgraph.graph.edit import Editor
 
 QONNX_DOMAIN = "qonnx.custom_op.general"
 

@@ -30,8 +30,8 @@ from make_mobilenet import make_mobilenet
 import qgraph
 from qgraph.dialects.dialect import Site, sites
 from qgraph.equivalence.inputs import make_inputs
-from qgraph.folding import constant_expression
-from qgraph.opset import declare_domains, minimum_ir_version
+from qgraph.graph.folding import constant_expression
+from qgraph.opsets.versions import declare_domains, minimum_ir_version
 
 QONNX = """
 import sys, time

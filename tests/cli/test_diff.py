@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph import load
-from qgraph.differences import ChangeKind, diff
+from qgraph.inventory.differences import ChangeKind, diff
 from qgraph.transforms import ConvertDialect
 
 ROOT = Path(__file__).resolve().parents[2]

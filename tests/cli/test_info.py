@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qgraph.overview import overview
+from qgraph.inventory.overview import overview
 from qgraph.transforms import TRANSFORMS, describe
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qgraph import load
-from qgraph.lockfile import FORM, lock_text
+from qgraph.inventory.lockfile import FORM, lock_text
 from qgraph.transforms import ConvertDialect
 
 ROOT = Path(__file__).resolve().parents[2]

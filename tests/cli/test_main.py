@@ -96,7 +96,7 @@ def test_wrong_usage_is_2_and_shows_how_it_is_used(qgraph, arguments):
     ],
 )
 def test_errors_have_exit_codes_and_one_message(qgraph, monkeypatch, error, status):
-    monkeypatch.setattr("qgraph.overview.overview", _raising(error))
+    monkeypatch.setattr("qgraph.inventory.overview.overview", _raising(error))
     found = qgraph("info", "model.onnx")
     assert found.status == status
     assert found.out == ""
@@ -105,7 +105,9 @@ def test_errors_have_exit_codes_and_one_message(qgraph, monkeypatch, error, stat
 
 
 def test_an_internal_error_asks_for_a_report(qgraph, monkeypatch):
-    monkeypatch.setattr("qgraph.overview.overview", _raising(ZeroDivisionError("by zero")))
+    monkeypatch.setattr(
+        "qgraph.inventory.overview.overview", _raising(ZeroDivisionError("by zero"))
+    )
     found = qgraph("info", "model.onnx")
     assert "internal error, ZeroDivisionError: by zero" in found.error
     assert "--debug" in found.error
@@ -140,7 +142,7 @@ def test_the_log_is_told_as_far_as_wanted_and_once(qgraph, monkeypatch, argument
             logger.debug("d")
         raise ModelError("end")
 
-    monkeypatch.setattr("qgraph.overview.overview", overview)
+    monkeypatch.setattr("qgraph.inventory.overview.overview", overview)
     lines = qgraph(*arguments).err.splitlines()
     assert lines == [f"{level}: {level[0]}" for level in told.split()] + ["error: end"]
 

@@ -267,7 +267,7 @@ def test_if_the_model_cannot_be_written_there_is_no_report(
     def full(*_arguments: object, **_options: object) -> None:
         raise library.QGraphError("disk full")
 
-    monkeypatch.setattr("qgraph.storage.save", full)
+    monkeypatch.setattr("qgraph.storage.files.save", full)
     before = folder()
     options = ["-o", tmp_path / "out.onnx", "--report", tmp_path / "r.json", "--to", "qdq"]
     found = qgraph("convert", model, *options)

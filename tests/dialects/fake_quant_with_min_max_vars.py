@@ -23,12 +23,12 @@ from qgraph.dialects.dialect import (
     try_out,
     weight_of,
 )
-from qgraph.edit import Draft, Editor
+from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.schema import Attribute, OpKey, OpSchema
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
 from qgraph.ops.operator import operator, operator_of
 from qgraph.quantizer import Affine, Recipe
-from qgraph.schema import Attribute, OpKey, OpSchema
 
 Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]

@@ -7,9 +7,9 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.dialects.dialect import DIALECTS, sites
-from qgraph.edit import Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
+from qgraph.graph.edit import Editor
 from qgraph.model import load
 from qgraph.report import Outcome
 from qgraph.transforms.convert import ConvertDialect

@@ -7,9 +7,9 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.dialects.dialect import Site, sites
-from qgraph.edit import Draft, Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness, Method
+from qgraph.graph.edit import Draft, Editor
 
 QUANT = """<ir_version: 8, opset_import: ["": 21, "qonnx.custom_op.general": 1]>
     g ({data} x) => (float[4] y)

@@ -13,7 +13,7 @@ import pytest
 from qgraph.equivalence import divergence
 from qgraph.equivalence.check import check
 from qgraph.equivalence.divergence import Run, compare_tensors, first_divergence
-from qgraph.executor import Executor
+from qgraph.execution.executor import Executor
 from qgraph.matching.correspondence import correspondence
 from qgraph.model import Model
 

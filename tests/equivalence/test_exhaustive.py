@@ -8,9 +8,9 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.dialects.dialect import Site, sites
-from qgraph.edit import Editor
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.edit import Editor
 from qgraph.model import Model, load
 from qgraph.report import Outcome
 from qgraph.transforms.convert import ConvertDialect

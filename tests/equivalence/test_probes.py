@@ -9,7 +9,7 @@ import pytest
 from qgraph.equivalence.check import check
 from qgraph.equivalence.probes import Probes, make_probes
 from qgraph.errors import OptionError
-from qgraph.executor import Executor
+from qgraph.execution.executor import Executor
 from qgraph.model import Model
 
 IMPORTS = '"": 21, "qonnx.custom_op.general": 1'

@@ -7,10 +7,10 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.dialects.dialect import DIALECTS, Site, sites
-from qgraph.edit import Editor
 from qgraph.equivalence.compare import Comparer
-from qgraph.evaluate import evaluate
 from qgraph.exactness import Exactness
+from qgraph.graph.edit import Editor
+from qgraph.ops.evaluate import evaluate
 
 QUANT = """y = qonnx.custom_op.general.Quant
     <signed = 1, narrow = 0, rounding_mode = "ROUND"> (x, s, z, b)"""

@@ -11,7 +11,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from qgraph.errors import ExecutionError
-from qgraph.executor import Executor
+from qgraph.execution.executor import Executor
 
 SEEDS = range(25)
 

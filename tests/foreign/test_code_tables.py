@@ -13,7 +13,7 @@ import pytest
 
 from qgraph.errors import ExecutionError, UnsupportedError
 from qgraph.exactness import Exactness
-from qgraph.executor import Executor
+from qgraph.execution.executor import Executor
 from qgraph.model import Model, load
 from qgraph.report import Outcome, SiteReport
 from qgraph.transforms.lower_integer_operators import Form, LowerIntegerOperators

@@ -19,7 +19,7 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from qgraph.executor import Executor
+from qgraph.execution.executor import Executor
 
 NAN, INF = float("nan"), float("inf")
 REFUSES = "refuses"

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import QGraphError
-from qgraph.executor import Executor
+from qgraph.execution.executor import Executor
 
 HEADER = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2,
     "org.openvinotoolkit": 1]> g (float[N,{channels}] x) => (float[N,{outputs}] y)"""

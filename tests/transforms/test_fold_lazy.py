@@ -12,16 +12,16 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qgraph import lazy_codes
-from qgraph.deferred import DeferredTensor
 from qgraph.dialects import qdq_codes
 from qgraph.dialects.scale_forms import Scales
 from qgraph.errors import ModelError
 from qgraph.exactness import Exactness, Method
 from qgraph.model import Model, load
 from qgraph.report import Outcome
+from qgraph.tensors.deferred import DeferredTensor
 from qgraph.transforms import rewrite
 from qgraph.transforms.fold_weights import FoldWeights
+from qgraph.weights import lazy_codes
 
 IMPORTS = '["": {}, "qonnx.custom_op.general": 1, "org.openvinotoolkit": 1]'
 ROWS, COLUMNS = 12, 96

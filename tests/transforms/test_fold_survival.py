@@ -17,7 +17,7 @@ import os, resource, shutil, signal, sys
 from pathlib import Path
 import numpy as np
 import qgraph
-from qgraph import lazy_codes
+from qgraph.weights import lazy_codes
 from qgraph.dialects import qdq_codes
 from qgraph.errors import QGraphError
 from qgraph.transforms import FoldWeights, rewrite

@@ -11,11 +11,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qgraph.deferred import DeferredTensor
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Method
 from qgraph.model import Model, load
 from qgraph.report import Outcome
+from qgraph.tensors.deferred import DeferredTensor
 from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
 from qgraph.transforms.raise_mat_mul_n_bits import RaiseMatMulNBits
 

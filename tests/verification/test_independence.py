@@ -37,7 +37,7 @@ WORDS = {
     "ZERO_SIGNS",
 }
 
-EVALUATION = ("qgraph.plan", "qgraph.executor", "qgraph.kernels")
+EVALUATION = ("qgraph.execution.plan", "qgraph.execution.executor", "qgraph.kernels.standard")
 """What runs models; the regions of a certificate are evaluated by definitions alone."""
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.edit import Draft
-from qgraph.edit import Operand as Drafted
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.folding import constant_expression
 from qgraph.foreign.kernels import MICROSOFT, foreign_kernel
 from qgraph.foreign.operands import refuse_references
 from qgraph.foreign.rescaling import EXACT_IN_FLOAT32, compare_pairs, unproved
+from qgraph.graph.edit import Draft
+from qgraph.graph.edit import Operand as Drafted
+from qgraph.graph.folding import constant_expression
 from qgraph.ops.operator import operator_of
 from qgraph.transforms.integers.integer_sums import cast, encode
 from qgraph.transforms.rebuilding import Rebuild

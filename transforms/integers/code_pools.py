@@ -10,15 +10,15 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import Refusal
-from qgraph.edit import Draft
-from qgraph.edit import Operand as Drafted
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.foreign.kernels import MICROSOFT
 from qgraph.foreign.operands import refuse_references
 from qgraph.foreign.pooling import averages_all, counts
 from qgraph.foreign.rescaling import unproved
-from qgraph.kernels import Windows
+from qgraph.graph.edit import Draft
+from qgraph.graph.edit import Operand as Drafted
+from qgraph.kernels.standard import Windows
 from qgraph.transforms.integers.code_pairs import lower_pool
 from qgraph.transforms.integers.coded import Coded, read_one
 from qgraph.transforms.integers.integer_sums import encode

@@ -10,16 +10,16 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import Refusal
-from qgraph.edit import Draft
-from qgraph.edit import Operand as Drafted
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.execution.reference import reference_kernel
 from qgraph.foreign.kernels import MICROSOFT, foreign_kernel
 from qgraph.foreign.operands import refuse_references
 from qgraph.foreign.rescaling import compare_codes, unproved
 from qgraph.foreign.tables import recode
-from qgraph.kernels import Kernel
-from qgraph.reference import reference_kernel
+from qgraph.graph.edit import Draft
+from qgraph.graph.edit import Operand as Drafted
+from qgraph.kernels.standard import Kernel
 from qgraph.transforms.integers.coded import Coded, coded_result, read_one
 from qgraph.transforms.integers.integer_sums import cast
 from qgraph.transforms.rebuilding import Rebuild

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.edit import Draft, Operand
 from qgraph.errors import OperatorError, where
+from qgraph.graph.edit import Draft, Operand
 from qgraph.transforms.integers.code_pairs import code_type, known_parameter
 
 Array = npt.NDArray[Any]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
-from qgraph.folding import constant_expression
+from qgraph.graph.folding import constant_expression
 
 Array = npt.NDArray[Any]
 

@@ -9,13 +9,13 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import Refusal
-from qgraph.edit import Draft
-from qgraph.edit import Operand as Drafted
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.foreign.operands import Operand, Parameter
 from qgraph.foreign.products import Product, Result
 from qgraph.foreign.rescaling import EXACT_IN_FLOAT32
 from qgraph.foreign.sums import conv_attributes
+from qgraph.graph.edit import Draft
+from qgraph.graph.edit import Operand as Drafted
 from qgraph.transforms.rebuilding import Found, Kept, Rebuild
 
 Array = npt.NDArray[Any]

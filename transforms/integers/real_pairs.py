@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from qgraph.edit import Draft
-from qgraph.edit import Operand as Drafted
 from qgraph.errors import OperatorError, where
 from qgraph.foreign.kernels import MICROSOFT
 from qgraph.foreign.rescaling import compare_pairs
+from qgraph.graph.edit import Draft
+from qgraph.graph.edit import Operand as Drafted
 from qgraph.transforms.integers.code_pairs import Pair
 from qgraph.transforms.integers.real_products import decoder, only, parameters, result
 from qgraph.transforms.rebuilding import Rebuild

@@ -10,10 +10,10 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.folding import constant_expression
 from qgraph.foreign.operands import Operand
 from qgraph.foreign.products import Product, Result
 from qgraph.foreign.rescaling import EXACT_IN_FLOAT32, unproved
+from qgraph.graph.folding import constant_expression
 from qgraph.transforms.integers.coded_parts import bias_codes, check_saturation
 from qgraph.transforms.integers.real_sums import equality
 

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.edit import Draft
-from qgraph.edit import Operand as Drafted
 from qgraph.exactness import Verdict
 from qgraph.foreign.operands import Operand, Parameter
 from qgraph.foreign.products import Product, Result
 from qgraph.foreign.rescaling import compare_sums, unproved
 from qgraph.foreign.sums import conv_attributes
+from qgraph.graph.edit import Draft
+from qgraph.graph.edit import Operand as Drafted
 from qgraph.transforms.integers.integer_sums import cast, given
 from qgraph.transforms.rebuilding import Rebuild
 

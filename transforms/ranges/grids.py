@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from qgraph.dialects.dialect import DIALECTS, Refusal, Site
 from qgraph.errors import OperatorError
+from qgraph.graph.schema import OpKey
 from qgraph.model import Model
 from qgraph.quantizer import Ranged
-from qgraph.schema import OpKey
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]

@@ -24,13 +24,13 @@ from qgraph.dialects.qdq_nodes import (
     quantize,
 )
 from qgraph.dialects.qonnx_spellings import codes_holding, quant
-from qgraph.edit import Draft, Editor, Operand, Region
 from qgraph.equivalence.compare import Comparer
-from qgraph.evaluate import evaluate
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.folding import array_of
+from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.folding import array_of
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.rounding import Rounding
+from qgraph.ops.evaluate import evaluate
 from qgraph.ops.fake_quantize import (
     SCHEMA,
     PluginSteps,

@@ -6,10 +6,10 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.dialects.dialect import Site
-from qgraph.edit import Draft, Editor
-from qgraph.folding import constant_expression
+from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.folding import constant_expression
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
-from qgraph.opset import QDQ_SINCE
+from qgraph.opsets.versions import QDQ_SINCE
 
 
 def shifted(site: Site, editor: Editor, kind: str) -> Draft | None:

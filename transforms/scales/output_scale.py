@@ -12,7 +12,7 @@ from functools import partial
 
 import onnx_ir as ir
 
-from qgraph.folding import constant_expression
+from qgraph.graph.folding import constant_expression
 from qgraph.transforms.scales import scaled_weights
 from qgraph.transforms.scales.scaled_constants import Float64, Scaling, Stuck, title
 from qgraph.transforms.scales.scaled_weights import OUTPUT_SCALES, TWICE, along, is_known, quantized

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.edit import Draft, Editor, Operand, Region
-from qgraph.folding import constant_expression
+from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.folding import constant_expression
 from qgraph.transforms.ranges.grids import carry_over
 
 Float32 = npt.NDArray[np.float32]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from qgraph.folding import constant_expression
+from qgraph.graph.folding import constant_expression
 from qgraph.transforms.scales.scaled_constants import Float64, Scaling, Stuck, title
 
 Push = Callable[[ir.Value, ir.Node, Float64, Scaling], None]

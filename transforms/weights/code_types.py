@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.minifloat import MINIFLOATS, cast
-from qgraph.opset import QDQ_SINCE
-from qgraph.repack_job import Range, Shift
+from qgraph.opsets.versions import QDQ_SINCE
 from qgraph.transforms.weights.stored_codes import Stored
+from qgraph.weights.repack_job import Range, Shift
 
 Array = npt.NDArray[Any]
 Whole = npt.NDArray[np.int32]

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
-from qgraph.constants import constant_tensor
+from qgraph.graph.constants import constant_tensor
+from qgraph.graph.scopes import Body, bodies, subgraphs
 from qgraph.model import Model
-from qgraph.scopes import Body, bodies, subgraphs
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """Types of weights that are quantized: DequantizeLinear gives them back."""

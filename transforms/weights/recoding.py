@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.deferred import DeferredTensor, Sink
-from qgraph.edit import Draft
 from qgraph.errors import OperatorError
-from qgraph.folding import constant_expression, constant_stream
-from qgraph.mat_mul_n_bits import Weights
+from qgraph.graph.edit import Draft
+from qgraph.graph.folding import constant_expression, constant_stream
+from qgraph.kernels.mat_mul_n_bits import Weights
 from qgraph.numerics.formats import FORMATS, numpy_dtype
 from qgraph.numerics.packing import pack
-from qgraph.streaming import Stream
+from qgraph.tensors.deferred import DeferredTensor, Sink
+from qgraph.tensors.streaming import Stream
 
 Array = npt.NDArray[Any]
 

@@ -11,14 +11,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
-from qgraph.folding import constant_expression, constant_stream
+from qgraph.graph.folding import constant_expression, constant_stream
 from qgraph.model import Model
 from qgraph.numerics import blocks
 from qgraph.numerics.formats import FORMATS
 from qgraph.numerics.packing import packed_size
 from qgraph.ops.operator import operator_of
-from qgraph.repack_job import Shift, Source
-from qgraph.streaming import Stream
+from qgraph.tensors.streaming import Stream
+from qgraph.weights.repack_job import Shift, Source
 
 Array = npt.NDArray[Any]
 

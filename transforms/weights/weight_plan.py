@@ -9,20 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.deferred import DeferredTensor
-from qgraph.edit import Editor
 from qgraph.errors import ModelError
 from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.edit import Editor
+from qgraph.graph.tensors import stored_bytes
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.packing import unpack
-from qgraph.opset import QDQ_SINCE
+from qgraph.opsets.versions import QDQ_SINCE
 from qgraph.report import Outcome, SiteReport, operator_name
-from qgraph.streaming import stream_of
-from qgraph.tensors import stored_bytes
+from qgraph.tensors.deferred import DeferredTensor
+from qgraph.tensors.streaming import stream_of
 from qgraph.transforms.weights.float_weights import FloatWeight, Places, label
-from qgraph.weight_groups import Groups
-from qgraph.weight_job import WeightJob
-from qgraph.weight_quantization import E4M3, E8M0, Losses, Scheme
+from qgraph.weights.weight_groups import Groups
+from qgraph.weights.weight_job import WeightJob
+from qgraph.weights.weight_quantization import E4M3, E8M0, Losses, Scheme
 
 LAZY_BYTES = 1 << 20
 """Weights of more bytes are quantized when the model is saved."""

@@ -1,0 +1,1 @@
+"""Running a model, node by node in NumPy or as sessions of ONNX Runtime."""

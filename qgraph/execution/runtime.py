@@ -1,0 +1,332 @@
+"""Runs a model with ONNX Runtime, and quantizers of other domains with our kernels.
+
+ONNX Runtime is optional: it is imported when a :class:`RuntimeExecutor` is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from qgraph.errors import UnsupportedError, where
+from qgraph.execution.control import subgraphs
+from qgraph.execution.direct import Direct
+from qgraph.execution.executor import Executor, Imports, is_constant
+from qgraph.execution.faithful import is_faithful
+from qgraph.execution.feeds import is_moderate
+from qgraph.execution.plan import Environment, Plan, Step, initial
+from qgraph.execution.session import Session, free_values
+from qgraph.graph.constants import overridable
+from qgraph.opsets.versions import minimum_ir_version
+
+logger = logging.getLogger(__name__)
+
+_DOMAINS = frozenset({"ai.onnx.ml", "com.microsoft"})
+Standardize = Callable[..., ir.Model]
+"""``(model, *, bounded)`` to a model; see :func:`qgraph.standardize.standardize`."""
+
+_LEAST_IR_VERSION = 8
+"""Below 4 initializers would have to be inputs, below 8 there are no functions."""
+
+
+class RuntimeExecutor(Executor):
+    """An :class:`Executor` that gives standard nodes to ONNX Runtime, as many at once as it can.
+
+    Graph optimizations are off, since they change results. What ONNX Runtime refuses is computed
+    in NumPy and logged, and so are quantizers that it computes otherwise than onnx defines them.
+
+    Args:
+        model: is not changed, and must not change while this is used.
+        standardize: returns an equal model with more of standard nodes; the values of the main
+            graph have the same names there, and initializers that are inputs too are constants.
+        bounded: ask for a model that is equal for numbers of moderate magnitude only; others are
+            then left to an executor of their own.
+
+    Raises:
+        UnsupportedError: ONNX Runtime is not installed.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        standardize: Standardize | None = None,
+        *,
+        bounded: bool = True,
+    ) -> None:
+        self._runtime = _import_runtime()
+        # Newer formats than a model needs are no reason for ONNX Runtime to refuse it.
+        self._ir_version = max(minimum_ir_version(model), _LEAST_IR_VERSION)
+        self._loadable: dict[int, bool] = {}
+        self._source = model
+        self._frozen: frozenset[str] = frozenset()
+        self._standardize = standardize
+        self._others: dict[bool, RuntimeExecutor] = {}
+        self._direct: Direct | None = None
+        if standardize is not None and self._loads(model.opset_imports):
+            model = standardize(model, bounded=bounded)
+            self._ir_version = max(minimum_ir_version(model), _LEAST_IR_VERSION)
+        if model is not self._source:
+            self._frozen = frozenset(str(value.name) for value in overridable(self._source.graph))
+        self._bounded = bounded and model is not self._source
+        super().__init__(model)
+
+    def run(
+        self,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        taps: Sequence[str] = (),
+        observe: Callable[[str, Any], None] | None = None,
+    ) -> dict[str, Any]:
+        """Return outputs and taps, see :meth:`Executor.run`."""
+        if self._bounded and not all(map(is_moderate, inputs.values())):
+            return self._other(standard=True).run(inputs, taps=taps, observe=observe)
+        if self._direct is not None and observe is None and not taps:
+            results = self._direct.run(inputs)
+            if results is not None:
+                return results
+        if not self._frozen.isdisjoint(inputs):
+            return self._other(standard=False).run(inputs, taps=taps, observe=observe)
+        results = super().run(inputs, taps=taps, observe=observe)
+        if self._direct is None and observe is None and not taps:
+            self._direct = self._one_session()
+        return results
+
+    def _other(self, *, standard: bool) -> RuntimeExecutor:
+        """Return what runs inputs that this one is not made for."""
+        if standard not in self._others:
+            chosen = self._standardize if standard else None
+            self._others[standard] = RuntimeExecutor(self._source, chosen, bounded=False)
+        return self._others[standard]
+
+    def _one_session(self) -> Direct | None:
+        """Return the one session that is the whole plan, after it has run, if it is that."""
+        steps = self._plan.steps
+        segment = steps[0] if len(steps) == 1 else None
+        session = segment.session if isinstance(segment, Segment) else None
+        fed = {str(value.name) for value in self._graph.inputs if not value.is_initializer()}
+        if session is None or session.carries or not fed.issuperset(session.feeds):
+            return None
+        outputs = [str(value.name) for value in session.outputs]
+        if sorted(outputs) != sorted({str(value.name) for value in self._graph.outputs}):
+            return None
+        return Direct(self._graph, session.feeds, session.raw, outputs)
+
+    @property
+    def computed(self) -> list[str]:
+        """Names of all values that nodes of the model's own main graph compute, in order."""
+        nodes = (node for node in self._source.graph if not is_constant(node))
+        return [str(value.name) for node in nodes for value in node.outputs if value.name]
+
+    def plan(self, graph: ir.Graph, imports: Imports) -> Plan:
+        """Return a plan in which nodes for ONNX Runtime are gathered into segments."""
+        if not self._loads(imports):
+            return super().plan(graph, imports)
+        steps: list[Step] = []
+        waiting = [node for node in graph if not is_constant(node)]
+        taken = {node for node in waiting if self._takes(node, imports)}
+        while waiting:
+            ours, waiting = _ready(waiting, lambda node: node not in taken)
+            steps += [self.step(node, imports) for node in ours]
+            theirs, waiting = _ready(waiting, lambda node: node in taken)
+            if theirs:
+                steps.append(Segment(theirs, self, imports))
+        return Plan(graph, steps)
+
+    def session(
+        self,
+        nodes: Sequence[ir.Node],
+        imports: Imports,
+        feeds: dict[ir.Value, np.dtype[Any]],
+        outputs: Sequence[ir.Value],
+    ) -> Session:
+        """Return a session for ``nodes``; raises whatever ONNX Runtime raises."""
+        return Session(self._runtime, self._ir_version, nodes, imports, feeds, outputs)
+
+    def _loads(self, imports: Imports) -> bool:
+        """Return whether ONNX Runtime knows the opset at all."""
+        version = imports.get("", 0)
+        if version not in self._loadable:
+            x, y = ir.val("x"), ir.val("y")
+            probe = ir.Node("", "Identity", [x], outputs=[y])
+            try:
+                self.session([probe], imports, {x: np.dtype(np.float32)}, [y])
+                self._loadable[version] = True
+            except Exception as error:  # they have no common base of their own
+                logger.warning("NumPy runs opset %d, ONNX Runtime refuses it: %s", version, error)
+                self._loadable[version] = False
+        return self._loadable[version]
+
+    def _takes(self, node: ir.Node, imports: Imports) -> bool:
+        if node.domain == "":
+            version = imports.get("", 0)
+            known = version > 0 and onnx.defs.has(node.op_type, version, "")
+        else:
+            known = node.domain in _DOMAINS
+        inner = (each for graph in subgraphs(node) for each in graph)
+        known = known and is_faithful(node)
+        return known and not self.is_call(node) and all(self._takes(n, imports) for n in inner)
+
+
+class Segment:
+    """Nodes that one session computes, or, where ONNX Runtime refuses, halves of them.
+
+    Attributes:
+        reads: values that come from outside and are not constant.
+        outputs: all values that the nodes produce; those used elsewhere become known.
+    """
+
+    def __init__(
+        self, nodes: Sequence[ir.Node], executor: RuntimeExecutor, imports: Imports
+    ) -> None:
+        self._nodes = nodes
+        self._executor = executor
+        self._imports = imports
+        self._sessions: dict[tuple[Any, ...], Session | None] = {}
+        self._parts: dict[tuple[Any, ...], _Part] = {}
+        self._tapped: frozenset[ir.Value] | None = None
+        self.outputs = [value for node in nodes for value in node.outputs if value.name != ""]
+        self.reads = [value for value in free_values(nodes) if not _is_fixed(value)]
+        inside = set(nodes)
+        self._exports = frozenset(
+            value
+            for value in self.outputs
+            if value.is_graph_output() or not inside.issuperset(value.consumers())
+        )
+
+    @property
+    def session(self) -> Session | None:
+        """The session of all nodes, if there is one only and it has run."""
+        sessions = list(self._sessions.values())
+        return sessions[0] if len(sessions) == 1 else None
+
+    def run(self, known: Environment, keep: frozenset[ir.Value]) -> None:
+        """Compute what is used elsewhere, and what ``keep`` asks for."""
+        if keep <= self._exports:
+            self._run(self._nodes, self._exports, known)
+            return
+        wanted = self._exports | keep
+        if self._tapped is not None and wanted != self._tapped:
+            # each session holds its weights anew: one for each set of taps would fill the memory
+            self._sessions.clear()
+            self._parts.clear()
+        self._tapped = wanted
+        self._run(self._nodes, wanted, known)
+
+    def _run(
+        self, nodes: Sequence[ir.Node], wanted: frozenset[ir.Value], known: Environment
+    ) -> None:
+        key = (nodes[0], len(nodes), wanted)
+        if key not in self._parts:
+            self._parts[key] = _Part.of(nodes, wanted)
+        part = self._parts[key]
+        if not part.nodes or self._run_session(part, known):
+            return
+        nodes = part.nodes
+        if len(nodes) == 1:
+            self._run_alone(nodes[0], known)
+            return
+        half = len(nodes) // 2
+        self._run(nodes[:half], wanted.union(free_values(nodes[half:])), known)
+        self._run(nodes[half:], wanted, known)
+
+    def _run_session(self, part: _Part, known: Environment) -> bool:
+        arrays = [known[value] for value in part.reads]
+        if not all(isinstance(array, np.ndarray) for array in arrays):
+            return False  # a sequence, or an optional that is absent
+        kinds = [array.dtype for array in arrays]
+        nodes, outputs = part.nodes, part.outputs
+        key = (part, *kinds)
+        try:
+            if key not in self._sessions:
+                self._sessions[key] = None
+                feeds = dict(zip(part.reads, kinds, strict=True))
+                self._sessions[key] = self._executor.session(nodes, self._imports, feeds, outputs)
+            session = self._sessions[key]
+            if session is not None:
+                known.update(session.run(known))
+        # ONNX Runtime's exceptions have no common base of their own.
+        except Exception as error:  # a genuine fault comes back from NumPy, with the node's name
+            self._sessions[key] = None
+            if len(nodes) == 1:
+                logger.warning(
+                    "%s: ONNX Runtime refuses it, NumPy has it: %s", where(nodes[0]), error
+                )
+            return False
+        return session is not None
+
+    def _run_alone(self, node: ir.Node, known: Environment) -> None:
+        step = self._executor.step(node, self._imports)
+        loaded = {value for value in step.reads if value not in known}
+        known.update((value, initial(value)) for value in loaded)
+        step.run(known, frozenset())
+        for value in loaded:
+            del known[value]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Nodes that one session may compute: those of a segment that some wanted values need.
+
+    Attributes:
+        nodes: in order.
+        reads: values that come from outside and are not constant.
+        outputs: the wanted values.
+    """
+
+    nodes: Sequence[ir.Node]
+    reads: Sequence[ir.Value]
+    outputs: Sequence[ir.Value]
+
+    @staticmethod
+    def of(nodes: Sequence[ir.Node], wanted: frozenset[ir.Value]) -> _Part:
+        """Return the part of ``nodes`` for the values in ``wanted``."""
+        outputs = [value for node in nodes for value in node.outputs if value in wanted]
+        needed, kept = set(outputs), list[ir.Node]()
+        for node in reversed(nodes):
+            if not needed.isdisjoint(node.outputs):
+                kept.append(node)
+                needed.update(free_values([node]))
+        kept.reverse()
+        return _Part(kept, [v for v in free_values(kept) if not _is_fixed(v)], outputs)
+
+
+def _import_runtime() -> ModuleType:
+    try:
+        return importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise UnsupportedError(
+            "Backend 'ort' is asked for, but ONNX Runtime is not installed. Install it with "
+            "pip install qgraph[ort], or choose backend 'numpy'."
+        ) from error
+
+
+def _ready(
+    nodes: Iterable[ir.Node], chosen: Callable[[ir.Node], bool]
+) -> tuple[list[ir.Node], list[ir.Node]]:
+    """Split off the chosen nodes that depend on no node left behind; both parts keep the order."""
+    ready, rest = [], []
+    pending: set[ir.Value] = set()
+    for node in nodes:
+        if chosen(node) and pending.isdisjoint(free_values([node])):
+            ready.append(node)
+        else:
+            rest.append(node)
+            pending.update(node.outputs)
+    return ready, rest
+
+
+def _is_fixed(value: ir.Value) -> bool:
+    """Return whether a session can hold ``value``: it is constant and cannot be fed."""
+    producer = value.producer()
+    if producer is not None:
+        return is_constant(producer)
+    return value.is_initializer() and not value.is_graph_input()

@@ -1,0 +1,169 @@
+"""One ONNX Runtime session over some nodes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from qgraph.execution.control import captured, subgraphs
+from qgraph.execution.plan import Environment, initial
+
+_INLINE_BYTES = 1024
+"""Constants up to this size are written into the session's model, others are shared with it."""
+
+# ONNX Runtime hands no NumPy arrays of these types in or out; the casts are exact both ways.
+_CARRIERS = {
+    ir.DataType.INT2: ir.DataType.INT8,
+    ir.DataType.UINT2: ir.DataType.UINT8,
+    ir.DataType.INT4: ir.DataType.INT8,
+    ir.DataType.UINT4: ir.DataType.UINT8,
+    ir.DataType.FLOAT8E4M3FN: ir.DataType.FLOAT,
+    ir.DataType.FLOAT8E4M3FNUZ: ir.DataType.FLOAT,
+    ir.DataType.FLOAT8E5M2: ir.DataType.FLOAT,
+    ir.DataType.FLOAT8E5M2FNUZ: ir.DataType.FLOAT,
+    ir.DataType.FLOAT8E8M0: ir.DataType.FLOAT,
+    ir.DataType.BFLOAT16: ir.DataType.FLOAT,
+}
+
+
+class Session:
+    """An ONNX Runtime session over some nodes.
+
+    Args:
+        runtime: the module of ONNX Runtime.
+        ir_version: of the format, at least what the nodes need.
+        nodes: in order; what they read is fed, constant or produced among them.
+        imports: opset versions for them.
+        feeds: what is fed, with the types of the arrays; the session serves these types only.
+        outputs: what it computes.
+
+    Attributes:
+        raw: the session of ONNX Runtime.
+        outputs: what it computes, in order.
+    """
+
+    def __init__(
+        self,
+        runtime: ModuleType,
+        ir_version: int,
+        nodes: Sequence[ir.Node],
+        imports: Mapping[str, int],
+        feeds: dict[ir.Value, np.dtype[Any]],
+        outputs: Sequence[ir.Value],
+    ) -> None:
+        self._runtime = runtime
+        self._feeds: list[tuple[ir.Value, str, ir.DataType | None]] = []
+        self.outputs = outputs
+        self._decode: list[ir.DataType | None] = [None] * len(outputs)
+        self._shared: dict[str, Any] = {}
+        graph = onnx.GraphProto(name="segment")
+        for value, dtype in feeds.items():
+            self._declare(graph, value, ir.DataType.from_numpy(dtype))
+        for value in free_values(nodes):
+            if value not in feeds:
+                self._store(graph, value)
+        graph.node.extend(ir.to_proto(node) for node in nodes)
+        domains = {"", *(node.domain for node in _nested(nodes))}
+        model = onnx.ModelProto(ir_version=ir_version, graph=graph)
+        for domain in sorted(domains):
+            model.opset_import.add(domain=domain, version=imports.get(domain, 1))
+        for value in outputs:
+            model.graph.output.add(name=str(value.name))
+        self.raw = self._load(model)
+        if self._carry(model):
+            self.raw = self._load(model)
+
+    def run(self, known: Environment) -> dict[ir.Value, Any]:
+        """Return the outputs for what is known of the values to feed."""
+        arrays = {
+            name: known[value] if carrier is None else known[value].astype(carrier.numpy())
+            for value, name, carrier in self._feeds
+        }
+        results = self.raw.run(None, arrays)
+        return {
+            value: result if narrow is None else result.astype(narrow.numpy())
+            for value, result, narrow in zip(self.outputs, results, self._decode, strict=True)
+        }
+
+    @property
+    def feeds(self) -> list[str]:
+        """Names of what is fed."""
+        return [name for _, name, _ in self._feeds]
+
+    @property
+    def carries(self) -> bool:
+        """Whether any value goes in or out as another type than its own."""
+        return any(self._decode) or any(carrier is not None for _, _, carrier in self._feeds)
+
+    def _declare(self, graph: onnx.GraphProto, value: ir.Value, dtype: ir.DataType) -> None:
+        name, carrier = str(value.name), _CARRIERS.get(dtype)
+        if carrier is not None:
+            carried = f"{name}:carried"
+            graph.node.append(_cast(carried, name, dtype))
+            name = carried
+        graph.input.add(name=name).type.tensor_type.elem_type = (carrier or dtype).value
+        self._feeds.append((value, name, carrier))
+
+    def _store(self, graph: onnx.GraphProto, value: ir.Value) -> None:
+        array, name = initial(value), str(value.name)
+        if array.nbytes <= _INLINE_BYTES or array.dtype.isbuiltin != 1 or array.dtype == object:
+            graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+            return
+        self._shared[name] = self._runtime.OrtValue.ortvalue_from_numpy(array)
+        tensor = graph.initializer.add(name=name, dims=array.shape)
+        tensor.data_type = ir.DataType.from_numpy(array.dtype).value
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        fields = {"location": "shared", "offset": "0", "length": str(array.nbytes)}
+        for field, text in fields.items():
+            tensor.external_data.add(key=field, value=text)
+
+    def _load(self, model: onnx.ModelProto) -> Any:
+        options = self._runtime.SessionOptions()
+        options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        # Threads wait busily from one operator to the next, but not for the next call.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        options.add_session_config_entry("session.intra_op.spin_duration_us", "100")
+        if self._shared:
+            options.add_external_initializers(list(self._shared), list(self._shared.values()))
+        data = model.SerializeToString()
+        return self._runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+    def _carry(self, model: onnx.ModelProto) -> bool:
+        """Let outputs of types that NumPy cannot take come out as another; return if there are."""
+        narrow = {f"tensor({dtype.name.lower()})": dtype for dtype in _CARRIERS}
+        for place, output in enumerate(self.raw.get_outputs()):
+            dtype = narrow.get(output.type)
+            if dtype is not None:
+                self._decode[place] = dtype
+                carried = f"{output.name}:carried"
+                model.graph.node.append(_cast(output.name, carried, _CARRIERS[dtype]))
+                model.graph.output[place].name = carried
+        return any(self._decode)
+
+
+def free_values(nodes: Sequence[ir.Node]) -> list[ir.Value]:
+    """Return the values that ``nodes`` and their subgraphs use and do not produce, each once."""
+    produced = {value for node in nodes for value in node.outputs}
+    used = [value for node in nodes for value in (*node.inputs, *captured(node))]
+    return [v for v in dict.fromkeys(used) if v is not None and v not in produced]
+
+
+def _nested(nodes: Iterable[ir.Node]) -> Iterable[ir.Node]:
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from graph
+
+
+def _cast(source: str, target: str, to: ir.DataType) -> onnx.NodeProto:
+    node = onnx.NodeProto(op_type="Cast", input=[source], output=[target])
+    node.attribute.add(name="to", type=onnx.AttributeProto.INT, i=to.value)
+    if to.name.startswith("FLOAT8"):
+        node.attribute.add(name="saturate", type=onnx.AttributeProto.INT, i=0)
+    return node

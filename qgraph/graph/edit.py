@@ -1,0 +1,435 @@
+"""Replacing one region of a graph by another: drafts that leave the graph alone until committed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.exactness import Verdict
+from qgraph.graph.scopes import nodes_of
+from qgraph.primitives import NUMPY
+from qgraph.tensors.deferred import DeferredTensor
+from qgraph.tensors.ledger import Ledger
+
+Array = npt.NDArray[Any]
+Operand = ir.Value | Array
+
+FIRST_OPSET = {
+    "Abs": 6,
+    "Add": 7,
+    "Cast": 9,
+    "Ceil": 6,
+    "Clip": 11,
+    "Div": 7,
+    "Equal": 7,
+    "Floor": 6,
+    "Gather": 1,
+    "Greater": 9,
+    "GreaterOrEqual": 12,
+    "IsNaN": 9,
+    "Less": 9,
+    "LessOrEqual": 12,
+    "Max": 8,
+    "Min": 8,
+    "Mul": 7,
+    "Not": 1,
+    "Reshape": 5,
+    "Round": 11,
+    "Sign": 9,
+    "Sub": 7,
+    "Where": 9,
+}
+"""Opset since which an operator has the form and the broadcasting that drafts use."""
+
+HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+"""Types of data in which drafts compute instead of float32 where the data has them."""
+
+_HAS_BFLOAT16, _ROUNDS_BFLOAT16 = 13, 22
+"""Opsets since which float operators take bfloat16, and since which Round does."""
+
+_LARGE = 1 << 12
+"""Bytes from which constants are compared by a digest, so that no copy is kept for it."""
+
+PREDICATES = ("Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not")
+"""Operators whose output is of type bool."""
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Nodes that compute ``y`` from ``x`` and constants.
+
+    Attributes:
+        x: the one input that is not a parameter.
+        y: the output.
+        nodes: in topological order; the last one produces ``y``.
+    """
+
+    x: ir.Value
+    y: ir.Value
+    nodes: tuple[ir.Node, ...]
+
+    @property
+    def stands(self) -> bool:
+        """Whether all nodes are still in the graph."""
+        return all(node.graph is not None for node in self.nodes)
+
+
+class Draft:
+    """A region that may take the place of another one.
+
+    ``draft.op.Div(draft.x, scale)`` appends a node and returns its output; NumPy arrays and Python
+    numbers become initializers, and an operator whose operands are all known is computed instead.
+    The graph stays untouched until :meth:`commit`.
+
+    Attributes:
+        region: what it may replace.
+        entry: node and place where the region takes its input in.
+        x: stands for the input of the region that is replaced.
+        y: the output; :meth:`giving` sets it.
+        promise: how equal it is, where that follows from how it was made and is seen to when the
+            model is saved; None if it has to be found out.
+        ledger: what becomes of the bytes of the constant that it stores.
+    """
+
+    def __init__(self, editor: Editor, region: Region) -> None:
+        self._editor = editor
+        self.region = region
+        entries = ((n, i) for n in region.nodes for i, v in enumerate(n.inputs) if v is region.x)
+        self.entry = next(entries, None)
+        shape = None if region.x.shape is None else ir.Shape(region.x.shape)
+        self.x = ir.Value(name=region.x.name, type=region.x.type, shape=shape)
+        self.y: ir.Value = self.x
+        self.nodes: list[ir.Node] = []
+        self.constants: dict[ir.Value, Array] = {}
+        self.tensors: dict[ir.Value, ir.TensorProtocol] = {}
+        self.promise: Verdict | None = None
+        self.ledger: Ledger | None = None
+        self._needs = 1
+        self.op = Tracer(self)
+
+    @property
+    def spelling(self) -> str:
+        """The operators in order: ``QuantizeLinear+Clip+DequantizeLinear``."""
+        return "+".join(node.op_type for node in self.nodes)
+
+    @property
+    def opset(self) -> int:
+        """The lowest opset that has all operators, types and forms drafted."""
+        lowest = max([self._needs, *map(_first_opset, self.nodes)])
+        if self.x.dtype is not ir.DataType.BFLOAT16:
+            return lowest
+        rounds = any(node.op_type == "Round" for node in self.nodes)
+        return max(lowest, _ROUNDS_BFLOAT16 if rounds else _HAS_BFLOAT16)
+
+    def needs(self, opset: int) -> None:
+        """State that a form or type drafted exists only since ``opset``."""
+        self._needs = max(self._needs, opset)
+
+    def giving(self, result: Operand) -> Draft:
+        """Make ``result`` the output, drop nodes that it does not need, and return the draft."""
+        self.y = result if isinstance(result, ir.Value) else self.constant(result)
+        needed = {self.y}
+        kept = []
+        for node in reversed(self.nodes):
+            if needed.isdisjoint(node.outputs):
+                node.resize_inputs(0)
+                continue
+            needed.update(value for value in node.inputs if value is not None)
+            kept.append(node)
+        self.nodes = kept[::-1]
+        return self
+
+    def constant(self, array: npt.ArrayLike, name: str = "const") -> ir.Value:
+        """Return a constant operand; ``name`` ends the name of its initializer.
+
+        A float32 one becomes one of the type of the data where that has 16 bits.
+        """
+        known = np.asarray(array)
+        if known.dtype == np.float32 and self.x.dtype in HALF_TYPES:
+            with np.errstate(over="ignore"):
+                known = known.astype(self.x.dtype.numpy())
+        tensor = ir.Tensor(known)
+        value = ir.Value(
+            name=name,
+            type=ir.TensorType(tensor.dtype),
+            shape=ir.Shape(known.shape),
+            const_value=tensor,
+        )
+        self.constants[value] = known
+        return value
+
+    def stored(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+        """Return a constant operand that is not looked at, such as codes yet to be computed."""
+        value = ir.Value(
+            name=name,
+            type=ir.TensorType(tensor.dtype),
+            shape=ir.Shape(tensor.shape.numpy()),
+            const_value=tensor,
+        )
+        self.tensors[value] = tensor
+        return value
+
+    def node(
+        self,
+        name: str,
+        operands: Iterable[Operand | None],
+        attributes: dict[str, Any] | None = None,
+        *,
+        domain: str = "",
+        dtype: ir.DataType | None = None,
+    ) -> ir.Value:
+        """Append a node as it is and return its output, of type ``dtype`` where it is known."""
+        inputs = [
+            self.constant(operand) if isinstance(operand, np.ndarray) else operand
+            for operand in operands
+        ]
+        made = ir.node(name, inputs, attributes or {}, domain=domain)
+        if dtype is ir.DataType.FLOAT and self.x.dtype in HALF_TYPES:
+            dtype = self.x.dtype
+        if dtype is not None:
+            made.outputs[0].type = ir.TensorType(dtype)
+        self.nodes.append(made)
+        return made.outputs[0]
+
+    def commit(self, *, sweep: bool = True) -> None:
+        """Put the draft in the place of its region; see :meth:`Editor.replace`."""
+        self._editor.replace(self, sweep=sweep)
+
+
+_CAST_SINCE = {
+    "FLOAT8E4M3FN": 19,
+    "FLOAT8E4M3FNUZ": 19,
+    "FLOAT8E5M2": 19,
+    "FLOAT8E5M2FNUZ": 19,
+    "INT4": 21,
+    "UINT4": 21,
+    "FLOAT4E2M1": 23,
+    "FLOAT8E8M0": 24,
+    "INT2": 25,
+    "UINT2": 25,
+    "FLOAT6E2M3": 28,
+    "FLOAT6E3M2": 28,
+}
+"""Opset since which Cast takes or gives numbers of a type."""
+
+
+def _first_opset(node: ir.Node) -> int:
+    if node.domain:
+        return 1
+    first = FIRST_OPSET.get(node.op_type, 1)
+    if node.op_type != "Cast":
+        return first
+    given = node.inputs[0].dtype if node.inputs[0] is not None else None
+    kinds = {given, ir.DataType(node.attributes["to"].as_int())}
+    return max(first, *(_CAST_SINCE.get(kind.name, 1) for kind in kinds if kind is not None))
+
+
+class Tracer:
+    """The ``op`` of a draft: one method for each standard operator."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    def __getattr__(self, name: str) -> Callable[..., Operand]:
+        def call(*operands: Operand | float, **attributes: Any) -> Operand:
+            return self._call(name, [_operand(o) for o in operands], attributes)
+
+        return call
+
+    def _call(self, name: str, operands: list[Operand], attributes: dict[str, Any]) -> Operand:
+        if all(isinstance(operand, np.ndarray) for operand in operands):
+            with np.errstate(all="ignore"):
+                return np.asarray(NUMPY[name](*operands, **attributes))
+        if name == "Where" and isinstance(operands[0], np.ndarray):
+            for chosen, condition in ((operands[1], True), (operands[2], False)):
+                if (operands[0] == condition).all():
+                    return chosen
+        first = operands[0]
+        if name == "Cast" and isinstance(first, ir.Value) and first.dtype == attributes["to"]:
+            return first
+        dtype = ir.DataType.BOOL if name in PREDICATES else ir.DataType.FLOAT
+        dtype = ir.DataType(attributes.get("to", dtype))
+        return self._draft.node(name, operands, attributes, dtype=dtype)
+
+
+def _operand(given: Operand | float) -> Operand:
+    if isinstance(given, ir.Value | np.ndarray):
+        return given
+    return np.asarray(given, bool if isinstance(given, bool) else np.float32)
+
+
+class Editor:
+    """Fresh names and shared constants for all edits that one pass makes to a model.
+
+    Args:
+        model: the model that will be edited.
+
+    Attributes:
+        deferred: tensors that will be computed when the model is saved, by what they are made of.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self._names: set[str] = set()
+        self._functions = {id(function.graph) for function in model.functions.values()}
+        self._shared: dict[tuple[object, ...], ir.Value] = {}
+        self.deferred: dict[tuple[object, ...], DeferredTensor] = {}
+        self.learn()
+
+    def learn(self) -> None:
+        """Take note of all names in the model, after somebody else has edited it."""
+        functions = self._model.functions.values()
+        for graph in [self._model.graph, *(function.graph for function in functions)]:
+            self._names.update(value.name or "" for value in graph.inputs)
+            self._names.update(graph.initializers)
+            for node in nodes_of(graph):
+                self._names.add(node.name or "")
+                self._names.update(value.name or "" for value in node.outputs)
+                if isinstance(node.graph, ir.Graph):
+                    self._names.update(node.graph.initializers)
+
+    def draft(self, region: Region) -> Draft:
+        """Return an empty draft for a region."""
+        return Draft(self, region)
+
+    def fresh(self, name: str) -> str:
+        """Return ``name``, with a number appended where it is taken, and take it."""
+        unique, number = name, 1
+        while unique in self._names:
+            unique, number = f"{name}_{number}", number + 1
+        self._names.add(unique)
+        return unique
+
+    def replace(self, draft: Draft, *, sweep: bool = True) -> None:
+        """Carry out ``draft``: insert its nodes, hand over the output, drop what is unused.
+
+        The new output takes over name, type, shape and metadata of the old one.
+
+        Args:
+            draft: what to insert.
+            sweep: drop everything that only the old output needed, not its producer alone.
+        """
+        if sweep:
+            self.replace_all([draft])
+            return
+        anchor = draft.region.nodes[-1]
+        self._put(draft)
+        if anchor.graph is not None:
+            anchor.graph.remove(anchor, safe=True)
+
+    def replace_all(self, drafts: Iterable[Draft]) -> None:
+        """Carry out all ``drafts``, in order, as :meth:`replace` does one."""
+        # Constants are looked at once, in the end: it takes long to list the users of a shared one.
+        constants: dict[ir.Value, None] = {}
+        for draft in drafts:
+            self._put(draft)
+            constants.update(dict.fromkeys(_drop_nodes(reversed(draft.region.nodes))))
+        for value in constants:
+            _drop_constant(value)
+
+    def _put(self, draft: Draft) -> None:
+        region = draft.region
+        anchor = region.nodes[-1]
+        graph = anchor.graph
+        if graph is None:
+            raise ValueError(f"{anchor.op_type} {anchor.name!r} belongs to no graph")
+        stem = region.y.name or "quantized"
+        if draft.entry is not None:
+            # Read now: an earlier edit may have put another value in the place of region.x.
+            node, place = draft.entry
+            draft.x.replace_all_uses_with(node.inputs[place] or region.x)
+        for node in draft.nodes:
+            self._settle_constants(draft, node, anchor, graph, stem)
+            node.name = self.fresh(f"{stem}_{node.op_type}")
+            for output in node.outputs:
+                output.name = self.fresh(f"{stem}_{node.op_type.lower()}")
+            graph.insert_before(anchor, node)
+        self._hand_over(region.y, draft.y)
+
+    def _settle_constants(
+        self, draft: Draft, node: ir.Node, anchor: ir.Node, graph: Any, stem: str
+    ) -> None:
+        for place, value in enumerate(node.inputs):
+            if value is not None and (value in draft.constants or value in draft.tensors):
+                key = (id(graph), *_content(draft, value))
+                if key not in self._shared or self._shared[key].graph is None:
+                    self._shared[key] = self.place(value, anchor, graph, stem)
+                node.replace_input_with(place, self._shared[key])
+
+    def place(self, value: ir.Value, anchor: ir.Node, graph: Any, stem: str) -> ir.Value:
+        """Return a constant in ``graph``, in reach of ``anchor``, that holds what ``value`` does.
+
+        It is an initializer, or in a function, which has none, the output of a Constant node.
+        """
+        name = self.fresh(f"{stem}_{value.name}")
+        tensor = value.const_value
+        if id(graph) not in self._functions and isinstance(graph, ir.Graph):
+            placed = ir.Value(name=name, type=value.type, shape=value.shape, const_value=tensor)
+            graph.register_initializer(placed)
+            return placed
+        node = ir.node("Constant", [], {"value": tensor})
+        node.name = name
+        placed = node.outputs[0]
+        placed.name, placed.type, placed.shape = name, value.type, value.shape
+        graph.insert_before(anchor, node)
+        return placed
+
+    def _hand_over(self, old: ir.Value, new: ir.Value) -> None:
+        name = old.name
+        old.name = self.fresh(f"{name}_replaced")
+        new.name, new.type, new.shape, new.doc_string = name, old.type, old.shape, old.doc_string
+        new.metadata_props.update(old.metadata_props)
+        new.meta.update(old.meta)
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
+def _content(draft: Draft, value: ir.Value) -> tuple[object, ...]:
+    """Return what two constants that may share an initializer have in common."""
+    if value in draft.tensors:
+        return (draft.tensors[value],)
+    array = draft.constants[value]
+    if array.nbytes < _LARGE:
+        return str(array.dtype), array.shape, array.tobytes()
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return str(array.dtype), array.shape, sha256(content).digest()
+
+
+def _drop_nodes(nodes: Iterable[ir.Node]) -> list[ir.Value]:
+    """Remove ``nodes``, and what only they needed, where nothing uses them any more.
+
+    Returns:
+        The constants that the removed nodes used.
+    """
+    constants: list[ir.Value] = []
+    pending = deque(nodes)
+    while pending:
+        node = pending.popleft()
+        if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
+            continue
+        inputs = [value for value in node.inputs if value is not None]
+        node.graph.remove(node, safe=True)
+        for value in inputs:
+            producer = value.producer()
+            if producer is None or producer.op_type == "Constant":
+                constants.append(value)
+            else:
+                pending.append(producer)
+    return constants
+
+
+def _drop_constant(value: ir.Value) -> None:
+    """Remove an initializer or Constant node that nothing uses any more."""
+    if value.uses() or value.is_graph_output() or value.is_graph_input():
+        return
+    producer, owner = value.producer(), value.graph
+    if producer is not None and producer.graph is not None:
+        producer.graph.remove(producer, safe=True)
+    elif value.is_initializer() and isinstance(owner, ir.Graph):
+        del owner.initializers[value.name or ""]

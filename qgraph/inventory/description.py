@@ -1,0 +1,383 @@
+"""What a quantizer does, in words that do not depend on the dialect that spells it.
+
+One function of quantization has one description, so that descriptions can be compared:
+
+- Codes of data count from the real zero where a signed or unsigned format fits, so that ``int8``
+  with zero point 0 and ``uint8`` with zero point 128 are one; from the lowest code otherwise.
+- A FakeQuantize has the scale and zero point that its ranges stand for.
+- Of a constant input only the codes that occur are visible, in whatever type they are stored: its
+  format is the narrowest one that holds them, and how it was rounded is no longer known.
+- A scale reaches as far as its values say: equal scales of all channels are one per tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.dialects.dialect import Refusal, Site, sites
+from qgraph.graph.folding import constant_expression
+from qgraph.inventory.quantizer_info import format_of
+from qgraph.numerics.formats import IntFormat
+from qgraph.quantizer import Affine, Bipolar, Floating, Ranged, Truncating, Unnamed
+
+Array = npt.NDArray[Any]
+
+_NOISE = 2.0**-21
+"""FakeQuantize tells a zero point by two rounded limits; so far, in ranges, it may be off."""
+
+_DIGITS = 12
+"""Hexadecimal digits of a digest."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A parameter: its smallest and largest value, and a digest of all values.
+
+    The digest is of the float32 values, each one once per stretch over which it is constant; equal
+    digests mean equal bits.
+    """
+
+    low: float
+    high: float
+    digest: str | None = None
+
+    def to_json(self) -> dict[str, float | str | None]:
+        """Return the ends and the digest."""
+        return {"low": self.low, "high": self.high, "digest": self.digest}
+
+    def __str__(self) -> str:
+        ends = f"{self.low:.6g}"
+        if self.high != self.low:
+            ends += f" .. {self.high:.6g}"
+        return ends if self.digest is None else f"{ends} #{self.digest}"
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a quantizer does.
+
+    Attributes:
+        name: of the value that it gives; no part of what it does.
+        of: ``data``, or ``weight`` where its input is constant.
+        format: of its codes, such as ``int4``, ``uint8 narrow``, ``e4m3`` or ``bipolar``.
+        bits: width of a code.
+        granularity: over which elements one scale reaches.
+        scale: in real units per step.
+        zero_point: code of the real zero, in steps; of constants, its fraction.
+        rounding: of values between two codes; None of constants.
+        remark: what else it does, such as ``largest value 448, saturates``.
+        reason: why it cannot be read; all else but name is None then.
+    """
+
+    name: str
+    of: str | None = None
+    format: str | None = None
+    bits: int | None = None
+    granularity: str | None = None
+    scale: Numbers | None = None
+    zero_point: Numbers | None = None
+    rounding: str | None = None
+    remark: str | None = None
+    reason: str | None = None
+
+    def fields(self) -> dict[str, str]:
+        """Return what it does as texts, in the order in which it is told; nothing absent."""
+        told = {key: value for key, value in vars(self).items() if key != "name"}
+        return {
+            key.replace("_", " "): str(value) for key, value in told.items() if value is not None
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all attributes."""
+        return {
+            key: value.to_json() if isinstance(value, Numbers) else value
+            for key, value in vars(self).items()
+        }
+
+    def __str__(self) -> str:
+        told = self.fields()
+        told.pop("bits", None)
+        for key in ("scale", "zero point"):
+            if key in told:
+                told[key] = f"{key} {told[key]}"
+        head = " ".join(filter(None, [told.pop("of", ""), told.pop("format", "")]))
+        return ", ".join(filter(None, [head, *told.values()]))
+
+
+@dataclass(frozen=True, eq=False)
+class Described:
+    """A quantizer in a graph and its description.
+
+    Attributes:
+        description: what it does.
+        x, y: the values that it takes and gives; None outside of a graph.
+        node: name of its root.
+    """
+
+    description: Description
+    x: ir.Value | None
+    y: ir.Value | None
+    node: str
+
+
+def descriptions(model: ir.Model) -> Iterator[Described]:
+    """Yield every quantizer of a model with its description, in topological order.
+
+    Weights are read one at a time, and not kept.
+    """
+    for found in sites(model):
+        yield _described(found)
+
+
+def _described(found: Site | Refusal) -> Described:
+    node = found.root.name or ""
+    if isinstance(found, Refusal):
+        y = found.root.outputs[0]
+        x = found.root.inputs[0] if found.root.inputs else None
+        return Described(Description(str(y.name), reason=found.reason), x, y, node)
+    known = Description(str(found.y.name), of="data")
+    with np.errstate(all="ignore"):
+        known = _parameters(found, known)
+    if found.weight is None or known.scale is None:
+        return Described(known, found.x, found.y, node)
+    known, y = _of_constant(found, known)
+    return Described(known, found.x, y, node)
+
+
+def _parameters(site: Site, known: Description) -> Description:
+    """Return the description of a quantizer as if its input were not constant."""
+    match site.quantizer:
+        case Affine(scale, zero_point, lo, hi, rounding, _, decoding):
+            known = replace(known, rounding=str(rounding))
+            if decoding is not None:
+                told = f"codes become real by scale {_numbers(decoding.scale)}"
+                known = replace(known, remark=f"{told}, zero point {_numbers(decoding.zero_point)}")
+            return _uniform(site, known, scale, zero_point, lo, hi)
+        case Ranged(input_low=low, input_high=high, levels=levels) as ranged:
+            ends = low, high, ranged.output_low, ranged.output_high
+            if not all(map(_is_near, ends[:2], ends[2:])):
+                outer = f"{_numbers(ends[2])} to {_numbers(ends[3])}"
+                known = replace(known, remark=f"its codes stand for {outer}")
+            scale, zero_point = _of_range(low, high, levels)
+            known = replace(known, rounding="ROUND")
+            codes = np.asarray([0, levels - 1], np.float32)
+            return _uniform(site, known, scale, zero_point, codes[:1], codes[1:])
+        case Floating(scale, kind, rounding, saturating):
+            name, bits = format_of(site.quantizer)
+            beyond = "saturates" if saturating else "does not saturate"
+            known = replace(known, format=name, bits=bits, rounding=str(rounding))
+            known = replace(known, remark=f"largest value {kind.max_value:g}, {beyond}")
+            return _scaled(site, known, scale)
+        case Bipolar(scale):
+            return _scaled(site, replace(known, format="bipolar", bits=1), scale)
+        case Truncating() as trunc:
+            return _truncating(site, known, trunc)
+        case Unnamed():
+            return replace(known, remark="known by the definition of its operators only")
+
+
+def _truncating(site: Site, known: Description, trunc: Truncating) -> Description:
+    text = (
+        f"drops low bits: codes of scale {_numbers(trunc.scale)}, zero point "
+        f"{_numbers(trunc.zero_point)}, divided by {_numbers(trunc.ratio, digest=False)}"
+    )
+    known = replace(known, rounding=str(trunc.rounding), remark=text)
+    return _uniform(site, known, trunc.out_scale, trunc.out_zero_point, trunc.lo, trunc.hi)
+
+
+def _uniform(
+    site: Site, known: Description, scale: Array, zero_point: Array, lo: Array, hi: Array
+) -> Description:
+    """Return the description of codes that count ``scale``."""
+    origin = np.asarray(zero_point - lo, np.float32)
+    levels = float((hi - lo).max()) + 1
+    if levels == 2 and (origin == np.float32(0.5)).all():
+        return _scaled(site, replace(known, format="bipolar", bits=1), scale * np.float32(0.5))
+    kind = Affine(scale, zero_point, lo, hi)
+    for signed in (True, False):
+        first = _first_code(levels, signed)
+        if first is not None and (origin == -first).all():
+            start = np.float32(first)
+            kind = Affine(scale, np.zeros_like(zero_point), start + 0 * lo, start + (hi - lo))
+            break
+    else:
+        if np.isfinite(levels) and (lo == lo.min()).all():
+            kind = Affine(scale, origin, np.zeros_like(lo), hi - lo)
+    name, bits = format_of(kind)
+    known = replace(known, format=name, bits=bits)
+    if (lo != lo.min()).any() or (hi != hi.max()).any():
+        extent = f"codes from {_numbers(lo)} to {_numbers(hi)}"
+        known = replace(known, remark="; ".join(filter(None, [known.remark, extent])))
+    return _scaled(site, known, scale, kind.zero_point)
+
+
+def _first_code(levels: float, signed: bool) -> int | None:
+    """Return the first code of the format with so many levels, None if there is none."""
+    for bits in range(1, 33):
+        for narrow in (False, True):
+            kind = IntFormat(bits, signed, narrow)
+            if kind.hi - kind.lo + 1 == levels:
+                return kind.lo
+    return None
+
+
+def _of_range(low: Array, high: Array, levels: int) -> tuple[Array, Array]:
+    """Return the scale and zero point of which two limits are the ends, as far as there are.
+
+    The quotient of rounded limits may miss the scale by an ulp; its neighbours are tried. Only the
+    lower limit and the extent in float32 count, which are all that some spellings keep.
+    """
+    low, extent = np.broadcast_arrays(low, high - low)
+    last = np.float32(levels - 1)
+    quotient = extent.astype(np.float64) / last
+    near = quotient.astype(np.float32)
+    zero_point = (-low / quotient).astype(np.float32)
+    whole = np.round(zero_point)
+    is_whole = np.abs(zero_point - whole) <= np.float32(levels * _NOISE)
+    zero_point = np.where(is_whole, whole, zero_point).astype(np.float32)
+    scale, is_found = near.copy(), np.zeros(near.shape, bool)
+    for other in (near, np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(np.inf))):
+        least, most = -zero_point * other, (last - zero_point) * other
+        fits = (least == low) & (most - least == extent)
+        scale = np.where(fits & ~is_found, other, scale)
+        is_found |= fits
+    return scale, zero_point
+
+
+def _is_near(one: Array, other: Array) -> bool:
+    """Return whether limits are the same but for the rounding of spellings that derive them."""
+    return np.allclose(one, other, rtol=_NOISE, atol=0)
+
+
+def _scaled(
+    site: Site, known: Description, scale: Array, zero_point: Array | None = None
+) -> Description:
+    rank = len(site.shape)
+    return replace(
+        known,
+        granularity=_granularity(rank, scale, *(() if zero_point is None else (zero_point,))),
+        scale=_numbers(scale),
+        zero_point=None if zero_point is None else _numbers(zero_point, digest=False),
+    )
+
+
+def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]:
+    """Return the description of a constant by the codes that occur, and the value it ends in."""
+    y, factor = _scaled_once_more(site)
+    known = replace(known, name=str(y.name), of="weight", rounding=None)
+    values, scale, zero_point = site.values, _scale_of(site), _zero_point_of(site)
+    if values is None or scale is None or not values.size:
+        if known.remark is not None and known.format not in (None, "bipolar"):
+            # nothing is clipped any more
+            known = replace(known, remark=known.remark.partition(",")[0])
+        return known, y
+    with np.errstate(all="ignore"):
+        offset = zero_point - np.floor(zero_point)
+        steps = np.rint(values.astype(np.float32) / scale + offset)
+    name, bits = _narrowest(steps)
+    if factor is not None:
+        scale = np.asarray(scale * factor, np.float32)
+    known = replace(known, format=name, bits=bits, remark=None)
+    return _scaled(site, known, scale, np.asarray(offset, np.float32)), y
+
+
+def _narrowest(steps: Array) -> tuple[str, int | None]:
+    """Return the format of fewest bits that holds whole numbers, and its bits."""
+    least, most = float(steps.min()), float(steps.max())
+    if (np.abs(steps) == 1).all() and (least, most) == (-1, 1):
+        return "bipolar", 1
+    if not (math.isfinite(least) and math.isfinite(most)):
+        return "not finite", None
+    for bits in range(1, 33):
+        kind = IntFormat(bits, least < 0)
+        if kind.lo <= least and most <= kind.hi:
+            return kind.name.lower(), bits
+    return f"{least:.0f} .. {most:.0f}", None
+
+
+def _scale_of(site: Site) -> Array | None:
+    """Return the real units per step of what a quantizer gives, None where it has no steps."""
+    match site.quantizer:
+        case Affine(scale=scale, decoding=decoding):
+            return scale if decoding is None else decoding.scale
+        case Ranged(output_low=low, output_high=high, levels=levels):
+            return _of_range(low, high, levels)[0]
+        case Bipolar(scale=scale):
+            return scale
+    return None
+
+
+def _zero_point_of(site: Site) -> Array:
+    match site.quantizer:
+        case Affine(zero_point=zero_point, decoding=decoding):
+            return zero_point if decoding is None else decoding.zero_point
+        case Ranged(output_low=low, output_high=high, levels=levels):
+            return _of_range(low, high, levels)[1]
+    return np.zeros((), np.float32)
+
+
+def _scaled_once_more(site: Site) -> tuple[ir.Value, Array | None]:
+    """Return what whole codes become where the scale follows in a Mul, and that scale."""
+    uses = list(site.y.uses())
+    scale = _scale_of(site)
+    if len(uses) != 1 or scale is None or not (scale == 1).all():
+        return site.y, None
+    node = uses[0].node
+    others = [value for value in node.inputs if value is not site.y]
+    if (node.domain, node.op_type) != ("", "Mul") or len(others) != 1:
+        return site.y, None
+    factor = constant_expression(others[0])
+    if factor is None or factor.dtype != np.float32 or factor.ndim > len(site.shape):
+        return site.y, None
+    return node.outputs[0], factor
+
+
+def _granularity(rank: int, *parameters: Array) -> str:
+    """Tell over which elements all parameters are constant."""
+    joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
+    spread = np.stack([np.broadcast_to(parameter, joint) for parameter in parameters])
+    strides = [_stretch(spread, axis + 1) for axis in range(len(joint))]
+    offset = max(rank - len(joint), 0)
+    varying = [axis for axis, size in enumerate(joint) if strides[axis] < size]
+    if not varying:
+        return "per tensor"
+    if len(varying) == 1:
+        return f"per channel ({joint[varying[0]]}, axis {varying[0] + offset})"
+    blocks = [axis for axis in varying if strides[axis] > 1]
+    if len(blocks) == 1:
+        return f"per {strides[blocks[0]]} along axis {blocks[0] + offset}"
+    if not blocks:
+        return f"per element of axes {', '.join(str(axis + offset) for axis in varying)}"
+    parts = (f"{strides[axis]} along axis {axis + offset}" for axis in varying)
+    return f"per {', '.join(parts)}"
+
+
+def _stretch(array: Array, axis: int) -> int:
+    """Return the longest number of steps along an axis after which alone values change."""
+    moved = np.moveaxis(array, axis, 0)
+    changes = np.diff(moved, axis=0).any(axis=tuple(range(1, array.ndim)))
+    return math.gcd(len(moved), *(np.flatnonzero(changes) + 1).tolist())
+
+
+def _numbers(parameter: Array, *, digest: bool = True) -> Numbers:
+    """Return the ends of a parameter and its digest; where all values are equal they are one."""
+    # Adding zero removes the sign of a negative one.
+    array = np.asarray(parameter, np.float32) + np.float32(0)
+    low, high = float(array.min()), float(array.max())
+    if not digest and low == high:
+        return Numbers(low, high)
+    varying = [axis for axis in range(array.ndim) if _stretch(array, axis) < array.shape[axis]]
+    for axis in range(array.ndim):
+        # of a single axis each value counts: equal neighbours are no block
+        stride = _stretch(array, axis) if axis not in varying or len(varying) > 1 else 1
+        array = array[(slice(None),) * axis + (slice(None, None, stride),)]
+    data = np.ascontiguousarray(array.reshape(-1)).astype("<f4").tobytes()
+    return Numbers(low, high, hashlib.sha256(data).hexdigest()[:_DIGITS])

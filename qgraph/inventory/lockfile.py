@@ -1,0 +1,140 @@
+"""A description of all quantizers of a model as a text that is kept, reviewed and compared.
+
+It is TOML with a table for each quantizer and a line for each fact, so that a change of one fact
+shows as one line in a review.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from qgraph.errors import QGraphError
+from qgraph.inventory.description import Described, Description, Numbers, descriptions
+from qgraph.inventory.differences import Differences, between
+from qgraph.model import Source, load
+
+FORM = 1
+"""Version of the file's form."""
+
+SUFFIX = ".lock"
+"""The lock of ``model.onnx`` is ``model.onnx.lock``, unless another name is given."""
+
+_HEAD = f"""\
+# The quantizers of a model, whatever dialect spells them. Written by qgraph; do not edit.
+# Compare: qgraph lock MODEL --check FILE     Write anew: qgraph lock MODEL -o FILE
+form = {FORM}
+"""
+
+_NUMBERS = re.compile(r"(?P<low>\S+?)(?: \.\. (?P<high>\S+))?(?: #(?P<digest>[0-9a-f]+))?")
+
+
+def lock_text(source: Source, *, keep_inputs: bool = False) -> str:
+    """Return the text of a model's lock file.
+
+    Args:
+        source: a path or a model.
+        keep_inputs: leave initializers that are inputs too; they are not constant then.
+
+    Raises:
+        ModelError: the model is not usable.
+    """
+    found = _described(source, keep_inputs=keep_inputs)
+    return _HEAD + "".join(_table(described.description) for described in found)
+
+
+def check_lock(source: Source, path: Path, *, keep_inputs: bool = False) -> Differences:
+    """Compare a lock file, the reference, with a model.
+
+    Names help to pair the quantizers, and are no difference.
+
+    Raises:
+        ModelError: the model is not usable.
+        QGraphError: the file cannot be read, or is no lock file.
+    """
+    return between(read_lock(path), _described(source, keep_inputs=keep_inputs))
+
+
+def read_lock(path: Path) -> list[Description]:
+    """Return the descriptions in a lock file.
+
+    Raises:
+        QGraphError: the file cannot be read, or is no lock file.
+    """
+    remedy = "Write it with 'qgraph lock MODEL -o FILE'."
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise QGraphError(
+            f"{path}: cannot be read ({error}), expected a lock file. {remedy}"
+        ) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise QGraphError(
+            f"{path}: is no TOML ({error}), expected a lock file. {remedy}"
+        ) from error
+    form = document.get("form")
+    if form != FORM:
+        raise QGraphError(
+            f"{path}: has form {form!r}, expected {FORM}, which this version writes. {remedy}"
+        )
+    try:
+        return [_description(table) for table in document.get("quantizer", [])]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise QGraphError(f"{path}: {error}, expected a lock file. {remedy}") from error
+
+
+def lock_of(model: Path) -> Path:
+    """Return the place of a model's lock file beside it."""
+    return model.with_name(model.name + SUFFIX)
+
+
+def _described(source: Source, *, keep_inputs: bool) -> list[Described]:
+    model = load(source).clone()
+    if not keep_inputs:
+        model.freeze_inputs()
+    return list(descriptions(model.ir))
+
+
+def _table(description: Description) -> str:
+    facts = {key: value for key, value in vars(description).items() if value is not None}
+    lines = [
+        f"{key} = {value if isinstance(value, int) else _string(str(value))}"
+        for key, value in facts.items()
+    ]
+    return "\n".join(["", "[[quantizer]]", *lines]) + "\n"
+
+
+def _string(text: str) -> str:
+    """Return a TOML string; JSON's form is one, but for a character that TOML wants escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _description(table: dict[str, Any]) -> Description:
+    known = Description.__dataclass_fields__
+    unknown = table.keys() - known.keys()
+    if unknown or "name" not in table:
+        what = f"has {', '.join(sorted(unknown))}" if unknown else "has no name"
+        raise ValueError(f"a quantizer {what}")
+    facts: dict[str, Any] = dict(table)
+    for key in ("scale", "zero_point"):
+        if key in facts:
+            facts[key] = _numbers(key, facts[key])
+    return Description(**facts)
+
+
+def _numbers(key: str, text: str) -> Numbers:
+    found = _NUMBERS.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{key} is {text!r}")
+    low = float(found["low"])
+    return Numbers(low, low if found["high"] is None else float(found["high"]), found["digest"])
+
+
+def models_of(paths: Iterable[Path]) -> list[Path]:
+    """Return the models of paths, of which some may be lock files; each model once."""
+    models = (path.with_suffix("") if path.suffix == SUFFIX else path for path in paths)
+    return list(dict.fromkeys(models))

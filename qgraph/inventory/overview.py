@@ -1,0 +1,141 @@
+"""What a model file contains: its interface, its quantizers, and what cannot be run here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from qgraph.dialects.dialect import sites
+from qgraph.errors import OperatorError, UnsupportedError
+from qgraph.execution.control import is_control
+from qgraph.execution.reference import reference_kernel
+from qgraph.graph.constants import overridable
+from qgraph.inventory.packing import packed_bytes
+from qgraph.inventory.quantizer_info import QuantizerInfo, quantizer_info
+from qgraph.kernels.mat_mul_n_bits import is_mat_mul_n_bits
+from qgraph.model import Source, load
+from qgraph.ops.operator import operator_of
+from qgraph.opsets.versions import ceiling
+from qgraph.report import operator_name
+from qgraph.runtimes.support import RuntimeVerdict, runtimes_of
+from qgraph.storage.files import weight_bytes
+
+__all__ = ["Overview", "QuantizerInfo", "ValueInfo", "overview"]
+
+
+@dataclass(frozen=True)
+class ValueInfo:
+    """An input or an output: its type as ONNX names it, and its shape; None where not known."""
+
+    name: str
+    dtype: str | None
+    shape: list[int | str | None] | None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What :func:`overview` found.
+
+    Attributes:
+        ir_version, opsets, producer: from the head of the file.
+        inputs, outputs: what is fed, and what comes out.
+        overridable: how many initializers are listed as inputs too.
+        nodes: how many there are, in subgraphs and functions too.
+        operators: how many of each operator.
+        weight_bytes: bytes of all initializers and constants as stored.
+        packed_bytes: what is left of them when every constant quantizer is stored as packed codes,
+            as wide as its format asks for; what ``fold-weights`` gives.
+        quantizers: in topological order.
+        unsupported: how many of each operator that neither qgraph nor ONNX defines.
+        runtimes: which runtimes can load it, and why not.
+    """
+
+    ir_version: int
+    opsets: dict[str, int]
+    producer: str
+    inputs: list[ValueInfo]
+    outputs: list[ValueInfo]
+    overridable: int
+    nodes: int
+    operators: dict[str, int]
+    weight_bytes: int
+    packed_bytes: int
+    quantizers: list[QuantizerInfo]
+    unsupported: dict[str, int]
+    runtimes: list[RuntimeVerdict]
+
+    @property
+    def dialects(self) -> dict[str, int]:
+        """How many quantizers each dialect spells."""
+        return dict(Counter(found.dialect for found in self.quantizers if found.dialect))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``qgraph info --json`` prints."""
+        return asdict(self) | {"dialects": self.dialects}
+
+
+def overview(source: Source) -> Overview:
+    """Return what a model contains.
+
+    Initializers that are listed as inputs too count as constants, as they do for conversions.
+
+    Raises:
+        ModelError: the source is no usable model.
+    """
+    model = load(source)
+    count = len(overridable(model.ir.graph))
+    if count:
+        model = model.clone()
+        model.freeze_inputs()
+    nodes = list(model.nodes())
+    found = list(sites(model.ir))
+    limit = ceiling(model.ir)
+    operators = Counter(operator_name(node) for node in nodes)
+    unsupported = Counter(operator_name(node) for node in _unsupported(model.ir))
+    producer = f"{model.ir.producer_name or ''} {model.ir.producer_version or ''}"
+    return Overview(
+        ir_version=model.ir.ir_version,
+        opsets=dict(model.ir.opset_imports),
+        producer=producer.strip(),
+        inputs=[_value_info(value) for value in model.inputs],
+        outputs=[_value_info(value) for value in model.outputs],
+        overridable=count,
+        nodes=len(nodes),
+        operators=dict(sorted(operators.items())),
+        weight_bytes=weight_bytes(model.ir),
+        packed_bytes=packed_bytes(model.ir, found, limit),
+        quantizers=[quantizer_info(site, limit) for site in found],
+        unsupported=dict(sorted(unsupported.items())),
+        runtimes=runtimes_of(model.ir),
+    )
+
+
+def _value_info(value: ir.Value) -> ValueInfo:
+    shape = None
+    if value.shape is not None:
+        shape = [size if isinstance(size, int) else size.value for size in value.shape]
+    return ValueInfo(value.name or "", value.dtype.name if value.dtype else None, shape)
+
+
+def _unsupported(model: ir.Model) -> Iterator[ir.Node]:
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for body in bodies:
+        imports = body.opset_imports
+        for node in ir.traversal.RecursiveGraphIterator(body):
+            if is_control(node) or node.op_identifier() in model.functions or _is_ours(node):
+                continue
+            try:
+                reference_kernel(node, imports)
+            except UnsupportedError:
+                yield node
+
+
+def _is_ours(node: ir.Node) -> bool:
+    try:
+        return is_mat_mul_n_bits(node) or operator_of(node) is not None
+    except OperatorError:
+        return True

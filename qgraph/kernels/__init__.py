@@ -1,0 +1,1 @@
+"""Operators that NumPy computes, each by its definition."""

@@ -1,0 +1,1 @@
+"""Versions of operator sets: what changed between them, and raising models over it."""

@@ -1,0 +1,130 @@
+"""A node whose opset is raised, and what can be done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import UnsupportedError, where
+from qgraph.graph.edit import Editor
+
+
+@dataclass
+class Change:
+    """A node that is to be rewritten, from one opset to a higher one.
+
+    Attributes:
+        node: the node, of the standard domain.
+        source: opset of the graph or function, now.
+        target: a higher one.
+        editor: gives names and places constants.
+        float_type: the only floating type of the model; None if there are several.
+        twins: for values of the model, ones with the types and shapes that follow from its inputs;
+            empty where none are needed.
+        reached: the opset that the node is written for.
+    """
+
+    node: ir.Node
+    source: int
+    target: int
+    editor: Editor
+    float_type: ir.DataType | None
+    twins: Mapping[ir.Value, ir.Value]
+    reached: int
+
+    def refuse(self, reason: str) -> UnsupportedError:
+        """Return the error to raise."""
+        return UnsupportedError(
+            f"{where(self.node)}: {reason}, so its opset cannot be raised from {self.source} to "
+            f"{self.target}. Export the model with opset {self.target}."
+        )
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """Remove an attribute and return its value, ``default`` where it is absent."""
+        value = self.get(name, default)
+        self.node.attributes.pop(name, None)
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of an attribute, ``default`` where it is absent."""
+        attribute = self.node.attributes.get(name)
+        if attribute is None:
+            return default
+        if attribute.is_ref():
+            raise self.refuse(f"attribute {name!r} is a parameter of the function")
+        return attribute.value
+
+    def set(self, name: str, value: int | str) -> None:
+        """Set an attribute."""
+        self.node.attributes[name] = ir.convenience.convert_attribute(name, value)
+
+    def feed(self, place: int, name: str, array: npt.NDArray[Any]) -> None:
+        """Make a constant the input at ``place``."""
+        node = self.node
+        if len(node.inputs) <= place:
+            node.resize_inputs(place + 1)
+        node.replace_input_with(place, self.constant(name, array))
+
+    def constant(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
+        """Return a new constant within reach of the node."""
+        tensor = ir.tensor(array)
+        kind, shape = ir.TensorType(tensor.dtype), ir.Shape(array.shape)
+        value = ir.Value(name=name, type=kind, shape=shape, const_value=tensor)
+        return self.editor.place(value, self.node, self.node.graph, self.stem)
+
+    def insert(self, op_type: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Value:
+        """Put a new node before the node; return its output."""
+        made = ir.node(op_type, inputs, attributes)
+        label = self.editor.fresh(f"{self.stem}_{op_type.lower()}")
+        made.name = made.outputs[0].name = label
+        self.node.prepend(made)
+        return made.outputs[0]
+
+    @property
+    def stem(self) -> str:
+        """How the names of what is added begin."""
+        return self.node.outputs[0].name or self.node.op_type
+
+    @property
+    def x(self) -> ir.Value:
+        """The first input."""
+        value = self.node.inputs[0] if self.node.inputs else None
+        if value is None:
+            raise self.refuse("it has no input")
+        return value
+
+    def integers(self, place: int, name: str, *, required: bool = False) -> None:
+        """Turn a list of integers that is an attribute into the input at ``place``."""
+        values = self.take(name)
+        if values is not None:
+            self.feed(place, name, np.asarray(values, np.int64))
+        elif required:
+            raise self.refuse(f"it has no attribute {name!r}")
+
+    def number_like_input(self, place: int, name: str, value: float) -> None:
+        """Make a number, in the type of the first input, the input at ``place``."""
+        dtype = self.element_type(self.x) or self.float_type
+        if dtype is None:
+            raise self.refuse(f"the type of its input {self.x.name!r} is not known")
+        with np.errstate(over="ignore"):
+            self.feed(place, name, np.asarray(value, np.float64).astype(dtype.numpy()))
+
+    @property
+    def sizes(self) -> list[int | None] | None:
+        """The shape of the first input as it follows from the model's inputs, None if unknown.
+
+        Sizes that are not fixed are None. What a file states about a value does not count.
+        """
+        twin = self.twins.get(self.x)
+        if twin is None or twin.shape is None:
+            return None
+        return [size if isinstance(size, int) else None for size in twin.shape.dims]
+
+    def element_type(self, value: ir.Value) -> ir.DataType | None:
+        """Return the type of the elements of a value as far as it follows from the inputs."""
+        return (self.twins.get(value) or value).dtype

@@ -1,0 +1,1 @@
+"""What runtimes can load, told from their documentation and from trials."""

@@ -1,0 +1,1 @@
+"""Model files and the files beside them."""

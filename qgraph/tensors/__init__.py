@@ -1,0 +1,1 @@
+"""Tensors that are read, made and written piece by piece."""

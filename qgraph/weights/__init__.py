@@ -1,0 +1,1 @@
+"""Weights as packed codes, at any size."""
