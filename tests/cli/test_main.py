@@ -105,9 +105,8 @@ def test_errors_have_exit_codes_and_one_message(qgraph, monkeypatch, error, stat
 
 
 def test_an_internal_error_asks_for_a_report(qgraph, monkeypatch):
-    monkeypatch.setattr(
-        "qgraph.inventory.overview.overview", _raising(ZeroDivisionError("by zero"))
-    )
+    error = ZeroDivisionError("by zero")
+    monkeypatch.setattr("qgraph.inventory.overview.overview", _raising(error))
     found = qgraph("info", "model.onnx")
     assert "internal error, ZeroDivisionError: by zero" in found.error
     assert "--debug" in found.error
