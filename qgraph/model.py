@@ -121,6 +121,21 @@ class Model:
         self._prepared = None
         return _freeze_inputs(self._ir)
 
+    def settled(self) -> Model:
+        """Return the model with constants where a pass would see them: itself, or else a copy.
+
+        Initializers are no graph inputs in it, and parameters of quantizers that follow from
+        static dimensions are spelled out.
+        """
+        from qgraph.execution.static_parameters import freeze_static_parameters, static_parameters
+
+        if not overridable(self._ir.graph) and not static_parameters(self._ir):
+            return self
+        copy = self.clone()
+        copy.freeze_inputs()
+        freeze_static_parameters(copy._ir)
+        return copy
+
     def digraph(self) -> nx.MultiDiGraph:
         """Return the main graph as networkx sees it; see :func:`qgraph.graph.topology.graph_of`."""
         from qgraph.graph.topology import graph_of
@@ -131,7 +146,8 @@ class Model:
     def apply(self, *steps: onnx_ir.passes.PassBase, keep_inputs: bool = False) -> Report:
         """Run passes one after the other; if one fails, the model stays as it was.
 
-        Domains that nodes use are declared, and initializers dropped from the graph inputs first.
+        Domains that nodes use are declared, initializers dropped from the graph inputs, and
+        parameters of quantizers that follow from static dimensions made constants first.
 
         Args:
             steps: passes of qgraph or of onnx_ir; only the former report sites.
@@ -140,6 +156,8 @@ class Model:
         Raises:
             QGraphError: what a pass of qgraph raises; for another pass, its error is the cause.
         """
+        from qgraph.execution.static_parameters import freeze_static_parameters
+
         storage.sort_nodes(self._ir)
         report = Report(weight_bytes_before=storage.weight_bytes(self._ir))
         draft = self._ir.clone()
@@ -148,6 +166,8 @@ class Model:
             report.notes.append(f"declared operator sets: {', '.join(added)}")
         if not keep_inputs:
             report.frozen_inputs = _freeze_inputs(draft)
+        if settled := freeze_static_parameters(draft):
+            report.notes.append(f"parameters that follow from static dimensions: {settled}")
         for step in steps:
             draft = _run_step(step, draft, report)
         check_names(draft)

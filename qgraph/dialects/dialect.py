@@ -183,7 +183,7 @@ def parameter(node: ir.Node, value: ir.Value | None, name: str) -> npt.NDArray[n
         label = value.name if value is not None else ""
         raise OperatorError(
             f"{where(node)}: {name} {label!r} is not a constant, so that the quantizer is only "
-            "known at run time. Freeze or fold it first."
+            "known at run time. Store it as a constant, or export the model with fixed sizes."
         )
     if array.size == 0:
         raise OperatorError(f"{where(node)}: {name} has no element, expected at least one.")

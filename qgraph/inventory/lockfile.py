@@ -95,7 +95,7 @@ def lock_of(model: Path) -> Path:
 def _described(source: Source, *, keep_inputs: bool) -> list[Described]:
     model = load(source).clone()
     if not keep_inputs:
-        model.freeze_inputs()
+        model = model.settled()
     return list(descriptions(model.ir))
 
 

@@ -92,7 +92,7 @@ def overview(source: Source) -> Overview:
         model = model.clone()
         model.freeze_inputs()
     nodes = list(model.nodes())
-    found = list(sites(model.ir))
+    found = list(sites(model.settled().ir))
     limit = ceiling(model.ir)
     operators = Counter(operator_name(node) for node in nodes)
     unsupported = Counter(operator_name(node) for node in _unsupported(model.ir))

@@ -198,7 +198,7 @@ class Statistics:
         if overridable(model.ir.graph):
             model = model.clone()
             model.freeze_inputs()
-        for found in sites(model.ir):
+        for found in sites(model.settled().ir):
             quantizer = QuantizerStatistics(found, model.ir.graph)
             self.quantizers.append(quantizer)
             if isinstance(found, Site) and not quantizer.weight and quantizer.reason is None:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from qgraph.errors import UnsupportedError
+from qgraph.execution.static_parameters import freeze_static_parameters
 from qgraph.graph.constants import overridable
 from qgraph.graph.derived import derived
 from qgraph.graph.scopes import owners
@@ -51,7 +52,8 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
 
     Both get the higher one of the two opsets, as far as their nodes can be raised to it. If one
     has products with packed weights, all products are written in one way. The types and shapes that
-    a model states for its inputs are taken from it, as its interface, all others follow from them.
+    a model states for its inputs are taken from it, as its interface, all others follow from them;
+    parameters of quantizers that static dimensions determine are constants.
 
     Args:
         reference: one model.
@@ -65,6 +67,8 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
     OPERATORS.names()  # which tells onnx of those of the dialects
     copies = [_flat(model) for model in (reference, candidate)]
     counts = [0 if keep_inputs else _freeze(copy) for copy in copies]
+    for copy in copies:
+        freeze_static_parameters(copy)
     stated = [only_float_type(copy) for copy in copies]
     copies = [derived(copy) for copy in copies]
     packed = any(map(has_packed_products, copies))

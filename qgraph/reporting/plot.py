@@ -12,7 +12,6 @@ import onnx_ir as ir
 from qgraph.certification.certify import prove
 from qgraph.dialects.dialect import Refusal, Site, sites
 from qgraph.errors import OptionError, UnsupportedError
-from qgraph.graph.constants import overridable
 from qgraph.model import Model, Source, load
 from qgraph.proof.cone import lower
 from qgraph.proof.expression import Builder, Expr, Undecidable
@@ -114,10 +113,7 @@ def _site(model: Model, name: str) -> Site:
 
 
 def _sites(model: Model) -> Iterator[Site | Refusal]:
-    if overridable(model.ir.graph):
-        model = model.clone()
-        model.freeze_inputs()
-    yield from sites(model.ir)
+    yield from sites(model.settled().ir)
 
 
 def _labels(found: Site | Refusal) -> list[str]:
