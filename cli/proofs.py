@@ -106,7 +106,7 @@ def _show_others(regions: Sequence[Region]) -> None:
             _last(region.reference_nodes, region.reference_value),
             _last(region.candidate_nodes, region.candidate_value),
             Cell(str(region.verdict), _STYLES[region.verdict]),
-            str(region.differing_inputs) if region.exactness else "",
+            region.differing,
             number_text(region.largest_steps, 3) if region.largest_steps else "",
             _example(region),
         ]

@@ -185,9 +185,9 @@ def _proof_lines(found: Certificate) -> list[str]:
 
 def _cause(region: Region) -> str:
     parts = [str(region.verdict)]
-    if region.differing_inputs:
+    if region.differing not in ("", "0"):
         what = "elements differ" if region.method == "constant" else "inputs give other values"
-        parts.append(f"{region.differing_inputs} {what}")
+        parts.append(f"{region.differing} {what}")
     witness = region.witness
     if witness is not None:
         what = "element" if region.method == "constant" else "input"

@@ -108,6 +108,8 @@ class Region:
         verdict: what holds, given equal entries.
         exactness: the highest rung that holds; None when undecided.
         method: how it was shown.
+        counted: whether all inputs were compared. Where they were not, the numbers of inputs are
+            lower bounds.
         differing_inputs: how many inputs give different values, -0 equal to +0, NaN apart; summed
             over channels. Of constants, elements.
         zero_sign_inputs: how many give zeros of different signs.
@@ -132,6 +134,7 @@ class Region:
     verdict: ProofVerdict = ProofVerdict.UNDECIDED
     exactness: Exactness | None = None
     method: Method = Method.NONE
+    counted: bool = False
     differing_inputs: int = 0
     zero_sign_inputs: int = 0
     channels: int = 1
@@ -145,6 +148,15 @@ class Region:
     boxes: tuple[Boxes, ...] = ()
     cases: tuple[Cases, ...] = ()
 
+    @property
+    def differing(self) -> str:
+        """How many inputs give different values, as far as they were counted; empty if unknown."""
+        if self.counted:
+            return str(self.differing_inputs)
+        if self.verdict is not ProofVerdict.DIFFERENT:
+            return ""
+        return f"at least {self.differing_inputs}" if self.differing_inputs else "some"
+
     def to_json(self) -> dict[str, Any]:
         """Return the region as it stands in a certificate."""
         witness = self.witness
@@ -157,6 +169,7 @@ class Region:
             "verdict": str(self.verdict),
             "exactness": None if self.exactness is None else str(self.exactness),
             "method": str(self.method),
+            "counted": self.counted,
             "differing_inputs": self.differing_inputs,
             "zero_sign_inputs": self.zero_sign_inputs,
             "channels": self.channels,
@@ -258,7 +271,7 @@ class Certificate:
             else f", such as {witness.input!r}: {witness.reference!r}, not {witness.candidate!r}"
         )
         raise EquivalenceError(
-            f"{place}: {first.differing_inputs} inputs give different values{shown}. Expected "
+            f"{place}: {first.differing} inputs give different values{shown}. Expected "
             "equal values; convert with --exact values, or change the model there.",
             report=self,
         )

@@ -16,7 +16,6 @@ from qgraph.certification.certificate import (
     SUMMED_ALIKE,
     ZERO_SIGNS,
     Boxes,
-    Cases,
     Certificate,
     ProofVerdict,
     Region,
@@ -26,8 +25,7 @@ from qgraph.certification.counterexample import search
 from qgraph.certification.discharge import Shown, discharge, names, try_all_inputs
 from qgraph.certification.evidence import boxes
 from qgraph.certification.joint import between
-from qgraph.certification.levels import cases
-from qgraph.certification.regions import Outcome
+from qgraph.certification.regions import Decided, Outcome
 from qgraph.certification.zero_signs import Step, sightings
 from qgraph.collecting import seldom
 from qgraph.errors import OptionError
@@ -85,7 +83,8 @@ def prove(
     models = load(reference), load(candidate)
     sides = plain(*models, keep_inputs=keep_inputs)
     matching, shown = _show(sides, exact)
-    regions = [_region(s, matching, exact, evidence=evidence) for s in shown if not _is_trivial(s)]
+    divided = _Divided() if evidence else None
+    regions = [_region(s, matching, exact, divided) for s in shown if not _is_trivial(s)]
     seen = (
         Region(*(names([node]),) * 2, *(str(node.outputs[0].name),) * 2, reason=reason)
         for node, reason in _sightings(matching, shown)
@@ -113,11 +112,12 @@ def prove(
 def _show(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Matching, list[Shown]]:
     """Match two models and show what follows; names may mislead, and are left out then."""
     matching = Matching(*sides)
-    shown = discharge(matching, level)
+    known: Decided = {}
+    shown = discharge(matching, level, known)
     failed = sum(not s.reaches(level) for s in shown)
     if failed and matching.is_hinted:
         other = Matching(*sides, by_name=False)
-        without = discharge(other, level)
+        without = discharge(other, level, known)
         if sum(not s.reaches(level) for s in without) < failed:
             matching, shown = other, without
     return matching, try_all_inputs(shown)
@@ -164,7 +164,7 @@ def _is_trivial(s: Shown) -> bool:
     return plain_constants and s.outcome.rung is Exactness.BITS
 
 
-def _region(s: Shown, matching: Matching, level: Exactness, *, evidence: bool) -> Region:
+def _region(s: Shown, matching: Matching, level: Exactness, divided: _Divided | None) -> Region:
     outcome, finding = s.outcome, s.outcome.finding
     nodes, entries = _extent(s, matching)
     remarks = [outcome.reason or ""]
@@ -181,6 +181,7 @@ def _region(s: Shown, matching: Matching, level: Exactness, *, evidence: bool) -
         verdict=_verdict_of(outcome, level),
         exactness=outcome.rung,
         method=outcome.method,
+        counted=outcome.is_counted,
         differing_inputs=outcome.differing,
         zero_sign_inputs=outcome.zero_sign,
         channels=1 if finding is None else finding.channels,
@@ -191,8 +192,8 @@ def _region(s: Shown, matching: Matching, level: Exactness, *, evidence: bool) -
         witness=outcome.witness,
         witness_channel=outcome.channel,
         reason="; ".join(filter(None, remarks)) or None,
-        boxes=_boxes(s) if evidence else (),
-        cases=_cases(s, matching) if evidence else (),
+        boxes=() if divided is None else divided.boxes(outcome),
+        cases=() if divided is None else outcome.cases,
     )
 
 
@@ -224,20 +225,27 @@ def _verdict_of(outcome: Outcome, level: Exactness) -> ProofVerdict:
     return ProofVerdict.DIFFERENT if shown else ProofVerdict.UNDECIDED
 
 
-def _boxes(s: Shown) -> tuple[Boxes, ...]:
-    pair, finding = s.outcome.expressions, s.outcome.finding
+class _Divided:
+    """The division of all inputs of each outcome, which many regions may share."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[int, tuple[Outcome, tuple[Boxes, ...]]] = {}
+
+    def boxes(self, outcome: Outcome) -> tuple[Boxes, ...]:
+        """Return how the inputs divide; the outcome is kept, so that its id stays its own."""
+        if id(outcome) not in self._boxes:
+            self._boxes[id(outcome)] = outcome, _boxes(outcome)
+        return self._boxes[id(outcome)][1]
+
+
+def _boxes(outcome: Outcome) -> tuple[Boxes, ...]:
+    pair, finding = outcome.expressions, outcome.finding
     if pair is None or finding is None or finding.undecided is not None or finding.enumerated:
         return ()
     try:
         return boxes(*pair)
     except Undecidable:
         return ()  # the same function, and none of steps: its form is all there is to check
-
-
-def _cases(s: Shown, matching: Matching) -> tuple[Cases, ...]:
-    if s.claim.kind is not Kind.JOINT or s.outcome.rung is None:
-        return ()
-    return cases((matching.reference, matching.candidate), s.claim.entries, _exit(s))
 
 
 def _verdict(regions: Sequence[Region]) -> ProofVerdict:

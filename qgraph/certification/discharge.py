@@ -9,7 +9,15 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.certification.joint import JointCut, decide_joint
-from qgraph.certification.regions import Cut, Outcome, count_all, cut, decide_cuts, undecided
+from qgraph.certification.regions import (
+    Cut,
+    Decided,
+    Outcome,
+    count_all,
+    cut,
+    decide_cuts,
+    undecided,
+)
 from qgraph.exactness import Exactness, Method
 from qgraph.matching.match import Claim, Kind, Matching, Pair
 from qgraph.proof.enumeration import effort
@@ -37,7 +45,7 @@ class Shown:
         return self.outcome.rung is not None and self.outcome.rung >= level
 
 
-def discharge(matching: Matching, level: Exactness) -> list[Shown]:
+def discharge(matching: Matching, level: Exactness, known: Decided | None = None) -> list[Shown]:
     """Return what became of each claim, in their order.
 
     A region that is not equal enough from its nearest entry is tried from farther ones.
@@ -45,17 +53,10 @@ def discharge(matching: Matching, level: Exactness) -> list[Shown]:
     Args:
         matching: with its claims.
         level: what is enough: bits or values.
+        known: see :func:`~qgraph.certification.regions.decide_cuts`.
     """
     claims = matching.claims
-    nearest = [
-        (claim, cut(matching, _exit(claim), claim.entries[0]))
-        for claim in claims
-        if claim.kind is Kind.REGION
-    ]
-    found = dict(
-        zip(nearest, decide_cuts(matching, [region for _, region in nearest]), strict=True)
-    )
-    shown = {claim: Shown(claim, outcome, region) for (claim, region), outcome in found.items()}
+    shown = _show_regions(matching, level, {} if known is None else known)
     for claim in claims:
         if claim.kind is Kind.CONSTANT:
             shown[claim] = Shown(claim, _compare_constants(matching, claim))
@@ -63,8 +64,6 @@ def discharge(matching: Matching, level: Exactness) -> list[Shown]:
             shown[claim] = Shown(claim, _decide_joint(matching, claim))
         elif claim.kind is Kind.OPEN:
             shown[claim] = Shown(claim, undecided(claim.reason))
-        elif not shown[claim].reaches(level):
-            shown[claim] = _from_farther(matching, shown[claim], claim.entries[1:], level)
     guessed = {_exit(c) for c in claims if c.kind is Kind.OPEN and _operators_differ(c)}
     for claim, found_so_far in shown.items():
         region = found_so_far.region
@@ -82,23 +81,25 @@ def _exit(claim: Claim) -> Pair:
     return claim.reference, claim.candidate
 
 
-def _from_farther(
-    matching: Matching, shown: Shown, entries: Sequence[Pair], level: Exactness
-) -> Shown:
-    """Return what is shown from the first of ``entries`` that suffices; else what is known.
+def _show_regions(matching: Matching, level: Exactness, known: Decided) -> dict[Claim, Shown]:
+    """Return what is shown of each region from the first entry that suffices; else what is known.
 
-    What is counted from a farther one is known better than what was given up from a nearer one.
+    What is counted from a farther entry is known better than what was given up from a nearer one.
+    The entries of one distance are tried for all regions together.
     """
-    known = shown
-    for entry in entries[: _ENTRIES - 1]:
-        region = cut(matching, _exit(shown.claim), entry)
-        (outcome,) = decide_cuts(matching, [region])
-        other = Shown(shown.claim, outcome, region)
-        if other.reaches(level):
-            return other
-        if outcome.is_counted and not known.outcome.is_counted:
-            known = other
-    return known
+    shown: dict[Claim, Shown] = {}
+    left = [claim for claim in matching.claims if claim.kind is Kind.REGION]
+    for distance in range(_ENTRIES):
+        left = [claim for claim in left if distance < len(claim.entries)]
+        cuts = [cut(matching, _exit(claim), claim.entries[distance]) for claim in left]
+        outcomes = decide_cuts(matching, cuts, known)
+        for claim, region, outcome in zip(left, cuts, outcomes, strict=True):
+            found, before = Shown(claim, outcome, region), shown.get(claim)
+            counts = before is None or (outcome.is_counted and not before.outcome.is_counted)
+            if counts or found.reaches(level):
+                shown[claim] = found
+        left = [claim for claim in left if not shown[claim].reaches(level)]
+    return shown
 
 
 def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
@@ -166,10 +167,9 @@ def _compare_constants(matching: Matching, claim: Claim) -> Outcome:
             f"{reference.dtype}{list(reference.shape)} became "
             f"{candidate.dtype}{list(candidate.shape)}"
         )
-    same = np.array_equal(reference, candidate)
-    return Outcome(
-        Exactness.BITS if same else Exactness.DIFFERENT, Method.CONSTANT, differing=not same
-    )
+    differing = int(np.count_nonzero(reference != candidate))
+    rung = Exactness.DIFFERENT if differing else Exactness.BITS
+    return Outcome(rung, Method.CONSTANT, differing=differing)
 
 
 def names(nodes: Sequence[ir.Node]) -> tuple[str, ...]:

@@ -14,17 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.certification.certificate import Cases
 from qgraph.certification.regions import Nodes, Outcome, all_values, run_nodes
-from qgraph.certification.zero_signs import sees
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.graph.topology import gates
 from qgraph.matching.elementwise import is_reshape, joined, operands
 from qgraph.matching.match import Pair
+from qgraph.matching.zero_sight import sees
 from qgraph.numerics.values import compare_values, is_nan
 from qgraph.proof.cone import lower
 from qgraph.proof.expression import Builder, Undecidable
 from qgraph.proof.keys import from_keys
-from qgraph.proof.plateaus import plateaus
+from qgraph.proof.plateaus import Plateaus, plateaus
 
 Array = npt.NDArray[Any]
 
@@ -89,7 +90,7 @@ def decide_joint(models: tuple[Nodes, Nodes], region: JointCut) -> Outcome:
             raise Undecidable("it does not only depend on two values")
         _check_parameters(model, nodes)
         parts.append(nodes)
-    first, second = (_cases(models, parts, entry) for entry in region.entries)
+    (first, one), (second, other) = (_cases(models, parts, entry) for entry in region.entries)
     if first.size * second.size > _CASES:
         raise Undecidable(f"there are {first.size} x {second.size} cases, too many to try")
     x, z = np.repeat(first, second.size), np.tile(second, first.size)
@@ -121,6 +122,7 @@ def decide_joint(models: tuple[Nodes, Nodes], region: JointCut) -> Outcome:
         witness=witness,
         nan_differs=at_nan.rung < Exactness.BITS,
         reason=f"{np.count_nonzero(~special)} pairs of values of two inputs were tried",
+        cases=(one, other),
     )
 
 
@@ -140,30 +142,35 @@ def _check_parameters(model: Nodes, nodes: Sequence[ir.Node]) -> None:
             raise Undecidable(f"it has two inputs, and {node.op_type} sees the sign of zeros")
 
 
-def _cases(models: tuple[Nodes, Nodes], parts: Sequence[Sequence[ir.Node]], entry: Pair) -> Array:
-    """Return values of an entry so that every value has the results of one of them."""
+def _cases(
+    models: tuple[Nodes, Nodes], parts: Sequence[Sequence[ir.Node]], entry: Pair
+) -> tuple[Array, Cases]:
+    """Return values of an entry so that every value has the results of one of them, and why."""
     dtype = entry[0].dtype or entry[1].dtype
     if dtype is None:
         raise Undecidable("the type of one of its two inputs is not known")
     if dtype is not ir.DataType.FLOAT:
         if dtype.bitwidth > _NARROW_BITS or not dtype.is_integer():
             raise Undecidable(f"one of its two inputs is {dtype.name}")
-        return all_values(dtype)
-    for model, value in zip(models, entry, strict=True):
-        levels = _levels(model, value)
-        if levels is not None:
-            return levels
+        return all_values(dtype), Cases(None, None)
+    for name, model, value in zip(("reference", "candidate"), models, entry, strict=True):
+        found = _levels(name, model, value)
+        if found is not None:
+            return found
     keys: list[Array] = []
     for model, nodes, value in zip(models, parts, entry, strict=True):
         for end in _quantized(model, nodes, value):
             chain = between(end, [value], model.known.has) or []
-            found = _steps(model, chain, value, end)
-            keys.append(found.lo)
-    return np.concatenate([from_keys(np.unique(np.concatenate(keys))), _SPECIAL])
+            keys.append(_steps(model, chain, value, end).lo)
+    starts = np.unique(np.concatenate(keys))
+    return np.concatenate([from_keys(starts), _SPECIAL]), Cases(None, None, tuple(starts.tolist()))
 
 
-def _levels(model: Nodes, value: ir.Value) -> Array | None:
-    """Return the values that a quantizer lets a value have."""
+def _levels(name: str, model: Nodes, value: ir.Value) -> tuple[Array, Cases] | None:
+    """Return the values that a quantizer of the model ``name`` lets a value have, and their inputs.
+
+    None is returned where no quantizer does.
+    """
     chain = gates(value, lambda v: operands(v, model.known.has))
     for start in chain[1:]:
         if start.dtype is not ir.DataType.FLOAT:
@@ -175,7 +182,8 @@ def _levels(model: Nodes, value: ir.Value) -> Array | None:
         except Undecidable:
             continue
         beyond = run_nodes(model, nodes or [], {start: _SPECIAL}, value)
-        return np.unique(np.concatenate([found.value, beyond, _SPECIAL[-1:]]))
+        levels = np.unique(np.concatenate([found.value, beyond, _SPECIAL[-1:]]))
+        return levels, Cases(name, str(start.name), tuple(found.lo.tolist()))
     return None
 
 
@@ -194,7 +202,7 @@ def _quantized(model: Nodes, nodes: Sequence[ir.Node], entry: ir.Value) -> list[
     return ends
 
 
-def _steps(model: Nodes, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value) -> Any:
+def _steps(model: Nodes, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value) -> Plateaus:
     _check_parameters(model, nodes)
     return plateaus(
         lower(nodes, x, y, (), Builder(), constants=model.known.array), max_boxes=_BOXES

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.certification.certificate import Cases
 from qgraph.certification.samples import sample
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
 from qgraph.exactness import Exactness, Method, Witness
@@ -25,7 +26,7 @@ from qgraph.proof.batch import decide_all
 from qgraph.proof.cone import Shape, lower
 from qgraph.proof.engine import check_shapes
 from qgraph.proof.enumeration import enumerate_inputs
-from qgraph.proof.expression import Builder, Expr, Undecidable, evaluate, undefined
+from qgraph.proof.expression import Builder, Expr, Undecidable, evaluate, text, undefined
 from qgraph.proof.finding import Finding
 from qgraph.proof.ladder import grade, largest_gap
 
@@ -71,6 +72,7 @@ class Outcome:
         tells_zeros_apart: whether -0 and +0 have other results than one another, on either side.
         reason: why it is undecided.
         at_most: where nothing higher can hold, the rung that is left; bits where nothing is known.
+        cases: of a region with two inputs, what each of them may be.
     """
 
     rung: Exactness | None
@@ -86,11 +88,16 @@ class Outcome:
     tells_zeros_apart: bool = False
     reason: str | None = None
     at_most: Exactness = Exactness.BITS
+    cases: tuple[Cases, ...] = ()
 
     @property
     def is_counted(self) -> bool:
-        """Whether all inputs were compared."""
+        """Whether all inputs were compared; numbers of inputs are lower bounds otherwise."""
         return self.method is not Method.NONE
+
+
+Decided: TypeAlias = dict[tuple[str, Shape | None], Outcome]
+"""Outcomes by the text of both expressions and the shape of their variable."""
 
 
 def undecided(reason: str) -> Outcome:
@@ -108,28 +115,40 @@ def cut(matching: Matching, exit_: Pair, entry: Pair) -> Cut:
     return Cut(entry, exit_, ours, theirs, _shape(entry))
 
 
-def decide_cuts(matching: Matching, cuts: Sequence[Cut]) -> list[Outcome]:
+def decide_cuts(
+    matching: Matching, cuts: Sequence[Cut], known: Decided | None = None
+) -> list[Outcome]:
     """Return the outcomes of regions, those of one form decided together.
+
+    Args:
+        matching: of the two models.
+        cuts: the regions.
+        known: outcomes that need not be found again, by what both sides compute; new ones are
+            entered.
 
     Raises:
         UnsupportedError: this thread does not compute as IEEE 754 says.
     """
+    known = {} if known is None else known
     builder = Builder()
-    lowered: list[tuple[Expr, Expr, Shape | None] | Outcome] = []
+    lowered: list[tuple[str, Shape | None] | Outcome] = []
+    wanted: dict[tuple[str, Shape | None], tuple[Expr, Expr, Shape | None]] = {}
     for region in cuts:
         try:
             kind = _element_type(region)
             if kind is ir.DataType.FLOAT:
-                lowered.append(_lower(matching, region, builder))
+                pair = _lower(matching, region, builder)
+                key = text(pair[:2]), pair[2]
+                lowered.append(key)
+                if key not in known:
+                    wanted[key] = pair
             else:
                 lowered.append(enumerate_cut((matching.reference, matching.candidate), region))
         except Undecidable as reason:
             lowered.append(undecided(reason.reason))
-    findings = iter(decide_all([pair for pair in lowered if not isinstance(pair, Outcome)]))
-    return [
-        known if isinstance(known, Outcome) else _judge(known[:2], next(findings))
-        for known in lowered
-    ]
+    for (key, pair), finding in zip(wanted.items(), decide_all(list(wanted.values())), strict=True):
+        known[key] = _judge(pair[:2], finding)
+    return [found if isinstance(found, Outcome) else known[found] for found in lowered]
 
 
 def count_all(region: Cut, outcome: Outcome) -> Outcome:

@@ -97,8 +97,14 @@ class Form:
 
 
 def forms(node: ir.Node, imports: Imports) -> list[Form]:
-    """Return all ways to tell what a node computes: as written, and by the shape that it gives."""
+    """Return all ways to tell what a node computes: as written, and by the shape that it gives.
+
+    A Dropout that does not train reads neither its ratio nor that it does not.
+    """
     used = tuple(value for value in node.inputs if value is not None)
+    if _keeps_all(node, imports):
+        version = _version(node, imports.get("", 1))
+        return [Form(("", "Dropout", "without training", version), used[:1])]
     found = [Form(label(node, imports), used)]
     if (shape := _new_shape(node)) is not None:
         found.append(Form(("", "Reshape", "to", shape), used[:1]))
@@ -114,6 +120,12 @@ def common_form(
             if one.label == other.label and len(one.operands) == len(other.operands):
                 return one, other
     return None
+
+
+def _keeps_all(node: ir.Node, imports: Imports) -> bool:
+    """Return whether a node is a Dropout in inference, which drops nothing."""
+    is_dropout = (node.domain, node.op_type) == ("", "Dropout")
+    return is_dropout and imports.get("", 1) >= OLDEST and not is_random(node, imports)
 
 
 def _new_shape(node: ir.Node) -> Hashable:

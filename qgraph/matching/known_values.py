@@ -73,13 +73,14 @@ class KnownValues:
         imports: domains of the model and their versions.
 
     Attributes:
+        imports: as given.
         inexact: operators that computed floating-point constants whose last bits ONNX leaves open,
             as it does for sums and for functions such as Exp.
     """
 
     def __init__(self, imports: Imports) -> None:
         self.inexact: set[str] = set()
-        self._imports = imports
+        self.imports = imports
         self._is_known: dict[ir.Value, bool] = {}
         self._kept: dict[ir.Value, Array] = {}
 
@@ -128,7 +129,7 @@ class KnownValues:
         results: dict[ir.Value, Any] = dict(known)
         try:
             with np.errstate(all="ignore"):
-                NodeStep(node, kernel_for(node, self._imports)).run(results, frozenset())
+                NodeStep(node, kernel_for(node, self.imports)).run(results, frozenset())
         except (ExecutionError, ModelError, OperatorError, UnsupportedError):
             self._is_known[value] = False
             return None
@@ -143,7 +144,7 @@ class KnownValues:
         return array
 
     def _is_opaque(self, node: ir.Node) -> bool:
-        if is_control(node) or is_random(node, self._imports):
+        if is_control(node) or is_random(node, self.imports):
             return True
         return any(subgraphs(attribute) for attribute in node.attributes.values())
 

@@ -31,12 +31,14 @@ from qgraph.matching.canonical import (
     label,
 )
 from qgraph.matching.congruence import Class, Congruence
+from qgraph.matching.constant_rows import compare_constants
 from qgraph.matching.elementwise import is_moving, is_reshape, joined, operands
 from qgraph.matching.interface import conflict
 from qgraph.matching.known_values import KnownValues
 from qgraph.matching.plain import Plain
 from qgraph.matching.randomness import is_random
-from qgraph.numerics.values import Comparison, compare_values, fingerprint
+from qgraph.matching.zero_sight import sees
+from qgraph.numerics.values import Comparison, fingerprint
 
 _HASHED_BYTES = 1 << 24
 """Constants of more bytes are compared only where two of them meet."""
@@ -92,10 +94,14 @@ class Side:
         self.known = KnownValues(plain.imports)
         self.classes: dict[ir.Value, Class] = {}
         self.nodes: list[ir.Node] = []
+        self._operands: dict[ir.Value, list[ir.Value]] = {}
 
     def operands(self, value: ir.Value) -> list[ir.Value]:
         """Return what an elementwise operator makes ``value`` of; nothing for other values."""
-        return operands(value, self.known.has)
+        found = self._operands.get(value)
+        if found is None:
+            found = self._operands[value] = operands(value, self.known.has)
+        return found
 
 
 class Matching:
@@ -278,7 +284,7 @@ class Matching:
         """Return whether one operator makes both values, of constants that are equal in value.
 
         They are bit for bit equal behind a Reshape, which can be done after all else; otherwise
-        zeros differ in sign.
+        zeros differ in sign, and the operator must not see it.
         """
         first, second = a.producer(), b.producer()
         if first is None or second is None or self._mismatch(a, b) is not None:
@@ -287,6 +293,8 @@ class Matching:
         pairs = zip(found[0].operands, found[1].operands, strict=True) if found else ()
         known = (pair for pair in pairs if self.reference.known.has(pair[0]))
         differing = [pair for pair in known if not self.equal(*pair)]
+        if sees(first, [ours for ours, _ in differing]):
+            return False
         return all(map(self._have_equal_values, differing)) and bool(differing or is_reshape(first))
 
     def _have_equal_values(self, pair: Pair) -> bool:
@@ -299,8 +307,8 @@ class Matching:
         Each pair is computed and compared once. None is returned where they cannot be compared.
         """
         if pair not in self._compared:
-            arrays = self.reference.known.array(pair[0]), self.candidate.known.array(pair[1])
-            self._compared[pair] = _compared(*arrays)
+            sides = (self.reference.known, pair[0]), (self.candidate.known, pair[1])
+            self._compared[pair] = compare_constants(*sides)
         return self._compared[pair]
 
     def _common(self, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> tuple[Pair, ...]:
@@ -412,20 +420,6 @@ class Matching:
 
     def _merge(self, a: ir.Value, b: ir.Value) -> None:
         self._congruence.merge(self.class_of(self.reference, a), self.class_of(self.candidate, b))
-
-
-def _compared(
-    reference: Array | None, candidate: Array | None
-) -> tuple[Comparison, Witness | None] | None:
-    if reference is None or candidate is None or reference.dtype.kind in "OSU":
-        return None
-    if reference.dtype != candidate.dtype or reference.shape != candidate.shape:
-        return None
-    found = compare_values(reference, candidate)
-    if found.place is None or reference.dtype.kind == "c":
-        return found, None
-    at = (array.reshape(-1)[found.place] for array in (reference, candidate))
-    return found, Witness(float(found.place), *map(float, at))
 
 
 def _namesakes(ours: Iterable[ir.Value], theirs: Iterable[ir.Value]) -> list[Pair]:

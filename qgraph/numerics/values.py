@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,18 +42,28 @@ class Comparison:
 def compare_values(reference: Array, candidate: Array) -> Comparison:
     """Return how two arrays of one shape and type compare; big ones are compared in pieces."""
     ours, theirs = reference.reshape(-1), candidate.reshape(-1)
-    differing = zero_sign = 0
+    starts = range(0, ours.size, _PIECE)
+    return compare_pieces(lambda: ((ours[s : s + _PIECE], theirs[s : s + _PIECE]) for s in starts))
+
+
+def compare_pieces(pieces: Callable[[], Iterable[tuple[Array, Array]]]) -> Comparison:
+    """Return how two arrays of one shape and type compare that are not in memory as a whole.
+
+    Args:
+        pieces: gives, each time anew, pairs of flat pieces of one size and type, in C order.
+    """
+    differing = zero_sign = start = 0
     wrong_at = sign_at = None
     worst = 0.0
-    for start in range(0, ours.size, _PIECE):
-        x, y = ours[start : start + _PIECE], theirs[start : start + _PIECE]
-        if x.tobytes() == y.tobytes():
+    for x, y in pieces():
+        place, start = start, start + x.size
+        if _same_bits(x, y):
             continue
         wrong, signs = _differences(x, y)
         if wrong_at is None and wrong.any():
-            wrong_at = start + int(np.argmax(wrong))
+            wrong_at = place + int(np.argmax(wrong))
         if sign_at is None and signs.any():
-            sign_at = start + int(np.argmax(signs))
+            sign_at = place + int(np.argmax(signs))
         differing += int(np.count_nonzero(wrong))
         zero_sign += int(np.count_nonzero(signs))
         with np.errstate(all="ignore"):
@@ -61,12 +71,18 @@ def compare_values(reference: Array, candidate: Array) -> Comparison:
         # a NaN on one side is as far away as can be
         worst = max(worst, float(np.max(np.where(np.isnan(gaps), np.inf, gaps), initial=0.0)))
     if differing:
-        pieces = range(0, ours.size, _PIECE)
-        largest = max(_largest(ours[start : start + _PIECE]) for start in pieces)
+        largest = max(_largest(x) for x, _ in pieces())
         rung = Exactness.CODES if worst <= largest * _LAST_BITS else Exactness.DIFFERENT
         return Comparison(rung, differing, zero_sign, wrong_at)
     rung = Exactness.VALUES if zero_sign else Exactness.BITS
     return Comparison(rung, 0, zero_sign, sign_at)
+
+
+def _same_bits(x: Array, y: Array) -> bool:
+    if x.dtype != y.dtype or x.itemsize not in (1, 2, 4, 8):
+        return x.tobytes() == y.tobytes()
+    bits = f"u{x.itemsize}"
+    return bool(np.array_equal(x.view(bits), y.view(bits)))
 
 
 def _differences(x: Array, y: Array) -> tuple[Mask, Mask]:
@@ -76,10 +92,14 @@ def _differences(x: Array, y: Array) -> tuple[Mask, Mask]:
         bits = x.view(f"V{x.itemsize}") != y.view(f"V{y.itemsize}")
         return np.asarray(bits), np.zeros(x.shape, np.bool_)
     with np.errstate(all="ignore"):
-        same = np.asarray(x == y) | (is_nan(x) & is_nan(y))
+        wrong = np.asarray(x != y)
         if x.dtype.kind in "iub":
-            return ~same, np.zeros(x.shape, np.bool_)
-        return ~same, same & np.asarray(x == 0) & (np.signbit(x) != np.signbit(y))
+            return wrong, np.zeros(x.shape, np.bool_)
+        if wrong.any():
+            wrong &= ~(is_nan(x) & is_nan(y))
+        signs = np.asarray(x == 0)
+        signs &= np.signbit(x) != np.signbit(y)
+        return wrong, signs & ~wrong
 
 
 def _wide(x: Array) -> Array:

@@ -53,7 +53,9 @@ def prove_page(document: Mapping[str, Any]) -> Page:
         if count or name == verdict
     ]
     if differing:
-        facts.append(Fact("inputs that differ", whole(differing), Tone.BAD))
+        more = any(not _is_counted(r) and r["verdict"] == "different" for r in regions)
+        number_of = f"at least {whole(differing)}" if more else whole(differing)
+        facts.append(Fact("inputs that differ", number_of, Tone.BAD))
     if elements:
         facts.append(Fact("constants that differ", whole(elements), Tone.BAD))
     if document["exactness"] is not None:
@@ -125,8 +127,24 @@ def _is_of_data(region: Region) -> bool:
     return bool(region["method"] != "constant")
 
 
+def _is_counted(region: Region) -> bool:
+    """Return whether all inputs were compared; numbers of inputs are lower bounds otherwise."""
+    return bool(region.get("counted", region["method"] != "none"))
+
+
+def _differing(region: Region) -> str:
+    number = int(region["differing_inputs"])
+    if _is_counted(region):
+        return whole(number)
+    if region["verdict"] != "different":
+        return NONE
+    return f"at least {whole(number)}" if number else "some"
+
+
 def _drawn(regions: Sequence[Region]) -> list[Region]:
-    return [r for r in regions if int(r["differing_inputs"]) > 0 and _is_of_data(r)]
+    """Return the regions whose numbers of differing inputs are known."""
+    known = (r for r in regions if _is_counted(r) and _is_of_data(r))
+    return [r for r in known if int(r["differing_inputs"]) > 0]
 
 
 def _bars(
@@ -151,6 +169,8 @@ def difference(region: Region) -> str:
     what = f"{counted(number, 'element' if constant else 'input')} {verb}"
     if not number:
         what = "Some inputs give"
+    elif not _is_counted(region):
+        what = f"At least {what}"
     return f"{what} another value than {place(region, 'reference')!r}{example(region)}."
 
 
@@ -171,7 +191,7 @@ def _open_table(regions: Sequence[Region]) -> Table:
             _nodes(region, "reference"),
             _nodes(region, "candidate"),
             Cell(str(region["verdict"]), TONES[region["verdict"]]),
-            Cell(whole(region["differing_inputs"]) if region["exactness"] else NONE),
+            Cell(_differing(region)),
             Cell(amount(region["largest_steps"], 3)),
             *(Cell(text) for text in _example(region)),
             Cell(remark(region)),

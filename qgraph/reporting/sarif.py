@@ -252,7 +252,7 @@ def _of_proof(document: Mapping[str, Any]) -> Iterator[_Result]:
         nodes = region["candidate_nodes"]
         node = place(region, "candidate")
         ours, theirs = region["reference_nodes"], place(region, "reference")
-        fields = ("exactness", "method", "differing_inputs", "largest_steps", "witness")
+        fields = ("exactness", "method", "counted", "differing_inputs", "largest_steps", "witness")
         properties = {name: region[name] for name in fields} | {
             "reference_nodes": ours,
             "candidate_nodes": nodes,
@@ -303,13 +303,14 @@ def _of_check(document: Mapping[str, Any]) -> Iterator[_Result]:
         yield _Result("metric-worse", text, file, str(metric["name"]), "metric", metric)
     for result in (document.get("runtimes") or {}).get("results", ()):
         for culprit in result["culprits"]:
-            text = f"{result['runtime']} at {result['level']}: {culprit['what']}; stopped by "
+            option = culprit["option"]
+            stops = "no option is known to stop it" if option is None else f"stopped by {option}"
             yield _Result(
                 "runtime-differs",
-                f"{text}{culprit['option']}.",
+                f"{result['runtime']} at {result['level']}: {culprit['what']}; {stops}.",
                 _path(document, "candidate"),
-                str(culprit["option"]),
-                "option",
+                str(result["runtime"] if option is None else option),
+                "runtime" if option is None else "option",
                 {"runtime": result["runtime"], "level": result["level"], "error": result["error"]},
             )
 

@@ -91,12 +91,15 @@ def check_outcome(statement: Statement, found: Outcome) -> None:
 
 
 def check_rung(statement: Statement) -> None:
-    """See that the verdict of a region follows from its rung.
+    """See that the verdict of a region follows from its rung, and what is counted from its method.
 
     Raises:
         EquivalenceError: it does not.
     """
     rung, verdict = statement.exactness, statement.verdict
+    if statement.counted is not (statement.method is not Method.NONE):
+        told = "counted" if statement.counted else "not counted"
+        raise statement.fails(f"its inputs are called {told}, but its method is {statement.method}")
     if rung is None:
         shown = verdict is ProofVerdict.DIFFERENT and statement.method is Method.NONE
         fits = shown or verdict is ProofVerdict.UNDECIDED

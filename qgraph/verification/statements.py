@@ -75,6 +75,7 @@ class Statement:
     verdict: ProofVerdict
     exactness: Exactness | None
     method: Method
+    counted: bool
     differing_inputs: int
     zero_sign_inputs: int
     channels: int
@@ -143,6 +144,7 @@ def _statement(region: Mapping[str, object]) -> Statement:
         ProofVerdict(_text(region["verdict"])),
         _rung(region["exactness"]),
         Method(_text(region["method"])),
+        _is(bool, region["counted"]),
         _is(int, region["differing_inputs"]),
         _is(int, region["zero_sign_inputs"]),
         _is(int, region["channels"]),

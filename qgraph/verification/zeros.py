@@ -17,7 +17,7 @@ _REVIEWED = 28
 _BY_SIGN = frozenset({"Atan2", "BitCast", "Pow", "Reciprocal", "Unique"})
 """Standard operators with other results for other signs, in any operand."""
 
-_BY_DIVISION = {"Div": 1, "QuantizeLinear": 1}
+_BY_DIVISION = {"BatchNormalization": 4, "Div": 1, "QuantizeLinear": 1}
 """Standard operators that divide by the operand of this place."""
 
 _ML_BY_SIGN = frozenset({"Normalizer"})

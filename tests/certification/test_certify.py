@@ -655,6 +655,11 @@ class TestFunctionsWithoutSteps:
         (region,) = found.regions
         assert (found.verdict, region.method) == (ProofVerdict.DIFFERENT, Method.NONE)
         assert "not counted, there are more" in region.reason
+        assert found.to_json()["regions"][0]["counted"] is False
+        with pytest.raises(EquivalenceError) as refusal:
+            found.raise_if_not_proved()
+        assert f": {region.differing} inputs give" in str(refusal.value)
+        assert region.differing.startswith(("some", "at least"))
         x = np.float32(region.witness.input)
         with np.errstate(over="ignore"):
             results = x * np.float32(2), x * np.float32(2.0000002)
@@ -798,3 +803,27 @@ class TestChainsOfClaims:
     def test_a_cast_to_text_like_another_tensor_sees_it(self):
         lines = 't = Constant <value_strings = ["a"]> () y = CastLike(a, t)'
         assert qgraph.prove(*quantizer(lines, y="string[N,4] y")).verdict == "undecided"
+
+
+def test_what_is_one_function_is_judged_once(monkeypatch):
+    judged: list[object] = []
+    grade = regions.grade
+    monkeypatch.setattr(regions, "grade", lambda *given: [judged.append(given), grade(*given)][1])
+    signature = "(float[N,4] x) => (float[N,4] y)"
+    constants = "float s = {0.3}, float z = {0}, float b = {8}, int8 i = {0}"
+    ours, theirs = [], []
+    for place in range(6):
+        x, a = f"e{place - 1}" if place else "x", f"a{place}"
+        after = f"r{place} = Relu({a}) e{place} = Exp(r{place})"
+        ours.append(f"{a} = {QUANT}({x}, s, z, b) {after}")
+        theirs.append(
+            f"q{place} = QuantizeLinear({x}, s, i) f{place} = DequantizeLinear(q{place}, s, i) "
+            f"{a} = Neg(f{place}) {after}"
+        )
+    pair = [parse(signature, constants, *lines, "y = Identity(e5)") for lines in (ours, theirs)]
+    found = qgraph.prove(*pair, evidence=True)
+    assert (found.verdict, len(found.regions)) == ("different", 6)
+    # with Relu and without: names lead to one of the two, what is not named to the other one
+    assert len(judged) == 2
+    assert len({id(region.boxes) for region in found.regions}) == 1
+    assert verify(found.to_json(), *pair) == "different"

@@ -399,6 +399,32 @@ def test_dropout_in_inference_hands_its_data_on():
     assert qgraph.prove(ours, real(N("Identity", ["x"], ["y"]))).verdict == "proved"
 
 
+def test_dropout_in_inference_reads_no_ratio():
+    outputs = [("y", FLOAT, [4]), ("m", TensorProto.BOOL, [4])]
+    pair = [
+        made(
+            [("x", FLOAT, [4])],
+            outputs,
+            N("Dropout", list(names), ["y", "m"], seed=seed),
+            r=ratio,
+            t=np.array(False),
+        )
+        for names, seed, ratio in (("xr", 1, np.float32(0.5)), ("xrt", 2, np.float32(0.1)))
+    ]
+    found = qgraph.prove(*pair, evidence=True)
+    assert (found.verdict, found.regions) == ("proved", ())
+    assert verify(found.to_json(), *pair) == "proved"
+
+
+def test_dropout_that_may_train_reads_its_ratio():
+    inputs = [("x", FLOAT, [4]), ("t", TensorProto.BOOL, [])]
+    pair = [
+        made(inputs, [("y", FLOAT, [4])], N("Dropout", ["x", "r", "t"], ["y"]), r=np.float32(ratio))
+        for ratio in (0.5, 0.1)
+    ]
+    assert qgraph.prove(*pair).verdict != "proved"
+
+
 def test_nan_of_short_floats_counts_where_bits_are_asked_for():
     clip = N("Clip", ["x", "l", "h"], ["c"])
     nodes = N("IsNaN", ["x"], ["n"]), N("Where", ["n", "l", "c"], ["y"])

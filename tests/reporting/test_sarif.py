@@ -111,6 +111,7 @@ def region(verdict: str, **fields: Any) -> dict[str, Any]:
         "verdict": verdict,
         "exactness": "near",
         "method": "intervals",
+        "counted": True,
         "differing_inputs": 0,
         "largest_steps": None,
         "witness": None,
@@ -174,8 +175,12 @@ def test_a_check_reports_outputs_origin_metric_and_runtimes() -> None:
     ]
     first = {"reference": "t", "candidate": "u", "node": "conv", "op": "Conv", "max_abs": None}
     culprit = {"what": "codes of 8 bits", "option": "option=1", "error": 0.0}
+    endless = {"what": "quantizers are left out", "option": None, "error": 0.0}
     runtimes = {
-        "results": [{"runtime": "R 1", "level": "default", "error": 0.1, "culprits": [culprit]}]
+        "results": [
+            {"runtime": "R 1", "level": "default", "error": 0.1, "culprits": [culprit]},
+            {"runtime": "R 2", "level": "plain", "error": 0.1, "culprits": [endless]},
+        ]
     }
     metric = {"name": "top1", "failed": "0.5 is lower than 0.9"}
     found = document(
@@ -193,9 +198,13 @@ def test_a_check_reports_outputs_origin_metric_and_runtimes() -> None:
         ("first-divergence", "note"),
         ("metric-worse", "error"),
         ("runtime-differs", "warning"),
+        ("runtime-differs", "warning"),
     ]
     places = [r["locations"][0]["logicalLocations"][0] for r in run["results"]]
-    assert [place["name"] for place in places] == ["y", "z", "conv", "top1", "option=1"]
+    assert [place["name"] for place in places] == ["y", "z", "conv", "top1", "option=1", "R 2"]
+    assert run["results"][-1]["message"]["text"] == (
+        "R 2 at plain: quantizers are left out; no option is known to stop it."
+    )
     origin = run["results"][2]["locations"][0]["physicalLocation"]["artifactLocation"]
     assert origin["uri"] == "models/reference%201.onnx"
     assert "by up to 0.5, 7 ulp" in run["results"][1]["message"]["text"]

@@ -34,6 +34,7 @@ def region(nodes: tuple[list[str], list[str]], values: tuple[str, str], **change
         "verdict": "proved",
         "exactness": "bits",
         "method": "congruence",
+        "counted": True,
         "differing_inputs": 0,
         "zero_sign_inputs": 0,
         "channels": 1,
@@ -99,6 +100,7 @@ def test_a_difference_has_to_concern_the_outputs():
         verdict="different",
         exactness="different",
         method="none",
+        counted=False,
         infinity_differs=True,
         witness=shown,
         reason="the inputs that differ are not counted: as is said",
@@ -216,3 +218,10 @@ def test_what_is_no_certificate(made):
     whole = {} if not made else document() | made
     with pytest.raises(ModelError, match="cannot be read"):
         verify(whole, ours, ours)
+
+
+def test_what_is_counted_follows_from_the_method():
+    ours = model("[n] a = Neg(x) [y] y = Exp(a)")
+    theirs = model("[n] b = Neg(x) [y] y = Exp(b)")
+    uncounted = region((["n"], ["n"]), ("a", "b"), counted=False)
+    refused(document(uncounted), ours, theirs, "called not counted, but its method is congruence")

@@ -1,0 +1,77 @@
+"""Numbers that are lower bounds are not told as exact ones, by any report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from qgraph.certification.certificate import Certificate, ProofVerdict, Region, Source
+from qgraph.cli.output import Talk
+from qgraph.cli.proofs import show_certificate
+from qgraph.errors import EquivalenceError
+from qgraph.exactness import Exactness, Method, Witness
+from qgraph.reporting.junit import junit_report
+from qgraph.reporting.markdown import markdown_report
+from qgraph.reporting.sarif import sarif_log
+
+WITNESS = Witness(1.5, 3.0, 4.0)
+COUNTED = Region(
+    ("act",),
+    ("mul",),
+    "a",
+    "b",
+    (("x", "x"),),
+    ProofVerdict.DIFFERENT,
+    Exactness.DIFFERENT,
+    Method.INTERVALS,
+    counted=True,
+    differing_inputs=4711,
+    witness=WITNESS,
+)
+
+
+def certificate(region: Region) -> Certificate:
+    files = Source(None, None), Source(None, None)
+    return Certificate(ProofVerdict.DIFFERENT, Exactness.DIFFERENT, *files, (region,))
+
+
+@pytest.mark.parametrize(
+    ("counted", "number", "told"),
+    [(True, 4711, "4711"), (False, 4711, "at least 4711"), (False, 0, "some")],
+)
+def test_all_reports_tell_it(counted, number, told, capsys):
+    method = Method.INTERVALS if counted else Method.NONE
+    region = replace(COUNTED, counted=counted, method=method, differing_inputs=number)
+    found = certificate(region)
+    document = json.loads(json.dumps(found.to_json()))
+    assert document["regions"][0]["counted"] is counted
+    show_certificate(Talk(), found)
+    with pytest.raises(EquivalenceError) as refusal:
+        found.raise_if_not_proved()
+    texts = {
+        "terminal": capsys.readouterr().out,
+        "error": str(refusal.value),
+        "page": markdown_report(document),
+        "junit": junit_report(document),
+        "sarif": json.loads(sarif_log(document))["runs"][0]["results"][0]["message"]["text"],
+    }
+    for name, text in texts.items():
+        plain = " ".join(text.replace("\u202f", "").split()).lower()
+        assert told in plain, name
+        assert number == 0 or ("at least" in plain) is not counted, name
+        assert " 0 inputs" not in plain, name
+
+
+def test_what_is_undecided_has_no_number():
+    region = replace(
+        COUNTED,
+        counted=False,
+        verdict=ProofVerdict.UNDECIDED,
+        exactness=None,
+        method=Method.NONE,
+        differing_inputs=0,
+        witness=None,
+    )
+    assert region.differing == ""
