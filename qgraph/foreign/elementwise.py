@@ -68,5 +68,17 @@ def q_linear_add(node: ir.Node) -> Kernel:
 
 
 def _fused(a: Array, b: Array, c: Array) -> Float32:
-    """Return ``a * b + c``, rounded once: the product of a code and a float32 is exact here."""
-    return (a.astype(np.float64) * b.astype(np.float64) + c).astype(np.float32)
+    """Return ``a * b + c``, rounded once to float32: the product of a code and a float32 is exact.
+
+    The sum in float64 may not be. Where it is not, it gets an odd last bit on the side of what was
+    lost, so that rounding it to float32 does what rounding the exact sum would.
+    """
+    product, other = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    with np.errstate(all="ignore"):
+        total = np.asarray(product + other)
+        part = total - product
+        lost = (product - (total - part)) + (other - part)
+        toward = np.where(lost > 0, np.inf, -np.inf)
+        is_even = total.view(np.int64) & 1 == 0
+        inexact = is_even & ((lost > 0) | (lost < 0))
+        return np.asarray(np.where(inexact, np.nextafter(total, toward), total), np.float32)

@@ -167,7 +167,10 @@ class Terrain:
             result = self._lower_half(node, known, sizes)
         else:
             result = lower_node(node, known, sizes, self._builder)
-        if key is not None and not any(e.op == CONSTANT for e in operands):
+        # Of several steps, one may be what another operand is: Clip(x, lo, Max(x, lo)).
+        one_step = len(node.inputs) < 3 or node.op_type == "Where"
+        is_open = len(operands) == 1 or one_step
+        if key is not None and is_open and not any(e.op == CONSTANT for e in operands):
             self._templates[key] = Template.of(result, operands)
         return result
 
