@@ -197,7 +197,7 @@ def _ranged_quant(write: SiteWriter, meaning: Ranged) -> Draft:
     rule = meaning.decoding
     with np.errstate(all="ignore"):
         scale = (meaning.output_high - low) / top if rule is None else rule.scale
-        zero_point = -low / scale if rule is None else rule.zero_point
+        zero_point = (0 - low) / scale if rule is None else rule.zero_point
         whole = np.rint(zero_point)
         # The quotient of a whole zero point may miss it by some last digits.
         near = np.abs(zero_point - whole) <= np.float32(2.0**-20) * top

@@ -273,3 +273,13 @@ def test_real_models_become_qonnx(real_models, model_name):
     domains = {node.domain for node in model.nodes()}
     assert "org.openvinotoolkit" not in domains
     assert not any(node.op_type == "QuantizeLinear" for node in model.nodes())
+
+
+def test_a_range_from_zero_has_a_zero_point_without_sign():
+    """-0 would be another constant than the +0 that a model has already."""
+    model = load(ir.from_onnx_text(fake_quantize(" a = {0}", " b = {4.7141414}", 4)))
+    model.apply(ConvertDialect(to="qonnx"))
+    (quant,) = model.nodes("Quant")
+    zero_point = quant.inputs[2].const_value.numpy()
+    assert zero_point == 0
+    assert not np.signbit(zero_point).any()
