@@ -33,10 +33,9 @@ def show_check(talk: Talk, found: CheckReport) -> None:
     first = found.first_divergence
     if first is not None:
         by = "" if first.max_abs is None else f" by up to {number_text(first.max_abs)}"
-        other = "" if first.candidate == first.reference else f" ({first.candidate!r} there)"
         show_paragraph(
-            f"the first tensor that differs is {first.reference!r}{by}, which {first.op} "
-            f"{first.node!r} produces in the reference{other}"
+            f"the first tensor that differs{found.shown_batch} is {first.reference!r}{by}, which "
+            f"{first.op} {first.node!r} produces in the reference{first.counterpart}"
         )
     if not talk.quiet:
         _show_ranking(found, None if talk.verbosity else _RANKED)
@@ -118,7 +117,8 @@ def _show_ranking(found: CheckReport, most: int | None) -> None:
         for tensor in ranked[:most]
     ]
     told = ", though no output does" if hidden else ""
-    show(f"\n{len(ranked)} of {len(found.tensors)} tensors differ{told}, by relative error:")
+    differ = f"{len(ranked)} of {len(found.tensors)} tensors differ{found.shown_batch}"
+    show(f"\n{differ}{told}, by relative error:")
     show_table(columns, rows)
     show()
 

@@ -135,11 +135,19 @@ def _refusal(best: Verdict | None, exact: Exactness, lowest: int | None, limit: 
     if best is not None and best.rung is None:
         parts.append(best.reason or "undecided")
     elif best is not None:
-        count = f", {best.differing_inputs} inputs differ" if best.differing_inputs else ""
-        parts.append(f"the nearest spelling is only {best.rung}{count}; {exact} was asked for")
+        parts.append(f"{_nearest(best)}; {exact} was asked for")
     if lowest is not None:
         parts.append(f"a spelling needs opset {lowest}, above {limit}; allow opset {lowest}")
     return "; ".join(parts) or None
+
+
+def _nearest(best: Verdict) -> str:
+    is_other = best.rung is Exactness.DIFFERENT
+    nearest = "computes something else" if is_other else f"is {best.rung}"
+    number = best.differing_inputs
+    count = f" ({number} {'input gives' if number == 1 else 'inputs give'} other values)"
+    found = f"no spelling in this dialect computes the same: the nearest {nearest}"
+    return found + (count if number else "")
 
 
 def unhealthy(quantizer: Quantizer) -> str | None:

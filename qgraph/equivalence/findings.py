@@ -44,6 +44,13 @@ class TensorComparison:
         relative = self.compared.relative
         return float("inf") if relative is None else relative
 
+    @property
+    def counterpart(self) -> str:
+        """The rest of a sentence about the tensor of the reference: its name in the candidate."""
+        return (
+            "" if self.candidate == self.reference else f"; the candidate's is {self.candidate!r}"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return what names the tensor, and its largest difference."""
         return {

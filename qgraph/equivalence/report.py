@@ -72,6 +72,13 @@ class CheckReport:
         differing = [tensor for tensor in self.tensors if not tensor.compared.equal]
         return sorted(differing, key=lambda tensor: -tensor.error)
 
+    @property
+    def shown_batch(self) -> str:
+        """The part of a sentence that tells on which batch tensors are compared, if of several."""
+        if self.batches == 1:
+            return ""
+        return " on the first batch" + ("" if self.example is None else " with a difference")
+
     def to_json(self) -> dict[str, Any]:
         """Return the report as ``qgraph check`` writes it."""
         from qgraph import __version__
@@ -163,10 +170,9 @@ class CheckReport:
         if first is None:
             return ""
         by = "" if first.max_abs is None else f" by up to {first.max_abs:g}"
-        other = "" if first.candidate == first.reference else f" ({first.candidate!r} there)"
         return (
-            f"The first tensor that differs is {first.reference!r}{by}, which node {first.node!r} "
-            f"({first.op}) produces in the reference{other}. "
+            f"The first tensor that differs{self.shown_batch} is {first.reference!r}{by}, which "
+            f"node {first.node!r} ({first.op}) produces in the reference{first.counterpart}. "
         )
 
     def probe_summary(self) -> str:
@@ -201,7 +207,7 @@ class CheckReport:
         count = f"{len(ranked)} of {len(self.tensors)} tensors that both models have differ"
         lines = [
             "",
-            f"{count}; the largest relative errors:",
+            f"{count}{self.shown_batch}; the largest relative errors:",
             "",
             "| tensor | made by | differ | max abs | relative error |",
             "|---|---|---:|---:|---:|",

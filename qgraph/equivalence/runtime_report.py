@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from qgraph.equivalence.metrics import OutputComparison, finite
-from qgraph.markup import markdown
+from qgraph.markup import markdown, markdown_code
 
 ROUNDING = 1e-5
 """Relative errors up to it are what another order of a sum makes."""
@@ -185,21 +185,26 @@ class RuntimeReport:
         }
 
     def table(self) -> list[str]:
-        """Return a table in Markdown."""
+        """Return a table in Markdown, and a list of what was refused."""
         lines = ["| computed by | error | because of | stopped by |", "|---|---:|---|---|"]
         lines.append(f"| definition: candidate against reference | {_share(self.error)} | | |")
         for result in self.results:
             what = "; ".join(culprit.what for culprit in result.culprits)
             stops = [culprit.option for culprit in result.culprits if culprit.option]
-            option = "; ".join(f"`{each}`" for each in stops)
+            option = "; ".join(markdown_code(each) for each in stops)
             error = _share(result.error) if result.failure is None else "does not run"
             shown = markdown(result.failure or what)
             given = "candidate" if result.form is Form.WRITTEN else "candidate in standard form"
+            name = markdown(f"{result.runtime} {result.told}")
             lines.append(
-                f"| {result.runtime} {result.told}: {given} against its definition "
-                f"| {error} | {shown} | {option} |"
+                f"| {name}: {given} against its definition | {error} | {shown} | {option} |"
             )
-        return lines
+        refused = {each.runtime: each.refused for each in self.results if each.refused}
+        points = [
+            f"- {markdown(f'{runtime} does not run the candidate as written: {reason}')}"
+            for runtime, reason in refused.items()
+        ]
+        return [*lines, "", *points] if points else lines
 
     def _told(self, runtime: str) -> str:
         """Tell of the last level of a runtime that makes a difference, or the worst of all."""

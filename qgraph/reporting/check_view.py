@@ -8,6 +8,7 @@ from typing import Any
 
 from qgraph.reporting.charts import Charts
 from qgraph.reporting.prove_view import codes_section
+from qgraph.reporting.runtime_view import runtimes_section
 from qgraph.reporting.view import (
     NONE,
     Cell,
@@ -86,7 +87,12 @@ def _sections(document: Mapping[str, Any], outputs: Sequence[Output]) -> list[Se
     first = document.get("first_divergence")
     if first is not None:
         sections.append(Section("Where they begin to differ", [origin(first)]))
-    others = (_runtimes(document), _metric(document), _layers(document, charts), _probes(document))
+    others = (
+        runtimes_section(document),
+        _metric(document),
+        _layers(document, charts),
+        _probes(document),
+    )
     sections += [section for section in others if section is not None]
     if document.get("quantizers"):
         sections.append(codes_section(charts, document["quantizers"]))
@@ -132,11 +138,14 @@ def _table(outputs: Sequence[Output]) -> Table:
 
 
 def origin(first: Mapping[str, Any]) -> str:
-    """Return a sentence about the first tensor that differs."""
+    """Return a sentence about the first tensor that differs, on the batch that is shown."""
     by = "" if first["max_abs"] is None else f" by up to {amount(first['max_abs'], 4)}"
+    other = f"; the candidate's is {first['candidate']}"
+    if first["candidate"] == first["reference"]:
+        other = ""
     return (
         f"The first tensor that differs is {first['reference']}{by}, which {operator(first['op'])} "
-        f"{first['node']} produces in the reference."
+        f"{first['node']} produces in the reference{other}."
     )
 
 
@@ -195,7 +204,7 @@ def _layers(document: Mapping[str, Any], charts: Charts) -> Section | None:
         "Error by layer",
         [
             f"{len(differing)} of {counted(len(tensors), 'tensor')} that both models have differ.",
-            "They are compared on the first batch with a difference.",
+            _batch(document),
             "The charts show them in the order of the reference, the table the worst first.",
         ],
         tables=[Table(columns, rows, "tensors that differ", folded=len(rows) > _ROWS)],
@@ -203,61 +212,13 @@ def _layers(document: Mapping[str, Any], charts: Charts) -> Section | None:
     )
 
 
+def _batch(document: Mapping[str, Any]) -> str:
+    differ = any(output["mismatches"] for output in document["outputs"])
+    return f"They are compared on the first batch{' with a difference' if differ else ''}."
+
+
 def _relative(tensor: Mapping[str, Any]) -> float:
     return math.inf if tensor["relative"] is None else float(tensor["relative"])
-
-
-def _runtimes(document: Mapping[str, Any]) -> Section | None:
-    found = document.get("runtimes")
-    if not found:
-        return None
-    columns = [
-        Column("computed by"),
-        Column("level"),
-        Column("error", number=True),
-        Column("because of"),
-        Column("stopped by"),
-    ]
-    rewrite = found["rewrite"]["error"]
-    rows = [
-        [
-            Cell("definition: candidate against reference"),
-            Cell(""),
-            _share(rewrite),
-            Cell(""),
-            Cell(""),
-        ]
-    ]
-    for result in found["results"]:
-        culprits = result["culprits"]
-        failed = result["failure"] is not None
-        rows.append(
-            [
-                Cell(str(result["runtime"])),
-                Cell(str(result["level"])),
-                Cell("does not run", Tone.OPEN) if failed else _share(result["error"]),
-                Cell(str(result["failure"]) if failed else _joined(culprits, "what")),
-                Cell(_joined(culprits, "option")),
-            ]
-        )
-    points = [f"{name} is not installed, and was not tried." for name in found["missing"]]
-    sentence = str(found["sentence"])
-    return Section(
-        "The rewrite, or the runtime",
-        [sentence[:1].upper() + sentence[1:]],
-        points,
-        tables=[Table(columns, rows, "runtimes")],
-    )
-
-
-def _joined(culprits: Sequence[Mapping[str, Any]], name: str) -> str:
-    return "; ".join(str(culprit[name]) for culprit in culprits)
-
-
-def _share(error: float | None) -> Cell:
-    if error is None:
-        return Cell("not finite", Tone.BAD)
-    return Cell("exact", Tone.GOOD) if error == 0 else Cell(f"{100 * error:.3g} %", Tone.OPEN)
 
 
 def _metric(document: Mapping[str, Any]) -> Section | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import io
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import DecodeError, EncodeError, Message
 
 from qgraph.errors import ModelError, OptionError
 from qgraph.graph.scopes import check_names, owners
@@ -60,6 +61,11 @@ def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
         ModelError: as for :func:`load`.
     """
     again = "Export or download the model again."
+    if (fault := _text_fault(proto)) is not None:
+        raise ModelError(
+            f"{fault}, expected UTF-8, as every text of an ONNX model is. Rename it where the "
+            "model is made, and export that again."
+        )
     if not proto.HasField("graph"):
         raise ModelError(f"there is no graph in it, so this is no ONNX model. {again}")
     if not proto.opset_import:
@@ -256,6 +262,41 @@ def _parsed(path: Path) -> onnx.ModelProto:
             "Export or download it again."
         ) from error
     return proto
+
+
+@functools.cache
+def _fields(kind: Callable[[], Message]) -> tuple[Sequence[str], ...]:
+    """Return the texts, lists of texts, parts and lists of parts that a message may have."""
+    empty = kind()
+    found: tuple[list[str], ...] = ([], [], [], [])
+    for field in empty.DESCRIPTOR.fields:
+        one = isinstance(getattr(empty, field.name), str | Message)
+        if field.type == field.TYPE_STRING:
+            found[0 if one else 1].append(field.name)
+        elif field.type == field.TYPE_MESSAGE:
+            found[2 if one else 3].append(field.name)
+    return found
+
+
+def _text_fault(message: Message) -> str | None:
+    """Return what is not UTF-8 in a message, and where; protobuf gives such a text as bytes."""
+    kind: Callable[[], Message] = type(message)
+    one_text, texts, one_part, parts = _fields(kind)
+    for name in one_text:
+        if type(text := getattr(message, name)) is bytes:
+            return f"{name} of a {message.DESCRIPTOR.name} is {text!r}"
+    for name in texts:
+        for text in getattr(message, name):
+            if type(text) is bytes:
+                return f"{name} of a {message.DESCRIPTOR.name} is {text!r}"
+    for name in one_part:
+        if message.HasField(name) and (fault := _text_fault(getattr(message, name))):
+            return fault
+    for name in parts:
+        for part in getattr(message, name):
+            if fault := _text_fault(part):
+                return fault
+    return None
 
 
 def _innermost(error: BaseException) -> str:

@@ -181,6 +181,13 @@ def test_the_worst_tensors_are_listed(qgraph, pair):
     assert "tensors differ" not in qgraph("check", *pair, "--shape", "x:64,4", "-q").out
 
 
+def test_of_several_batches_the_one_is_told_that_tensors_are_compared_on(qgraph, pair):
+    lines = qgraph("check", *pair, "--shape", "x:64,4", "--random", 2).out.splitlines()
+    told = " on the first batch with a difference"
+    assert f"2 of 3 tensors differ{told}, by relative error:" in lines
+    assert any(line.startswith(f"the first tensor that differs{told} is 'a'") for line in lines)
+
+
 def test_the_input_that_shows_a_difference_is_written(qgraph, pair, tmp_path):
     file = tmp_path / "witness.npz"
     assert qgraph("check", *pair, "--random", 9, "--witness", file).status == 1

@@ -190,7 +190,7 @@ def _refusals(table: Table) -> str:
 def general(reason: str) -> str:
     """Return a reason without the names and numbers of one node."""
     reason = re.sub(r"\S+ '[^']*' in graph '[^']*': ", "", reason)
-    return re.sub(r"\b\d+ inputs differ", "some inputs differ", reason)
+    return re.sub(r"\b\d+ inputs? gives? other", "some inputs give other", reason)
 
 
 def _markdown(titles: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -258,6 +258,26 @@ def test_markdown_lists_the_outputs() -> None:
     assert "The first tensor that differs is 'r'" in text
 
 
+def test_the_batch_on_which_tensors_are_compared_is_told() -> None:
+    batches = {"x": np.array([[0] * 4, [1] * 4], np.float32)}
+    first = model(CHAIN)
+    other = model(CHAIN.replace("r = Relu", "u = Neg").replace("(r, t", "(u, t"))
+    text = check(first, other, batches, backend="numpy", batch=1).to_markdown()
+    assert "1 of 3 tensors that both models have differ on the first batch with a diff" in text
+    assert "The first tensor that differs on the first batch with a difference is 'y'" in text
+    assert "first batch" not in check(first, other, batches, backend="numpy").to_markdown()
+
+
+def test_a_tensor_with_another_name_in_the_candidate_is_told_with_both() -> None:
+    first = model("g (float[2] x) => (float[2] y) { y = Abs (x) }")
+    other = model("g (float[2] x) => (float[2] w) { w = Neg (x) }")
+    report = check(first, other, {"x": np.ones(2, np.float32)}, backend="numpy")
+    assert report.origin() == (
+        "The first tensor that differs is 'y' by up to 2, which node 'y' (Abs) produces in the "
+        "reference; the candidate's is 'w'. "
+    )
+
+
 def test_junit_has_a_failure_for_each_output_that_failed() -> None:
     suite = ET.fromstring(different().to_junit())
     assert (suite.get("tests"), suite.get("failures")) == ("1", "1")

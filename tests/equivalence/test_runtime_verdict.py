@@ -330,7 +330,10 @@ def test_a_dialect_that_no_runtime_knows_is_judged_in_standard_operators() -> No
     document = json.loads(json.dumps(report.to_json(), allow_nan=False))["runtimes"]
     assert document["standard_form"]["exactness"] == "bits"
     assert document["results"][0]["form"] == "standard operators"
-    assert "candidate in standard form against its definition" in report.to_markdown()
+    text = report.to_markdown()
+    assert "candidate in standard form against its definition" in text
+    name = ours[0].runtime
+    assert text.count(f"- {name} does not run the candidate as written: ") == 1
 
 
 @pytest.mark.runtime

@@ -156,13 +156,18 @@ def test_a_check_is_shown_with_outputs_and_layers(files: dict[str, Any]) -> None
 def test_parts_of_a_check_that_were_asked_for_are_shown(files: dict[str, Any]) -> None:
     culprit = {"what": "codes of 8 bits", "option": "option=1", "error": 0.0}
     result = {"runtime": "Runtime 1", "level": "default", "error": 0.009, "outputs": []}
+    other = {"runtime": "Runtime 2", "level": "plain", "error": 0.0, "outputs": [], "culprits": []}
+    other |= {"form": "standard operators", "refused": "no kernel of Quant", "failure": None}
     runtimes = {
         "sentence": "the rewrite is exact",
         "rewrite": {"error": 0.0, "outputs": []},
         "results": [
             result | {"culprits": [culprit], "failure": None},
             result | {"level": "plain", "culprits": [], "failure": "no kernel", "error": None},
+            other,
+            other | {"level": "default"},
         ],
+        "standard_form": {"respelled": 3, "left": [], "error": 0.0, "outputs": []},
         "missing": ["Other"],
     }
     metric = {"name": "top1", "samples": 10, "reference": 0.9, "candidate": 0.5, "failed": "worse"}
@@ -177,10 +182,24 @@ def test_parts_of_a_check_that_were_asked_for_are_shown(files: dict[str, Any]) -
         "0.9 %",
         "no kernel",
         "Other is not installed",
+        "Runtime 2 does not run the candidate as written: no kernel of Quant",
+        "3 quantizers, each proved equal in every bit; by definition the outputs on these inputs",
         "top1 on 10 samples: 0.9 in the reference, 0.5 in the candidate. worse",
         "met at both floats",
     ):
         assert wanted in text
+    assert text.count("no kernel of Quant") == 1
+    assert text.count("standard operators") == 3  # two levels, and what it is
+    runtimes["standard_form"] = {"respelled": 1, "left": ["Trunc", "Trunc"], "error": None}
+    text = Reader(html_page(document)).text
+    told = "In standard operators: 1 quantizer; there is no such form of Trunc, so that it was not"
+    assert told in text
+
+
+def test_a_tensor_of_two_names_has_both(files: dict[str, Any]) -> None:
+    first = {"reference": "t", "candidate": "u", "node": "n", "op": "Relu", "max_abs": 2.0}
+    text = Reader(html_page(files["equal"] | {"first_divergence": first})).text
+    assert "is t by up to 2, which Relu n produces in the reference; the candidate's is u." in text
 
 
 def test_undecided_regions_and_refused_sites_have_their_reasons(files: dict[str, Any]) -> None:

@@ -161,6 +161,27 @@ class TestLoad:
         with pytest.raises(ModelError, match=r"Add 'mine'.*'lost' is defined nowhere"):
             storage.load(tmp_path / "m.onnx")
 
+    @pytest.mark.parametrize(
+        ("name", "place"),
+        [
+            (b"ggg", "name of a GraphProto"),
+            (b"nnn", "name of a NodeProto"),
+            (b"xxx", "input of a NodeProto"),
+            (b"Relu", "op_type of a NodeProto"),
+            (b"www", "name of a TensorProto"),
+            (b"vvv", "value of a StringStringEntryProto"),
+        ],
+    )
+    def test_text_that_is_not_utf8_is_shown(self, tmp_path: Path, name: bytes, place: str) -> None:
+        text = """<ir_version: 10, opset_import: ["": 21], metadata_props: ["k": "vvv"]>
+        ggg (float[2] xxx) => (float[2] y) <float[1] www = {1}> { [nnn] y = Relu (xxx) }"""
+        whole = onnx.parser.parse_model(text).SerializeToString()
+        other = b"\xff" * len(name)
+        (tmp_path / "model.onnx").write_bytes(whole.replace(name, other))
+        with pytest.raises(ModelError, match="expected UTF-8") as caught:
+            storage.load(tmp_path / "model.onnx")
+        assert f"model.onnx: {place} is {other!r}, expected" in str(caught.value)
+
     def test_sparse_initializers_are_refused_rather_than_dropped(self, tmp_path: Path) -> None:
         proto = ir.to_proto(ir.from_onnx_text(TEXT))
         proto.graph.sparse_initializer.add().values.name = "thin"
