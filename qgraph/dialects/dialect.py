@@ -81,7 +81,13 @@ def sites(model: ir.Model) -> Iterator[Site | Refusal]:
     """
     readers = _readers()
     with _said(model, readers):
-        graphs = [model.graph, *(function.graph for function in model.functions.values())]
+        # a body says what an operator means: in words of that operator it would call itself
+        functions = (
+            function
+            for function in model.functions.values()
+            if OpKey(function.domain, function.name) not in readers
+        )
+        graphs = [model.graph, *(function.graph for function in functions)]
         for graph in graphs:
             yield from _of_graph(list(nodes_of(graph)), readers)
 

@@ -16,6 +16,7 @@ from qgraph.equivalence.exhaustive import enumerate_inputs, is_half
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.edit import Draft
+from qgraph.graph.element_type import element_type
 from qgraph.numerics.values import compare_values
 from qgraph.ops.evaluate import evaluate
 from qgraph.opsets.versions import only_float_type
@@ -81,7 +82,7 @@ class Comparer:
             return draft.promise
         if site.weight is not None:
             return _compare_constant(site, draft)
-        dtype = site.x.dtype or self._float
+        dtype = element_type(site.x, self._model.opset_imports) or self._float
         if dtype is None:
             return _undecided("the type of its data is not known; run shape inference first")
         if is_half(dtype):

@@ -99,9 +99,9 @@ def test_nothing_is_wrongly_proved():
 
 @pytest.mark.slow
 def test_nothing_is_wrongly_proved_among_many():
-    wrong, seen = search(range(6000, 6220))
+    wrong, seen = search(range(6000, 6120))
     assert not wrong
-    assert min(seen[verdict] for verdict in ("proved", "different", "undecided")) > 25
+    assert min(seen[verdict] for verdict in ("proved", "different", "undecided")) > 12
 
 
 def test_an_unsound_rule_is_found(monkeypatch):

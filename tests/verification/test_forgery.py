@@ -13,6 +13,8 @@ import qgraph
 from qgraph.certification.certificate import AS_WRITTEN, EQUAL_OPERATORS
 from qgraph.errors import EquivalenceError, ModelError
 from qgraph.files import json_text
+from qgraph.proof import enumeration
+from qgraph.verification import inputs
 from qgraph.verification.verify import verify
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]>'
@@ -175,8 +177,12 @@ def test_the_sign_of_zero_that_is_left_open_is_no_equality_in_bits():
     refused(changed, ours, theirs, "do not have the results")
 
 
-@pytest.mark.slow
-def test_all_inputs_are_tried_again():
+def test_all_inputs_are_tried_again(monkeypatch):
+    # all that there are here: some millions around zero
+    finite = 1 << 20
+    monkeypatch.setattr(enumeration, "_FINITE", finite)
+    monkeypatch.setattr(inputs, "LOWEST", -finite)
+    monkeypatch.setattr(inputs, "HIGHEST", finite - 1)
     ours, theirs = model("[r] y = Relu(x)"), model("[r] y = Max(x, o)", "float o = {0}")
     found = json.loads(json_text(qgraph.prove(ours, theirs, evidence=True).to_json()))
     (made,) = found["regions"]

@@ -1,0 +1,61 @@
+"""Types that a model does not state."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qgraph import transforms
+from qgraph.graph.element_type import element_type
+from qgraph.model import load
+
+HEADER = '<ir_version: 10, opset_import: ["": 21]>'
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("t = Cast <to = 2> (x) v = Relu(t)", "UINT8"),
+        ("t = Relu(x) v = Transpose(t)", "FLOAT"),
+        ("v = QuantizeLinear(x, s, z)", "INT8"),
+        ("v = QuantizeLinear <output_dtype = 21> (x, s)", "UINT4"),
+        ("t = Shape(x) v = Abs(t)", None),
+        ("v, i = TopK(x, k)", "FLOAT"),
+    ],
+)
+def test_types_follow_from_operators(body, expected):
+    model = ir.from_onnx_text(
+        f"{HEADER} g (float[4] x, int64[1] k) => (float[4] y) "
+        f"<float s = {{0.5}}, int8 z = {{0}}> {{ {body} y = Identity(x) }}"
+    )
+    (value,) = [v for node in model.graph for v in node.outputs if v.name == "v"]
+    found = element_type(value, model.opset_imports)
+    assert (found.name if found else None) == expected
+
+
+def test_integers_of_no_stated_type_are_no_data_of_quantizers():
+    model = load(
+        ir.from_onnx_text(
+            f"{HEADER} g (float[4] x) => (float[4] y) <float one = {{1}}, uint8 z = {{0}}> {{ "
+            "c = Cast <to = 2> (x) d = Abs(c) q = Cast <to = 21> (d) e = Cast <to = 2> (q) "
+            "y = DequantizeLinear(e, one, z) }"
+        )
+    )
+    x = np.array([0, 3, 15, 200], np.float32)
+    before = model.run({"x": x}, backend="numpy")["y"]
+    model.apply(transforms.ConvertDialect(to="qonnx"))
+    np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], before)
+
+
+def test_a_body_is_not_said_in_the_operator_that_it_defines():
+    quant = '<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>'
+    model = load(
+        ir.from_onnx_text(
+            f"{quant} g (float[4] x) => (float[4] y) <float s = {{0.5}}> {{ "
+            "y = qonnx.custom_op.general.BipolarQuant(x, s) }"
+        )
+    )
+    model.apply(transforms.MakePortable(), transforms.ConvertDialect(to="qonnx"))
+    found = model.run({"x": np.array([-2, -0.1, 0, 3], np.float32)}, backend="numpy")["y"]
+    np.testing.assert_array_equal(found, [-0.5, -0.5, 0.5, 0.5])
