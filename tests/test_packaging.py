@@ -123,7 +123,7 @@ def test_deferred_module_is_still_found_by_other_programs() -> None:
 
 def test_readme_begins_with_the_commands_that_ci_runs() -> None:
     example, tests = readme_commands()[:2]
-    for command, end in ((example, "examples/convert_digits.py"), (tests, "-m pytest -q")):
+    for command, end in ((example, "examples/convert_digits.py"), (tests, "-m pytest -q -n auto")):
         assert command.startswith("python3 -m venv .venv")
         assert command.rstrip("\n").endswith(end)
         assert command.count("\n") == 1
