@@ -25,14 +25,17 @@ from qgraph.proof.outcome import Outcome, compare_special_inputs
 from qgraph.proof.program import Program
 from qgraph.proof.quick import Quick
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 17
 _FINITE = 0x7F800000
 """How many finite floats of one sign there are; their bits count up from 0."""
+_INFINITY = 0x7F800000
+"""The bits of infinity; NaN has larger ones."""
 _THREADS = 2
 _COMPARISON = 8
 """What it takes to compare and count, in operations."""
 
 Bits: TypeAlias = npt.NDArray[np.uint32]
+Gap: TypeAlias = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -118,16 +121,12 @@ def _starts() -> list[int]:
 def _compare_blocks(program: Program, kind: int, starts: Sequence[int]) -> dict[int, _Block]:
     check_float_environment()
     quick = Quick(program, kind, _BLOCK)
+    gap: Gap = np.empty(_BLOCK, np.int32)
     found = {}
     with np.errstate(all="ignore"):
         for start, x in _inputs(starts):
             results = quick(x)
-            if results is None:
-                block = _carefully(program, kind, x)
-            elif np.array_equal(results[0].view(np.int32), results[1].view(np.int32)):
-                continue
-            else:
-                block = _compared(x, *results)
+            block = _compared(x, *results, gap) if results else _carefully(program, kind, x)
             if block is not None:
                 found[start] = block
     check_float_environment()
@@ -158,41 +157,57 @@ def _carefully(program: Program, kind: int, x: Float32) -> _Block | None:
     return _block(x, outcome.reference, outcome.candidate, outcome.differ, outcome.zero_sign)
 
 
-def _compared(x: Float32, a: Float32, b: Float32) -> _Block | None:
-    differ = np.asarray(a != b)
-    if np.isnan(a.max()) and np.isnan(b.max()):
-        differ &= ~(np.isnan(a) & np.isnan(b))
-    signs = np.asarray(a == 0)
-    if signs.any():
-        signs &= ~differ & (np.signbit(a) != np.signbit(b))
+def _compared(x: Float32, a: Float32, b: Float32, gap: Gap) -> _Block | None:
+    """Compare where every value is what ONNX says, with ``gap`` to compute in."""
+    ours, theirs = a.view(np.int32), b.view(np.int32)
+    np.subtract(ours, theirs, out=gap)
+    least, most = int(gap.min()), int(gap.max())
+    if least == most == 0:
+        return None
+    side = _side(ours)
+    if side and side == _side(theirs):
+        # no NaN, and no zeros of two signs: other bits are another value
+        count = int(np.count_nonzero(gap))
+        return _Block(count, 0, _stretch(x, gap, count), None, max(most, -least))
+    differ = np.asarray(a != b) & ~(np.isnan(a) & np.isnan(b))
+    signs = np.asarray(a == 0) & ~differ & (np.signbit(a) != np.signbit(b))
     if not (differ.any() or signs.any()):
         return None
     return _block(x, a, b, differ, signs)
 
 
+def _side(bits: Gap) -> int:
+    """Return the sign that all values have, in which zero counts as well; 0 for two, or NaN."""
+    least, most = int(bits.min()), int(bits.max())
+    if least >= 0 and most <= _INFINITY:
+        return 1
+    return -1 if most <= _INFINITY - (1 << 31) else 0
+
+
 def _block(x: Float32, a: Float32, b: Float32, differ: Mask, signs: Mask) -> _Block:
     counts = int(np.count_nonzero(differ)), int(np.count_nonzero(signs))
-    stretch = None
-    if counts[0]:
-        first = int(np.argmax(differ))
-        last = first + int(np.argmin(differ[first:])) - 1
-        last = len(differ) - 1 if last < first else last
-        ends = sorted(to_keys(x[[first, last]]).tolist())
-        stretch = ends[0], ends[1]
+    stretch = _stretch(x, differ, counts[0]) if counts[0] else None
     sign_at = x[[int(np.argmax(signs))]] if counts[1] else None
-    return _Block(*counts, stretch, sign_at, _ulps(a, b, differ) if counts[0] else 0)
+    return _Block(*counts, stretch, sign_at, _ulps(a[differ], b[differ]))
 
 
-def _ulps(a: Float32, b: Float32, differ: Mask) -> int | None:
-    if np.isnan(a.max()) or np.isnan(b.max()):
-        a, b = a[differ], b[differ]
-        if np.isnan(a).any() or np.isnan(b).any():
-            return None
-    ours, theirs = a.view(np.int32), b.view(np.int32)
-    signs = ours ^ theirs
-    if signs.min() >= 0:
-        return int(np.abs(ours - theirs).max())
-    return int(np.abs(to_keys(a) - to_keys(b)).max())
+def _stretch(x: Float32, differ: Mask | Gap, count: int) -> tuple[int, int]:
+    """Return the keys of the first input that differs, and of the last without a gap."""
+    first, last = 0, len(x) - 1
+    if count < len(x):
+        mask = differ != 0
+        first = int(np.argmax(mask))
+        length = int(np.argmin(mask[first:]))
+        last = first + length - 1 if length else last
+    ends = sorted(to_keys(x[[first, last]]).tolist())
+    return ends[0], ends[1]
+
+
+def _ulps(a: Float32, b: Float32) -> int | None:
+    """Return the most floats from a value to its other one, None where one is NaN."""
+    if np.isnan(a).any() or np.isnan(b).any():
+        return None
+    return int(np.abs(to_keys(a) - to_keys(b)).max(initial=0))
 
 
 def _note(found: Collector, program: Program, kind: int, blocks: Sequence[_Block]) -> None:

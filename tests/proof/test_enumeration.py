@@ -75,7 +75,7 @@ def expressions(functions: Functions) -> tuple[Expr, Expr]:
     return first, second
 
 
-def blocks(finite: int, size: int = 1 << 18) -> Iterator[np.ndarray]:
+def blocks(finite: int, size: int = 1 << 14) -> Iterator[np.ndarray]:
     for sign in (0, 1 << 31):
         for start in range(sign, sign + finite, size):
             yield np.arange(start, min(start + size, sign + finite), dtype=np.uint32).view(F)
@@ -101,8 +101,9 @@ def counted(functions: Functions, finite: int) -> tuple[int, int, int | None]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Leave fewer inputs, from zero to the number of this key, of either sign."""
+    """Leave fewer inputs, from zero to the number of this key, of either sign, in small blocks."""
     finite = 1 << 20
+    monkeypatch.setattr(enumeration, "_BLOCK", 1 << 14)
     monkeypatch.setattr(enumeration, "_FINITE", finite)
     return finite
 
@@ -205,7 +206,7 @@ def test_channels_are_counted_one_by_one_and_equal_ones_once(small: int) -> None
     assert (found.differing, found.channels, found.witness_channel) == (4 * small - 4, 3, 1)
     runs = found.runs
     assert set(runs.channel.tolist()) == {1}
-    assert ((runs.hi - runs.lo) < 1 << 16).all()
+    assert ((runs.hi - runs.lo) < enumeration._BLOCK).all()
     assert ((runs.lo > 0) | (runs.hi < -1)).all()
 
 
