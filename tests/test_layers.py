@@ -13,7 +13,17 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph.cli"}
 
 LAYERS = [
-    {"errors", "registry", "exactness", "lazy", "files", "collecting", "markup", "junit"},
+    {
+        "errors",
+        "registry",
+        "exactness",
+        "lazy",
+        "files",
+        "cores",
+        "collecting",
+        "markup",
+        "junit",
+    },
     {"numerics"},
     {"primitives", "tensors", "graph", "opsets", "storage", "report", "runtimes"},
     {"ops", "proof", "quantizer", "kernels", "foreign"},

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.cores import available_cores
+
 Array = npt.NDArray[Any]
 Work = Callable[..., None]
 
@@ -55,7 +57,7 @@ def fill(work: Work, out: Array, *operands: Array) -> Array:
         return out
     arrays = _merge_axes(out, operands)
     pieces = _Pieces(arrays[0].shape)
-    cores = _cores() if out.size >= _THREADED else 1
+    cores = available_cores() if out.size >= _THREADED else 1
     tasks = min(cores * _TASKS_PER_CORE, len(pieces)) if cores > 1 else 1
     if tasks == 1:
         _run(work, arrays, pieces, 0, len(pieces))
@@ -164,15 +166,9 @@ def _merge_axes(out: Array, operands: Sequence[Array]) -> list[Array]:
     return merged
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_cores(), thread_name_prefix="qgraph")
+    return ThreadPoolExecutor(available_cores(), thread_name_prefix="qgraph")
 
 
 if hasattr(os, "register_at_fork"):

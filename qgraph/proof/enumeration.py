@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.cores import available_cores
 from qgraph.proof.engine import Shape, check_shapes, replayed
 from qgraph.proof.environment import check_float_environment
 from qgraph.proof.expression import Expr, Undecidable
@@ -30,7 +31,8 @@ _FINITE = 0x7F800000
 """How many finite floats of one sign there are; their bits count up from 0."""
 _INFINITY = 0x7F800000
 """The bits of infinity; NaN has larger ones."""
-_THREADS = 2
+_MOST_THREADS = 4
+"""More of them wait for the interpreter."""
 _COMPARISON = 8
 """What it takes to compare and count, in operations."""
 
@@ -102,10 +104,10 @@ def effort(reference: Expr, candidate: Expr) -> int:
 
 def _blocks(program: Program, kind: int) -> list[_Block]:
     """Return what the blocks show in which anything differs, in the order of their bits."""
-    starts = _starts()
+    starts, threads = _starts(), min(available_cores(), _MOST_THREADS)
     # the share of a thread is spread over all magnitudes
-    shares = [starts[first::_THREADS] for first in range(_THREADS)]
-    with ThreadPoolExecutor(_THREADS) as pool:
+    shares = [starts[first::threads] for first in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(_compare_blocks, program, kind, share) for share in shares]
     found: dict[int, _Block] = {}
     for future in futures:

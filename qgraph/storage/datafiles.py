@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from qgraph.cores import available_cores
 from qgraph.graph.tensors import Slot, slots, stored_bytes
 from qgraph.storage.safetensors import head
 from qgraph.tensors.deferred import (
@@ -129,7 +130,7 @@ def write(
         if progress is not None:
             progress(done, total)
 
-    with ThreadPoolExecutor(_cores(), thread_name_prefix="qgraph-save") as threads:
+    with ThreadPoolExecutor(available_cores(), thread_name_prefix="qgraph-save") as threads:
         carry_out(here if executor else [*here, *away], threads, tell)
         if executor is not None:
             carry_out(away, executor, tell)
@@ -254,12 +255,6 @@ class _Single:
             with open(target.path, "r+b") as file:
                 file.seek(target.offset)
                 self.tensor.tofile(file)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _shards(chosen: Sequence[Slot], shard_bytes: int | None) -> list[list[ir.TensorProtocol]]:

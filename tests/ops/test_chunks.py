@@ -38,7 +38,7 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Call
         monkeypatch.setattr(chunks, "_PIECE", piece)
         monkeypatch.setattr(chunks, "_WHOLE", min(piece, 100))
         monkeypatch.setattr(chunks, "_THREADED", threaded)
-        monkeypatch.setattr(chunks, "_cores", lambda: cores)
+        monkeypatch.setattr(chunks, "available_cores", lambda: cores)
         monkeypatch.setattr(chunks, "_LITTLE", 0)
         monkeypatch.setattr("qgraph.ops.fake_quantize._LITTLE", -1)
 
@@ -163,7 +163,7 @@ def test_signed_zeros_do_not_depend_on_their_place() -> None:
 def test_threads_compute_under_the_error_state_of_the_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chunks, "_cores", lambda: 2)
+    monkeypatch.setattr(chunks, "available_cores", lambda: 2)
     x = np.zeros(1 << 20, F)
 
     def work(y: Any, x: Any) -> None:
