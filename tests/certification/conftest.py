@@ -6,7 +6,7 @@ import pytest
 
 from qgraph.proof import enumeration
 
-EVERY = 255
+EVERY = 510
 """The blocks of both zeros are among those."""
 
 

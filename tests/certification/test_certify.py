@@ -608,7 +608,7 @@ class TestFunctionsWithoutSteps:
         (region,) = found.regions
         assert (found.verdict, region.method) == (ProofVerdict.DIFFERENT, Method.EXHAUSTIVE)
         starts = enumeration._starts()
-        bits = np.concatenate([s + np.arange(1 << 16, dtype=np.int64) for s in starts])
+        bits = np.concatenate([s + np.arange(enumeration._BLOCK) for s in starts])
         x = bits.astype(np.uint32).view(np.float32)
         with np.errstate(over="ignore"):
             differ = x * np.float32(2) != x * np.float32(2.0000002)
