@@ -182,7 +182,7 @@ def test_no_random_quantizer_is_converted_wrongly(quantizer, there, back):
 
 
 @pytest.mark.slow
-@settings(quick, max_examples=3000)
+@settings(quick, max_examples=1000)
 @given(any_quantizer, st.sampled_from(DIALECTS), st.sampled_from(DIALECTS))
 def test_no_quantizer_of_thousands_is_converted_wrongly(quantizer, there, back):
     check(quantizer, there, back)
