@@ -15,6 +15,10 @@ SUMMED_ALIKE = (
     "MatMulNBits and Gemm sum their products in the order of MatMul, which ONNX leaves open, and "
     "add the bias to the finished sum"
 )
+WHOLE_SUMS = (
+    "sums of products of codes that stay below 2**24 are computed without rounding, in whatever "
+    "order they are added"
+)
 AS_WRITTEN = (
     "every operator computes as written: one IEEE 754 operation at a time in the type of its "
     "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise"

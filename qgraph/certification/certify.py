@@ -14,6 +14,7 @@ from qgraph.certification.certificate import (
     NO_NAN,
     NOT_FED,
     SUMMED_ALIKE,
+    WHOLE_SUMS,
     ZERO_SIGNS,
     Boxes,
     Certificate,
@@ -271,6 +272,8 @@ def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[s
     nan = sum(region.nan_differs for region in regions)
     if nan:
         conditions.append(NO_NAN.format(nan))
+    if any(side.has_common_sums for side in sides):
+        conditions.append(WHOLE_SUMS)
     signs = sum(bool(region.zero_sign_inputs) for region in regions)
     if signs:
         conditions.append(ZERO_SIGNS.format(signs))

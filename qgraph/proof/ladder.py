@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -53,9 +55,8 @@ def grade(finding: Finding, reference: Expr) -> Exactness | None:
         return Exactness.VALUES if signs or finding.nan_differs else Exactness.BITS
     if finding.enumerated:
         return Exactness.DIFFERENT
-    try:
-        steps = plateaus(reference, max_boxes=MAX_BOXES)
-    except Undecidable:
+    steps = _steps(reference)
+    if steps is None:
         return Exactness.DIFFERENT
     with np.errstate(all="ignore"):
         return _grade_differences(finding, steps)
@@ -69,9 +70,8 @@ def largest_gap(finding: Finding, reference: Expr) -> float | None:
     """
     if not len(finding.runs) or finding.undecided is not None or finding.enumerated:
         return None
-    try:
-        steps = plateaus(reference, max_boxes=MAX_BOXES)
-    except Undecidable:
+    steps = _steps(reference)
+    if steps is None:
         return None
     with np.errstate(all="ignore"):
         step, _ = _local_measures(steps)
@@ -79,6 +79,15 @@ def largest_gap(finding: Finding, reference: Expr) -> float | None:
         gap = np.abs(runs.reference.astype(np.float64) - runs.candidate)
         worst = float((gap / step[_plateau_of(runs, steps)]).max())
     return worst if np.isfinite(worst) else None
+
+
+@functools.lru_cache(maxsize=1)
+def _steps(reference: Expr) -> Plateaus | None:
+    """Return the steps of a function; None if it has none, or too many."""
+    try:
+        return plateaus(reference, max_boxes=MAX_BOXES)
+    except Undecidable:
+        return None
 
 
 def _grade_differences(finding: Finding, steps: Plateaus) -> Exactness:

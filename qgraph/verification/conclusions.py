@@ -13,6 +13,7 @@ from qgraph.certification.certificate import (
     NO_NAN,
     NOT_FED,
     SUMMED_ALIKE,
+    WHOLE_SUMS,
     ZERO_SIGNS,
     ProofVerdict,
 )
@@ -64,6 +65,7 @@ def check_conditions(document: Document, sides: tuple[Side, Side], models: Seque
         ZERO_SIGNS.format(signs): signs,
         AFTER_DIFFERENCE: document.verdict is ProofVerdict.DIFFERENT,
         EQUAL_OPERATORS: any(s.method is Method.CONGRUENCE for s in statements),
+        WHOLE_SUMS: any(side.plain.has_common_sums for side in sides),
         SUMMED_ALIKE: any(has_packed_products(model.ir) for model in models),
     }
     for condition, is_needed in needed.items():

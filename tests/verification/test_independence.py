@@ -34,6 +34,7 @@ WORDS = {
     "NOT_FED",
     "ProofVerdict",
     "SUMMED_ALIKE",
+    "WHOLE_SUMS",
     "ZERO_SIGNS",
 }
 

@@ -29,7 +29,7 @@ def bias_codes(total: ir.Node, bias: Array, unit: Array) -> tuple[Array, bool]:
     """
     flat = bias.reshape(-1)
     units = unit.reshape(-1)
-    if flat.size != max(bias.shape, default=1) or units.size not in (1, flat.size):
+    if bias.shape[-1:] not in ((), (flat.size,)) or units.size not in (1, flat.size):
         raise OperatorError(
             f"{where(total)}: its bias has shape {list(bias.shape)}, expected one number for each "
             "channel"

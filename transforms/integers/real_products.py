@@ -23,6 +23,7 @@ Raised = tuple[Product, tuple[ir.Node, ...], Verdict]
 
 KINDS = ("Conv", "Gemm", "MatMul")
 _CODES = (ir.DataType.INT8, ir.DataType.UINT8)
+_EXACT = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _WRAPS = 1 << 31
 
 
@@ -181,8 +182,11 @@ def _of_columns(node: ir.Node, multiplier: Array, total: ir.Node, weights: ir.Va
 
 
 def _wholes(total: ir.Node) -> tuple[Operand, Operand] | None:
-    """Return both factors of a product of codes less their zero points."""
+    """Return both factors of a product of codes less their zero points, without other factors."""
     if total.domain or total.op_type not in KINDS:
+        return None
+    plain = (total.attributes.get_float(name, 1.0) == 1 for name in ("alpha", "beta"))
+    if total.op_type == "Gemm" and not all(plain):
         return None
     found = []
     for value in total.inputs[:2]:
@@ -193,8 +197,10 @@ def _wholes(total: ir.Node) -> tuple[Operand, Operand] | None:
             if zero is None or node.inputs[0] is None:
                 return None
             node = node.inputs[0].producer()
-        codes = None if node is None or node.op_type != "Cast" else node.inputs[0]
-        if codes is None or codes.dtype not in _CODES:
+        if node is None or node.domain or node.op_type != "Cast":
+            return None
+        codes, to = node.inputs[0], ir.DataType(node.attributes.get_int("to", 0))
+        if codes is None or codes.dtype not in _CODES or to not in _EXACT:
             return None
         dtype = codes.dtype.numpy()
         if zero is not None:
@@ -219,7 +225,9 @@ def _bias(total: ir.Node, a: Operand | None = None, b: Operand | None = None) ->
     if node.op_type == "DequantizeLinear" and a is not None and b is not None:
         scale, zero = parameters(node)
         unit = np.asarray(a.scale) * np.asarray(b.scale)
-        if not zero.any() and np.array_equal(scale.reshape(-1), unit.reshape(-1)):
+        shape = node.inputs[0].shape
+        placed = scale.size == 1 or (shape is not None and len(shape) == 1)
+        if placed and not zero.any() and np.array_equal(scale.reshape(-1), unit.reshape(-1)):
             return node.inputs[0]
     raise OperatorError(
         f"{where(total)}: the units of its bias are not the product of both scales, expected int32 "
