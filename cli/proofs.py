@@ -84,7 +84,7 @@ def _headline(found: Certificate) -> str:
     regions = count(len(found.regions), "region")
     if found.verdict == "proved":
         equality = "bit for bit" if found.exactness is Exactness.BITS else "in value"
-        how = f"{regions} compared" if found.regions else "they are the same graph"
+        how = f"{regions} compared" if found.regions else "they have one form"
         return f"PROVED equal {equality} for every input: {how}"
     number = sum(region.verdict == found.verdict for region in found.regions)
     if found.verdict == "different":

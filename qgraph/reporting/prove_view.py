@@ -80,7 +80,7 @@ def _sentence(document: Mapping[str, Any], number: Mapping[str, int]) -> str:
     match document["verdict"]:
         case "proved":
             how = "bit for bit" if document["exactness"] == "bits" else "in value"
-            over = f"{regions} compared" if document["regions"] else "they are the same graph"
+            over = f"{regions} compared" if document["regions"] else "they have one form"
             return f"Both models compute outputs that are equal {how}, for every input: {over}."
         case "different":
             return (
