@@ -16,6 +16,8 @@ from qgraph.primitives import NUMPY
 Array = npt.NDArray[Any]
 
 _JOINS = frozenset({"QLinearAdd", "QLinearMul"})
+_OF_ONE_CODE = frozenset({"QLinearLeakyRelu", "QLinearSigmoid"})
+"""Operators of com.microsoft that make each code of one code."""
 
 _MOVING = frozenset({"Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
@@ -56,7 +58,8 @@ def operands(value: ir.Value, is_known: Callable[[ir.Value], bool]) -> list[ir.V
     if is_reshape(node):
         data, shape = node.inputs[:2]
         return [data] if data is not None and shape is not None and is_known(shape) else []
-    if not is_elementwise(node):
+    coded = node.domain == "com.microsoft" and node.op_type in _OF_ONE_CODE
+    if not coded and not is_elementwise(node):
         return []
     found = list(dict.fromkeys(v for v in node.inputs if v is not None and not is_known(v)))
     if node.domain == "" and node.op_type in NUMPY:

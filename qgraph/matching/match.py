@@ -268,6 +268,13 @@ class Matching:
             return
         ours, theirs = gates(a, self.reference.operands), gates(b, self.candidate.operands)
         if (ours[-1], theirs[-1]) != (a, b):
+            kinds = ours[-1].dtype, theirs[-1].dtype
+            if None not in kinds and kinds[0] is not kinds[1]:
+                # they do not begin with one value; codes are joined here, and real numbers there
+                entries = self._joint_entries(a, b)
+                if entries is not None:
+                    self._settle(Claim(Kind.JOINT, a, b, entries))
+                    return
             yield ours[-1], theirs[-1]
             for pair in _namesakes(ours[1:], theirs[1:]) if self._by_name else ():
                 self.is_hinted = True

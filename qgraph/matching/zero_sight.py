@@ -52,7 +52,8 @@ def sees(node: ir.Node, touched: Sequence[ir.Value]) -> bool:
         like = node.inputs[1]
         return like is None or like.dtype in (None, ir.DataType.STRING)
     if node.op_type in _QUANTIZES:
-        return True
+        codes = node.inputs[0], node.inputs[3]
+        return any(value in touched for value in node.inputs if value not in codes)
     operator = operator_of(node)
     divides = operator is not None and not operator.schema.standard
     if divides or node.op_type == "QuantizeLinear":

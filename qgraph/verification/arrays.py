@@ -73,6 +73,8 @@ class Arrays:
 
     def _node(self, node: ir.Node) -> Array:
         try:
+            if node.op_type == "Gather" and node.domain == "":
+                return self._look_up(node)
             operator = operator_of(node)
             operands = [self._operand(node, value) for value in node.inputs]
             if self._side.is_join(node):
@@ -91,6 +93,18 @@ class Arrays:
         if node.attributes:
             raise UnsupportedError(f"{node.op_type} with attributes")
         return self._primitive(node.op_type, [_present(array) for array in operands])
+
+    def _look_up(self, node: ir.Node) -> Array:
+        """Take elements of a constant list."""
+        listed, at = node.inputs
+        table = None if listed is None else self._side.known.array(listed)
+        index = None if at is None else self._known.get(at)
+        other = bool(node.attributes.get_int("axis", 0))
+        if table is None or table.ndim != 1 or index is None or other:
+            raise UnsupportedError("Gather from what is no constant list")
+        if index.min() < -table.size or index.max() >= table.size:
+            raise UnsupportedError("Gather beyond the ends of its list")
+        return np.asarray(table[index])
 
     def _operand(self, node: ir.Node, value: ir.Value | None) -> Array | None:
         if value is None or value in self._known:

@@ -21,7 +21,7 @@ from qgraph.verification.statements import Statement
 Pair = tuple[ir.Value, ir.Value]
 Array = npt.NDArray[Any]
 
-_JOINS = frozenset({"QLinearAdd", "QLinearMul"})
+_JOINS = frozenset({"QLinearAdd", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid"})
 """Operators of com.microsoft that make each code of one code of each of two tensors."""
 
 
@@ -139,7 +139,7 @@ class Side:
         return sorted(found, key=self.order.__getitem__)
 
     def is_join(self, node: ir.Node) -> bool:
-        """Return whether a node makes each code of one code of each of two tensors."""
+        """Return whether a node makes each code of one code of each of one or two tensors."""
         return node.domain == "com.microsoft" and node.op_type in _JOINS
 
 

@@ -34,7 +34,7 @@ _BY_SCALES = frozenset({"QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMu
 def tells_zeros_apart(node: ir.Node, place: int) -> bool:
     """Return whether a node may have other results for the other sign of a zero in one operand."""
     if node.op_type in _BY_SCALES and node.domain in ("", "com.microsoft"):
-        return True
+        return place not in (0, 3)  # codes, which have one zero
     operator = operator_of(node)
     if operator is not None and not operator.schema.standard:
         return place > 0  # scales, ranges and zero points
