@@ -41,7 +41,7 @@ def computed(model: Model | ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarra
 
 @pytest.mark.parametrize("name", SUMS)
 def test_exact_forms_are_proved_and_verified(case, name, scales):
-    for seed in range(12):
+    for seed in range(5):
         made = case(name, seed, scales)
         candidate = lowered(made.model, Form.EXACT)
         found = qgraph.prove(load(made.model), candidate, evidence=True)
@@ -123,7 +123,7 @@ def test_what_is_compared_computes_what_the_operator_does(case, name, scales):
 def test_changed_constants_are_never_proved(case, name):
     """One element of one constant is changed by the least that there is."""
     seen: Counter[str] = Counter()
-    for seed in range(8):
+    for seed in range(4):
         made = case(name, seed, "powers" if seed % 2 else "any")
         if is_real(made.model):
             continue
@@ -156,7 +156,7 @@ def test_changed_constants_are_never_proved(case, name):
                     }
                     ours, theirs = computed(made.model, feeds), computed(mutant, feeds)
                     assert np.array_equal(ours, theirs), (seed, key)
-    assert seen[ProofVerdict.DIFFERENT] + seen[ProofVerdict.UNDECIDED] >= 5
+    assert seen[ProofVerdict.DIFFERENT] + seen[ProofVerdict.UNDECIDED] >= 3
 
 
 @pytest.mark.parametrize("form", Form)
