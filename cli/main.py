@@ -148,3 +148,7 @@ def _pipe_closed() -> int:
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,6 +17,7 @@ LAYERS = [
         "errors",
         "registry",
         "exactness",
+        "checkout",
         "lazy",
         "files",
         "cores",
@@ -40,7 +41,7 @@ LAYERS = [
     },
     {"reporting"},
     {"transforms"},
-    {"cli", "pytest_plugin"},
+    {"cli", "pytest_plugin", "__main__"},
 ]
 """Modules and packages of qgraph; those of one layer may import each other, but in no circle."""
 
