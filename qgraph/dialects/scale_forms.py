@@ -48,7 +48,7 @@ def dequantized(
     scales: Scales,
 ) -> Iterator[Form]:
     """Yield ways to append a DequantizeLinear with result ``dtype``, smallest scales first."""
-    laid = np.ascontiguousarray(layout.lay(scale))
+    laid = np.asarray(layout.lay(scale), order="C")
     if scales is Scales.SMALLEST and dtype is ir.DataType.FLOAT and laid.size > 1:
         yield from _smaller(layout, laid, zero_point, kind)
 
