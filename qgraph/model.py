@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import onnx
@@ -180,12 +180,17 @@ class Model:
         self,
         inputs: Mapping[str, npt.ArrayLike],
         *,
-        backend: Literal["auto", "numpy", "ort"] = "auto",
+        backend: str = "auto",
         taps: Sequence[str] = (),
     ) -> dict[str, npt.NDArray[Any]]:
         """Compute the outputs, and the values named in ``taps``.
 
         What can be prepared is kept until the model changes: run one model in a loop.
+
+        Args:
+            inputs: arrays by the names of the graph inputs.
+            backend: "auto", "numpy" or "ort"; auto is ONNX Runtime if it is installed.
+            taps: names of further values to return.
         """
         if self._prepared is None:
             from qgraph.prepared import Prepared

@@ -18,6 +18,7 @@ LAYERS = [
         "registry",
         "exactness",
         "checkout",
+        "choices",
         "lazy",
         "files",
         "cores",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.choices import Choice
 from qgraph.dialects.dialect import Site, sites
 from qgraph.equivalence.compare import Comparer
 from qgraph.errors import OperatorError
@@ -36,7 +36,7 @@ _Made = dict[object, tuple[RepackJob, ir.TensorProtocol]]
 """The jobs so far and what they give, by what is the same for constants that share their codes."""
 
 
-class CodeTarget(StrEnum):
+class CodeTarget(Choice):
     """The type that codes get."""
 
     SMALLEST = "smallest"
@@ -55,7 +55,7 @@ class CodeTarget(StrEnum):
     FP8_E5M2 = "fp8-e5m2"
 
 
-class Blocks(StrEnum):
+class Blocks(Choice):
     """What becomes of scales per block."""
 
     KEEP = "keep"

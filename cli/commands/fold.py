@@ -17,7 +17,7 @@ from qgraph.exactness import Exactness
 @options.opset_option
 @click.option(
     "--scale-type",
-    type=click.Choice(["float32", "smallest"]),
+    type=options.Word(["float32", "smallest"]),
     default="float32",
     show_default=True,
     help="smallest: scales as E8M0, FP8, float16 or bfloat16 where that is the same.",
@@ -32,8 +32,7 @@ def command(
     Their float values leave the model; a DequantizeLinear gives them back. Big weights in data
     files are read and written piece by piece, and every value is compared on the way.
     """
-    from qgraph.dialects.scale_forms import Scales
     from qgraph.transforms import FoldWeights
 
-    step = FoldWeights(exact=Exactness(exact), opset=opset, scale_type=Scales(scale_type))
+    step = FoldWeights(exact=Exactness(exact), opset=opset, scale_type=scale_type)
     rewriting.run(talk, "fold", files, [step], views)

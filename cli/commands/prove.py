@@ -22,7 +22,7 @@ _RUNS = 200
 @click.argument("candidate", type=options.file_path)
 @click.option(
     "--exact",
-    type=click.Choice([str(Exactness.BITS), str(Exactness.VALUES)]),
+    type=options.Word([str(Exactness.BITS), str(Exactness.VALUES)]),
     default=str(Exactness.VALUES),
     show_default=True,
     help="What counts as equal: values, or also the bits of NaN and the sign of zero.",
@@ -89,7 +89,7 @@ def command(
         found = prove(
             reference,
             candidate,
-            exact=Exactness(exact),
+            exact=exact,
             keep_inputs=keep_inputs,
             evidence=certificate is not None,
             runs=_RUNS if witness is not None else 0,

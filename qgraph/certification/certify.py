@@ -28,6 +28,7 @@ from qgraph.certification.evidence import boxes
 from qgraph.certification.joint import between
 from qgraph.certification.regions import Decided, Outcome
 from qgraph.certification.zero_signs import Step, sightings
+from qgraph.choices import member
 from qgraph.collecting import seldom
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Method
@@ -49,7 +50,7 @@ def prove(
     reference: ModelSource,
     candidate: ModelSource,
     *,
-    exact: Exactness = Exactness.VALUES,
+    exact: str = Exactness.VALUES,
     keep_inputs: bool = False,
     evidence: bool = False,
     runs: int = 0,
@@ -76,16 +77,17 @@ def prove(
         UnsupportedError: a function cannot be inlined, or this thread does not compute as IEEE 754
             says.
     """
-    if exact < Exactness.VALUES:
+    level = member(Exactness, exact, "exact")
+    if level < Exactness.VALUES:
         raise OptionError(
-            f"exact={exact}: only equal values can be put together to a proof of two models, "
+            f"exact={level}: only equal values can be put together to a proof of two models, "
             "expected values or bits. Ask for one of these."
         )
     models = load(reference), load(candidate)
     sides = plain(*models, keep_inputs=keep_inputs)
-    matching, shown = _show(sides, exact)
+    matching, shown = _show(sides, level)
     divided = _Divided() if evidence else None
-    regions = [_region(s, matching, exact, divided) for s in shown if not _is_trivial(s)]
+    regions = [_region(s, matching, level, divided) for s in shown if not _is_trivial(s)]
     seen = (
         Region(*(names([node]),) * 2, *(str(node.outputs[0].name),) * 2, reason=reason)
         for node, reason in _sightings(matching, shown)

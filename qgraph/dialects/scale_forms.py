@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.choices import Choice
 from qgraph.dialects.granularity import Layout
 from qgraph.graph.edit import Draft, Operand
 from qgraph.numerics.formats import FORMATS, numpy_dtype
@@ -27,7 +27,7 @@ _LEAST_BLOCKS = 16
 """Scales below so many save nothing as codes with a scale of their own."""
 
 
-class Scales(StrEnum):
+class Scales(Choice):
     """Which types scales may have.
 
     * ``float32``: that of the data, as every reader expects it.
