@@ -32,7 +32,8 @@ def command(
     Their float values leave the model; a DequantizeLinear gives them back. Big weights in data
     files are read and written piece by piece, and every value is compared on the way.
     """
+    from qgraph.dialects.scale_forms import Scales
     from qgraph.transforms import FoldWeights
 
-    step = FoldWeights(exact=Exactness(exact), opset=opset, scale_type=scale_type)
+    step = FoldWeights(exact=Exactness(exact), opset=opset, scale_type=Scales(scale_type))
     rewriting.run(talk, "fold", files, [step], views)

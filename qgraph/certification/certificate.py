@@ -10,6 +10,7 @@ from typing import Any
 from qgraph.errors import EquivalenceError, UndecidedError
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.report import SCHEMA
+from qgraph.storage.identity import Identity
 
 SUMMED_ALIKE = (
     "MatMulNBits and Gemm sum their products in the order of MatMul, which ONNX leaves open, and "
@@ -196,14 +197,6 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Source:
-    """One of the two models: its file, as far as there is one."""
-
-    path: str | None
-    sha256: str | None
-
-
-@dataclass(frozen=True)
 class Certificate:
     """What was shown about two models.
 
@@ -211,7 +204,7 @@ class Certificate:
         verdict: proved if the outputs are equal for every input, as far as ``conditions`` say;
             different if some region differs; else undecided.
         exactness: the lowest rung of all regions; None when undecided.
-        reference, candidate: the files.
+        reference, candidate: what the models are, by file and hash, or by hash in memory.
         regions: every place where the models differ in form, in the order of the reference.
         conditions: what the verdict takes for granted, or does not cover.
         notes: remarks.
@@ -222,8 +215,8 @@ class Certificate:
 
     verdict: ProofVerdict
     exactness: Exactness | None
-    reference: Source
-    candidate: Source
+    reference: Identity
+    candidate: Identity
     regions: tuple[Region, ...]
     conditions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

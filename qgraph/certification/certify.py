@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import onnx_ir as ir
 
@@ -20,7 +19,6 @@ from qgraph.certification.certificate import (
     Certificate,
     ProofVerdict,
     Region,
-    Source,
 )
 from qgraph.certification.counterexample import search
 from qgraph.certification.discharge import Shown, discharge, names, try_all_inputs
@@ -35,10 +33,10 @@ from qgraph.exactness import Exactness, Method
 from qgraph.matching.match import Kind, Matching, Pair
 from qgraph.matching.plain import Plain, plain
 from qgraph.matching.products import has_packed_products
-from qgraph.model import Model, load
 from qgraph.model import Source as ModelSource
+from qgraph.model import load
 from qgraph.proof.expression import Undecidable
-from qgraph.storage import files as storage
+from qgraph.storage.identity import Identity
 
 COMPUTED_HERE = (
     "constants that {} compute are what NumPy computes here; ONNX leaves their last bits open"
@@ -54,6 +52,7 @@ def prove(
     keep_inputs: bool = False,
     evidence: bool = False,
     runs: int = 0,
+    hashes: bool = True,
 ) -> Certificate:
     """Prove that two models compute equal outputs for every input.
 
@@ -70,6 +69,8 @@ def prove(
             can be verified.
         runs: how many times each model may be run to find an input of the models on which a
             difference shows in their outputs.
+        hashes: name the models in the certificate by file and hash; a model in memory is
+            serialised for that.
 
     Raises:
         ModelError: a model is not usable, or their inputs or outputs differ.
@@ -84,6 +85,8 @@ def prove(
             "expected values or bits. Ask for one of these."
         )
     models = load(reference), load(candidate)
+    # Before anything below reads the models, so that nobody can have changed them.
+    first, second = ((m.identity() if hashes else Identity(None, None)) for m in models)
     sides = plain(*models, keep_inputs=keep_inputs)
     matching, shown = _show(sides, level)
     divided = _Divided() if evidence else None
@@ -98,8 +101,8 @@ def prove(
     return Certificate(
         verdict,
         _exactness(regions),
-        _source(models[0]),
-        _source(models[1]),
+        first,
+        second,
         tuple(regions),
         (
             *_conditions(regions, sides),
@@ -290,9 +293,3 @@ def _of_constants(matching: Matching) -> list[str]:
     """Return what is taken for granted of constants that nodes compute."""
     found = matching.reference.known.inexact | matching.candidate.known.inexact
     return [COMPUTED_HERE.format(", ".join(sorted(found)))] if found else []
-
-
-def _source(model: Model) -> Source:
-    if model.path is None or not Path(model.path).is_file():
-        return Source(None, None)
-    return Source(str(model.path), storage.sha256(model.path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import glob
-import hashlib
 import io
 import os
 import shutil
@@ -25,10 +24,9 @@ from qgraph.graph.tensors import inline_fault, slots, stored_bytes
 from qgraph.opsets.versions import minimum_ir_version
 from qgraph.storage import datafiles
 from qgraph.storage.external import external_fault
+from qgraph.storage.identity import Origin
 from qgraph.tensors.deferred import DeferredTensor
 from qgraph.tensors.streaming import FileRange
-
-_CHUNK_BYTES = 1 << 20
 
 Tensors = Mapping[int, ir.TensorProtocol]
 """For the ``id`` of a tensor the one that takes its place."""
@@ -43,11 +41,27 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         ModelError: there is no usable model: no such file, not ONNX, cut short, inconsistent, or
             its external data are missing, too short or outside the folder.
     """
+    return read(path)[0]
+
+
+def read(path: str | os.PathLike[str]) -> tuple[ir.Model, Origin]:
+    """Read a model file as :func:`load` does; return the model, and what the file was like.
+
+    Raises:
+        ModelError: as for :func:`load`.
+    """
     path = Path(path)
     try:
-        return from_proto(_parsed(path), Path(os.path.abspath(path.parent)))
+        content = _content(path)
+        model = from_proto(_parsed(content), Path(os.path.abspath(path.parent)))
+        return model, Origin.of(path, content, model)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
+    except OSError as error:
+        raise ModelError(
+            f"{path}: its data files cannot be read ({error}), expected that they stay as they "
+            "are. Load the model again when nothing else writes them."
+        ) from error
 
 
 def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
@@ -207,16 +221,32 @@ def sha256(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a model: of the file, followed by its external data if it has any.
 
     Data files count in the order in which the model first mentions them, each once and whole.
+
+    Raises:
+        ModelError: as for :func:`load`, or a data file changes meanwhile.
     """
-    path = Path(path)
-    tensors = [slot.tensor for slot in slots(load(path))]
-    data = [Path(t.path) for t in tensors if isinstance(t, ir.ExternalTensor) and t.size]
-    digest = hashlib.sha256()
-    for name in dict.fromkeys([path, *data]):
-        with name.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-    return digest.hexdigest()
+    digest = read(path)[1].sha256()
+    if digest is None:
+        raise ModelError(
+            f"{path}: its data files changed while they were read, expected that they stay as "
+            "they are. Try again when nothing else writes them."
+        )
+    return digest
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """Return a message that holds all of ``model``, also weights that lie in data files.
+
+    Raises:
+        ModelError: it would be larger than a message may be.
+    """
+    _check_size(model, set())
+    return _message(model, _inlined(model, {}, {}, lazy=False))
+
+
+def written_ir_version(model: ir.Model) -> int:
+    """Return the version of the file format that ``model`` is written in."""
+    return max(model.ir_version or 0, minimum_ir_version(model))
 
 
 def weight_bytes(model: ir.Model) -> int:
@@ -241,7 +271,7 @@ def check_target(path: Path) -> None:
         raise ModelError(f"{path}: is there and not a regular file. Choose another name.")
 
 
-def _parsed(path: Path) -> onnx.ModelProto:
+def _content(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -254,6 +284,10 @@ def _parsed(path: Path) -> onnx.ModelProto:
         raise ModelError("is empty, expected an ONNX model. Export or download it again.")
     if content.startswith(b"version https://git-lfs"):
         raise ModelError("is a Git LFS pointer, expected a model. Run 'git lfs pull'.")
+    return content
+
+
+def _parsed(content: bytes) -> onnx.ModelProto:
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(content)
     except DecodeError as error:
@@ -344,7 +378,7 @@ def _old_data(path: Path) -> set[Path]:
     if not any(any(path.parent.glob(f"{glob.escape(path.name)}*{end}")) for end in endings):
         return set()
     try:
-        return datafiles.belonging_to(path, ir.from_proto(_parsed(path)))
+        return datafiles.belonging_to(path, ir.from_proto(_parsed(_content(path))))
     except Exception:
         # What is about to be replaced need not be a model.
         return set()
@@ -386,25 +420,31 @@ def _inlined(
 
 
 def _write_model(model: ir.Model, tensors: Tensors, path: Path) -> None:
-    image = model.clone()
-    for slot in slots(image):
-        if id(slot.tensor) in tensors:
-            slot.fill(tensors[id(slot.tensor)])
-    image.ir_version = max(model.ir_version or 0, minimum_ir_version(image))
     try:
-        content = ir.to_proto(image).SerializeToString()
-    except ir.serde.SerdeError as error:
-        # What a weight that is computed now has raised is wrapped at each level.
-        cause: BaseException = error
-        while isinstance(cause, ir.serde.SerdeError) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise cause from cause.__cause__
+        content = _message(model, tensors).SerializeToString()
     except (EncodeError, ValueError) as error:
         raise ModelError(
             f"The model does not fit into one protobuf message ({error}), expected less than "
             "2 GiB. Save with external data."
         ) from error
     path.write_bytes(content)
+
+
+def _message(model: ir.Model, tensors: Tensors) -> onnx.ModelProto:
+    """Return the message for a model in which some tensors are replaced."""
+    image = model.clone()
+    for slot in slots(image):
+        if id(slot.tensor) in tensors:
+            slot.fill(tensors[id(slot.tensor)])
+    image.ir_version = written_ir_version(image)
+    try:
+        return ir.to_proto(image)
+    except ir.serde.SerdeError as error:
+        # What a weight that is computed now has raised is wrapped at each level.
+        cause: BaseException = error
+        while isinstance(cause, ir.serde.SerdeError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise cause from cause.__cause__
 
 
 def _retire(old_data: set[Path], model: ir.Model, fresh: Tensors) -> None:

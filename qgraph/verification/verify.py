@@ -33,6 +33,11 @@ from qgraph.verification.regions import check_boxes
 from qgraph.verification.sides import Pair, Side, check_nodes, shape_of, type_of
 from qgraph.verification.statements import Document, Statement, fails, read
 
+_IN_MEMORY = (
+    "That model was in memory when it was proved: it had been changed since it was loaded, or was "
+    "in no file. Save it, prove the files, and verify that certificate."
+)
+
 
 def verify_file(certificate: Path, reference: Path, candidate: Path) -> str:
     """Check the certificate in a file against two model files, and their hashes.
@@ -54,9 +59,11 @@ def verify_file(certificate: Path, reference: Path, candidate: Path) -> str:
                 "files anew."
             )
         if stated != storage.sha256(path):
+            known = source.get("path") if isinstance(source, dict) else None
             raise ModelError(
                 f"{certificate}: it is about a {name} of the hash {stated[:12]}..., but {path} is "
-                "another file, expected the same. Name the models that were proved."
+                "another file, expected the same. "
+                + ("Name the models that were proved." if known else _IN_MEMORY)
             )
     return verify(document, reference, candidate)
 
