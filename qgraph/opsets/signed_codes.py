@@ -19,6 +19,11 @@ from qgraph.graph.scopes import bodies
 SINCE = 21
 """Opset since which QuantizeLinear states the type of its codes."""
 
+REASON = (
+    "ONNX Runtime refuses signed codes with a zero point at opset 21 or later where an operator "
+    "that moves values follows; store the model at a lower opset, or keep unsigned codes"
+)
+
 _MOVING = frozenset(
     {"Dropout", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 )

@@ -46,7 +46,7 @@ def hash_in_memory(model: ir.Model) -> str:
     all weights of a model that is too large for one message.
     """
     tensors = {id(slot.tensor): slot.tensor for slot in slots(model)}
-    outside = {
+    outside: dict[int, ir.TensorProtocol] = {
         key: tensor
         for key, tensor in tensors.items()
         if isinstance(tensor, ir.ExternalTensor | DeferredTensor)
