@@ -70,7 +70,8 @@ def faults(path: Path, specs: list[str]) -> dict[str, str]:
     bases = {} if fault(model) else {"": model}
     for dialect in ("qdq", "onnx"):
         converted = model.clone()
-        converted.apply(parse_spec(f"convert{{to={dialect}}}"))
+        if not converted.apply(parse_spec(f"convert{{to={dialect}}}")).modified:
+            continue
         if reason := fault(converted):
             found[dialect] = reason
         elif dialect == "qdq":
