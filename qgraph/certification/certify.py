@@ -39,8 +39,8 @@ from qgraph.model import Source as ModelSource
 from qgraph.proof.expression import Undecidable
 from qgraph.storage import files as storage
 
-COMPUTED_HERE = (
-    "constants that {} compute are what NumPy computes here; ONNX leaves their last bits open"
+ROUNDED_ONCE = (
+    "constants that {} compute are the exact results, rounded once; ONNX leaves their last bits open"
 )
 
 
@@ -287,7 +287,7 @@ def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[s
 def _of_constants(matching: Matching) -> list[str]:
     """Return what is taken for granted of constants that nodes compute."""
     found = matching.reference.known.inexact | matching.candidate.known.inexact
-    return [COMPUTED_HERE.format(", ".join(sorted(found)))] if found else []
+    return [ROUNDED_ONCE.format(", ".join(sorted(found)))] if found else []
 
 
 def _source(model: Model) -> Source:
