@@ -8,13 +8,13 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from collections.abc import Callable  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-import numpy as np  # noqa: E402
-import numpy.typing as npt  # noqa: E402
-import pytest  # noqa: E402
+import numpy as np
+import numpy.typing as npt
+import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -67,9 +67,7 @@ _FLIPPED_ROWS = 0.05
 _FLIPPED_CHANGE = 0.1
 
 
-def _assert_same_rows(
-    found: npt.NDArray[Any], expected: npt.NDArray[Any], *, atol: float
-) -> None:
+def _assert_same_rows(found: npt.NDArray[Any], expected: npt.NDArray[Any], *, atol: float) -> None:
     """Compare what a quantized network makes of each sample, whatever order its sums are added in.
 
     An order of additions may carry a sum over a tie of the next quantizer. That changes a code, so

@@ -30,6 +30,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] 
 }
 """For each operator the function for narrow types, and the one for float64."""
 
+
 def is_rounded_once(dtype: np.dtype[Any]) -> bool:
     """Return whether results of this type are the same on every processor."""
     return dtype in correct_rounding.TYPES or dtype == _BFLOAT16

@@ -33,7 +33,7 @@ def is_any_order_exact(node: ir.Node, kernel: Kernel, operands: Sequence[Array |
     """Return whether a node of ``SUMMING`` computes one result in whatever order it adds."""
     if any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
         return False
-    terms = [array for array in operands[: 3 if node.op_type in _PRODUCTS else 1]]
+    terms = operands[: 3 if node.op_type in _PRODUCTS else 1]
     if any(a is not None and (a.dtype not in _TYPES or not np.isfinite(a).all()) for a in terms):
         return False
     units = [_unit_exponent(array) for array in terms if array is not None]

@@ -90,9 +90,7 @@ def _wide(x: Array) -> Float64:
     return np.asarray(x, np.float64)
 
 
-def _rounded(
-    x: Array, close: Array, function: Exact, dtype: npt.DTypeLike | None = None
-) -> Array:
+def _rounded(x: Array, close: Array, function: Exact, dtype: npt.DTypeLike | None = None) -> Array:
     flat = np.asarray(x).reshape(-1)
 
     def exact(place: int) -> Fraction:
@@ -105,7 +103,7 @@ def _round_once(close: Float64, exact: Callable[[int], Fraction], dtype: np.dtyp
     """Return exact numbers rounded once to ``dtype``.
 
     Args:
-        close: float64 numbers of a relative error below 2**-46; zeros, infinities and NaN are exact.
+        close: float64 numbers, off by less than a relative 2**-46; zeros, infinities and NaN exact.
         exact: the number at a flat index, to ``_DIGITS`` digits.
         dtype: float16 or float32.
     """

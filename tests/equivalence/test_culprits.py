@@ -14,6 +14,8 @@ from qgraph.equivalence.runtime_report import ROUNDING, RuntimeReport
 from qgraph.equivalence.runtime_verdict import judge_runtimes
 from qgraph.model import Model
 
+pytestmark = pytest.mark.sums
+
 Array = npt.NDArray[Any]
 
 MERGED = "neighbouring Q/DQ pairs are merged"
@@ -112,9 +114,9 @@ def softmax() -> tuple[Model, dict[str, Array]]:
     return m, {"x": x}
 
 
-# The scales of data and weights are 2**-6, so that no sum of products rounds, in whatever order it is
-# added. The scale of the result is 14 * 2**-12: odd multiples of 7 are ties, and the reciprocal that
-# integer kernels multiply by carries some of them to the other side.
+# The scales of data and weights are 2**-6, so no sum of products rounds, in any order of additions.
+# The scale of the result is 14 * 2**-12, so sums that are odd multiples of 7 are ties. Integer
+# kernels multiply by the reciprocal, which carries some ties to the other side.
 DYADIC = f"<float s = {{{2**-6}}}, float t = {{{14 * 2**-12}}}, int8 z = {{0}}>"
 
 

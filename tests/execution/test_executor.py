@@ -312,7 +312,9 @@ def _close(ours: Any, theirs: Any) -> bool:
         return bool(np.all(ours == theirs))
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     same = ours.dtype == theirs.dtype and ours.shape == theirs.shape
-    return same and np.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+    # some sums of float16 are rounded at each step
+    rtol, atol = (4e-3, 2e-3) if ours.dtype.itemsize == 2 else (1e-3, 1e-5)
+    return same and np.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
 
 
 # What goes wrong
@@ -417,9 +419,7 @@ def test_real_models_classify_as_well_as_they_did(models: Path, name: str, accur
 
 
 @pytest.mark.sums
-def test_exports_of_one_network_agree(
-    models: Path, assert_same_rows: Callable[..., None]
-) -> None:
+def test_exports_of_one_network_agree(models: Path, assert_same_rows: Callable[..., None]) -> None:
     """The Q/DQ export on all images; the dynamo export, of batch 1, on the first 20."""
     data = np.load(models / "brev_cnn_w4a4.npz")
     y = qgraph.load(models / "brev_cnn_w4a4_qcdq.onnx").run({"x": data["x"]}, backend="numpy")["y"]

@@ -17,7 +17,7 @@ from qgraph.errors import ExecutionError, UnsupportedError
 from qgraph.execution.executor import Executor, prepare, run
 from qgraph.execution.runtime import RuntimeExecutor, Segment
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.sums]
 ort = pytest.importorskip("onnxruntime")
 
 
@@ -185,7 +185,6 @@ def test_without_onnx_runtime_the_backend_is_refused_and_auto_is_numpy(
     assert type(prepare(model(MIXED, QONNX), "auto")) is Executor
 
 
-@pytest.mark.sums
 def test_both_backends_agree_on_real_models(
     models: Path, assert_same_rows: Callable[..., None], model_name: str
 ) -> None:
@@ -197,7 +196,6 @@ def test_both_backends_agree_on_real_models(
         assert_same_rows(x, y, atol=1e-5 * max(1.0, float(np.abs(y).max())))
 
 
-@pytest.mark.sums
 @pytest.mark.parametrize("name", ["brev_cnn_asym8", "brev_cnn_fp8e4m3"])
 def test_backends_differ_only_where_additions_meet_a_threshold(
     models: Path, assert_same_rows: Callable[..., None], name: str

@@ -64,7 +64,9 @@ EXACT: dict[str, Callable[[Fraction], Fraction]] = {
 
 def draws(dtype: Any) -> Array:
     random = np.random.default_rng(0)
-    return np.concatenate([random.normal(size=10) * 8, 2.0 ** random.uniform(-20, 3, 6)]).astype(dtype)
+    return np.concatenate([random.normal(size=10) * 8, 2.0 ** random.uniform(-20, 3, 6)]).astype(
+        dtype
+    )
 
 
 def is_nearest(found: Any, exact: Fraction, dtype: Any) -> bool:
@@ -137,7 +139,9 @@ def test_special_values(name: str, x: list[float], y: list[float]) -> None:
     with np.errstate(all="ignore"):
         found = getattr(correct_rounding, name)(np.float32(x))
     np.testing.assert_array_equal(found, np.float32(y))
-    np.testing.assert_array_equal(np.signbit(found[found == 0]), np.signbit(np.float32(y)[found == 0]))
+    np.testing.assert_array_equal(
+        np.signbit(found[found == 0]), np.signbit(np.float32(y)[found == 0])
+    )
 
 
 def test_special_powers_are_those_of_ieee_754() -> None:
