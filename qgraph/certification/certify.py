@@ -39,7 +39,10 @@ from qgraph.model import Source as ModelSource
 from qgraph.proof.expression import Undecidable
 from qgraph.storage import files as storage
 
-ROUNDED_ONCE = "constants that {} compute are the exact results, rounded once; ONNX leaves their last bits open"
+ROUNDED_ONCE = (
+    "constants that {} compute are the exact results, rounded once; "
+    "ONNX leaves their last bits open"
+)
 
 
 @seldom()

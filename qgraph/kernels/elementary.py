@@ -1,7 +1,7 @@
 """NumPy kernels of elementary functions, equal on every processor.
 
-Results of float16, bfloat16 and float32 are the exact ones rounded once; bfloat16 is rounded through
-float32. The bits of float64 results are those that NumPy computes on this processor.
+Results of float16, bfloat16 and float32 are the exact ones rounded once, bfloat16 through float32.
+The bits of float64 results are those that NumPy computes on this processor.
 """
 
 from __future__ import annotations
