@@ -38,8 +38,9 @@ from qgraph.model import load
 from qgraph.proof.expression import Undecidable
 from qgraph.storage.identity import Identity
 
-COMPUTED_HERE = (
-    "constants that {} compute are what NumPy computes here; ONNX leaves their last bits open"
+ROUNDED_ONCE = (
+    "constants that {} compute are the exact results, rounded once; "
+    "ONNX leaves their last bits open"
 )
 
 
@@ -292,4 +293,4 @@ def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[s
 def _of_constants(matching: Matching) -> list[str]:
     """Return what is taken for granted of constants that nodes compute."""
     found = matching.reference.known.inexact | matching.candidate.known.inexact
-    return [COMPUTED_HERE.format(", ".join(sorted(found)))] if found else []
+    return [ROUNDED_ONCE.format(", ".join(sorted(found)))] if found else []

@@ -617,7 +617,7 @@ class TestFunctionsWithoutSteps:
         assert region.largest_steps is None
         assert region.boxes == ()
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_all_inputs_are_counted(self):
         found = self.prove(self.FACTORS, "y = Mul(x, two)", "y = Mul(x, c)")
         differing = 0
