@@ -22,6 +22,7 @@ LAYERS = [
         "cores",
         "collecting",
         "markup",
+        "outputs",
         "junit",
     },
     {"numerics"},

@@ -7,7 +7,6 @@ that touches the rest.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -27,11 +26,6 @@ Array = npt.NDArray[Any]
 
 PIECE = 1 << 18
 """Elements at a time, unless asked otherwise: 1 MiB of float32 stays in the second-level cache."""
-
-_COPY_BYTES = 1 << 20
-
-_NO_KERNEL_COPY = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV}
-"""What a file system says that cannot copy by itself."""
 
 _BITS = {"INT2": 2, "UINT2": 2, "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4}
 _BITS |= {"FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
@@ -59,36 +53,6 @@ class FileRange:
         """
         with _opened(self.path) as file:
             _read_at(file, self.path, self.offset + at, out)
-
-    def copy(self, at: int, count: int, target: FileRange) -> None:
-        """Copy ``count`` bytes from ``at`` on to the same place of ``target``.
-
-        Linux copies without a way through this process, where the file system allows it.
-
-        Raises:
-            ModelError: this file ends before, or cannot be read.
-            OSError: the target cannot be written, or there is no room.
-        """
-        end = at + count
-        kernel_copy = getattr(os, "copy_file_range", None)
-        with _opened(self.path) as source, _opened(target.path, os.O_WRONLY) as other:
-            while kernel_copy is not None and at < end:
-                places = self.offset + at, target.offset + at
-                try:
-                    moved = kernel_copy(source, other, end - at, *places)
-                except OSError as error:
-                    if error.errno not in _NO_KERNEL_COPY:
-                        raise
-                    break
-                if moved == 0:
-                    break
-                at += moved
-        buffer = np.empty(min(_COPY_BYTES, end - at), np.uint8)
-        while at < end:
-            piece = buffer[: end - at]
-            self.read_into(at, piece)
-            target.write(at, piece)
-            at += piece.size
 
     def write(self, at: int, data: Array) -> None:
         """Put the bytes of a contiguous array at ``at``; the file must be there.
