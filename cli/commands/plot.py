@@ -52,10 +52,10 @@ def command(
     from qgraph.files import replacing
     from qgraph.reporting.plot import plot
 
-    kind = out.suffix.lower()
-    if kind not in _FORMATS:
-        raise click.UsageError(f"{out} is neither .svg nor .png. Choose one of these.")
     with planned([out], models=(model, compare)) as outputs:
+        kind = out.suffix.lower()
+        if kind not in _FORMATS:
+            raise click.UsageError(f"{out} is neither .svg nor .png. Choose one of these.")
         with ProgressBar(talk) as bar:
             bar.tell("drawing", 0, 0)
             picture = plot(model, node, compare=compare, channel=channel, format=kind[1:])

@@ -199,7 +199,9 @@ class Outputs:
         """
         for read, what in self._reads.items():
             if is_same(path, read):
-                raise OptionError(f"{path}: {what}, expected another file. Choose another name.")
+                raise OptionError(
+                    f"{path}: {what}, expected a place of its own. Name another file."
+                )
 
     def make_folder(self, folder: Path) -> None:
         """Create a folder and those around it; without success they are removed again.
@@ -240,8 +242,7 @@ class Outputs:
         self.expect_free(path)
         if self._find(target) is not None:
             raise OptionError(
-                f"{path}: is written by this command already, expected one file for each result. "
-                "Choose another name."
+                f"{path}: is named twice, expected one file for each result. Name another file."
             )
         output = Output(path, target, QGraphError)
         self._outputs.append(output)

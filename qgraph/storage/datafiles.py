@@ -42,8 +42,6 @@ THRESHOLD = 1024
 DATA, SAFETENSORS = ".data", ".safetensors"
 """How the names of data files end."""
 
-_COPY_BYTES = 1 << 20
-
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights that have been read so far, and of all that are to be."""
 
@@ -195,9 +193,9 @@ def write(
     names = _reserve(output, list(layout), SAFETENSORS if safetensors else DATA)
     files = []
     for (path, tensors), name in zip(layout.items(), names, strict=True):
-        if safetensors:
-            expect_head(path)
         place = path.with_name(name)
+        if safetensors:
+            expect_head(place)
         files.append(DataFile(place, name, tensors, len(heads[path]), sums[path]))
     return files, kept
 
@@ -247,11 +245,7 @@ class _CopyPart:
     reads: int
 
     def __call__(self, sinks: Sequence[Sink]) -> None:
-        buffer = np.empty(min(_COPY_BYTES, self.reads), np.uint8)
-        for at in range(self.at, self.at + self.reads, _COPY_BYTES):
-            piece = buffer[: self.at + self.reads - at]
-            self.source.read_into(at, piece)
-            sinks[0].write(at, piece)
+        self.source.copy(self.at, self.reads, sinks[0])
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.packing import packed_size, unpack
 from qgraph.tensors.records import Recorder, Run
-from qgraph.tensors.streaming import FileRange, width_of
+from qgraph.tensors.streaming import FileRange, Sink, width_of
 
 Array = npt.NDArray[Any]
 
@@ -32,13 +32,6 @@ MOST_TENSORS = 8
 
 _WAITING = 16
 """Parts that are handed out before others are done."""
-
-
-class Sink(Protocol):
-    """Takes the bytes of one tensor, in any order."""
-
-    def write(self, at: int, data: Array) -> None:
-        """Put the bytes of the contiguous array ``data`` at place ``at``."""
 
 
 class Part(Protocol):

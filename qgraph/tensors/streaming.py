@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,17 @@ Array = npt.NDArray[Any]
 PIECE = 1 << 18
 """Elements at a time, unless asked otherwise: 1 MiB of float32 stays in the second-level cache."""
 
+_COPY_BYTES = 1 << 20
+
 _BITS = {"INT2": 2, "UINT2": 2, "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4}
 _BITS |= {"FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
+
+
+class Sink(Protocol):
+    """Takes the bytes of one tensor, in any order."""
+
+    def write(self, at: int, data: Array) -> None:
+        """Put the bytes of the contiguous array ``data`` at place ``at``."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,19 @@ class FileRange:
         """
         with _opened(self.path) as file:
             _read_at(file, self.path, self.offset + at, out)
+
+    def copy(self, at: int, count: int, target: Sink) -> None:
+        """Copy ``count`` bytes from ``at`` on to the same place of ``target``, piece by piece.
+
+        Raises:
+            ModelError: this file ends before, or cannot be read.
+            OSError: the target cannot be written, or there is no room.
+        """
+        buffer = np.empty(min(_COPY_BYTES, count), np.uint8)
+        for place in range(at, at + count, _COPY_BYTES):
+            piece = buffer[: at + count - place]
+            self.read_into(place, piece)
+            target.write(place, piece)
 
     def write(self, at: int, data: Array) -> None:
         """Put the bytes of a contiguous array at ``at``; the file must be there.
