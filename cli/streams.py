@@ -90,7 +90,7 @@ def guarded_streams() -> Iterator[Guarded]:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     results = Guarded(out, "standard output")
-    sys.stdout, sys.stderr = results, Guarded(err, None)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = results, Guarded(err, None)
     try:
         yield results
     finally:

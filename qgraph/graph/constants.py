@@ -75,8 +75,10 @@ def overridable(graph: ir.Graph) -> list[ir.Value]:
 
 def _array(value: ir.Value, tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
     try:
-        external = isinstance(tensor, ir.ExternalTensor)
-        array = (elements(tensor) if external else tensor.numpy()).view()
+        if isinstance(tensor, ir.ExternalTensor):
+            array = elements(tensor).view()
+        else:
+            array = tensor.numpy().view()
     except (OSError, ValueError, TypeError) as error:
         raise ModelError(
             f"Constant {value.name!r}: its data cannot be read ({error}), expected "

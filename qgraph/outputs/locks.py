@@ -61,8 +61,9 @@ class Lock:
         """
         while not self._is_current():
             self._close()
-            self._descriptor = _open(self.path)
+            self._descriptor, is_new = _open(self.path)
             try:
+                _expect_lock_file(self.path, self._descriptor)
                 self.is_held = lock(self._descriptor)
             except BlockingIOError:
                 holder = _holder(self._descriptor)
@@ -71,7 +72,10 @@ class Lock:
                     f"{self._target}: is being written by {holder}, expected one writer at a "
                     "time. Wait until that process ends, or choose another name."
                 ) from None
-            # Without a lock, or if the holder before has removed the file, look at it again.
+            except OSError:
+                self.is_held = is_new
+                raise
+            # The holder before may have removed the file; without locks it stays.
             if not self.is_held:
                 logger.warning(
                     "%s: this file system has no locks; make sure that no other process writes "
@@ -84,10 +88,12 @@ class Lock:
     def release(self) -> None:
         """Give the lock back and remove its file."""
         for _ in range(2):  # a signal or an error must not leave the file
-            with suppress(OSError):
-                if self._is_current():
+            try:
+                if self.is_held and self._is_current():
                     self.path.unlink(missing_ok=True)
                 break
+            except OSError:
+                continue
         self._close()
 
     def _sign(self) -> None:
@@ -131,22 +137,30 @@ def lock(descriptor: int) -> bool:
     return True
 
 
-def _open(path: Path) -> int:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    except PermissionError:
-        # Left by another user; a file that can be read can be locked.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno not in {errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO}:
-            raise
-        raise _not_a_lock(path) from error
+def _open(path: Path) -> tuple[int, bool]:
+    """Open the file of a lock; return its descriptor, and whether it is new."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        with suppress(FileExistsError):
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644), True
+        try:
+            return os.open(path, flags), False
+        except FileNotFoundError:
+            continue  # its holder has just removed it
+        except PermissionError:
+            # Left by another user; a file that can be read can be locked.
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), False
+        except OSError as error:
+            if error.errno not in {errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO}:
+                raise
+            raise _not_a_lock(path) from error
+
+
+def _expect_lock_file(path: Path, descriptor: int) -> None:
     status = os.fstat(descriptor)
     content = os.pread(descriptor, len(_MARK), 0) if stat.S_ISREG(status.st_mode) else b"no"
     if content not in (b"", _MARK) or status.st_size > _LONGEST or status.st_nlink > 1:
-        os.close(descriptor)
         raise _not_a_lock(path)
-    return descriptor
 
 
 def _not_a_lock(path: Path) -> QGraphError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -9,6 +10,8 @@ import unicodedata
 from pathlib import Path
 
 from qgraph.errors import OptionError, QGraphError
+
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 _LONGEST = 120
 """Bytes of an output's name that the names of its lock and scratch folder repeat."""
@@ -24,13 +27,11 @@ def is_same(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool
     one, two = os.path.realpath(path), os.path.realpath(other)
     if one == two:
         return True
-    there = os.path.exists(one), os.path.exists(two)
-    if all(there):
-        return os.path.samefile(one, two)
-    if any(there) or _folded(one) != _folded(two):
-        return False
-    parents = os.path.dirname(one), os.path.dirname(two)
-    return all(map(os.path.isdir, parents)) and os.path.samefile(*parents)
+    there = _status(one), _status(two)
+    if there == (None, None) and _folded(one) == _folded(two):
+        there = _status(os.path.dirname(one)), _status(os.path.dirname(two))
+    first, second = there
+    return first is not None and second is not None and os.path.samestat(first, second)
 
 
 def expect_place(path: str | os.PathLike[str], *, follow_links: bool = True) -> Path:
@@ -50,11 +51,12 @@ def expect_place(path: str | os.PathLike[str], *, follow_links: bool = True) -> 
     if not follow_links:
         target = Path(os.path.realpath(whole.parent), whole.name)
     folder = target.parent
-    if not os.path.isdir(folder):
+    around, status = _status(str(folder)), _status(str(target))
+    if around is None or not stat.S_ISDIR(around.st_mode):
         raise QGraphError(
             f"{path}: cannot be written, {str(folder)!r} is not a folder. Create it first."
         )
-    if _is_stream(whole) or (os.path.exists(target) and not os.path.isfile(target)):
+    if _is_stream(whole) or (status is not None and not stat.S_ISREG(status.st_mode)):
         raise QGraphError(f"{path}: is there and not a regular file. Choose another name.")
     if any(_is_open_as(target, descriptor) for descriptor in (1, 2)):
         raise OptionError(
@@ -75,6 +77,20 @@ def short(name: str) -> str:
     if len(content) <= _LONGEST:
         return name
     return f"{os.fsdecode(content[:_LONGEST])}-{hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def _status(path: str) -> os.stat_result | None:
+    """Return what the system knows of a file; None if there is none of this name.
+
+    Raises:
+        OSError: whether it is there cannot be found out.
+    """
+    try:
+        return os.stat(path)
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
+        return None
 
 
 def _folded(path: str) -> str:

@@ -26,12 +26,11 @@ from qgraph.tensors.deferred import (
     Job,
     NoSink,
     Part,
-    Sink,
     carry_out,
 )
 from qgraph.tensors.filed import FileTensor
 from qgraph.tensors.records import Recorder, Run, expect_written
-from qgraph.tensors.streaming import FileRange, stream_of
+from qgraph.tensors.streaming import FileRange, Sink, stream_of
 
 INLINE_LIMIT = 1_500_000_000
 """Bytes of weights above which they go to a file of their own; protobuf ends at 2 GiB."""
@@ -184,12 +183,12 @@ def write(
         if executor is not None:
             runs += carry_out(away, executor, tell)
     sums: dict[Path, str] = {}
-    for path, tensors in [*layout.items(), *([(inline, deferred)] if kept else [])]:
-        size = len(heads.get(path, b"")) + sum(
-            map(stored_bytes, {id(t): t for t in tensors}.values())
-        )
-        own = [run for run in runs if run.path == os.path.abspath(path)]
-        sums[path] = expect_written(path, size, own)
+    for path, held in (*layout.items(), (inline, deferred)):
+        if held:
+            distinct = {id(tensor): tensor for tensor in held}.values()
+            size = len(heads.get(path, b"")) + sum(map(stored_bytes, distinct))
+            own = [run for run in runs if run.path == os.path.abspath(path)]
+            sums[path] = expect_written(path, size, own)
     names = _reserve(output, list(layout), SAFETENSORS if safetensors else DATA)
     files = []
     for (path, tensors), name in zip(layout.items(), names, strict=True):
