@@ -213,6 +213,7 @@ class Outputs:
         for each in reversed(missing):
             each.mkdir()
             self._folders.append(each)
+        folder.mkdir(exist_ok=True)
 
     def written(self, path: StrPath) -> Path:
         """Return where the content of an output is that has not appeared yet.

@@ -61,6 +61,13 @@ class Retirement:
             model: what was saved.
             fresh: by ``id`` of a tensor, the one that reads the new file or memory.
         """
+        try:
+            self._remove(model, fresh)
+        except OSError as error:
+            # The output is there; nothing that comes after may turn it into a failure.
+            logger.warning("%s: old data files may be left (%s)", self._target, error)
+
+    def _remove(self, model: ir.Model, fresh: Mapping[int, ir.TensorProtocol]) -> None:
         for path in self._foreign:
             if path.is_file():
                 _note(path, "qgraph did not write it")
@@ -139,13 +146,20 @@ def _let_go(model: ir.Model, fresh: Mapping[int, ir.TensorProtocol], removable: 
     """Bind the tensors of ``model`` that read from these files, now or later, to new ones."""
     for slot in list(slots(model)):
         tensor = slot.tensor
-        reads = isinstance(tensor, ir.LazyTensor | DeferredTensor) or (
-            isinstance(tensor, ir.ExternalTensor)
-            and os.path.exists(tensor.path)
-            and any(os.path.samefile(tensor.path, path) for path in removable)
-        )
-        if reads:
+        late = isinstance(tensor, ir.LazyTensor | DeferredTensor)
+        reads = late or (isinstance(tensor, ir.ExternalTensor) and _reads(tensor, removable))
+        if reads and id(tensor) in fresh:
             slot.fill(fresh[id(tensor)])
+
+
+def _reads(tensor: ir.ExternalTensor, files: list[Path]) -> bool:
+    """Return whether a tensor reads from one of these files; True where that is not known."""
+    try:
+        return any(os.path.samefile(tensor.path, file) for file in files)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 def _note(path: Path, reason: str) -> None:
