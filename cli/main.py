@@ -85,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         _collect_seldom()
     with guarded_streams() as results:
+        status = 0
         try:
             with interruptible():
                 status = _run(argv)
@@ -92,8 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Interrupted as signal:
             Talk().error(f"interrupted by {signal.name}")
             return SIGNALLED + signal.number
-        except QGraphError as error:  # of the standard output
-            Talk().error(str(error))
+        except QGraphError as error:
+            if status != UNUSABLE:
+                Talk().error(str(error))
             return UNUSABLE
         return BROKEN_PIPE if results.is_gone and status == 0 else status
 

@@ -20,6 +20,7 @@ class Guarded:
 
     Attributes:
         is_gone: whether the reader went away.
+        failure: why something could not be written.
     """
 
     def __init__(self, stream: TextIO, name: str | None) -> None:
@@ -27,6 +28,7 @@ class Guarded:
         self._name = name
         self._is_mute = False
         self.is_gone = False
+        self.failure: QGraphError | None = None
 
     def write(self, text: str) -> int:
         """Write text.
@@ -34,16 +36,21 @@ class Guarded:
         Raises:
             QGraphError: it cannot be written, for another reason than a reader that went away.
         """
-        if not self._is_mute:
+        # click writes empty bytes and an empty text to find out what kind of stream it is.
+        if not isinstance(text, str):
+            raise TypeError(f"{type(text).__name__} is written, expected text")
+        if text and not self._is_mute:
             with self._watched():
                 self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Hand over what was written; errors as for :meth:`write`."""
+        """Hand over what was written; errors as for :meth:`write`, also those of before."""
         if not self._is_mute:
             with self._watched():
                 self._stream.flush()
+        if self.failure is not None:
+            raise self.failure
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -58,10 +65,11 @@ class Guarded:
         except (OSError, ValueError) as error:
             self._mute()
             if self._name is not None and not isinstance(error, UnicodeError):
-                raise QGraphError(
+                self.failure = QGraphError(
                     f"{self._name}: cannot be written ({error}); no file was written either. Free "
                     "some space, or send it elsewhere."
-                ) from error
+                )
+                raise self.failure from error
 
     def _mute(self) -> None:
         """Let what is still buffered go nowhere: it would raise again when the process ends."""

@@ -157,9 +157,7 @@ def test_a_reader_that_goes_away_costs_no_output(files):
     [
         ("2>&-", "check nope.onnx nope.onnx", 3),
         (">&-", "passes", 0),
-        (">&- 2>&-", "info nope.onnx", 3),
-        ("<&- >&- 2>&-", "--version", 0),
-        ("2>/dev/full", "convert", 2),
+        ("<&- >&- 2>/dev/full", "convert", 2),
         (">/dev/full", "passes", 3),
         (">/dev/full", "--help", 3),
     ],
@@ -178,11 +176,12 @@ def test_closed_and_full_streams(tmp_path, streams, arguments, status):
 def test_a_stream_that_is_gone_takes_everything():
     read, write = os.pipe()
     os.close(read)
-    stream = Guarded(os.fdopen(write, "w"), "standard output")
-    for _ in range(3):
-        stream.write("x" * 100_000)
-        stream.flush()
-    assert stream.is_gone
+    with os.fdopen(write, "w") as pipe:
+        stream = Guarded(pipe, "standard output")
+        for _ in range(3):
+            stream.write("x" * 100_000)
+            stream.flush()
+        assert stream.is_gone
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
