@@ -21,6 +21,7 @@ from qgraph.exactness import Exactness, Method
 
 if TYPE_CHECKING:
     from qgraph.certification.certificate import Certificate, Region
+    from qgraph.outputs.outputs import Outputs
 
 STATUS = {"proved": 0, "different": 1, "undecided": 4}
 """Exit status of each verdict."""
@@ -62,7 +63,7 @@ def show_certificate(talk: Talk, found: Certificate) -> None:
         talk.note(f"condition: {condition}")
 
 
-def save_witness(talk: Talk, found: Certificate, path: Path) -> None:
+def save_witness(talk: Talk, found: Certificate, path: Path, outputs: Outputs) -> None:
     """Write the input on which the outputs differ, if there is one."""
     import numpy as np
 
@@ -75,7 +76,7 @@ def save_witness(talk: Talk, found: Certificate, path: Path) -> None:
                 "the regions above differ all the same"
             )
         return
-    with replacing(path) as file:
+    with replacing(path, outputs) as file:
         np.savez(file, **found.counterexample)
     show_paragraph(f"wrote {path}: an input on which the outputs differ")
 

@@ -19,10 +19,13 @@ from qgraph.graph.constants import constant, overridable
 from qgraph.graph.scopes import check_names, nodes_of, owners
 from qgraph.graph.tensors import slots
 from qgraph.opsets.versions import declare_domains
+from qgraph.outputs.outputs import HOLDS_WEIGHTS, Outputs, joined
+from qgraph.outputs.places import is_same
 from qgraph.report import Report
 from qgraph.storage import datafiles, in_memory
 from qgraph.storage import files as storage
 from qgraph.storage.identity import Identity, Origin
+from qgraph.storage.reading import files_of
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -73,24 +76,34 @@ class Model:
         size_threshold: int = datafiles.THRESHOLD,
         executor: Executor | None = None,
         progress: datafiles.Progress | None = None,
+        outputs: Outputs | None = None,
     ) -> None:
         """Write the model; see :func:`qgraph.storage.files.save`.
+
+        The file that the model was loaded from, and its data files, are read only, unless ``path``
+        is that file.
 
         Raises:
             ModelError: the file cannot be written; an old one is untouched then.
         """
         if external_data is None and self._external_data:
             external_data = True
-        storage.save(
-            self._ir,
-            path,
-            external_data=external_data,
-            shard_bytes=shard_bytes,
-            safetensors=safetensors,
-            size_threshold=size_threshold,
-            executor=executor,
-            progress=progress,
-        )
+        with joined(outputs) as together:
+            if self.path is not None and not is_same(self.path, path):
+                own, *data = files_of(self.path)
+                together.protect([own])
+                together.protect(data, HOLDS_WEIGHTS)
+            storage.save(
+                self._ir,
+                path,
+                external_data=external_data,
+                shard_bytes=shard_bytes,
+                safetensors=safetensors,
+                size_threshold=size_threshold,
+                executor=executor,
+                progress=progress,
+                outputs=together,
+            )
         # What the file holds is compared with the model when its identity is asked for.
         self.path, self._place = Path(path), Path(os.path.abspath(path))
         self._origin, self._lent = None, True

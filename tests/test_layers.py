@@ -24,6 +24,7 @@ LAYERS = [
         "cores",
         "collecting",
         "markup",
+        "outputs",
         "junit",
     },
     {"numerics"},

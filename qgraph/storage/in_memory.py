@@ -14,6 +14,7 @@ import onnx_ir as ir
 from qgraph.errors import ModelError
 from qgraph.graph.tensors import slots, stored_bytes
 from qgraph.storage import files
+from qgraph.storage.modelfile import written_ir_version
 from qgraph.tensors.deferred import DeferredTensor
 from qgraph.tensors.streaming import FileRange, stream_of
 
@@ -79,7 +80,7 @@ def _frame(model: ir.Model, left_out: Container[int]) -> bytes:
     for slot in slots(image):
         if id(slot.tensor) in left_out:
             slot.fill(ir.Tensor(np.zeros(0, np.uint8), name=slot.tensor.name))
-    image.ir_version = files.written_ir_version(model)
+    image.ir_version = written_ir_version(model)
     return bytes(ir.to_proto(image).SerializeToString())
 
 
