@@ -29,8 +29,8 @@ _SAME_FORM = (
 """Operators whose result has the type and the shape of their first operand."""
 
 _BINARY = (
-    "Add", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Max", "Mean", "Min", "Mod", "Mul", "Sub",
-    "Sum",
+    "Add", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Max", "Mean", "Min", "Mod", "Mul",
+    "Sub", "Sum",
 )  # fmt: skip
 """Operators whose operands have one type and broadcast, which is the form of the result."""
 

@@ -64,6 +64,8 @@ def unsqueeze(call: Call) -> list[Fact]:
     if axes is None:
         raise Unknown
     rank = len(shape) + len(axes)
+    if axes != sorted(axes) or places_of(axes, rank) != sorted(places_of(axes, rank)):
+        raise Unknown  # runtimes disagree
     new, old = set(places_of(axes, rank)), iter(shape)
     return [_laid(x, [1 if axis in new else next(old) for axis in range(rank)])]
 

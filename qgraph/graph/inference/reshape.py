@@ -127,6 +127,8 @@ def _cut(size: Dim, start: Dim, end: Dim, step: Dim) -> tuple[slice | None, Dim]
     if not (isinstance(start, int) and isinstance(step, int)):
         return None, None
     if isinstance(size, int) and isinstance(end, int):
+        if step < 0 and start < -size:
+            return None, None  # clamped to 0 by the definition, and to -1 by NumPy
         first, last, step = slice(start, end, step).indices(size)
         stop = None if last < 0 else last
         return slice(first, stop, step), len(range(first, last, step))

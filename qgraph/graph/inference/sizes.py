@@ -38,6 +38,8 @@ def shape(call: Call) -> list[Fact]:
         return [Fact(ir.DataType.INT64, [0 if start >= end >= 0 else None])]
     attribute = call.node.attributes.get("end")
     end = len(x) if attribute is None else call.int("end", 0)
+    if end < -len(x) or call.int("start", 0) < -len(x):
+        raise Unknown  # by the definition it is clamped, which the reference does not do
     first, last, _ = slice(call.int("start", 0), end).indices(len(x))
     return [of_items(ir.DataType.INT64, as_items(x[first:last]))]
 

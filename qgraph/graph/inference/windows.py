@@ -6,7 +6,9 @@ The number of windows along an axis of ``size`` elements, where one reaches over
 
 With ``ceil_mode`` it is rounded up. A last window that starts in the padding at the end is left out
 since opset 22; the formula of earlier versions counts it, though most runtimes do not, so that the
-number is unknown there.
+number is unknown there. Where the versions, ONNX Runtime and the reference implementation disagree
+about pooling otherwise, the number is unknown as well: data smaller than a window, padding as wide
+as a window, and automatic padding with dilation.
 """
 
 from __future__ import annotations
@@ -49,16 +51,16 @@ class Axis:
 
     @property
     def may_start_in_padding(self) -> bool:
-        """Whether such a window may start in the padding at the end."""
-        if self.stride + self.after <= self.reach or not self.may_overhang:
+        """Whether the last window may start in the padding at the end if counts are rounded up."""
+        if self.stride + self.after <= self.reach:
             return False
         if self._room is None or not isinstance(self.size, int):
-            return True
-        last = (self._room // self.stride + 1) * self.stride
+            return self.stride > 1 or self.after >= self.reach
+        last = -(-self._room // self.stride) * self.stride
         return last >= self.size + self.before
 
-    def windows(self, *, rounds_up: bool) -> Dim:
-        """Return the number of windows, None where it is open.
+    def windows(self) -> Dim:
+        """Return the number of windows.
 
         Raises:
             Unknown: not a single one fits.
@@ -66,12 +68,17 @@ class Axis:
         room = subtract(add(self.size, self.before + self.after), self.reach)
         if isinstance(room, int) and room < 0:
             raise Unknown
-        if rounds_up and self.may_start_in_padding:
+        return add(floor_divide(room, self.stride), 1)
+
+    def pooling_windows(self, *, rounds_up: bool) -> Dim:
+        """Return the number of windows of a pooling operator, None where it is open."""
+        if (self.stride, self.reach, self.before, self.after) == (1, 1, 0, 0):
+            return self.size
+        if self._room is None or self._room < 0 or max(self.before, self.after) >= self.reach:
             return None
-        count = add(floor_divide(room, self.stride), 1)
-        if not rounds_up or not self.may_overhang:
-            return count
-        return add(count, 1) if self._room is not None else None
+        if not rounds_up:
+            return self._room // self.stride + 1
+        return None if self.may_start_in_padding else -(-self._room // self.stride) + 1
 
 
 def _axes(call: Call, shape: Shape, kernel: Sequence[Dim]) -> Iterator[Axis]:
@@ -100,24 +107,29 @@ def _lists(call: Call, rank: int) -> tuple[list[int], list[int], list[int]]:
 
 
 def _spatial(call: Call, shape: Shape, kernel: Sequence[Dim]) -> list[Dim]:
-    """Return the spatial sizes of a result of windows."""
+    """Return the spatial sizes of the result of a convolution."""
     rank = len(shape) - 2
-    if rank < 1:
-        raise Unknown
-    auto = call.text("auto_pad", "NOTSET")
-    rounds_up = bool(call.int("ceil_mode", 0))
-    strides, _, pads = _lists(call, rank)
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        sizes = zip(shape[2:], strides, strict=True)
-        return [floor_divide(add(size, stride - 1), stride) for size, stride in sizes]
-    if auto not in ("NOTSET", "VALID") or (auto == "VALID" and any(pads)):
-        raise Unknown
+    auto = _automatic(call, rank)
+    if auto.startswith("SAME"):
+        return _same(call, shape)
     if any(not isinstance(width, int) for width in kernel):
         return [None] * rank
-    axes = list(_axes(call, shape, kernel))
-    if auto == "VALID" and rounds_up and any(axis.may_overhang for axis in axes):
-        return [None] * rank  # some runtimes round up there, and others do not
-    return [axis.windows(rounds_up=rounds_up) for axis in axes]
+    return [axis.windows() for axis in _axes(call, shape, kernel)]
+
+
+def _automatic(call: Call, rank: int) -> str:
+    auto = call.text("auto_pad", "NOTSET")
+    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise Unknown
+    if auto != "NOTSET" and any(_lists(call, rank)[2]):
+        raise Unknown
+    return auto
+
+
+def _same(call: Call, shape: Shape) -> list[Dim]:
+    """Return the spatial sizes divided by the strides, rounded up."""
+    sizes = zip(shape[2:], _lists(call, len(shape) - 2)[0], strict=True)
+    return [floor_divide(add(size, stride - 1), stride) for size, stride in sizes]
 
 
 def _kernel(call: Call, weight: Shape | None, rank: int) -> list[Dim]:
@@ -192,8 +204,45 @@ def pool(call: Call) -> list[Fact]:
     x, kernel = call.shape(0), call.ints("kernel_shape")
     if kernel is None:
         raise Unknown
-    shape = [*x[:2], *_spatial(call, x, kernel)]
+    shape = [*x[:2], *_pooled(call, x, kernel)]
     return [Fact(call[0].dtype, shape), Fact(ir.DataType.INT64, shape)][: len(call.node.outputs)]
+
+
+def _is_read_in_two_ways(call: Call, auto: str, axes: Sequence[Axis]) -> bool:
+    """Return whether the reference implementation of MaxPool disagrees with the definition."""
+    if any(axis.before != axis.after for axis in axes) or auto == "SAME_LOWER":
+        return True
+    has_indices = len(call.node.outputs) > 1 and bool(call.node.outputs[1].name)
+    return has_indices and (
+        auto != "NOTSET" or bool(call.int("ceil_mode", 0)) or any(axis.before for axis in axes)
+    )
+
+
+_CEIL_MODE_SINCE = {"LpPool": 18}
+_DILATIONS_SINCE = {"AveragePool": 19, "LpPool": 18, "MaxPool": 10}
+
+
+def _pooled(call: Call, shape: Shape, kernel: Sequence[int]) -> list[Dim]:
+    """Return the spatial sizes of the result of pooling."""
+    rank, name = len(shape) - 2, call.node.op_type
+    auto, rounds_up = _automatic(call, rank), bool(call.int("ceil_mode", 0))
+    is_dilated = any(n != 1 for n in _lists(call, rank)[1])
+    is_standard = call.node.domain != "com.microsoft"
+    if is_standard and rounds_up and call.version < _CEIL_MODE_SINCE.get(name, 10):
+        raise Unknown
+    if is_dilated and (not is_standard or call.version < _DILATIONS_SINCE[name]):
+        raise Unknown
+    if auto != "NOTSET" and (is_dilated or name == "LpPool"):
+        return [None] * rank
+    axes = list(_axes(call, shape, kernel))
+    if name == "MaxPool" and _is_read_in_two_ways(call, auto, axes):
+        return [None] * rank
+    if auto.startswith("SAME"):
+        fits = [isinstance(axis.size, int) and axis.size >= axis.reach for axis in axes]
+        return [n if fit else None for n, fit in zip(_same(call, shape), fits, strict=True)]
+    if auto == "VALID" and rounds_up and any(axis.may_overhang for axis in axes):
+        return [None] * rank  # some runtimes round up there, and others do not
+    return [axis.pooling_windows(rounds_up=rounds_up) for axis in axes]
 
 
 @rule("QLinearAveragePool", domain="com.microsoft")
@@ -206,8 +255,13 @@ def q_linear_average_pool(call: Call) -> list[Fact]:
 
 @rule("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")
 def global_pool(call: Call) -> list[Fact]:
-    """A single element along each spatial axis."""
+    """A single element along each spatial axis.
+
+    The reference implementation takes the maximum along other axes unless the data is an image.
+    """
     x = call.shape(0)
+    if call.node.op_type == "GlobalMaxPool" and len(x) != 4:
+        raise Unknown
     return [Fact(call[0].dtype, [*x[:2], *[1] * (len(x) - 2)])]
 
 

@@ -48,13 +48,52 @@ def codes(rng: Rng, shape: Any, dtype: Any = U8, **options: Any) -> list[Operand
 @makes("Abs", "Identity", "Neg")
 def unary(name: str, rng: Rng) -> Case:
     kind = anything(rng, F, D, I32, I64, I8)
-    return Case(name, [data(rng, dims(rng), kind, constant=rng.random() < 0.3)], opset=opset(rng, 13, 21))
+    return Case(
+        name, [data(rng, dims(rng), kind, constant=rng.random() < 0.3)], opset=opset(rng, 13, 21)
+    )
 
 
-@makes("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Cos", "Cosh", "Elu", "Erf",
-       "Exp", "Floor", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "Reciprocal", "Relu",
-       "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Tan",
-       "Tanh", "ThresholdedRelu", "Gelu", "IsInf", "IsNaN", "Clip", "Dropout")
+@makes(
+    "Acos",
+    "Acosh",
+    "Asin",
+    "Asinh",
+    "Atan",
+    "Atanh",
+    "Ceil",
+    "Celu",
+    "Cos",
+    "Cosh",
+    "Elu",
+    "Erf",
+    "Exp",
+    "Floor",
+    "HardSigmoid",
+    "HardSwish",
+    "LeakyRelu",
+    "Log",
+    "Mish",
+    "Reciprocal",
+    "Relu",
+    "Round",
+    "Selu",
+    "Shrink",
+    "Sigmoid",
+    "Sign",
+    "Sin",
+    "Sinh",
+    "Softplus",
+    "Softsign",
+    "Sqrt",
+    "Tan",
+    "Tanh",
+    "ThresholdedRelu",
+    "Gelu",
+    "IsInf",
+    "IsNaN",
+    "Clip",
+    "Dropout",
+)
 def float_unary(name: str, rng: Rng) -> Case:
     x = data(rng, dims(rng), F, constant=rng.random() < 0.3)
     return Case(name, [x], outputs=2 if name == "Dropout" else 1, opset=opset(rng, 20, 22))
@@ -142,7 +181,9 @@ def skip_normal(name: str, rng: Rng) -> Case:
 def batch_normal(name: str, rng: Rng) -> Case:
     shape = dims(rng, 4, low=1)
     rest = [data(rng, shape[1:2], constant=True) for _ in range(3)]
-    return Case(name, [data(rng, shape), *rest, Operand(np.ones(shape[1], F))], opset=opset(rng, 9, 15))
+    return Case(
+        name, [data(rng, shape), *rest, Operand(np.ones(shape[1], F))], opset=opset(rng, 9, 15)
+    )
 
 
 @makes("PRelu")
@@ -162,7 +203,9 @@ def scatter(name: str, rng: Rng) -> Case:
 @makes("ScatterND")
 def scatter_nd(name: str, rng: Rng) -> Case:
     shape = dims(rng, 3, low=1)
-    return Case(name, [data(rng, shape), Operand(np.zeros((2, 1), I64)), data(rng, [2, *shape[1:]])])
+    return Case(
+        name, [data(rng, shape), Operand(np.zeros((2, 1), I64)), data(rng, [2, *shape[1:]])]
+    )
 
 
 @makes("ReverseSequence")
@@ -171,8 +214,21 @@ def reverse(name: str, rng: Rng) -> Case:
     return Case(name, [data(rng, shape), Operand(np.ones(shape[1], I64))])
 
 
-@makes("Add", "Div", "Mod", "Mul", "Sub", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max",
-       "Min", "Pow")
+@makes(
+    "Add",
+    "Div",
+    "Mod",
+    "Mul",
+    "Sub",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "Max",
+    "Min",
+    "Pow",
+)
 def arithmetic(name: str, rng: Rng) -> Case:
     kind = anything(rng, F, I32, I64)
     one, other = broadcasting(rng, 2)
@@ -180,8 +236,12 @@ def arithmetic(name: str, rng: Rng) -> Case:
     if name in ("Div", "Mod", "Pow"):
         second.array = np.abs(second.array) + np.asarray(1, kind)
     fmod = {"fmod": 1} if name == "Mod" and (kind is F or rng.random() < 0.3) else {}
-    return Case(name, [data(rng, one, kind, constant=rng.random() < 0.5), second], fmod,
-                opset=opset(rng, 16, 21))
+    return Case(
+        name,
+        [data(rng, one, kind, constant=rng.random() < 0.5), second],
+        fmod,
+        opset=opset(rng, 16, 21),
+    )
 
 
 @makes("Mean", "Sum")
@@ -191,8 +251,10 @@ def variadic(name: str, rng: Rng) -> Case:
 
 @makes("And", "Or", "Xor")
 def logic(name: str, rng: Rng) -> Case:
-    operands = [Operand(rng.integers(0, 2, shape).astype(B), rng.random() < 0.5)
-                for shape in broadcasting(rng, 2)]
+    operands = [
+        Operand(rng.integers(0, 2, shape).astype(B), rng.random() < 0.5)
+        for shape in broadcasting(rng, 2)
+    ]
     return Case(name, operands)
 
 
@@ -206,7 +268,10 @@ def bitwise(name: str, rng: Rng) -> Case:
 def where(name: str, rng: Rng) -> Case:
     shapes, kind = broadcasting(rng, 3), anything(rng, F, I64)
     condition = Operand(rng.integers(0, 2, shapes[0]).astype(B), rng.random() < 0.5)
-    return Case(name, [condition, *(data(rng, shape, kind, constant=rng.random() < 0.5) for shape in shapes[1:])])
+    return Case(
+        name,
+        [condition, *(data(rng, shape, kind, constant=rng.random() < 0.5) for shape in shapes[1:])],
+    )
 
 
 @makes("Transpose")
@@ -249,7 +314,13 @@ def expand(name: str, rng: Rng) -> Case:
 @makes("Tile")
 def tile(name: str, rng: Rng) -> Case:
     shape = dims(rng)
-    return Case(name, [data(rng, shape, constant=rng.random() < 0.3), ints(rng, rng.integers(0, 4, len(shape)).tolist())])
+    return Case(
+        name,
+        [
+            data(rng, shape, constant=rng.random() < 0.3),
+            ints(rng, rng.integers(0, 4, len(shape)).tolist()),
+        ],
+    )
 
 
 @makes("Concat")
@@ -297,8 +368,11 @@ def slices(name: str, rng: Rng) -> Case:
     if rng.random() < 0.2:
         return Case(name, [x], {"starts": starts, "ends": stops, "axes": axes}, opset=9)
     steps = [int(anything(rng, -2, -1, 1, 1, 2, 5)) for _ in axes]
-    return Case(name, [x, ints(rng, starts), ints(rng, stops), ints(rng, axes), ints(rng, steps)],
-                opset=opset(rng, 11, 13))
+    return Case(
+        name,
+        [x, ints(rng, starts), ints(rng, stops), ints(rng, axes), ints(rng, steps)],
+        opset=opset(rng, 11, 13),
+    )
 
 
 @makes("Gather")
@@ -306,7 +380,11 @@ def gather(name: str, rng: Rng) -> Case:
     shape = dims(rng, int(rng.integers(1, 4)), low=1)
     axis = int(rng.integers(-len(shape), len(shape)))
     places = rng.integers(-shape[axis], shape[axis], dims(rng, int(rng.integers(0, 3)))).astype(I64)
-    return Case(name, [data(rng, shape, I64, constant=rng.random() < 0.5), Operand(places, rng.random() < 0.7)], {"axis": axis})
+    return Case(
+        name,
+        [data(rng, shape, I64, constant=rng.random() < 0.5), Operand(places, rng.random() < 0.7)],
+        {"axis": axis},
+    )
 
 
 @makes("GatherElements")
@@ -327,7 +405,9 @@ def one_hot(name: str, rng: Rng) -> Case:
     shape = dims(rng, int(rng.integers(1, 3)))
     axis = int(rng.integers(-len(shape) - 1, len(shape) + 1))
     depth = ints(rng, anything(rng, 3, 4))
-    return Case(name, [Operand(np.zeros(shape, I64)), depth, Operand(np.asarray([0, 1], F))], {"axis": axis})
+    return Case(
+        name, [Operand(np.zeros(shape, I64)), depth, Operand(np.asarray([0, 1], F))], {"axis": axis}
+    )
 
 
 @makes("Pad")
@@ -339,7 +419,12 @@ def pad(name: str, rng: Rng) -> Case:
     operands = [data(rng, shape), ints(rng, pads)]
     if version == 18 and rng.random() < 0.5:
         pads = rng.integers(0, 3, 2).tolist()
-        operands = [data(rng, shape), ints(rng, pads), scalar(1), ints(rng, [int(rng.integers(-len(shape), len(shape)))])]
+        operands = [
+            data(rng, shape),
+            ints(rng, pads),
+            scalar(1),
+            ints(rng, [int(rng.integers(-len(shape), len(shape)))]),
+        ]
     return Case(name, operands, opset=version)
 
 
@@ -367,19 +452,34 @@ def reshape(name: str, rng: Rng) -> Case:
     if rng.random() < 0.1:
         target = [int(rng.integers(-1, 4)) for _ in target]
     allow = {"allowzero": 1} if rng.random() < 0.2 else {}
-    return Case(name, [data(rng, shape, I64, constant=rng.random() < 0.2), ints(rng, target)], allow, opset=opset(rng, 14, 21))
+    return Case(
+        name,
+        [data(rng, shape, I64, constant=rng.random() < 0.2), ints(rng, target)],
+        allow,
+        opset=opset(rng, 14, 21),
+    )
 
 
 @makes("Constant")
 def constants(name: str, rng: Rng) -> Case:
-    held = anything(rng, {"value": ir.tensor(np.arange(3, dtype=I64))}, {"value_float": 1.5},
-                    {"value_ints": [1, 2]}, {"value_int": 7}, {"value_floats": [0.5, 1.0]})
+    held = anything(
+        rng,
+        {"value": ir.tensor(np.arange(3, dtype=I64))},
+        {"value_float": 1.5},
+        {"value_ints": [1, 2]},
+        {"value_int": 7},
+        {"value_floats": [0.5, 1.0]},
+    )
     return Case(name, [], dict(held))
 
 
 @makes("Shape", "Size")
 def sizes(name: str, rng: Rng) -> Case:
-    ends = {key: int(rng.integers(-6, 7)) for key in ("start", "end") if name == "Shape" and rng.random() < 0.5}
+    ends = {
+        key: int(rng.integers(-6, 7))
+        for key in ("start", "end")
+        if name == "Shape" and rng.random() < 0.5
+    }
     return Case(name, [data(rng, dims(rng))], ends, opset=opset(rng, 15, 21))
 
 
@@ -390,19 +490,36 @@ def cast(name: str, rng: Rng) -> Case:
     source, to = anything(rng, *kinds), anything(rng, *kinds)
     array = np.asarray([anything(rng, *numbers) for _ in range(3)])
     with np.errstate(all="ignore"):
-        array = (array * anything(rng, 1, 1, 0.5)).astype(I64 if rng.random() < 0.7 else D).astype(source)
+        array = (
+            (array * anything(rng, 1, 1, 0.5))
+            .astype(I64 if rng.random() < 0.7 else D)
+            .astype(source)
+        )
     x = Operand(array, rng.random() < 0.8)
-    return Case(name, [x], {"to": int(ir.DataType.from_numpy(np.dtype(to)))}, opset=opset(rng, 13, 21))
+    return Case(
+        name, [x], {"to": int(ir.DataType.from_numpy(np.dtype(to)))}, opset=opset(rng, 13, 21)
+    )
 
 
 @makes("CastLike")
 def cast_like(name: str, rng: Rng) -> Case:
-    return Case(name, [data(rng, dims(rng), anything(rng, F, I64), constant=rng.random() < 0.5), data(rng, [], anything(rng, I32, F))])
+    return Case(
+        name,
+        [
+            data(rng, dims(rng), anything(rng, F, I64), constant=rng.random() < 0.5),
+            data(rng, [], anything(rng, I32, F)),
+        ],
+    )
 
 
 @makes("ConstantOfShape")
 def constant_of_shape(name: str, rng: Rng) -> Case:
-    value = anything(rng, {}, {"value": ir.tensor(np.asarray([7], I64))}, {"value": ir.tensor(np.asarray([True]))})
+    value = anything(
+        rng,
+        {},
+        {"value": ir.tensor(np.asarray([7], I64))},
+        {"value": ir.tensor(np.asarray([True]))},
+    )
     return Case(name, [ints(rng, dims(rng))], dict(value))
 
 
@@ -420,7 +537,9 @@ def non_zero(name: str, rng: Rng) -> Case:
 
 @makes("EyeLike")
 def eye(name: str, rng: Rng) -> Case:
-    return Case(name, [data(rng, dims(rng, 2), anything(rng, F, I64))], anything(rng, {}, {"dtype": 7}))
+    return Case(
+        name, [data(rng, dims(rng, 2), anything(rng, F, I64))], anything(rng, {}, {"dtype": 7})
+    )
 
 
 @makes("Bernoulli", "RandomNormalLike", "RandomUniformLike")
@@ -458,14 +577,26 @@ def conv(name: str, rng: Rng) -> Case:
     if rng.random() < 0.5:
         attributes["kernel_shape"] = kernel
     if name == "ConvTranspose" and rng.random() < 0.3:
-        attributes["output_padding"] = [min(1, n - 1) for n in attributes.get("strides", [1] * rank)]
+        attributes["output_padding"] = [
+            min(1, n - 1) for n in attributes.get("strides", [1] * rank)
+        ]
     fixed = bool(rng.random() < 0.7)
     if name == "ConvInteger":
         return Case(name, [data(rng, shape, U8), data(rng, weight, U8, constant=fixed)], attributes)
     if name == "QLinearConv":
-        operands = [*codes(rng, shape), *codes(rng, weight, constant=fixed), scalar(0.5), scalar(3, U8)]
+        operands = [
+            *codes(rng, shape),
+            *codes(rng, weight, constant=fixed),
+            scalar(0.5),
+            scalar(3, U8),
+        ]
         return Case(name, operands, attributes)
-    return Case(name, [data(rng, shape), data(rng, weight, constant=fixed)], attributes, opset=opset(rng, 11, 21))
+    return Case(
+        name,
+        [data(rng, shape), data(rng, weight, constant=fixed)],
+        attributes,
+        opset=opset(rng, 11, 21),
+    )
 
 
 @makes("AveragePool", "LpPool", "MaxPool")
@@ -488,7 +619,13 @@ def q_linear_pool(name: str, rng: Rng) -> Case:
     if rng.random() < 0.5:
         attributes["ceil_mode"] = 1
     shape = [*dims(rng, 2, low=1), *rng.integers(1, 9, 2).tolist()]
-    return Case(name, [*codes(rng, shape), scalar(0.25), scalar(1, U8)], attributes, domain=MICROSOFT, opset=16)
+    return Case(
+        name,
+        [*codes(rng, shape), scalar(0.25), scalar(1, U8)],
+        attributes,
+        domain=MICROSOFT,
+        opset=16,
+    )
 
 
 @makes("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")
@@ -498,7 +635,9 @@ def global_pool(name: str, rng: Rng) -> Case:
 
 @makes("QLinearGlobalAveragePool", domain=MICROSOFT)
 def q_linear_global(name: str, rng: Rng) -> Case:
-    return Case(name, [*codes(rng, dims(rng, 4, low=1)), scalar(0.25), scalar(1, U8)], domain=MICROSOFT)
+    return Case(
+        name, [*codes(rng, dims(rng, 4, low=1)), scalar(0.25), scalar(1, U8)], domain=MICROSOFT
+    )
 
 
 @makes("Resize")
@@ -508,20 +647,37 @@ def resize(name: str, rng: Rng) -> Case:
     scales = [float(anything(rng, 1, 2, 0.5, 1.5, 0.1, 0.3, 1.1, 2 / 3, 0.7)) for _ in range(2)]
     x = data(rng, shape)
     if version == 10:
-        return Case(name, [x, Operand(np.asarray([1, 1, *scales], F), rng.random() < 0.8)], opset=10)
+        return Case(
+            name, [x, Operand(np.asarray([1, 1, *scales], F), rng.random() < 0.8)], opset=10
+        )
     if rng.random() < 0.4:
         wanted = ints(rng, [*shape[:2], *rng.integers(1, 20, 2).tolist()])
-        return Case(name, [x, empty if version < 13 else None, empty if version < 13 else None, wanted], opset=version)
+        return Case(
+            name,
+            [x, empty if version < 13 else None, empty if version < 13 else None, wanted],
+            opset=version,
+        )
     if version == 18 and rng.random() < 0.5:
-        return Case(name, [x, None, Operand(np.asarray(scales, F), constant=True)], {"axes": [2, -1]}, opset=18)
+        return Case(
+            name,
+            [x, None, Operand(np.asarray(scales, F), constant=True)],
+            {"axes": [2, -1]},
+            opset=18,
+        )
     roi = empty if version < 13 else None
-    return Case(name, [x, roi, Operand(np.asarray([1, 1, *scales], F), rng.random() < 0.8)], opset=version)
+    return Case(
+        name, [x, roi, Operand(np.asarray([1, 1, *scales], F), rng.random() < 0.8)], opset=version
+    )
 
 
 @makes("Upsample")
 def upsample(name: str, rng: Rng) -> Case:
     scales = [1, 1, *(float(anything(rng, 1, 1.5, 2, 2.3)) for _ in range(2))]
-    return Case(name, [data(rng, dims(rng, 4, low=1)), Operand(np.asarray(scales, F), rng.random() < 0.8)], opset=9)
+    return Case(
+        name,
+        [data(rng, dims(rng, 4, low=1)), Operand(np.asarray(scales, F), rng.random() < 0.8)],
+        opset=9,
+    )
 
 
 def matrices(rng: Rng) -> tuple[list[int], list[int]]:
@@ -549,7 +705,9 @@ def mat_mul_integer(name: str, rng: Rng) -> Case:
 @makes("QLinearMatMul")
 def q_linear_mat_mul(name: str, rng: Rng) -> Case:
     one, other = matrices(rng)
-    return Case(name, [*codes(rng, one), *codes(rng, other), scalar(0.5), scalar(3, anything(rng, U8, I8))])
+    return Case(
+        name, [*codes(rng, one), *codes(rng, other), scalar(0.5), scalar(3, anything(rng, U8, I8))]
+    )
 
 
 @makes("MatMulIntegerToFloat", domain=MICROSOFT)
@@ -570,7 +728,10 @@ def dynamic_mat_mul(name: str, rng: Rng) -> Case:
 def q_gemm(name: str, rng: Rng) -> Case:
     rows, depth, columns = dims(rng, 3, low=1)
     flip = bool(rng.random() < 0.5)
-    operands: list[Operand | None] = [*codes(rng, [rows, depth]), *codes(rng, [columns, depth] if flip else [depth, columns])]
+    operands: list[Operand | None] = [
+        *codes(rng, [rows, depth]),
+        *codes(rng, [columns, depth] if flip else [depth, columns]),
+    ]
     if rng.random() < 0.5:
         operands += [None, scalar(0.5), scalar(3, U8)]
     return Case(name, operands, {"transB": int(flip)}, domain=MICROSOFT)
@@ -582,27 +743,68 @@ def gemm(name: str, rng: Rng) -> Case:
     flips = [bool(rng.random() < 0.5) for _ in range(2)]
     one = [depth, rows] if flips[0] else [rows, depth]
     other = [columns, depth] if flips[1] else [depth, columns]
-    rest = [data(rng, anything(rng, [], [columns], [rows, 1], [rows, columns]))] if rng.random() < 0.6 else []
-    return Case(name, [data(rng, one), data(rng, other), *rest], {"transA": int(flips[0]), "transB": int(flips[1])})
+    rest = (
+        [data(rng, anything(rng, [], [columns], [rows, 1], [rows, columns]))]
+        if rng.random() < 0.6
+        else []
+    )
+    return Case(
+        name,
+        [data(rng, one), data(rng, other), *rest],
+        {"transA": int(flips[0]), "transB": int(flips[1])},
+    )
 
 
 @makes("MatMulNBits", domain=MICROSOFT)
 def n_bits(name: str, rng: Rng) -> Case:
     shape, columns = [*dims(rng, 2, low=1), 32], int(rng.integers(1, 5))
-    operands = [data(rng, shape), data(rng, [columns, 2, 8], U8, constant=True), Operand(np.ones(2 * columns, F), constant=True)]
-    return Case(name, operands, {"K": 32, "N": columns, "bits": 4, "block_size": 16}, domain=MICROSOFT)
+    operands = [
+        data(rng, shape),
+        data(rng, [columns, 2, 8], U8, constant=True),
+        Operand(np.ones(2 * columns, F), constant=True),
+    ]
+    return Case(
+        name, operands, {"K": 32, "N": columns, "bits": 4, "block_size": 16}, domain=MICROSOFT
+    )
 
 
 @makes("MatMulBnb4", domain=MICROSOFT)
 def bnb4(name: str, rng: Rng) -> Case:
     shape, columns = [*dims(rng, 2, low=1), 32], int(rng.integers(1, 5))
-    operands = [data(rng, shape), data(rng, [16 * columns], U8, constant=True), Operand(np.ones(2 * columns, F), constant=True)]
-    return Case(name, operands, {"K": 32, "N": columns, "quant_type": 1, "block_size": 16}, domain=MICROSOFT)
+    operands = [
+        data(rng, shape),
+        data(rng, [16 * columns], U8, constant=True),
+        Operand(np.ones(2 * columns, F), constant=True),
+    ]
+    return Case(
+        name, operands, {"K": 32, "N": columns, "quant_type": 1, "block_size": 16}, domain=MICROSOFT
+    )
 
 
-@makes(*(f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")))
+@makes(
+    *(
+        f"Reduce{kind}"
+        for kind in (
+            "L1",
+            "L2",
+            "LogSum",
+            "LogSumExp",
+            "Max",
+            "Mean",
+            "Min",
+            "Prod",
+            "Sum",
+            "SumSquare",
+        )
+    )
+)
 def reduction(name: str, rng: Rng) -> Case:
-    shape, kind = dims(rng, int(rng.integers(1, 4)), low=1), anything(rng, F, I64) if name in ("ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum") else F
+    shape, kind = (
+        dims(rng, int(rng.integers(1, 4)), low=1),
+        anything(rng, F, I64)
+        if name in ("ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum")
+        else F,
+    )
     x, version = data(rng, shape, kind, constant=rng.random() < 0.4), opset(rng, 11, 13, 18, 21)
     axes = rng.permutation(len(shape))[: int(rng.integers(1, len(shape) + 1))].tolist()
     axes = [k - len(shape) if rng.random() < 0.3 else k for k in axes]
@@ -628,7 +830,12 @@ def arg_max(name: str, rng: Rng) -> Case:
 def top_k(name: str, rng: Rng) -> Case:
     shape = dims(rng, int(rng.integers(1, 4)), low=1)
     axis = int(rng.integers(-len(shape), len(shape)))
-    return Case(name, [data(rng, shape), ints(rng, [int(rng.integers(0, shape[axis] + 1))])], {"axis": axis}, 2)
+    return Case(
+        name,
+        [data(rng, shape), ints(rng, [int(rng.integers(0, shape[axis] + 1))])],
+        {"axis": axis},
+        2,
+    )
 
 
 @makes("QuantizeLinear")
@@ -653,7 +860,11 @@ def dynamic_quantize(name: str, rng: Rng) -> Case:
 
 @makes("QuantizeLinear", domain=MICROSOFT)
 def quantize_ms(name: str, rng: Rng) -> Case:
-    return Case(name, [data(rng, dims(rng)), scalar(0.5), scalar(1, anything(rng, U8, I8))], domain=MICROSOFT)
+    return Case(
+        name,
+        [data(rng, dims(rng)), scalar(0.5), scalar(1, anything(rng, U8, I8))],
+        domain=MICROSOFT,
+    )
 
 
 @makes("DequantizeLinear", domain=MICROSOFT)
@@ -664,20 +875,31 @@ def dequantize_ms(name: str, rng: Rng) -> Case:
 @makes("QLinearAdd", "QLinearMul", domain=MICROSOFT)
 def q_linear_binary(name: str, rng: Rng) -> Case:
     one, other = broadcasting(rng, 2, low=1)
-    return Case(name, [*codes(rng, one), *codes(rng, other), scalar(0.5), scalar(3, U8)], domain=MICROSOFT)
+    return Case(
+        name, [*codes(rng, one), *codes(rng, other), scalar(0.5), scalar(3, U8)], domain=MICROSOFT
+    )
 
 
 @makes("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", domain=MICROSOFT)
 def q_linear_unary(name: str, rng: Rng) -> Case:
     more = {"opset": 13} if name == "QLinearSoftmax" else {}
-    return Case(name, [*codes(rng, dims(rng, 3, low=1)), scalar(0.25), scalar(1, U8)], more, domain=MICROSOFT)
+    return Case(
+        name,
+        [*codes(rng, dims(rng, 3, low=1)), scalar(0.25), scalar(1, U8)],
+        more,
+        domain=MICROSOFT,
+    )
 
 
 @makes("QLinearWhere", domain=MICROSOFT)
 def q_linear_where(name: str, rng: Rng) -> Case:
     shapes = broadcasting(rng, 3, low=1)
     condition = Operand(rng.integers(0, 2, shapes[0]).astype(B))
-    return Case(name, [condition, *codes(rng, shapes[1]), *codes(rng, shapes[2]), scalar(0.5), scalar(3, U8)], domain=MICROSOFT)
+    return Case(
+        name,
+        [condition, *codes(rng, shapes[1]), *codes(rng, shapes[2]), scalar(0.5), scalar(3, U8)],
+        domain=MICROSOFT,
+    )
 
 
 @makes("BiasGelu", "FastGelu", "Gelu", "QuickGelu", domain=MICROSOFT)
@@ -692,6 +914,10 @@ def recurrent(name: str, rng: Rng) -> Case:
     steps, batch, width = dims(rng, 3, low=1)
     both, hidden = bool(rng.random() < 0.5), 3
     gates = {"GRU": 3, "LSTM": 4, "RNN": 1}[name] * hidden
-    operands = [data(rng, [steps, batch, width]), data(rng, [1 + both, gates, width]), data(rng, [1 + both, gates, hidden])]
+    operands = [
+        data(rng, [steps, batch, width]),
+        data(rng, [1 + both, gates, width]),
+        data(rng, [1 + both, gates, hidden]),
+    ]
     direction = {"direction": "bidirectional"} if both else {}
     return Case(name, operands, {"hidden_size": hidden} | direction, 3 if name == "LSTM" else 2)

@@ -52,8 +52,12 @@ def model_of(case: Case, rng: Rng) -> tuple[ir.Model, dict[str, Any], dict[str, 
             value.const_value, value.shape = tensor, ir.Shape(operand.array.shape)
             initializers.append(value)
         else:
-            value.shape = ir.Shape([f"d{place}_{k}" if rng.random() < 0.4 else n
-                                    for k, n in enumerate(operand.array.shape)])
+            value.shape = ir.Shape(
+                [
+                    f"d{place}_{k}" if rng.random() < 0.4 else n
+                    for k, n in enumerate(operand.array.shape)
+                ]
+            )
             feeds[value.name] = operand.array
             inputs.append(value)
         used.append(value)
@@ -61,10 +65,19 @@ def model_of(case: Case, rng: Rng) -> tuple[ir.Model, dict[str, Any], dict[str, 
     for place, value in enumerate(node.outputs):
         value.name = f"o{place}"
     imports = {"": case.opset} | ({case.domain: 1} if case.domain else {})
-    graph = ir.Graph(inputs, list(node.outputs), nodes=[node], initializers=initializers,
-                     opset_imports=imports, name="g")
-    sizes = {f"input{place}_{axis}": n for place, value in enumerate(inputs)
-             for axis, n in enumerate(feeds[str(value.name)].shape)}
+    graph = ir.Graph(
+        inputs,
+        list(node.outputs),
+        nodes=[node],
+        initializers=initializers,
+        opset_imports=imports,
+        name="g",
+    )
+    sizes = {
+        f"input{place}_{axis}": n
+        for place, value in enumerate(inputs)
+        for axis, n in enumerate(feeds[str(value.name)].shape)
+    }
     return ir.Model(graph, ir_version=10), feeds, sizes
 
 
@@ -80,8 +93,9 @@ def executions(model: ir.Model, feeds: dict[str, Any]) -> list[list[Any]]:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     try:
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), options,
-                                               providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
         results.append(session.run(None, feeds))
     except Exception:  # noqa: BLE001, S110 - whatever it does not take
         pass
@@ -139,7 +153,9 @@ def judge(case: Case, rng: Rng) -> tuple[int, int, str | None]:
 
 def dims(rng: Rng, rank: int | None = None, low: int = 0, high: int = 5) -> list[int]:
     rank = int(rng.integers(0, 5)) if rank is None else rank
-    return [int(rng.integers(low if rng.random() < 0.1 else max(low, 1), high)) for _ in range(rank)]
+    return [
+        int(rng.integers(low if rng.random() < 0.1 else max(low, 1), high)) for _ in range(rank)
+    ]
 
 
 def data(rng: Rng, shape: Sequence[int], dtype: Any = np.float32, **options: Any) -> Operand:
