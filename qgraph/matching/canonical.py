@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError
 from qgraph.execution.executor import Imports
-from qgraph.graph.constants import constant
 from qgraph.matching.randomness import is_random
 from qgraph.ops.operator import operator_of
 from qgraph.opsets.adapt import OLDEST, changes_of
@@ -129,24 +128,15 @@ def _keeps_all(node: ir.Node, imports: Imports) -> bool:
 
 
 def _new_shape(node: ir.Node) -> Hashable:
-    """Return the shape that a Reshape or the like gives to its data, None where not known."""
+    """Return the shape that a Reshape or the like gives to its data, None where not known.
+
+    An open size stands in it by its text, which equal sizes share.
+    """
     shape = node.outputs[0].shape if node.outputs else None
     if node.domain != "" or node.op_type not in _RESHAPING or shape is None:
         return None
-    if not shape.is_static():
-        return None
-    sizes = tuple(int(size) for size in shape.numpy())
-    return sizes if node.op_type != "Reshape" or _may_become(node, sizes) else None
-
-
-def _may_become(node: ir.Node, sizes: tuple[int, ...]) -> bool:
-    """Return whether the shape that a file states for a Reshape fits what the Reshape asks for."""
-    wanted = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-    if wanted is None:
-        return True
-    return len(wanted) == len(sizes) and all(
-        number < 1 or size == number for number, size in zip(wanted.tolist(), sizes, strict=True)
-    )
+    sizes = tuple(size if isinstance(size, int) else size.value for size in shape.dims)
+    return None if None in sizes else sizes
 
 
 def is_identity(node: ir.Node, imports: Imports) -> bool:
