@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from qgraph.certification.facts import ListedFact
 from qgraph.errors import EquivalenceError, UndecidedError
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.report import SCHEMA
@@ -218,6 +219,7 @@ class Certificate:
         counterexample: names of model inputs and their arrays on which the outputs differ; empty
             where none was sought or found.
         kept_inputs: whether initializers that are inputs too were left so.
+        facts: the types and shapes that the regions and matches rest on.
     """
 
     verdict: ProofVerdict
@@ -229,6 +231,7 @@ class Certificate:
     notes: tuple[str, ...] = ()
     counterexample: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     kept_inputs: bool = False
+    facts: tuple[ListedFact, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the certificate as ``qgraph prove`` writes it."""
@@ -246,6 +249,7 @@ class Certificate:
             "conditions": list(self.conditions),
             "notes": list(self.notes),
             "counterexample_found": bool(self.counterexample),
+            "facts": [fact.to_json() for fact in self.facts],
             "regions": [region.to_json() for region in self.regions],
         }
 

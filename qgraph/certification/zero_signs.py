@@ -50,7 +50,7 @@ def sightings(
     """
     if not starts:
         return []
-    live = _live(outputs)
+    live = live_nodes(outputs)
     inside = {node for step in steps for node in step.nodes if _serves_only(node, step)}
     spread = set(starts)
     found: dict[ir.Node, str] = {}
@@ -100,7 +100,7 @@ def _beyond(node: ir.Node) -> list[ir.Value]:
     return values
 
 
-def _live(outputs: Iterable[ir.Value]) -> set[ir.Node]:
+def live_nodes(outputs: Iterable[ir.Value]) -> set[ir.Node]:
     """Return the nodes on which the outputs depend."""
     found: set[ir.Node] = set()
     pending = list(outputs)

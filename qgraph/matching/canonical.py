@@ -105,7 +105,7 @@ def forms(node: ir.Node, imports: Imports) -> list[Form]:
         version = _version(node, imports.get("", 1))
         return [Form(("", "Dropout", "without training", version), used[:1])]
     found = [Form(label(node, imports), used)]
-    if (shape := _new_shape(node)) is not None:
+    if (shape := new_shape(node)) is not None:
         found.append(Form(("", "Reshape", "to", shape), used[:1]))
     return found
 
@@ -127,7 +127,7 @@ def _keeps_all(node: ir.Node, imports: Imports) -> bool:
     return is_dropout and imports.get("", 1) >= OLDEST and not is_random(node, imports)
 
 
-def _new_shape(node: ir.Node) -> Hashable:
+def new_shape(node: ir.Node) -> Hashable:
     """Return the shape that a Reshape or the like gives to its data, None where not known.
 
     An open size stands in it by its text, which equal sizes share.

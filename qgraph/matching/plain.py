@@ -105,9 +105,7 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
         # What is stated may be wrong; a type that is stated or inferred occurs, for all we know.
         float_type = kind if only_float_type(model) is kind else None
         made.append(
-            Plain(
-                model, counts[place], float_type, summed is not None, place, domain, fixed[place]
-            )
+            Plain(model, counts[place], float_type, summed is not None, place, domain, fixed[place])
         )
     return made[0], made[1]
 
