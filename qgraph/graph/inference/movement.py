@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from qgraph.graph.inference.dimensions import Dim, add, exact_divide, merged, multiply, product
+from qgraph.graph.inference.dimensions import (
+    Dim,
+    add,
+    bounds,
+    exact_divide,
+    merged,
+    multiply,
+    product,
+)
 from qgraph.graph.inference.elementwise import broadcast_shape
 from qgraph.graph.inference.facts import MOST_ITEMS, Fact, Items, Shape
 from qgraph.graph.inference.rules import Call, Unknown, common_type, place_of, places_of, rule
@@ -74,7 +82,7 @@ def unsqueeze(call: Call) -> list[Fact]:
 def expand(call: Call) -> list[Fact]:
     """The shape to which that of the data and the wanted one broadcast."""
     x, wanted = call[0], shape_in(call, 1)
-    if any(isinstance(size, int) and size < 0 for size in wanted):
+    if any(size is not None and bounds(size)[0] < 0 for size in wanted):
         raise Unknown
     shape = broadcast_shape(call.shape(0), wanted)
     return [_like(x, shape, lambda items, sizes: np.broadcast_to(items, sizes))]

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.graph.inference.arithmetic import calculated
-from qgraph.graph.inference.dimensions import Dim, add, multiply
+from qgraph.graph.inference.dimensions import Dim, Size, add, bounds, multiply
 from qgraph.graph.inference.facts import Fact, Items, as_items, range_of, wrapped
 from qgraph.graph.inference.movement import shape_in
 from qgraph.graph.inference.rules import Call, Unknown, places_of, rule
@@ -20,6 +20,8 @@ _FOLDED: dict[str, tuple[int, Callable[[Any, Any], Dim]]] = {
     "ReduceSum": (0, add),
 }
 """Reductions of integers that are followed: their neutral element, and what joins two elements."""
+
+_EXACT = 1 << 53
 
 
 @rule(*(f"Reduce{name}" for name in _REDUCTIONS))
@@ -63,8 +65,16 @@ def _reduced(call: Call, x: Fact, sizes: list[Dim]) -> Items | None:
     neutral, join = known
     result: Dim = neutral
     for item in items:
-        result = wrapped(join(result, item), x.dtype)
+        result = join(result, item)
+        if result is None or not _is_exact(result, x.dtype):
+            return None
     return as_items([result]).reshape([1] * len(sizes))
+
+
+def _is_exact(number: int | Size, dtype: ir.DataType | None) -> bool:
+    """Return whether every runtime has this number, also one that reduces in float64."""
+    low, high = bounds(number)
+    return wrapped(number, dtype) == number and -_EXACT < low <= high < _EXACT
 
 
 @rule("ArgMax", "ArgMin")

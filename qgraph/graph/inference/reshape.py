@@ -10,6 +10,7 @@ from qgraph.graph.inference.dimensions import (
     Size,
     bounds,
     exact_divide,
+    merged,
     product,
 )
 from qgraph.graph.inference.facts import Fact, Shape, as_items
@@ -34,12 +35,19 @@ def reshape(call: Call) -> list[Fact]:
         wanted = shape_in(call, 1)
     if wanted.count(-1) > 1 or any(isinstance(size, int) and size < -1 for size in wanted):
         raise Unknown
+    wanted = tuple(None if _may_be_negative(size) else size for size in wanted)
     shape = _reshaped(x.shape, wanted, allows_zero=bool(call.int("allowzero", 0)))
+    if x.shape is not None:
+        merged(product(x.shape), product(shape))
     known = [size for size in shape if isinstance(size, int)]
     items = x.items
     if items is None or len(known) < len(shape):
         return [Fact(x.dtype, shape)]
     return [Fact(x.dtype, shape, items.reshape(known))]
+
+
+def _may_be_negative(size: Dim) -> bool:
+    return isinstance(size, Size) and bounds(size)[0] < 0
 
 
 def _reshaped(shape: Shape | None, wanted: Shape, *, allows_zero: bool) -> list[Dim]:

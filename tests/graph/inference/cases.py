@@ -293,10 +293,10 @@ def squeeze(name: str, rng: Rng) -> Case:
     shape = [1 if rng.random() < 0.5 else n for n in dims(rng, int(rng.integers(1, 5)))]
     if name == "Unsqueeze":
         rank = len(shape) + 2
-        axes = rng.permutation(rank)[:2].tolist()
+        axes = sorted(rng.permutation(rank)[:2].tolist())
     else:
         rank, axes = len(shape), [k for k, n in enumerate(shape) if n == 1]
-    axes = [k - rank if rng.random() < 0.3 else k for k in axes]
+    axes = [k - rank for k in axes] if rng.random() < 0.3 else axes
     version = opset(rng, 11, 13, 21)
     if name == "Squeeze" and rng.random() < 0.3:
         return Case(name, [data(rng, shape)], opset=version)
@@ -921,3 +921,63 @@ def recurrent(name: str, rng: Rng) -> Case:
     ]
     direction = {"direction": "bidirectional"} if both else {}
     return Case(name, operands, {"hidden_size": hidden} | direction, 3 if name == "LSTM" else 2)
+
+
+@makes("DynamicQuantizeLSTM", domain=MICROSOFT)
+def quantized_lstm(name: str, rng: Rng) -> Case:
+    steps, batch, width = dims(rng, 3, low=1)
+    weights = [data(rng, [1, n, 12], U8, constant=True) for n in (width, 3)]
+    scales = [Operand(np.ones(1, F), constant=True), Operand(np.zeros(1, U8), constant=True)]
+    operands = [
+        data(rng, [steps, batch, width]),
+        *weights,
+        None,
+        None,
+        None,
+        None,
+        None,
+        *scales,
+        *scales,
+    ]
+    return Case(name, operands, {"hidden_size": 3}, 3, domain=MICROSOFT)
+
+
+QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
+
+
+def quantizer(domain: str) -> Maker:
+    """How to draw a quantizer of a QONNX domain, whose parameters may enlarge the data."""
+
+    def make(name: str, rng: Rng) -> Case:
+        one, other = broadcasting(rng, 2, low=1)
+        scale = Operand(np.full(other, 0.5, F), rng.random() < 0.7)
+        numbers = {
+            "BipolarQuant": (),
+            "FloatQuant": (4, 3, 7, 240),
+            "IntQuant": (0, 4),
+            "Quant": (0, 4),
+            "Trunc": (0, 8, 4),
+        }[name]
+        return Case(name, [data(rng, one), scale, *map(scalar, numbers)], domain=domain)
+
+    return make
+
+
+for _domain in QONNX:
+    for _name in ("BipolarQuant", "FloatQuant", "IntQuant", "Quant", "Trunc"):
+        MAKERS[_domain, _name] = quantizer(_domain)
+
+
+def fake_quantize(domain: str) -> Maker:
+    def make(name: str, rng: Rng) -> Case:
+        shape = dims(rng, low=1)
+        ends = [
+            Operand(np.asarray(n, F).reshape([1] * len(shape)), constant=True) for n in (0, 2, 0, 2)
+        ]
+        return Case(name, [data(rng, shape), *ends], {"levels": 256}, domain=domain)
+
+    return make
+
+
+for _domain in ("", "org.openvinotoolkit"):
+    MAKERS[_domain, "FakeQuantize"] = fake_quantize(_domain)
