@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from qgraph.certification.facts import ListedFact
 from qgraph.errors import EquivalenceError, UndecidedError
 from qgraph.exactness import Exactness, Method, Witness
+from qgraph.matching.facts import ListedFact
 from qgraph.report import SCHEMA
 
 SUMMED_ALIKE = (

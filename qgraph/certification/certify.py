@@ -25,13 +25,13 @@ from qgraph.certification.certificate import (
 from qgraph.certification.counterexample import search
 from qgraph.certification.discharge import Shown, discharge, names, try_all_inputs
 from qgraph.certification.evidence import boxes
-from qgraph.certification.facts import listed_facts
 from qgraph.certification.joint import between
 from qgraph.certification.regions import Decided, Outcome
 from qgraph.certification.zero_signs import Step, sightings
 from qgraph.collecting import seldom
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Method
+from qgraph.matching.facts import listed_facts
 from qgraph.matching.match import Kind, Matching, Pair
 from qgraph.matching.plain import Plain, plain
 from qgraph.matching.products import has_packed_products

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from qgraph.certification.facts import listed_facts
+from qgraph.matching.facts import listed_facts
 from qgraph.verification.sides import Side
 from qgraph.verification.statements import Document, fails
 

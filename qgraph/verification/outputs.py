@@ -120,10 +120,14 @@ class Outputs:
             best = max(best, (yield from self._by_claim(claim)))
         if best is not Equal.NOT:
             return best
-        a, b = (side.origin(value) for side, value in zip(self._sides, (a, b), strict=True))
+        written = a, b
+        a, b = (side.origin(value) for side, value in zip(self._sides, written, strict=True))
         if self._are_equal_constants(a, b):
             return Equal.BITS
         best = yield from self._by_operator(a, b)
+        if best is Equal.NOT and (a, b) != written:
+            # an operator that hands its operand on may stand on both sides
+            best = yield from self._by_operator(*written)
         if best is Equal.NOT:
             best = yield from self._by_chain(a, b)
         if best is Equal.NOT and not self._problem:

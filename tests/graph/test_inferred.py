@@ -66,7 +66,7 @@ def test_a_shape_that_does_not_follow_is_no_shape():
 def test_a_wrong_rank_in_a_file_does_not_lead_a_conversion_astray(scale):
     model = load(model_of(BY_AXIS))
     relu = model.ir.graph[0].outputs[0]
-    relu.type, relu.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(eval(scale))  # noqa: S307
+    relu.type, relu.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(eval(scale))
     x = np.random.default_rng(0).normal(0, 8, (2, 3, 8)).astype(np.float32)
     expected = model.run({"x": x}, backend="numpy")["y"]
     report = model.apply(ConvertDialect(to="qonnx"))

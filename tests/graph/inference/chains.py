@@ -168,7 +168,8 @@ class Chain:
         elif name == "Size":
             self.add(name, [anything(rng, *self.inputs)], np.int64, 0)
         elif name == "Range":
-            if (picked := self.pick("i", 0)) is not None and picked[1] == np.int64:
+            picked = self.pick("i", 0)
+            if picked is not None and picked[1] == np.int64:
                 ends = [self.constant(n, np.int64) for n in (0, int(anything(rng, 1, 1, 2)))]
                 self.add(name, [ends[0], picked[0], ends[1]], np.int64, 1)
 
@@ -186,10 +187,10 @@ class Chain:
 
 
 STEPS = (
-    "Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Equal", "Less", "GreaterOrEqual", "Neg", "Abs", "Floor",
-    "Ceil", "Sqrt", "Identity", "Not", "Cast", "Cast", "Gather", "Gather", "Gather", "Slice", "Slice",
-    "Unsqueeze", "Concat", "Concat", "Where", "ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin", "Reshape",
-    "Reshape", "Expand", "Size", "Range",
+    "Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Equal", "Less", "GreaterOrEqual", "Neg",
+    "Abs", "Floor", "Ceil", "Sqrt", "Identity", "Not", "Cast", "Cast", "Gather", "Gather", "Gather",
+    "Slice", "Slice", "Unsqueeze", "Concat", "Concat", "Where", "ReduceProd", "ReduceSum",
+    "ReduceMax", "ReduceMin", "Reshape", "Reshape", "Expand", "Size", "Range",
 )  # fmt: skip
 
 

@@ -112,7 +112,8 @@ def test_a_node_that_violates_its_definition_has_no_facts() -> None:
         "Flatten <axis = 1.5> (x)",
     ):
         model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 16]>
-            g (float[2,3] x) => (float y) <float[4] w = {{1,2,3,4}}, int64[1] k = {{9}}> {{ y = {node} }}""")
+            g (float[2,3] x) => (float y)
+            <float[4] w = {{1,2,3,4}}, int64[1] k = {{9}}> {{ y = {node} }}""")
         assert facts(model)["y"] in ("?[...]", "FLOAT[...]"), node
 
 

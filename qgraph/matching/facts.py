@@ -18,10 +18,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from qgraph.certification.zero_signs import live_nodes
 from qgraph.graph.constants import constant
 from qgraph.graph.scopes import nodes_of
-from qgraph.matching.canonical import is_identity, new_shape
+from qgraph.matching.canonical import is_identity, keeps_shape, new_shape
+from qgraph.matching.liveness import live_nodes
 from qgraph.matching.plain import Plain
 from qgraph.matching.static_values import origin
 
@@ -99,6 +99,8 @@ def _compared(side: Plain, node: ir.Node) -> Iterator[ir.Value]:
         yield node.inputs[0]
     elif new_shape(node) is not None or str(node.outputs[0].name) in side.fixed:
         yield node.outputs[0]
+        if keeps_shape(node) and node.inputs[0] is not None:
+            yield node.inputs[0]
 
 
 def _fact(side: Plain, value: ir.Value) -> ListedFact:
