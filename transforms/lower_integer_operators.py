@@ -22,7 +22,7 @@ from qgraph.transforms.integers.code_pools import lower_average_pool
 from qgraph.transforms.integers.code_tables import lower_code_table
 from qgraph.transforms.integers.integer_sums import lower_exactly
 from qgraph.transforms.integers.real_sums import lower_to_reals
-from qgraph.transforms.operand_shapes import learnt_operands
+from qgraph.transforms.operand_shapes import inferred_operands
 from qgraph.transforms.rebuilding import Found, rebuild
 from qgraph.transforms.spelling import check_level
 
@@ -68,7 +68,7 @@ class LowerIntegerOperators(Transform):
         given = frozenset(model.nodes())
         while True:
             round_ = Report()
-            with learnt_operands(model, is_on_codes):
+            with inferred_operands(model, is_on_codes):
                 rebuild(model, list(self._found(model, given)), self.exact, round_, limit=limit)
             report.notes += round_.notes
             changed = [site for site in round_ if site.outcome is Outcome.CHANGED]

@@ -17,7 +17,7 @@ from qgraph.ops.parameters import element_type
 from qgraph.opsets.versions import QDQ_SINCE, ceiling
 from qgraph.report import Report
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.operand_shapes import learnt_operands
+from qgraph.transforms.operand_shapes import inferred_operands
 from qgraph.transforms.rebuilding import Found, Rebuild, rebuild
 
 PAIR = ("QuantizeLinear", "DequantizeLinear")
@@ -43,7 +43,7 @@ class LowerMicrosoft(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Find the nodes, raise the opset once as far as needed, replace."""
         limit = ceiling(model.ir, self.opset)
-        with learnt_operands(model, lambda node: node.op_type in PAIR):
+        with inferred_operands(model, lambda node: node.op_type in PAIR):
             rebuild(model, list(self._found(model)), Exactness.BITS, report, limit=limit)
 
     def _found(self, model: Model) -> Iterator[Found]:

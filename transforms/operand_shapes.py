@@ -1,4 +1,4 @@
-"""Types and shapes of what nodes take, inferred where a model does not state them."""
+"""Inferred types and shapes of what nodes take."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from contextlib import AbstractContextManager
 
 import onnx_ir as ir
 
-from qgraph.graph.shapes import learnt
+from qgraph.graph.inferred import inferred
 from qgraph.model import Model
 
 
-def learnt_operands(
+def inferred_operands(
     model: Model, wanted: Callable[[ir.Node], bool]
 ) -> AbstractContextManager[None]:
-    """Give inputs of nodes the types and, for a while, the shapes that ONNX infers.
+    """Give inputs of nodes their inferred types and shapes for a while.
 
     Args:
-        model: values of its main graph and of subgraphs are completed where they have none.
+        model: values of its main graph and of subgraphs are treated.
         wanted: tells of which nodes the inputs matter.
     """
     nodes = ir.traversal.RecursiveGraphIterator(model.ir.graph)
     values = [value for node in nodes if wanted(node) for value in node.inputs if value]
-    return learnt(model.ir, shapes=values, types=values)
+    return inferred(model.ir, values)

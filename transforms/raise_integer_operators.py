@@ -24,7 +24,7 @@ from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.integers.integer_sums import given
 from qgraph.transforms.integers.real_pairs import raise_pair
 from qgraph.transforms.integers.real_products import read_coded, read_sums
-from qgraph.transforms.operand_shapes import learnt_operands
+from qgraph.transforms.operand_shapes import inferred_operands
 from qgraph.transforms.rebuilding import Found, Rebuild, rebuild
 from qgraph.transforms.spelling import check_level
 
@@ -60,7 +60,7 @@ class RaiseIntegerOperators(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Find products and replace them."""
         opset = model.ir.opset_imports.get("", 0)
-        with learnt_operands(model, lambda node: node.op_type == "DequantizeLinear"):
+        with inferred_operands(model, lambda node: node.op_type == "DequantizeLinear"):
             rebuild(model, list(self._found(model)), self.exact, report, limit=max(opset, 10))
 
     def _found(self, model: Model) -> Iterator[Found]:

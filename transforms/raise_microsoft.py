@@ -18,7 +18,7 @@ from qgraph.opsets.versions import QDQ_SINCE, ceiling
 from qgraph.report import Report
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.lower_microsoft import PAIR, SAME, code_type, moved
-from qgraph.transforms.operand_shapes import learnt_operands
+from qgraph.transforms.operand_shapes import inferred_operands
 from qgraph.transforms.rebuilding import Found, Kept, Rebuild, rebuild
 from qgraph.transforms.versions import lower_opset
 
@@ -44,7 +44,7 @@ class RaiseMicrosoft(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Replace the nodes, then lower the opset."""
         now = model.ir.opset_imports.get("", 0)
-        with learnt_operands(model, lambda node: node.op_type in PAIR):
+        with inferred_operands(model, lambda node: node.op_type in PAIR):
             rebuild(model, list(self._found(model)), Exactness.BITS, report, limit=now)
         if self.opset is not None:
             report.notes += lower_opset(model.ir, ceiling(model.ir, self.opset))

@@ -9,6 +9,7 @@ from typing import Any
 
 from qgraph.errors import EquivalenceError, UndecidedError
 from qgraph.exactness import Exactness, Method, Witness
+from qgraph.matching.facts import ListedFact
 from qgraph.report import SCHEMA
 from qgraph.storage.identity import Identity
 
@@ -211,6 +212,7 @@ class Certificate:
         counterexample: names of model inputs and their arrays on which the outputs differ; empty
             where none was sought or found.
         kept_inputs: whether initializers that are inputs too were left so.
+        facts: the types and shapes that the regions and matches rest on.
     """
 
     verdict: ProofVerdict
@@ -222,6 +224,7 @@ class Certificate:
     notes: tuple[str, ...] = ()
     counterexample: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     kept_inputs: bool = False
+    facts: tuple[ListedFact, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the certificate as ``qgraph prove`` writes it."""
@@ -239,6 +242,7 @@ class Certificate:
             "conditions": list(self.conditions),
             "notes": list(self.notes),
             "counterexample_found": bool(self.counterexample),
+            "facts": [fact.to_json() for fact in self.facts],
             "regions": [region.to_json() for region in self.regions],
         }
 

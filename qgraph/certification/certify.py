@@ -30,6 +30,7 @@ from qgraph.choices import member
 from qgraph.collecting import seldom
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Method
+from qgraph.matching.facts import listed_facts
 from qgraph.matching.match import Kind, Matching, Pair
 from qgraph.matching.plain import Plain, plain
 from qgraph.matching.products import has_packed_products
@@ -98,6 +99,7 @@ def prove(
     )
     regions += dict.fromkeys(seen)  # both models may have the node that sees it
     verdict = _verdict(regions)
+    facts, of_sizes = listed_facts(sides, _names_of_values(regions))
     is_sought = runs > 0 and verdict is ProofVerdict.DIFFERENT
     return Certificate(
         verdict,
@@ -108,12 +110,27 @@ def prove(
         (
             *_conditions(regions, sides),
             *_of_constants(matching),
+            *of_sizes,
             *([SUMMED_ALIKE] if any(has_packed_products(model.ir) for model in models) else ()),
         ),
         tuple(matching.notes),
         search(matching, shown, runs=runs) if is_sought else {},
         kept_inputs=keep_inputs,
+        facts=tuple(facts),
     )
+
+
+def _names_of_values(regions: Sequence[Region]) -> tuple[set[str], set[str]]:
+    """Return the names of the values that regions begin with and end in, of both models."""
+    names: tuple[set[str], set[str]] = (set(), set())
+    for region in regions:
+        for pair in ((region.reference_value, region.candidate_value), *region.entries):
+            names[0].add(pair[0])
+            names[1].add(pair[1])
+        for cases in region.cases:
+            if cases.side is not None and cases.start is not None:
+                names[cases.side == "candidate"].add(cases.start)
+    return names
 
 
 def _show(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Matching, list[Shown]]:

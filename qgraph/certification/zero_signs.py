@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from qgraph.execution.control import captured
 from qgraph.graph.scopes import subgraphs
+from qgraph.matching.liveness import inner_results, live_nodes, used
 from qgraph.matching.zero_sight import sees
 
 
@@ -50,7 +50,7 @@ def sightings(
     """
     if not starts:
         return []
-    live = _live(outputs)
+    live = live_nodes(outputs)
     inside = {node for step in steps for node in step.nodes if _serves_only(node, step)}
     spread = set(starts)
     found: dict[ir.Node, str] = {}
@@ -58,7 +58,7 @@ def sightings(
     while len(spread) > before:
         before = len(spread)
         for node in nodes:
-            touched = [value for value in (*_used(node), *_results(node)) if value in spread]
+            touched = [value for value in (*used(node), *inner_results(node)) if value in spread]
             if node not in live or not touched:
                 continue
             if node not in inside and sees(node, touched):
@@ -71,16 +71,6 @@ def sightings(
             if step.tells_apart and step.entry in spread and node_after is not None:
                 found[node_after] = "it tells zeros apart whose signs the models do not share"
     return list(found.items())
-
-
-def _used(node: ir.Node) -> list[ir.Value]:
-    return [*(value for value in node.inputs if value is not None), *captured(node)]
-
-
-def _results(node: ir.Node) -> list[ir.Value]:
-    """Return the outputs of the graphs that a node runs."""
-    graphs = (g for attribute in node.attributes.values() for g in subgraphs(attribute))
-    return [value for graph in graphs for value in graph.outputs]
 
 
 def _serves_only(node: ir.Node, step: Step) -> bool:
@@ -98,16 +88,3 @@ def _beyond(node: ir.Node) -> list[ir.Value]:
         for graph in subgraphs(attribute):
             values = [*values, *graph.inputs]
     return values
-
-
-def _live(outputs: Iterable[ir.Value]) -> set[ir.Node]:
-    """Return the nodes on which the outputs depend."""
-    found: set[ir.Node] = set()
-    pending = list(outputs)
-    while pending:
-        node = pending.pop().producer()
-        if node is None or node in found:
-            continue
-        found.add(node)
-        pending += (*_used(node), *_results(node))
-    return found

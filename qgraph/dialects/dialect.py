@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from qgraph.dialects.site import Refusal, Site, shape_of, weight_of
 from qgraph.errors import OperatorError, where
-from qgraph.graph.constants import constant_tensor
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.folding import constant_expression
+from qgraph.graph.inferred import inferred
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import nodes_of
 from qgraph.ops.operator import operator_of
@@ -76,11 +76,11 @@ def dialect(cls: type[Dialect]) -> type[Dialect]:
 def sites(model: ir.Model) -> Iterator[Site | Refusal]:
     """Yield every quantizer of a model, in subgraphs and functions too, in topological order.
 
-    One that several nodes spell is found as a whole; no node belongs to two that differ. Where
-    the rank of data matters and is not stated, it is inferred.
+    One that several nodes spell is found as a whole; no node belongs to two that differ. The shapes
+    and types of data are inferred, whatever the model states.
     """
     readers = _readers()
-    with _said(model, readers):
+    with _inferred(model):
         # a body says what an operator means: in words of that operator it would call itself
         functions = (
             function
@@ -125,32 +125,11 @@ def parts(site: Site) -> tuple[Site, ...]:
     return tuple(f for f in found if isinstance(f, Site) and own > set(f.nodes))
 
 
-def _said(model: ir.Model, readers: dict[OpKey, list[Dialect]]) -> AbstractContextManager[None]:
-    """Infer the rank of data where it tells how parameters lie, and types in mixed models."""
-    laid, untyped = [], []
-    for node in nodes_of(model.graph):
-        data, *operands = [*node.inputs, None]
-        if data is None or OpKey.of(node) not in readers:
-            continue
-        is_laid = node.op_type == "QuantizeLinear" and not _is_scalar(operands[0])
-        if is_laid and data.shape is None:
-            laid.append(data)
-        if data.dtype is None:
-            untyped.append(data)
+def _inferred(model: ir.Model) -> AbstractContextManager[None]:
+    """Give the values of the main graph their inferred types and shapes."""
+    values = [value for node in nodes_of(model.graph) for value in node.outputs]
     # Where the model has one floating type only, data of no stated type has that one.
-    if untyped and only_float_type(model) is not None:
-        untyped = []
-    if not laid and not untyped:
-        return nullcontext()
-    # The passes of onnx_ir are loaded only where they are needed.
-    from qgraph.graph.shapes import learnt
-
-    return learnt(model, laid, untyped)
-
-
-def _is_scalar(value: ir.Value | None) -> bool:
-    tensor = constant_tensor(value)
-    return tensor is None or tensor.size == 1
+    return inferred(model, values, keeps_types=only_float_type(model) is None)
 
 
 def _readers() -> dict[OpKey, list[Dialect]]:

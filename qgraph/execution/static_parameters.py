@@ -2,8 +2,8 @@
 
 Exporters with a batch of any size write what follows from the other sizes as nodes: the window of
 a pooling by Shape and Gather, the scale and the bit width behind it by Div, Log and Ceil. Sizes are
-those that follow from the inputs of the model (:mod:`qgraph.graph.derived`), not what it states of
-inner values.
+those that are inferred from the inputs of the model (:mod:`qgraph.graph.inference`), not what it
+states of inner values.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from qgraph.execution.executor import kernel_for
 from qgraph.execution.plan import NodeStep
 from qgraph.graph.constants import constant, constant_tensor
 from qgraph.graph.edit import Draft, Editor, Region
+from qgraph.graph.inference.facts import UNKNOWN
+from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.scopes import nodes_of
-from qgraph.ops.operator import OPERATORS, operator_of
+from qgraph.ops.operator import operator_of
 
 Array = npt.NDArray[Any]
 
@@ -122,12 +124,8 @@ class _Sizes:
         self._known: dict[ir.Value, _Bounds | None] = {}
 
     @cached_property
-    def _twins(self) -> dict[ir.Value, ir.Value]:
-        # The passes of onnx_ir are loaded only where they are needed.
-        from qgraph.graph.derived import twins
-
-        OPERATORS.names()  # which tells onnx of those of the dialects
-        return twins(self._model)
+    def _facts(self) -> Facts:
+        return infer(self._model)
 
     def bounds(self, value: ir.Value, depth: int = 0) -> _Bounds | None:
         """Return what is known of ``value``; None if that is nothing."""
@@ -160,10 +158,9 @@ class _Sizes:
         data = node.inputs[0]
         if data is None or data.graph is not self._model.graph:
             return None  # in the body of a Loop or a Scan a size may change from round to round
-        twin = self._twins.get(data)
-        if twin is None or twin.shape is None:
+        sizes = self._facts.get(data, UNKNOWN).sizes
+        if sizes is None:
             return None
-        sizes = [size if isinstance(size, int) else None for size in twin.shape]
         if node.op_type == "Size":
             static = [size for size in sizes if size is not None]
             total = np.array(np.prod(static, dtype=np.int64))

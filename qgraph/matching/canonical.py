@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError
 from qgraph.execution.executor import Imports
-from qgraph.graph.constants import constant
 from qgraph.matching.randomness import is_random
 from qgraph.ops.operator import operator_of
 from qgraph.opsets.adapt import OLDEST, changes_of
@@ -99,15 +98,16 @@ class Form:
 def forms(node: ir.Node, imports: Imports) -> list[Form]:
     """Return all ways to tell what a node computes: as written, and by the shape that it gives.
 
-    A Dropout that does not train reads neither its ratio nor that it does not.
+    Reshapes one after another are one, to the last shape. A Dropout that does not train reads
+    neither its ratio nor that it does not.
     """
     used = tuple(value for value in node.inputs if value is not None)
     if _keeps_all(node, imports):
         version = _version(node, imports.get("", 1))
         return [Form(("", "Dropout", "without training", version), used[:1])]
     found = [Form(label(node, imports), used)]
-    if (shape := _new_shape(node)) is not None:
-        found.append(Form(("", "Reshape", "to", shape), used[:1]))
+    if (shape := new_shape(node)) is not None:
+        found.append(Form(("", "Reshape", "to", shape), (_before_reshapes(used[0]),)))
     return found
 
 
@@ -128,31 +128,49 @@ def _keeps_all(node: ir.Node, imports: Imports) -> bool:
     return is_dropout and imports.get("", 1) >= OLDEST and not is_random(node, imports)
 
 
-def _new_shape(node: ir.Node) -> Hashable:
-    """Return the shape that a Reshape or the like gives to its data, None where not known."""
+def new_shape(node: ir.Node) -> Hashable:
+    """Return the shape that a Reshape or the like gives to its data, None where not known.
+
+    An open size stands in it by its text, which equal sizes share.
+    """
     shape = node.outputs[0].shape if node.outputs else None
     if node.domain != "" or node.op_type not in _RESHAPING or shape is None:
         return None
-    if not shape.is_static():
-        return None
-    sizes = tuple(int(size) for size in shape.numpy())
-    return sizes if node.op_type != "Reshape" or _may_become(node, sizes) else None
+    sizes = _sizes(shape)
+    return None if None in sizes else sizes
 
 
-def _may_become(node: ir.Node, sizes: tuple[int, ...]) -> bool:
-    """Return whether the shape that a file states for a Reshape fits what the Reshape asks for."""
-    wanted = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-    if wanted is None:
-        return True
-    return len(wanted) == len(sizes) and all(
-        number < 1 or size == number for number, size in zip(wanted.tolist(), sizes, strict=True)
-    )
+def _sizes(shape: ir.Shape) -> tuple[int | str | None, ...]:
+    return tuple(size if isinstance(size, int) else size.value for size in shape.dims)
+
+
+def _before_reshapes(value: ir.Value) -> ir.Value:
+    """Return the value whose elements, in their order, are those of ``value``."""
+    node = value.producer()
+    while node is not None and node.domain == "" and node.op_type in _RESHAPING:
+        if node.inputs[0] is None:
+            break
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def keeps_shape(node: ir.Node) -> bool:
+    """Return whether a Reshape or the like gives its data the shape that it has."""
+    shape = new_shape(node)
+    data = node.inputs[0] if shape is not None and node.inputs else None
+    return data is not None and data.shape is not None and shape == _sizes(data.shape)
 
 
 def is_identity(node: ir.Node, imports: Imports) -> bool:
-    """Return whether a node only hands its first operand on: Identity, Dropout in inference."""
+    """Return whether a node only hands its first operand on: Identity, Dropout in inference.
+
+    So do a Cast to the type, and a Reshape to the shape, that its operand has.
+    """
     if node.domain != "":
         return False
+    if node.op_type in _RESHAPING:
+        return keeps_shape(node)
     if node.op_type == "Dropout":
         unmasked = all(not value.name for value in node.outputs[1:])
         return unmasked and not is_random(node, imports)

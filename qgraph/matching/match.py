@@ -410,6 +410,8 @@ class Matching:
             return
         self._entered.add((first, second))
         for name, attribute in first.attributes.items():
+            if not subgraphs(attribute):
+                continue
             graphs = subgraphs(attribute), subgraphs(second.attributes[name])
             for ours, theirs in zip(*graphs, strict=True):
                 for a, b in zip(ours.inputs, theirs.inputs, strict=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
@@ -11,10 +12,12 @@ from onnx_ir.passes.common import InlinePass
 from qgraph.errors import UnsupportedError
 from qgraph.execution.static_parameters import freeze_static_parameters
 from qgraph.graph.constants import overridable
-from qgraph.graph.derived import derived
+from qgraph.graph.inference.walk import infer, with_facts
 from qgraph.graph.scopes import owners
+from qgraph.matching.domain import Domain, common_domain
 from qgraph.matching.integer_products import with_common_sums
 from qgraph.matching.products import has_packed_products, spell_out_products
+from qgraph.matching.static_values import fix_static_values
 from qgraph.model import Model
 from qgraph.ops.operator import OPERATORS
 from qgraph.opsets.versions import declare_domains, only_float_type, require
@@ -31,12 +34,18 @@ class Plain:
         frozen: how many initializers were inputs too and are constants here.
         float_type: the only floating type in the model; None if there are several.
         has_common_sums: whether sums of products of codes are written in one way here.
+        place: 0 for the reference, 1 for the candidate.
+        domain: the inputs that both models take, on which all types and shapes rest.
+        fixed: the operators of values that sizes determine and that are constants here, by name.
     """
 
     model: ir.Model
     frozen: int
     float_type: ir.DataType | None
     has_common_sums: bool = False
+    place: int = 0
+    domain: Domain = field(default_factory=lambda: Domain(({}, {})))
+    fixed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def graph(self) -> ir.Graph:
@@ -55,9 +64,9 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
 
     Both get the higher one of the two opsets, as far as their nodes can be raised to it. If one
     has products with packed weights, all products are written in one way; so are sums of products
-    of codes, if the models have other operators for them. The types and shapes that
-    a model states for its inputs are taken from it, as its interface, all others follow from them;
-    parameters of quantizers that static dimensions determine are constants.
+    of codes, if the models have other operators for them. The types and shapes of the inputs are
+    those that both models take, all others are inferred from them; what the models state of inner
+    values is not used. Values that sizes determine are constants.
 
     Args:
         reference: one model.
@@ -74,12 +83,16 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
     for copy in copies:
         freeze_static_parameters(copy)
     stated = [only_float_type(copy) for copy in copies]
-    copies = [derived(copy) for copy in copies]
+    domain = common_domain(*copies)
+    fixed = []
+    for place, copy in enumerate(copies):
+        fixed.append(fix_static_values(copy.graph, infer(copy, domain.interfaces[place])))
+        copies[place] = with_facts(copy, domain.interfaces[place])
     packed = any(map(has_packed_products, copies))
     summed = with_common_sums(copies)
     highest = max(copy.opset_imports.get("", 0) for copy in copies)
     made = []
-    for copy, frozen, kind in zip(summed or copies, counts, stated, strict=True):
+    for place, (copy, kind) in enumerate(zip(summed or copies, stated, strict=True)):
         if packed:
             spell_out_products(copy)
         try:
@@ -87,10 +100,13 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
         except UnsupportedError as error:
             logger.info("left at its opset: %s", error)
             raised = False
-        model = derived(copy) if packed or summed or raised else copy
+        is_changed = packed or summed or raised
+        model = with_facts(copy, domain.interfaces[place]) if is_changed else copy
         # What is stated may be wrong; a type that is stated or inferred occurs, for all we know.
         float_type = kind if only_float_type(model) is kind else None
-        made.append(Plain(model, frozen, float_type, summed is not None))
+        made.append(
+            Plain(model, counts[place], float_type, summed is not None, place, domain, fixed[place])
+        )
     return made[0], made[1]
 
 

@@ -7,12 +7,11 @@ stands in neither is unknown, and nodes are not raised over it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError, where
 from qgraph.graph.edit import Editor
+from qgraph.graph.inference.walk import Facts
 from qgraph.opsets.change import Change
 from qgraph.opsets.history import SAME, first_version, is_known, versions_between
 from qgraph.opsets.rewrites import ADAPTERS, CONCERNS, SHAPED
@@ -30,7 +29,7 @@ def adapt(
     target: int,
     editor: Editor,
     float_type: ir.DataType | None,
-    twins: Mapping[ir.Value, ir.Value],
+    facts: Facts | None,
 ) -> None:
     """Rewrite ``node``, which means what opset ``source`` says, for opset ``target``.
 
@@ -40,13 +39,12 @@ def adapt(
         target: a higher one.
         editor: gives names and places constants.
         float_type: the only floating type of the model; None if there are several.
-        twins: for values of the model, ones with the types and shapes that follow from its inputs;
-            needed where :func:`asks_for_shapes`.
+        facts: inferred types and shapes, needed where :func:`asks_for_shapes`.
 
     Raises:
         UnsupportedError: what it computes cannot be said in opset ``target``.
     """
-    change = Change(node, source, target, editor, float_type, twins, source)
+    change = Change(node, source, target, editor, float_type, facts, source)
     if source < OLDEST:
         raise UnsupportedError(
             f"{where(node)}: the opset is {source}; one below {OLDEST} cannot be raised. "

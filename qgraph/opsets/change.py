@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError, where
 from qgraph.graph.edit import Editor
+from qgraph.graph.inference.facts import UNKNOWN
+from qgraph.graph.inference.walk import Facts
 
 
 @dataclass
@@ -24,8 +26,7 @@ class Change:
         target: a higher one.
         editor: gives names and places constants.
         float_type: the only floating type of the model; None if there are several.
-        twins: for values of the model, ones with the types and shapes that follow from its inputs;
-            empty where none are needed.
+        facts: inferred types and shapes; None where they are not needed.
         reached: the opset that the node is written for.
     """
 
@@ -34,7 +35,7 @@ class Change:
     target: int
     editor: Editor
     float_type: ir.DataType | None
-    twins: Mapping[ir.Value, ir.Value]
+    facts: Facts | None
     reached: int
 
     def refuse(self, reason: str) -> UnsupportedError:
@@ -116,15 +117,12 @@ class Change:
 
     @property
     def sizes(self) -> list[int | None] | None:
-        """The shape of the first input as it follows from the model's inputs, None if unknown.
+        """The inferred shape of the first input, None if unknown.
 
-        Sizes that are not fixed are None. What a file states about a value does not count.
+        Sizes that are not fixed are None.
         """
-        twin = self.twins.get(self.x)
-        if twin is None or twin.shape is None:
-            return None
-        return [size if isinstance(size, int) else None for size in twin.shape.dims]
+        return None if self.facts is None else self.facts.get(self.x, UNKNOWN).sizes
 
     def element_type(self, value: ir.Value) -> ir.DataType | None:
-        """Return the type of the elements of a value as far as it follows from the inputs."""
-        return (self.twins.get(value) or value).dtype
+        """Return the inferred type of the elements of a value."""
+        return None if self.facts is None else self.facts.get(value, UNKNOWN).dtype

@@ -126,12 +126,16 @@ def _quantizes_integers(node: ir.Node) -> bool:
 
 
 def _may_be(node: ir.Node, place: int, types: frozenset[ir.DataType]) -> bool:
-    """Return whether an input may be of one of some types."""
+    """Return whether an input may be of one of some types.
+
+    The type of a constant and of an input of the model is sure; others are only stated.
+    """
     value = node.inputs[place] if len(node.inputs) > place else None
     if value is None:
         return False
     tensor = value.const_value
-    known = value.dtype if tensor is None else tensor.dtype
+    stated = value.dtype if value.is_graph_input() else None
+    known = stated if tensor is None else tensor.dtype
     return known is None or known in types
 
 

@@ -11,8 +11,8 @@ from onnx import defs
 from onnx.helper import VERSION_TABLE  # noqa: TID251 - the source of what it tabulates
 
 from qgraph.errors import ModelError, OptionError, UnsupportedError
-from qgraph.graph.derived import twins
 from qgraph.graph.edit import Editor
+from qgraph.graph.inference.walk import infer
 from qgraph.graph.scopes import Body, bodies, owners
 from qgraph.graph.tensors import slots
 from qgraph.opsets import signed_codes
@@ -194,7 +194,8 @@ def _raise(model: ir.Model, version: int) -> None:
     editor = Editor(model)
     float_type = only_float_type(model)
     found = [(owner.opset_imports.get("", version), node) for owner, node in _standard(model)]
-    known = twins(model) if any(asks_for_shapes(n, now, version) for now, n in found) else {}
+    is_asked = any(asks_for_shapes(node, now, version) for now, node in found)
+    known = infer(model) if is_asked else None
     for before, node in found:
         if before < version:
             adapt(node, before, version, editor, float_type, known)

@@ -16,10 +16,10 @@ sizes of its data.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from qgraph.graph.inference.windows import Axis
 from qgraph.opsets.change import Change
 
 
@@ -44,41 +44,7 @@ def start_windows(change: Change) -> None:
         raise change.refuse("with ceil_mode, windows may begin in the padding at the end")
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """One spatial axis: the size of the data if known, the padding, and the windows."""
-
-    size: int | None
-    before: int
-    after: int
-    stride: int
-    reach: int
-
-    @property
-    def _beyond(self) -> int | None:
-        """How many elements a floor leaves over at the end, for which a window is added."""
-        if self.stride == 1:
-            return 0
-        if self.size is None:
-            return None
-        return (self.size + self.before + self.after - self.reach) % self.stride
-
-    @property
-    def may_overhang(self) -> bool:
-        return self._beyond != 0
-
-    @property
-    def may_start_in_padding(self) -> bool:
-        if self.stride + self.after <= self.reach or self._beyond == 0:
-            return False
-        if self.size is None:
-            return True
-        room = self.size + self.before + self.after - self.reach
-        last = (room // self.stride + 1) * self.stride
-        return last >= self.size + self.before
-
-
-def _axes(change: Change) -> Iterator[_Axis]:
+def _axes(change: Change) -> Iterator[Axis]:
     """Yield the spatial axes of a pooling node whose number of windows is rounded up."""
     auto = str(change.get("auto_pad", "NOTSET"))
     if not change.get("ceil_mode", 0) or auto.startswith("SAME"):
@@ -95,4 +61,4 @@ def _axes(change: Change) -> Iterator[_Axis]:
     sizes = shape[2:] if shape is not None and len(shape) == rank + 2 else [None] * rank
     for place, size in enumerate(sizes):
         reach = (kernel[place] - 1) * dilations[place] + 1
-        yield _Axis(size, pads[place], pads[rank + place], strides[place], reach)
+        yield Axis(size, pads[place], pads[rank + place], strides[place], reach)

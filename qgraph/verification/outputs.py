@@ -120,10 +120,14 @@ class Outputs:
             best = max(best, (yield from self._by_claim(claim)))
         if best is not Equal.NOT:
             return best
-        a, b = (side.origin(value) for side, value in zip(self._sides, (a, b), strict=True))
+        written = a, b
+        a, b = (side.origin(value) for side, value in zip(self._sides, written, strict=True))
         if self._are_equal_constants(a, b):
             return Equal.BITS
         best = yield from self._by_operator(a, b)
+        if best is Equal.NOT and (a, b) != written:
+            # an operator that hands its operand on may stand on both sides
+            best = yield from self._by_operator(*written)
         if best is Equal.NOT:
             best = yield from self._by_chain(a, b)
         if best is Equal.NOT and not self._problem:
@@ -204,6 +208,8 @@ class Outputs:
         """Follow the results of the graphs that two nodes run, on inputs taken for equal."""
         level = Equal.BITS
         for name, attribute in first.attributes.items():
+            if not subgraphs(attribute):
+                continue
             graphs = subgraphs(attribute), subgraphs(second.attributes[name])
             for mine, other in zip(*graphs, strict=True):
                 for x, y in zip(mine.inputs, other.inputs, strict=True):

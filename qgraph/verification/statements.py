@@ -103,6 +103,7 @@ class Document:
     conditions: tuple[str, ...]
     notes: tuple[str, ...]
     statements: tuple[Statement, ...]
+    facts: tuple[Mapping[str, object], ...] = ()
 
 
 def fails(reason: str) -> EquivalenceError:
@@ -124,6 +125,7 @@ def read(document: Mapping[str, object]) -> Document:
             _texts(document["conditions"]),
             _texts(document["notes"]),
             tuple(_statement(_mapping(region)) for region in _list(document["regions"])),
+            tuple(_mapping(fact) for fact in _list(document["facts"])),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         told = f"{error} is missing" if isinstance(error, KeyError) else str(error)

@@ -27,6 +27,7 @@ from qgraph.storage import files as storage
 from qgraph.verification.cases import check_all_values, check_pairs
 from qgraph.verification.conclusions import check_conditions, check_verdict, interface
 from qgraph.verification.constants import check_constants
+from qgraph.verification.facts import check_facts
 from qgraph.verification.outcome import Claim, Outcome, check_outcome, check_rung
 from qgraph.verification.outputs import Outputs
 from qgraph.verification.regions import check_boxes
@@ -95,6 +96,7 @@ def verify(document: Mapping[str, object], reference: Source, candidate: Source)
     _check_once(stated, sides)
     check_verdict(stated)
     check_conditions(stated, sides, models)
+    check_facts(stated, sides)
     is_proof = stated.verdict is ProofVerdict.PROVED
     following = Outputs(sides, claims, inputs, is_proof=is_proof)
     following.check([*inputs, *outputs])

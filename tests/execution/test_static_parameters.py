@@ -133,7 +133,7 @@ def test_shapes_are_inferred_only_where_a_parameter_asks(monkeypatch: pytest.Mon
     def refuse(*_: object) -> None:
         raise AssertionError("asked for")
 
-    monkeypatch.setattr("qgraph.graph.derived.twins", refuse)
+    monkeypatch.setattr("qgraph.execution.static_parameters.infer", refuse)
     plain = "s = Shape (r) f = Cast <to = 1> (s) scale = Mul (unit, rescaled)"
     assert freeze_static_parameters(model_of(plain)) == 0
     with pytest.raises(AssertionError, match="asked for"):

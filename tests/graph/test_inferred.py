@@ -8,7 +8,7 @@ import pytest
 
 from qgraph.dialects.dialect import Refusal, Site, sites
 from qgraph.exactness import Exactness
-from qgraph.graph.shapes import learnt
+from qgraph.graph.inferred import inferred
 from qgraph.model import load
 from qgraph.report import Outcome
 from qgraph.transforms.convert import ConvertDialect
@@ -27,24 +27,51 @@ def model_of(body: str, shape: str = "[2, 3, 8]") -> ir.Model:
     )
 
 
-def test_only_what_is_asked_for_is_learnt_and_forgotten_again():
+def test_only_what_is_asked_for_is_inferred_and_forgotten_again():
     model = model_of(BY_AXIS)
     before = ir.to_proto(model)
     relu, codes, _ = model.graph
-    with learnt(model, relu.outputs):
+    with inferred(model, relu.outputs):
         assert tuple(relu.outputs[0].shape) == (2, 3, 8)
         assert codes.outputs[0].shape is None
     assert relu.outputs[0].shape is None
+    assert relu.outputs[0].dtype is ir.DataType.FLOAT
+    relu.outputs[0].type = None
     assert ir.to_proto(model) == before
 
 
-def test_what_is_stated_stays():
-    model = model_of(BY_AXIS)
+def test_what_a_file_states_gives_way_to_what_follows_and_comes_back():
+    model = model_of(BY_AXIS, "[2, N, 8]")
     value = model.graph[0].outputs[0]
-    value.shape = ir.Shape(["A", "B", "C"])
-    with learnt(model, [value], [value]):
+    value.type, value.shape = ir.TensorType(ir.DataType.DOUBLE), ir.Shape(["A", "B", 9])
+    with inferred(model, [value]):
         assert value.dtype is ir.DataType.FLOAT
-    assert [str(size) for size in value.shape] == ["A", "B", "C"]
+        assert str(value.shape) == "[2,B,8]", "an open size keeps its name"
+    assert str(value.shape) == "[A,B,9]"
+    assert value.dtype is ir.DataType.DOUBLE
+
+
+def test_a_shape_that_does_not_follow_is_no_shape():
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21, "my": 1]>
+        g (float[4] x) => (float[2,2] y) { r = my.Op (x) y = Neg (r) }""")
+    r, y = (node.outputs[0] for node in model.graph)
+    r.type, r.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([2, 2])
+    with inferred(model, [r, y]):
+        assert r.shape is None
+        assert r.dtype is ir.DataType.FLOAT, "a type that does not follow stays"
+        assert str(y.shape) == "[2,2]", "the interface of the model"
+
+
+@pytest.mark.parametrize("scale", ["[2, 3, 8]", "[3, 8]", "[6, 8]"])
+def test_a_wrong_rank_in_a_file_does_not_lead_a_conversion_astray(scale):
+    model = load(model_of(BY_AXIS))
+    relu = model.ir.graph[0].outputs[0]
+    relu.type, relu.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(eval(scale))
+    x = np.random.default_rng(0).normal(0, 8, (2, 3, 8)).astype(np.float32)
+    expected = model.run({"x": x}, backend="numpy")["y"]
+    report = model.apply(ConvertDialect(to="qonnx"))
+    assert [entry.outcome for entry in report] == [Outcome.CHANGED]
+    np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], expected)
 
 
 def test_reading_leaves_the_model_as_it_is():

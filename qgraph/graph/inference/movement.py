@@ -1,0 +1,286 @@
+"""Operators that move elements to other places, and give their data another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from qgraph.graph.inference.dimensions import (
+    Dim,
+    add,
+    bounds,
+    exact_divide,
+    merged,
+    multiply,
+    product,
+)
+from qgraph.graph.inference.elementwise import broadcast_shape
+from qgraph.graph.inference.facts import MOST_ITEMS, Fact, Items, Shape
+from qgraph.graph.inference.rules import Call, Unknown, common_type, place_of, places_of, rule
+
+
+@rule("Transpose")
+def transpose(call: Call) -> list[Fact]:
+    """The dimensions in the order of ``perm``, reversed without it."""
+    x, shape = call[0], call.shape(0)
+    perm = call.ints("perm")
+    order = list(reversed(range(len(shape)))) if perm is None else places_of(perm, len(shape))
+    if len(order) != len(shape):
+        raise Unknown
+    items = x.items
+    return [
+        Fact(
+            x.dtype,
+            [shape[axis] for axis in order],
+            None if items is None else items.transpose(order),
+        )
+    ]
+
+
+@rule("Flatten")
+def flatten(call: Call) -> list[Fact]:
+    """Two dimensions: the product of those before ``axis``, and of the others."""
+    x, shape = call[0], call.shape(0)
+    axis = call.int("axis", 1)
+    if not -len(shape) <= axis <= len(shape):
+        raise Unknown
+    axis += len(shape) if axis < 0 else 0
+    return [_laid(x, [product(shape[:axis]), product(shape[axis:])])]
+
+
+@rule("Squeeze")
+def squeeze(call: Call) -> list[Fact]:
+    """The dimensions but those of ``axes``; without these, but those of size 1."""
+    x, shape = call[0], call.shape(0)
+    axes = call.listed(1, "axes", 13)
+    if axes is None:
+        if any(not isinstance(size, int) for size in shape):
+            raise Unknown
+        return [_laid(x, [size for size in shape if size != 1])]
+    gone = places_of(axes, len(shape))
+    if any(isinstance(shape[axis], int) and shape[axis] != 1 for axis in gone):
+        raise Unknown
+    return [_laid(x, [size for axis, size in enumerate(shape) if axis not in gone])]
+
+
+@rule("Unsqueeze")
+def unsqueeze(call: Call) -> list[Fact]:
+    """A dimension of size 1 at each of ``axes``, which count in the result."""
+    x, shape = call[0], call.shape(0)
+    axes = call.listed(1, "axes", 13)
+    if axes is None:
+        raise Unknown
+    rank = len(shape) + len(axes)
+    if axes != sorted(axes) or places_of(axes, rank) != sorted(places_of(axes, rank)):
+        raise Unknown  # runtimes disagree
+    new, old = set(places_of(axes, rank)), iter(shape)
+    return [_laid(x, [1 if axis in new else next(old) for axis in range(rank)])]
+
+
+@rule("Expand")
+def expand(call: Call) -> list[Fact]:
+    """The shape to which that of the data and the wanted one broadcast."""
+    x, wanted = call[0], shape_in(call, 1)
+    if any(size is not None and bounds(size)[0] < 0 for size in wanted):
+        raise Unknown
+    shape = broadcast_shape(call.shape(0), wanted)
+    return [_like(x, shape, lambda items, sizes: np.broadcast_to(items, sizes))]
+
+
+@rule("Tile")
+def tile(call: Call) -> list[Fact]:
+    """Each dimension times its number of repeats."""
+    if call.version < 6:
+        raise Unknown
+    x, shape, repeats = call[0], call.shape(0), shape_in(call, 1)
+    sizes = [multiply(size, n) for size, n in zip(shape, repeats, strict=True)]
+    return [_like(x, sizes, lambda items, _: np.tile(items, [int(n) for n in repeats]))]  # type: ignore[arg-type]
+
+
+@rule("Concat")
+def concat(call: Call) -> list[Fact]:
+    """The sum of the sizes along ``axis``; the other sizes are equal."""
+    operands = [call[place] for place in range(len(call.operands))]
+    axis = call.int("axis", 1 if call.version < 4 else 0)
+    return [_concatenated(operands, axis)]
+
+
+@rule("QLinearConcat", domain="com.microsoft")
+def q_linear_concat(call: Call) -> list[Fact]:
+    """As of Concat, of every third operand from the third on, which are codes."""
+    operands = [call[place] for place in range(2, len(call.operands), 3)]
+    joined = _concatenated(operands, call.int("axis", 0))
+    return [Fact(call[1].dtype, joined.shape)]
+
+
+def _concatenated(operands: Sequence[Fact], axis: int) -> Fact:
+    shapes = [operand.shape for operand in operands if operand.shape is not None]
+    dtype = common_type(*operands)
+    if not shapes:
+        return Fact(dtype)
+    axis = place_of(axis, len(shapes[0]))
+    sizes: list[Dim] = list(shapes[0])
+    for shape in shapes[1:]:
+        pairs = zip(sizes, shape, strict=True)
+        sizes = [a if at == axis else merged(a, b) for at, (a, b) in enumerate(pairs)]
+    sizes[axis] = 0
+    for operand in operands:
+        sizes[axis] = add(sizes[axis], None if operand.shape is None else operand.shape[axis])
+    known = [operand.items for operand in operands]
+    parts = [
+        items if items is not None else _blank(operand.shape)
+        for items, operand in zip(known, operands, strict=True)
+    ]
+    if all(items is None for items in known) or any(part is None for part in parts):
+        return Fact(dtype, sizes)
+    whole = np.concatenate([part for part in parts if part is not None], axis)
+    return Fact(dtype, sizes, whole if whole.size <= MOST_ITEMS else None)
+
+
+def _blank(shape: Shape | None) -> Items | None:
+    """Return unknown elements for a shape, None unless it is a known and small one."""
+    sizes = [size for size in shape or () if isinstance(size, int)]
+    if shape is None or len(sizes) < len(shape) or np.prod(sizes, dtype=object) > MOST_ITEMS:
+        return None
+    return np.full(sizes, None, object)
+
+
+@rule("Split")
+def split(call: Call) -> list[Fact]:
+    """The data in parts along ``axis``: of the sizes listed, else of equal sizes.
+
+    Since opset 18 the last of equal parts may be smaller.
+    """
+    x, shape = call[0], call.shape(0)
+    axis, count = call.axis("axis", 0, len(shape)), len(call.node.outputs)
+    size = shape[axis]
+    sizes: Sequence[Dim] | None = call.listed(1, "split", 13)
+    if sizes is None and call.version >= 18 and isinstance(size, int):
+        part = -(-size // call.int("num_outputs", count))
+        sizes = [part] * (count - 1) + [size - part * (count - 1)]
+        if size and sizes[-1] == 0:
+            raise Unknown  # there are fewer parts than outputs, for which nothing is defined
+    elif sizes is None:
+        sizes = [exact_divide(size, count)] * count
+    if len(sizes) != count or any(isinstance(part, int) and part < 0 for part in sizes):
+        raise Unknown
+    starts: list[Dim] = [0]
+    for part in sizes:
+        starts.append(add(starts[-1], part))
+    merged(starts[-1], size)
+    return [
+        _like(
+            x,
+            [*shape[:axis], part, *shape[axis + 1 :]],
+            lambda items, found, first=first: items.take(  # type: ignore[misc]
+                range(first, first + found[axis]), axis
+            ),
+        )
+        for first, part in zip(starts, sizes, strict=False)
+    ]
+
+
+@rule("Gather")
+def gather(call: Call) -> list[Fact]:
+    """The shape of the indices in place of the dimension ``axis`` of the data."""
+    x, shape, indices = call[0], call.shape(0), call[1]
+    axis = call.axis("axis", 0, len(shape))
+    if indices.shape is None:
+        return [Fact(x.dtype)]
+    result = [*shape[:axis], *indices.shape, *shape[axis + 1 :]]
+    items, places = x.items, indices.array
+    if items is None or places is None or axis != 0:
+        return [Fact(x.dtype, result)]
+    if not ((-len(items) <= places) & (places < len(items))).all():
+        raise Unknown
+    found = items.take(places.reshape(-1), 0).reshape([*places.shape, *items.shape[1:]])
+    return [Fact(x.dtype, result, found)]
+
+
+@rule("GatherElements")
+def gather_elements(call: Call) -> list[Fact]:
+    """The shape of the indices."""
+    return [Fact(call[0].dtype, call[1].shape)]
+
+
+@rule("GatherND")
+def gather_nd(call: Call) -> list[Fact]:
+    """The shape of the indices but the last, and what the last one leaves of the data's."""
+    shape, indices = call.shape(0), call.shape(1)
+    batch = call.int("batch_dims", 0)
+    last = indices[-1]
+    if not isinstance(last, int) or not 0 < last <= len(shape) - batch:
+        raise Unknown
+    return [Fact(call[0].dtype, [*indices[:-1], *shape[batch + last :]])]
+
+
+@rule("OneHot")
+def one_hot(call: Call) -> list[Fact]:
+    """The shape of the indices with a dimension of the depth at ``axis``."""
+    indices, depth = call.shape(0), call[1].items
+    axis = call.axis("axis", -1, len(indices) + 1)
+    size = None if depth is None or depth.size != 1 else depth.reshape(-1)[0]
+    is_whole = isinstance(size, int) and call[1].dtype is not None and call[1].dtype.is_integer()
+    return [Fact(call[2].dtype, [*indices[:axis], size if is_whole else None, *indices[axis:]])]
+
+
+@rule("Pad")
+def pad(call: Call) -> list[Fact]:
+    """Each dimension and what is added before and after it."""
+    x, shape = call[0], call.shape(0)
+    try:
+        pads = call.listed(1, "pads", 11)
+        axes = call.numbers(3) if call.has(3) else list(range(len(shape)))
+    except Unknown:
+        return [Fact(x.dtype, [None] * len(shape))]
+    places = places_of(axes, len(shape))
+    if call.version < 2 or pads is None or len(pads) != 2 * len(places):
+        raise Unknown
+    sizes = list(shape)
+    for at, axis in enumerate(places):
+        sizes[axis] = add(sizes[axis], pads[at] + pads[len(places) + at])
+    return [Fact(x.dtype, sizes)]
+
+
+@rule("DepthToSpace")
+def depth_to_space(call: Call) -> list[Fact]:
+    """Blocks of channels become pixels."""
+    (batch, channels, height, width), block = call.shape(0), call.int("blocksize", 0)
+    spatial = [multiply(size, block) for size in (height, width)]
+    return [Fact(call[0].dtype, [batch, exact_divide(channels, block * block), *spatial])]
+
+
+@rule("SpaceToDepth")
+def space_to_depth(call: Call) -> list[Fact]:
+    """Blocks of pixels become channels."""
+    (batch, channels, height, width), block = call.shape(0), call.int("blocksize", 0)
+    spatial = [exact_divide(size, block) for size in (height, width)]
+    return [Fact(call[0].dtype, [batch, multiply(channels, block * block), *spatial])]
+
+
+def shape_in(call: Call, place: int) -> Shape:
+    """Return the elements of an operand that holds a shape; unknown ones are None."""
+    operand = call[place]
+    if operand.items is not None and operand.items.ndim == 1:
+        return tuple(operand.items)
+    sizes = operand.sizes
+    if sizes is None or len(sizes) != 1 or sizes[0] is None or sizes[0] > MOST_ITEMS:
+        raise Unknown
+    return (None,) * sizes[0]
+
+
+def _laid(x: Fact, sizes: Sequence[Dim]) -> Fact:
+    """Return the fact of data whose elements stay in their order."""
+    return _like(x, sizes, lambda items, found: items.reshape(found))
+
+
+def _like(x: Fact, sizes: Sequence[Dim] | None, move: Callable[[Items, list[int]], Items]) -> Fact:
+    """Return the fact of moved data, with its elements where all sizes are known."""
+    items = x.items
+    known = [size for size in sizes or () if isinstance(size, int)]
+    if items is None or sizes is None or len(known) < len(sizes):
+        return Fact(x.dtype, sizes)
+    if np.prod(known, dtype=object) > MOST_ITEMS:
+        return Fact(x.dtype, sizes)
+    return Fact(x.dtype, sizes, move(items, known))

@@ -1,0 +1,328 @@
+"""Operators with windows: convolution, pooling, resizing.
+
+The number of windows along an axis of ``size`` elements, where one reaches over ``reach`` elements:
+
+    floor((size + before + after - reach) / stride) + 1
+
+With ``ceil_mode`` it is rounded up. A last window that starts in the padding at the end is left out
+since opset 22; the formula of earlier versions counts it, though most runtimes do not, so that the
+number is unknown there. Where the versions, ONNX Runtime and the reference implementation disagree
+about pooling otherwise, the number is unknown as well: data smaller than a window, padding as wide
+as a window, and automatic padding with dilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.inference.dimensions import Dim, add, floor_divide, multiply, subtract
+from qgraph.graph.inference.facts import Fact, Shape
+from qgraph.graph.inference.movement import shape_in
+from qgraph.graph.inference.rules import Call, Unknown, places_of, rule
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis: the size of the data, the padding, and the windows."""
+
+    size: Dim
+    before: int
+    after: int
+    stride: int
+    reach: int
+
+    @property
+    def _room(self) -> int | None:
+        if not isinstance(self.size, int):
+            return None
+        return self.size + self.before + self.after - self.reach
+
+    @property
+    def may_overhang(self) -> bool:
+        """Whether a window that is added by rounding up may reach beyond the padding."""
+        if self.stride == 1:
+            return False
+        return self._room is None or self._room % self.stride != 0
+
+    @property
+    def may_start_in_padding(self) -> bool:
+        """Whether the last window may start in the padding at the end if counts are rounded up."""
+        if self.stride + self.after <= self.reach:
+            return False
+        if self._room is None or not isinstance(self.size, int):
+            return self.stride > 1 or self.after >= self.reach
+        last = -(-self._room // self.stride) * self.stride
+        return last >= self.size + self.before
+
+    def windows(self) -> Dim:
+        """Return the number of windows.
+
+        Raises:
+            Unknown: not a single one fits.
+        """
+        room = subtract(add(self.size, self.before + self.after), self.reach)
+        if isinstance(room, int) and room < 0:
+            raise Unknown
+        return add(floor_divide(room, self.stride), 1)
+
+    def pooling_windows(self, *, rounds_up: bool) -> Dim:
+        """Return the number of windows of a pooling operator, None where it is open."""
+        if (self.stride, self.reach, self.before, self.after) == (1, 1, 0, 0):
+            return self.size
+        if self._room is None or self._room < 0 or max(self.before, self.after) >= self.reach:
+            return None
+        if not rounds_up:
+            return self._room // self.stride + 1
+        return None if self.may_start_in_padding else -(-self._room // self.stride) + 1
+
+
+def _axes(call: Call, shape: Shape, kernel: Sequence[Dim]) -> Iterator[Axis]:
+    """Yield the spatial axes of data with explicit padding, or none."""
+    rank = len(shape) - 2
+    strides, dilations, pads = _lists(call, rank)
+    if len(kernel) != rank:
+        raise Unknown
+    for place in range(rank):
+        width = kernel[place]
+        if not isinstance(width, int) or width < 1:
+            raise Unknown
+        reach = (width - 1) * dilations[place] + 1
+        yield Axis(shape[2 + place], pads[place], pads[rank + place], strides[place], reach)
+
+
+def _lists(call: Call, rank: int) -> tuple[list[int], list[int], list[int]]:
+    strides = call.ints("strides") or [1] * rank
+    dilations = call.ints("dilations") or [1] * rank
+    pads = call.ints("pads") or [0] * 2 * rank
+    if (len(strides), len(dilations), len(pads)) != (rank, rank, 2 * rank):
+        raise Unknown
+    if rank < 1 or min(*strides, *dilations, 1) < 1 or min(pads) < 0:
+        raise Unknown
+    return strides, dilations, pads
+
+
+def _spatial(call: Call, shape: Shape, kernel: Sequence[Dim]) -> list[Dim]:
+    """Return the spatial sizes of the result of a convolution."""
+    rank = len(shape) - 2
+    auto = _automatic(call, rank)
+    if auto.startswith("SAME"):
+        return _same(call, shape)
+    if any(not isinstance(width, int) for width in kernel):
+        return [None] * rank
+    return [axis.windows() for axis in _axes(call, shape, kernel)]
+
+
+def _automatic(call: Call, rank: int) -> str:
+    auto = call.text("auto_pad", "NOTSET")
+    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise Unknown
+    if auto != "NOTSET" and any(_lists(call, rank)[2]):
+        raise Unknown
+    return auto
+
+
+def _same(call: Call, shape: Shape) -> list[Dim]:
+    """Return the spatial sizes divided by the strides, rounded up."""
+    sizes = zip(shape[2:], _lists(call, len(shape) - 2)[0], strict=True)
+    return [floor_divide(add(size, stride - 1), stride) for size, stride in sizes]
+
+
+def _kernel(call: Call, weight: Shape | None, rank: int) -> list[Dim]:
+    """Return the sizes of a kernel, which the weight has too."""
+    given = call.ints("kernel_shape")
+    if given is not None:
+        return list(given)
+    return [None] * rank if weight is None else list(weight[2:])
+
+
+def _convolution(call: Call, data: int, weight: int, dtype: ir.DataType | None) -> Fact:
+    x, w = call.shape(data), call[weight].shape
+    rank = len(x) - 2
+    if w is not None and len(w) != len(x):
+        raise Unknown
+    spatial = _spatial(call, x, _kernel(call, w, rank))
+    return Fact(dtype, [x[0], None if w is None else w[0], *spatial])
+
+
+@rule("Conv")
+def conv(call: Call) -> list[Fact]:
+    """A channel for each kernel, and the windows of each axis."""
+    return [_convolution(call, 0, 1, call[0].dtype)]
+
+
+@rule("ConvInteger")
+def conv_integer(call: Call) -> list[Fact]:
+    """As of Conv, int32."""
+    return [_convolution(call, 0, 1, ir.DataType.INT32)]
+
+
+@rule("QLinearConv")
+def q_linear_conv(call: Call) -> list[Fact]:
+    """As of Conv, in the type of the zero point of the result."""
+    return [_convolution(call, 0, 3, call[7].dtype)]
+
+
+@rule("ConvTranspose")
+def conv_transpose(call: Call) -> list[Fact]:
+    """What a convolution with this kernel would need as its data.
+
+    stride * (size - 1) + output_padding + reach - padding, or ``output_shape``. With automatic
+    padding nothing follows: versions and runtimes disagree.
+    """
+    x, w = call.shape(0), call[1].shape
+    rank = len(x) - 2
+    channels = multiply(None if w is None else w[1], call.int("group", 1))
+    wanted = call.ints("output_shape")
+    extra = call.ints("output_padding") or [0] * rank
+    if call.text("auto_pad", "NOTSET") != "NOTSET" or len(extra) != rank or rank < 1:
+        raise Unknown
+    if wanted is not None:
+        # some files list the sizes of batch and channels too
+        return [
+            Fact(
+                call[0].dtype, [x[0], channels, *(wanted if len(wanted) == rank else [None] * rank)]
+            )
+        ]
+    kernel = _kernel(call, w, rank)
+    if any(width is None for width in kernel):
+        return [Fact(call[0].dtype, [x[0], channels, *[None] * rank])]
+    sizes: list[Dim] = []
+    for axis, more in zip(_axes(call, x, kernel), extra, strict=True):
+        fixed = more + axis.reach - axis.stride - axis.before - axis.after
+        sizes.append(add(multiply(axis.size, axis.stride), fixed))
+    return [Fact(call[0].dtype, [x[0], channels, *sizes])]
+
+
+@rule("AveragePool", "LpPool", "MaxPool")
+def pool(call: Call) -> list[Fact]:
+    """The windows of each axis; the second result of MaxPool holds indices."""
+    x, kernel = call.shape(0), call.ints("kernel_shape")
+    if kernel is None:
+        raise Unknown
+    shape = [*x[:2], *_pooled(call, x, kernel)]
+    return [Fact(call[0].dtype, shape), Fact(ir.DataType.INT64, shape)][: len(call.node.outputs)]
+
+
+def _is_read_in_two_ways(call: Call, auto: str, axes: Sequence[Axis]) -> bool:
+    """Return whether the reference implementation of MaxPool disagrees with the definition."""
+    if any(axis.before != axis.after for axis in axes) or auto == "SAME_LOWER":
+        return True
+    has_indices = len(call.node.outputs) > 1 and bool(call.node.outputs[1].name)
+    return has_indices and (
+        auto != "NOTSET" or bool(call.int("ceil_mode", 0)) or any(axis.before for axis in axes)
+    )
+
+
+_CEIL_MODE_SINCE = {"LpPool": 18}
+_DILATIONS_SINCE = {"AveragePool": 19, "LpPool": 18, "MaxPool": 10}
+
+
+def _pooled(call: Call, shape: Shape, kernel: Sequence[int]) -> list[Dim]:
+    """Return the spatial sizes of the result of pooling."""
+    rank, name = len(shape) - 2, call.node.op_type
+    auto, rounds_up = _automatic(call, rank), bool(call.int("ceil_mode", 0))
+    is_dilated = any(n != 1 for n in _lists(call, rank)[1])
+    is_standard = call.node.domain != "com.microsoft"
+    if is_standard and rounds_up and call.version < _CEIL_MODE_SINCE.get(name, 10):
+        raise Unknown
+    if is_dilated and (not is_standard or call.version < _DILATIONS_SINCE[name]):
+        raise Unknown
+    if auto != "NOTSET" and (is_dilated or name == "LpPool"):
+        return [None] * rank
+    axes = list(_axes(call, shape, kernel))
+    if name == "MaxPool" and _is_read_in_two_ways(call, auto, axes):
+        return [None] * rank
+    if auto.startswith("SAME"):
+        fits = [isinstance(axis.size, int) and axis.size >= axis.reach for axis in axes]
+        return [n if fit else None for n, fit in zip(_same(call, shape), fits, strict=True)]
+    if auto == "VALID" and rounds_up and any(axis.may_overhang for axis in axes):
+        return [None] * rank  # some runtimes round up there, and others do not
+    return [axis.pooling_windows(rounds_up=rounds_up) for axis in axes]
+
+
+@rule("QLinearAveragePool", domain="com.microsoft")
+def q_linear_average_pool(call: Call) -> list[Fact]:
+    """As of AveragePool."""
+    if call.int("channels_last", 0):
+        raise Unknown
+    return pool(call)[:1]
+
+
+@rule("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")
+def global_pool(call: Call) -> list[Fact]:
+    """A single element along each spatial axis.
+
+    The reference implementation takes the maximum along other axes unless the data is an image.
+    """
+    x = call.shape(0)
+    if call.node.op_type == "GlobalMaxPool" and len(x) != 4:
+        raise Unknown
+    return [Fact(call[0].dtype, [*x[:2], *[1] * (len(x) - 2)])]
+
+
+@rule("QLinearGlobalAveragePool", domain="com.microsoft")
+def q_linear_global_average_pool(call: Call) -> list[Fact]:
+    """As of GlobalAveragePool."""
+    if call.int("channels_last", 0):
+        raise Unknown
+    return global_pool(call)
+
+
+@rule("Resize")
+def resize(call: Call) -> list[Fact]:
+    """The wanted sizes, or each size times its scale, rounded down."""
+    x = call.shape(0)
+    if call.version < 11:
+        return [Fact(call[0].dtype, _scaled(x, _scales(call, 1), range(len(x))))]
+    axes = places_of(call.ints("axes") or range(len(x)), len(x))
+    if call.has(3) and call[3].shape != (0,):
+        sizes: list[Dim] = list(x)
+        stretches = call.text("keep_aspect_ratio_policy", "stretch") == "stretch"
+        for axis, size in zip(axes, shape_in(call, 3), strict=True):
+            sizes[axis] = size if stretches else None
+        return [Fact(call[0].dtype, sizes)]
+    if call.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+        raise Unknown
+    return [Fact(call[0].dtype, _scaled(x, _scales(call, 2), axes))]
+
+
+@rule("Upsample")
+def upsample(call: Call) -> list[Fact]:
+    """Each size times its scale, rounded down."""
+    if call.version < 9:
+        raise Unknown
+    x = call.shape(0)
+    return [Fact(call[0].dtype, _scaled(x, _scales(call, 1), range(len(x))))]
+
+
+def _scales(call: Call, place: int) -> list[float] | None:
+    array = call[place].array
+    return None if array is None or array.dtype != np.float32 else [float(n) for n in array.flat]
+
+
+def _scaled(shape: Shape, scales: list[float] | None, axes: Sequence[int]) -> list[Dim]:
+    if scales is None:
+        return [None] * len(shape)
+    sizes = list(shape)
+    for axis, scale in zip(axes, scales, strict=True):
+        sizes[axis] = _times(sizes[axis], scale)
+    return sizes
+
+
+def _times(size: Dim, scale: float) -> Dim:
+    """Return ``floor(size * scale)`` where exact, float32 and float64 products agree on it."""
+    if scale == 1:
+        return size
+    if not isinstance(size, int) or not 0 < scale < 1 << 20:
+        return None
+    found = {
+        int(Fraction(scale) * size // 1),
+        int(np.floor(np.float32(size) * np.float32(scale))),
+        int(np.floor(size * scale)),
+    }
+    return found.pop() if len(found) == 1 else None

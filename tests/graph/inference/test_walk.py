@@ -1,0 +1,197 @@
+"""Types and shapes follow from the inputs of a model, not from what a file states."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qgraph.graph.inference.facts import Fact
+from qgraph.graph.inference.walk import infer, with_facts
+from qgraph.graph.scopes import bodies
+
+
+def lying(text: str) -> ir.Model:
+    """A model that states a wrong type and shape for everything but its inputs."""
+    model = ir.from_onnx_text(text)
+    for body in bodies(model):
+        for node in body:
+            for value in node.outputs:
+                value.type, value.shape = ir.TensorType(ir.DataType.INT4), ir.Shape([7, 9])
+    return model
+
+
+def facts(model: ir.Model) -> dict[str | None, str]:
+    known = infer(model)
+    values = (value for body in bodies(model) for node in body for value in node.outputs)
+    return {value.name: repr(known.get(value, Fact())) for value in values}
+
+
+BRANCHES = """<ir_version: 10, opset_import: ["": 16, "my": 1]>
+g (float[N,2] x, bool c) => (float[a,b] y, float[a] z, float[a] n)
+<float[2,4] w = {1,2,3,4,5,6,7,8}> {
+    d = MatMul (x, w)
+    y = If (c) <
+        then_branch = p () => (float[a,b] u) { u = Flatten <axis = 0> (d) },
+        else_branch = q () => (float[a,b] v) { k = Cast <to = 6> (d) v = Relu (d) }>
+    z = my.Op (d)
+    n = Neg (z)
+}"""
+
+
+def test_all_is_inferred_from_the_inputs_also_in_branches() -> None:
+    model = lying(BRANCHES)
+    assert facts(model) == {
+        "d": "FLOAT[input0_0, 4]",
+        "y": "FLOAT[?, ?]",
+        "u": "FLOAT[1, 4*input0_0]",
+        "k": "INT32[input0_0, 4]",
+        "v": "FLOAT[input0_0, 4]",
+        "z": "?[...]",
+        "n": "?[...]",
+    }
+
+
+def test_a_copy_gets_the_facts_and_the_model_stays() -> None:
+    model = lying(BRANCHES)
+    model.graph.inputs[0].shape = ir.Shape([3, 2])
+    model.graph.initializers["w"].shape = ir.Shape([5, 5])
+    copy = with_facts(model)
+    known = {v.name: (v.dtype, v.shape) for body in bodies(copy) for n in body for v in n.outputs}
+    assert known["d"] == (ir.DataType.FLOAT, ir.Shape([3, 4]))
+    assert known["z"] == (None, None)
+    assert str(copy.graph.initializers["w"].shape) == "[2,4]"
+    assert str(model.graph[0].outputs[0].shape) == "[7,9]"
+
+
+def test_without_a_version_of_the_standard_operators_nothing_is_known() -> None:
+    model = lying(BRANCHES)
+    del model.opset_imports[""]
+    assert set(facts(model).values()) == {"?[...]"}
+
+
+def test_an_operator_that_is_a_function_of_the_model_has_no_rule() -> None:
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 16]>
+        g (float[2] x) => (float[2] y) { y = Relu (x) }
+        <domain: "", opset_import: ["": 16]> Relu (a) => (b) { b = Unsqueeze (a, a) }""")
+    assert facts(model)["y"] == "?[...]"
+
+
+def test_sequences_are_no_tensors() -> None:
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 16]>
+        g (float[2] x) => (seq(float[2]) s) { s = SequenceConstruct (x, x) }""")
+    assert facts(model) == {"s": "?[...]"}
+    (value,) = with_facts(model).graph.outputs
+    assert isinstance(value.type, ir.SequenceType)
+
+
+def test_initializers_that_can_be_fed_are_no_constants() -> None:
+    text = """<ir_version: 10, opset_import: ["": 16]>
+        g (float[6] x, int64[2] w) => (float y) <int64[2] w = {2, 3}> { y = Reshape (x, w) }"""
+    model = ir.from_onnx_text(text)
+    assert facts(model)["y"] == "FLOAT[?, ?]"
+    model.graph.inputs.pop()
+    assert facts(model)["y"] == "FLOAT[2, 3]"
+
+
+def test_a_node_that_violates_its_definition_has_no_facts() -> None:
+    for node in (
+        "Transpose <perm = [0, 0]> (x)",
+        "Transpose <perm = [0, 5]> (x)",
+        "Add (x, w)",
+        "Gather <axis = 7> (x, k)",
+        "Gather (w, k)",
+        "Reshape (x, k)",
+        "Conv (x, w)",
+        "Concat <axis = 0> (x, w)",
+        "Squeeze (x, k)",
+        "Unsqueeze (x)",
+        "MaxPool (x)",
+        "DepthToSpace <blocksize = 2> (x)",
+        "Cast (x)",
+        "Flatten <axis = 1.5> (x)",
+    ):
+        model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 16]>
+            g (float[2,3] x) => (float y)
+            <float[4] w = {{1,2,3,4}}, int64[1] k = {{9}}> {{ y = {node} }}""")
+        assert facts(model)["y"] in ("?[...]", "FLOAT[...]"), node
+
+
+LOOP = """<ir_version: 10, opset_import: ["": 16]>
+g (float[2,3] x, int64 n, bool c) => (float y, float z, float o) {{
+    y, z, o = Loop (n, c, x, x) <body = round (int64 i, bool go, float[2,3] u, float[2,3] v)
+        => (bool again, float a, float b, float[2,3] e) {{
+            again = Identity (go) a = Relu (u) b = {second} e = Neg (v)
+        }}>
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("second", "state", "inner"),
+    [
+        ("Relu (v)", "FLOAT[2, 3]", "FLOAT[2, 3]"),
+        ("Concat <axis = 0> (v, v)", "FLOAT[?, 3]", "FLOAT[?, 3]"),
+        ("Flatten <axis = 0> (v)", "FLOAT[?, ?]", "FLOAT[?, ?]"),
+        ("Shape (v)", "?[...]", "?[...]"),
+        ("Cast <to = 7> (v)", "?[2, 3]", "?[2, 3]"),
+    ],
+)
+def test_the_state_of_a_loop_keeps_what_every_round_keeps(
+    second: str, state: str, inner: str
+) -> None:
+    found = facts(ir.from_onnx_text(LOOP.format(second=second)))
+    assert found["y"] == "FLOAT[2, 3]"
+    assert found["z"] == state
+    assert found["e"] == inner
+    assert found["o"] == f"{inner.split('[')[0]}[...]"
+
+
+def test_the_state_of_a_scan_keeps_what_every_round_keeps() -> None:
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 16]>
+    g (float[2,3] x, float[4,5,3] data) => (float y, float o) {
+        y, o = Scan <num_scan_inputs = 1, body = round (float[2,3] v, float[5,3] e)
+            => (float w, float u) { u = Relu (v) w = Concat <axis = 0> (u, u) }> (x, data)
+    }""")
+    assert facts(model) == {
+        "y": "FLOAT[?, 3]",
+        "o": "FLOAT[...]",
+        "u": "FLOAT[?, 3]",
+        "w": "FLOAT[?, 3]",
+    }
+
+
+def test_other_operators_with_graphs_are_entered_without_assumptions() -> None:
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 17]>
+    g (seq(float[2]) s, float[3] x) => (seq(float) t) {
+        t = SequenceMap (s) <body = each (float[2] e) => (float f) { f = Neg (e) k = Neg (x) }>
+    }""")
+    assert facts(model) == {"t": "?[...]", "f": "?[...]", "k": "FLOAT[3]"}
+
+
+def test_long_models_are_walked_without_recursion() -> None:
+    lines = " ".join(f"v{i + 1} = Relu (v{i})" for i in range(3000))
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 16]>
+        g (float[N] v0) => (float v3000) {{ {lines} }}""")
+    assert facts(model)["v3000"] == "FLOAT[input0_0]"
+
+
+def test_elements_of_unreadable_constants_are_not_followed() -> None:
+    tensor = ir.ExternalTensor(
+        "nowhere.bin", 0, 8, ir.DataType.INT64, shape=ir.Shape([1]), name="w"
+    )
+    value = ir.Value(name="w", const_value=tensor)
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([4]))
+    node = ir.node("Reshape", [x, value])
+    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=[value], opset_imports={"": 16})
+    assert repr(infer(ir.Model(graph, ir_version=10))[node.outputs[0]]) == "FLOAT[?]"
+
+
+def test_large_constants_are_not_read() -> None:
+    def refuse() -> np.ndarray:
+        raise AssertionError("read")
+
+    tensor = ir.LazyTensor(refuse, ir.DataType.INT64, ir.Shape([5000]), name="w")  # type: ignore[arg-type]
+    value = ir.Value(name="w", const_value=tensor)
+    node = ir.node("Neg", [value])
+    graph = ir.Graph([], node.outputs, nodes=[node], initializers=[value], opset_imports={"": 16})
+    assert repr(infer(ir.Model(graph, ir_version=10))[node.outputs[0]]) == "INT64[5000]"
