@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from qgraph.certification.demonstration import Demonstration
 from qgraph.errors import EquivalenceError, UndecidedError
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.report import SCHEMA
@@ -209,7 +210,7 @@ class Certificate:
 
     Attributes:
         verdict: proved if the outputs are equal for every input, as far as ``conditions`` say;
-            different if some region differs; else undecided.
+            different if a region differs and makes the models different; else undecided.
         exactness: the lowest rung of all regions; None when undecided.
         reference, candidate: the files.
         regions: every place where the models differ in form, in the order of the reference.
@@ -218,6 +219,8 @@ class Certificate:
         counterexample: names of model inputs and their arrays on which the outputs differ; empty
             where none was sought or found.
         kept_inputs: whether initializers that are inputs too were left so.
+        shown_by: an input on which the outputs differ, where no region alone makes the models
+            different.
     """
 
     verdict: ProofVerdict
@@ -229,6 +232,7 @@ class Certificate:
     notes: tuple[str, ...] = ()
     counterexample: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     kept_inputs: bool = False
+    shown_by: Demonstration | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the certificate as ``qgraph prove`` writes it."""
@@ -246,6 +250,7 @@ class Certificate:
             "conditions": list(self.conditions),
             "notes": list(self.notes),
             "counterexample_found": bool(self.counterexample),
+            "shown_by": None if self.shown_by is None else self.shown_by.to_json(),
             "regions": [region.to_json() for region in self.regions],
         }
 

@@ -24,6 +24,7 @@ from qgraph.certification.certificate import (
 )
 from qgraph.certification.counterexample import search
 from qgraph.certification.discharge import Shown, discharge, names, try_all_inputs
+from qgraph.certification.establish import establish
 from qgraph.certification.evidence import boxes
 from qgraph.certification.joint import between
 from qgraph.certification.regions import Decided, Outcome
@@ -58,7 +59,9 @@ def prove(
 
     The graphs are matched from their inputs. Where they differ in form, the smallest regions that
     compute a value from an equal one are compared over all inputs, by their operators' definitions.
-    After a difference the values are taken for equal, so that all differing places are found.
+    After a difference the values are assumed equal, so that all differing places are found. Regions
+    that differ make the models different if their pairing is forced, or if an input of the models
+    shows a difference in the outputs; else they are undecided.
 
     Args:
         reference: a path or a model.
@@ -84,6 +87,7 @@ def prove(
     models = load(reference), load(candidate)
     sides = plain(*models, keep_inputs=keep_inputs)
     matching, shown = _show(sides, exact)
+    matching, shown, shown_by = establish(matching, shown, exact)
     divided = _Divided() if evidence else None
     regions = [_region(s, matching, exact, divided) for s in shown if not _is_trivial(s)]
     seen = (
@@ -107,6 +111,7 @@ def prove(
         tuple(matching.notes),
         search(matching, shown, runs=runs) if is_sought else {},
         kept_inputs=keep_inputs,
+        shown_by=shown_by,
     )
 
 

@@ -137,7 +137,7 @@ class KnownValues:
         if not isinstance(array, np.ndarray):
             self._is_known[value] = False
             return None
-        if array.dtype.kind not in "iubOSU" and not _is_exact(node):
+        if array.dtype.kind not in "iubOSU" and not is_exact(node):
             self.inexact.add(node.op_type)
         if array.nbytes <= _KEPT_BYTES:
             self._kept[value] = array
@@ -149,7 +149,8 @@ class KnownValues:
         return any(subgraphs(attribute) for attribute in node.attributes.values())
 
 
-def _is_exact(node: ir.Node) -> bool:
+def is_exact(node: ir.Node) -> bool:
+    """Return whether IEEE 754 and ONNX determine the results of a node to the last bit."""
     if node.domain == "" and node.op_type in _EXACT:
         return True
     try:

@@ -31,12 +31,15 @@ class Plain:
         frozen: how many initializers were inputs too and are constants here.
         float_type: the only floating type in the model; None if there are several.
         has_common_sums: whether sums of products of codes are written in one way here.
+        bias_sums: names of sums that a node of its own adds the bias to here, and an operator with
+            a bias in the model.
     """
 
     model: ir.Model
     frozen: int
     float_type: ir.DataType | None
     has_common_sums: bool = False
+    bias_sums: frozenset[str] = frozenset()
 
     @property
     def graph(self) -> ir.Graph:
