@@ -24,8 +24,9 @@ from qgraph.certification.certificate import (
 )
 from qgraph.certification.counterexample import search
 from qgraph.certification.discharge import Shown, discharge, names, try_all_inputs
-from qgraph.certification.establish import establish
+from qgraph.certification.establish import Established, establish
 from qgraph.certification.evidence import boxes
+from qgraph.certification.forced import differs
 from qgraph.certification.joint import between
 from qgraph.certification.regions import Decided, Outcome
 from qgraph.certification.zero_signs import Step, sightings
@@ -86,8 +87,7 @@ def prove(
         )
     models = load(reference), load(candidate)
     sides = plain(*models, keep_inputs=keep_inputs)
-    matching, shown = _show(sides, exact)
-    matching, shown, shown_by = establish(matching, shown, exact)
+    matching, shown, shown_by = _show(sides, exact)
     divided = _Divided() if evidence else None
     regions = [_region(s, matching, exact, divided) for s in shown if not _is_trivial(s)]
     seen = (
@@ -115,7 +115,7 @@ def prove(
     )
 
 
-def _show(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Matching, list[Shown]]:
+def _show(sides: tuple[Plain, Plain], level: Exactness) -> Established:
     """Match two models and show what follows; names may mislead, and are left out then."""
     matching = Matching(*sides)
     known: Decided = {}
@@ -126,7 +126,16 @@ def _show(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Matching, list[
         without = discharge(other, level, known)
         if sum(not s.reaches(level) for s in without) < failed:
             matching, shown = other, without
-    return matching, try_all_inputs(shown)
+    matching, shown, example = establish(matching, shown, level, known)
+    if not any(differs(s, level) for s in shown):
+        if any(s.outcome.rung is None and not _is_given_up(s) for s in shown):
+            return matching, shown, None  # whatever the others give, the models are undecided
+        return establish(matching, try_all_inputs(shown), level, known)
+    return matching, try_all_inputs(shown), example
+
+
+def _is_given_up(s: Shown) -> bool:
+    return s.outcome.finding is not None and s.outcome.finding.given_up
 
 
 def _sightings(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node, str]]:

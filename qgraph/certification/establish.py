@@ -12,7 +12,7 @@ from dataclasses import replace
 from qgraph.certification.demonstration import Demonstration, Runs
 from qgraph.certification.discharge import Shown, discharge
 from qgraph.certification.forced import differs, forced
-from qgraph.certification.regions import cut, decide_cuts, undecided
+from qgraph.certification.regions import Decided, cut, decide_cuts, undecided
 from qgraph.exactness import Exactness
 from qgraph.matching.match import Matching
 
@@ -25,24 +25,27 @@ _WITNESSES = 4
 Established = tuple[Matching, list[Shown], Demonstration | None]
 
 
-def establish(matching: Matching, shown: Sequence[Shown], level: Exactness) -> Established:
+def establish(
+    matching: Matching, shown: Sequence[Shown], level: Exactness, known: Decided
+) -> Established:
     """Return what was shown, differences only if they make the models different, and what shows it.
 
     Args:
         matching: of the two models.
         shown: its claims, and what became of them.
         level: what was asked for: bits or values.
+        known: see :func:`~qgraph.certification.regions.decide_cuts`.
     """
     differing = [s for s in shown if differs(s, level)]
     if not differing:
         return matching, list(shown), None
-    found = forced(matching, shown, level)
+    found = forced(matching, shown, level, known)
     if found is None and matching.is_hinted:
         # names may have divided the models into regions that are too small to be seen through
         sides = matching.reference.plain, matching.candidate.plain
         other = Matching(*sides, by_name=False)
-        without = discharge(other, level)
-        found = forced(other, without, level)
+        without = discharge(other, level, known)
+        found = forced(other, without, level, known)
         if found is not None:
             matching, shown = other, without
     if found is not None:
@@ -57,20 +60,22 @@ def establish(matching: Matching, shown: Sequence[Shown], level: Exactness) -> E
         matching.paired("input", *free),
         matching.outputs,
     )
-    example = runs.first(_demonstrations(matching, differing))
+    example = runs.first(_demonstrations(matching, differing, known))
     if example is not None:
         return matching, list(shown), example
     return matching, [_left_open(s) if differs(s, level) else s for s in shown], None
 
 
-def _demonstrations(matching: Matching, differing: Sequence[Shown]) -> Iterator[Demonstration]:
+def _demonstrations(
+    matching: Matching, differing: Sequence[Shown], known: Decided
+) -> Iterator[Demonstration]:
     """Yield inputs full of a number on which a region differs that begins with them, then others."""
     aimed = [s for s in differing if s.region is not None]
     for s in aimed[:_WITNESSES]:
         for entry in s.claim.entries:
             if entry[0].is_graph_input():
                 exit_ = s.claim.reference, s.claim.candidate
-                (outcome,) = decide_cuts(matching, [cut(matching, exit_, entry)])
+                (outcome,) = decide_cuts(matching, [cut(matching, exit_, entry)], known)
                 if outcome.witness is not None:
                     yield Demonstration(0, str(entry[0].name), outcome.witness.input)
     yield from map(Demonstration, range(_BATCHES))

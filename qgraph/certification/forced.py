@@ -34,7 +34,7 @@ _MOST = 32
 
 
 def forced(
-    matching: Matching, shown: Sequence[Shown], level: Exactness
+    matching: Matching, shown: Sequence[Shown], level: Exactness, known: Decided
 ) -> tuple[Shown, Shown] | None:
     """Return a region that differs and makes the models different; None if there is none.
 
@@ -44,6 +44,7 @@ def forced(
         matching: of the two models.
         shown: all its claims, and what became of them.
         level: what was asked for: bits or values.
+        known: see :func:`~qgraph.certification.regions.decide_cuts`.
     """
     differing = [s for s in shown if differs(s, level)]
     if not differing:
@@ -52,7 +53,6 @@ def forced(
     closure = Closure(matching, proved)
     moved = [s for s in differing if _only_moves_thresholds(s)]
     attained = Attained(matching.reference.known, matching.reference.plain.imports)
-    known: Decided = {}
     for s in differing[:_MOST]:
         others = [_exit(other) for other in moved if other is not s]
         without = Context(matching, closure, proved, others)
