@@ -20,6 +20,7 @@ WHOLE_SUMS = (
     "sums of products of codes that stay below 2**24 are computed without rounding, in whatever "
     "order they are added"
 )
+BIAS_LAST = "the bias is added last, with one rounding"
 AS_WRITTEN = (
     "every operator computes as written: one IEEE 754 operation at a time in the type of its "
     "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise"
@@ -126,6 +127,7 @@ class Region:
         witness: an input that shows why the rung is no higher. Of a constant the input is the
             number of the element.
         witness_channel: the channel of the witness.
+        conditions: what is taken for granted about this region, besides what is about all.
         reason: why it is undecided, or a remark.
         boxes: the evidence; empty unless asked for.
         cases: that of a region with two inputs, by entry; likewise.
@@ -149,6 +151,7 @@ class Region:
     infinity_differs: bool = False
     witness: Witness | None = None
     witness_channel: int | None = None
+    conditions: tuple[str, ...] = ()
     reason: str | None = None
     boxes: tuple[Boxes, ...] = ()
     cases: tuple[Cases, ...] = ()
@@ -190,6 +193,7 @@ class Region:
                 "candidate": witness.candidate,
                 "channel": self.witness_channel,
             },
+            "conditions": list(self.conditions),
             "reason": self.reason,
             "boxes": [boxes.to_json() for boxes in self.boxes],
             "cases": [cases.to_json() for cases in self.cases],

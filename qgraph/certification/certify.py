@@ -10,6 +10,7 @@ import onnx_ir as ir
 from qgraph.certification.certificate import (
     AFTER_DIFFERENCE,
     AS_WRITTEN,
+    BIAS_LAST,
     EQUAL_OPERATORS,
     NO_NAN,
     NOT_FED,
@@ -26,7 +27,7 @@ from qgraph.certification.counterexample import search
 from qgraph.certification.discharge import Shown, discharge, names, try_all_inputs
 from qgraph.certification.establish import Established, establish
 from qgraph.certification.evidence import boxes
-from qgraph.certification.forced import differs
+from qgraph.certification.forced import adds_bias, differs
 from qgraph.certification.joint import between
 from qgraph.certification.regions import Decided, Outcome
 from qgraph.certification.zero_signs import Step, sightings
@@ -206,6 +207,7 @@ def _region(s: Shown, matching: Matching, level: Exactness, divided: _Divided | 
         infinity_differs=finding is not None and finding.infinity_differs,
         witness=outcome.witness,
         witness_channel=outcome.channel,
+        conditions=(BIAS_LAST,) if adds_bias(matching, s) else (),
         reason="; ".join(filter(None, remarks)) or None,
         boxes=() if divided is None else divided.boxes(outcome),
         cases=() if divided is None else outcome.cases,
@@ -288,6 +290,8 @@ def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[s
         conditions.append(NO_NAN.format(nan))
     if any(side.has_common_sums for side in sides):
         conditions.append(WHOLE_SUMS)
+    if any(side.bias_sums for side in sides):
+        conditions.append(BIAS_LAST)
     signs = sum(bool(region.zero_sign_inputs) for region in regions)
     if signs:
         conditions.append(ZERO_SIGNS.format(signs))

@@ -58,7 +58,7 @@ def forced(
         without = Context(matching, closure, proved, others)
         including = Context(matching, closure, proved, [*others, _exit(s)])
         decided = [p for p in matching.outputs if not without.holds(p) and including.holds(p)]
-        if not decided or _adds_bias(matching, s) or not _shows(matching, s, decided, level):
+        if not decided or adds_bias(matching, s) or not _shows(matching, s, decided, level):
             continue
         for version in _versions(matching, s, known):
             entries = _entries(version)
@@ -94,7 +94,7 @@ def _only_moves_thresholds(s: Shown) -> bool:
     return s.outcome.rung is Exactness.NEAR and s.outcome.is_counted
 
 
-def _adds_bias(matching: Matching, s: Shown) -> bool:
+def adds_bias(matching: Matching, s: Shown) -> bool:
     """Return whether a region adds the bias of a sum, which ONNX lets be rounded otherwise."""
     if s.region is None:
         return False

@@ -13,6 +13,7 @@ from qgraph.execution.static_parameters import freeze_static_parameters
 from qgraph.graph.constants import overridable
 from qgraph.graph.derived import derived
 from qgraph.graph.scopes import owners
+from qgraph.matching.biases import split_biases
 from qgraph.matching.integer_products import with_common_sums
 from qgraph.matching.products import has_packed_products, spell_out_products
 from qgraph.model import Model
@@ -58,7 +59,7 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
 
     Both get the higher one of the two opsets, as far as their nodes can be raised to it. If one
     has products with packed weights, all products are written in one way; so are sums of products
-    of codes, if the models have other operators for them. The types and shapes that
+    of codes, and biases, if the models have other operators for them. The types and shapes that
     a model states for its inputs are taken from it, as its interface, all others follow from them;
     parameters of quantizers that static dimensions determine are constants.
 
@@ -80,6 +81,7 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
     copies = [derived(copy) for copy in copies]
     packed = any(map(has_packed_products, copies))
     summed = with_common_sums(copies)
+    biased = split_biases(summed or copies)
     highest = max(copy.opset_imports.get("", 0) for copy in copies)
     made = []
     for copy, frozen, kind in zip(summed or copies, counts, stated, strict=True):
@@ -90,10 +92,10 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
         except UnsupportedError as error:
             logger.info("left at its opset: %s", error)
             raised = False
-        model = derived(copy) if packed or summed or raised else copy
+        model = derived(copy) if packed or summed or biased or raised else copy
         # What is stated may be wrong; a type that is stated or inferred occurs, for all we know.
         float_type = kind if only_float_type(model) is kind else None
-        made.append(Plain(model, frozen, float_type, summed is not None))
+        made.append(Plain(model, frozen, float_type, summed is not None, biased))
     return made[0], made[1]
 
 

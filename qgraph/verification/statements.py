@@ -84,6 +84,7 @@ class Statement:
     nan_differs: bool
     infinity_differs: bool
     witness: Shown | None
+    conditions: tuple[str, ...]
     reason: str
     tiles: tuple[Tiles, ...]
     cases: tuple[Cases, ...]
@@ -155,6 +156,7 @@ def _statement(region: Mapping[str, object]) -> Statement:
         _is(bool, region["nan_differs"]),
         _is(bool, region["infinity_differs"]),
         None if witness is None else _shown(_mapping(witness)),
+        _texts(region["conditions"]),
         "" if reason is None else _text(reason),
         tuple(_tiles(_mapping(boxes)) for boxes in _list(region["boxes"])),
         tuple(_cases(_mapping(cases)) for cases in _list(region["cases"])),

@@ -25,7 +25,7 @@ from qgraph.proof.environment import check_float_environment
 from qgraph.report import SCHEMA
 from qgraph.storage import files as storage
 from qgraph.verification.cases import check_all_values, check_pairs
-from qgraph.verification.conclusions import check_conditions, check_verdict, interface
+from qgraph.verification.conclusions import check_bias, check_conditions, check_verdict, interface
 from qgraph.verification.constants import check_constants
 from qgraph.verification.outcome import Claim, Outcome, check_outcome, check_rung
 from qgraph.verification.outputs import Outputs
@@ -183,6 +183,7 @@ def _outcome(
         for place, (side, end) in enumerate(zip(sides, exit_, strict=True))
     ]
     check_nodes(statement, parts)
+    check_bias(statement, sides, parts)
     if len(entries) > 1:
         return check_pairs(statement, sides, entries, exit_, parts)
     (entry,) = entries
