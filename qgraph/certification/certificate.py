@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qgraph.certification.demonstration import Demonstration
 from qgraph.errors import EquivalenceError, UndecidedError
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.report import SCHEMA
+
+if TYPE_CHECKING:
+    from qgraph.equivalence.demonstration import Demonstration
 
 SUMMED_ALIKE = (
     "MatMulNBits and Gemm sum their products in the order of MatMul, which ONNX leaves open, and "

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from qgraph.certification.demonstration import Demonstration, Runs
 from qgraph.certification.discharge import Shown, discharge
 from qgraph.certification.forced import differs, forced
 from qgraph.certification.regions import Decided, cut, decide_cuts, undecided
+from qgraph.equivalence.demonstration import Demonstration, Runs
 from qgraph.exactness import Exactness
 from qgraph.matching.match import Matching
 

@@ -161,7 +161,7 @@ def _stretches(s: Shown) -> Iterator[tuple[int, int, float, float]]:
     channels = 0 if finding is None else finding.channels
     if witness is not None:
         yield s.outcome.channel or 0, channels, witness.input, witness.input
-    if finding is not None:
+    if finding is not None and not finding.enumerated:
         runs = finding.runs
         bounds = (from_keys(keys).astype(np.float64).tolist() for keys in (runs.lo, runs.hi))
         for channel, first, last in zip(runs.channel.tolist(), *bounds, strict=True):

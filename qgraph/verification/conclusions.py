@@ -75,6 +75,16 @@ def check_conditions(document: Document, sides: tuple[Side, Side], models: Seque
             raise fails(f"it leaves out the condition {condition!r}")
 
 
+def adds_bias(sides: tuple[Side, Side], parts: Sequence[Sequence[ir.Node]]) -> bool:
+    """Return whether nodes of a region add the bias of a sum."""
+    return any(
+        value.name in side.plain.bias_sums
+        for side, nodes in zip(sides, parts, strict=True)
+        for node in nodes
+        for value in node.outputs
+    )
+
+
 def check_bias(
     statement: Statement, sides: tuple[Side, Side], parts: Sequence[Sequence[ir.Node]]
 ) -> None:
@@ -83,13 +93,7 @@ def check_bias(
     Raises:
         EquivalenceError: it does not.
     """
-    adds = any(
-        value.name in side.plain.bias_sums
-        for side, nodes in zip(sides, parts, strict=True)
-        for node in nodes
-        for value in node.outputs
-    )
-    if adds and BIAS_LAST not in statement.conditions:
+    if adds_bias(sides, parts) and BIAS_LAST not in statement.conditions:
         raise statement.fails(f"it leaves out the condition {BIAS_LAST!r}")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.certification.certificate import ProofVerdict
+from qgraph.equivalence.demonstration import Demonstration
 from qgraph.errors import EquivalenceError, ModelError
 from qgraph.exactness import Exactness, Method
 
@@ -103,6 +104,7 @@ class Document:
     keep_inputs: bool
     conditions: tuple[str, ...]
     notes: tuple[str, ...]
+    shown_by: Demonstration | None
     statements: tuple[Statement, ...]
 
 
@@ -124,6 +126,7 @@ def read(document: Mapping[str, object]) -> Document:
             _is(bool, document["keep_inputs"]),
             _texts(document["conditions"]),
             _texts(document["notes"]),
+            _demonstration(document["shown_by"]),
             tuple(_statement(_mapping(region)) for region in _list(document["regions"])),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -170,6 +173,20 @@ def _shown(witness: Mapping[str, object]) -> Shown:
         _number(witness["reference"]),
         _number(witness["candidate"]),
         0 if channel is None else _is(int, channel),
+    )
+
+
+def _demonstration(shown_by: object) -> Demonstration | None:
+    if shown_by is None:
+        return None
+    stated = _mapping(shown_by)
+    name, value = stated["input"], stated["value"]
+    if (name is None) is not (value is None):
+        raise ValueError("an input of shown_by without its value")
+    return Demonstration(
+        _is(int, stated["batch"]),
+        None if name is None else _text(name),
+        None if value is None else _number(value),
     )
 
 

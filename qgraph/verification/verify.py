@@ -27,6 +27,7 @@ from qgraph.storage import files as storage
 from qgraph.verification.cases import check_all_values, check_pairs
 from qgraph.verification.conclusions import check_bias, check_conditions, check_verdict, interface
 from qgraph.verification.constants import check_constants
+from qgraph.verification.differences import check_difference
 from qgraph.verification.outcome import Claim, Outcome, check_outcome, check_rung
 from qgraph.verification.outputs import Outputs
 from qgraph.verification.regions import check_boxes
@@ -91,6 +92,7 @@ def verify(document: Mapping[str, object], reference: Source, candidate: Source)
     is_proof = stated.verdict is ProofVerdict.PROVED
     following = Outputs(sides, claims, inputs, is_proof=is_proof)
     following.check([*inputs, *outputs])
+    check_difference(stated, sides, claims, inputs, outputs)
     for number, statement in enumerate(stated.statements):
         if statement.verdict is ProofVerdict.DIFFERENT and number not in following.used:
             raise statement.fails("it differs, but no output rests on it")

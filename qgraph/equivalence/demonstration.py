@@ -22,12 +22,12 @@ from qgraph.execution.control import captured
 from qgraph.execution.executor import Executor
 from qgraph.graph.scopes import subgraphs
 from qgraph.matching.known_values import is_exact
-from qgraph.matching.match import Pair
 from qgraph.matching.plain import Plain
 from qgraph.matching.randomness import is_random
 from qgraph.model import Model
 
 Array = npt.NDArray[Any]
+Pair = tuple[ir.Value, ir.Value]
 
 _SAMPLES = 16
 """Samples at a time, where a model leaves their number open."""
