@@ -116,7 +116,8 @@ def _shows(
         matching.reference.known,
         {a for a, _ in outputs},
         everywhere=s.outcome.finding is not None and s.outcome.finding.channels == 1,
-        through_sums=_differs_in_value(s, level),
+        # sums do not show the sign of a zero, but NaN
+        through_sums=_differs_in_value(s, level) or s.outcome.nan_differs,
     )
 
 

@@ -95,7 +95,7 @@ class _Forced:
                 self._sides[0].known,
                 {a for a, _ in apart},
                 everywhere=_is_of_floats(claim) and claim.statement.channels == 1,
-                through_sums=_differs_in_value(claim.statement),
+                through_sums=_differs_in_value(claim.statement) or claim.statement.nan_differs,
             )
         )
 
