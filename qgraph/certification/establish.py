@@ -69,7 +69,7 @@ def establish(
 def _demonstrations(
     matching: Matching, differing: Sequence[Shown], known: Decided
 ) -> Iterator[Demonstration]:
-    """Yield inputs full of a number on which a region differs that begins with them, then others."""
+    """Yield inputs full of a number on which a region differs, then random ones."""
     aimed = [s for s in differing if s.region is not None]
     for s in aimed[:_WITNESSES]:
         for entry in s.claim.entries:

@@ -108,9 +108,7 @@ def adds_bias(matching: Matching, s: Shown) -> bool:
     )
 
 
-def _shows(
-    matching: Matching, s: Shown, outputs: Sequence[Pair], level: Exactness
-) -> bool:
+def _shows(matching: Matching, s: Shown, outputs: Sequence[Pair], level: Exactness) -> bool:
     return visible(
         s.claim.reference,
         matching.reference.known,
@@ -151,9 +149,7 @@ def _occurs(s: Shown, attained: Attained, level: Exactness) -> bool:
     if not _differs_in_value(s, level):
         return attained.is_fed(source)
     limits = attained.source(source)
-    return limits is not None and any(
-        limits.admit(*stretch) for stretch in _stretches(s)
-    )
+    return limits is not None and any(limits.admit(*stretch) for stretch in _stretches(s))
 
 
 def _stretches(s: Shown) -> Iterator[tuple[int, int, float, float]]:

@@ -135,7 +135,7 @@ class Runs:
 
 
 def _reliance(value: ir.Value) -> str:
-    """Return whether a value is exact, rounded, or undetermined, by all nodes that it is made of."""
+    """Return whether a value is exact, rounded or undetermined, by the nodes that make it."""
     pending, seen = [value], {value}
     found = "exact"
     while pending:

@@ -8,7 +8,7 @@ results of sums, such as those of a Conv, count as able to take every value betw
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,12 @@ MOVES = frozenset(
 )
 """Operators whose results are elements of their first operand, and can be equal to all of them."""
 
+KEEP_ALL = frozenset(
+    {"DepthToSpace", "Flatten", "Identity", "Reshape", "SpaceToDepth", "Squeeze", "Transpose"}
+    | {"Unsqueeze"}
+)
+"""Those that leave no element out."""
+
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _AVERAGES = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
 
@@ -47,10 +53,12 @@ class Limits:
 
     Attributes:
         lo, hi: ``[channels]``, or ``[1]`` if all channels are alike.
+        in_order: whether channels are where the sum had them, and were not moved.
     """
 
     lo: Limits64
     hi: Limits64
+    in_order: bool = True
 
     def admit(self, channel: int, channels: int, first: float, last: float) -> bool:
         """Return whether a channel can have a value between two numbers.
@@ -59,12 +67,14 @@ class Limits:
             channel: the channel.
             channels: how many there are. If they are not those of the limits, all channels of the
                 limits have to admit the number, or one of them if there is one channel.
-            first, last: the numbers.
+            first: the smaller number.
+            last: the larger one.
         """
         fits = (self.lo <= last) & (first <= self.hi)
         if channels == 1:
             return bool(fits.any())
-        return bool(fits[channel] if len(fits) == channels else fits.all())
+        own = self.in_order and len(fits) == channels
+        return bool(fits[channel] if own else fits.all())
 
 
 class Attained:
@@ -85,6 +95,7 @@ class Attained:
 
         That is so for inputs of the model and for sums, and for what moves their elements.
         """
+        start = value
         while (node := value.producer()) is not None and is_move(node):
             if node.inputs[0] is None or self._known.has(node.inputs[0]):
                 return None
@@ -95,7 +106,8 @@ class Attained:
             operand is None or self._known.has(operand) for operand in node.inputs
         )
         is_sum = node.op_type in _WEIGHTED or node.op_type == "BatchNormalization" or joins
-        return self.limits(value) if node.domain == "" and is_sum else None
+        limits = self.limits(value) if node.domain == "" and is_sum else None
+        return None if limits is None else replace(limits, in_order=value is start)
 
     def is_fed(self, value: ir.Value) -> bool:
         """Return whether a value has the elements of an input of the model."""
@@ -249,7 +261,7 @@ def _whole_type(value: ir.Value) -> Limits | None:
 def _between(met: Limits) -> npt.NDArray[np.float32]:
     lo, hi = met.lo.min(), met.hi.max()
     ends = np.array([lo, hi], np.float32)
-    return np.unique(np.concatenate([ends, _SAMPLES[(lo <= _SAMPLES) & (_SAMPLES <= hi)]]))
+    return np.unique(np.concatenate([ends, _SAMPLES[(lo <= _SAMPLES) & (hi >= _SAMPLES)]]))
 
 
 def _alike(met: Limits) -> Limits:
@@ -279,14 +291,14 @@ def _product(one: Limits, other: Limits) -> Limits | None:
 
 
 def _by_result(node: ir.Node, weight: Limits64) -> Limits64:
-    """Return weights ``[results, products]``, those that make one channel of the result in a row."""
+    """Return weights ``[results, products]``: those of one channel of the result in a row."""
     if node.op_type == "Conv":
         return weight.reshape(len(weight), -1)
     if node.op_type == "ConvTranspose":
         group = node.attributes.get_int("group", 1)
         parts = np.split(weight, group, axis=0)
         return np.concatenate([np.moveaxis(p, 1, 0).reshape(p.shape[1], -1) for p in parts])
-    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0):
+    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0:
         return weight.reshape(len(weight), -1)
     moved = weight if weight.ndim < 2 else np.moveaxis(weight, -1, 0)
     return moved.reshape(moved.shape[0] if weight.ndim > 1 else 1, -1)

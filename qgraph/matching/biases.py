@@ -1,9 +1,9 @@
 """Sums of products with a bias, written in one way: the operator without bias, then Add.
 
-A Conv or ConvTranspose with a bias is replaced where the other model adds one by an operator of its
-own. ONNX does not say when a bias is added, and with how many roundings; that it is added last, with
-one rounding, is a condition of whatever is concluded from this form. Only float32 is written like
-this: in narrower types the finished sum is hardly ever rounded before the bias is added.
+A Conv or ConvTranspose with a bias is replaced where the other model has an Add for it. ONNX does
+not say when a bias is added, and with how many roundings. So all conclusions from this form have a
+condition: the bias is added last, with one rounding. Only float32 is written like this. In narrower
+types hardly any runtime rounds the finished sum before it adds the bias.
 """
 
 from __future__ import annotations

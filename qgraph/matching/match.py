@@ -37,6 +37,7 @@ from qgraph.matching.interface import conflict
 from qgraph.matching.known_values import KnownValues
 from qgraph.matching.plain import Plain
 from qgraph.matching.randomness import is_random
+from qgraph.matching.sum_rewrites import rewritten_sum
 from qgraph.matching.zero_sight import sees
 from qgraph.numerics.values import Comparison, fingerprint
 
@@ -224,9 +225,7 @@ class Matching:
             reason = f"the defaults of input {reference.name!r} differ"
             self.claims.append(Claim(Kind.OPEN, reference, candidate, reason=reason))
 
-    def paired(
-        self, kind: str, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]
-    ) -> list[Pair]:
+    def paired(self, kind: str, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> list[Pair]:
         """Return pairs of inputs, or of outputs, by name or else by position.
 
         Raises:
@@ -422,7 +421,7 @@ class Matching:
             sides = (first, self.reference), (second, self.candidate)
             labels = [label(node, side.plain.imports) for node, side in sides]
             if labels[0][:2] != labels[1][:2]:
-                return (
+                return rewritten_sum(first, second) or (
                     f"{_told(a)} and {_told(b)} are different operators, for which there is no rule"
                 )
             return f"{_told(a)} and {_told(b)} differ in {_difference(*labels)}"
@@ -442,11 +441,7 @@ class Matching:
 
     def _may_swap(self, first: ir.Node, second: ir.Node) -> bool:
         found = self._common_form(first, second)
-        return (
-            found is not None
-            and len(found[0].operands) == 2
-            and is_commutative(found[0].label)
-        )
+        return found is not None and len(found[0].operands) == 2 and is_commutative(found[0].label)
 
     def _operands_in_common(
         self, first: ir.Node, second: ir.Node

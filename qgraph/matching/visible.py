@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from qgraph.matching.attained import is_move
+from qgraph.matching.attained import KEEP_ALL, is_move
 from qgraph.matching.elementwise import is_elementwise
 from qgraph.matching.known_values import KnownValues
 from qgraph.ops.operator import operator_of
@@ -62,11 +62,13 @@ def visible(
         for node, place in step.uses():
             if known.has(node.outputs[0]) and not known.has(value):
                 continue
-            if through_sums and _is_sum(node, known) and _reads(node, place, known, everywhere=everywhere):
+            adds = through_sums and _is_sum(node, known)
+            if adds and _reads(node, place, known, everywhere=everywhere):
                 if _reaches(node.outputs, outputs):
                     return True
                 continue
-            moves = (is_move(node) and place == 0) or (node.domain, node.op_type) == ("", "Concat")
+            moves = place == 0 and is_move(node) and (everywhere or node.op_type in KEEP_ALL)
+            moves |= (node.domain, node.op_type) == ("", "Concat")
             fresh = [made for made in node.outputs if made not in seen] if moves else []
             seen.update(fresh)
             pending += fresh

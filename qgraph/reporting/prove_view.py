@@ -83,9 +83,8 @@ def _sentence(document: Mapping[str, Any], number: Mapping[str, int]) -> str:
             how = "bit for bit" if document["exactness"] == "bits" else "in value"
             over = f"{regions} compared" if document["regions"] else "they have one form"
             only_if = f", if {BIAS_LAST}" if BIAS_LAST in document.get("conditions", ()) else ""
-            return (
-                f"Both models compute outputs that are equal {how}, for every input{only_if}: {over}."
-            )
+            equal = f"Both models compute outputs that are equal {how}, for every input"
+            return f"{equal}{only_if}: {over}."
         case "different":
             return (
                 f"The models differ in {number['different']} of {regions}; an input that shows it "

@@ -1,9 +1,9 @@
 """Whether a certificate that calls two models different shows that they are.
 
-That a region differs is not enough: another difference may undo it. Either the certificate names an
-input on which the outputs differ, which is run; or one region has entries that are equal by what was
-proved, the models are one function of the two values that it compares, the inputs on which it
-differs can occur, and the difference shows in an output.
+That a region differs is not enough: another difference may undo it. Either the certificate names
+an input, and the outputs differ when both models are run on it. Or one region has entries that are
+equal by what was proved, the models are one function of the two values that it compares, the inputs
+on which it differs can occur, and the difference shows in an output.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def check_difference(
         document: what is stated.
         sides: the models.
         claims: what regions say, each checked by itself.
-        inputs, outputs: pairs of inputs and of outputs.
+        inputs: pairs of inputs.
+        outputs: pairs of outputs.
 
     Raises:
         EquivalenceError: nothing shows that they do.
