@@ -82,11 +82,14 @@ def save_witness(talk: Talk, found: Certificate, path: Path, outputs: Outputs) -
 
 
 def _headline(found: Certificate) -> str:
+    from qgraph.certification.certificate import BIAS_LAST
+
     regions = count(len(found.regions), "region")
     if found.verdict == "proved":
         equality = "bit for bit" if found.exactness is Exactness.BITS else "in value"
         how = f"{regions} compared" if found.regions else "they have one form"
-        return f"PROVED equal {equality} for every input: {how}"
+        only_if = f" if {BIAS_LAST}" if BIAS_LAST in found.conditions else ""
+        return f"PROVED equal {equality} for every input{only_if}: {how}"
     number = sum(region.verdict == found.verdict for region in found.regions)
     if found.verdict == "different":
         return f"DIFFERENT in {number} of {regions}"

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from qgraph.certification.certificate import (
     AFTER_DIFFERENCE,
     AS_WRITTEN,
+    BIAS_LAST,
     EQUAL_OPERATORS,
     NO_NAN,
     NOT_FED,
@@ -22,7 +23,9 @@ from qgraph.certification.certificate import (
 )
 from qgraph.certification.counterexample import search
 from qgraph.certification.discharge import Shown, discharge, names, try_all_inputs
+from qgraph.certification.establish import Established, establish
 from qgraph.certification.evidence import boxes
+from qgraph.certification.forced import adds_bias, differs
 from qgraph.certification.joint import between
 from qgraph.certification.regions import Decided, Outcome
 from qgraph.certification.zero_signs import Step, sightings
@@ -60,7 +63,9 @@ def prove(
 
     The graphs are matched from their inputs. Where they differ in form, the smallest regions that
     compute a value from an equal one are compared over all inputs, by their operators' definitions.
-    After a difference the values are taken for equal, so that all differing places are found.
+    After a difference the values are assumed equal, so that all differing places are found. Regions
+    that differ make the models different if their pairing is forced, or if an input of the models
+    shows a difference in the outputs; else they are undecided.
 
     Args:
         reference: a path or a model.
@@ -90,7 +95,7 @@ def prove(
     # Before anything below reads the models, so that nobody can have changed them.
     first, second = ((m.identity() if hashes else Identity(None, None)) for m in models)
     sides = plain(*models, keep_inputs=keep_inputs)
-    matching, shown = _show(sides, level)
+    matching, shown, shown_by = _show(sides, level)
     divided = _Divided() if evidence else None
     regions = [_region(s, matching, level, divided) for s in shown if not _is_trivial(s)]
     seen = (
@@ -117,6 +122,7 @@ def prove(
         search(matching, shown, runs=runs) if is_sought else {},
         kept_inputs=keep_inputs,
         facts=tuple(facts),
+        shown_by=shown_by,
     )
 
 
@@ -133,7 +139,7 @@ def _names_of_values(regions: Sequence[Region]) -> tuple[set[str], set[str]]:
     return names
 
 
-def _show(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Matching, list[Shown]]:
+def _show(sides: tuple[Plain, Plain], level: Exactness) -> Established:
     """Match two models and show what follows; names may mislead, and are left out then."""
     matching = Matching(*sides)
     known: Decided = {}
@@ -144,7 +150,16 @@ def _show(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Matching, list[
         without = discharge(other, level, known)
         if sum(not s.reaches(level) for s in without) < failed:
             matching, shown = other, without
-    return matching, try_all_inputs(shown)
+    matching, shown, example = establish(matching, shown, level, known)
+    if not any(differs(s, level) for s in shown):
+        if any(s.outcome.rung is None and not _is_given_up(s) for s in shown):
+            return matching, shown, None  # whatever the others give, the models are undecided
+        return establish(matching, try_all_inputs(shown), level, known)
+    return matching, try_all_inputs(shown), example
+
+
+def _is_given_up(s: Shown) -> bool:
+    return s.outcome.finding is not None and s.outcome.finding.given_up
 
 
 def _sightings(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node, str]]:
@@ -215,6 +230,7 @@ def _region(s: Shown, matching: Matching, level: Exactness, divided: _Divided | 
         infinity_differs=finding is not None and finding.infinity_differs,
         witness=outcome.witness,
         witness_channel=outcome.channel,
+        conditions=(BIAS_LAST,) if adds_bias(matching, s) else (),
         reason="; ".join(filter(None, remarks)) or None,
         boxes=() if divided is None else divided.boxes(outcome),
         cases=() if divided is None else outcome.cases,
@@ -297,6 +313,8 @@ def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[s
         conditions.append(NO_NAN.format(nan))
     if any(side.has_common_sums for side in sides):
         conditions.append(WHOLE_SUMS)
+    if any(side.bias_sums for side in sides):
+        conditions.append(BIAS_LAST)
     signs = sum(bool(region.zero_sign_inputs) for region in regions)
     if signs:
         conditions.append(ZERO_SIGNS.format(signs))

@@ -103,7 +103,7 @@ class KnownValues:
             for value in node.outputs:
                 stored = self._is_constant(value)
                 self._is_known[value] = stored or computed
-                if computed and not stored and not _is_exact(node):
+                if computed and not stored and not is_exact(node):
                     self._is_known[value] = self.array(value) is not None
 
     def has(self, value: ir.Value) -> bool:
@@ -162,7 +162,7 @@ class KnownValues:
         array = results.get(value)
         if not isinstance(array, np.ndarray):
             return None
-        if array.dtype.kind in "iubOSU" or _is_exact(node):
+        if array.dtype.kind in "iubOSU" or is_exact(node):
             return array
         if node.domain != "":
             return None
@@ -180,7 +180,8 @@ class KnownValues:
         return any(subgraphs(attribute) for attribute in node.attributes.values())
 
 
-def _is_exact(node: ir.Node) -> bool:
+def is_exact(node: ir.Node) -> bool:
+    """Return whether IEEE 754 and ONNX determine the results of a node to the last bit."""
     if node.domain == "" and node.op_type in _EXACT:
         return True
     try:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from qgraph.certification.certificate import (
     AFTER_DIFFERENCE,
     AS_WRITTEN,
+    BIAS_LAST,
     EQUAL_OPERATORS,
     NO_NAN,
     NOT_FED,
@@ -22,7 +23,7 @@ from qgraph.exactness import Exactness, Method
 from qgraph.matching.products import has_packed_products
 from qgraph.model import Model
 from qgraph.verification.sides import Pair, Side
-from qgraph.verification.statements import Document, fails
+from qgraph.verification.statements import Document, Statement, fails
 
 
 def check_verdict(document: Document) -> None:
@@ -65,12 +66,35 @@ def check_conditions(document: Document, sides: tuple[Side, Side], models: Seque
         ZERO_SIGNS.format(signs): signs,
         AFTER_DIFFERENCE: document.verdict is ProofVerdict.DIFFERENT,
         EQUAL_OPERATORS: any(s.method is Method.CONGRUENCE for s in statements),
+        BIAS_LAST: any(side.plain.bias_sums for side in sides),
         WHOLE_SUMS: any(side.plain.has_common_sums for side in sides),
         SUMMED_ALIKE: any(has_packed_products(model.ir) for model in models),
     }
     for condition, is_needed in needed.items():
         if is_needed and condition not in document.conditions:
             raise fails(f"it leaves out the condition {condition!r}")
+
+
+def adds_bias(sides: tuple[Side, Side], parts: Sequence[Sequence[ir.Node]]) -> bool:
+    """Return whether nodes of a region add the bias of a sum."""
+    return any(
+        value.name in side.plain.bias_sums
+        for side, nodes in zip(sides, parts, strict=True)
+        for node in nodes
+        for value in node.outputs
+    )
+
+
+def check_bias(
+    statement: Statement, sides: tuple[Side, Side], parts: Sequence[Sequence[ir.Node]]
+) -> None:
+    """See that a region that adds the bias of a sum states the condition under which it may.
+
+    Raises:
+        EquivalenceError: it does not.
+    """
+    if adds_bias(sides, parts) and BIAS_LAST not in statement.conditions:
+        raise statement.fails(f"it leaves out the condition {BIAS_LAST!r}")
 
 
 def interface(document: Document, sides: tuple[Side, Side]) -> tuple[list[Pair], list[Pair]]:

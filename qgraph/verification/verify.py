@@ -25,8 +25,9 @@ from qgraph.proof.environment import check_float_environment
 from qgraph.report import SCHEMA
 from qgraph.storage import files as storage
 from qgraph.verification.cases import check_all_values, check_pairs
-from qgraph.verification.conclusions import check_conditions, check_verdict, interface
+from qgraph.verification.conclusions import check_bias, check_conditions, check_verdict, interface
 from qgraph.verification.constants import check_constants
+from qgraph.verification.differences import check_difference
 from qgraph.verification.facts import check_facts
 from qgraph.verification.outcome import Claim, Outcome, check_outcome, check_rung
 from qgraph.verification.outputs import Outputs
@@ -103,6 +104,7 @@ def verify(document: Mapping[str, object], reference: Source, candidate: Source)
     for number, statement in enumerate(stated.statements):
         if statement.verdict is ProofVerdict.DIFFERENT and number not in following.used:
             raise statement.fails("it differs, but no output rests on it")
+    check_difference(stated, sides, claims, inputs, outputs)
     check_float_environment()
     return str(stated.verdict)
 
@@ -192,6 +194,7 @@ def _outcome(
         for place, (side, end) in enumerate(zip(sides, exit_, strict=True))
     ]
     check_nodes(statement, parts)
+    check_bias(statement, sides, parts)
     if len(entries) > 1:
         return check_pairs(statement, sides, entries, exit_, parts)
     (entry,) = entries

@@ -37,6 +37,7 @@ def region(nodes: tuple[list[str], list[str]], values: tuple[str, str], **change
         "exactness": "bits",
         "method": "congruence",
         "counted": True,
+        "conditions": [],
         "differing_inputs": 0,
         "zero_sign_inputs": 0,
         "channels": 1,
@@ -58,6 +59,7 @@ def document(*regions: dict, **changes: Any) -> dict:
         "keep_inputs": False,
         "conditions": [AS_WRITTEN, EQUAL_OPERATORS],
         "notes": [],
+        "shown_by": None,
         "regions": list(regions),
     } | changes
 

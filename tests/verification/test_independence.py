@@ -12,6 +12,8 @@ from tests.test_layers import CHOICES, FORBIDDEN, imported, modules
 SEARCH = (
     "qgraph.certification",
     "qgraph.proof",
+    "qgraph.matching.closure",
+    "qgraph.matching.context",
     "qgraph.matching.match",
     "qgraph.matching.congruence",
     "qgraph.matching.correspondence",
@@ -29,6 +31,7 @@ SHARED = {
 WORDS = {
     "AFTER_DIFFERENCE",
     "AS_WRITTEN",
+    "BIAS_LAST",
     "EQUAL_OPERATORS",
     "NO_NAN",
     "NOT_FED",
