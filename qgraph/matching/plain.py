@@ -68,9 +68,9 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
 
     Both get the higher one of the two opsets, as far as their nodes can be raised to it. If one
     has products with packed weights, all products are written in one way; so are sums of products
-    of codes, and biases, if the models have other operators for them. The types and shapes of the inputs are
-    those that both models take, all others are inferred from them; what the models state of inner
-    values is not used. Values that sizes determine are constants.
+    of codes, and biases, if the models have other operators for them. The types and shapes of the
+    inputs are those that both models take, all others are inferred from them; what the models state
+    of inner values is not used. Values that sizes determine are constants.
 
     Args:
         reference: one model.
