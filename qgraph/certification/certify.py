@@ -32,6 +32,7 @@ from qgraph.collecting import seldom
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Method
 from qgraph.matching.match import Kind, Matching, Pair
+from qgraph.matching.normal.normalise import NormalForm, normalise
 from qgraph.matching.plain import Plain, plain
 from qgraph.matching.products import has_packed_products
 from qgraph.model import Model, load
@@ -83,7 +84,7 @@ def prove(
         )
     models = load(reference), load(candidate)
     sides = plain(*models, keep_inputs=keep_inputs)
-    matching, shown = _show(sides, exact)
+    matching, shown, form = _show(sides, exact)
     divided = _Divided() if evidence else None
     regions = [_region(s, matching, exact, divided) for s in shown if not _is_trivial(s)]
     seen = (
@@ -95,33 +96,62 @@ def prove(
     is_sought = runs > 0 and verdict is ProofVerdict.DIFFERENT
     return Certificate(
         verdict,
-        _exactness(regions),
+        _exactness(regions, form),
         _source(models[0]),
         _source(models[1]),
         tuple(regions),
         (
             *_conditions(regions, sides),
+            *(() if form is None else form.conditions),
             *_of_constants(matching),
             *([SUMMED_ALIKE] if any(has_packed_products(model.ir) for model in models) else ()),
         ),
-        tuple(matching.notes),
+        (*matching.notes, *(() if form is None else (form.note,))),
         search(matching, shown, runs=runs) if is_sought else {},
         kept_inputs=keep_inputs,
     )
 
 
-def _show(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Matching, list[Shown]]:
+def _show(
+    sides: tuple[Plain, Plain], level: Exactness
+) -> tuple[Matching, list[Shown], NormalForm | None]:
+    """Match two models and show what follows, as they are, and in normal form if claims fail.
+
+    The normal form is kept if fewer claims fail in it.
+    """
+    matching, shown = _attempt(sides, level)
+    failed = _failed(shown, level)
+    if not failed:
+        return matching, shown, None
+    form = normalise(sides, level)
+    if form is not None:
+        other, without = _attempt(form.sides, level)
+        if _failed(without, level) < failed:
+            without = try_all_inputs(without)
+            if not _failed(without, level):
+                return other, without, form
+            shown = try_all_inputs(shown)
+            return (other, without, form) if _failed(shown, level) else (matching, shown, None)
+    return matching, try_all_inputs(shown), None
+
+
+def _attempt(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Matching, list[Shown]]:
     """Match two models and show what follows; names may mislead, and are left out then."""
     matching = Matching(*sides)
     known: Decided = {}
     shown = discharge(matching, level, known)
-    failed = sum(not s.reaches(level) for s in shown)
+    failed = _failed(shown, level)
     if failed and matching.is_hinted:
         other = Matching(*sides, by_name=False)
         without = discharge(other, level, known)
-        if sum(not s.reaches(level) for s in without) < failed:
+        if _failed(without, level) < failed:
             matching, shown = other, without
-    return matching, try_all_inputs(shown)
+    return matching, shown
+
+
+def _failed(shown: Sequence[Shown], level: Exactness) -> int:
+    """Return how many claims are not shown."""
+    return sum(not s.reaches(level) for s in shown)
 
 
 def _sightings(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node, str]]:
@@ -257,11 +287,11 @@ def _verdict(regions: Sequence[Region]) -> ProofVerdict:
     return ProofVerdict.PROVED
 
 
-def _exactness(regions: Sequence[Region]) -> Exactness | None:
+def _exactness(regions: Sequence[Region], form: NormalForm | None) -> Exactness | None:
     if any(region.exactness is None for region in regions):
         return None
     rungs = [region.exactness for region in regions if region.exactness is not None]
-    return min(rungs, default=Exactness.BITS)
+    return min([*rungs, Exactness.BITS if form is None else form.exactness])
 
 
 def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[str]:

@@ -62,3 +62,8 @@ def sees(node: ir.Node, touched: Sequence[ir.Value]) -> bool:
         return node.op_type in (_SEES_OF_ML if node.domain else _SEES)
     known = operator is not None or is_mat_mul_n_bits(node)
     return not known and OpKey.of(node) not in _KNOWN
+
+
+def forgets(node: ir.Node) -> bool:
+    """Return whether a node has one result for zeros of both signs, whatever its operands are."""
+    return node.domain == "" and node.op_type == "Abs"

@@ -204,6 +204,8 @@ class Outputs:
         """Follow the results of the graphs that two nodes run, on inputs taken for equal."""
         level = Equal.BITS
         for name, attribute in first.attributes.items():
+            if not subgraphs(attribute):
+                continue  # an attribute with a default may be absent in the other node
             graphs = subgraphs(attribute), subgraphs(second.attributes[name])
             for mine, other in zip(*graphs, strict=True):
                 for x, y in zip(mine.inputs, other.inputs, strict=True):
