@@ -31,7 +31,7 @@ from qgraph.certification.zero_signs import Step, sightings
 from qgraph.collecting import seldom
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Method
-from qgraph.matching.match import Kind, Matching, Pair
+from qgraph.matching.match import Claim, Kind, Matching, Pair
 from qgraph.matching.normal.normalise import NormalForm, normalise
 from qgraph.matching.plain import Plain, plain
 from qgraph.matching.products import has_packed_products
@@ -112,27 +112,54 @@ def prove(
     )
 
 
-def _show(
-    sides: tuple[Plain, Plain], level: Exactness
-) -> tuple[Matching, list[Shown], NormalForm | None]:
-    """Match two models and show what follows, as they are, and in normal form if claims fail.
+_Shown = tuple[Matching, list[Shown], NormalForm | None]
 
-    The normal form is kept if fewer claims fail in it.
+
+def _show(sides: tuple[Plain, Plain], level: Exactness) -> _Shown:
+    """Match two models and show what follows, as they are, or in normal form if claims fail.
+
+    Where the matching of the models as they are pairs results of different operators, the normal
+    form is tried first. The attempt in which the fewest claims fail is kept.
     """
-    matching, shown = _attempt(sides, level)
-    failed = _failed(shown, level)
-    if not failed:
-        return matching, shown, None
-    form = normalise(sides, level)
-    if form is not None:
-        other, without = _attempt(form.sides, level)
-        if _failed(without, level) < failed:
-            without = try_all_inputs(without)
-            if not _failed(without, level):
-                return other, without, form
-            shown = try_all_inputs(shown)
-            return (other, without, form) if _failed(shown, level) else (matching, shown, None)
-    return matching, try_all_inputs(shown), None
+    tried: list[_Shown] = []
+    first = Matching(*sides)
+    forms = _normal_forms(sides, level) if any(map(_is_doubtful, first.claims)) else []
+    left = []
+    for form in forms:
+        if len(Matching(*form.sides).claims) >= len(first.claims):
+            left.append(form)
+            continue
+        tried.append((*_attempt(form.sides, level), form))
+        if not _failed(tried[-1][1], level):
+            return tried[-1]
+    tried.insert(0, (*_attempt(sides, level), None))
+    if not _failed(tried[0][1], level):
+        return tried[0]
+    for form in left if forms else _normal_forms(sides, level):
+        tried.append((*_attempt(form.sides, level), form))
+        if not _failed(tried[-1][1], level):
+            return tried[-1]
+    best = min(tried, key=lambda attempt: _failed(attempt[1], level))
+    counted: list[_Shown] = []
+    for matching, shown, form in [best] if best is tried[0] else [best, tried[0]]:
+        counted.append((matching, try_all_inputs(shown), form))
+        if not _failed(counted[-1][1], level):
+            break
+    return min(counted, key=lambda attempt: _failed(attempt[1], level))
+
+
+def _normal_forms(sides: tuple[Plain, Plain], level: Exactness) -> list[NormalForm]:
+    """Return the models in the normal form that keeps bits, and in that which keeps ``level``."""
+    forms = (normalise(sides, kept) for kept in dict.fromkeys((Exactness.BITS, level)))
+    return [form for form in forms if form is not None]
+
+
+def _is_doubtful(claim: Claim) -> bool:
+    """Return whether a claim is open, or says of a region that one side computes nothing."""
+    if claim.kind is Kind.OPEN:
+        return True
+    nearest = claim.entries[:1] if claim.kind is Kind.REGION else ()
+    return any(claim.reference is a or claim.candidate is b for a, b in nearest)
 
 
 def _attempt(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Matching, list[Shown]]:

@@ -271,6 +271,14 @@ class Matching:
             kinds = ours[-1].dtype, theirs[-1].dtype
             if None not in kinds and kinds[0] is not kinds[1]:
                 # they do not begin with one value; codes are joined here, and real numbers there
+                codes = _farthest_codes(ours), _farthest_codes(theirs)
+                if codes[0] is not None and codes[1] is not None and codes != (a, b):
+                    yield codes[0], codes[1]
+                    if entries := self._common(ours, theirs):
+                        if not self.equal(a, b):
+                            self._settle(Claim(Kind.REGION, a, b, entries))
+                        return
+                yield from self._code_pairs(a, b)
                 entries = self._joint_entries(a, b)
                 if entries is not None:
                     self._settle(Claim(Kind.JOINT, a, b, entries))
@@ -348,6 +356,20 @@ class Matching:
         if any(subgraphs(attribute) for attribute in first.attributes.values()):
             yield from self._bodies(first, second)
         self._merge(a, b)
+
+    def _code_pairs(self, a: ir.Value, b: ir.Value) -> Iterator[Pair]:
+        """Yield the nearest codes that two values are made of, where both are made of two."""
+        ours, theirs = (
+            _nearest_codes(value, side)
+            for value, side in ((a, self.reference), (b, self.candidate))
+        )
+        if not len(ours) == len(theirs) == 2:
+            return
+        straight, crossed = zip(ours, theirs, strict=True), zip(ours, theirs[::-1], strict=True)
+        named = sum(x.name == y.name for x, y in zip(ours, theirs[::-1], strict=True))
+        for x, y in crossed if self._by_name and named else straight:
+            if x.dtype is y.dtype and not self.equal(x, y):
+                yield x, y
 
     def _joint_entries(self, a: ir.Value, b: ir.Value) -> tuple[Pair, ...] | None:
         """Return the two pairs of equal values that both values are made of, if there are two."""
@@ -462,6 +484,32 @@ def _front(
         sources = joined(step, side.known.has)
         if not sources or len(seen) > _CONE:
             return None
+        fresh = [source for source in sources if source not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return list(found)
+
+
+def _farthest_codes(chain: Sequence[ir.Value]) -> ir.Value | None:
+    """Return the last of the integers among the values of a chain."""
+    for value in reversed(chain):
+        if value.dtype is not None and value.dtype.is_integer():
+            return value
+    return None
+
+
+def _nearest_codes(value: ir.Value, side: Side) -> list[ir.Value]:
+    """Return the nearest integers that a value is made of; nothing if it is made of others too."""
+    found: dict[ir.Value, None] = {}
+    pending, seen = [value], {value}
+    while pending:
+        step = pending.pop(0)
+        if step is not value and step.dtype is not None and step.dtype.is_integer():
+            found[step] = None
+            continue
+        sources = joined(step, side.known.has)
+        if not sources or len(seen) > _CONE:
+            return []
         fresh = [source for source in sources if source not in seen]
         seen.update(fresh)
         pending += fresh

@@ -24,7 +24,7 @@ from qgraph.proof.plateaus import plateaus
 
 _KEEP_ORDER = frozenset({"Round", "Floor", "Ceil", "Relu", "Identity"})
 
-_BOXES = 1 << 18
+_BOXES = 1 << 20
 
 _FREE, _UP, _DOWN = 0, 1, -1
 """A constant; a function that does not decrease; one that does not increase."""
@@ -77,9 +77,9 @@ def _direction(e: Expr, ways: list[int | None]) -> int | None:
         case "Sub" if _FREE in (first, second):
             return (first or 0) - (second or 0)
         case "Mul" if second == _FREE and e.inputs[1].op == CONSTANT:
-            return (first or 0) * _sign(e.inputs[1])
+            return (first or 0) * _sign(e.inputs[1]) if _sign(e.inputs[1]) else None
         case "Mul" if first == _FREE and e.inputs[0].op == CONSTANT:
-            return (second or 0) * _sign(e.inputs[0])
+            return (second or 0) * _sign(e.inputs[0]) if _sign(e.inputs[0]) else None
         case "Div" if second == _FREE and e.inputs[1].op == CONSTANT:
             return (first or 0) * _sign(e.inputs[1]) if _sign(e.inputs[1]) else None
     return first if e.op in _KEEP_ORDER else None

@@ -69,7 +69,9 @@ def data_of(graph: Rewriter, node: ir.Node) -> list[ir.Value]:
     return several or found[:1]
 
 
-def parameter_sizes(graph: Rewriter, node: ir.Node, rank: int | None) -> list[tuple[int, ...]] | None:
+def parameter_sizes(
+    graph: Rewriter, node: ir.Node, rank: int | None
+) -> list[tuple[int, ...]] | None:
     """Return the shapes of a node's constants as they broadcast to data of a rank.
 
     None is returned where that is not certain.
@@ -103,7 +105,8 @@ def moved(
         graph: what is rewritten.
         node: works on single elements.
         before: where the new node is inserted.
-        move_value, move_array: move operands; single numbers stay as they are.
+        move_value: moves an operand; single numbers stay as they are.
+        move_array: moves a parameter likewise.
         sizes: of the result of ``node``; None where not even its rank is known.
         result: of the moved result.
     """

@@ -88,7 +88,7 @@ def hoist(graph: Rewriter, node: ir.Node) -> bool:
         return False
     sizes = sizes_of(value)
     data = data_of(graph, inner)
-    if not data or isinstance(movement, Rearrangement) and len(data) > 1:
+    if not data or (isinstance(movement, Rearrangement) and len(data) > 1):
         return False
     if isinstance(movement, Permutation):
         rank = len(movement.order)

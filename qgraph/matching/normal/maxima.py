@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from qgraph.graph.topology import gates
 from qgraph.matching.elementwise import operands
+from qgraph.matching.normal.axes import reduced_axes
 from qgraph.matching.normal.elementwise import data_of, is_on_elements, keeps_sizes
 from qgraph.matching.normal.order import Order, order_of
 from qgraph.matching.normal.rewriter import Rewriter
@@ -47,7 +48,11 @@ def hoist_maximum(graph: Rewriter, node: ir.Node) -> bool:
         result = sizes_of(node.outputs[0])
         inputs = [start, *node.inputs[1:]]
         maximum = graph.node(
-            node, node.op_type, inputs, list(node.attributes.values()), dtype=start.dtype,
+            node,
+            node.op_type,
+            inputs,
+            list(node.attributes.values()),
+            dtype=start.dtype,
             sizes=result,
         )
         return graph.replace(
@@ -134,15 +139,14 @@ def _axes(graph: Rewriter, node: ir.Node) -> list[int] | None:
         return list(range(2, len(sizes)))
     if node.op_type not in ("ReduceMax", "ReduceMin"):
         return None
-    given = graph.array(node.inputs[1]) if len(node.inputs) > 1 else None
-    if given is None or not node.attributes.get_int("keepdims", 1):
+    axes = reduced_axes(graph, node, len(sizes))
+    if not node.attributes.get_int("keepdims", 1):
         return None
-    axes = sorted(int(axis) % len(sizes) for axis in given.reshape(-1))
     return axes if axes and all(sizes[axis] != 0 for axis in axes) else None
 
 
 def _between(graph: Rewriter, start: ir.Value, end: ir.Value) -> list[ir.Node] | None:
-    """Return the nodes that make ``end`` of ``start``, operands first, none of which enlarges it."""
+    """Return the nodes that make ``end`` of ``start``, operands first, if none enlarges it."""
     found: dict[ir.Node, None] = {}
     stack: list[tuple[ir.Value, bool]] = [(end, False)]
     while stack and len(found) < _MOST_NODES:
@@ -179,7 +183,13 @@ def _copied(
     for node in nodes:
         inputs = [value if value is None else values.get(value, value) for value in node.inputs]
         values[node.outputs[0]] = graph.node(
-            before, node.op_type, inputs, list(node.attributes.values()), domain=node.domain,
-            of=node, dtype=node.outputs[0].dtype, sizes=sizes,
+            before,
+            node.op_type,
+            inputs,
+            list(node.attributes.values()),
+            domain=node.domain,
+            of=node,
+            dtype=node.outputs[0].dtype,
+            sizes=sizes,
         )
     return values[end]

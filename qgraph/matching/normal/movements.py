@@ -47,9 +47,11 @@ class Permutation:
     order: tuple[int, ...]
 
     def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
         return tuple(sizes[axis] for axis in self.order)
 
     def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
         return array.transpose(self.order)
 
     def after(self, first: Permutation) -> Permutation:
@@ -70,9 +72,11 @@ class Reshaping:
     target: Sizes
 
     def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
         return self.target
 
     def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
         if array.size == 1:
             return array.reshape((1,) * len(self.target))
         shared = 0
@@ -114,9 +118,11 @@ class Selection:
     chosen: tuple[int, ...]
 
     def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
         return (*sizes[: self.axis], len(self.chosen), *sizes[self.axis + 1 :])
 
     def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
         if array.shape[self.axis] == 1:
             return array
         return array.take(list(self.chosen), axis=self.axis)
@@ -133,9 +139,11 @@ class Expansion:
     target: Sizes
 
     def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
         return self.target
 
     def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
         return array.reshape((1,) * (len(self.target) - array.ndim) + array.shape)
 
 
@@ -146,15 +154,15 @@ class Tiling:
     repeats: tuple[int, ...]
 
     def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
         return tuple(
             size * count if isinstance(size, int) else size if count == 1 else None
             for size, count in zip(sizes, self.repeats, strict=True)
         )
 
     def parameter(self, array: Array, sizes: Sizes) -> Array | None:
-        counts = [
-            1 if size == 1 else n for size, n in zip(array.shape, self.repeats, strict=True)
-        ]
+        """Return the parameter for the result."""
+        counts = [1 if size == 1 else n for size, n in zip(array.shape, self.repeats, strict=True)]
         return np.tile(array, counts)
 
 
@@ -168,9 +176,11 @@ class Rearrangement:
     target: Sizes
 
     def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
         return self.target
 
     def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
         return array if array.size == 1 else None
 
 

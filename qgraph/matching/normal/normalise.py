@@ -46,6 +46,7 @@ def normalise(sides: tuple[Plain, Plain], level: Exactness) -> NormalForm | None
     Returns: None where no rule applies, or where the models would grow too large.
     """
     used: Counter[str] = Counter()
+    others: set[str] = set()
     exchanged, exactness, made = 0, Exactness.BITS, []
     for side in sides:
         model = side.model.clone()
@@ -55,13 +56,14 @@ def normalise(sides: tuple[Plain, Plain], level: Exactness) -> NormalForm | None
         except TooLargeError:
             return None
         used += rewriter.used
+        others |= rewriter.conditions
         exchanged += rewriter.exchanged
         if rewriter.loses_zero_signs or rewriter.exchanged:
             exactness = Exactness.VALUES
         made.append(replace(side, model=derived(model)))
     if not used:
         return None
-    conditions = []
+    conditions = sorted(others)
     if exchanged:
         conditions.append(NO_NAN_AT_MAXIMA.format(exchanged))
     if exactness is Exactness.VALUES:

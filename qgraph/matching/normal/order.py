@@ -40,13 +40,20 @@ class Order:
 
 
 def order_of(
-    graph: Rewriter, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, axes: Sequence[int], rank: int
+    graph: Rewriter,
+    nodes: Sequence[ir.Node],
+    x: ir.Value,
+    y: ir.Value,
+    axes: Sequence[int],
+    rank: int,
 ) -> Order | None:
     """Return what is known of ``y`` as a function of ``x``; None where it may decrease.
 
     Args:
         graph: what is rewritten.
         nodes: make ``y`` of ``x`` and constants, operands first.
+        x: the variable.
+        y: the result.
         axes: of the data, along which parameters must not vary.
         rank: of the data.
     """
@@ -110,6 +117,7 @@ def _by_values(
 ) -> Order | None:
     """Compute all values of a type of few bits, in every channel."""
     data = _all_values(x.dtype)
+    axes = axes or [axis for axis, size in enumerate(channels) if size == 1]
     if not axes:
         return None
     sizes = list(channels)

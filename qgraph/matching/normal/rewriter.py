@@ -53,6 +53,7 @@ class Rewriter:
         used: how many times each rule was applied.
         exchanged: how many maxima were exchanged with functions that do not keep NaN apart.
         loses_zero_signs: whether a rule was applied that keeps values only.
+        conditions: what rules that were applied rest on besides.
     """
 
     model: ir.Model
@@ -61,6 +62,7 @@ class Rewriter:
     used: Counter[str] = field(default_factory=Counter)
     exchanged: int = 0
     loses_zero_signs: bool = False
+    conditions: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.graph = self.model.graph
@@ -157,9 +159,13 @@ class Rewriter:
 
         Args:
             before: where it is inserted.
-            op_type, inputs, attributes, domain: of the node.
+            op_type: of the node.
+            inputs: of the node.
+            attributes: of the node.
+            domain: of the node.
             of: the node of the model whose name it gets; ``before`` by default.
-            dtype, sizes: of the output.
+            dtype: of the output.
+            sizes: of the output.
         """
         self._left -= 1
         if self._left < 0:

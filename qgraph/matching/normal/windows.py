@@ -20,7 +20,9 @@ def is_never_empty(node: ir.Node, sizes: Sizes) -> bool:
         node: the MaxPool.
         sizes: of its data.
     """
-    kernel = list(node.attributes["kernel_shape"].as_ints()) if "kernel_shape" in node.attributes else []
+    kernel = (
+        list(node.attributes["kernel_shape"].as_ints()) if "kernel_shape" in node.attributes else []
+    )
     rank = len(kernel)
     if not rank or len(sizes) != rank + 2 or 0 in sizes:
         return False
@@ -39,7 +41,8 @@ def is_never_empty(node: ir.Node, sizes: Sizes) -> bool:
     return auto == "NOTSET" and all(
         _reaches_data(size, *window)
         for size, window in zip(
-            sizes[2:], zip(kernel, strides, dilations, pads[:rank], pads[rank:], strict=True),
+            sizes[2:],
+            zip(kernel, strides, dilations, pads[:rank], pads[rank:], strict=True),
             strict=True,
         )
     )
@@ -56,9 +59,7 @@ def _reaches_data(
         return False
     count = (size + before + after - (kernel - 1) * dilation - 1) // stride + 1
     return count <= _MOST_WINDOWS and all(
-        any(
-            0 <= window * stride - before + place * dilation < size for place in range(kernel)
-        )
+        any(0 <= window * stride - before + place * dilation < size for place in range(kernel))
         for window in range(count)
     )
 
