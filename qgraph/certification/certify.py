@@ -122,6 +122,7 @@ def _show(sides: tuple[Plain, Plain], level: Exactness) -> _Shown:
     form is tried first. The attempt in which the fewest claims fail is kept.
     """
     tried: list[_Shown] = []
+    known: Decided = {}
     first = Matching(*sides)
     forms = _normal_forms(sides, level) if any(map(_is_doubtful, first.claims)) else []
     left = []
@@ -129,14 +130,14 @@ def _show(sides: tuple[Plain, Plain], level: Exactness) -> _Shown:
         if len(Matching(*form.sides).claims) >= len(first.claims):
             left.append(form)
             continue
-        tried.append((*_attempt(form.sides, level), form))
+        tried.append((*_attempt(form.sides, level, known), form))
         if not _failed(tried[-1][1], level):
             return tried[-1]
-    tried.insert(0, (*_attempt(sides, level), None))
+    tried.insert(0, (*_attempt(sides, level, known), None))
     if not _failed(tried[0][1], level):
         return tried[0]
     for form in left if forms else _normal_forms(sides, level):
-        tried.append((*_attempt(form.sides, level), form))
+        tried.append((*_attempt(form.sides, level, known), form))
         if not _failed(tried[-1][1], level):
             return tried[-1]
     best = min(tried, key=lambda attempt: _failed(attempt[1], level))
@@ -162,10 +163,11 @@ def _is_doubtful(claim: Claim) -> bool:
     return any(claim.reference is a or claim.candidate is b for a, b in nearest)
 
 
-def _attempt(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Matching, list[Shown]]:
+def _attempt(
+    sides: tuple[Plain, Plain], level: Exactness, known: Decided
+) -> tuple[Matching, list[Shown]]:
     """Match two models and show what follows; names may mislead, and are left out then."""
     matching = Matching(*sides)
-    known: Decided = {}
     shown = discharge(matching, level, known)
     failed = _failed(shown, level)
     if failed and matching.is_hinted:

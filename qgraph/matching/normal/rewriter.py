@@ -95,6 +95,8 @@ class Rewriter:
             for name, rule in rules:
                 if rule(self, node):
                     self.used[name] += 1
+                    if node.graph is not None:
+                        self._pending.insert(waiting, node)  # it was changed in place
                     break
             self._pending[waiting:] = self._pending[waiting:][::-1]
         self._prune()
