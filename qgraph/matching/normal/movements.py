@@ -187,8 +187,12 @@ class Rearrangement:
 def reduced(array: Array) -> Array:
     """Return ``array`` with size 1 along the axes along which nothing varies."""
     for axis in range(array.ndim):
-        first = array.take([0], axis=axis)
-        same = np.broadcast_to(first, array.shape)
-        if np.ascontiguousarray(same).tobytes() == np.ascontiguousarray(array).tobytes():
-            array = first
+        if is_constant_along(array, axis):
+            array = array.take([0], axis=axis)
     return array
+
+
+def is_constant_along(array: Array, axis: int) -> bool:
+    """Return whether nothing varies along an axis, by the bits of the elements."""
+    same = np.broadcast_to(array.take([0], axis=axis), array.shape)
+    return np.ascontiguousarray(same).tobytes() == np.ascontiguousarray(array).tobytes()
