@@ -142,8 +142,8 @@ def _show(sides: tuple[Plain, Plain], level: Exactness) -> _Shown:
             return tried[-1]
     best = min(tried, key=lambda attempt: _failed(attempt[1], level))
     counted: list[_Shown] = []
-    for matching, shown, form in [best] if best is tried[0] else [best, tried[0]]:
-        counted.append((matching, try_all_inputs(shown), form))
+    for matching, shown, kept in [best] if best is tried[0] else [best, tried[0]]:
+        counted.append((matching, try_all_inputs(shown), kept))
         if not _failed(counted[-1][1], level):
             break
     return min(counted, key=lambda attempt: _failed(attempt[1], level))

@@ -271,15 +271,17 @@ class Matching:
             kinds = ours[-1].dtype, theirs[-1].dtype
             if None not in kinds and kinds[0] is not kinds[1]:
                 # they do not begin with one value; codes are joined here, and real numbers there
-                codes = _farthest_codes(ours), _farthest_codes(theirs)
-                if codes[0] is not None and codes[1] is not None and codes != (a, b):
-                    yield codes[0], codes[1]
-                    if entries := self._common(ours, theirs):
-                        if not self.equal(a, b):
-                            self._settle(Claim(Kind.REGION, a, b, entries))
-                        return
-                yield from self._code_pairs(a, b)
                 entries = self._joint_entries(a, b)
+                codes = _farthest_codes(ours, theirs)
+                if entries is None and codes is not None and codes != (a, b):
+                    yield codes
+                    if common := self._common(ours, theirs):
+                        if not self.equal(a, b):
+                            self._settle(Claim(Kind.REGION, a, b, common))
+                        return
+                if entries is None:
+                    yield from self._code_pairs(a, b)
+                    entries = self._joint_entries(a, b)
                 if entries is not None:
                     self._settle(Claim(Kind.JOINT, a, b, entries))
                     return
@@ -290,8 +292,8 @@ class Matching:
                     yield pair
             if self.equal(a, b):
                 return
-            if entries := self._common(ours, theirs):
-                self._settle(Claim(Kind.REGION, a, b, entries))
+            if common := self._common(ours, theirs):
+                self._settle(Claim(Kind.REGION, a, b, common))
                 return
         yield from self._peel(a, b)
 
@@ -490,12 +492,15 @@ def _front(
     return list(found)
 
 
-def _farthest_codes(chain: Sequence[ir.Value]) -> ir.Value | None:
-    """Return the last of the integers among the values of a chain."""
-    for value in reversed(chain):
-        if value.dtype is not None and value.dtype.is_integer():
-            return value
-    return None
+def _farthest_codes(ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> Pair | None:
+    """Return the last integers among the values of two chains, if they are of one type."""
+    found = []
+    for chain in (ours, theirs):
+        codes = [v for v in chain if v.dtype is not None and v.dtype.is_integer()]
+        found += codes[-1:]
+    if len(found) < 2 or found[0].dtype is not found[1].dtype:
+        return None
+    return found[0], found[1]
 
 
 def _nearest_codes(value: ir.Value, side: Side) -> list[ir.Value]:

@@ -50,7 +50,7 @@ def count_axis(graph: Rewriter, node: ir.Node) -> bool:
     if node.op_type in _ROWS and graph.imports.get("", 1) < _SINCE:
         return False
     if is_along_axis(node) and _has_one_scale(graph, node):
-        if "axis" not in node.attributes or node.attributes.get_int("block_size", 0):
+        if "axis" not in node.attributes or node.attributes.get_int("block_size", 0) > 0:
             return False
         node.attributes.pop("axis")
         return True
@@ -104,7 +104,7 @@ def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int] | None:
         axes = [int(axis) for axis in array.reshape(-1)]
     else:
         axes = []
-    if not axes and node.attributes.get_int("noop_with_empty_axes", 0):
+    if not axes and node.attributes.get_int("noop_with_empty_axes", 0) > 0:
         return None
     if any(not -rank <= axis < rank for axis in axes):
         return None
@@ -145,11 +145,12 @@ def write_global_maximum(graph: Rewriter, node: ir.Node) -> bool:
     graph.lose_zero_sign()
     graph.exchanged += 1
     axes = list(range(2, len(sizes)))
-    inputs, attributes = [node.inputs[0]], {"keepdims": 1}
+    inputs = [node.inputs[0]]
+    attributes: dict[str, object] = {"keepdims": 1}
     if graph.imports.get("", 1) >= _AXES_AS_INPUT:
         inputs.append(graph.constant(np.asarray(axes, np.int64), "axes"))
     else:
-        attributes = {"keepdims": 1, "axes": axes}
+        attributes["axes"] = axes
     made = graph.node(
         node,
         "ReduceMax",

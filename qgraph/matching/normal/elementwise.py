@@ -174,7 +174,7 @@ def aligned_parameter(node: ir.Node, array: Array, rank: int | None) -> Array | 
         return None
     if is_along_axis(node):
         axis = node.attributes.get_int("axis", 1)
-        if array.ndim != 1 or node.attributes.get_int("block_size", 0):
+        if array.ndim != 1 or node.attributes.get_int("block_size", 0) > 0:
             return None
         if not -rank <= axis < rank:
             return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnx_ir as ir
 import pytest
 
@@ -13,6 +15,16 @@ from qgraph.model import load
 from qgraph.proof import enumeration
 
 HEADER = '<ir_version: 10, opset_import: ["": {}, "com.microsoft": 1]>'
+
+
+HERE = Path(__file__).parent
+
+
+def pairs(name: str) -> dict[str, list[str]]:
+    """Return what follows a name in the blocks of a file of pairs."""
+    blocks = (HERE / name).read_text("utf-8").split("\n\n")[1:]
+    heads = (block.strip().splitlines() for block in blocks)
+    return {head.split()[0]: [*head.split()[1:], *models] for head, *models in heads}
 
 
 def parse(text: str, opset: int = 21) -> ir.Model:

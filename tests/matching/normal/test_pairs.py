@@ -5,8 +5,6 @@ That the pairs are equal, and the near misses are not, is seen by running them i
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -15,17 +13,7 @@ import qgraph
 from qgraph.certification.certificate import ProofVerdict
 from qgraph.exactness import Exactness
 from qgraph.verification.verify import verify
-from tests.matching.normal.conftest import is_one, parse
-
-HERE = Path(__file__).parent
-
-
-def pairs(name: str) -> dict[str, list[str]]:
-    """Return what follows a name in the blocks of a file of pairs."""
-    blocks = (HERE / name).read_text("utf-8").split("\n\n")[1:]
-    heads = (block.strip().splitlines() for block in blocks)
-    return {head.split()[0]: [*head.split()[1:], *models] for head, *models in heads}
-
+from tests.matching.normal.conftest import is_one, pairs, parse
 
 EQUAL, MISSES = pairs("equal.txt"), pairs("near_misses.txt")
 
