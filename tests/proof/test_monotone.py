@@ -64,7 +64,7 @@ def test_both_zeros_need_one_value():
 def test_fake_quantize_may_fall_at_its_top():
     """The top level as computed is above the top of the range for these ends, found by trying."""
     rises = []
-    for low, high in [(-1.0, 1.0), (-0.73, 1.21), (-0.1, 0.7), (-2.9, 0.3), (-0.33, 1.9)]:
+    for low, high in [(-1.0, 1.0), (-0.1, 0.2), (-0.2, 0.9), (-0.73, 1.21)]:
         computed = np.float32(np.float32(high) - np.float32(low)) + np.float32(low)
         found = never_decreases(fake_quantize(low, high, Builder()))
         assert found == (computed <= np.float32(high))
