@@ -34,7 +34,8 @@ from qgraph.collecting import seldom
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Method
 from qgraph.matching.facts import listed_facts
-from qgraph.matching.match import Kind, Matching, Pair
+from qgraph.matching.match import Claim, Kind, Matching, Pair
+from qgraph.matching.normal.normalise import NormalForm, normalise
 from qgraph.matching.plain import Plain, plain
 from qgraph.matching.products import has_packed_products
 from qgraph.model import Source as ModelSource
@@ -95,7 +96,8 @@ def prove(
     # Before anything below reads the models, so that nobody can have changed them.
     first, second = ((m.identity() if hashes else Identity(None, None)) for m in models)
     sides = plain(*models, keep_inputs=keep_inputs)
-    matching, shown, shown_by = _show(sides, level)
+    (matching, shown, shown_by), form = _show(sides, level)
+    sides = matching.reference.plain, matching.candidate.plain
     divided = _Divided() if evidence else None
     regions = [_region(s, matching, level, divided) for s in shown if not _is_trivial(s)]
     seen = (
@@ -108,17 +110,18 @@ def prove(
     is_sought = runs > 0 and verdict is ProofVerdict.DIFFERENT
     return Certificate(
         verdict,
-        _exactness(regions),
+        _exactness(regions, form),
         first,
         second,
         tuple(regions),
         (
             *_conditions(regions, sides),
+            *(() if form is None else form.conditions),
             *_of_constants(matching),
             *of_sizes,
             *([SUMMED_ALIKE] if any(has_packed_products(model.ir) for model in models) else ()),
         ),
-        tuple(matching.notes),
+        (*matching.notes, *(() if form is None else (form.note,))),
         search(matching, shown, runs=runs) if is_sought else {},
         kept_inputs=keep_inputs,
         facts=tuple(facts),
@@ -139,27 +142,100 @@ def _names_of_values(regions: Sequence[Region]) -> tuple[set[str], set[str]]:
     return names
 
 
-def _show(sides: tuple[Plain, Plain], level: Exactness) -> Established:
-    """Match two models and show what follows; names may mislead, and are left out then."""
-    matching = Matching(*sides)
+_Shown = tuple[Matching, list[Shown], NormalForm | None]
+
+
+def _show(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Established, NormalForm | None]:
+    """Match two models and show what follows, as they are, or in normal form if claims fail.
+
+    Where the matching of the models as they are pairs results of different operators, the normal
+    form is tried first. The attempt in which the fewest claims fail is kept.
+    """
+    tried: list[_Shown] = []
     known: Decided = {}
-    shown = discharge(matching, level, known)
-    failed = sum(not s.reaches(level) for s in shown)
-    if failed and matching.is_hinted:
-        other = Matching(*sides, by_name=False)
-        without = discharge(other, level, known)
-        if sum(not s.reaches(level) for s in without) < failed:
-            matching, shown = other, without
-    matching, shown, example = establish(matching, shown, level, known)
-    if not any(differs(s, level) for s in shown):
-        if any(s.outcome.rung is None and not _is_given_up(s) for s in shown):
-            return matching, shown, None  # whatever the others give, the models are undecided
-        return establish(matching, try_all_inputs(shown), level, known)
-    return matching, try_all_inputs(shown), example
+    first = Matching(*sides)
+    forms = _normal_forms(sides, level) if any(map(_is_doubtful, first.claims)) else []
+    left = []
+    for form in forms:
+        if len(Matching(*form.sides).claims) >= len(first.claims):
+            left.append(form)
+            continue
+        tried.append((*_attempt(form.sides, level, known), form))
+        if not _failed(tried[-1][1], level):
+            return _concluded(tried[-1], level, known)
+    tried.insert(0, (*_attempt(sides, level, known), None))
+    if not _failed(tried[0][1], level):
+        return _concluded(tried[0], level, known)
+    for form in left if forms else _normal_forms(sides, level):
+        tried.append((*_attempt(form.sides, level, known), form))
+        if not _failed(tried[-1][1], level):
+            return _concluded(tried[-1], level, known)
+    best = min(tried, key=lambda attempt: _failed(attempt[1], level))
+    concluded = _concluded(best, level, known)
+    if best is tried[0] or _is_decided(concluded[0], level):
+        return concluded
+    as_written = _concluded(tried[0], level, known)
+    return as_written if _is_decided(as_written[0], level) else concluded
+
+
+def _concluded(
+    attempt: _Shown, level: Exactness, known: Decided
+) -> tuple[Established, NormalForm | None]:
+    """Return an attempt whose differences are established, and whose inputs are all tried.
+
+    All inputs of a region are only tried where that can change the verdict.
+    """
+    matching, shown, form = attempt
+    established = establish(matching, shown, level, known)
+    matching, shown, example = established
+    if any(differs(s, level) for s in shown):
+        return (matching, try_all_inputs(shown), example), form
+    if any(s.outcome.rung is None and not _is_given_up(s) for s in shown):
+        return established, form  # whatever the others give, the models are undecided
+    return establish(matching, try_all_inputs(shown), level, known), form
+
+
+def _is_decided(established: Established, level: Exactness) -> bool:
+    shown = established[1]
+    return not _failed(shown, level) or any(differs(s, level) for s in shown)
 
 
 def _is_given_up(s: Shown) -> bool:
     return s.outcome.finding is not None and s.outcome.finding.given_up
+
+
+def _normal_forms(sides: tuple[Plain, Plain], level: Exactness) -> list[NormalForm]:
+    """Return the models in the normal form that keeps bits, and in that which keeps ``level``."""
+    forms = (normalise(sides, kept) for kept in dict.fromkeys((Exactness.BITS, level)))
+    return [form for form in forms if form is not None]
+
+
+def _is_doubtful(claim: Claim) -> bool:
+    """Return whether a claim is open, or says of a region that one side computes nothing."""
+    if claim.kind is Kind.OPEN:
+        return True
+    nearest = claim.entries[:1] if claim.kind is Kind.REGION else ()
+    return any(claim.reference is a or claim.candidate is b for a, b in nearest)
+
+
+def _attempt(
+    sides: tuple[Plain, Plain], level: Exactness, known: Decided
+) -> tuple[Matching, list[Shown]]:
+    """Match two models and show what follows; names may mislead, and are left out then."""
+    matching = Matching(*sides)
+    shown = discharge(matching, level, known)
+    failed = _failed(shown, level)
+    if failed and matching.is_hinted:
+        other = Matching(*sides, by_name=False)
+        without = discharge(other, level, known)
+        if _failed(without, level) < failed:
+            matching, shown = other, without
+    return matching, shown
+
+
+def _failed(shown: Sequence[Shown], level: Exactness) -> int:
+    """Return how many claims are not shown."""
+    return sum(not s.reaches(level) for s in shown)
 
 
 def _sightings(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node, str]]:
@@ -296,11 +372,11 @@ def _verdict(regions: Sequence[Region]) -> ProofVerdict:
     return ProofVerdict.PROVED
 
 
-def _exactness(regions: Sequence[Region]) -> Exactness | None:
+def _exactness(regions: Sequence[Region], form: NormalForm | None) -> Exactness | None:
     if any(region.exactness is None for region in regions):
         return None
     rungs = [region.exactness for region in regions if region.exactness is not None]
-    return min(rungs, default=Exactness.BITS)
+    return min([*rungs, Exactness.BITS if form is None else form.exactness])
 
 
 def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[str]:

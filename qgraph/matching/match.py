@@ -312,6 +312,16 @@ class Matching:
             if None not in kinds and kinds[0] is not kinds[1]:
                 # they do not begin with one value; codes are joined here, and real numbers there
                 entries = self._joint_entries(a, b)
+                codes = _farthest_codes(ours, theirs)
+                if entries is None and codes is not None and codes != (a, b):
+                    yield codes
+                    if common := self._common(ours, theirs):
+                        if not self.equal(a, b):
+                            self._settle(Claim(Kind.REGION, a, b, common))
+                        return
+                if entries is None:
+                    yield from self._code_pairs(a, b)
+                    entries = self._joint_entries(a, b)
                 if entries is not None:
                     self._settle(Claim(Kind.JOINT, a, b, entries))
                     return
@@ -322,8 +332,8 @@ class Matching:
                     yield pair
             if self.equal(a, b):
                 return
-            if entries := self._common(ours, theirs):
-                self._settle(Claim(Kind.REGION, a, b, entries))
+            if common := self._common(ours, theirs):
+                self._settle(Claim(Kind.REGION, a, b, common))
                 return
         yield from self._peel(a, b)
 
@@ -392,6 +402,20 @@ class Matching:
             yield from (pair for pair in results if not self.equal(*pair))
             self.runs_graphs.append(((a, b), (*operand_pairs, *results)))
         self._merge(a, b)
+
+    def _code_pairs(self, a: ir.Value, b: ir.Value) -> Iterator[Pair]:
+        """Yield the nearest codes that two values are made of, where both are made of two."""
+        ours, theirs = (
+            _nearest_codes(value, side)
+            for value, side in ((a, self.reference), (b, self.candidate))
+        )
+        if not len(ours) == len(theirs) == 2:
+            return
+        straight, crossed = zip(ours, theirs, strict=True), zip(ours, theirs[::-1], strict=True)
+        named = sum(x.name == y.name for x, y in zip(ours, theirs[::-1], strict=True))
+        for x, y in crossed if self._by_name and named else straight:
+            if x.dtype is y.dtype and not self.equal(x, y):
+                yield x, y
 
     def _joint_entries(self, a: ir.Value, b: ir.Value) -> tuple[Pair, ...] | None:
         """Return the two pairs of equal values that both values are made of, if there are two."""
@@ -517,6 +541,35 @@ def _front(
         sources = joined(step, side.known.has)
         if not sources or len(seen) > _CONE:
             return None
+        fresh = [source for source in sources if source not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return list(found)
+
+
+def _farthest_codes(ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> Pair | None:
+    """Return the last integers among the values of two chains, if they are of one type."""
+    found = []
+    for chain in (ours, theirs):
+        codes = [v for v in chain if v.dtype is not None and v.dtype.is_integer()]
+        found += codes[-1:]
+    if len(found) < 2 or found[0].dtype is not found[1].dtype:
+        return None
+    return found[0], found[1]
+
+
+def _nearest_codes(value: ir.Value, side: Side) -> list[ir.Value]:
+    """Return the nearest integers that a value is made of; nothing if it is made of others too."""
+    found: dict[ir.Value, None] = {}
+    pending, seen = [value], {value}
+    while pending:
+        step = pending.pop(0)
+        if step is not value and step.dtype is not None and step.dtype.is_integer():
+            found[step] = None
+            continue
+        sources = joined(step, side.known.has)
+        if not sources or len(seen) > _CONE:
+            return []
         fresh = [source for source in sources if source not in seen]
         seen.update(fresh)
         pending += fresh

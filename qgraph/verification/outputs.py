@@ -25,7 +25,7 @@ from qgraph.numerics.values import fingerprint
 from qgraph.verification.outcome import Claim
 from qgraph.verification.sides import Pair, Side, node_name
 from qgraph.verification.statements import fails
-from qgraph.verification.zeros import tells_zeros_apart
+from qgraph.verification.zeros import makes_zeros_alike, tells_zeros_apart
 
 
 class Equal(IntEnum):
@@ -196,6 +196,8 @@ class Outputs:
             best = min(best, (yield from self._by_graphs(first, second)))
         if best is Equal.VALUES and a.dtype is not None and not a.dtype.is_floating_point():
             return Equal.BITS
+        if best is Equal.VALUES and makes_zeros_alike(first):
+            return Equal.BITS
         return best
 
     def _by_operands(
@@ -222,7 +224,7 @@ class Outputs:
         level = Equal.BITS
         for name, attribute in first.attributes.items():
             if not subgraphs(attribute):
-                continue
+                continue  # an attribute with a default may be absent in the other node
             graphs = subgraphs(attribute), subgraphs(second.attributes[name])
             for mine, other in zip(*graphs, strict=True):
                 for x, y in zip(mine.inputs, other.inputs, strict=True):

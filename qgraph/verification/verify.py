@@ -25,7 +25,13 @@ from qgraph.proof.environment import check_float_environment
 from qgraph.report import SCHEMA
 from qgraph.storage import files as storage
 from qgraph.verification.cases import check_all_values, check_pairs
-from qgraph.verification.conclusions import check_bias, check_conditions, check_verdict, interface
+from qgraph.verification.conclusions import (
+    check_bias,
+    check_conditions,
+    check_verdict,
+    interface,
+    normal_form,
+)
 from qgraph.verification.constants import check_constants
 from qgraph.verification.differences import check_difference
 from qgraph.verification.facts import check_facts
@@ -86,7 +92,9 @@ def verify(document: Mapping[str, object], reference: Source, candidate: Source)
     stated = read(document)
     check_float_environment()
     models = load(reference), load(candidate)
-    first, second = plain(*models, keep_inputs=stated.keep_inputs)
+    prepared = plain(*models, keep_inputs=stated.keep_inputs)
+    form = normal_form(stated, prepared)
+    first, second = prepared if form is None else form.sides
     sides = Side(first), Side(second)
     inputs, outputs = interface(stated, sides)
     claims = [
@@ -95,8 +103,8 @@ def verify(document: Mapping[str, object], reference: Source, candidate: Source)
         for claim in _claims(number, statement, sides)
     ]
     _check_once(stated, sides)
-    check_verdict(stated)
-    check_conditions(stated, sides, models)
+    check_verdict(stated, form)
+    check_conditions(stated, sides, models, form)
     check_facts(stated, sides)
     is_proof = stated.verdict is ProofVerdict.PROVED
     following = Outputs(sides, claims, inputs, is_proof=is_proof)

@@ -185,7 +185,8 @@ def test_all_inputs_are_tried_again(monkeypatch):
     monkeypatch.setattr(enumeration, "_FINITE", finite)
     monkeypatch.setattr(inputs, "LOWEST", -finite)
     monkeypatch.setattr(inputs, "HIGHEST", finite - 1)
-    ours, theirs = model("[r] y = Relu(x)"), model("[r] y = Max(x, o)", "float o = {0}")
+    chosen = "g = Greater(x, o) [r] y = Where(g, x, o)"
+    ours, theirs = model("[r] y = Relu(x)"), model(chosen, "float o = {0}")
     found = json.loads(json_text(qgraph.prove(ours, theirs, evidence=True).to_json()))
     (made,) = found["regions"]
     assert made["method"] == "exhaustive"
