@@ -7,6 +7,7 @@ process is killed, each output is the old file or the new one.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ StrPath = str | os.PathLike[str]
 
 IS_READ = "is read by this command"
 HOLDS_WEIGHTS = "holds weights of the model that is read"
+HOLDS_OLD_WEIGHTS = "holds weights of the model that is replaced"
 _BACKUP = ".qgraph-old"
 
 
@@ -38,11 +40,18 @@ class Output:
         is_staged: whether it is to appear.
     """
 
-    def __init__(self, name: StrPath, target: Path, failure: type[QGraphError]) -> None:
+    def __init__(
+        self,
+        name: StrPath,
+        target: Path,
+        failure: type[QGraphError],
+        is_taken: Callable[[Path], bool],
+    ) -> None:
         self.name = name
         self.target = target
         self.failure = failure
         self.is_staged = False
+        self._is_taken = is_taken
         self._lock = Lock(target)
         self._scratch = Scratch(target)
         self.folder = self._scratch.path
@@ -64,11 +73,17 @@ class Output:
         """Let ``file``, in ``folder``, appear beside the target under a name that nothing has.
 
         Raises:
-            FileExistsError: there is something of this name.
+            FileExistsError: there is something of this name, or another output will have it.
         """
         place = self.target.with_name(name)
+        if self._is_taken(place):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place))
         os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         self._reserved[file] = place
+
+    def holds(self, path: StrPath) -> bool:
+        """Return whether this output, or a file that appears beside it, is to have a name."""
+        return any(is_same(path, place) for place in (self.target, *self._reserved.values()))
 
     def give_back(self) -> None:
         """Remove the empty files that hold reserved names."""
@@ -108,6 +123,10 @@ class Output:
         """Write the names in the output's folder to the disk."""
         sync_folder(self.target.parent)
 
+    def settle(self) -> None:
+        """Let go of the files beside the output: from now on they belong to it."""
+        self._reserved.clear()
+
     def take_back(self) -> None:
         """Undo what ``publish`` has done, as far as it can be undone."""
         backup = self.folder / _BACKUP
@@ -118,19 +137,18 @@ class Output:
         elif not self._had_target:
             _unlink(self.target)
         else:
-            self._reserved.clear()  # the new output stays, with its data
+            self.settle()  # the new output stays, with its data
 
     def conclude(self) -> None:
         """Do what was to be done afterwards."""
         for action in self._afterwards:
             action()
 
-    def end(self, succeeded: bool) -> None:
+    def end(self) -> None:
         """Remove the folder, and give reserved names and the lock back."""
         try:
             self._scratch.remove()
-            if not succeeded:
-                self.give_back()
+            self.give_back()
         finally:
             self._lock.release()
 
@@ -241,11 +259,11 @@ class Outputs:
         """
         target = expect_place(path, follow_links=follow_links)
         self.expect_free(path)
-        if self._find(target) is not None:
+        if self._is_taken(target):
             raise OptionError(
                 f"{path}: is named twice, expected one file for each result. Name another file."
             )
-        output = Output(path, target, QGraphError)
+        output = Output(path, target, QGraphError, self._is_taken)
         self._outputs.append(output)
         with writing(path, output.failure):
             output.begin()
@@ -286,12 +304,20 @@ class Outputs:
     def _find(self, target: Path) -> Output | None:
         return next((each for each in self._outputs if is_same(each.target, target)), None)
 
+    def _is_taken(self, path: Path) -> bool:
+        return any(output.holds(path) for output in self._outputs)
+
     def _publish(self, outputs: list[Output]) -> None:
         try:
             for output in outputs:
                 with writing(output.name, output.failure):
                     output.seal()
-            for step in (Output.publish_neighbours, Output.publish, Output.sync):
+            for step in (
+                Output.publish_neighbours,
+                Output.publish,
+                Output.sync,
+                Output.settle,
+            ):
                 for output in outputs:
                     with writing(output.name, output.failure):
                         step(output)
@@ -306,9 +332,9 @@ class Outputs:
         while self._outputs:
             output = self._outputs[-1]
             try:
-                output.end(succeeded)
+                output.end()
             except BaseException:
-                output.end(succeeded)
+                output.end()
                 raise
             finally:
                 self._outputs.pop()

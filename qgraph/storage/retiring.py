@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from qgraph.errors import ModelError
 from qgraph.graph.tensors import slots
-from qgraph.outputs.outputs import Outputs
+from qgraph.outputs.outputs import HOLDS_OLD_WEIGHTS, Outputs
 from qgraph.storage.reading import data_names, parsed, recorded
 from qgraph.tensors.deferred import DeferredTensor
 
@@ -40,7 +40,8 @@ class Retirement:
 
     Args:
         target: the output, which still holds the old model.
-        outputs: of this run; they know which files the run reads.
+        outputs: of this run; they know which files the run reads. None of them may take the place
+            of a data file of the old model.
 
     Attributes:
         candidates: SHA-256 by path of those that qgraph wrote, as the old model says.
@@ -52,6 +53,8 @@ class Retirement:
         names, known = _old_data(target)
         folder = target.parent
         self.candidates = {folder / n: known[n] for n in names if n in known and _is_plain(n)}
+        # Until the new model is at its place, the old one needs them.
+        outputs.protect((folder / n for n in names), HOLDS_OLD_WEIGHTS, stays=False)
         self._foreign = sorted(folder / n for n in names if folder / n not in self.candidates)
 
     def carry_out(self, model: ir.Model, fresh: Mapping[int, ir.TensorProtocol]) -> None:

@@ -283,6 +283,19 @@ class TestDataFilesOfAReplacedModel:
         assert "another model that this run reads needs it" in found.err
         assert Path("sub/out.onnx.data").read_bytes() == expected
 
+    def test_a_report_does_not_take_its_name(self, qgraph, files):
+        """Neither that of the new data file, which is not there yet, nor that of the old one."""
+        self.fold(qgraph, REFERENCE, "-o", "out.onnx", "--report", "out.onnx.data")
+        assert json.loads(Path("out.onnx.data").read_text())["command"] == "fold"
+        self.fold(qgraph, REFERENCE, "-o", "out.onnx")
+        before = everything(files)
+        (data,) = json.loads(storage.parsed(Path("out.onnx")).metadata_props[-1].value)
+        options = ["-o", "out.onnx", "--external-threshold", "1", "--report", data]
+        found = qgraph("fold", CANDIDATE, *options)
+        assert found.status == 2
+        assert "holds weights of the model that is replaced" in found.error
+        assert everything(files) == before
+
     def test_an_old_model_never_reads_new_data(self, qgraph, files):
         self.fold(qgraph, REFERENCE, "-o", "out.onnx")
         Path("out.onnx.data").unlink()

@@ -96,6 +96,36 @@ class TestTogether:
         assert names(tmp_path) == ["a"]
         assert (tmp_path / "a").read_text() == "old"
 
+    def test_what_fails_after_all_have_appeared_removes_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_text("old")
+
+        def fail() -> None:
+            raise ZeroDivisionError
+
+        def run() -> None:
+            with Outputs() as outputs, outputs.staging(tmp_path / "a") as output:
+                output.file.write_text("new")
+                output.reserve(output.folder / "beside", "a.data")
+                (output.folder / "beside").write_text("data")
+                output.afterwards(fail)
+
+        with pytest.raises(ZeroDivisionError):
+            run()
+        assert names(tmp_path) == ["a", "a.data"]
+        assert (tmp_path / "a").read_text() == "new"
+        assert (tmp_path / "a.data").read_text() == "data"
+
+    def test_a_name_beside_an_output_is_that_of_no_other_output(self, tmp_path: Path) -> None:
+        with Outputs() as outputs:
+            first = outputs.reserve(tmp_path / "a")
+            outputs.reserve(tmp_path / "b")
+            with pytest.raises(FileExistsError):
+                first.reserve(first.folder / "x", "b")
+            first.reserve(first.folder / "x", "c")
+            with pytest.raises(OptionError, match="named twice"):
+                outputs.reserve(tmp_path / "c")
+        assert names(tmp_path) == []
+
     def test_one_name_is_one_output(self, tmp_path: Path) -> None:
         (tmp_path / "link").symlink_to(tmp_path / "a")
         with Outputs() as outputs:
@@ -255,6 +285,7 @@ class TestLock:
         with Outputs() as outputs:
             outputs.write_text(tmp_path / "a", "1")
         assert "has no locks" in caplog.text
+        assert names(tmp_path) == ["a"]
         assert (tmp_path / "a").read_text() == "1"
 
 
