@@ -80,8 +80,9 @@ class KnownValues:
 
     Attributes:
         imports: as given.
-        inexact: operators that computed floating-point constants whose last bits ONNX leaves open,
-            as it does for functions such as Exp. The constants are the exact results, rounded once.
+        inexact: operators that computed floating-point constants which were asked for, and whose
+            last bits ONNX leaves open, as it does for functions such as Exp. The constants are the
+            exact results, rounded once.
 
     A floating-point constant whose bits depend on the processor, such as most sums, is not known.
     """
@@ -91,6 +92,7 @@ class KnownValues:
         self.imports = imports
         self._is_known: dict[ir.Value, bool] = {}
         self._kept: dict[ir.Value, Array] = {}
+        self._open: dict[ir.Value, frozenset[str]] = {}
 
     def enter(self, nodes: Iterable[ir.Node]) -> None:
         """Take note of nodes, in their order: which of their outputs are constant.
@@ -104,7 +106,7 @@ class KnownValues:
                 stored = self._is_constant(value)
                 self._is_known[value] = stored or computed
                 if computed and not stored and not is_exact(node):
-                    self._is_known[value] = self.array(value) is not None
+                    self._is_known[value] = self._array(value) is not None
 
     def has(self, value: ir.Value) -> bool:
         """Return whether ``value`` is constant."""
@@ -117,6 +119,11 @@ class KnownValues:
         Raises:
             ModelError: the data of a constant cannot be read.
         """
+        found = self._array(value)
+        self.inexact |= self._open.get(value, frozenset())
+        return found
+
+    def _array(self, value: ir.Value) -> Array | None:
         if not self.has(value):
             return None
         if value in self._kept:
@@ -136,11 +143,13 @@ class KnownValues:
         node = value.producer()
         if node is None:
             return None
-        operands = [None if operand is None else self.array(operand) for operand in node.inputs]
+        operands = [None if operand is None else self._array(operand) for operand in node.inputs]
         known = dict(zip(node.inputs, operands, strict=True))
         if any(operand is not None and array is None for operand, array in known.items()):
             return None
         array = self._run(node, value, operands)
+        used = (self._open.get(operand, frozenset()) for operand in known if operand is not None)
+        self._open[value] = self._open.get(value, frozenset()).union(*used)
         if array is None:
             self._is_known[value] = False
         elif array.nbytes <= _KEPT_BYTES:
@@ -170,7 +179,7 @@ class KnownValues:
             exact = is_any_order_exact(node, kernel, operands)
             return np.asarray(array + array.dtype.type(0)) if exact else None  # -0 may be 0 too
         if node.op_type in _ROUNDED_ONCE and is_rounded_once(array.dtype):
-            self.inexact.add(node.op_type)
+            self._open[value] = frozenset({node.op_type})
             return array
         return None
 

@@ -122,7 +122,7 @@ def _nearest(exact: Fraction, near: Any, dtype: np.dtype[Any]) -> Any:
     """Return the number of ``dtype`` nearest to ``exact``; ``near`` is it or a neighbour of it."""
     limit = dtype.type(np.inf)
     ends = [np.nextafter(near, -limit), near, np.nextafter(near, limit)]
-    beyond = Fraction(2) ** int(np.finfo(dtype).maxexp)  # type: ignore[arg-type]
+    beyond = Fraction(2) ** int(np.finfo(dtype).maxexp)
 
     def distance(number: Any) -> tuple[Fraction, int]:
         is_finite = bool(np.isfinite(number))

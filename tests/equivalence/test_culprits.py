@@ -14,8 +14,6 @@ from qgraph.equivalence.runtime_report import ROUNDING, RuntimeReport
 from qgraph.equivalence.runtime_verdict import judge_runtimes
 from qgraph.model import Model
 
-pytestmark = pytest.mark.sums
-
 Array = npt.NDArray[Any]
 
 MERGED = "neighbouring Q/DQ pairs are merged"
@@ -169,11 +167,13 @@ CASES = [
     pytest.param(zero_added(), "basic", ADDITIONS, id="zero"),
     pytest.param(of_two("Add", 0.2, 127), "default", INTEGER, id="add"),
     pytest.param(of_two("Mul", 0.02, 16), "default", INTEGER, id="mul", marks=pytest.mark.slow),
-    pytest.param(softmax(), "default", INTEGER, id="softmax"),
-    pytest.param(product(), "default", INTEGER, id="product", marks=pytest.mark.slow),
-    pytest.param(convolution(), "default", INTEGER, id="convolution"),
-    pytest.param(float_weights(), "basic", WEIGHTS, id="weights"),
-    pytest.param(int8_weights(), "default", ACTIVATIONS, id="int8 weights"),
+    pytest.param(softmax(), "default", INTEGER, id="softmax", marks=pytest.mark.sums),
+    pytest.param(
+        product(), "default", INTEGER, id="product", marks=[pytest.mark.slow, pytest.mark.sums]
+    ),
+    pytest.param(convolution(), "default", INTEGER, id="convolution", marks=pytest.mark.sums),
+    pytest.param(float_weights(), "basic", WEIGHTS, id="weights", marks=pytest.mark.sums),
+    pytest.param(int8_weights(), "default", ACTIVATIONS, id="int8 weights", marks=pytest.mark.sums),
 ]
 
 

@@ -309,7 +309,6 @@ def own_operators(*, constant: bool = True) -> Model:
     return Model(ir.from_onnx_text(QUANT % filled))
 
 
-@pytest.mark.sums
 @pytest.mark.runtime
 def test_a_dialect_that_no_runtime_knows_is_judged_in_standard_operators() -> None:
     pytest.importorskip("onnxruntime")

@@ -69,8 +69,15 @@ def test_a_zero_sum_has_no_sign_of_its_own() -> None:
 
 def test_functions_are_the_exact_results_rounded_once() -> None:
     values, k = known("k = Exp (a)", "float[2] a = {1, 88}")
+    assert not values.inexact  # nobody has asked yet
     np.testing.assert_array_equal(values.array(k), np.float32([2.7182818284590452, 1.6516363e38]))
     assert values.inexact == {"Exp"}
+
+
+def test_what_is_computed_from_such_a_constant_rests_on_it_too() -> None:
+    values, k = known("l = Log (a) e = Exp (l) k = Neg (e)", "float[2] a = {1, 8}")
+    np.testing.assert_array_equal(values.array(k), [-1, -8])
+    assert values.inexact == {"Exp", "Log"}
 
 
 FOLDED = """<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y)
