@@ -421,7 +421,10 @@ class Matching:
             sides = (first, self.reference), (second, self.candidate)
             labels = [label(node, side.plain.imports) for node, side in sides]
             if labels[0][:2] != labels[1][:2]:
-                return rewritten_sum(first, second) or (
+                form = rewritten_sum(first, second)
+                if form is not None:
+                    return form
+                return (
                     f"{_told(a)} and {_told(b)} are different operators, for which there is no rule"
                 )
             return f"{_told(a)} and {_told(b)} differ in {_difference(*labels)}"
