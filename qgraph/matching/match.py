@@ -420,10 +420,10 @@ class Matching:
         if self._common_form(first, second) is None:
             sides = (first, self.reference), (second, self.candidate)
             labels = [label(node, side.plain.imports) for node, side in sides]
+            form = rewritten_sum(first, second)
+            if form is not None:
+                return form
             if labels[0][:2] != labels[1][:2]:
-                form = rewritten_sum(first, second)
-                if form is not None:
-                    return form
                 return (
                     f"{_told(a)} and {_told(b)} are different operators, for which there is no rule"
                 )
