@@ -466,8 +466,9 @@ class Matching:
         self._entered[first, second] = None
         results: list[Pair] = []
         for name, attribute in first.attributes.items():
-            graphs = subgraphs(attribute), subgraphs(second.attributes[name])
-            for ours, theirs in zip(*graphs, strict=True):
+            inner = subgraphs(attribute)
+            others = subgraphs(second.attributes[name]) if inner else []
+            for ours, theirs in zip(inner, others, strict=True):
                 if is_new:
                     for a, b in zip(ours.inputs, theirs.inputs, strict=True):
                         shared = self._congruence.new()

@@ -42,8 +42,8 @@ _PAIRS = {
 def rewritten_sum(reference: ir.Node, candidate: ir.Node) -> str | None:
     """Return why two operators cannot be proved equal if they are two forms of one sum.
 
-    None is returned for operators that are no such pair. One of two equal operators may have a bias.
-    What only moves elements may follow them.
+    None is returned for operators that are no such pair. An operator with a bias and the same one
+    without it are one. What only moves elements may follow them.
     """
     first, second = _sum(reference), _sum(candidate)
     kinds = frozenset({first.op_type, second.op_type})
