@@ -467,7 +467,7 @@ class Matching:
         results: list[Pair] = []
         for name, attribute in first.attributes.items():
             inner = subgraphs(attribute)
-            others = subgraphs(second.attributes[name]) if inner else []
+            others = subgraphs(second.attributes[name]) if inner else ()
             for ours, theirs in zip(inner, others, strict=True):
                 if is_new:
                     for a, b in zip(ours.inputs, theirs.inputs, strict=True):
