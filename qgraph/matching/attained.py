@@ -169,9 +169,10 @@ class Attained:
         if value.dtype.is_integer():
             x = np.unique(np.concatenate([x, np.arange(met.lo.min(), met.lo.min() + 256)]))
             x = np.rint(x[(met.lo.min() <= x) & (x <= met.hi.max())])
-        known: dict[ir.Value, Any] = {**arrays, value: x.astype(value.dtype.numpy())}
+        known: dict[ir.Value, Any] = dict(arrays)
         try:
             with np.errstate(all="ignore"):
+                known[value] = x.astype(value.dtype.numpy())
                 NodeStep(node, kernel_for(node, self._imports)).run(known, frozenset())
             y = np.asarray(known[node.outputs[0]]).astype(np.float64)
         except (QGraphError, ValueError, TypeError):

@@ -444,8 +444,11 @@ class Matching:
         if self._common_form(first, second) is None:
             sides = (first, self.reference), (second, self.candidate)
             labels = [label(node, side.plain.imports) for node, side in sides]
+            form = rewritten_sum(first, second)
+            if form is not None:
+                return form
             if labels[0][:2] != labels[1][:2]:
-                return rewritten_sum(first, second) or (
+                return (
                     f"{_told(a)} and {_told(b)} are different operators, for which there is no rule"
                 )
             return f"{_told(a)} and {_told(b)} differ in {_difference(*labels)}"

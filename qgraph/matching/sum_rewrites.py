@@ -42,10 +42,13 @@ _PAIRS = {
 def rewritten_sum(reference: ir.Node, candidate: ir.Node) -> str | None:
     """Return why two operators cannot be proved equal if they are two forms of one sum.
 
-    None is returned for operators that are no such pair. What only moves elements may follow them.
+    None is returned for operators that are no such pair. An operator with a bias and the same one
+    without it are one. What only moves elements may follow them.
     """
     first, second = _sum(reference), _sum(candidate)
-    if frozenset({first.op_type, second.op_type}) not in _PAIRS:
+    kinds = frozenset({first.op_type, second.op_type})
+    biases = {len(node.inputs) > 2 and node.inputs[2] is not None for node in (first, second)}
+    if kinds not in _PAIRS and not (kinds <= _PRODUCTS and len(kinds) == 1 and len(biases) == 2):
         return None
     return (
         f"{_name(first)} and {_name(second)} are forms of a sum that add in another order or with "

@@ -101,7 +101,7 @@ def _reads(node: ir.Node, place: int, known: KnownValues, *, everywhere: bool) -
         return bool(parts.any(axis=(1, *range(3, parts.ndim))).all())
     if weight.ndim != 2:
         return False
-    turned = node.op_type == "Gemm" and node.attributes.get_int("transB", 0)
+    turned = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0
     return bool(used.any(axis=0 if turned else 1).all())
 
 
