@@ -18,7 +18,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError
 from qgraph.graph.schema import OpKey
 from qgraph.matching.normal.rewriter import Rewriter
-from qgraph.matching.normal.sizes import Sizes, are_equal, is_single, sizes_of
+from qgraph.matching.normal.sizes import Sizes, is_single, sizes_of
 from qgraph.ops.operator import operator_of
 from qgraph.primitives import NUMPY
 
@@ -114,6 +114,8 @@ def moved(
     inputs: list[ir.Value | None] = []
     attributes = dict(node.attributes)
     data = data_of(graph, node)
+    if is_along_axis(node) and data != [node.inputs[0]]:
+        return None
     moved_values: list[tuple[int, ir.Value]] = []
     for place, value in enumerate(node.inputs):
         inputs.append(value)
@@ -128,7 +130,7 @@ def moved(
         array = graph.array(value)
         if array is None:
             return None
-        if array.size == 1 and (is_along_axis(node) or array.ndim == 0):
+        if array.size == 1 and (is_along_axis(node) or array.ndim <= len(result or ())):
             continue
         aligned = aligned_parameter(node, array, rank)
         if aligned is None or rank is None or result is None:
@@ -188,9 +190,9 @@ def aligned_parameter(node: ir.Node, array: Array, rank: int | None) -> Array | 
 def keeps_sizes(graph: Rewriter, node: ir.Node, value: ir.Value) -> bool:
     """Return whether the result of a node is certain to have the shape of one of its operands."""
     own, sizes = sizes_of(value), sizes_of(node.outputs[0])
-    if own is not None and sizes is not None and are_equal(own, sizes):
-        return True
-    if data_of(graph, node) != [value]:
+    if own is not None and sizes is not None and (None not in own + sizes or len(own) < len(sizes)):
+        return own == sizes
+    if data_of(graph, node) != [value] or not _has_rank(graph, node, own):
         return False
     shapes = parameter_sizes(graph, node, None if own is None else len(own))
     if shapes is None:
@@ -200,6 +202,13 @@ def keeps_sizes(graph: Rewriter, node: ir.Node, value: ir.Value) -> bool:
         for shape in shapes
         for axis, size in enumerate(shape)
     )
+
+
+def _has_rank(graph: Rewriter, node: ir.Node, own: Sizes | None) -> bool:
+    """Return whether no single number among the operands has more dimensions than the data."""
+    others = [v for v in node.inputs if v is not None and not graph.known.has(v)]
+    ranks = [len(sizes_of(value) or ()) for value in others]
+    return max(ranks, default=0) <= len(own or ())
 
 
 def is_along_axis(node: ir.Node) -> bool:
