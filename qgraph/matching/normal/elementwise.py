@@ -117,6 +117,7 @@ def moved(
     if is_along_axis(node) and data != [node.inputs[0]]:
         return None
     moved_values: list[tuple[int, ir.Value]] = []
+    parameters: dict[int, Array] = {}
     for place, value in enumerate(node.inputs):
         inputs.append(value)
         if value is None or _is_type_only(node, place):
@@ -139,18 +140,22 @@ def moved(
         if other is None or other.ndim != len(result):
             return None
         if is_along_axis(node):
-            axes = [axis for axis, size in enumerate(other.shape) if size > 1]
-            if len(axes) > 1:
-                return None
-            if axes:
-                attributes["axis"] = ir.AttrInt64("axis", axes[0])
-                other = other.reshape(-1)
-            else:
-                # one scale for all that is left, and a zero point likewise
-                other = other.reshape(-1)[:1].reshape(())
-        inputs[place] = graph.constant(np.ascontiguousarray(other), str(value.name))
-    if is_along_axis(node) and len({v.shape.rank() for v in inputs[1:] if v and v.shape}) > 1:
-        return None
+            parameters[place] = other
+            continue
+        inputs[place] = graph.constant(other, str(value.name))
+    if parameters:
+        shape = np.broadcast_shapes(*(array.shape for array in parameters.values()))
+        axes = [axis for axis, size in enumerate(shape) if size > 1]
+        if len(axes) > 1:
+            return None
+        for place, array in parameters.items():
+            # one scale for all that is left, or one for each element of the axis
+            listed = np.broadcast_to(array, shape).reshape((-1,) if axes else ())
+            inputs[place] = graph.constant(
+                np.ascontiguousarray(listed).reshape(listed.shape), "moved"
+            )
+        if axes:
+            attributes["axis"] = ir.AttrInt64("axis", axes[0])
     for place, value in moved_values:
         new = move_value(value)
         if new is None:
