@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+import pytest
 
 import qgraph
 from qgraph.certification.certificate import ProofVerdict
@@ -40,3 +41,16 @@ def test_operands_of_an_operator_on_two_codes_are_shown_first():
     other = load(model("p1 = Mul(x, u) q1 = QuantizeLinear(p1, e, z)", "1"))
     other.apply(LowerIntegerOperators())
     assert qgraph.prove(ours, other).verdict is not ProofVerdict.PROVED
+
+
+@pytest.mark.slow
+def test_a_network_on_codes_is_equal_to_its_lowered_form(models):
+    """Averages and products of codes whose operands differ in form, 28 of them as x * g(x)."""
+    path = models / "field" / "ort_mbv3_qop_u8u8.onnx"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    lowered = load(path)
+    lowered.apply(LowerIntegerOperators())
+    found = qgraph.prove(path, lowered, evidence=True)
+    assert found.verdict is ProofVerdict.PROVED
+    assert verify(found.to_json(), path, lowered) == "proved"
