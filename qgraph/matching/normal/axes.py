@@ -111,6 +111,11 @@ def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int] | None:
     return sorted({axis % rank for axis in axes}) or list(range(rank))
 
 
+def has_elements(sizes: Sizes, axes: list[int]) -> bool:
+    """Return whether data is certain to have elements along some axes."""
+    return all(isinstance(size := sizes[axis], int) and size > 0 for axis in axes)
+
+
 def write_rows(graph: Rewriter, node: ir.Node) -> bool:
     """Write a Softmax along the last axis that is not of size 1 over rows."""
     if node.domain or node.op_type not in _ROWS or graph.imports.get("", 1) < _SINCE:
@@ -140,11 +145,13 @@ def write_global_maximum(graph: Rewriter, node: ir.Node) -> bool:
     if (node.domain, node.op_type) != ("", "GlobalMaxPool") or node.inputs[0] is None:
         return False
     sizes = sizes_of(node.inputs[0])
-    if sizes is None or not graph.may_lose_zero_sign(node.outputs[0]):
+    axes = list(range(2, len(sizes or ())))
+    if sizes is None or not has_elements(sizes, axes):
+        return False
+    if not graph.may_lose_zero_sign(node.outputs[0]):
         return False
     graph.lose_zero_sign()
     graph.exchanged += 1
-    axes = list(range(2, len(sizes)))
     inputs = [node.inputs[0]]
     attributes: dict[str, object] = {"keepdims": 1}
     if graph.imports.get("", 1) >= _AXES_AS_INPUT:

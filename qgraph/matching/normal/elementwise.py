@@ -18,7 +18,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError
 from qgraph.graph.schema import OpKey
 from qgraph.matching.normal.rewriter import Rewriter
-from qgraph.matching.normal.sizes import Sizes, are_equal, is_single, sizes_of
+from qgraph.matching.normal.sizes import Sizes, is_single, sizes_of
 from qgraph.ops.operator import operator_of
 from qgraph.primitives import NUMPY
 
@@ -114,7 +114,10 @@ def moved(
     inputs: list[ir.Value | None] = []
     attributes = dict(node.attributes)
     data = data_of(graph, node)
+    if is_along_axis(node) and data != [node.inputs[0]]:
+        return None
     moved_values: list[tuple[int, ir.Value]] = []
+    parameters: dict[int, Array] = {}
     for place, value in enumerate(node.inputs):
         inputs.append(value)
         if value is None or _is_type_only(node, place):
@@ -128,7 +131,7 @@ def moved(
         array = graph.array(value)
         if array is None:
             return None
-        if array.size == 1 and (is_along_axis(node) or array.ndim == 0):
+        if array.size == 1 and (is_along_axis(node) or array.ndim <= len(result or ())):
             continue
         aligned = aligned_parameter(node, array, rank)
         if aligned is None or rank is None or result is None:
@@ -137,18 +140,22 @@ def moved(
         if other is None or other.ndim != len(result):
             return None
         if is_along_axis(node):
-            axes = [axis for axis, size in enumerate(other.shape) if size > 1]
-            if len(axes) > 1:
-                return None
-            if axes:
-                attributes["axis"] = ir.AttrInt64("axis", axes[0])
-                other = other.reshape(-1)
-            else:
-                # one scale for all that is left, and a zero point likewise
-                other = other.reshape(-1)[:1].reshape(())
-        inputs[place] = graph.constant(np.ascontiguousarray(other), str(value.name))
-    if is_along_axis(node) and len({v.shape.rank() for v in inputs[1:] if v and v.shape}) > 1:
-        return None
+            parameters[place] = other
+            continue
+        inputs[place] = graph.constant(other, str(value.name))
+    if parameters:
+        shape = np.broadcast_shapes(*(array.shape for array in parameters.values()))
+        axes = [axis for axis, size in enumerate(shape) if size > 1]
+        if len(axes) > 1:
+            return None
+        for place, array in parameters.items():
+            # one scale for all that is left, or one for each element of the axis
+            listed = np.broadcast_to(array, shape).reshape((-1,) if axes else ())
+            inputs[place] = graph.constant(
+                np.ascontiguousarray(listed).reshape(listed.shape), "moved"
+            )
+        if axes:
+            attributes["axis"] = ir.AttrInt64("axis", axes[0])
     for place, value in moved_values:
         new = move_value(value)
         if new is None:
@@ -188,9 +195,9 @@ def aligned_parameter(node: ir.Node, array: Array, rank: int | None) -> Array | 
 def keeps_sizes(graph: Rewriter, node: ir.Node, value: ir.Value) -> bool:
     """Return whether the result of a node is certain to have the shape of one of its operands."""
     own, sizes = sizes_of(value), sizes_of(node.outputs[0])
-    if own is not None and sizes is not None and are_equal(own, sizes):
-        return True
-    if data_of(graph, node) != [value]:
+    if own is not None and sizes is not None and (None not in own + sizes or len(own) < len(sizes)):
+        return own == sizes
+    if data_of(graph, node) != [value] or not _has_rank(graph, node, own):
         return False
     shapes = parameter_sizes(graph, node, None if own is None else len(own))
     if shapes is None:
@@ -200,6 +207,13 @@ def keeps_sizes(graph: Rewriter, node: ir.Node, value: ir.Value) -> bool:
         for shape in shapes
         for axis, size in enumerate(shape)
     )
+
+
+def _has_rank(graph: Rewriter, node: ir.Node, own: Sizes | None) -> bool:
+    """Return whether no single number among the operands has more dimensions than the data."""
+    others = [v for v in node.inputs if v is not None and not graph.known.has(v)]
+    ranks = [len(sizes_of(value) or ()) for value in others]
+    return max(ranks, default=0) <= len(own or ())
 
 
 def is_along_axis(node: ir.Node) -> bool:

@@ -116,8 +116,11 @@ def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def _computed(graph: Rewriter, node: ir.Node, value: Array) -> Array | None:
-    """Return what a node makes of one number; None where that is not determined."""
-    if node.op_type == "Pow" or np.isnan(value.astype(np.float64)).any():
+    """Return what a node makes of one number; None where that is NaN or not determined.
+
+    A Cast may leave the range of its type.
+    """
+    if node.op_type in ("Cast", "Pow") or np.isnan(value.astype(np.float64)).any():
         return None
     data = node.inputs[0]
     if data is None:
@@ -132,4 +135,5 @@ def _computed(graph: Rewriter, node: ir.Node, value: Array) -> Array | None:
             NodeStep(node, kernel_for(node, graph.imports)).run(known, frozenset())
     except (ExecutionError, OperatorError, UnsupportedError, ValueError):
         return None
-    return np.asarray(known[node.outputs[0]])
+    result = np.asarray(known[node.outputs[0]])
+    return None if np.isnan(result.astype(np.float64)).any() else result

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from qgraph.graph.topology import gates
 from qgraph.matching.elementwise import operands
-from qgraph.matching.normal.axes import reduced_axes
+from qgraph.matching.normal.axes import has_elements, reduced_axes
 from qgraph.matching.normal.elementwise import data_of, is_on_elements, keeps_sizes
 from qgraph.matching.normal.order import Order, order_of
 from qgraph.matching.normal.rewriter import Rewriter
@@ -132,7 +132,8 @@ def _axes(graph: Rewriter, node: ir.Node) -> list[int] | None:
     if sizes is None or any(output.uses() for output in node.outputs[1:]):
         return None
     if node.op_type == "GlobalMaxPool":
-        return list(range(2, len(sizes)))
+        spatial = list(range(2, len(sizes)))
+        return spatial if has_elements(sizes, spatial) else None
     if node.op_type == "MaxPool":
         if any(output.name for output in node.outputs[1:]) or not is_never_empty(node, sizes):
             return None
@@ -142,7 +143,7 @@ def _axes(graph: Rewriter, node: ir.Node) -> list[int] | None:
     axes = reduced_axes(graph, node, len(sizes))
     if not node.attributes.get_int("keepdims", 1):
         return None
-    return axes if axes and all(sizes[axis] != 0 for axis in axes) else None
+    return axes if axes and has_elements(sizes, axes) else None
 
 
 def _between(graph: Rewriter, start: ir.Value, end: ir.Value) -> list[ir.Node] | None:

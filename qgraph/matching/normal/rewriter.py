@@ -89,7 +89,7 @@ class Rewriter:
         self._pending = list(self.graph)[::-1]
         while self._pending:
             node = self._pending.pop()
-            if node.graph is None or not node.outputs:
+            if node.graph is None or not node.outputs or self._is_handed_out(node):
                 continue
             waiting = len(self._pending)
             for name, rule in rules:
@@ -100,6 +100,11 @@ class Rewriter:
                     break
             self._pending[waiting:] = self._pending[waiting:][::-1]
         self._prune()
+
+    def _is_handed_out(self, node: ir.Node) -> bool:
+        """Return whether a graph inside of the main graph has a result of the node as output."""
+        outputs = [output for output in node.outputs if output.is_graph_output()]
+        return any(all(output is not o for o in self.graph.outputs) for output in outputs)
 
     def may_lose_zero_sign(self, value: ir.Value) -> bool:
         """Return whether ``value`` may be a zero of the other sign in a normal form."""

@@ -39,8 +39,7 @@ def is_one(reference: ir.Model, candidate: ir.Model, level: Exactness = Exactnes
 
 
 @pytest.fixture(autouse=True)
-def few_inputs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def few_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all inputs would be tried one by one, try some of all magnitudes."""
-    if request.node.get_closest_marker("slow") is None:
-        starts = enumeration._starts()[::510]
-        monkeypatch.setattr(enumeration, "_starts", lambda: starts)
+    starts = enumeration._starts()[::510]
+    monkeypatch.setattr(enumeration, "_starts", lambda: starts)

@@ -7,7 +7,7 @@ is moved, by NumPy alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,13 @@ class Function:
         write: text of its nodes, for names of the data, the result and the parameter.
         parameter: laid out over the data; None without one.
         rises: whether it never decreases.
+        is_quantizer: whether the parameter is a scale along one axis, which is written as such.
     """
 
     write: Callable[[str, str, str], str]
     parameter: Array | None
     rises: bool
+    is_quantizer: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def random_pair(random: np.random.Generator, *, mistake: bool) -> tuple[str, str
         place = int(random.integers(len(items) - 1)) if len(items) > 1 else 0
         _swap(other, place)
     if mistake:
-        _mistake(random, other)
+        _mistake(random, other, sizes)
     return _text(sizes, items), _text(sizes, other)
 
 
@@ -77,7 +79,13 @@ def _random_items(random: np.random.Generator, sizes: tuple[int, ...]) -> list[I
 
 
 def _random_function(random: np.random.Generator, sizes: tuple[int, ...]) -> Function:
-    kind = int(random.integers(8))
+    kind = int(random.integers(9))
+    if kind == 8:
+        axis = int(random.integers(len(sizes))) if sizes else 0
+        shape = [size if place == axis else 1 for place, size in enumerate(sizes)]
+        scales = random.choice(np.array([0.25, 0.5, 1, 2], np.float32), shape)
+        scales = np.broadcast_to(scales, sizes)
+        return Function(_write_pair, scales, rises=True, is_quantizer=bool(sizes))
     plain = {
         0: ("Relu", True),
         1: ("Tanh", False),  # it rises, which is not for the last bit of a kernel to say
@@ -186,10 +194,15 @@ def _swap(items: list[Item], place: int) -> None:
         if parameter is not None and (second.apply(parameter) != -second.apply(-parameter)).any():
             return  # it varies within a window
     moved = None if parameter is None else second.apply(parameter)
-    items[place : place + 2] = [second, Function(first.write, moved, first.rises)]
+    if first.is_quantizer and moved is not None and sum(n > 1 for n in _shrunk(moved).shape) > 1:
+        return  # its scale would lie along two axes
+    other = replace(first, parameter=moved)
+    if first.is_quantizer and moved is not None and not moved.ndim:
+        return
+    items[place : place + 2] = [second, other]
 
 
-def _mistake(random: np.random.Generator, items: list[Item]) -> None:
+def _mistake(random: np.random.Generator, items: list[Item], sizes: tuple[int, ...]) -> None:
     place = int(random.integers(len(items)))
     item = items[place]
     match item:
@@ -197,7 +210,13 @@ def _mistake(random: np.random.Generator, items: list[Item]) -> None:
             changed = np.array(parameter)
             flat = changed.reshape(-1)
             flat[int(random.integers(flat.size))] += np.float32(0.5)
-            items[place] = Function(item.write, changed, item.rises)
+            if not item.is_quantizer:
+                items[place] = replace(item, parameter=changed)
+        case Move() if random.random() < 0.5:
+            data = np.zeros(sizes, np.float32)
+            for before in items[:place]:
+                data = before.apply(data) if isinstance(before, Move) else data
+            items[place] = _random_move(random, data.shape, 90 + place)
         case _ if len(items) > 1:
             other = int(random.integers(len(items)))
             items[place], items[other] = items[other], items[place]
@@ -215,6 +234,8 @@ def _text(sizes: tuple[int, ...], items: Sequence[Item]) -> str:
         if isinstance(item, Move):
             constants += [item.constants] if item.constants else []
             lines.append(item.write(value, result))
+        elif item.is_quantizer and item.parameter is not None:
+            lines.append(_write_quantizer(value, result, item.parameter, constants))
         else:
             name = f"c{count}"
             if item.parameter is not None:
@@ -225,12 +246,34 @@ def _text(sizes: tuple[int, ...], items: Sequence[Item]) -> str:
     return f"g (float[{dims}] x) => (float[] y) <{', '.join(constants)}> {{ {' '.join(lines)} }}"
 
 
-def _numbers(name: str, array: Array) -> str:
-    """Write a parameter with size 1 along axes along which it does not vary."""
+def _write_quantizer(x: str, y: str, scales: Array, constants: list[str]) -> str:
+    """Write a QuantizeLinear and a DequantizeLinear with a scale along the axis where it varies."""
+    shape = _shrunk(scales).shape
+    axis = next((place for place, size in enumerate(shape) if size > 1), 0)
+    size = shape[axis]
+    listed = ", ".join(map(str, _shrunk(scales).reshape(-1).tolist()))
+    zeros = ", ".join(["0"] * size)
+    constants.append(f"float[{size}] {y}s = {{{listed}}}, int8[{size}] {y}z = {{{zeros}}}")
+    if size == 1:
+        constants[-1] = f"float {y}s = {{{listed}}}, int8 {y}z = {{0}}"
+    return (
+        f"{y}q = QuantizeLinear <axis = {axis}> ({x}, {y}s, {y}z) "
+        f"{y} = DequantizeLinear <axis = {axis}> ({y}q, {y}s, {y}z)"
+    )
+
+
+def _shrunk(array: Array) -> Array:
+    """Return an array with size 1 along axes along which it does not vary."""
     for axis in range(array.ndim):
         first = array.take([0], axis=axis)
         if (first == array).all():
             array = first
+    return array
+
+
+def _numbers(name: str, array: Array) -> str:
+    """Write a parameter."""
+    array = _shrunk(array)
     dims = ",".join(map(str, array.shape))
     numbers = ", ".join(map(str, array.reshape(-1).tolist()))
     return f"float{f'[{dims}]' if dims else ''} {name} = {{{numbers}}}"
