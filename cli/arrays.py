@@ -22,6 +22,7 @@ from qgraph.cli.output import (
     show_table,
 )
 from qgraph.errors import ExecutionError
+from qgraph.tensors.rows import FileRows, read_rows
 
 if TYPE_CHECKING:
     from qgraph.inventory.quantizer_statistics import QuantizerStatistics
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
+_ARCHIVE = "an archive of arrays (.npz)"
 _MAGIC = np.lib.format.MAGIC_PREFIX
 
 _MUCH_CLIPPED = 0.05
@@ -38,7 +40,7 @@ _MUCH_CLIPPED = 0.05
 
 def feeds(
     talk: Talk, inputs: Inputs, model: Model, *, besides: str | None = None
-) -> dict[str, Array] | None:
+) -> dict[str, Array | FileRows] | None:
     """Return the arrays that files hold, by input name; None where the inputs are random.
 
     Arrays of an archive under other names than those of inputs are left out, with a note; that
@@ -49,9 +51,9 @@ def feeds(
     """
     if not inputs.files and inputs.bundle is None:
         return None
-    found: dict[str, Array] = {}
+    found: dict[str, Array | FileRows] = {}
     if inputs.bundle is not None:
-        bundle = _read(inputs.bundle, "an archive of arrays (.npz)", _archive)
+        bundle = _read(inputs.bundle, _ARCHIVE, _archive)
         known = {value.name for value in model.ir.graph.inputs}
         found = {name: array for name, array in bundle.items() if name in known}
         if spare := [name for name in bundle if name not in known and name != besides]:
@@ -67,16 +69,23 @@ def labels(given: str, inputs: Inputs) -> Array:
     Raises:
         ExecutionError: there are none.
     """
-    path = Path(given)
-    if inputs.bundle is None or path.is_file():
+    path = labels_file(given, inputs)
+    if path is not None:
         return np.asarray(_read(path, "one array (.npy)", _single))
-    bundle = _read(inputs.bundle, "an archive of arrays (.npz)", _archive)
+    bundle = {} if inputs.bundle is None else _read(inputs.bundle, _ARCHIVE, _archive)
     if given not in bundle:
         raise ExecutionError(
             f"{inputs.bundle}: has no array {given!r} with labels, expected a name among "
             f"{', '.join(bundle) or 'none'}, or a file. Correct the name."
         )
     return np.asarray(bundle[given])
+
+
+def labels_file(given: str | None, inputs: Inputs) -> Path | None:
+    """Return the file that holds labels; None where the archive of the inputs does."""
+    if given is None or (inputs.bundle is not None and not Path(given).is_file()):
+        return None
+    return Path(given)
 
 
 def show_tensors(found: Sequence[TensorStatistics]) -> None:
@@ -167,7 +176,7 @@ def _read(path: Path, expected: str, reader: Callable[[Any], Any]) -> Any:
             file.seek(0)
             if single:
                 # Datasets may be larger than memory.
-                return reader(np.load(path, "r", allow_pickle=False))
+                return reader(read_rows(path))
             return reader(np.load(file, allow_pickle=False))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ExecutionError(
@@ -183,7 +192,8 @@ def _archive(content: Any) -> dict[str, Array]:
     return {name: content[name] for name in files}
 
 
-def _single(content: Any) -> Array:
+def _single(content: Any) -> Array | FileRows:
     if hasattr(content, "files"):
         raise ValueError("it is an archive")
-    return np.asarray(content)
+    rows: Array | FileRows = content
+    return rows

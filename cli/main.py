@@ -6,12 +6,10 @@ import atexit
 import difflib
 import gc
 import importlib
-import os
 import pkgutil
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 
 import click
 
@@ -19,10 +17,15 @@ from qgraph import __version__
 from qgraph.cli import commands
 from qgraph.cli.options import talk_options
 from qgraph.cli.output import Talk
+from qgraph.cli.signals import Interrupted, interruptible
+from qgraph.cli.streams import guarded_streams
 from qgraph.errors import EquivalenceError, OptionError, QGraphError, UndecidedError
 
 DIFFERENT, USAGE, UNUSABLE, UNDECIDED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 4, 130, 141
 """Exit codes; the last two as of a process that SIGINT or SIGPIPE ended."""
+
+SIGNALLED = 128
+"""Added to the number of a signal that ends the process."""
 
 
 class Commands(click.Group):
@@ -56,14 +59,6 @@ class Commands(click.Group):
             raise click.UsageError(f"There is no command {args[0]!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> object:
-        """Run the command; a reader that went away is no failure of the models."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            # click would exit with 1, which means that two models differ.
-            raise click.exceptions.Exit(_pipe_closed()) from None
-
 
 @click.group(cls=Commands, name="qgraph", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="qgraph %(version)s")
@@ -89,19 +84,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         _collect_seldom()
+    with guarded_streams() as results:
+        status = 0
+        try:
+            with interruptible():
+                status = _run(argv)
+            results.flush()
+        except Interrupted as signal:
+            Talk().error(f"interrupted by {signal.name}")
+            return SIGNALLED + signal.number
+        except QGraphError as error:
+            if status != UNUSABLE:
+                Talk().error(str(error))
+            return UNUSABLE
+        return BROKEN_PIPE if results.is_gone and status == 0 else status
+
+
+def _run(argv: Sequence[str] | None) -> int:
     talk = Talk()
-    # Names in models may have characters that the terminal's encoding lacks.
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
     try:
         with talk.listening():
             status = cli.main(
                 None if argv is None else list(argv), "qgraph", standalone_mode=False, obj=talk
             )
-        sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
-        talk.error("interrupted; nothing was written")
+        talk.error("interrupted")
         return INTERRUPTED
     except click.ClickException as error:
         if isinstance(error, click.UsageError) and error.ctx is not None:
@@ -109,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         talk.error(error.format_message())
         return USAGE
     except BrokenPipeError:
-        return _pipe_closed()
+        return BROKEN_PIPE
     except Exception as error:
         return _failed(error, talk)
     return int(status or 0)
@@ -143,8 +150,5 @@ def _failed(error: Exception, talk: Talk) -> int:
     return UNUSABLE
 
 
-def _pipe_closed() -> int:
-    # What is still buffered would raise again when the interpreter exits.
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return BROKEN_PIPE
+if __name__ == "__main__":
+    sys.exit(main())

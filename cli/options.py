@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from qgraph.choices import meant, word
 from qgraph.cli.output import Talk
+from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 LEVELS = [str(level) for level in Exactness if level is not Exactness.DIFFERENT]
+
+
+class Word(click.Choice[str]):
+    """A value that is one of some words, in any case."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__(words, case_sensitive=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word as it is listed; an unknown one fails, naming the closest."""
+        try:
+            return word(self.choices, value, "the value")
+        except OptionError:
+            known = ", ".join(map(repr, self.choices))
+            self.fail(f"{value!r} is not one of {known}.{meant(value, self.choices)}", param, ctx)
 
 
 def file_path(text: str) -> Path:
@@ -96,7 +113,7 @@ model_argument = click.argument("model", type=file_path)
 
 backend_option = click.option(
     "--backend",
-    type=click.Choice(["auto", "numpy", "ort"]),
+    type=Word(["auto", "numpy", "ort"]),
     default="auto",
     show_default=True,
     help="What computes: auto is ONNX Runtime where it is installed.",
@@ -317,7 +334,7 @@ def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 exact_option = click.option(
     "--exact",
-    type=click.Choice(LEVELS),
+    type=Word(LEVELS),
     default=str(Exactness.VALUES),
     show_default=True,
     help="Lowest rung of equality that is accepted.",

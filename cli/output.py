@@ -121,6 +121,15 @@ def show(text: str = "") -> None:
     sys.stdout.write(f"{printable(text)}\n")
 
 
+def flush_results() -> None:
+    """Hand over all lines of the result; afterwards nothing of them can fail.
+
+    Raises:
+        QGraphError: they cannot be written.
+    """
+    sys.stdout.flush()
+
+
 def show_table(columns: Sequence[Column], rows: Rows) -> None:
     """Print a table: fitted to a terminal, or else with as much room as the texts need.
 

@@ -21,6 +21,7 @@ from qgraph.exactness import Exactness, Method
 
 if TYPE_CHECKING:
     from qgraph.certification.certificate import Certificate, Region
+    from qgraph.outputs.outputs import Outputs
 
 STATUS = {"proved": 0, "different": 1, "undecided": 4}
 """Exit status of each verdict."""
@@ -62,7 +63,7 @@ def show_certificate(talk: Talk, found: Certificate) -> None:
         talk.note(f"condition: {condition}")
 
 
-def save_witness(talk: Talk, found: Certificate, path: Path) -> None:
+def save_witness(talk: Talk, found: Certificate, path: Path, outputs: Outputs) -> None:
     """Write the input on which the outputs differ, if there is one."""
     import numpy as np
 
@@ -75,17 +76,20 @@ def save_witness(talk: Talk, found: Certificate, path: Path) -> None:
                 "the regions above differ all the same"
             )
         return
-    with replacing(path) as file:
+    with replacing(path, outputs) as file:
         np.savez(file, **found.counterexample)
     show_paragraph(f"wrote {path}: an input on which the outputs differ")
 
 
 def _headline(found: Certificate) -> str:
+    from qgraph.certification.certificate import BIAS_LAST
+
     regions = count(len(found.regions), "region")
     if found.verdict == "proved":
         equality = "bit for bit" if found.exactness is Exactness.BITS else "in value"
         how = f"{regions} compared" if found.regions else "they have one form"
-        return f"PROVED equal {equality} for every input: {how}"
+        only_if = f" if {BIAS_LAST}" if BIAS_LAST in found.conditions else ""
+        return f"PROVED equal {equality} for every input{only_if}: {how}"
     number = sum(region.verdict == found.verdict for region in found.regions)
     if found.verdict == "different":
         return f"DIFFERENT in {number} of {regions}"

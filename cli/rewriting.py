@@ -26,10 +26,9 @@ from qgraph.cli.output import (
     show_table,
 )
 from qgraph.cli.progress import ProgressBar
-from qgraph.cli.targets import expect_targets
+from qgraph.cli.targets import planned
 from qgraph.cli.views import Views
 from qgraph.exactness import Exactness, Method
-from qgraph.files import is_same
 
 if TYPE_CHECKING:
     from qgraph.report import Report, SiteReport
@@ -63,28 +62,33 @@ def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform], vi
     """Apply passes to a model file and show what they did."""
     from qgraph.transforms import rewrite
 
-    expect_targets(views.paths, (files.model, files.out, files.report))
     views.check()
-    with ProgressBar(talk) as bar, _report_file(files, views) as written:
-        report = rewrite(
-            files.model,
-            files.out,
-            *steps,
-            report=written,
-            command=command,
-            keep_inputs=files.keep_inputs,
-            in_place=files.in_place,
-            prove=files.prove,
-            external_data=True if files.size_threshold is not None else None,
-            shard_bytes=files.shard_bytes,
-            safetensors=files.safetensors,
-            size_threshold=files.size_threshold,
-            progress=bar.tell_bytes,
-        )
-        if views.are_wanted and written is not None:
-            bar.tell("drawing", 0, 0)
-            source = files.out if is_same(files.model, files.out) else files.model
-            views.write(json.loads(written.read_text("utf-8")), (source, files.out))
+    with _report_file(files, views) as written, planned(views.paths) as outputs:
+        with ProgressBar(talk) as bar:
+            report = rewrite(
+                files.model,
+                files.out,
+                *steps,
+                report=written,
+                command=command,
+                keep_inputs=files.keep_inputs,
+                in_place=files.in_place,
+                prove=files.prove,
+                external_data=True if files.size_threshold is not None else None,
+                shard_bytes=files.shard_bytes,
+                safetensors=files.safetensors,
+                size_threshold=files.size_threshold,
+                progress=bar.tell_bytes,
+                outputs=outputs,
+            )
+            if views.are_wanted and written is not None:
+                bar.tell("drawing", 0, 0)
+                document = json.loads(outputs.written(written).read_text("utf-8"))
+                views.write(document, (files.model, outputs.written(files.out)), outputs)
+        _show(talk, command, files, report)
+
+
+def _show(talk: Talk, command: str, files: Rewrite, report: Report) -> None:
     if report.frozen_inputs:
         frozen = count(report.frozen_inputs, "initializer")
         talk.note(f"froze {frozen} that could be fed as inputs too; --keep-inputs leaves them")

@@ -1,46 +1,53 @@
-"""Where results go: known to be free before any work is done for them."""
+"""The files that a command writes: guarded and locked before any work is done for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from qgraph.errors import OptionError
-from qgraph.files import expect_place, is_same
+from qgraph.cli.output import flush_results
+from qgraph.outputs.outputs import HOLDS_WEIGHTS, Outputs
 
 
-def expect_targets(targets: Iterable[Path | None], sources: Iterable[Path | None]) -> None:
-    """See that results can be written, before any work is done for them.
+@contextmanager
+def planned(
+    targets: Iterable[Path | None],
+    *,
+    models: Iterable[Path | None] = (),
+    files: Iterable[Path | None] = (),
+) -> Iterator[Outputs]:
+    """Give the outputs of a command, which appear together when the block ends without an error.
+
+    What the command shows is written before that, so that a full disk behind the standard output
+    leaves no file.
 
     Args:
         targets: files to write; None for those that are not wanted.
-        sources: files that the command reads, or writes elsewhere.
+        models: model files that the command reads; their data files are guarded too.
+        files: other files that it reads.
 
     Raises:
-        OptionError: a result would replace one of these, or another result.
-        QGraphError: there is no room for one.
+        OptionError: an output would replace one of these, or another output.
+        QGraphError: an output cannot be written, or another process is writing it.
     """
     wanted = [target for target in targets if target is not None]
-    refuse_overwriting(wanted, sources)
-    for place, target in enumerate(wanted):
-        if any(is_same(target, other) for other in wanted[:place]):
-            raise OptionError(
-                f"{target}: is named twice, expected one file for each result. Choose another name."
-            )
-    for target in wanted:
-        expect_place(target)
+    with Outputs() as outputs:
+        outputs.protect(files)
+        if wanted:
+            protect_models(outputs, models)
+        for target in wanted:
+            outputs.reserve(target)
+        yield outputs
+        flush_results()
 
 
-def refuse_overwriting(targets: Iterable[Path], sources: Iterable[Path | None]) -> None:
-    """Stop where a result would replace a file that the command uses.
+def protect_models(outputs: Outputs, models: Iterable[Path | None]) -> None:
+    """Keep outputs away from model files and their data files."""
+    from qgraph.storage.reading import files_of
 
-    Raises:
-        OptionError: it would.
-    """
-    used = [source for source in sources if source is not None]
-    for target in targets:
-        if any(is_same(target, source) for source in used):
-            raise OptionError(
-                f"{target}: is read by this command, or written already; expected another file. "
-                "Choose another name."
-            )
+    for model in models:
+        if model is not None:
+            own, *data = files_of(model)
+            outputs.protect([own])
+            outputs.protect(data, HOLDS_WEIGHTS)

@@ -15,6 +15,7 @@ from qgraph.cli import options
 
 if TYPE_CHECKING:
     from qgraph.model import Model, Source
+    from qgraph.outputs.outputs import Outputs
 
 _BATCHES = 4
 """Codes of activations are counted in so many batches."""
@@ -62,6 +63,7 @@ class Views:
         self,
         document: Mapping[str, Any],
         models: tuple[Source, Source] | None,
+        outputs: Outputs,
         batches: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Write the files.
@@ -70,6 +72,7 @@ class Views:
             document: the JSON report, with the files that it is about.
             models: reference and candidate, or input and output, to draw steps and codes of; None
                 where they are not there.
+            outputs: with which the files appear.
             batches: inputs of the first one.
         """
         from qgraph.files import write_text
@@ -77,21 +80,21 @@ class Views:
         if self.sarif is not None:
             from qgraph.reporting.sarif import sarif_log
 
-            write_text(self.sarif, sarif_log(document))
+            write_text(self.sarif, sarif_log(document), outputs)
         if self.markdown is not None:
             from qgraph.reporting.markdown import markdown_report
 
-            write_text(self.markdown, markdown_report(document))
+            write_text(self.markdown, markdown_report(document), outputs)
         if self.junit is not None:
             from qgraph.reporting.junit import junit_report
 
-            write_text(self.junit, junit_report(document))
+            write_text(self.junit, junit_report(document), outputs)
         if self.html is not None:
             from qgraph.reporting.illustrations import illustrated
             from qgraph.reporting.page import html_page
 
             whole = document if models is None else illustrated(document, *models, batches)
-            write_text(self.html, html_page(whole))
+            write_text(self.html, html_page(whole), outputs)
 
 
 _HELP = {

@@ -16,9 +16,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from qgraph.checkout import source_root
 from qgraph.lazy import defer
 
 defer("sympy", "onnx_ir._symbolic_shapes")
+
+__path__ += source_root(__file__)
 
 __version__ = "0.1.0"
 

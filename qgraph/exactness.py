@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from enum import StrEnum
 
+from qgraph.choices import Choice, member
 
-@functools.total_ordering
-class Exactness(StrEnum):
-    """Rungs of equality between two float32 functions; a higher rung implies the lower ones.
+
+class Exactness(Choice):
+    """Levels of equality between two float32 functions; a higher level implies the lower ones.
 
     * ``bits``: the same bit patterns for every input, NaN and the sign of zero included.
     * ``values``: equal for every input that is not NaN, where -0 equals +0.
     * ``codes``: the same integer codes, real values differ by ulps.
     * ``near``: thresholds move by ulps; the inputs concerned are counted exactly.
     * ``different``: none of these.
+
+    Levels compare by strength, with members and with strings: ``Exactness.CODES < "bits"``.
+    Comparing with a string that is no level is an OptionError.
     """
 
     BITS = "bits"
@@ -29,24 +32,26 @@ class Exactness(StrEnum):
         return -list(Exactness).index(self)
 
     def __lt__(self, other: object) -> bool:
-        if not isinstance(other, Exactness):
-            return NotImplemented
-        return self._height < other._height
+        level = _level(other)
+        return NotImplemented if level is None else self._height < level._height
 
     def __ge__(self, other: object) -> bool:
-        if not isinstance(other, Exactness):
-            return NotImplemented
-        return self._height >= other._height
+        level = _level(other)
+        return NotImplemented if level is None else self._height >= level._height
 
     def __gt__(self, other: object) -> bool:
-        if not isinstance(other, Exactness):
-            return NotImplemented
-        return self._height > other._height
+        level = _level(other)
+        return NotImplemented if level is None else self._height > level._height
 
     def __le__(self, other: object) -> bool:
-        if not isinstance(other, Exactness):
-            return NotImplemented
-        return self._height <= other._height
+        level = _level(other)
+        return NotImplemented if level is None else self._height <= level._height
+
+
+def _level(other: object) -> Exactness | None:
+    if isinstance(other, Exactness):
+        return other
+    return member(Exactness, other, "level") if isinstance(other, str) else None
 
 
 class Method(StrEnum):

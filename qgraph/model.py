@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import onnx
@@ -19,9 +19,13 @@ from qgraph.graph.constants import constant, overridable
 from qgraph.graph.scopes import check_names, nodes_of, owners
 from qgraph.graph.tensors import slots
 from qgraph.opsets.versions import declare_domains
+from qgraph.outputs.outputs import HOLDS_WEIGHTS, Outputs, joined
+from qgraph.outputs.places import is_same
 from qgraph.report import Report
-from qgraph.storage import datafiles
+from qgraph.storage import datafiles, in_memory
 from qgraph.storage import files as storage
+from qgraph.storage.identity import Identity, Origin
+from qgraph.storage.reading import files_of
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -33,11 +37,20 @@ class Model:
     """A thin wrapper of an onnx_ir model.
 
     Attributes:
-        path: where it was loaded from; None if not from a file.
+        path: where it was loaded from, or saved last; None if in no file.
     """
 
-    def __init__(self, ir_model: ir.Model, path: Path | None = None, *, lent: bool = True) -> None:
+    def __init__(
+        self,
+        ir_model: ir.Model,
+        path: Path | None = None,
+        *,
+        lent: bool = True,
+        origin: Origin | None = None,
+    ) -> None:
         self._ir = ir_model
+        self._origin = origin
+        self._place = None if path is None else Path(os.path.abspath(path))
         # Whoever has seen the graph may edit it between two runs; as long as nobody has, the plan
         # of the last run holds without another look.
         self._lent = lent
@@ -63,28 +76,68 @@ class Model:
         size_threshold: int = datafiles.THRESHOLD,
         executor: Executor | None = None,
         progress: datafiles.Progress | None = None,
+        outputs: Outputs | None = None,
     ) -> None:
         """Write the model; see :func:`qgraph.storage.files.save`.
+
+        The file that the model was loaded from, and its data files, are read only, unless ``path``
+        is that file.
 
         Raises:
             ModelError: the file cannot be written; an old one is untouched then.
         """
         if external_data is None and self._external_data:
             external_data = True
-        storage.save(
-            self._ir,
-            path,
-            external_data=external_data,
-            shard_bytes=shard_bytes,
-            safetensors=safetensors,
-            size_threshold=size_threshold,
-            executor=executor,
-            progress=progress,
-        )
+        with joined(outputs) as together:
+            if self.path is not None and not is_same(self.path, path):
+                own, *data = files_of(self.path)
+                together.protect([own])
+                together.protect(data, HOLDS_WEIGHTS)
+            storage.save(
+                self._ir,
+                path,
+                external_data=external_data,
+                shard_bytes=shard_bytes,
+                safetensors=safetensors,
+                size_threshold=size_threshold,
+                executor=executor,
+                progress=progress,
+                outputs=together,
+            )
+        # What the file holds is compared with the model when its identity is asked for.
+        self.path, self._place = Path(path), Path(os.path.abspath(path))
+        self._origin, self._lent = None, True
+
+    def to_proto(self) -> onnx.ModelProto:
+        """Return a new ``onnx.ModelProto`` that holds the model with all its weights.
+
+        Raises:
+            ModelError: it would be 2 GiB or larger; save the model with external data instead.
+        """
+        return storage.to_proto(self._ir)
+
+    def identity(self) -> Identity:
+        """Return the file of the model and its hash; without a path if it is in no file.
+
+        A model that was changed since it was loaded or saved, in whatever way, has no path, and
+        the hash of what is in memory: see :func:`qgraph.storage.in_memory.hash_in_memory`.
+
+        Raises:
+            ModelError: the model is too large for a message, or its weights cannot be read.
+        """
+        origin, digest = self._origin, None
+        if origin is not None and not self._lent:
+            digest = origin.sha256()
+        elif self._place is not None and (origin is None or origin.has_same_data()):
+            digest = in_memory.hash_in_file(self._ir, self._place)
+        if digest is None or self.path is None:
+            return Identity(None, in_memory.hash_in_memory(self._ir))
+        return Identity(str(self.path), digest)
 
     def clone(self) -> Model:
         """Return a copy that can be changed alone; both share the weights."""
-        copy = Model(self._ir.clone(), self.path, lent=False)
+        copy = Model(self._ir.clone(), self.path, lent=self._lent, origin=self._origin)
+        copy._place = self._place
         copy._external_data = self._external_data
         return copy
 
@@ -119,6 +172,7 @@ class Model:
     def freeze_inputs(self) -> int:
         """Drop initializers from the graph inputs, so that they are constants; return how many."""
         self._prepared = None
+        self._lent = True
         return _freeze_inputs(self._ir)
 
     def settled(self) -> Model:
@@ -180,12 +234,17 @@ class Model:
         self,
         inputs: Mapping[str, npt.ArrayLike],
         *,
-        backend: Literal["auto", "numpy", "ort"] = "auto",
+        backend: str = "auto",
         taps: Sequence[str] = (),
     ) -> dict[str, npt.NDArray[Any]]:
         """Compute the outputs, and the values named in ``taps``.
 
         What can be prepared is kept until the model changes: run one model in a loop.
+
+        Args:
+            inputs: arrays by the names of the graph inputs.
+            backend: "auto", "numpy" or "ort"; auto is ONNX Runtime if it is installed.
+            taps: names of further values to return.
         """
         if self._prepared is None:
             from qgraph.prepared import Prepared
@@ -220,7 +279,8 @@ def load(source: Source) -> Model:
         own = onnx.ModelProto()
         own.CopyFrom(source)
         return Model(storage.from_proto(own), lent=False)
-    return Model(storage.load(source), Path(source), lent=False)
+    model, origin = storage.read(source)
+    return Model(model, Path(source), lent=False, origin=origin)
 
 
 def _freeze_inputs(model: ir.Model) -> int:

@@ -6,7 +6,8 @@ from operator import attrgetter
 
 import onnx_ir as ir
 
-from qgraph.execution.executor import Executor, prepare
+from qgraph.choices import member
+from qgraph.execution.executor import Backend, Executor, prepare
 from qgraph.graph.scopes import Body, owners
 
 _NODE = attrgetter("inputs", "op_type", "domain", "attributes.data")
@@ -45,9 +46,10 @@ class Prepared:
                 for part in _parts(self._graphs)
             ]
             self._executors.clear()
-        if backend not in self._executors:
-            self._executors[backend] = prepare(model, backend)
-        return self._executors[backend]
+        chosen = member(Backend, backend, "backend")
+        if chosen not in self._executors:
+            self._executors[chosen] = prepare(model, chosen)
+        return self._executors[chosen]
 
     def _changed(self, model: ir.Model) -> bool:
         if not self._graphs or self._owners != list(owners(model)):

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.numerics import minifloat
+from qgraph.numerics.correct_rounding import power
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.rounding import Rounding, round_to_integer
 
@@ -106,7 +107,7 @@ NUMPY: dict[str, Callable[..., Array]] = {
     "Or": np.logical_or,
     "IsNaN": np.isnan,
     "Where": np.where,
-    "Pow": np.power,
+    "Pow": power,
     "Cast": cast,
     "Gather": gather,
 }

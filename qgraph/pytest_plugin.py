@@ -140,11 +140,8 @@ def assert_onnx_proved(tmp_path_factory: pytest.TempPathFactory) -> AssertProved
     ) -> Certificate:
         __tracebackhide__ = True
         from qgraph import prove
-        from qgraph.exactness import Exactness
 
-        found = prove(
-            reference, candidate, exact=Exactness(exact), keep_inputs=keep_inputs, runs=_RUNS
-        )
+        found = prove(reference, candidate, exact=exact, keep_inputs=keep_inputs, runs=_RUNS)
         if found.verdict != "proved":
             lines = _proof_lines(found)
             replay = f"qgraph check {_name(reference)} {_name(candidate)}"

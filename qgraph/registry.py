@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from qgraph.choices import closest, shown
 from qgraph.errors import OptionError
 
 T = TypeVar("T")
@@ -43,20 +43,31 @@ class Registry(Generic[T]):
         return register
 
     def find(self, name: str) -> T:
-        """Return the entry called ``name``.
+        """Return the entry called ``name``, in any case.
 
         Raises:
             OptionError: there is none; the message names the nearest ones.
         """
-        if name not in self._entries:
-            self._load_module(name)
-        if name not in self._entries:
-            self._load()
-        if name in self._entries:
-            return self._entries[name]
-        near = difflib.get_close_matches(name, self._entries, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self.names())}."
-        raise OptionError(f"There is no {self.kind} called {name!r}; {hint}")
+        return self._entries[self.name_of(name)]
+
+    def name_of(self, name: object) -> str:
+        """Return how an entry is registered that is called ``name``, in any case.
+
+        Raises:
+            OptionError: there is none; the message lists all names.
+        """
+        if isinstance(name, str):
+            if name not in self._entries:
+                self._load_module(name.lower())
+            for each in (name, name.lower()):
+                if each in self._entries:
+                    return each
+            for each in self.names():
+                if each.casefold() == name.casefold():
+                    return each
+        near, known = closest(name, self.names()), f"nown: {', '.join(self.names())}."
+        meant = f"did you mean {near!r}? K{known}" if near else f"k{known}"
+        raise OptionError(f"There is no {self.kind} called {shown(name)}; {meant}")
 
     def names(self) -> list[str]:
         """Return all names, sorted."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any
 
 import onnx_ir as ir
 
+from qgraph.choices import Choice, member
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.tensors.ledger import Ledger
 
@@ -16,7 +16,7 @@ SCHEMA = 1
 """Version of the JSON reports."""
 
 
-class Outcome(StrEnum):
+class Outcome(Choice):
     """What became of a site."""
 
     CHANGED = "changed"
@@ -102,9 +102,10 @@ class Report:
     def __iter__(self) -> Iterator[SiteReport]:
         return iter(self.sites)
 
-    def count(self, outcome: Outcome) -> int:
+    def count(self, outcome: str) -> int:
         """Return how many sites ended this way."""
-        return sum(site.outcome is outcome for site in self.sites)
+        wanted = member(Outcome, outcome, "outcome")
+        return sum(site.outcome is wanted for site in self.sites)
 
     @property
     def modified(self) -> bool:

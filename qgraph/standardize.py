@@ -132,7 +132,7 @@ def _settle(node: ir.Node, array: npt.NDArray[np.generic], editor: Editor) -> No
         return
     name = old.name
     old.name = editor.fresh(f"{name}_folded")
-    tensor = ir.Tensor(np.ascontiguousarray(array), name=name)
+    tensor = ir.Tensor(np.asarray(array, order="C"), name=name)
     new = ir.Value(
         name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
     )

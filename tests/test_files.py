@@ -8,7 +8,8 @@ import math
 import pytest
 
 from qgraph.errors import QGraphError
-from qgraph.files import is_same, json_text, replacing, write_text
+from qgraph.files import json_text, replacing, write_text
+from qgraph.outputs.places import is_same
 
 
 def test_a_file_appears_when_the_block_ends(tmp_path):

@@ -17,11 +17,14 @@ LAYERS = [
         "errors",
         "registry",
         "exactness",
+        "checkout",
+        "choices",
         "lazy",
         "files",
         "cores",
         "collecting",
         "markup",
+        "outputs",
         "junit",
     },
     {"numerics"},
@@ -40,7 +43,7 @@ LAYERS = [
     },
     {"reporting"},
     {"transforms"},
-    {"cli", "pytest_plugin"},
+    {"cli", "pytest_plugin", "__main__"},
 ]
 """Modules and packages of qgraph; those of one layer may import each other, but in no circle."""
 

@@ -81,15 +81,20 @@ def scores(dropping: str, form: str, backend: Any) -> Floats:
 
 
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("ort", marks=pytest.mark.runtime)])
+@pytest.mark.sums
 @PAIRS
-def test_the_qonnx_file_is_the_network_and_the_qcdq_file_is_not(dropping, backend):
+def test_the_qonnx_file_is_the_network_and_the_qcdq_file_is_not(
+    assert_same_rows, dropping, backend
+):
     if backend == "ort":
         pytest.importorskip("onnxruntime")
     with np.load(FOLDER / "images.npz") as images:
         expected = images[dropping]
-    np.testing.assert_allclose(scores(dropping, "qonnx", backend), expected, atol=1e-6)
+    found = scores(dropping, "qonnx", backend)
+    assert_same_rows(found, expected, atol=5e-6 * np.abs(expected).max())
     apart = np.abs(scores(dropping, "qcdq", backend) - expected).max(axis=1) > 0.05
-    assert np.count_nonzero(apart) == {"floor": 56, "round": 3}[dropping]
+    # an order of additions may change a code of an image or two
+    assert np.count_nonzero(apart) == pytest.approx({"floor": 56, "round": 3}[dropping], abs=2)
 
 
 def test_different_networks_have_one_qcdq_file():

@@ -9,10 +9,12 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform, final
 
 import onnx_ir as ir
 
+from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.model import Model
 from qgraph.registry import Registry
 from qgraph.report import Report
+from qgraph.transforms.fields import options_of
 
 
 @dataclasses.dataclass
@@ -34,6 +36,20 @@ class Transform(ir.passes.InPlacePass):
 
     name: ClassVar[str] = ""
     preserves: ClassVar[Exactness] = Exactness.VALUES
+
+    @final
+    def __post_init__(self) -> None:
+        """Bring each option into its type, so that strings and members mean the same."""
+        for each in options_of(type(self)):
+            try:
+                value = each.read(getattr(self, each.name))
+            except OptionError as error:
+                raise OptionError(f"Pass {self.name!r}, {error}") from error
+            object.__setattr__(self, each.name, value)
+        self.check_options()
+
+    def check_options(self) -> None:
+        """Raise an OptionError if the options do not go together; every one has its type."""
 
     @abstractmethod
     def apply(self, model: Model, report: Report) -> None:
@@ -65,6 +81,17 @@ def transform(name: str) -> Callable[[C], C]:
     return register
 
 
-def option(default: Any = dataclasses.MISSING, *, help: str) -> Any:  # noqa: A002 - as in click
-    """Return a dataclass field with a help text; required if there is no default."""
-    return dataclasses.field(default=default, metadata={"help": help})
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,  # noqa: A002 - as in click
+    registry: Registry[Any] | None = None,
+) -> Any:
+    """Return a dataclass field with a help text; required if there is no default.
+
+    Args:
+        default: value where none is given.
+        help: what the option does.
+        registry: what the text of the option names an entry of.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "registry": registry})

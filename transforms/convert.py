@@ -33,7 +33,7 @@ PLAIN_ALREADY = "plain operators already, which no spelling of the dialect equal
 class ConvertDialect(Transform):
     """Respell every quantizer in the dialect ``to``; report those that have no equal spelling."""
 
-    to: str = option(help="target dialect: qdq, qonnx, openvino or onnx")
+    to: str = option(registry=DIALECTS, help="target dialect: qdq, qonnx, openvino or onnx")
     exact: Exactness = option(Exactness.VALUES, help="lowest rung of equality that is accepted")
     opset: int | None = option(
         None, help="highest opset that may be used; default: 21, or the model's own if higher"
@@ -46,7 +46,8 @@ class ConvertDialect(Transform):
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
-    def __post_init__(self) -> None:
+    def check_options(self) -> None:
+        """Raise an OptionError for options that do not go together."""
         check_level(self.exact)
 
     def apply(self, model: Model, report: Report) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from typing import ClassVar
 
 import onnx_ir as ir
 
+from qgraph.choices import Choice
 from qgraph.dialects.dialect import Refusal
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness
@@ -27,7 +27,7 @@ from qgraph.transforms.rebuilding import Found, rebuild
 from qgraph.transforms.spelling import check_level
 
 
-class Form(StrEnum):
+class Form(Choice):
     """How sums are spelled."""
 
     EXACT = "exact"
@@ -55,7 +55,8 @@ class LowerIntegerOperators(Transform):
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
-    def __post_init__(self) -> None:
+    def check_options(self) -> None:
+        """Raise an OptionError for options that do not go together."""
         check_level(self.exact)
 
     def apply(self, model: Model, report: Report) -> None:

@@ -193,8 +193,8 @@ class _Blocks:
             scale, zero = (p.reshape(-1 if p.size > 1 else ()) for p in (scale, zero))
             opset = _OPSET_OF_AXES
         dtype = numpy_dtype(codes.kind)
-        points = np.ascontiguousarray(zero.astype(np.int16).astype(dtype)) if zero.any() else None
-        scale = np.ascontiguousarray(scale)
+        points = zero.astype(np.int16).astype(dtype, order="C") if zero.any() else None
+        scale = np.asarray(scale, order="C")
         return cls(codes, scale, points, attributes, max(opset, QDQ_SINCE[codes.kind]))
 
     def values(self) -> Array:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
-import types
-import typing
 from collections.abc import Collection
-from enum import StrEnum
 from typing import Any
 
+from qgraph.choices import closest
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.transforms.base import TRANSFORMS, Transform
+from qgraph.transforms.fields import options_of
 
 _SPEC = re.compile(r"\s*([^{}\s]+)\s*(?:\{([^{}]*)\}\s*)?")
-_BOOLEANS = {"true": True, "false": False}
-_NONE = "none"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +54,8 @@ def parse_spec(text: str) -> Transform:
     """Return the pass that ``text`` specifies: ``name`` or ``name{option=value,option=value}``.
 
     Values are written as their type shows them: ``true`` and ``false``, numbers, the members of a
-    choice; ``none`` where an option may be absent. They contain no braces and no commas.
+    choice, all in any case; ``none`` where an option may be absent. They contain no braces and no
+    commas.
 
     Raises:
         OptionError: the text has another form, the pass or an option is unknown, a required
@@ -72,8 +69,7 @@ def parse_spec(text: str) -> Transform:
             "quotes where a shell reads it."
         )
     cls = TRANSFORMS.find(form[1])
-    fields = {field.name: field for field in _fields(cls)}
-    hints = typing.get_type_hints(cls)
+    options = {each.name: each for each in options_of(cls)}
     values: dict[str, Any] = {}
     for item in (form[2] or "").split(","):
         if not item.strip() and not (form[2] or "").strip():
@@ -82,19 +78,24 @@ def parse_spec(text: str) -> Transform:
         if not equals:
             raise OptionError(
                 f"Pass specification {text!r}: {item.strip()!r} is not of the form option=value. "
-                f"{_known(cls, fields)}"
+                f"{_known(cls, options)}"
             )
-        if name not in fields:
-            raise OptionError(f"Pass {cls.name!r} has no option {name!r}; {_nearest(name, fields)}")
+        if name not in options:
+            raise OptionError(
+                f"Pass {cls.name!r} has no option {name!r}; {_nearest(name, options)}"
+            )
         if name in values:
             raise OptionError(f"Pass {cls.name!r}: option {name!r} is given twice, expected once.")
-        values[name] = _convert(f"Pass {cls.name!r}, option {name!r}", hints[name], value)
-    missing = [field.name for field in fields.values() if _required(field, values)]
+        try:
+            values[name] = options[name].parse(value)
+        except OptionError as error:
+            raise OptionError(f"Pass {cls.name!r}, {error}") from error
+    missing = [each for each in options.values() if each.is_required and each.name not in values]
     if missing:
+        name = missing[0].name
         raise OptionError(
-            f"Pass {cls.name!r} needs the option {missing[0]!r} "
-            f"({fields[missing[0]].metadata.get('help', '')}), which is not given. "
-            f"Write '{cls.name}{{{missing[0]}=...}}'."
+            f"Pass {cls.name!r} needs the option {name!r} ({missing[0].help}), which is not given. "
+            f"Write '{cls.name}{{{name}=...}}'."
         )
     try:
         return cls(**values)
@@ -104,70 +105,12 @@ def parse_spec(text: str) -> Transform:
 
 def describe(cls: type[Transform]) -> PassInfo:
     """Return name, sentence and options of a pass."""
-    hints = typing.get_type_hints(cls)
     options = tuple(
-        OptionInfo(
-            field.name,
-            _kind(hints[field.name]),
-            None if field.default is dataclasses.MISSING else _written(field.default),
-            field.metadata.get("help", ""),
-        )
-        for field in _fields(cls)
+        OptionInfo(each.name, each.kind, each.written_default, each.help)
+        for each in options_of(cls)
     )
     summary = (cls.__doc__ or "").strip().splitlines()[0].replace("``", "")
     return PassInfo(cls.name, summary, cls.preserves, options)
-
-
-def _fields(cls: type[Transform]) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(cls)  # type: ignore[arg-type]  # the decorator makes it a dataclass
-
-
-def _required(field: dataclasses.Field[Any], values: dict[str, Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.name not in values
-
-
-def _plain(annotation: Any) -> tuple[type, bool]:
-    """Return the type of an option, and whether it may be absent."""
-    members = typing.get_args(annotation)
-    if not members:
-        return annotation, False
-    (kind,) = (member for member in members if member is not types.NoneType)
-    return kind, types.NoneType in members
-
-
-def _convert(place: str, annotation: Any, text: str) -> Any:
-    kind, optional = _plain(annotation)
-    if optional and text == _NONE:
-        return None
-    if kind is bool and text in _BOOLEANS:
-        return _BOOLEANS[text]
-    if kind is str and text:
-        return text
-    if kind is not bool and kind is not str:
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    hint = ""
-    if issubclass(kind, StrEnum):
-        near = difflib.get_close_matches(text.lower(), list(kind), n=1)
-        hint = f" Did you mean {str(near[0])!r}?" if near else ""
-    raise OptionError(f"{place} is {text!r}, expected {_kind(annotation)}.{hint}")
-
-
-def _kind(annotation: Any) -> str:
-    kind, optional = _plain(annotation)
-    if issubclass(kind, StrEnum):
-        words = f"one of {', '.join(kind)}"
-    else:
-        words = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")
-    return f"{words}, or none" if optional else words
-
-
-def _written(default: object) -> str:
-    if default is None:
-        return _NONE
-    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _known(cls: type[Transform], names: Collection[str]) -> str:
@@ -175,7 +118,7 @@ def _known(cls: type[Transform], names: Collection[str]) -> str:
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
+    near = closest(name, known)
     if near:
-        return f"did you mean {near[0]!r}?"
+        return f"did you mean {near!r}?"
     return f"it has {', '.join(known)}." if known else "it has none at all."

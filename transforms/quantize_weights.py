@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import ClassVar
 
+from qgraph.choices import Choice, member
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.graph.edit import Editor
@@ -30,7 +30,7 @@ from qgraph.weights.weight_quantization import E4M3, E8M0, Scheme, Search
 _MX_BLOCK, _NV_BLOCK = 32, 16
 
 
-class WeightFormat(StrEnum):
+class WeightFormat(Choice):
     """What weights become."""
 
     INT8 = "int8"
@@ -50,7 +50,7 @@ class WeightFormat(StrEnum):
     NVFP4 = "nvfp4"
 
 
-class Granularity(StrEnum):
+class Granularity(Choice):
     """Which weights share a scale."""
 
     TENSOR = "tensor"
@@ -110,7 +110,8 @@ class QuantizeWeights(Transform):
 
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
 
-    def __post_init__(self) -> None:
+    def check_options(self) -> None:
+        """Raise an OptionError for options that do not go together."""
         self._check_blocks()
         whole = isinstance(FORMATS[self._codes], IntFormat)
         if self.symmetric is False and not whole:
@@ -120,11 +121,8 @@ class QuantizeWeights(Transform):
             )
         if self.min_elements < 0:
             raise OptionError(f"min_elements is {self.min_elements}, expected 0 or more.")
-        unknown = [name for name in _alternatives(self.types) if name not in list(UseKind)]
-        if unknown:
-            raise OptionError(
-                f"types has {unknown[0]!r}, expected some of {', '.join(UseKind)}, joined by |."
-            )
+        kinds = [member(UseKind, name, "types") for name in _alternatives(self.types)]
+        object.__setattr__(self, "types", "|".join(kinds))
 
     def _check_blocks(self) -> None:
         own = _OWN_BLOCKS.get(self.format)

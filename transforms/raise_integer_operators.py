@@ -53,7 +53,8 @@ class RaiseIntegerOperators(Transform):
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
-    def __post_init__(self) -> None:
+    def check_options(self) -> None:
+        """Raise an OptionError for options that do not go together."""
         check_level(self.exact)
 
     def apply(self, model: Model, report: Report) -> None:

@@ -51,7 +51,8 @@ class RaiseMatMulNBits(Transform):
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
-    def __post_init__(self) -> None:
+    def check_options(self) -> None:
+        """Raise an OptionError for options that do not go together."""
         check_level(self.exact)
         if self.block_size < _LEAST_BLOCK or self.block_size & (self.block_size - 1):
             raise OptionError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.choices import Choice
 from qgraph.dialects.dialect import Site, sites
 from qgraph.equivalence.compare import Comparer
 from qgraph.errors import OperatorError
@@ -17,13 +17,14 @@ from qgraph.graph.edit import Editor, Region
 from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, numpy_dtype
 from qgraph.numerics.packing import packed_size, unpack
+from qgraph.opsets import signed_codes
 from qgraph.opsets import versions as opset
 from qgraph.report import Outcome, Report, SiteReport, operator_name
 from qgraph.tensors.deferred import DeferredTensor
 from qgraph.tensors.ledger import Ledger
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.ranges.shifted_pairs import shifted
-from qgraph.transforms.spelling import choose, raise_opset, settle
+from qgraph.transforms.spelling import choose, entry, raise_opset, settle
 from qgraph.transforms.versions import lower_opset
 from qgraph.transforms.weights.code_types import Recoding, merged, needed_opset, recodings
 from qgraph.transforms.weights.stored_codes import Stored, stored_codes
@@ -36,7 +37,7 @@ _Made = dict[object, tuple[RepackJob, ir.TensorProtocol]]
 """The jobs so far and what they give, by what is the same for constants that share their codes."""
 
 
-class CodeTarget(StrEnum):
+class CodeTarget(Choice):
     """The type that codes get."""
 
     SMALLEST = "smallest"
@@ -55,7 +56,7 @@ class CodeTarget(StrEnum):
     FP8_E5M2 = "fp8-e5m2"
 
 
-class Blocks(StrEnum):
+class Blocks(Choice):
     """What becomes of scales per block."""
 
     KEEP = "keep"
@@ -121,6 +122,10 @@ class Repack(Transform):
             for site in sites(model.ir)
             if isinstance(site, Site) and (draft := shifted(site, editor, self.to.upper()))
         ]
+        if self.to is CodeTarget.INT8 and model.ir.opset_imports.get("", 0) >= signed_codes.SINCE:
+            refused = [site for site, _ in offers if signed_codes.is_copied_over(site.y)]
+            report.sites += [entry(site, Outcome.REFUSED, signed_codes.REASON) for site in refused]
+            offers = [offer for offer in offers if offer[0] not in refused]
         choices = choose(offers, Exactness.BITS, limit, Comparer(model.ir))
         raise_opset(model, choices, report)
         settle(model, [choice for choice in choices if choice.site.stands], editor, report)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,19 @@ import onnx_ir as ir
 
 from qgraph import __version__
 from qgraph.errors import OptionError
-from qgraph.files import is_same, json_text, replacing
-from qgraph.graph.tensors import slots
-from qgraph.model import Model, load
+from qgraph.files import json_text, write_text
+from qgraph.model import load
+from qgraph.outputs.outputs import HOLDS_WEIGHTS, Output, Outputs, joined
+from qgraph.outputs.places import is_same
 from qgraph.report import SCHEMA, Report
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
+from qgraph.storage.reading import files_of
 
 StrPath = str | os.PathLike[str]
 
 Progress = Callable[[str, int, int], None]
 """Is told what is being done, how many bytes of it are done, and of how many (0: not known)."""
-
-_COUNTS_BYTES = 160
-"""More than the counts of a weight take in a report."""
 
 
 def rewrite(
@@ -44,6 +42,7 @@ def rewrite(
     size_threshold: int | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
+    outputs: Outputs | None = None,
 ) -> Report:
     """Apply passes to a model file and write the result; nothing is written if anything fails.
 
@@ -62,6 +61,7 @@ def rewrite(
         size_threshold: tensors of fewer bytes stay in the model file; None for the usual 1024.
         executor: runs the work on big weights, in processes or on other machines.
         progress: is told of reading, of the passes, and of writing, then in bytes.
+        outputs: the outputs with which model and report appear. None: they appear alone, now.
 
     Raises:
         OptionError: a file that is read would be overwritten, or two files have one name.
@@ -71,21 +71,23 @@ def rewrite(
     """
     tell = progress or _silent
     source, out = Path(source), Path(out)
-    if not in_place and is_same(source, out):
+    replaces_source = is_same(source, out)
+    if replaces_source and not in_place:
         raise OptionError(
             f"{out}: is the model that is read, expected another file. Choose another name, or "
             "allow that the model is replaced with --in-place (in_place=True in Python)."
         )
     storage.check_target(out)
-    tell(f"reading {source.name}", 0, 0)
-    model = load(source)
-    _refuse_data_files(model, out)
-    if report is not None:
-        _refuse_data_files(model, Path(report))
-        if is_same(source, Path(report)) or is_same(out, Path(report)):
-            raise OptionError(f"{report}: is a model of this command too. Name another file.")
-    with nullcontext() if report is None else replacing(report) as file:
-        before = None if file is None else {"path": str(source), "sha256": storage.sha256(source)}
+    with joined(outputs) as together:
+        own, *data = files_of(source)
+        together.protect([] if replaces_source else [own])
+        together.protect(data, HOLDS_WEIGHTS, stays=not replaces_source)
+        output = together.reserve(out, follow_links=False)
+        if report is not None:
+            together.reserve(report)
+        tell(f"reading {source.name}", 0, 0)
+        model = load(source)
+        before = None if report is None else dict(vars(model.identity()))
         tell(", ".join(getattr(step, "name", type(step).__name__) for step in steps), 0, 0)
         original = model.ir
         found = model.apply(*steps, keep_inputs=keep_inputs)
@@ -94,14 +96,8 @@ def rewrite(
             # The provers, and networkx with them, are loaded only where they are needed.
             from qgraph.certification import certify
 
-            certificate = certify.prove(original, model, keep_inputs=keep_inputs)
+            certificate = certify.prove(original, model, keep_inputs=keep_inputs, hashes=False)
             certificate.raise_if_not_proved()
-        if file is not None:
-            # The report takes its place on the disk before the model is replaced.
-            file.write(_document(command, before, _output(out, model, "0" * 64), found))
-            # Counts that are known only after the weights were written need room as well.
-            file.write(b" " * (_COUNTS_BYTES * len(found.sites)))
-            file.flush()
         tell(f"writing {out.name}", 0, 0)
         model.save(
             out,
@@ -111,36 +107,25 @@ def rewrite(
             size_threshold=datafiles.THRESHOLD if size_threshold is None else size_threshold,
             executor=executor,
             progress=lambda done, total: tell(f"writing {out.name}", done, total),
+            outputs=together,
         )
-        if file is not None:
-            file.seek(0)
-            after = _output(out, load(out), storage.sha256(out))
-            file.write(_document(command, before, after, found))
-            file.truncate()
+        if report is not None:
+            document = _document(command, before, _described(out, output), found)
+            write_text(report, document, together)
     return found
 
 
-def _document(command: str, source: object, out: object, report: Report) -> bytes:
+def _document(command: str, source: object, out: object, report: Report) -> str:
     document = {"qgraph": __version__, "schema": SCHEMA, "command": command}
-    return json_text(document | {"input": source, "output": out} | report.to_json()).encode()
+    return json_text(document | {"input": source, "output": out} | report.to_json())
 
 
-def _output(path: Path, model: Model, digest: str) -> dict[str, Any]:
-    opset = model.ir.opset_imports.get("")
-    version = model.ir.ir_version
-    return {"path": str(path), "sha256": digest, "opset": opset, "ir_version": version}
+def _described(path: Path, output: Output) -> dict[str, Any]:
+    """Return what a report says of the model, which is not at its place yet."""
+    model, digest = load(output.file).ir, storage.sha256(output.file)
+    opset = model.opset_imports.get("")
+    return {"path": str(path), "sha256": digest, "opset": opset, "ir_version": model.ir_version}
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:
     pass
-
-
-def _refuse_data_files(model: Model, path: Path) -> None:
-    """Refuse to write over a file that holds weights of the model that is read."""
-    tensors = (slot.tensor for slot in slots(model.ir))
-    for file in {tensor.path for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}:
-        if is_same(Path(file), path):
-            raise OptionError(
-                f"{path}: holds weights of the model that is read, expected another file. "
-                "Choose another name."
-            )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from enum import StrEnum
 from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
+from qgraph import choices
 from qgraph.dialects.dialect import Refusal, Site
 from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
@@ -40,7 +40,7 @@ _NEARLY = 2.0**-10
 """So near to a whole number, in steps, a zero point is taken for it first."""
 
 
-class Codes(StrEnum):
+class Codes(choices.Choice):
     """From where codes count."""
 
     AUTO = "auto"
@@ -78,7 +78,8 @@ class SplitFakeQuantize(Transform):
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
-    def __post_init__(self) -> None:
+    def check_options(self) -> None:
+        """Raise an OptionError for options that do not go together."""
         check_level(self.exact)
 
     def apply(self, model: Model, report: Report) -> None:

@@ -75,7 +75,8 @@ class TuneRanges(Transform):
 
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
 
-    def __post_init__(self) -> None:
+    def check_options(self) -> None:
+        """Raise an OptionError for options that do not go together."""
         if not self.accept >= 0:
             raise OptionError(
                 f"accept={self.accept} is no bound, expected a number of steps from 0. "

@@ -14,11 +14,12 @@ from qgraph.cli import options
 from qgraph.cli.comparisons import show_check
 from qgraph.cli.output import Talk
 from qgraph.cli.progress import ProgressBar
-from qgraph.cli.targets import expect_targets
+from qgraph.cli.targets import planned
 from qgraph.cli.views import Views, some_batches, view_options
 
 if TYPE_CHECKING:
     from qgraph.equivalence.report import CheckReport
+    from qgraph.outputs.outputs import Outputs
 
 Limits = Sequence[tuple[str | None, float]]
 
@@ -111,65 +112,65 @@ def command(
     from qgraph.cli import arrays
     from qgraph.files import json_text, write_text
 
-    sources = (reference, candidate, inputs.bundle, *inputs.files.values())
-    expect_targets((report, junit, markdown, witness, *views.paths), sources)
     views.check()
     if ":" in metric and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as Python itself does for a script
-    with ProgressBar(talk) as bar:
-        bar.tell(f"reading {reference.name}", 0, 0)
-        first, second = load(reference), load(candidate)
-        names = [str(value.name) for value in first.outputs]
-        given = arrays.feeds(talk, inputs, first, besides=labels)
-        bar.tell("comparing", 0, 0)
-        found = check(
-            first,
-            second,
-            given,
-            random=inputs.random,
-            seed=inputs.seed,
-            shapes=inputs.shapes,
-            batch=samples.batch,
-            probes=samples.probes,
-            backend=backend,
-            atol=_limits(atol, names) or 0.0,
-            rtol=_limits(rtol, names) or 0.0,
-            max_steps=_limits(max_steps, names),
-            max_ulp=_limits(max_ulp, names),
-            min_sqnr=_limits(min_sqnr, names),
-            min_top1=_limits(min_top1, names),
-            labels=None if labels is None else arrays.labels(labels, inputs),
-            metric=metric,
-            max_drop=max_drop,
-            runtimes=runtimes,
-            tensors=tensors,
-        )
-        if views.are_wanted:
-            bar.tell("drawing", 0, 0)
-            batches = some_batches(first, given, inputs, samples.batch)
-            views.write(found.to_json(), (first, second), batches)
-    for path, text in (
-        (report, json_text(found.to_json())),
-        (junit, found.to_junit()),
-        (markdown, found.to_markdown()),
-    ):
-        if path is not None:
-            write_text(path, text)
-    for note in found.notes:
-        talk.note(note)
-    show_check(talk, found)
-    if witness is not None:
-        _save_witness(talk, found, witness)
+    targets = (report, junit, markdown, witness, *views.paths)
+    read = (inputs.bundle, *inputs.files.values(), arrays.labels_file(labels, inputs))
+    with planned(targets, models=(reference, candidate), files=read) as outputs:
+        with ProgressBar(talk) as bar:
+            bar.tell(f"reading {reference.name}", 0, 0)
+            first, second = load(reference), load(candidate)
+            names = [str(value.name) for value in first.outputs]
+            given = arrays.feeds(talk, inputs, first, besides=labels)
+            bar.tell("comparing", 0, 0)
+            found = check(
+                first,
+                second,
+                given,
+                random=inputs.random,
+                seed=inputs.seed,
+                shapes=inputs.shapes,
+                batch=samples.batch,
+                probes=samples.probes,
+                backend=backend,
+                atol=_limits(atol, names) or 0.0,
+                rtol=_limits(rtol, names) or 0.0,
+                max_steps=_limits(max_steps, names),
+                max_ulp=_limits(max_ulp, names),
+                min_sqnr=_limits(min_sqnr, names),
+                min_top1=_limits(min_top1, names),
+                labels=None if labels is None else arrays.labels(labels, inputs),
+                metric=metric,
+                max_drop=max_drop,
+                runtimes=runtimes,
+                tensors=tensors,
+            )
+            if views.are_wanted:
+                bar.tell("drawing", 0, 0)
+                batches = some_batches(first, given, inputs, samples.batch)
+                views.write(found.to_json(), (first, second), outputs, batches)
+        if report is not None:
+            write_text(report, json_text(found.to_json()), outputs)
+        if junit is not None:
+            write_text(junit, found.to_junit(), outputs)
+        if markdown is not None:
+            write_text(markdown, found.to_markdown(), outputs)
+        for note in found.notes:
+            talk.note(note)
+        show_check(talk, found)
+        if witness is not None:
+            _save_witness(talk, found, witness, outputs)
     return int(found.verdict != "equal")
 
 
-def _save_witness(talk: Talk, found: CheckReport, path: Path) -> None:
+def _save_witness(talk: Talk, found: CheckReport, path: Path, outputs: Outputs) -> None:
     from qgraph.tensors.archive import archive
 
     if found.example is None:
         talk.note(f"no input showed a difference, {path} was not written")
         return
-    with archive(path) as content:
+    with archive(path, outputs) as content:
         for name, array in found.example.items():
             content.add(name, array)
     talk.note(f"wrote {path}")

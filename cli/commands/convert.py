@@ -23,7 +23,7 @@ from qgraph.exactness import Exactness
 @options.opset_option
 @click.option(
     "--fake-quantize",
-    type=click.Choice(["reference", "plugin"]),
+    type=options.Word(["reference", "plugin"]),
     default="reference",
     show_default=True,
     help="What a FakeQuantize means: its definition, or what OpenVINO's CPU plugin computes.",

@@ -17,7 +17,7 @@ from qgraph.exactness import Exactness
 @options.opset_option
 @click.option(
     "--scale-type",
-    type=click.Choice(["float32", "smallest"]),
+    type=options.Word(["float32", "smallest"]),
     default="float32",
     show_default=True,
     help="smallest: scales as E8M0, FP8, float16 or bfloat16 where that is the same.",

@@ -9,7 +9,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.differences import show_differences
 from qgraph.cli.output import Talk, show, show_paragraph
-from qgraph.cli.targets import expect_targets
+from qgraph.cli.targets import planned
 
 
 @click.command(name="lock")
@@ -60,11 +60,11 @@ def command(
         found = check_lock(model, lock, keep_inputs=keep_inputs)
         show_differences(talk, found, is_brief=not talk.verbosity)
         return int(not found.is_same)
-    expect_targets([out], [model])
-    text = lock_text(model, keep_inputs=keep_inputs)
-    if out is None:
-        show(text.rstrip())
-        return 0
-    write_text(out, text)
+    with planned([out], models=[model]) as outputs:
+        text = lock_text(model, keep_inputs=keep_inputs)
+        if out is None:
+            show(text.rstrip())
+            return 0
+        write_text(out, text, outputs)
     talk.note(f"wrote {out}: {text.count('[[quantizer]]')} quantizers")
     return 0

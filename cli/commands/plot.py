@@ -9,7 +9,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.cli.progress import ProgressBar
-from qgraph.cli.targets import expect_targets
+from qgraph.cli.targets import planned
 
 _FORMATS = (".svg", ".png")
 
@@ -52,13 +52,13 @@ def command(
     from qgraph.files import replacing
     from qgraph.reporting.plot import plot
 
-    expect_targets([out], (model, compare))
-    kind = out.suffix.lower()
-    if kind not in _FORMATS:
-        raise click.UsageError(f"{out} is neither .svg nor .png. Choose one of these.")
-    with ProgressBar(talk) as bar:
-        bar.tell("drawing", 0, 0)
-        picture = plot(model, node, compare=compare, channel=channel, format=kind[1:])
-    with replacing(out) as file:
-        file.write(picture)
-    show_paragraph(f"wrote {out}")
+    with planned([out], models=(model, compare)) as outputs:
+        kind = out.suffix.lower()
+        if kind not in _FORMATS:
+            raise click.UsageError(f"{out} is neither .svg nor .png. Choose one of these.")
+        with ProgressBar(talk) as bar:
+            bar.tell("drawing", 0, 0)
+            picture = plot(model, node, compare=compare, channel=channel, format=kind[1:])
+        with replacing(out, outputs) as file:
+            file.write(picture)
+        show_paragraph(f"wrote {out}")

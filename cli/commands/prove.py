@@ -9,7 +9,7 @@ import click
 from qgraph.cli import options, proofs
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.cli.progress import ProgressBar
-from qgraph.cli.targets import expect_targets
+from qgraph.cli.targets import planned
 from qgraph.cli.views import Views, view_options
 from qgraph.exactness import Exactness
 
@@ -22,7 +22,7 @@ _RUNS = 200
 @click.argument("candidate", type=options.file_path)
 @click.option(
     "--exact",
-    type=click.Choice([str(Exactness.BITS), str(Exactness.VALUES)]),
+    type=options.Word([str(Exactness.BITS), str(Exactness.VALUES)]),
     default=str(Exactness.VALUES),
     show_default=True,
     help="What counts as equal: values, or also the bits of NaN and the sign of zero.",
@@ -69,7 +69,6 @@ def command(
     from qgraph import prove
     from qgraph.files import json_text, write_text
 
-    expect_targets((certificate, witness, *views.paths), (reference, candidate, verify))
     views.check()
     if verify is not None:
         if certificate is not None or witness is not None or views.are_wanted:
@@ -84,23 +83,24 @@ def command(
         text = f"VERIFIED: every statement of {verify} holds, its verdict is {verdict}"
         show_paragraph(text, "bold green" if verdict == "proved" else "bold yellow")
         return proofs.STATUS[verdict]
-    with ProgressBar(talk) as bar:
-        bar.tell("proving", 0, 0)
-        found = prove(
-            reference,
-            candidate,
-            exact=Exactness(exact),
-            keep_inputs=keep_inputs,
-            evidence=certificate is not None,
-            runs=_RUNS if witness is not None else 0,
-        )
-    if certificate is not None:
-        write_text(certificate, json_text(found.to_json()))
-    if views.are_wanted:
+    targets = (certificate, witness, *views.paths)
+    with planned(targets, models=(reference, candidate)) as outputs:
         with ProgressBar(talk) as bar:
-            bar.tell("drawing", 0, 0)
-            views.write(found.to_json(), (reference, candidate))
-    proofs.show_certificate(talk, found)
-    if witness is not None:
-        proofs.save_witness(talk, found, witness)
+            bar.tell("proving", 0, 0)
+            found = prove(
+                reference,
+                candidate,
+                exact=exact,
+                keep_inputs=keep_inputs,
+                evidence=certificate is not None,
+                runs=_RUNS if witness is not None else 0,
+            )
+            if certificate is not None:
+                write_text(certificate, json_text(found.to_json()), outputs)
+            if views.are_wanted:
+                bar.tell("drawing", 0, 0)
+                views.write(found.to_json(), (reference, candidate), outputs)
+        proofs.show_certificate(talk, found)
+        if witness is not None:
+            proofs.save_witness(talk, found, witness, outputs)
     return proofs.STATUS[found.verdict]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from qgraph.cli import options
 from qgraph.cli.output import Talk, count, number_text, show_paragraph
 from qgraph.cli.progress import ProgressBar
-from qgraph.cli.targets import refuse_overwriting
+from qgraph.cli.targets import planned, protect_models
+
+if TYPE_CHECKING:
+    from qgraph.equivalence.reduce import Reduction
 
 
 @click.command(name="reduce")
@@ -51,25 +56,33 @@ def command(
     from qgraph.cli import arrays
     from qgraph.equivalence.reduce import CANDIDATE, INPUTS, REFERENCE, reduce
 
-    sources = (reference, candidate, inputs.bundle, *inputs.files.values())
-    refuse_overwriting([folder / name for name in (REFERENCE, CANDIDATE, INPUTS)], sources)
-    with ProgressBar(talk) as bar:
-        bar.tell(f"reading {reference.name}", 0, 0)
-        first, second = load(reference), load(candidate)
-        given = arrays.feeds(talk, inputs, first)
-        bar.tell("looking for the first difference", 0, 0)
-        found = reduce(
-            first,
-            second,
-            given,
-            random=inputs.random,
-            seed=inputs.seed,
-            shapes=inputs.shapes,
-            batch=samples.batch,
-            probes=samples.probes,
-            backend=backend,
-        )
-        files = found.save(folder)
+    arrays_read = (inputs.bundle, *inputs.files.values())
+    with planned((), files=arrays_read) as outputs:
+        protect_models(outputs, (reference, candidate))
+        for name in (REFERENCE, CANDIDATE, INPUTS):
+            outputs.expect_free(folder / name)
+        with ProgressBar(talk) as bar:
+            bar.tell(f"reading {reference.name}", 0, 0)
+            first, second = load(reference), load(candidate)
+            given = arrays.feeds(talk, inputs, first)
+            bar.tell("looking for the first difference", 0, 0)
+            found = reduce(
+                first,
+                second,
+                given,
+                random=inputs.random,
+                seed=inputs.seed,
+                shapes=inputs.shapes,
+                batch=samples.batch,
+                probes=samples.probes,
+                backend=backend,
+            )
+            files = found.save(folder, outputs)
+        _show(found, files, backend)
+    return 0
+
+
+def _show(found: Reduction, files: Sequence[Path], backend: str) -> None:
     made = f", made by {found.op} {found.node!r}," if found.op else ""
     show_paragraph(
         f"tensor {found.tensor!r}{made} differs in {found.compared.mismatches} of "
@@ -82,4 +95,3 @@ def command(
     replay = ["qgraph", "check", *map(str, files[:2]), "--inputs", str(files[2])]
     replay += [] if backend == "auto" else ["--backend", backend]
     show_paragraph(f"replay: {shlex.join(replay)}")
-    return 0

@@ -12,7 +12,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.cli.progress import ProgressBar
-from qgraph.cli.targets import expect_targets
+from qgraph.cli.targets import planned, protect_models
 from qgraph.cli.views import Views, view_options
 from qgraph.errors import QGraphError
 
@@ -33,23 +33,24 @@ def command(talk: Talk, report: Path, views: Views) -> None:
         raise click.UsageError(
             "There is nothing to write. Add --html, --sarif, --markdown or --junit."
         )
-    expect_targets(views.paths, [report])
     views.check()
-    document = _read(report)
-    try:
-        models = _models(document)
-        if models is None and views.html is not None:
-            talk.note("the models are not there any more: steps and codes are not drawn")
-        with ProgressBar(talk) as bar:
-            bar.tell("drawing", 0, 0)
-            views.write(document, models)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise QGraphError(
-            f"{report}: is no report as qgraph writes it ({type(error).__name__}: {error}). Make "
-            "it anew with --report, or with --certificate of 'qgraph prove'."
-        ) from error
-    for path in views.paths:
-        show_paragraph(f"wrote {path}")
+    with planned(views.paths, files=[report]) as outputs:
+        document = _read(report)
+        try:
+            models = _models(document)
+            protect_models(outputs, models or ())
+            if models is None and views.html is not None:
+                talk.note("the models are not there any more: steps and codes are not drawn")
+            with ProgressBar(talk) as bar:
+                bar.tell("drawing", 0, 0)
+                views.write(document, models, outputs)
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            raise QGraphError(
+                f"{report}: is no report as qgraph writes it ({type(error).__name__}: {error}). "
+                "Make it anew with --report, or with --certificate of 'qgraph prove'."
+            ) from error
+        for path in views.paths:
+            show_paragraph(f"wrote {path}")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.output import Talk, show
 from qgraph.cli.progress import ProgressBar
-from qgraph.cli.targets import expect_targets
+from qgraph.cli.targets import planned
 
 if TYPE_CHECKING:
     from qgraph.model import Model
@@ -76,54 +76,59 @@ def command(
     from qgraph.report import SCHEMA
     from qgraph.tensors.archive import archive
 
-    expect_targets([out], (model, inputs.bundle, *inputs.files.values()))
-    with ProgressBar(talk) as bar, ExitStack() as stack:
-        bar.tell(f"reading {model.name}", 0, 0)
-        loaded = load(model)
-        given = arrays.feeds(talk, inputs, loaded)
-        if given is None and batch is not None:
-            raise click.UsageError(
-                "--batch is for arrays from files. Give the size of random batches by --shape."
+    read = (inputs.bundle, *inputs.files.values())
+    with planned([out], models=[model], files=read) as outputs:
+        with ProgressBar(talk) as bar, ExitStack() as stack:
+            bar.tell(f"reading {model.name}", 0, 0)
+            loaded = load(model)
+            given = arrays.feeds(talk, inputs, loaded)
+            if given is None and batch is not None:
+                raise click.UsageError(
+                    "--batch is for arrays from files. Give the size of random batches by --shape."
+                )
+            batches = (
+                _Random(loaded, inputs) if given is None else Batches(loaded.ir.graph, given, batch)
             )
-        batches = (
-            _Random(loaded, inputs) if given is None else Batches(loaded.ir.graph, given, batch)
-        )
-        total = len(batches)
-        if tap_all and backend == Backend.AUTO:
-            backend = Backend.NUMPY
-        executor = prepare(loaded.ir, backend)
-        shown = list(dict.fromkeys([*taps, *(executor.computed if tap_all else ())]))
-        names = list(dict.fromkeys([*(str(value.name) for value in loaded.outputs), *shown]))
-        statistics = Statistics(loaded, names, quantizers=stats)
-        sink = None if out is None else stack.enter_context(archive(out, batched=total > 1))
+            total = len(batches)
+            if tap_all and backend == Backend.AUTO:
+                backend = Backend.NUMPY
+            executor = prepare(loaded.ir, backend)
+            shown = list(dict.fromkeys([*taps, *(executor.computed if tap_all else ())]))
+            names = list(dict.fromkeys([*(str(value.name) for value in loaded.outputs), *shown]))
+            statistics = Statistics(loaded, names, quantizers=stats)
+            sink = (
+                None
+                if out is None
+                else stack.enter_context(archive(out, outputs, batched=total > 1))
+            )
 
-        def receive(name: str, value: Any) -> None:
-            statistics.add(name, value)
-            if sink is not None and name in names:
-                sink.add(name, value)
+            def receive(name: str, value: Any) -> None:
+                statistics.add(name, value)
+                if sink is not None and name in names:
+                    sink.add(name, value)
 
-        run_batches(
-            executor,
-            batches,
-            receive,
-            taps=list(dict.fromkeys([*shown, *statistics.taps])),
-            progress=lambda done: bar.tell(_what(model, done, total), done, total),
-        )
-    if as_json:
-        document = {
-            "qgraph": __version__,
-            "schema": SCHEMA,
-            "command": "run",
-            "model": str(model),
-            "batches": total,
-            **statistics.to_json(),
-        }
-        show(json_text(document).rstrip())
-    elif out is None or stats:
-        arrays.show_tensors(statistics.tensors)
-        if stats:
-            show()
-            arrays.show_quantizers(statistics.quantizers)
+            run_batches(
+                executor,
+                batches,
+                receive,
+                taps=list(dict.fromkeys([*shown, *statistics.taps])),
+                progress=lambda done: bar.tell(_what(model, done, total), done, total),
+            )
+        if as_json:
+            document = {
+                "qgraph": __version__,
+                "schema": SCHEMA,
+                "command": "run",
+                "model": str(model),
+                "batches": total,
+                **statistics.to_json(),
+            }
+            show(json_text(document).rstrip())
+        elif out is None or stats:
+            arrays.show_tensors(statistics.tensors)
+            if stats:
+                show()
+                arrays.show_quantizers(statistics.quantizers)
     if out is not None:
         talk.note(f"wrote {out}")
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qgraph.errors import EquivalenceError, UndecidedError
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.matching.facts import ListedFact
 from qgraph.report import SCHEMA
+from qgraph.storage.identity import Identity
+
+if TYPE_CHECKING:
+    from qgraph.equivalence.demonstration import Demonstration
 
 SUMMED_ALIKE = (
     "MatMulNBits and Gemm sum their products in the order of MatMul, which ONNX leaves open, and "
@@ -20,6 +24,7 @@ WHOLE_SUMS = (
     "sums of products of codes that stay below 2**24 are computed without rounding, in whatever "
     "order they are added"
 )
+BIAS_LAST = "the bias is added last, with one rounding"
 AS_WRITTEN = (
     "every operator computes as written: one IEEE 754 operation at a time in the type of its "
     "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise"
@@ -126,6 +131,7 @@ class Region:
         witness: an input that shows why the rung is no higher. Of a constant the input is the
             number of the element.
         witness_channel: the channel of the witness.
+        conditions: what is taken for granted about this region, besides what is about all.
         reason: why it is undecided, or a remark.
         boxes: the evidence; empty unless asked for.
         cases: that of a region with two inputs, by entry; likewise.
@@ -149,6 +155,7 @@ class Region:
     infinity_differs: bool = False
     witness: Witness | None = None
     witness_channel: int | None = None
+    conditions: tuple[str, ...] = ()
     reason: str | None = None
     boxes: tuple[Boxes, ...] = ()
     cases: tuple[Cases, ...] = ()
@@ -190,18 +197,11 @@ class Region:
                 "candidate": witness.candidate,
                 "channel": self.witness_channel,
             },
+            "conditions": list(self.conditions),
             "reason": self.reason,
             "boxes": [boxes.to_json() for boxes in self.boxes],
             "cases": [cases.to_json() for cases in self.cases],
         }
-
-
-@dataclass(frozen=True)
-class Source:
-    """One of the two models: its file, as far as there is one."""
-
-    path: str | None
-    sha256: str | None
 
 
 @dataclass(frozen=True)
@@ -210,9 +210,9 @@ class Certificate:
 
     Attributes:
         verdict: proved if the outputs are equal for every input, as far as ``conditions`` say;
-            different if some region differs; else undecided.
+            different if a region differs and makes the models different; else undecided.
         exactness: the lowest rung of all regions; None when undecided.
-        reference, candidate: the files.
+        reference, candidate: what the models are, by file and hash, or by hash in memory.
         regions: every place where the models differ in form, in the order of the reference.
         conditions: what the verdict takes for granted, or does not cover.
         notes: remarks.
@@ -220,18 +220,21 @@ class Certificate:
             where none was sought or found.
         kept_inputs: whether initializers that are inputs too were left so.
         facts: the types and shapes that the regions and matches rest on.
+        shown_by: an input on which the outputs differ, where no region alone makes the models
+            different.
     """
 
     verdict: ProofVerdict
     exactness: Exactness | None
-    reference: Source
-    candidate: Source
+    reference: Identity
+    candidate: Identity
     regions: tuple[Region, ...]
     conditions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     counterexample: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     kept_inputs: bool = False
     facts: tuple[ListedFact, ...] = ()
+    shown_by: Demonstration | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the certificate as ``qgraph prove`` writes it."""
@@ -250,6 +253,7 @@ class Certificate:
             "notes": list(self.notes),
             "counterexample_found": bool(self.counterexample),
             "facts": [fact.to_json() for fact in self.facts],
+            "shown_by": None if self.shown_by is None else self.shown_by.to_json(),
             "regions": [region.to_json() for region in self.regions],
         }
 

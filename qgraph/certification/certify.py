@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import onnx_ir as ir
 
 from qgraph.certification.certificate import (
     AFTER_DIFFERENCE,
     AS_WRITTEN,
+    BIAS_LAST,
     EQUAL_OPERATORS,
     NO_NAN,
     NOT_FED,
@@ -20,28 +20,32 @@ from qgraph.certification.certificate import (
     Certificate,
     ProofVerdict,
     Region,
-    Source,
 )
 from qgraph.certification.counterexample import search
 from qgraph.certification.discharge import Shown, discharge, names, try_all_inputs
+from qgraph.certification.establish import Established, establish
 from qgraph.certification.evidence import boxes
+from qgraph.certification.forced import adds_bias, differs
 from qgraph.certification.joint import between
 from qgraph.certification.regions import Decided, Outcome
 from qgraph.certification.zero_signs import Step, sightings
+from qgraph.choices import member
 from qgraph.collecting import seldom
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Method
 from qgraph.matching.facts import listed_facts
-from qgraph.matching.match import Kind, Matching, Pair
+from qgraph.matching.match import Claim, Kind, Matching, Pair
+from qgraph.matching.normal.normalise import NormalForm, normalise
 from qgraph.matching.plain import Plain, plain
 from qgraph.matching.products import has_packed_products
-from qgraph.model import Model, load
 from qgraph.model import Source as ModelSource
+from qgraph.model import load
 from qgraph.proof.expression import Undecidable
-from qgraph.storage import files as storage
+from qgraph.storage.identity import Identity
 
-COMPUTED_HERE = (
-    "constants that {} compute are what NumPy computes here; ONNX leaves their last bits open"
+ROUNDED_ONCE = (
+    "constants that {} compute are the exact results, rounded once; "
+    "ONNX leaves their last bits open"
 )
 
 
@@ -50,16 +54,19 @@ def prove(
     reference: ModelSource,
     candidate: ModelSource,
     *,
-    exact: Exactness = Exactness.VALUES,
+    exact: str = Exactness.VALUES,
     keep_inputs: bool = False,
     evidence: bool = False,
     runs: int = 0,
+    hashes: bool = True,
 ) -> Certificate:
     """Prove that two models compute equal outputs for every input.
 
     The graphs are matched from their inputs. Where they differ in form, the smallest regions that
     compute a value from an equal one are compared over all inputs, by their operators' definitions.
-    After a difference the values are taken for equal, so that all differing places are found.
+    After a difference the values are assumed equal, so that all differing places are found. Regions
+    that differ make the models different if their pairing is forced, or if an input of the models
+    shows a difference in the outputs; else they are undecided.
 
     Args:
         reference: a path or a model.
@@ -70,6 +77,8 @@ def prove(
             can be verified.
         runs: how many times each model may be run to find an input of the models on which a
             difference shows in their outputs.
+        hashes: name the models in the certificate by file and hash; a model in memory is
+            serialised for that.
 
     Raises:
         ModelError: a model is not usable, or their inputs or outputs differ.
@@ -77,16 +86,20 @@ def prove(
         UnsupportedError: a function cannot be inlined, or this thread does not compute as IEEE 754
             says.
     """
-    if exact < Exactness.VALUES:
+    level = member(Exactness, exact, "exact")
+    if level < Exactness.VALUES:
         raise OptionError(
-            f"exact={exact}: only equal values can be put together to a proof of two models, "
+            f"exact={level}: only equal values can be put together to a proof of two models, "
             "expected values or bits. Ask for one of these."
         )
     models = load(reference), load(candidate)
+    # Before anything below reads the models, so that nobody can have changed them.
+    first, second = ((m.identity() if hashes else Identity(None, None)) for m in models)
     sides = plain(*models, keep_inputs=keep_inputs)
-    matching, shown = _show(sides, exact)
+    (matching, shown, shown_by), form = _show(sides, level)
+    sides = matching.reference.plain, matching.candidate.plain
     divided = _Divided() if evidence else None
-    regions = [_region(s, matching, exact, divided) for s in shown if not _is_trivial(s)]
+    regions = [_region(s, matching, level, divided) for s in shown if not _is_trivial(s)]
     seen = (
         Region(*(names([node]),) * 2, *(str(node.outputs[0].name),) * 2, reason=reason)
         for node, reason in _sightings(matching, shown)
@@ -97,20 +110,22 @@ def prove(
     is_sought = runs > 0 and verdict is ProofVerdict.DIFFERENT
     return Certificate(
         verdict,
-        _exactness(regions),
-        _source(models[0]),
-        _source(models[1]),
+        _exactness(regions, form),
+        first,
+        second,
         tuple(regions),
         (
             *_conditions(regions, sides),
+            *(() if form is None else form.conditions),
             *_of_constants(matching),
             *of_sizes,
             *([SUMMED_ALIKE] if any(has_packed_products(model.ir) for model in models) else ()),
         ),
-        tuple(matching.notes),
+        (*matching.notes, *(() if form is None else (form.note,))),
         search(matching, shown, runs=runs) if is_sought else {},
         kept_inputs=keep_inputs,
         facts=tuple(facts),
+        shown_by=shown_by,
     )
 
 
@@ -127,18 +142,100 @@ def _names_of_values(regions: Sequence[Region]) -> tuple[set[str], set[str]]:
     return names
 
 
-def _show(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Matching, list[Shown]]:
+_Shown = tuple[Matching, list[Shown], NormalForm | None]
+
+
+def _show(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Established, NormalForm | None]:
+    """Match two models and show what follows, as they are, or in normal form if claims fail.
+
+    Where the matching of the models as they are pairs results of different operators, the normal
+    form is tried first. The attempt in which the fewest claims fail is kept.
+    """
+    tried: list[_Shown] = []
+    known: Decided = {}
+    first = Matching(*sides)
+    forms = _normal_forms(sides, level) if any(map(_is_doubtful, first.claims)) else []
+    left = []
+    for form in forms:
+        if len(Matching(*form.sides).claims) >= len(first.claims):
+            left.append(form)
+            continue
+        tried.append((*_attempt(form.sides, level, known), form))
+        if not _failed(tried[-1][1], level):
+            return _concluded(tried[-1], level, known)
+    tried.insert(0, (*_attempt(sides, level, known), None))
+    if not _failed(tried[0][1], level):
+        return _concluded(tried[0], level, known)
+    for form in left if forms else _normal_forms(sides, level):
+        tried.append((*_attempt(form.sides, level, known), form))
+        if not _failed(tried[-1][1], level):
+            return _concluded(tried[-1], level, known)
+    best = min(tried, key=lambda attempt: _failed(attempt[1], level))
+    concluded = _concluded(best, level, known)
+    if best is tried[0] or _is_decided(concluded[0], level):
+        return concluded
+    as_written = _concluded(tried[0], level, known)
+    return as_written if _is_decided(as_written[0], level) else concluded
+
+
+def _concluded(
+    attempt: _Shown, level: Exactness, known: Decided
+) -> tuple[Established, NormalForm | None]:
+    """Return an attempt whose differences are established, and whose inputs are all tried.
+
+    All inputs of a region are only tried where that can change the verdict.
+    """
+    matching, shown, form = attempt
+    established = establish(matching, shown, level, known)
+    matching, shown, example = established
+    if any(differs(s, level) for s in shown):
+        return (matching, try_all_inputs(shown), example), form
+    if any(s.outcome.rung is None and not _is_given_up(s) for s in shown):
+        return established, form  # whatever the others give, the models are undecided
+    return establish(matching, try_all_inputs(shown), level, known), form
+
+
+def _is_decided(established: Established, level: Exactness) -> bool:
+    shown = established[1]
+    return not _failed(shown, level) or any(differs(s, level) for s in shown)
+
+
+def _is_given_up(s: Shown) -> bool:
+    return s.outcome.finding is not None and s.outcome.finding.given_up
+
+
+def _normal_forms(sides: tuple[Plain, Plain], level: Exactness) -> list[NormalForm]:
+    """Return the models in the normal form that keeps bits, and in that which keeps ``level``."""
+    forms = (normalise(sides, kept) for kept in dict.fromkeys((Exactness.BITS, level)))
+    return [form for form in forms if form is not None]
+
+
+def _is_doubtful(claim: Claim) -> bool:
+    """Return whether a claim is open, or says of a region that one side computes nothing."""
+    if claim.kind is Kind.OPEN:
+        return True
+    nearest = claim.entries[:1] if claim.kind is Kind.REGION else ()
+    return any(claim.reference is a or claim.candidate is b for a, b in nearest)
+
+
+def _attempt(
+    sides: tuple[Plain, Plain], level: Exactness, known: Decided
+) -> tuple[Matching, list[Shown]]:
     """Match two models and show what follows; names may mislead, and are left out then."""
     matching = Matching(*sides)
-    known: Decided = {}
     shown = discharge(matching, level, known)
-    failed = sum(not s.reaches(level) for s in shown)
+    failed = _failed(shown, level)
     if failed and matching.is_hinted:
         other = Matching(*sides, by_name=False)
         without = discharge(other, level, known)
-        if sum(not s.reaches(level) for s in without) < failed:
+        if _failed(without, level) < failed:
             matching, shown = other, without
-    return matching, try_all_inputs(shown)
+    return matching, shown
+
+
+def _failed(shown: Sequence[Shown], level: Exactness) -> int:
+    """Return how many claims are not shown."""
+    return sum(not s.reaches(level) for s in shown)
 
 
 def _sightings(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node, str]]:
@@ -209,6 +306,7 @@ def _region(s: Shown, matching: Matching, level: Exactness, divided: _Divided | 
         infinity_differs=finding is not None and finding.infinity_differs,
         witness=outcome.witness,
         witness_channel=outcome.channel,
+        conditions=(BIAS_LAST,) if adds_bias(matching, s) else (),
         reason="; ".join(filter(None, remarks)) or None,
         boxes=() if divided is None else divided.boxes(outcome),
         cases=() if divided is None else outcome.cases,
@@ -274,11 +372,11 @@ def _verdict(regions: Sequence[Region]) -> ProofVerdict:
     return ProofVerdict.PROVED
 
 
-def _exactness(regions: Sequence[Region]) -> Exactness | None:
+def _exactness(regions: Sequence[Region], form: NormalForm | None) -> Exactness | None:
     if any(region.exactness is None for region in regions):
         return None
     rungs = [region.exactness for region in regions if region.exactness is not None]
-    return min(rungs, default=Exactness.BITS)
+    return min([*rungs, Exactness.BITS if form is None else form.exactness])
 
 
 def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[str]:
@@ -291,6 +389,8 @@ def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[s
         conditions.append(NO_NAN.format(nan))
     if any(side.has_common_sums for side in sides):
         conditions.append(WHOLE_SUMS)
+    if any(side.bias_sums for side in sides):
+        conditions.append(BIAS_LAST)
     signs = sum(bool(region.zero_sign_inputs) for region in regions)
     if signs:
         conditions.append(ZERO_SIGNS.format(signs))
@@ -304,10 +404,4 @@ def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[s
 def _of_constants(matching: Matching) -> list[str]:
     """Return what is taken for granted of constants that nodes compute."""
     found = matching.reference.known.inexact | matching.candidate.known.inexact
-    return [COMPUTED_HERE.format(", ".join(sorted(found)))] if found else []
-
-
-def _source(model: Model) -> Source:
-    if model.path is None or not Path(model.path).is_file():
-        return Source(None, None)
-    return Source(str(model.path), storage.sha256(model.path))
+    return [ROUNDED_ONCE.format(", ".join(sorted(found)))] if found else []

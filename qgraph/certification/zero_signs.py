@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from qgraph.graph.scopes import subgraphs
 from qgraph.matching.liveness import inner_results, live_nodes, used
-from qgraph.matching.zero_sight import sees
+from qgraph.matching.zero_sight import forgets, sees
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,8 @@ def sightings(
                 found[node] = (
                     f"{node.op_type} sees the sign of zeros, which the models do not share"
                 )
-            spread.update(_beyond(node))
+            if not forgets(node):
+                spread.update(_beyond(node))
         for step in steps:
             node_after = step.exit.producer()
             if step.tells_apart and step.entry in spread and node_after is not None:

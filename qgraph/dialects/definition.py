@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,7 +122,7 @@ class _Binades(_Values):
     def __init__(self, draft: Draft, quantizer: Floating) -> None:
         super().__init__(draft)
         grid = quantizer.format
-        self._exponents = range(1 - grid.bias, int(np.floor(np.log2(grid.max_value))) + 1)
+        self._exponents = range(1 - grid.bias, math.frexp(grid.max_value)[1])
         self._power: Operand | None = None
 
     def Cast(self, v: Operand, **attributes: Any) -> Operand:  # noqa: N802 - an ONNX operator

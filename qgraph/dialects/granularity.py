@@ -31,7 +31,7 @@ class Layout:
     def lay(self, parameter: Array) -> Array:
         """Return ``parameter``, which broadcasts to the data, in the shape of this layout."""
         if self.block_size:
-            return np.ascontiguousarray(np.broadcast_to(parameter, self.shape))
+            return np.asarray(np.broadcast_to(parameter, self.shape), order="C")
         if self.axis is None:
             return parameter.reshape(())
         return np.array(np.broadcast_to(parameter.reshape(-1), self.shape))

@@ -33,6 +33,7 @@ from qgraph.dialects.dialect import Site
 from qgraph.dialects.qdq_nodes import clip
 from qgraph.dialects.site_writer import SiteWriter, node
 from qgraph.graph.edit import Draft, Editor, Operand
+from qgraph.numerics.minifloat import binary_exponent
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.quant import code_bounds
 from qgraph.ops.trunc import nearest_power_of_two
@@ -253,7 +254,7 @@ def _truncating(write: SiteWriter, given: Truncating) -> Iterator[Draft]:
 
 def _trunc_1(write: SiteWriter, meaning: Truncating) -> Iterator[Draft]:
     """Yield the first version of Trunc, which neither clamps nor has a scale for its output."""
-    dropped = np.log2(meaning.ratio)
+    dropped = binary_exponent(meaning.ratio)
     out_bits = np.maximum(np.float32(8), 1 - dropped)
     draft, x = write.begin()
     operands = [
@@ -275,7 +276,7 @@ def _trunc_2(write: SiteWriter, meaning: Truncating) -> Iterator[Draft]:
     if codes is None or not same:
         return
     draft, x = write.begin()
-    in_bits = np.maximum(1, codes.bits + np.log2(meaning.ratio).max())
+    in_bits = np.maximum(1, codes.bits + binary_exponent(meaning.ratio).max())
     operands = [
         x,
         draft.constant(meaning.scale, "scale"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.choices import Choice
 from qgraph.dialects.granularity import Layout
 from qgraph.graph.edit import Draft, Operand
 from qgraph.numerics.formats import FORMATS, numpy_dtype
@@ -27,7 +27,7 @@ _LEAST_BLOCKS = 16
 """Scales below so many save nothing as codes with a scale of their own."""
 
 
-class Scales(StrEnum):
+class Scales(Choice):
     """Which types scales may have.
 
     * ``float32``: that of the data, as every reader expects it.
@@ -48,7 +48,7 @@ def dequantized(
     scales: Scales,
 ) -> Iterator[Form]:
     """Yield ways to append a DequantizeLinear with result ``dtype``, smallest scales first."""
-    laid = np.ascontiguousarray(layout.lay(scale))
+    laid = np.asarray(layout.lay(scale), order="C")
     if scales is Scales.SMALLEST and dtype is ir.DataType.FLOAT and laid.size > 1:
         yield from _smaller(layout, laid, zero_point, kind)
 

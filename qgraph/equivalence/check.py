@@ -12,7 +12,7 @@ import onnx_ir as ir
 from qgraph.collecting import seldom
 from qgraph.equivalence.divergence import Run, compare_tensors, first_divergence
 from qgraph.equivalence.feeding import Feeding
-from qgraph.equivalence.findings import File, MetricReport, TensorComparison
+from qgraph.equivalence.findings import MetricReport, TensorComparison
 from qgraph.equivalence.grids import output_step
 from qgraph.equivalence.labels import TOP1, Score, metric_of
 from qgraph.equivalence.metrics import Comparing
@@ -26,7 +26,6 @@ from qgraph.execution.executor import Backend, Executor, prepare
 from qgraph.matching.correspondence import correspondence
 from qgraph.matching.interface import paired_names
 from qgraph.model import Model, Source, load
-from qgraph.storage import files as storage
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]
@@ -102,6 +101,7 @@ def check(
         ExecutionError: a model cannot be run on the inputs, or gives no values to compare.
     """
     first, second = load(reference), load(candidate)
+    identities = first.identity(), second.identity()
     notes: list[str] = []
     feeds = paired_names("input", first.inputs, second.inputs, notes)
     names = paired_names("output", first.outputs, second.outputs, notes)
@@ -159,7 +159,7 @@ def check(
         feeding.probes,
         judgement,
         comparison.wrong,
-        files=(_file(first), _file(second)),
+        files=identities,
     )
 
 
@@ -268,12 +268,6 @@ class _Comparison:
         if max_drop is not None and not drop <= max_drop:
             failed = f"{found.name} is lower by {drop:g}, at most {max_drop:g} is allowed"
         return MetricReport(found.name, len(labels), scores[0], scores[1], failed)
-
-
-def _file(model: Model) -> File | None:
-    if model.path is None or not model.path.is_file():
-        return None
-    return File(str(model.path), storage.sha256(model.path))
 
 
 def _step(value: ir.Value, array: Any) -> npt.NDArray[np.float32] | None:

@@ -9,14 +9,6 @@ from qgraph.equivalence.metrics import OutputComparison, finite
 
 
 @dataclass(frozen=True)
-class File:
-    """The file of a model, as it was when it was compared."""
-
-    path: str
-    sha256: str
-
-
-@dataclass(frozen=True)
 class TensorComparison:
     """A tensor that both models compute, on one batch.
 

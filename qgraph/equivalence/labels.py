@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.choices import shown
 from qgraph.errors import ExecutionError, OptionError
 
 Array = npt.NDArray[Any]
@@ -59,11 +60,16 @@ def metric_of(given: str | Score) -> Metric:
         given: ``top1``, ``module:function``, or a function.
 
     Raises:
-        OptionError: there is none of this name.
+        OptionError: there is none of this name, or it is neither a name nor a function.
     """
     if not isinstance(given, str):
+        if not callable(given):
+            raise OptionError(
+                f"metric is {shown(given)}, expected {TOP1!r}, a function, or its name as "
+                "module:function."
+            )
         return Metric(getattr(given, "__name__", "metric"), given)
-    if given == TOP1:
+    if given.casefold() == TOP1:
         return Metric(TOP1, top1)
     module, colon, name = given.partition(":")
     if not (module and colon and name):

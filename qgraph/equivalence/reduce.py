@@ -22,6 +22,7 @@ from qgraph.files import replacing
 from qgraph.matching.correspondence import correspondence
 from qgraph.matching.interface import paired_names
 from qgraph.model import Model, Source, load
+from qgraph.outputs.outputs import Outputs, joined
 from qgraph.storage import files as storage
 from qgraph.tensors.archive import common, tensors
 
@@ -57,25 +58,30 @@ class Reduction:
     nodes_before: tuple[int, int]
     report: CheckReport
 
-    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write both models and the input; return the files.
+    def save(self, folder: str | os.PathLike[str], outputs: Outputs | None = None) -> list[Path]:
+        """Write both models and the input, together or not at all; return the files.
+
+        Args:
+            folder: where they go; it is made if it is not there.
+            outputs: the outputs with which they appear. None: they appear alone, now.
 
         Raises:
             QGraphError: a file cannot be written.
         """
         place = Path(folder)
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise QGraphError(
-                f"{place}: cannot be made ({error}), expected a folder. Choose another name."
-            ) from error
         files = [place / name for name in (REFERENCE, CANDIDATE, INPUTS)]
-        storage.save(self.reference, files[0])
-        storage.save(self.candidate, files[1])
-        arrays = {name: common(array) for name, array in tensors(self.inputs).items()}
-        with replacing(files[2]) as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+        with joined(outputs) as together:
+            try:
+                together.make_folder(place)
+            except OSError as error:
+                raise QGraphError(
+                    f"{place}: cannot be made ({error}), expected a folder. Choose another name."
+                ) from error
+            storage.save(self.reference, files[0], outputs=together)
+            storage.save(self.candidate, files[1], outputs=together)
+            arrays = {name: common(array) for name, array in tensors(self.inputs).items()}
+            with replacing(files[2], together) as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
         return files
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from qgraph.equivalence.findings import File, MetricReport, ProbeReport, TensorComparison
+from qgraph.equivalence.findings import MetricReport, ProbeReport, TensorComparison
 from qgraph.equivalence.metrics import OutputComparison
 from qgraph.errors import EquivalenceError
 from qgraph.junit import Case, junit
 from qgraph.markup import markdown, markdown_code
 from qgraph.report import SCHEMA
+from qgraph.storage.identity import Identity
 
 if TYPE_CHECKING:
     from qgraph.equivalence.runtime_report import RuntimeReport
@@ -50,7 +51,7 @@ class CheckReport:
         probes: how near to its thresholds each quantizer of the reference came.
         runtimes: whether a difference is one of the models or of the runtimes.
         example: the inputs of the first batch with a difference, by the names of the reference.
-        files: of the reference and the candidate; None for a model that is of no file.
+        files: file and hash of the reference and the candidate; no path for a model in memory.
     """
 
     verdict: CheckVerdict
@@ -64,7 +65,7 @@ class CheckReport:
     probes: Sequence[ProbeReport] = ()
     runtimes: RuntimeReport | None = None
     example: Mapping[str, Any] | None = field(default=None, repr=False)
-    files: tuple[File | None, File | None] = (None, None)
+    files: tuple[Identity | None, Identity | None] = (None, None)
 
     @property
     def ranked(self) -> list[TensorComparison]:

@@ -12,13 +12,14 @@ import onnx_ir as ir
 from qgraph.errors import ExecutionError, OptionError
 from qgraph.execution.executor import Executor
 from qgraph.execution.feeds import describe, static
+from qgraph.tensors.rows import FileRows
 
 Receiver = Callable[[str, Any], None]
 """Takes the name of a tensor and its value, which it must not keep."""
 
 
 class Batches:
-    """The inputs of each run, in order; arrays are views of the dataset, also of mapped files.
+    """The inputs of each run, in order; arrays are views of the dataset, or read from its file.
 
     An input is cut where it has more rows, entries along the first axis, than the model fixes, or
     where the model leaves their number open and ``size`` is given. All others are fed to every
@@ -45,7 +46,7 @@ class Batches:
         takes_size = False
         for value in graph.inputs:
             array = self._inputs.get(str(value.name))
-            if not isinstance(array, np.ndarray) or not value.shape:
+            if not isinstance(array, np.ndarray | FileRows) or not value.shape:
                 continue
             if array.ndim != len(value.shape):
                 continue
@@ -73,6 +74,10 @@ class Batches:
 
     def _part(self, name: str, number: int) -> Any:
         step, whole = self._steps.get(name), self._inputs[name]
+        if isinstance(whole, FileRows):
+            if step is None:
+                return np.asarray(whole)
+            return whole.rows(number * step, (number + 1) * step)
         return whole if step is None else np.asarray(whole)[number * step : (number + 1) * step]
 
     def _cut_full(self, value: ir.Value, rows: int, step: int) -> None:

@@ -7,13 +7,13 @@ import functools
 import importlib.util
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.choices import Choice, member
 from qgraph.errors import ModelError, OptionError, where
 from qgraph.execution.control import ControlStep, captured, function_kernel, is_control
 from qgraph.execution.feeds import check_feeds
@@ -31,7 +31,7 @@ Imports = Mapping[str, int]
 logger = logging.getLogger(__name__)
 
 
-class Backend(StrEnum):
+class Backend(Choice):
     """What computes: ``auto`` is ONNX Runtime where it is installed, NumPy elsewhere."""
 
     AUTO = "auto"
@@ -64,10 +64,9 @@ def prepare(model: ir.Model, backend: str = Backend.AUTO, *, as_written: bool = 
         OptionError: there is no such backend.
         UnsupportedError: a node has no implementation, or ONNX Runtime is asked for and missing.
     """
-    if backend not in list(Backend):
-        raise OptionError(f"There is no backend {backend!r}; known: {', '.join(Backend)}.")
+    chosen = member(Backend, backend, "backend")
     installed = importlib.util.find_spec("onnxruntime") is not None
-    if backend == Backend.NUMPY or (backend == Backend.AUTO and not installed):
+    if chosen is Backend.NUMPY or (chosen is Backend.AUTO and not installed):
         return Executor(model)
     from qgraph.execution.runtime import RuntimeExecutor
     from qgraph.standardize import standardize

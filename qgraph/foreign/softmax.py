@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from qgraph.foreign.parameters import float32, result, shifted, single
 from qgraph.kernels.standard import Kernel
+from qgraph.numerics.correct_rounding import exp, log
 
 Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
@@ -65,7 +66,7 @@ def _powers(scale: Float32, count: int) -> Float32:
     """Return the table of scaled powers, for codes from 255 below the largest up to it."""
     step = float(scale)
     largest = np.finfo(np.float32).max / np.float32(count)
-    shift = max(0.0, float(np.log(largest)) - _RESERVED) / step
+    shift = max(0.0, float(log(largest)) - _RESERVED) / step
     with np.errstate(all="ignore"):
         exponents = (np.arange(256, dtype=np.float64) - 255 + shift) * step
-        return np.exp(exponents).astype(np.float32)
+        return exp(exponents, np.float32)

@@ -21,6 +21,7 @@ import onnx_ir as ir
 
 from qgraph.foreign.parameters import float32, requantize, result, shifted, single
 from qgraph.kernels.standard import Kernel
+from qgraph.numerics.correct_rounding import sigmoid
 
 Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
@@ -29,7 +30,7 @@ Function = Callable[[Float32], Float32]
 
 def q_linear_sigmoid(node: ir.Node) -> Kernel:
     """``f(x) = 1 / (1 + exp(-x))``."""
-    return _mapped(logistic)
+    return _mapped(sigmoid)
 
 
 def q_linear_leaky_relu(node: ir.Node) -> Kernel:
@@ -71,13 +72,6 @@ def q_linear_where(node: ir.Node) -> Kernel:
         return [np.where(condition, recode(x, s_x, z_x, s, z), recode(y, s_y, z_y, s, z))]
 
     return run
-
-
-def logistic(x: Float32) -> Float32:
-    """Return ``1 / (1 + exp(-x))``, rounded once."""
-    with np.errstate(over="ignore"):
-        y: Float32 = (1 / (1 + np.exp(-x.astype(np.float64)))).astype(np.float32)
-    return y
 
 
 def recode(

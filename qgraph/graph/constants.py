@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import numpy as np
@@ -10,12 +9,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ModelError
+from qgraph.tensors.filed import elements
 from qgraph.tensors.streaming import Stream, stream_of
-
-_ARRAY = "qgraph.array"
-
-_READ_BYTES = 1 << 24
-"""Up to so many bytes of external data are read; more are mapped."""
 
 _SPELLED_OUT: dict[str, type[np.generic]] = {
     "value_float": np.float32,
@@ -30,7 +25,7 @@ def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
 
     Constant are initializers that are not graph inputs too, and outputs of Constant nodes that
     spell a tensor or numbers out. Narrow types come as ml_dtypes arrays, one element each. The
-    array is read-only: it may be shared with other values, or mapped from a file.
+    array is read-only: it may be shared with other values.
 
     Raises:
         ModelError: the tensor cannot be read.
@@ -80,8 +75,8 @@ def overridable(graph: ir.Graph) -> list[ir.Value]:
 
 def _array(value: ir.Value, tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
     try:
-        if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes <= _READ_BYTES:
-            array = _read(tensor).view()
+        if isinstance(tensor, ir.ExternalTensor):
+            array = elements(tensor).view()
         else:
             array = tensor.numpy().view()
     except (OSError, ValueError, TypeError) as error:
@@ -91,17 +86,3 @@ def _array(value: ir.Value, tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
         ) from error
     array.flags.writeable = False
     return array
-
-
-def _read(tensor: ir.ExternalTensor) -> npt.NDArray[Any]:
-    """Return a tensor's elements, the same array as long as somebody has it.
-
-    onnx_ir would map the whole file, and keep it open, once for each tensor.
-    """
-    known = tensor.meta.get(_ARRAY)
-    flat: npt.NDArray[Any] | None = None if known is None else known()
-    if flat is None:
-        flat = stream_of(tensor).read()
-        # Views refer to the array that has the memory, not to one another.
-        tensor.meta[_ARRAY] = weakref.ref(flat)
-    return flat.reshape(tensor.shape.numpy())

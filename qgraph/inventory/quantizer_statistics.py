@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -214,7 +215,7 @@ def _levels(quantizer: Quantizer) -> int | None:
         case Ranged(levels=given):
             levels = given
         case Floating(format=grid):
-            exponent = np.floor(np.log2(grid.max_value))
+            exponent = math.frexp(grid.max_value)[1] - 1
             places = exponent + grid.bias + grid.max_value / 2.0**exponent - 1
             levels = 2 * float(np.ceil(places * 2**grid.mantissa_bits)) + 1
         case Bipolar():

@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.kernels import elementary
+
 Array = npt.NDArray[Any]
 Kernel = Callable[..., Sequence[Any]]
 """Positional input arrays, None for an absent optional one, to the outputs."""
@@ -292,4 +294,6 @@ _BUILDERS: dict[str, Callable[[ir.Node, int], Kernel | None]] = {
     "Optional": _optional,
     "OptionalGetElement": _get_element,
     "OptionalHasElement": _has_element,
+    "Pow": elementary.power,
+    **dict.fromkeys(elementary.FUNCTIONS, elementary.elementary),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from qgraph.execution.executor import Imports, kernel_for
 from qgraph.execution.plan import NodeStep
 from qgraph.graph.constants import constant
 from qgraph.graph.scopes import subgraphs
+from qgraph.kernels.elementary import FUNCTIONS, is_rounded_once
+from qgraph.matching.known_sums import SUMMING, is_any_order_exact
 from qgraph.matching.randomness import is_random
 from qgraph.ops.operator import operator_of
 from qgraph.primitives import NUMPY
@@ -54,6 +56,7 @@ _EXACT = frozenset(NUMPY) - {"Pow"} | frozenset(
         "Split",
         "Squeeze",
         "Tile",
+        "TopK",
         "Transpose",
         "Trilu",
         "Unsqueeze",
@@ -61,6 +64,9 @@ _EXACT = frozenset(NUMPY) - {"Pow"} | frozenset(
     }
 )
 """Operators whose results IEEE 754 and ONNX determine to the last bit."""
+
+_ROUNDED_ONCE = frozenset(FUNCTIONS) | {"Pow"}
+"""Operators whose kernels give the exact results, rounded once, for types narrower than float64."""
 
 _KEPT_BYTES = 1 << 16
 """Larger results are computed again when they are asked for again, rather than kept."""
@@ -75,7 +81,9 @@ class KnownValues:
     Attributes:
         imports: as given.
         inexact: operators that computed floating-point constants whose last bits ONNX leaves open,
-            as it does for sums and for functions such as Exp.
+            as it does for functions such as Exp. The constants are the exact results, rounded once.
+
+    A floating-point constant whose bits depend on the processor, such as most sums, is not known.
     """
 
     def __init__(self, imports: Imports) -> None:
@@ -85,13 +93,18 @@ class KnownValues:
         self._kept: dict[ir.Value, Array] = {}
 
     def enter(self, nodes: Iterable[ir.Node]) -> None:
-        """Take note of nodes, in their order: which of their outputs are constant."""
+        """Take note of nodes, in their order: which of their outputs are constant.
+
+        Results that may depend on the processor are computed here, to know whether they do.
+        """
         for node in nodes:
-            spelled = any(self._is_constant(value) for value in node.outputs)
             used = [value for value in node.inputs if value is not None]
             computed = bool(used) and all(map(self.has, used)) and not self._is_opaque(node)
             for value in node.outputs:
-                self._is_known[value] = spelled or computed
+                stored = self._is_constant(value)
+                self._is_known[value] = stored or computed
+                if computed and not stored and not is_exact(node):
+                    self._is_known[value] = self.array(value) is not None
 
     def has(self, value: ir.Value) -> bool:
         """Return whether ``value`` is constant."""
@@ -123,25 +136,43 @@ class KnownValues:
         node = value.producer()
         if node is None:
             return None
-        known = {operand: self.array(operand) for operand in node.inputs if operand is not None}
-        if any(array is None for array in known.values()):
+        operands = [None if operand is None else self.array(operand) for operand in node.inputs]
+        known = dict(zip(node.inputs, operands, strict=True))
+        if any(operand is not None and array is None for operand, array in known.items()):
             return None
-        results: dict[ir.Value, Any] = dict(known)
-        try:
-            with np.errstate(all="ignore"):
-                NodeStep(node, kernel_for(node, self.imports)).run(results, frozenset())
-        except (ExecutionError, ModelError, OperatorError, UnsupportedError):
+        array = self._run(node, value, operands)
+        if array is None:
             self._is_known[value] = False
+        elif array.nbytes <= _KEPT_BYTES:
+            self._kept[value] = array
+        return array
+
+    def _run(
+        self, node: ir.Node, value: ir.Value, operands: Sequence[Array | None]
+    ) -> Array | None:
+        """Return an output of a node; None where it fails, or other processors compute others."""
+        known = zip(node.inputs, operands, strict=True)
+        results: dict[ir.Value, Any] = {v: array for v, array in known if v is not None}
+        try:
+            kernel = kernel_for(node, self.imports)
+            with np.errstate(all="ignore"):
+                NodeStep(node, kernel).run(results, frozenset())
+        except (ExecutionError, ModelError, OperatorError, UnsupportedError):
             return None
         array = results.get(value)
         if not isinstance(array, np.ndarray):
-            self._is_known[value] = False
             return None
-        if array.dtype.kind not in "iubOSU" and not _is_exact(node):
+        if array.dtype.kind in "iubOSU" or is_exact(node):
+            return array
+        if node.domain != "":
+            return None
+        if node.op_type in SUMMING:
+            exact = is_any_order_exact(node, kernel, operands)
+            return np.asarray(array + array.dtype.type(0)) if exact else None  # -0 may be 0 too
+        if node.op_type in _ROUNDED_ONCE and is_rounded_once(array.dtype):
             self.inexact.add(node.op_type)
-        if array.nbytes <= _KEPT_BYTES:
-            self._kept[value] = array
-        return array
+            return array
+        return None
 
     def _is_opaque(self, node: ir.Node) -> bool:
         if is_control(node) or is_random(node, self.imports):
@@ -149,7 +180,8 @@ class KnownValues:
         return any(subgraphs(attribute) for attribute in node.attributes.values())
 
 
-def _is_exact(node: ir.Node) -> bool:
+def is_exact(node: ir.Node) -> bool:
+    """Return whether IEEE 754 and ONNX determine the results of a node to the last bit."""
     if node.domain == "" and node.op_type in _EXACT:
         return True
     try:

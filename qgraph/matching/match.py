@@ -37,6 +37,7 @@ from qgraph.matching.interface import conflict
 from qgraph.matching.known_values import KnownValues
 from qgraph.matching.plain import Plain
 from qgraph.matching.randomness import is_random
+from qgraph.matching.sum_rewrites import rewritten_sum
 from qgraph.matching.zero_sight import sees
 from qgraph.numerics.values import Comparison, fingerprint
 
@@ -89,9 +90,9 @@ class Side:
         nodes: all nodes, those in graphs of attributes included.
     """
 
-    def __init__(self, plain: Plain) -> None:
+    def __init__(self, plain: Plain, known: KnownValues | None = None) -> None:
         self.plain = plain
-        self.known = KnownValues(plain.imports)
+        self.known = KnownValues(plain.imports) if known is None else known
         self.classes: dict[ir.Value, Class] = {}
         self.nodes: list[ir.Node] = []
         self._operands: dict[ir.Value, list[ir.Value]] = {}
@@ -118,28 +119,48 @@ class Matching:
         is_hinted: whether names were looked at.
         claims: what has to be shown.
         notes: remarks, such as inputs that were matched by position.
+        runs_graphs: results of pairs of nodes that run graphs, and the pairs of operands and of
+            results of these graphs on whose equality theirs rests.
 
     Raises:
         ModelError: the models have different inputs or outputs.
     """
 
     def __init__(self, reference: Plain, candidate: Plain, *, by_name: bool = True) -> None:
+        self._begin(Side(reference), Side(candidate), by_name=by_name)
+        for pair in self.outputs:
+            self._resolve_all(pair)
+
+    def _begin(self, reference: Side, candidate: Side, *, by_name: bool) -> None:
+        """Give each value of the main graphs its class, by form alone."""
         self._by_name = by_name
         self.is_hinted = False
         self._congruence = Congruence(is_commutative)
         self._constants: dict[Hashable, Class] = {}
-        self._entered: set[tuple[ir.Node, ir.Node]] = set()
-        self.reference, self.candidate = Side(reference), Side(candidate)
+        self._entered: dict[tuple[ir.Node, ir.Node], None] = {}
+        self.reference, self.candidate = reference, candidate
         self.claims: list[Claim] = []
+        self.runs_graphs: list[tuple[Pair, tuple[Pair, ...]]] = []
         self._compared: dict[Pair, tuple[Comparison, Witness | None] | None] = {}
         self.notes: list[str] = []
         self._pair_inputs()
         for side in (self.reference, self.candidate):
             self._enter(side, side.plain.graph)
         outputs = [side.plain.graph.outputs for side in (self.reference, self.candidate)]
-        self.outputs = self._paired("output", *outputs)
-        for pair in self.outputs:
-            self._resolve_all(pair)
+        self.outputs = self.paired("output", *outputs)
+
+    def without_claims(self) -> Matching:
+        """Return the same models, matched by form alone: no claim is taken for granted."""
+        bare = object.__new__(Matching)
+        sides = (Side(side.plain, side.known) for side in (self.reference, self.candidate))
+        bare._begin(*sides, by_name=False)
+        for first, second in self._entered:
+            bare._enter_bodies(first, second)
+        return bare
+
+    def merge(self, pair: Pair) -> None:
+        """Take two values for equal."""
+        self._merge(*pair)
 
     def equal(self, reference: ir.Value, candidate: ir.Value) -> bool:
         """Return whether two values are in one class."""
@@ -173,7 +194,7 @@ class Matching:
             [value for value in side.plain.graph.inputs if not value.is_initializer()]
             for side in (self.reference, self.candidate)
         ]
-        pairs = self._paired("input", *free)
+        pairs = self.paired("input", *free)
         defaults = {
             str(value.name): value
             for value in self.candidate.plain.graph.inputs
@@ -204,9 +225,12 @@ class Matching:
             reason = f"the defaults of input {reference.name!r} differ"
             self.claims.append(Claim(Kind.OPEN, reference, candidate, reason=reason))
 
-    def _paired(
-        self, kind: str, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]
-    ) -> list[Pair]:
+    def paired(self, kind: str, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> list[Pair]:
+        """Return pairs of inputs, or of outputs, by name or else by position.
+
+        Raises:
+            ModelError: their numbers differ.
+        """
         names, others = ([str(value.name) for value in values] for values in (ours, theirs))
         if len(names) != len(others):
             raise ModelError(
@@ -242,6 +266,22 @@ class Matching:
                     same = self._congruence.apply((*form.label, place), used)
                     self._congruence.merge(result, same)
 
+    def ways(self, pair: Pair) -> list[list[Pair]]:
+        """Return what two values owe their equality to if one operator makes them.
+
+        Each way is a list of pairs that all have to be equal. There is none where the operators
+        differ, and two where the operands may be swapped.
+        """
+        first, second = (value.producer() for value in pair)
+        if first is None or second is None or self._mismatch(*pair) is not None:
+            return []
+        ours, theirs = self._operands_in_common(first, second)
+        results = self._enter_bodies(first, second)
+        found = [[*zip(ours, theirs, strict=False), *results]]
+        if self._may_swap(first, second):
+            found.append([*zip(ours, theirs[::-1], strict=True), *results])
+        return found
+
     def _resolve_all(self, pair: Pair) -> None:
         """Resolve a pair, and the pairs that it turns out to rest on before it."""
         if self.equal(*pair):
@@ -272,6 +312,16 @@ class Matching:
             if None not in kinds and kinds[0] is not kinds[1]:
                 # they do not begin with one value; codes are joined here, and real numbers there
                 entries = self._joint_entries(a, b)
+                codes = _farthest_codes(ours, theirs)
+                if entries is None and codes is not None and codes != (a, b):
+                    yield codes
+                    if common := self._common(ours, theirs):
+                        if not self.equal(a, b):
+                            self._settle(Claim(Kind.REGION, a, b, common))
+                        return
+                if entries is None:
+                    yield from self._code_pairs(a, b)
+                    entries = self._joint_entries(a, b)
                 if entries is not None:
                     self._settle(Claim(Kind.JOINT, a, b, entries))
                     return
@@ -282,8 +332,8 @@ class Matching:
                     yield pair
             if self.equal(a, b):
                 return
-            if entries := self._common(ours, theirs):
-                self._settle(Claim(Kind.REGION, a, b, entries))
+            if common := self._common(ours, theirs):
+                self._settle(Claim(Kind.REGION, a, b, common))
                 return
         yield from self._peel(a, b)
 
@@ -337,17 +387,35 @@ class Matching:
         if reason is not None or first is None or second is None:
             if first is not None and second is not None and first.op_type == second.op_type:
                 # what is found before them is told all the same
-                yield from self._operand_pairs(first, second)
+                operand_pairs = tuple(self._operand_pairs(first, second))
+                yield from (pair for pair in operand_pairs if not self.equal(*pair))
             entries = self._joint_entries(a, b)
             if entries is not None:
                 self._settle(Claim(Kind.JOINT, a, b, entries))
             else:
                 self._settle(Claim(Kind.OPEN, a, b, reason=reason or ""))
             return
-        yield from self._operand_pairs(first, second)
+        operand_pairs = tuple(self._operand_pairs(first, second))
+        yield from (pair for pair in operand_pairs if not self.equal(*pair))
         if any(subgraphs(attribute) for attribute in first.attributes.values()):
-            yield from self._bodies(first, second)
+            results = self._enter_bodies(first, second)
+            yield from (pair for pair in results if not self.equal(*pair))
+            self.runs_graphs.append(((a, b), (*operand_pairs, *results)))
         self._merge(a, b)
+
+    def _code_pairs(self, a: ir.Value, b: ir.Value) -> Iterator[Pair]:
+        """Yield the nearest codes that two values are made of, where both are made of two."""
+        ours, theirs = (
+            _nearest_codes(value, side)
+            for value, side in ((a, self.reference), (b, self.candidate))
+        )
+        if not len(ours) == len(theirs) == 2:
+            return
+        straight, crossed = zip(ours, theirs, strict=True), zip(ours, theirs[::-1], strict=True)
+        named = sum(x.name == y.name for x, y in zip(ours, theirs[::-1], strict=True))
+        for x, y in crossed if self._by_name and named else straight:
+            if x.dtype is y.dtype and not self.equal(x, y):
+                yield x, y
 
     def _joint_entries(self, a: ir.Value, b: ir.Value) -> tuple[Pair, ...] | None:
         """Return the two pairs of equal values that both values are made of, if there are two."""
@@ -377,7 +445,7 @@ class Matching:
             sides = (first, self.reference), (second, self.candidate)
             labels = [label(node, side.plain.imports) for node, side in sides]
             if labels[0][:2] != labels[1][:2]:
-                return (
+                return rewritten_sum(first, second) or (
                     f"{_told(a)} and {_told(b)} are different operators, for which there is no rule"
                 )
             return f"{_told(a)} and {_told(b)} differ in {_difference(*labels)}"
@@ -388,40 +456,49 @@ class Matching:
         return None
 
     def _operand_pairs(self, first: ir.Node, second: ir.Node) -> Iterator[Pair]:
-        found = self._common_form(first, second)
-        nodes = first, second
-        ours, theirs = (
-            form.operands if form else tuple(value for value in node.inputs if value is not None)
-            for form, node in zip(found or (None, None), nodes, strict=True)
-        )
-        if found and len(ours) == 2 and is_commutative(found[0].label):
+        ours, theirs = self._operands_in_common(first, second)
+        if self._may_swap(first, second):
             crossed = self.equal(ours[0], theirs[1]) or self.equal(ours[1], theirs[0])
             straight = self.equal(ours[0], theirs[0]) or self.equal(ours[1], theirs[1])
             ours = ours[::-1] if crossed and not straight else ours
-        yield from (pair for pair in zip(ours, theirs, strict=False) if not self.equal(*pair))
+        yield from zip(ours, theirs, strict=False)
+
+    def _may_swap(self, first: ir.Node, second: ir.Node) -> bool:
+        found = self._common_form(first, second)
+        return found is not None and len(found[0].operands) == 2 and is_commutative(found[0].label)
+
+    def _operands_in_common(
+        self, first: ir.Node, second: ir.Node
+    ) -> tuple[tuple[ir.Value, ...], tuple[ir.Value, ...]]:
+        found = self._common_form(first, second)
+        ours, theirs = (
+            form.operands if form else tuple(value for value in node.inputs if value is not None)
+            for form, node in zip(found or (None, None), (first, second), strict=True)
+        )
+        return ours, theirs
 
     def _common_form(self, first: ir.Node, second: ir.Node) -> tuple[Form, Form] | None:
         imports = self.reference.plain.imports, self.candidate.plain.imports
         return common_form(first, imports[0], second, imports[1])
 
-    def _bodies(self, first: ir.Node, second: ir.Node) -> Iterator[Pair]:
-        """Pair the results of the graphs that two nodes run, on equal inputs."""
-        if (first, second) in self._entered:
-            return
-        self._entered.add((first, second))
+    def _enter_bodies(self, first: ir.Node, second: ir.Node) -> list[Pair]:
+        """Return the pairs of results of the graphs that two nodes run, on equal inputs."""
+        is_new = (first, second) not in self._entered
+        self._entered[first, second] = None
+        results: list[Pair] = []
         for name, attribute in first.attributes.items():
             if not subgraphs(attribute):
                 continue
             graphs = subgraphs(attribute), subgraphs(second.attributes[name])
             for ours, theirs in zip(*graphs, strict=True):
-                for a, b in zip(ours.inputs, theirs.inputs, strict=True):
-                    shared = self._congruence.new()
-                    self.reference.classes[a] = self.candidate.classes[b] = shared
-                self._enter(self.reference, ours)
-                self._enter(self.candidate, theirs)
-                for pair in zip(ours.outputs, theirs.outputs, strict=True):
-                    if not self.equal(*pair):
-                        yield pair
+                if is_new:
+                    for a, b in zip(ours.inputs, theirs.inputs, strict=True):
+                        shared = self._congruence.new()
+                        self.reference.classes[a] = self.candidate.classes[b] = shared
+                    self._enter(self.reference, ours)
+                    self._enter(self.candidate, theirs)
+                results += zip(ours.outputs, theirs.outputs, strict=True)
+        return results
 
     def _settle(self, claim: Claim) -> None:
         self.claims.append(claim)
@@ -464,6 +541,35 @@ def _front(
         sources = joined(step, side.known.has)
         if not sources or len(seen) > _CONE:
             return None
+        fresh = [source for source in sources if source not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return list(found)
+
+
+def _farthest_codes(ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> Pair | None:
+    """Return the last integers among the values of two chains, if they are of one type."""
+    found = []
+    for chain in (ours, theirs):
+        codes = [v for v in chain if v.dtype is not None and v.dtype.is_integer()]
+        found += codes[-1:]
+    if len(found) < 2 or found[0].dtype is not found[1].dtype:
+        return None
+    return found[0], found[1]
+
+
+def _nearest_codes(value: ir.Value, side: Side) -> list[ir.Value]:
+    """Return the nearest integers that a value is made of; nothing if it is made of others too."""
+    found: dict[ir.Value, None] = {}
+    pending, seen = [value], {value}
+    while pending:
+        step = pending.pop(0)
+        if step is not value and step.dtype is not None and step.dtype.is_integer():
+            found[step] = None
+            continue
+        sources = joined(step, side.known.has)
+        if not sources or len(seen) > _CONE:
+            return []
         fresh = [source for source in sources if source not in seen]
         seen.update(fresh)
         pending += fresh

@@ -14,6 +14,7 @@ from qgraph.execution.static_parameters import freeze_static_parameters
 from qgraph.graph.constants import overridable
 from qgraph.graph.inference.walk import infer, with_facts
 from qgraph.graph.scopes import owners
+from qgraph.matching.biases import split_biases
 from qgraph.matching.domain import Domain, common_domain
 from qgraph.matching.integer_products import with_common_sums
 from qgraph.matching.products import has_packed_products, spell_out_products
@@ -37,6 +38,8 @@ class Plain:
         place: 0 for the reference, 1 for the candidate.
         domain: the inputs that both models take, on which all types and shapes rest.
         fixed: the operators of values that sizes determine and that are constants here, by name.
+        bias_sums: names of sums that a node of its own adds the bias to here, and an operator with
+            a bias in the model.
     """
 
     model: ir.Model
@@ -46,6 +49,7 @@ class Plain:
     place: int = 0
     domain: Domain = field(default_factory=lambda: Domain(({}, {})))
     fixed: Mapping[str, str] = field(default_factory=dict)
+    bias_sums: frozenset[str] = frozenset()
 
     @property
     def graph(self) -> ir.Graph:
@@ -64,9 +68,9 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
 
     Both get the higher one of the two opsets, as far as their nodes can be raised to it. If one
     has products with packed weights, all products are written in one way; so are sums of products
-    of codes, if the models have other operators for them. The types and shapes of the inputs are
-    those that both models take, all others are inferred from them; what the models state of inner
-    values is not used. Values that sizes determine are constants.
+    of codes, and biases, if the models have other operators for them. The types and shapes of the
+    inputs are those that both models take, all others are inferred from them; what the models state
+    of inner values is not used. Values that sizes determine are constants.
 
     Args:
         reference: one model.
@@ -90,6 +94,7 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
         copies[place] = with_facts(copy, domain.interfaces[place])
     packed = any(map(has_packed_products, copies))
     summed = with_common_sums(copies)
+    biased = split_biases(summed or copies)
     highest = max(copy.opset_imports.get("", 0) for copy in copies)
     made = []
     for place, (copy, kind) in enumerate(zip(summed or copies, stated, strict=True)):
@@ -100,12 +105,21 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
         except UnsupportedError as error:
             logger.info("left at its opset: %s", error)
             raised = False
-        is_changed = packed or summed or raised
+        is_changed = packed or summed or biased or raised
         model = with_facts(copy, domain.interfaces[place]) if is_changed else copy
         # What is stated may be wrong; a type that is stated or inferred occurs, for all we know.
         float_type = kind if only_float_type(model) is kind else None
         made.append(
-            Plain(model, counts[place], float_type, summed is not None, place, domain, fixed[place])
+            Plain(
+                model,
+                counts[place],
+                float_type,
+                summed is not None,
+                place,
+                domain,
+                fixed[place],
+                biased,
+            )
         )
     return made[0], made[1]
 

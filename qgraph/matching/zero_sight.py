@@ -6,12 +6,20 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from qgraph.graph.folding import constant_expression
 from qgraph.graph.schema import OpKey
 from qgraph.kernels.mat_mul_n_bits import is_mat_mul_n_bits
+from qgraph.matching.value_ranges import has_even_exponent, is_positive
 from qgraph.ops.operator import operator_of
 
 _SEES = frozenset({"Atan2", "BitCast", "Pow", "Reciprocal", "Unique"})
 """Standard operators that tell the zeros apart; Div does by its second operand."""
+
+_FORGETS = frozenset(
+    {"Abs", "Cos", "Cosh", "Exp", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Sigmoid", "Softmax"}
+    | {"Softplus"}
+)
+"""Standard operators with the same results for zeros of both signs."""
 
 _SEES_OF_ML = frozenset({"Normalizer"})
 """Operators of the domain of machine learning that do: they divide by the largest element."""
@@ -43,7 +51,11 @@ _KNOWN = frozenset(
 def sees(node: ir.Node, touched: Sequence[ir.Value]) -> bool:
     """Return whether a node tells zeros of different signs apart in some of its operands."""
     if node.domain == "" and node.op_type == "Div":
-        return node.inputs[1] in touched
+        return node.inputs[1] in touched and not is_positive(node.inputs[1])
+    if node.domain == "" and node.op_type == "Reciprocal":
+        return node.inputs[0] in touched and not is_positive(node.inputs[0])
+    if node.domain == "" and node.op_type == "Pow" and has_even_exponent(node):
+        return node.inputs[1] in touched  # (-0) ** 2 = (+0) ** 2 = +0
     if node.domain == "" and node.op_type == "BatchNormalization":
         return node.inputs[4] in touched  # the root of -0 is -0, and divides where epsilon is -0
     if node.domain == "" and node.op_type == "Cast":
@@ -62,3 +74,20 @@ def sees(node: ir.Node, touched: Sequence[ir.Value]) -> bool:
         return node.op_type in (_SEES_OF_ML if node.domain else _SEES)
     known = operator is not None or is_mat_mul_n_bits(node)
     return not known and OpKey.of(node) not in _KNOWN
+
+
+def forgets(node: ir.Node) -> bool:
+    """Return whether a node has the same results for zeros of both signs.
+
+    So have powers with even exponents, squares, and sums with constants that are not zero.
+    """
+    if node.domain:
+        return False
+    if node.op_type == "Pow":
+        return has_even_exponent(node)
+    if node.op_type == "Mul":
+        return node.inputs[0] is node.inputs[1]
+    if node.op_type in ("Add", "Sub"):
+        arrays = [constant_expression(value) for value in node.inputs]
+        return any(array is not None and bool((array != 0).all()) for array in arrays)
+    return node.op_type in _FORGETS

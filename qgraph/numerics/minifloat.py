@@ -139,6 +139,11 @@ def floor_power_of_two(v: npt.ArrayLike) -> Float32:
     return p
 
 
+def binary_exponent(v: npt.ArrayLike) -> Float32:
+    """Return ``floor(log2(v))`` of positive finite numbers, exactly."""
+    return (np.frexp(np.asarray(v))[1] - 1).astype(np.float32)
+
+
 def snap(
     v: npt.ArrayLike,
     mantissa_bits: npt.ArrayLike,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.choices import Choice
+
 Floating = TypeVar("Floating", bound=np.floating)
 
 
-class Rounding(StrEnum):
+class Rounding(Choice):
     """How a real number becomes an integer; the names are those of QONNX."""
 
     ROUND = "ROUND"
@@ -41,7 +42,7 @@ _SYNONYMS = {"HALF_EVEN": "ROUND", "ROUND_TO_ZERO": "DOWN"}
 
 
 def round_to_integer(
-    y: npt.NDArray[Floating], mode: Rounding, out: npt.NDArray[Floating] | None = None
+    y: npt.NDArray[Floating], mode: Rounding | str, out: npt.NDArray[Floating] | None = None
 ) -> npt.NDArray[Floating]:
     """Whole numbers near ``y``, in the dtype of ``y``.
 
@@ -65,6 +66,8 @@ def round_to_integer(
     Returns: ``[*shape]``, ``out`` if given.
     Source: QONNX Quant page and its executor.
     """
+    if not isinstance(mode, Rounding):
+        mode = Rounding.parse(mode)
     if out is None:
         out = np.empty_like(y)
     match mode:

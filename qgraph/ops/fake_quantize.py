@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.choices import Choice
 from qgraph.graph.schema import Attribute, OpSchema
 from qgraph.ops import chunks, parameters
 from qgraph.ops.operator import operator
@@ -24,7 +24,7 @@ _LONGEST_TABLE = 1 << 22
 _TWO = 2
 
 
-class Arithmetic(StrEnum):
+class Arithmetic(Choice):
     """Whose float operations a FakeQuantize stands for."""
 
     REFERENCE = "reference"

@@ -11,7 +11,7 @@ from qgraph.numerics.rounding import Rounding
 
 def round_to_integer(op: Any, y: Any, mode: Rounding) -> Any:
     """Round to whole numbers; the zero signs are those of the operations written."""
-    match mode:
+    match Rounding.parse(mode):
         case Rounding.ROUND:
             return op.Round(y)
         case Rounding.CEIL:

@@ -15,6 +15,7 @@ from qgraph.graph.edit import Editor
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.scopes import Body, bodies, owners
 from qgraph.graph.tensors import slots
+from qgraph.opsets import signed_codes
 from qgraph.opsets.adapt import LATEST, OLDEST, adapt, asks_for_shapes, stays
 
 CEILING = 21
@@ -108,7 +109,8 @@ def require(model: ir.Model, version: int) -> bool:
     """Raise the standard opset of ``model`` to ``version``, in place, if it is lower.
 
     Where an operator has changed on the way, its nodes are rewritten so that they compute what
-    they did. Functions are raised too. If one node cannot be rewritten, nothing is changed.
+    they did. Functions are raised too. If one node cannot be rewritten, nothing is changed. Zero
+    points that ONNX Runtime would refuse afterwards are left out where they are zero.
 
     Returns:
         Whether anything was raised.
@@ -197,6 +199,8 @@ def _raise(model: ir.Model, version: int) -> None:
     for before, node in found:
         if before < version:
             adapt(node, before, version, editor, float_type, known)
+    if model.opset_imports.get("", version) < signed_codes.SINCE <= version:
+        signed_codes.leave_out_zero_points(signed_codes.refused_decoders(model))
     for owner in owners(model):
         if owner.opset_imports.get("", version) < version:
             owner.opset_imports[""] = version
@@ -215,13 +219,21 @@ def only_float_type(model: ir.Model) -> ir.DataType | None:
 
 
 def ceiling(model: ir.Model, asked: int | None = None) -> int:
-    """Return the highest opset that may be used for ``model``: ``asked``, or what is usual.
+    """Return the highest opset that may be used for ``model``: ``asked``, or the default.
+
+    The default is 21, or the opset of the model if that is higher. It is 20 for a model of a lower
+    opset that ONNX Runtime would refuse at 21: see :mod:`qgraph.opsets.signed_codes`.
 
     Raises:
         OptionError: what is asked for is no version.
     """
     if asked is None:
-        return max(CEILING, model.opset_imports.get("", 0))
+        now = model.opset_imports.get("", 0)
+        if now < signed_codes.SINCE <= CEILING and not all(
+            map(signed_codes.is_symmetric, signed_codes.refused_decoders(model))
+        ):
+            return max(now, signed_codes.SINCE - 1)
+        return max(CEILING, now)
     if asked < 1:
         raise OptionError(
             f"opset={asked} is no version of an operator set, expected 1 or more. Leave it out for "

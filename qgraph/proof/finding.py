@@ -14,6 +14,9 @@ from qgraph.proof.keys import Float32, Keys, from_keys, to_keys
 Channels = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+_KEY_BITS = 33
+"""Bits that hold the key of any float32 number, and its sign."""
+
 
 @dataclass(frozen=True)
 class Runs:
@@ -235,7 +238,7 @@ class Collector:
         keys, floats = np.zeros(0, np.int64), np.zeros(0, np.float32)
         columns = zip((keys, keys, keys, floats, floats), *noted, strict=True)
         kind, lo, hi, reference, candidate = (np.concatenate(column) for column in columns)
-        order = np.lexsort((lo, kind))
+        order = np.argsort((kind << _KEY_BITS) + lo, kind="stable")
         kind, lo, hi, reference, candidate = (
             array[order] for array in (kind, lo, hi, reference, candidate)
         )

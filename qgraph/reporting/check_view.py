@@ -52,7 +52,11 @@ def check_page(document: Mapping[str, Any]) -> Page:
         tone,
         _sentence(outputs, equal=equal, exact=exact),
         [
-            File(role, str(document[role]["path"]), document[role].get("sha256"))
+            File(
+                role,
+                str(document[role]["path"] or "a model in memory"),
+                document[role].get("sha256"),
+            )
             for role in ("reference", "candidate")
             if isinstance(document.get(role), Mapping)
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qgraph.certification.certificate import BIAS_LAST
 from qgraph.reporting.charts import Charts
 from qgraph.reporting.view import (
     NONE,
@@ -81,7 +82,9 @@ def _sentence(document: Mapping[str, Any], number: Mapping[str, int]) -> str:
         case "proved":
             how = "bit for bit" if document["exactness"] == "bits" else "in value"
             over = f"{regions} compared" if document["regions"] else "they have one form"
-            return f"Both models compute outputs that are equal {how}, for every input: {over}."
+            only_if = f", if {BIAS_LAST}" if BIAS_LAST in document.get("conditions", ()) else ""
+            equal = f"Both models compute outputs that are equal {how}, for every input"
+            return f"{equal}{only_if}: {over}."
         case "different":
             return (
                 f"The models differ in {number['different']} of {regions}; an input that shows it "

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.cores import available_cores
 from qgraph.graph.tensors import Slot, slots, stored_bytes
-from qgraph.storage.safetensors import head
+from qgraph.outputs.outputs import Output
+from qgraph.storage.reading import mentions
+from qgraph.storage.safetensors import expect_head, head
 from qgraph.tensors.deferred import (
     MOST_TENSORS,
     PART_BYTES,
@@ -22,10 +26,11 @@ from qgraph.tensors.deferred import (
     Job,
     NoSink,
     Part,
-    Sink,
     carry_out,
 )
-from qgraph.tensors.streaming import FileRange, stream_of
+from qgraph.tensors.filed import FileTensor
+from qgraph.tensors.records import Recorder, Run, expect_written
+from qgraph.tensors.streaming import FileRange, Sink, stream_of
 
 INLINE_LIMIT = 1_500_000_000
 """Bytes of weights above which they go to a file of their own; protobuf ends at 2 GiB."""
@@ -39,8 +44,44 @@ DATA, SAFETENSORS = ".data", ".safetensors"
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights that have been read so far, and of all that are to be."""
 
-Layout = Mapping[Path, Sequence[ir.TensorProtocol]]
-"""Data files, and the tensors that each holds, densely packed in this order."""
+
+@dataclass(frozen=True)
+class DataFile:
+    """A data file that was written and read back.
+
+    Attributes:
+        path: where it is, in a scratch folder.
+        name: that it is to have beside the model file.
+        tensors: that it holds, densely packed in this order.
+        start: bytes before the first of them.
+        sha256: of all its bytes.
+    """
+
+    path: Path
+    name: str
+    tensors: Sequence[ir.TensorProtocol]
+    start: int
+    sha256: str
+
+    def external(self, folder: Path) -> dict[int, ir.TensorProtocol]:
+        """Return for the ``id`` of each tensor the one that reads from the file in ``folder``."""
+        fresh: dict[int, ir.TensorProtocol] = {}
+        offset = self.start
+        for tensor in self.tensors:
+            size = stored_bytes(tensor)
+            fresh[id(tensor)] = FileTensor(
+                self.name,
+                offset,
+                size,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=tensor.name or "",
+                doc_string=tensor.doc_string,
+                metadata_props=dict(tensor.metadata_props),
+                base_dir=Path(os.path.abspath(folder)),
+            )
+            offset += size
+        return fresh
 
 
 def choose(model: ir.Model, *, wanted: bool | None, threshold: int) -> list[Slot]:
@@ -79,21 +120,21 @@ def choose(model: ir.Model, *, wanted: bool | None, threshold: int) -> list[Slot
 def write(
     chosen: Sequence[Slot],
     deferred: Sequence[DeferredTensor],
-    folder: Path,
+    output: Output,
     shard_bytes: int | None,
     *,
     safetensors: bool = False,
     executor: Executor | None = None,
     progress: Progress | None = None,
-) -> tuple[Layout, dict[int, FileRange]]:
-    """Write data files under provisional names into ``folder``.
+) -> tuple[list[DataFile], dict[int, FileRange]]:
+    """Write data files into the scratch folder of a model, read them back, and reserve names.
 
     Weights that are still to be computed are computed here, piece by piece.
 
     Args:
         chosen: the places whose tensors go to data files.
         deferred: tensors that are to be computed and go to no data file.
-        folder: where the files go.
+        output: the model file.
         shard_bytes: upper limit of one file; a larger tensor gets a file of its own.
         safetensors: let each file begin with the head of that format.
         executor: runs the parts of big tensors; threads of this process if None.
@@ -101,12 +142,19 @@ def write(
 
     Returns:
         The data files, and for the ``id`` of each tensor of ``deferred`` where its bytes are.
+
+    Raises:
+        ModelError: a file does not hold what was written.
     """
-    layout = {folder / str(i): group for i, group in enumerate(_shards(chosen, shard_bytes))}
+    groups = _shards(chosen, shard_bytes)
+    layout = {output.folder / f"{i}.part": group for i, group in enumerate(groups)}
+    heads = {path: head(group) if safetensors else b"" for path, group in layout.items()}
+    runs: list[Run] = []
     places: dict[int, FileRange] = {}
     for path, tensors in layout.items():
-        places |= _lay_out(path, tensors, head(tensors) if safetensors else b"")
-    kept = _lay_out(folder / "inline", {id(tensor): tensor for tensor in deferred}.values())
+        places |= _lay_out(path, tensors, heads[path], runs)
+    inline = output.folder / "inline.part"
+    kept = _lay_out(inline, {id(tensor): tensor for tensor in deferred}.values(), b"", runs)
     here: list[tuple[Job, Sequence[Sink]]] = []
     away: list[tuple[Job, Sequence[Sink]]] = []
     jobs: dict[int, tuple[Job, dict[int, Sink]]] = {}
@@ -131,66 +179,33 @@ def write(
             progress(done, total)
 
     with ThreadPoolExecutor(available_cores(), thread_name_prefix="qgraph-save") as threads:
-        carry_out(here if executor else [*here, *away], threads, tell)
+        runs += carry_out(here if executor else [*here, *away], threads, tell)
         if executor is not None:
-            carry_out(away, executor, tell)
-    return layout, kept
-
-
-def publish(
-    layout: Layout, path: Path, published: list[Path], *, safetensors: bool = False
-) -> dict[int, ir.TensorProtocol]:
-    """Move data files beside the model file ``path``, under names that nothing has there.
-
-    Args:
-        layout: what ``write`` returned.
-        path: the model file, which lends its name.
-        published: is filled with the files that have appeared, also when an error occurs.
-        safetensors: as given to ``write``.
-
-    Returns:
-        For the ``id`` of each tensor the one that reads from the published file.
-    """
-    suffix = SAFETENSORS if safetensors else DATA
-    targets = _reserve(path, len(layout), suffix, published)
-    fresh: dict[int, ir.TensorProtocol] = {}
-    for (source, tensors), target in zip(layout.items(), targets, strict=True):
-        os.replace(source, target)
-        offset = len(head(tensors)) if safetensors else 0
-        for tensor in tensors:
-            size = stored_bytes(tensor)
-            fresh[id(tensor)] = ir.ExternalTensor(
-                target.name,
-                offset,
-                size,
-                tensor.dtype,
-                shape=ir.Shape(tensor.shape.numpy()),
-                name=tensor.name or "",
-                doc_string=tensor.doc_string,
-                metadata_props=dict(tensor.metadata_props),
-                base_dir=Path(os.path.abspath(path.parent)),
-            )
-            offset += size
-    return fresh
-
-
-def belonging_to(path: Path, model: ir.Model) -> set[Path]:
-    """Return the data files that ``model``, as saved in ``path``, reads and that bear its name."""
-    pattern = re.compile(
-        rf"{re.escape(path.name)}(-\d+)?(-\d{{5}}-of-\d{{5}})?\.(data|safetensors)"
-    )
-    locations = {
-        os.fspath(slot.tensor.location)
-        for slot in slots(model)
-        if isinstance(slot.tensor, ir.ExternalTensor)
-    }
-    return {path.parent / name for name in locations if pattern.fullmatch(name)}
+            runs += carry_out(away, executor, tell)
+    sums: dict[Path, str] = {}
+    for path, held in (*layout.items(), (inline, deferred)):
+        if held:
+            distinct = {id(tensor): tensor for tensor in held}.values()
+            size = len(heads.get(path, b"")) + sum(map(stored_bytes, distinct))
+            own = [run for run in runs if run.path == os.path.abspath(path)]
+            sums[path] = expect_written(path, size, own)
+    names = _reserve(output, list(layout), SAFETENSORS if safetensors else DATA)
+    files = []
+    for (path, tensors), name in zip(layout.items(), names, strict=True):
+        place = path.with_name(name)
+        if safetensors:
+            expect_head(place)
+        files.append(DataFile(place, name, tensors, len(heads[path]), sums[path]))
+    return files, kept
 
 
 def _lay_out(
-    path: Path, tensors: Iterable[ir.TensorProtocol], first: bytes = b""
+    path: Path, tensors: Iterable[ir.TensorProtocol], first: bytes, runs: list[Run]
 ) -> dict[int, FileRange]:
-    """Create a file of ``first`` and room for ``tensors`` in a row; return where each goes."""
+    """Create a file of ``first`` and room for ``tensors`` in a row; return where each goes.
+
+    What is written is added to ``runs``.
+    """
     places, offset = {}, len(first)
     for tensor in tensors:
         size = stored_bytes(tensor)
@@ -198,14 +213,16 @@ def _lay_out(
         offset += size
     if places:
         with path.open("xb") as file:
-            file.write(first)
             file.truncate(offset)
+        start = Recorder(FileRange(os.path.abspath(path), 0, len(first)))
+        start.write(0, np.frombuffer(first, np.uint8))
+        runs += start.runs
     return places
 
 
 @dataclass(frozen=True)
 class _Copy:
-    """Takes a big tensor over from another data file, by the kernel of the system."""
+    """Takes a big tensor over from another data file, in parts."""
 
     tensor: ir.ExternalTensor
 
@@ -227,10 +244,7 @@ class _CopyPart:
     reads: int
 
     def __call__(self, sinks: Sequence[Sink]) -> None:
-        target = sinks[0]
-        if not isinstance(target, FileRange):
-            raise TypeError("a data file is copied to another file only")
-        self.source.copy(self.at, self.reads, target)
+        self.source.copy(self.at, self.reads, sinks[0])
 
 
 @dataclass(frozen=True)
@@ -250,11 +264,17 @@ class _Single:
         pass
 
     def __call__(self, sinks: Sequence[Sink]) -> None:
-        (target,) = sinks
-        if isinstance(target, FileRange):
-            with open(target.path, "r+b") as file:
-                file.seek(target.offset)
-                self.tensor.tofile(file)
+        sinks[0].write(0, _stored(self.tensor))
+
+
+def _stored(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
+    """Return the bytes of a tensor as a file has them, without a copy where that is possible."""
+    if not isinstance(tensor, ir.LazyTensor) and tensor.dtype.bitwidth >= 8:
+        array = tensor.numpy()
+        # Files are little-endian.
+        if array.flags.c_contiguous and sys.byteorder == "little" and array.dtype.byteorder != ">":
+            return array.reshape(-1).view(np.uint8)
+    return np.frombuffer(tensor.tobytes(), np.uint8)
 
 
 def _shards(chosen: Sequence[Slot], shard_bytes: int | None) -> list[list[ir.TensorProtocol]]:
@@ -271,22 +291,29 @@ def _shards(chosen: Sequence[Slot], shard_bytes: int | None) -> list[list[ir.Ten
     return shards
 
 
-def _reserve(path: Path, count: int, suffix: str, reserved: list[Path]) -> list[Path]:
-    """Create ``count`` empty files under the first names that are all free."""
+def _reserve(output: Output, files: Sequence[Path], suffix: str) -> list[str]:
+    """Give each file its name in the scratch folder, and reserve that beside the model file.
+
+    The names are the first ones of which all are free. A name that the old model file mentions is
+    not free, even if that data file is missing: the old model must not read new data.
+    """
+    mentioned = mentions(output.target)
     attempt = 0
     while True:
-        targets = [path.parent / name for name in _names(path.name, attempt, count, suffix)]
+        names = _names(output.target.name, attempt, len(files), suffix)
+        attempt += 1
+        if not mentioned.isdisjoint(names):
+            continue
         try:
-            for target in targets:
-                # Exclusive creation also keeps another process from taking the name.
-                target.open("xb").close()
-                reserved.append(target)
+            for file, name in zip(files, names, strict=True):
+                output.reserve(file.with_name(name), name)
         except FileExistsError:
-            while reserved:
-                reserved.pop().unlink()
-            attempt += 1
+            output.give_back()
         else:
-            return targets
+            break
+    for file, name in zip(files, names, strict=True):
+        os.replace(file, file.with_name(name))
+    return names
 
 
 def _names(stem: str, attempt: int, count: int, suffix: str) -> list[str]:

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import glob
-import hashlib
-import io
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError, EncodeError, Message
 
-from qgraph.errors import ModelError, OptionError
+from qgraph.errors import ModelError, OptionError, QGraphError
 from qgraph.graph.scopes import check_names, owners
 from qgraph.graph.tensors import inline_fault, slots, stored_bytes
-from qgraph.opsets.versions import minimum_ir_version
+from qgraph.outputs.outputs import Outputs, joined
+from qgraph.outputs.places import expect_place
 from qgraph.storage import datafiles
 from qgraph.storage.external import external_fault
+from qgraph.storage.identity import Origin
+from qgraph.storage.modelfile import inlined, message, write_model
+from qgraph.storage.reading import DATA_FILES, content_of, parse, parsed, text_fault
+from qgraph.storage.retiring import Retirement
 from qgraph.tensors.deferred import DeferredTensor
-from qgraph.tensors.streaming import FileRange
-
-_CHUNK_BYTES = 1 << 20
-
-Tensors = Mapping[int, ir.TensorProtocol]
-"""For the ``id`` of a tensor the one that takes its place."""
+from qgraph.tensors.filed import FileTensor
 
 
 def load(path: str | os.PathLike[str]) -> ir.Model:
-    """Read a model file; external data stay on disk, and are mapped when first touched.
+    """Read a model file; external data stay on disk, and are read when they are used.
 
     Nodes that are out of order are sorted.
 
@@ -43,11 +33,27 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         ModelError: there is no usable model: no such file, not ONNX, cut short, inconsistent, or
             its external data are missing, too short or outside the folder.
     """
+    return read(path)[0]
+
+
+def read(path: str | os.PathLike[str]) -> tuple[ir.Model, Origin]:
+    """Read a model file as :func:`load` does; return the model, and what the file was like.
+
+    Raises:
+        ModelError: as for :func:`load`.
+    """
     path = Path(path)
     try:
-        return from_proto(_parsed(path), Path(os.path.abspath(path.parent)))
+        content = content_of(path)
+        model = from_proto(parse(content), Path(os.path.abspath(path.parent)))
+        return model, Origin.of(path, content, model)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
+    except OSError as error:
+        raise ModelError(
+            f"{path}: its data files cannot be read ({error}), expected that they stay as they "
+            "are. Load the model again when nothing else writes them."
+        ) from error
 
 
 def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
@@ -61,7 +67,7 @@ def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
         ModelError: as for :func:`load`.
     """
     again = "Export or download the model again."
-    if (fault := _text_fault(proto)) is not None:
+    if (fault := text_fault(proto)) is not None:
         raise ModelError(
             f"{fault}, expected UTF-8, as every text of an ONNX model is. Rename it where the "
             "model is made, and export that again."
@@ -78,9 +84,11 @@ def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
     except Exception as error:
         # Any bytes at all may be given to us; onnx_ir meets nonsense with many kinds of errors.
         raise ModelError(f"the graph cannot be read ({_innermost(error)}). {again}") from error
-    for slot in slots(model):
+    model.metadata_props.pop(DATA_FILES, None)
+    for slot in list(slots(model)):
         if isinstance(slot.tensor, ir.ExternalTensor):
             slot.tensor.base_dir = folder or Path.cwd()
+            slot.fill(FileTensor.of(slot.tensor))
         elif isinstance(slot.tensor, ir.serde.TensorProtoTensor):
             # onnx_ir writes what it has read of them and the message too, so they would double.
             del slot.tensor.raw.metadata_props[:]
@@ -118,15 +126,17 @@ def save(
     size_threshold: int = datafiles.THRESHOLD,
     executor: Executor | None = None,
     progress: datafiles.Progress | None = None,
+    outputs: Outputs | None = None,
 ) -> None:
     """Write a model file, and its external data beside it; on failure nothing has changed.
 
     Data go to files with new names, then the model file replaces an old one in one step: at any
-    time there is the old model or the new one, each with its own data. Afterwards the data files
-    of the old one are removed. Tensors of ``model`` that read from those are bound to the new
-    files first; otherwise ``model`` stays as it is. A symbolic link at ``path`` is replaced, not
-    what it points to. All a killed process leaves is a folder whose name begins with a dot, or a
-    data file that no model mentions.
+    time there is the old model or the new one, each with its own data. What was written is read
+    back before that. Afterwards data files of the old model are removed as
+    :mod:`qgraph.storage.retiring` says; tensors of ``model`` that read from those are bound to the
+    new files first. Otherwise ``model`` stays as it is. A symbolic link at ``path`` is replaced,
+    not what it points to. A killed process leaves at most a folder and a lock file, whose names
+    begin with a dot, or a data file that no model mentions.
 
     Args:
         model: what to save.
@@ -139,6 +149,7 @@ def save(
         executor: runs the work on big weights, in parts that can be pickled: processes, or machines
             that see the same files. None: threads of this process.
         progress: is told how many bytes of weights have been read, and of how many.
+        outputs: the outputs with which the model appears. None: it appears alone, now.
 
     Raises:
         ModelError: the file cannot be written, or the model is inconsistent or too large.
@@ -165,58 +176,58 @@ def save(
         threshold=size_threshold,
     )
     _check_size(model, {id(slot.tensor) for slot in chosen})
-    old_data = _old_data(path)
-    published: list[Path] = []
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as name:
-            scratch = Path(name)
-            outside = {id(slot.tensor) for slot in chosen}
-            inside = [
-                slot.tensor
-                for slot in slots(model)
-                if isinstance(slot.tensor, DeferredTensor) and id(slot.tensor) not in outside
-            ]
-            layout, computed = datafiles.write(
-                chosen,
-                inside,
-                scratch,
-                shard_bytes,
-                safetensors=safetensors,
-                executor=executor,
-                progress=progress,
-            )
-            fresh = datafiles.publish(layout, path, published, safetensors=safetensors)
-            fresh |= _inlined(model, fresh, computed, lazy=bool(old_data))
-            _write_model(model, fresh, scratch / path.name)
-            if path.exists():
-                shutil.copymode(path, scratch / path.name)
-            os.replace(scratch / path.name, path)
-    except BaseException as error:
-        for file in published:
-            file.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise ModelError(
-                f"{path}: cannot be written ({error}); what was there before is untouched. "
-                "Free some space, mend the permissions, or choose another place."
-            ) from error
-        raise
-    _retire(old_data, model, fresh)
+    with (
+        joined(outputs) as together,
+        together.staging(path, follow_links=False, failure=ModelError) as output,
+    ):
+        retirement = Retirement(output.target, together)
+        outside = {id(slot.tensor) for slot in chosen}
+        inside = [
+            slot.tensor
+            for slot in slots(model)
+            if isinstance(slot.tensor, DeferredTensor) and id(slot.tensor) not in outside
+        ]
+        files, computed = datafiles.write(
+            chosen,
+            inside,
+            output,
+            shard_bytes,
+            safetensors=safetensors,
+            executor=executor,
+            progress=progress,
+        )
+        fresh = {key: t for file in files for key, t in file.external(path.parent).items()}
+        fresh |= inlined(model, fresh, computed, lazy=bool(retirement.candidates))
+        write_model(model, fresh, output.file, {file.name: file.sha256 for file in files})
+        _expect_readable(output.file)
+        output.afterwards(lambda: retirement.carry_out(model, fresh))
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a model: of the file, followed by its external data if it has any.
 
     Data files count in the order in which the model first mentions them, each once and whole.
+
+    Raises:
+        ModelError: as for :func:`load`, or a data file changes meanwhile.
     """
-    path = Path(path)
-    tensors = [slot.tensor for slot in slots(load(path))]
-    data = [Path(t.path) for t in tensors if isinstance(t, ir.ExternalTensor) and t.size]
-    digest = hashlib.sha256()
-    for name in dict.fromkeys([path, *data]):
-        with name.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-    return digest.hexdigest()
+    digest = read(path)[1].sha256()
+    if digest is None:
+        raise ModelError(
+            f"{path}: its data files changed while they were read, expected that they stay as "
+            "they are. Try again when nothing else writes them."
+        )
+    return digest
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """Return a message that holds all of ``model``, also weights that lie in data files.
+
+    Raises:
+        ModelError: it would be larger than a message may be.
+    """
+    _check_size(model, set())
+    return message(model, inlined(model, {}, {}, lazy=False))
 
 
 def weight_bytes(model: ir.Model) -> int:
@@ -232,71 +243,25 @@ def check_target(path: Path) -> None:
 
     Raises:
         ModelError: there is no such folder, or something else than a file is there.
+        OptionError: the name stands for a stream of this process.
     """
-    if not path.parent.is_dir():
-        raise ModelError(
-            f"{path}: cannot be written, {str(path.parent)!r} is not a folder. Create it first."
-        )
-    if path.exists() and not path.is_file():
-        raise ModelError(f"{path}: is there and not a regular file. Choose another name.")
+    try:
+        expect_place(path, follow_links=False)
+    except OptionError:
+        raise
+    except QGraphError as error:
+        raise ModelError(str(error)) from error
 
 
-def _parsed(path: Path) -> onnx.ModelProto:
+def _expect_readable(path: Path) -> None:
+    """Load a new model file as its reader will."""
     try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise ModelError("there is no such file, expected a model. Correct the path.") from error
-    except IsADirectoryError as error:
-        raise ModelError("is a folder, expected a model. Name the .onnx file in it.") from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot be read ({error}), expected a model. Mend that.") from error
-    if not content:
-        raise ModelError("is empty, expected an ONNX model. Export or download it again.")
-    if content.startswith(b"version https://git-lfs"):
-        raise ModelError("is a Git LFS pointer, expected a model. Run 'git lfs pull'.")
-    try:
-        proto: onnx.ModelProto = onnx.ModelProto.FromString(content)
-    except DecodeError as error:
+        from_proto(parsed(path), Path(os.path.abspath(path.parent)))
+    except ModelError as error:
         raise ModelError(
-            f"these {len(content)} bytes are not an ONNX model, or one that is cut short. "
-            "Export or download it again."
+            f"The model would be written as a file that cannot be read ({error}); nothing was "
+            "replaced. Correct the model, or what edited it."
         ) from error
-    return proto
-
-
-@functools.cache
-def _fields(kind: Callable[[], Message]) -> tuple[Sequence[str], ...]:
-    """Return the texts, lists of texts, parts and lists of parts that a message may have."""
-    empty = kind()
-    found: tuple[list[str], ...] = ([], [], [], [])
-    for field in empty.DESCRIPTOR.fields:
-        one = isinstance(getattr(empty, field.name), str | Message)
-        if field.type == field.TYPE_STRING:
-            found[0 if one else 1].append(field.name)
-        elif field.type == field.TYPE_MESSAGE:
-            found[2 if one else 3].append(field.name)
-    return found
-
-
-def _text_fault(message: Message) -> str | None:
-    """Return what is not UTF-8 in a message, and where; protobuf gives such a text as bytes."""
-    kind: Callable[[], Message] = type(message)
-    one_text, texts, one_part, parts = _fields(kind)
-    for name in one_text:
-        if type(text := getattr(message, name)) is bytes:
-            return f"{name} of a {message.DESCRIPTOR.name} is {text!r}"
-    for name in texts:
-        for text in getattr(message, name):
-            if type(text) is bytes:
-                return f"{name} of a {message.DESCRIPTOR.name} is {text!r}"
-    for name in one_part:
-        if message.HasField(name) and (fault := _text_fault(getattr(message, name))):
-            return fault
-    for name in parts:
-        for part in getattr(message, name):
-            if fault := _text_fault(part):
-                return fault
-    return None
 
 
 def _innermost(error: BaseException) -> str:
@@ -336,89 +301,3 @@ def _check_size(model: ir.Model, outside: set[int]) -> None:
             f"The model file would hold {inline} bytes of weights, expected less than 2 GiB, where "
             "protobuf ends. Save with external data."
         )
-
-
-def _old_data(path: Path) -> set[Path]:
-    """Return the data files of the model that ``path`` holds now."""
-    endings = (datafiles.DATA, datafiles.SAFETENSORS)
-    if not any(any(path.parent.glob(f"{glob.escape(path.name)}*{end}")) for end in endings):
-        return set()
-    try:
-        return datafiles.belonging_to(path, ir.from_proto(_parsed(path)))
-    except Exception:
-        # What is about to be replaced need not be a model.
-        return set()
-
-
-def _inlined(
-    model: ir.Model, outside: Tensors, computed: Mapping[int, FileRange], *, lazy: bool
-) -> dict[int, ir.TensorProtocol]:
-    """Return copies, in memory, of the tensors that lie in data files and are to stay in no file.
-
-    So do those of ``computed``, which lie in a file that will vanish.
-
-    The bytes are copied as they are: a tensor of narrow elements is never unpacked.
-    """
-    kinds = (ir.ExternalTensor, DeferredTensor, *((ir.LazyTensor,) if lazy else ()))
-    copies: dict[int, ir.TensorProtocol] = {}
-    for slot in slots(model):
-        tensor = slot.tensor
-        if not isinstance(tensor, kinds) or id(tensor) in outside or id(tensor) in copies:
-            continue
-        content = io.BytesIO()
-        if id(tensor) in computed:
-            place = computed[id(tensor)]
-            data = np.empty(place.length, np.uint8)
-            place.read_into(0, data)
-            content.write(data.data)
-        elif tensor.size:
-            tensor.tofile(content)
-        proto = onnx.TensorProto(
-            name=tensor.name or "",
-            data_type=tensor.dtype.value,
-            dims=tensor.shape.numpy(),
-            raw_data=content.getvalue(),
-            doc_string=tensor.doc_string,
-        )
-        copies[id(tensor)] = ir.serde.deserialize_tensor(proto)
-        copies[id(tensor)].metadata_props.update(tensor.metadata_props)
-    return copies
-
-
-def _write_model(model: ir.Model, tensors: Tensors, path: Path) -> None:
-    image = model.clone()
-    for slot in slots(image):
-        if id(slot.tensor) in tensors:
-            slot.fill(tensors[id(slot.tensor)])
-    image.ir_version = max(model.ir_version or 0, minimum_ir_version(image))
-    try:
-        content = ir.to_proto(image).SerializeToString()
-    except ir.serde.SerdeError as error:
-        # What a weight that is computed now has raised is wrapped at each level.
-        cause: BaseException = error
-        while isinstance(cause, ir.serde.SerdeError) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise cause from cause.__cause__
-    except (EncodeError, ValueError) as error:
-        raise ModelError(
-            f"The model does not fit into one protobuf message ({error}), expected less than "
-            "2 GiB. Save with external data."
-        ) from error
-    path.write_bytes(content)
-
-
-def _retire(old_data: set[Path], model: ir.Model, fresh: Tensors) -> None:
-    """Remove data files that nothing reads any more, after ``model`` has let go of them."""
-    if not old_data:
-        return
-    for slot in slots(model):
-        tensor = slot.tensor
-        reads = isinstance(tensor, ir.LazyTensor | DeferredTensor) or (
-            isinstance(tensor, ir.ExternalTensor)
-            and any(os.path.exists(p) and os.path.samefile(tensor.path, p) for p in old_data)
-        )
-        if reads:
-            slot.fill(fresh[id(tensor)])
-    for file in old_data:
-        with suppress(OSError):
-            file.unlink()

@@ -7,10 +7,13 @@ https://huggingface.co/docs/safetensors.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import onnx_ir as ir
 
+from qgraph.errors import ModelError
 from qgraph.graph.tensors import stored_bytes
 
 _TYPES = {
@@ -57,6 +60,25 @@ def head(tensors: Iterable[ir.TensorProtocol]) -> bytes:
     text = json.dumps({"__metadata__": remarks, **entries}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
+
+
+def expect_head(path: Path) -> None:
+    """Read the head of a file, and compare its offsets with the size of the file.
+
+    Raises:
+        ModelError: the tensors do not fill the file from the end of the head on.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(length))
+        size = os.fstat(file.fileno()).st_size - 8 - length
+    places = [entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"]
+    starts, ends = zip(*places, strict=True)
+    if (0, *ends) != (*starts, size):
+        raise ModelError(
+            f"{path}: a new safetensors file has {size} bytes of data, its head says "
+            f"{ends[-1]}, without gaps; nothing was replaced. Choose another place."
+        )
 
 
 def _fresh(name: str, taken: Iterable[str]) -> str:

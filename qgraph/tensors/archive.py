@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.files import replacing
+from qgraph.outputs.outputs import Outputs
 
 Array = npt.NDArray[Any]
 
@@ -66,18 +67,21 @@ class Archive:
 
 
 @contextmanager
-def archive(path: str | os.PathLike[str], *, batched: bool = False) -> Iterator[Archive]:
+def archive(
+    path: str | os.PathLike[str], outputs: Outputs | None = None, *, batched: bool = False
+) -> Iterator[Archive]:
     """Open an archive that takes the name ``path`` when the block ends, and vanishes if it fails.
 
     Args:
         path: where it goes; batches wait in the same folder until the end.
+        outputs: the outputs with which it appears; None for: alone, when the block ends.
         batched: whether the arrays of a name follow each other, and are one in the archive.
 
     Raises:
         QGraphError: the file cannot be written; an old one is untouched then.
     """
     with (
-        replacing(path) as file,
+        replacing(path, outputs) as file,
         tempfile.TemporaryDirectory(dir=Path(file.name).parent) as folder,
         zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as content,
     ):

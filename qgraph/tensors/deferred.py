@@ -19,7 +19,8 @@ import onnx_ir as ir
 
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.packing import packed_size, unpack
-from qgraph.tensors.streaming import width_of
+from qgraph.tensors.records import Recorder, Run
+from qgraph.tensors.streaming import FileRange, Sink, width_of
 
 Array = npt.NDArray[Any]
 
@@ -31,13 +32,6 @@ MOST_TENSORS = 8
 
 _WAITING = 16
 """Parts that are handed out before others are done."""
-
-
-class Sink(Protocol):
-    """Takes the bytes of one tensor, in any order."""
-
-    def write(self, at: int, data: Array) -> None:
-        """Put the bytes of the contiguous array ``data`` at place ``at``."""
 
 
 class Part(Protocol):
@@ -134,7 +128,7 @@ def carry_out(
     work: Iterable[tuple[Job, Sequence[Sink]]],
     executor: Executor,
     tell: Callable[[int], None],
-) -> None:
+) -> list[Run]:
     """Run all parts of all jobs; each job is concluded as soon as its last part is done.
 
     After a failure no further part is begun, and those that run are waited for.
@@ -143,7 +137,11 @@ def carry_out(
         work: jobs, and where the bytes of their tensors go.
         executor: runs the parts.
         tell: is told how many bytes a part has read, after it.
+
+    Returns:
+        What was written into files.
     """
+    runs: list[Run] = []
     waiting = deque((job, sinks, list(job.parts())) for job, sinks in work)
     running: dict[Future[Any], tuple[_Open, int, int]] = {}
     current: _Open | None = None
@@ -153,20 +151,30 @@ def carry_out(
                 if current is None:
                     current = _Open(*waiting.popleft())
                 number, part = current.next()
-                future = executor.submit(part, current.sinks)
+                future = executor.submit(_recorded, part, current.sinks)
                 running[future] = (current, number, part.reads)
                 if current.is_handed_out:
                     current = None
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 job, number, reads = running.pop(future)
-                job.take(number, future.result())
+                result, written = future.result()
+                runs += written
+                job.take(number, result)
                 tell(reads)
     except BaseException:
         for future in running:
             future.cancel()
         wait(running)
         raise
+    return runs
+
+
+def _recorded(part: Part, sinks: Sequence[Sink]) -> tuple[Any, list[Run]]:
+    """Run a part where it was sent to; return its result and what it wrote into files."""
+    recorders = [Recorder(sink) if isinstance(sink, FileRange) else sink for sink in sinks]
+    result = part(recorders)
+    return result, [run for each in recorders if isinstance(each, Recorder) for run in each.runs]
 
 
 class _Open:

@@ -7,13 +7,12 @@ that touches the rest.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +29,15 @@ PIECE = 1 << 18
 
 _COPY_BYTES = 1 << 20
 
-_NO_KERNEL_COPY = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV}
-"""What a file system says that cannot copy by itself."""
-
 _BITS = {"INT2": 2, "UINT2": 2, "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4}
 _BITS |= {"FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
+
+
+class Sink(Protocol):
+    """Takes the bytes of one tensor, in any order."""
+
+    def write(self, at: int, data: Array) -> None:
+        """Put the bytes of the contiguous array ``data`` at place ``at``."""
 
 
 @dataclass(frozen=True)
@@ -60,35 +63,18 @@ class FileRange:
         with _opened(self.path) as file:
             _read_at(file, self.path, self.offset + at, out)
 
-    def copy(self, at: int, count: int, target: FileRange) -> None:
-        """Copy ``count`` bytes from ``at`` on to the same place of ``target``.
-
-        Linux copies without a way through this process, where the file system allows it.
+    def copy(self, at: int, count: int, target: Sink) -> None:
+        """Copy ``count`` bytes from ``at`` on to the same place of ``target``, piece by piece.
 
         Raises:
             ModelError: this file ends before, or cannot be read.
             OSError: the target cannot be written, or there is no room.
         """
-        end = at + count
-        kernel_copy = getattr(os, "copy_file_range", None)
-        with _opened(self.path) as source, _opened(target.path, os.O_WRONLY) as other:
-            while kernel_copy is not None and at < end:
-                places = self.offset + at, target.offset + at
-                try:
-                    moved = kernel_copy(source, other, end - at, *places)
-                except OSError as error:
-                    if error.errno not in _NO_KERNEL_COPY:
-                        raise
-                    break
-                if moved == 0:
-                    break
-                at += moved
-        buffer = np.empty(min(_COPY_BYTES, end - at), np.uint8)
-        while at < end:
-            piece = buffer[: end - at]
-            self.read_into(at, piece)
-            target.write(at, piece)
-            at += piece.size
+        buffer = np.empty(min(_COPY_BYTES, count), np.uint8)
+        for place in range(at, at + count, _COPY_BYTES):
+            piece = buffer[: at + count - place]
+            self.read_into(place, piece)
+            target.write(place, piece)
 
     def write(self, at: int, data: Array) -> None:
         """Put the bytes of a contiguous array at ``at``; the file must be there.

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from qgraph.certification.certificate import (
     AFTER_DIFFERENCE,
     AS_WRITTEN,
+    BIAS_LAST,
     EQUAL_OPERATORS,
     NO_NAN,
     NOT_FED,
@@ -19,14 +20,32 @@ from qgraph.certification.certificate import (
 )
 from qgraph.errors import ModelError
 from qgraph.exactness import Exactness, Method
+from qgraph.matching.normal.normalise import NORMAL_FORM, NormalForm, normalise
+from qgraph.matching.plain import Plain
 from qgraph.matching.products import has_packed_products
 from qgraph.model import Model
 from qgraph.verification.sides import Pair, Side
-from qgraph.verification.statements import Document, fails
+from qgraph.verification.statements import Document, Statement, fails
 
 
-def check_verdict(document: Document) -> None:
-    """See that the verdict and the rung are those of the worst region.
+def normal_form(document: Document, sides: tuple[Plain, Plain]) -> NormalForm | None:
+    """Return the models in the normal form that a certificate names; None where it names none.
+
+    Raises:
+        EquivalenceError: it names another one than there is.
+    """
+    noted = [note for note in document.notes if note.startswith(NORMAL_FORM)]
+    if not noted:
+        return None
+    for level in (Exactness.BITS, Exactness.VALUES):
+        form = normalise(sides, level)
+        if form is not None and noted == [form.note]:
+            return form
+    raise fails("the models have no normal form as it describes it")
+
+
+def check_verdict(document: Document, form: NormalForm | None) -> None:
+    """Check that the verdict and the level are those of the worst region and the normal form.
 
     Raises:
         EquivalenceError: they are not.
@@ -39,7 +58,8 @@ def check_verdict(document: Document) -> None:
         raise fails(f"its regions add up to {worst}, but its verdict is {document.verdict}")
     rungs = [statement.exactness for statement in statements]
     known = [rung for rung in rungs if rung is not None]
-    lowest = None if len(known) < len(rungs) else min(known, default=Exactness.BITS)
+    kept = Exactness.BITS if form is None else form.exactness
+    lowest = None if len(known) < len(rungs) else min([*known, kept])
     if document.exactness is not lowest:
         raise fails(f"its regions are equal in {lowest}, but it states {document.exactness}")
     proved = {s.exactness for s in statements if s.verdict is ProofVerdict.PROVED}
@@ -48,7 +68,12 @@ def check_verdict(document: Document) -> None:
         raise fails("equal values are enough for one of its regions, and not for another one")
 
 
-def check_conditions(document: Document, sides: tuple[Side, Side], models: Sequence[Model]) -> None:
+def check_conditions(
+    document: Document,
+    sides: tuple[Side, Side],
+    models: Sequence[Model],
+    form: NormalForm | None,
+) -> None:
     """See that no condition is left out; more of them than needed do no harm.
 
     Raises:
@@ -65,12 +90,36 @@ def check_conditions(document: Document, sides: tuple[Side, Side], models: Seque
         ZERO_SIGNS.format(signs): signs,
         AFTER_DIFFERENCE: document.verdict is ProofVerdict.DIFFERENT,
         EQUAL_OPERATORS: any(s.method is Method.CONGRUENCE for s in statements),
+        BIAS_LAST: any(side.plain.bias_sums for side in sides),
         WHOLE_SUMS: any(side.plain.has_common_sums for side in sides),
         SUMMED_ALIKE: any(has_packed_products(model.ir) for model in models),
+        **dict.fromkeys(() if form is None else form.conditions, True),
     }
     for condition, is_needed in needed.items():
         if is_needed and condition not in document.conditions:
             raise fails(f"it leaves out the condition {condition!r}")
+
+
+def adds_bias(sides: tuple[Side, Side], parts: Sequence[Sequence[ir.Node]]) -> bool:
+    """Return whether nodes of a region add the bias of a sum."""
+    return any(
+        value.name in side.plain.bias_sums
+        for side, nodes in zip(sides, parts, strict=True)
+        for node in nodes
+        for value in node.outputs
+    )
+
+
+def check_bias(
+    statement: Statement, sides: tuple[Side, Side], parts: Sequence[Sequence[ir.Node]]
+) -> None:
+    """See that a region that adds the bias of a sum states the condition under which it may.
+
+    Raises:
+        EquivalenceError: it does not.
+    """
+    if adds_bias(sides, parts) and BIAS_LAST not in statement.conditions:
+        raise statement.fails(f"it leaves out the condition {BIAS_LAST!r}")
 
 
 def interface(document: Document, sides: tuple[Side, Side]) -> tuple[list[Pair], list[Pair]]:

@@ -25,7 +25,7 @@ from qgraph.numerics.values import fingerprint
 from qgraph.verification.outcome import Claim
 from qgraph.verification.sides import Pair, Side, node_name
 from qgraph.verification.statements import fails
-from qgraph.verification.zeros import tells_zeros_apart
+from qgraph.verification.zeros import makes_zeros_alike, tells_zeros_apart
 
 
 class Equal(IntEnum):
@@ -48,6 +48,9 @@ class Outputs:
         inputs: pairs of inputs.
         is_proof: whether the certificate says that the outputs are equal; in any other one, the
             sign of zeros is let pass.
+        differing: pairs that are let pass though they differ.
+        equal: what is equal if nothing is let pass; chains of equal values are followed there only,
+            as what corresponds in this way is not transitive.
 
     Attributes:
         used: numbers of the statements on which something rests.
@@ -60,6 +63,8 @@ class Outputs:
         inputs: Sequence[Pair],
         *,
         is_proof: bool,
+        differing: Sequence[Pair] = (),
+        equal: Outputs | None = None,
     ) -> None:
         self._sides = sides
         self._is_proof = is_proof
@@ -71,6 +76,8 @@ class Outputs:
         self._found: dict[tuple[int, int], Equal] = {
             self._key(a, b): Equal.BITS for a, b in inputs if conflict(a, b) is None
         }
+        self._found.update((self._key(a, b), Equal.VALUES) for a, b in differing)
+        self._equal = equal
         self._problem = ""
         self.used: set[int] = set()
 
@@ -86,6 +93,10 @@ class Outputs:
                     self._problem
                     or f"nothing in it makes {a.name!r} equal to {b.name!r}, which is an output"
                 )
+
+    def holds(self, pair: Pair) -> bool:
+        """Return whether it follows that two values are equal."""
+        return self._follow(*pair) is not Equal.NOT
 
     def _follow(self, a: ir.Value, b: ir.Value) -> Equal:
         """Return how equal two values are; the ways wait on a stack of their own."""
@@ -115,6 +126,8 @@ class Outputs:
 
     def _way(self, a: ir.Value, b: ir.Value) -> Way:
         """Yield the pairs that two values may owe their equality to; return how equal they are."""
+        if self._equal is not None and self._equal.holds((a, b)):
+            return Equal.VALUES
         best = Equal.NOT
         for claim in self._claims.get(self._key(a, b), ()):
             best = max(best, (yield from self._by_claim(claim)))
@@ -128,7 +141,7 @@ class Outputs:
         if best is Equal.NOT and (a, b) != written:
             # an operator that hands its operand on may stand on both sides
             best = yield from self._by_operator(*written)
-        if best is Equal.NOT:
+        if best is Equal.NOT and self._equal is None:
             best = yield from self._by_chain(a, b)
         if best is Equal.NOT and not self._problem:
             self._problem = (
@@ -183,6 +196,8 @@ class Outputs:
             best = min(best, (yield from self._by_graphs(first, second)))
         if best is Equal.VALUES and a.dtype is not None and not a.dtype.is_floating_point():
             return Equal.BITS
+        if best is Equal.VALUES and makes_zeros_alike(first):
+            return Equal.BITS
         return best
 
     def _by_operands(
@@ -209,7 +224,7 @@ class Outputs:
         level = Equal.BITS
         for name, attribute in first.attributes.items():
             if not subgraphs(attribute):
-                continue
+                continue  # an attribute with a default may be absent in the other node
             graphs = subgraphs(attribute), subgraphs(second.attributes[name])
             for mine, other in zip(*graphs, strict=True):
                 for x, y in zip(mine.inputs, other.inputs, strict=True):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.certification.certificate import ProofVerdict
+from qgraph.equivalence.demonstration import Demonstration
 from qgraph.errors import EquivalenceError, ModelError
 from qgraph.exactness import Exactness, Method
 
@@ -84,6 +85,7 @@ class Statement:
     nan_differs: bool
     infinity_differs: bool
     witness: Shown | None
+    conditions: tuple[str, ...]
     reason: str
     tiles: tuple[Tiles, ...]
     cases: tuple[Cases, ...]
@@ -102,6 +104,7 @@ class Document:
     keep_inputs: bool
     conditions: tuple[str, ...]
     notes: tuple[str, ...]
+    shown_by: Demonstration | None
     statements: tuple[Statement, ...]
     facts: tuple[Mapping[str, object], ...] = ()
 
@@ -124,6 +127,7 @@ def read(document: Mapping[str, object]) -> Document:
             _is(bool, document["keep_inputs"]),
             _texts(document["conditions"]),
             _texts(document["notes"]),
+            _demonstration(document["shown_by"]),
             tuple(_statement(_mapping(region)) for region in _list(document["regions"])),
             tuple(_mapping(fact) for fact in _list(document["facts"])),
         )
@@ -157,6 +161,7 @@ def _statement(region: Mapping[str, object]) -> Statement:
         _is(bool, region["nan_differs"]),
         _is(bool, region["infinity_differs"]),
         None if witness is None else _shown(_mapping(witness)),
+        _texts(region["conditions"]),
         "" if reason is None else _text(reason),
         tuple(_tiles(_mapping(boxes)) for boxes in _list(region["boxes"])),
         tuple(_cases(_mapping(cases)) for cases in _list(region["cases"])),
@@ -170,6 +175,20 @@ def _shown(witness: Mapping[str, object]) -> Shown:
         _number(witness["reference"]),
         _number(witness["candidate"]),
         0 if channel is None else _is(int, channel),
+    )
+
+
+def _demonstration(shown_by: object) -> Demonstration | None:
+    if shown_by is None:
+        return None
+    stated = _mapping(shown_by)
+    name, value = stated["input"], stated["value"]
+    if (name is None) is not (value is None):
+        raise ValueError("an input of shown_by without its value")
+    return Demonstration(
+        _is(int, stated["batch"]),
+        None if name is None else _text(name),
+        None if value is None else _number(value),
     )
 
 

@@ -25,14 +25,26 @@ from qgraph.proof.environment import check_float_environment
 from qgraph.report import SCHEMA
 from qgraph.storage import files as storage
 from qgraph.verification.cases import check_all_values, check_pairs
-from qgraph.verification.conclusions import check_conditions, check_verdict, interface
+from qgraph.verification.conclusions import (
+    check_bias,
+    check_conditions,
+    check_verdict,
+    interface,
+    normal_form,
+)
 from qgraph.verification.constants import check_constants
+from qgraph.verification.differences import check_difference
 from qgraph.verification.facts import check_facts
 from qgraph.verification.outcome import Claim, Outcome, check_outcome, check_rung
 from qgraph.verification.outputs import Outputs
 from qgraph.verification.regions import check_boxes
 from qgraph.verification.sides import Pair, Side, check_nodes, shape_of, type_of
 from qgraph.verification.statements import Document, Statement, fails, read
+
+_IN_MEMORY = (
+    "That model was in memory when it was proved: it had been changed since it was loaded, or was "
+    "in no file. Save it, prove the files, and verify that certificate."
+)
 
 
 def verify_file(certificate: Path, reference: Path, candidate: Path) -> str:
@@ -55,9 +67,11 @@ def verify_file(certificate: Path, reference: Path, candidate: Path) -> str:
                 "files anew."
             )
         if stated != storage.sha256(path):
+            known = source.get("path") if isinstance(source, dict) else None
             raise ModelError(
                 f"{certificate}: it is about a {name} of the hash {stated[:12]}..., but {path} is "
-                "another file, expected the same. Name the models that were proved."
+                "another file, expected the same. "
+                + ("Name the models that were proved." if known else _IN_MEMORY)
             )
     return verify(document, reference, candidate)
 
@@ -78,7 +92,9 @@ def verify(document: Mapping[str, object], reference: Source, candidate: Source)
     stated = read(document)
     check_float_environment()
     models = load(reference), load(candidate)
-    first, second = plain(*models, keep_inputs=stated.keep_inputs)
+    prepared = plain(*models, keep_inputs=stated.keep_inputs)
+    form = normal_form(stated, prepared)
+    first, second = prepared if form is None else form.sides
     sides = Side(first), Side(second)
     inputs, outputs = interface(stated, sides)
     claims = [
@@ -87,8 +103,8 @@ def verify(document: Mapping[str, object], reference: Source, candidate: Source)
         for claim in _claims(number, statement, sides)
     ]
     _check_once(stated, sides)
-    check_verdict(stated)
-    check_conditions(stated, sides, models)
+    check_verdict(stated, form)
+    check_conditions(stated, sides, models, form)
     check_facts(stated, sides)
     is_proof = stated.verdict is ProofVerdict.PROVED
     following = Outputs(sides, claims, inputs, is_proof=is_proof)
@@ -96,6 +112,7 @@ def verify(document: Mapping[str, object], reference: Source, candidate: Source)
     for number, statement in enumerate(stated.statements):
         if statement.verdict is ProofVerdict.DIFFERENT and number not in following.used:
             raise statement.fails("it differs, but no output rests on it")
+    check_difference(stated, sides, claims, inputs, outputs)
     check_float_environment()
     return str(stated.verdict)
 
@@ -185,6 +202,7 @@ def _outcome(
         for place, (side, end) in enumerate(zip(sides, exit_, strict=True))
     ]
     check_nodes(statement, parts)
+    check_bias(statement, sides, parts)
     if len(entries) > 1:
         return check_pairs(statement, sides, entries, exit_, parts)
     (entry,) = entries

@@ -23,9 +23,9 @@ from qgraph.errors import ModelError
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.minifloat import encode
 from qgraph.numerics.packing import pack, unpack
-from qgraph.tensors.deferred import PART_BYTES, Part, Sink
+from qgraph.tensors.deferred import PART_BYTES, Part
 from qgraph.tensors.ledger import Ledger, Tally
-from qgraph.tensors.streaming import Stream, box_at
+from qgraph.tensors.streaming import Sink, Stream, box_at
 from qgraph.weights.level_table import LevelTable, Spread, container, numbers_of
 from qgraph.weights.piecewise import Parameter, Program, pieces
 

@@ -17,9 +17,9 @@ from qgraph.errors import ModelError
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
 from qgraph.numerics.minifloat import DTYPES, decode, encode
 from qgraph.numerics.packing import pack, packed_size, unpack
-from qgraph.tensors.deferred import PART_BYTES, MemorySink, Sink
+from qgraph.tensors.deferred import PART_BYTES, MemorySink
 from qgraph.tensors.ledger import Tally
-from qgraph.tensors.streaming import Stream
+from qgraph.tensors.streaming import Sink, Stream
 
 Array = npt.NDArray[Any]
 

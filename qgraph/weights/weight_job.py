@@ -17,8 +17,8 @@ import numpy.typing as npt
 from qgraph.errors import ModelError
 from qgraph.numerics.formats import FORMATS, numpy_dtype
 from qgraph.numerics.packing import pack, packed_size
-from qgraph.tensors.deferred import PART_BYTES, MemorySink, Sink
-from qgraph.tensors.streaming import Stream
+from qgraph.tensors.deferred import PART_BYTES, MemorySink
+from qgraph.tensors.streaming import Sink, Stream
 from qgraph.weights import weight_quantization as quantization
 from qgraph.weights.weight_groups import Box, Groups, product_of
 from qgraph.weights.weight_quantization import Losses, Parameters, Scheme

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.choices import Choice
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
 from qgraph.numerics.minifloat import MINIFLOATS, cast, decode, encode, floor_power_of_two
 
@@ -42,7 +42,7 @@ _SHORT = 64
 """Elements of a group below which it is worth while to turn it."""
 
 
-class Search(StrEnum):
+class Search(Choice):
     """How the scale of a group is found."""
 
     MINMAX = "minmax"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from qgraph.certification.certificate import Certificate, ProofVerdict, Region, Source
+from qgraph.certification.certificate import Certificate, ProofVerdict, Region
 from qgraph.cli.output import Talk
 from qgraph.cli.proofs import show_certificate
 from qgraph.errors import EquivalenceError
@@ -15,6 +15,7 @@ from qgraph.exactness import Exactness, Method, Witness
 from qgraph.reporting.junit import junit_report
 from qgraph.reporting.markdown import markdown_report
 from qgraph.reporting.sarif import sarif_log
+from qgraph.storage.identity import Identity
 
 WITNESS = Witness(1.5, 3.0, 4.0)
 COUNTED = Region(
@@ -33,7 +34,7 @@ COUNTED = Region(
 
 
 def certificate(region: Region) -> Certificate:
-    files = Source(None, None), Source(None, None)
+    files = Identity(None, None), Identity(None, None)
     return Certificate(ProofVerdict.DIFFERENT, Exactness.DIFFERENT, *files, (region,))
 
 

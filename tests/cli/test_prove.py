@@ -26,11 +26,14 @@ def converted(qgraph, model, tmp_path):
 
 @pytest.fixture
 def broken(converted, tmp_path):
-    """The converted model with another scale."""
+    """The converted model with another scale of the activation."""
     made = library.load(converted)
-    scale = next(n for n in made.ir.graph if n.op_type == "QuantizeLinear").inputs[1]
-    array = np.nextafter(scale.const_value.numpy(), np.float32(1))
-    scale.const_value = ir.tensor(array, name=scale.name)
+    quantize = next(n for n in made.ir.graph if n.op_type == "QuantizeLinear")
+    array = np.nextafter(quantize.inputs[1].const_value.numpy(), np.float32(1))
+    scale = ir.Value(name="other_scale", const_value=ir.tensor(array, name="other_scale"))
+    made.ir.graph.register_initializer(scale)
+    for node in [quantize, *(use.node for use in quantize.outputs[0].uses())]:
+        node.replace_input_with(1, scale)
     made.save(tmp_path / "broken.onnx")
     return tmp_path / "broken.onnx"
 

@@ -10,6 +10,8 @@ from qgraph import load
 from qgraph.cli import arrays
 from qgraph.equivalence.inputs import make_inputs
 
+pytestmark = pytest.mark.sums
+
 X = np.array([[0.4, -0.6, 9, 1], [-0.25, 0.75, 2, -9]], np.float32)
 
 

@@ -14,6 +14,8 @@ from qgraph.equivalence.runtime_report import ROUNDING, RuntimeReport
 from qgraph.equivalence.runtime_verdict import judge_runtimes
 from qgraph.model import Model
 
+pytestmark = pytest.mark.sums
+
 Array = npt.NDArray[Any]
 
 MERGED = "neighbouring Q/DQ pairs are merged"
@@ -81,39 +83,79 @@ def of_two(operator: str, step: float, most: int) -> tuple[Model, dict[str, Arra
     return m, {"a": tenths((256,), most), "b": tenths((300,), most)[44:]}
 
 
+def has_no_ties(values: Array, error: Array, step: float) -> bool:
+    """Return whether no order of additions in float32 makes another code of any value.
+
+    Args:
+        values: computed in float64.
+        error: bounds of the errors of float32.
+        step: of the codes.
+    """
+    steps = values / np.float32(step)
+    margin = error / np.float32(step) + np.abs(steps) * 2.0**-23
+    return bool((np.abs(steps - np.floor(steps) - 0.5) > margin).all())
+
+
+def decoded(x: Array, step: float) -> Array:
+    """Return what a pair of quantizers of symmetric codes makes of ``x``, in float64."""
+    scale = np.float32(step)
+    return np.clip(np.rint(x / scale), -128, 127).astype(np.float64) * scale
+
+
 def softmax() -> tuple[Model, dict[str, Array]]:
     nodes = pair("x", "a", "s", "u") + "e = Softmax <axis = -1> (a) " + pair("e", "y", "t", "v")
     m = model("float[N,16] x", PARAMETERS % (1 / 255), nodes)
-    return m, {"x": tenths((16, 16), 32)}
+    x = tenths((16, 16), 32)
+    # the codes of the data are counted from 128
+    powers = np.exp(decoded(x, 1 / 255))
+    shares = powers / powers.sum(axis=-1, keepdims=True)
+    # 16 additions, a division, and two powers that are a few ulps off
+    assert has_no_ties(shares, shares * 32 * 2.0**-24, 1 / 255)
+    return m, {"x": x}
+
+
+# The scales of data and weights are 2**-6, so no sum of products rounds, in any order of additions.
+# The scale of the result is 14 * 2**-12, so sums that are odd multiples of 7 are ties. Integer
+# kernels multiply by the reciprocal, which carries some ties to the other side.
+DYADIC = f"<float s = {{{2**-6}}}, float t = {{{14 * 2**-12}}}, int8 z = {{0}}>"
+
+
+def sevenths(shape: tuple[int, ...], most: int) -> Array:
+    """Return multiples of 7 * 2**-6, of codes that are multiples of 7."""
+    return (np.random.default_rng(0).integers(-most, most + 1, shape) * 7 / 64).astype(np.float32)
 
 
 def product() -> tuple[Model, dict[str, Array]]:
     nodes = pair("x", "a", "s") + "b = DequantizeLinear (w, s, z) e = MatMul (a, b) "
     m = model(
         "float[N,8] x, int8[8,16] w",
-        PARAMETERS % 0.02,
+        DYADIC,
         nodes + pair("e", "y", "t"),
         w=whole((8, 16), 9),
     )
-    return m, {"x": tenths((16, 8), 9)}
+    return m, {"x": sevenths((16, 8), 9)}
 
 
 def convolution() -> tuple[Model, dict[str, Array]]:
     nodes = pair("x", "a", "s") + "b = DequantizeLinear (w, s, z) e = Conv (a, b) "
     m = model(
         "float[N,3,8,8] x, int8[4,3,3,3] w",
-        PARAMETERS % 0.02,
+        DYADIC,
         nodes + pair("e", "y", "t"),
         w=whole((4, 3, 3, 3), 3),
     )
-    return m, {"x": tenths((1, 3, 8, 8), 9)}
+    return m, {"x": sevenths((1, 3, 8, 8), 9)}
 
 
 def float_weights() -> tuple[Model, dict[str, Array]]:
     nodes = pair("x", "a", "s") + "e = Conv (a, w) " + pair("e", "y", "t")
     inputs = "float[N,3,8,8] x, float[4,3,3,3] w"
-    m = model(inputs, PARAMETERS % 0.2, nodes, w=normal((4, 3, 3, 3)))
-    return m, {"x": tenths((1, 3, 8, 8), 12)}
+    w, x = normal((4, 3, 3, 3)), tenths((1, 3, 8, 8), 12)
+    windows = np.lib.stride_tricks.sliding_window_view(decoded(x[0], 0.2), (3, 3, 3))
+    sums = np.einsum("...ijk,nijk->...n", windows, w.astype(np.float64))
+    terms = np.einsum("...ijk,nijk->...n", np.abs(windows), np.abs(w))
+    assert has_no_ties(sums, terms * 27 * 2.0**-24, 0.2)
+    return model(inputs, PARAMETERS % 0.2, nodes, w=w), {"x": x}
 
 
 def int8_weights() -> tuple[Model, dict[str, Array]]:

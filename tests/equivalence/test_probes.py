@@ -12,6 +12,8 @@ from qgraph.errors import OptionError
 from qgraph.execution.executor import Executor
 from qgraph.model import Model
 
+pytestmark = pytest.mark.sums
+
 IMPORTS = '"": 21, "qonnx.custom_op.general": 1'
 QUANT = 'qonnx.custom_op.general.Quant <signed = 1, narrow = 0, rounding_mode = "ROUND">'
 PARAMETERS = "float s = {0.1}, float z = {0}, float b = {4}"

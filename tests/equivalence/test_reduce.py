@@ -15,6 +15,8 @@ from qgraph.equivalence.reduce import Reduction, reduce
 from qgraph.errors import QGraphError, UndecidedError
 from qgraph.model import Model
 
+pytestmark = pytest.mark.sums
+
 IMPORTS = '"": 21, "qonnx.custom_op.general": 1'
 QUANT = 'qonnx.custom_op.general.Quant <signed = 1, narrow = 0, rounding_mode = "ROUND">'
 

@@ -197,6 +197,7 @@ def store(m: Model, **arrays: Any) -> None:
         m.ir.graph.register_initializer(value)
 
 
+@pytest.mark.sums
 @pytest.mark.runtime
 def test_int8_activations_of_mat_mul_n_bits_are_found() -> None:
     pytest.importorskip("onnxruntime")
@@ -263,6 +264,7 @@ def test_quantizers_of_outputs_stay() -> None:
     assert without_quantizers(model(alone), None)[1] == 0
 
 
+@pytest.mark.sums
 @pytest.mark.runtime
 def test_quantizers_that_a_runtime_leaves_out_are_found() -> None:
     pytest.importorskip("openvino")
@@ -307,6 +309,7 @@ def own_operators(*, constant: bool = True) -> Model:
     return Model(ir.from_onnx_text(QUANT % filled))
 
 
+@pytest.mark.sums
 @pytest.mark.runtime
 def test_a_dialect_that_no_runtime_knows_is_judged_in_standard_operators() -> None:
     pytest.importorskip("onnxruntime")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,8 @@ def test_functions_take_the_attributes_of_their_call() -> None:
     x = np.random.default_rng(0).standard_normal((2, 3), np.float32)
     found = run(model(FUNCTION, '"": 18, "local": 1'), {"x": x}, backend="numpy")["y"]
     wide = softmax(softmax(x.astype(float), 1) + 1, 0) + 1
-    np.testing.assert_allclose(found, wide, rtol=1e-6)
+    # two times three roundings of exponentials, sums and quotients
+    np.testing.assert_allclose(found, wide, rtol=3e-6)
 
 
 def test_a_function_of_the_model_comes_before_our_kernel() -> None:
@@ -310,7 +312,9 @@ def _close(ours: Any, theirs: Any) -> bool:
         return bool(np.all(ours == theirs))
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     same = ours.dtype == theirs.dtype and ours.shape == theirs.shape
-    return same and np.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+    # some sums of float16 are rounded at each step
+    rtol, atol = (4e-3, 2e-3) if ours.dtype.itemsize == 2 else (1e-3, 1e-5)
+    return same and np.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
 
 
 # What goes wrong
@@ -395,32 +399,35 @@ ACCURACY = {
 }
 
 
+@pytest.mark.sums
 @pytest.mark.parametrize("name", TRAINED)
-def test_real_models_give_what_their_framework_gave(models: Path, name: str) -> None:
-    """A different order of additions may carry a value over a threshold, in a row or two."""
+def test_real_models_give_what_their_framework_gave(
+    models: Path, assert_same_rows: Callable[..., None], name: str
+) -> None:
     data = np.load(models / f"{name}.npz")
     y = qgraph.load(models / f"{name}.onnx").run({"x": data["x"]}, backend="numpy")["y"]
-    beyond = np.abs(y - data["y"]).max(axis=1) > 1e-4
-    assert np.count_nonzero(beyond) <= 2
-    assert np.abs(y - data["y"]).max() < 0.02
+    assert_same_rows(y, data["y"], atol=1e-4)
 
 
+@pytest.mark.sums
 @pytest.mark.parametrize(("name", "accuracy"), ACCURACY.items())
 def test_real_models_classify_as_well_as_they_did(models: Path, name: str, accuracy: float) -> None:
+    """An order of additions may change the class of an image or two, of 360."""
     data = np.load(models / f"{name}.npz")
     y = qgraph.load(models / f"{name}.onnx").run({"x": data["x"]}, backend="numpy")["y"]
-    assert np.mean(y.argmax(axis=1) == data["label"]) == pytest.approx(accuracy, abs=5e-4)
+    assert np.mean(y.argmax(axis=1) == data["label"]) == pytest.approx(accuracy, abs=6e-3)
 
 
-def test_two_exports_of_one_network_agree(models: Path) -> None:
-    """The Q/DQ export bit for bit; the dynamo export, of batch 1, but for the final product."""
+@pytest.mark.sums
+def test_exports_of_one_network_agree(models: Path, assert_same_rows: Callable[..., None]) -> None:
+    """The Q/DQ export on all images; the dynamo export, of batch 1, on the first 20."""
     data = np.load(models / "brev_cnn_w4a4.npz")
     y = qgraph.load(models / "brev_cnn_w4a4_qcdq.onnx").run({"x": data["x"]}, backend="numpy")["y"]
-    np.testing.assert_array_equal(y, data["y"])
+    assert_same_rows(y, data["y"], atol=1e-5)
     executor = Executor(qgraph.load(models / "brev_cnn_w4a4_dynamo.onnx").ir)
-    for n in range(10):
-        (row,) = executor.run({"x": data["x"][n : n + 1]}).values()
-        np.testing.assert_allclose(row, data["y"][n : n + 1], atol=1e-5)
+    rows = [executor.run({"x": data["x"][n : n + 1]}) for n in range(20)]
+    found = np.concatenate([row for outputs in rows for row in outputs.values()])
+    assert_same_rows(found, data["y"][:20], atol=1e-5)
 
 
 def test_a_small_network_on_360_images_takes_less_than_a_second(models: Path) -> None:

@@ -12,6 +12,8 @@ from qgraph.execution.executor import prepare
 from qgraph.execution.feeds import MODERATE, is_moderate
 from qgraph.magnitudes import magnitudes
 
+pytestmark = pytest.mark.sums
+
 QONNX = "qonnx.custom_op.general"
 
 

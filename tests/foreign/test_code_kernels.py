@@ -13,6 +13,8 @@ from onnx.reference import ReferenceEvaluator
 from qgraph.errors import ExecutionError
 from qgraph.execution.executor import Executor
 
+pytestmark = pytest.mark.sums
+
 SEEDS = range(25)
 
 

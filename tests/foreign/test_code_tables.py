@@ -18,6 +18,8 @@ from qgraph.model import Model, load
 from qgraph.report import Outcome, SiteReport
 from qgraph.transforms.lower_integer_operators import Form, LowerIntegerOperators
 
+pytestmark = pytest.mark.sums
+
 Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
 SEEDS = range(24)

@@ -15,6 +15,8 @@ from qgraph.model import Model, load
 from qgraph.report import Outcome, Report, SiteReport
 from qgraph.transforms.lower_integer_operators import Form, LowerIntegerOperators
 
+pytestmark = pytest.mark.sums
+
 SEEDS = range(12)
 SEED_OF_COLUMNS = 0
 STANDARD = {

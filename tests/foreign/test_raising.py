@@ -15,6 +15,8 @@ from qgraph.report import Outcome
 from qgraph.transforms.lower_integer_operators import Form, LowerIntegerOperators
 from qgraph.transforms.raise_integer_operators import RaiseIntegerOperators
 
+pytestmark = pytest.mark.sums
+
 PRODUCTS = ["ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QGemm"]
 
 

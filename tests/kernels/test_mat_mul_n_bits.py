@@ -11,6 +11,8 @@ import pytest
 from qgraph.errors import ExecutionError, UnsupportedError
 from qgraph.execution.executor import Executor
 
+pytestmark = pytest.mark.sums
+
 DOMAIN = "com.microsoft"
 N = 5
 

@@ -10,6 +10,8 @@ import pytest
 from qgraph.execution.executor import Executor
 from qgraph.kernels import standard as kernels
 
+pytestmark = pytest.mark.sums
+
 PLACEMENTS = [
     "",
     "strides = [2, 2]",

@@ -183,8 +183,8 @@ CASES = {
     "signed pair": _published(_pair(0.1, 0, -128, 127, "INT8"), 0, 1_028_443_341),
     "unsigned pair, zero point 127": _published(_pair(0.25, 127, 0, 255, "UINT8"), 1150),
     "unsigned pair, zero point 128": _published(_pair(0.1, 128, 0, 255, "UINT8"), 912),
-    "hardswish in two ways": _gates(),
-    "half to even and half away": _away(),
+    "hardswish in two ways": _published(_gates(), 43, 0),
+    "half to even and half away": _published(_away(), 10, 1),
     "float8 down and to nearest": _published(_float8(), 1_138_753_410, 0),
     "float8 with overflow to NaN": _overflow(),
 }

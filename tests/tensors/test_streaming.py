@@ -107,14 +107,6 @@ def test_bytes_are_copied_to_the_same_place_of_another_file(tmp_path):
     assert bytes(found[:12]) == b"x" * 10 + b"\0\0"
 
 
-def test_bytes_are_copied_where_the_kernel_does_not(tmp_path, monkeypatch):
-    def refuse(*_: object) -> int:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
-    test_bytes_are_copied_to_the_same_place_of_another_file(tmp_path)
-
-
 def test_boxes_follow_c_order():
     shape = (3, 4, 5)
     places = np.arange(60).reshape(shape)

@@ -14,6 +14,8 @@ from qgraph.transforms.ranges.whole_ranges import Scales
 from qgraph.transforms.split_fake_quantize import SplitFakeQuantize
 from qgraph.transforms.tune_ranges import TuneRanges
 
+pytestmark = pytest.mark.sums
+
 F = np.float32
 IMPORTS = '"": 13, "org.openvinotoolkit": 1'
 UNSIGNED = "float il = {0}, float ih = {15.9375}, float ol = {0}, float oh = {255}"

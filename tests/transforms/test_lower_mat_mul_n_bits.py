@@ -19,6 +19,8 @@ from qgraph.tensors.deferred import DeferredTensor
 from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
 from qgraph.transforms.raise_mat_mul_n_bits import RaiseMatMulNBits
 
+pytestmark = pytest.mark.sums
+
 DOMAIN = "com.microsoft"
 SHAPES = [(64, 16, 5), (40, 32, 3), (33, 16, 1), (7, 16, 4), (130, 128, 2), (5, 16, 1)]
 """K, block size, N; where K is no multiple, the last block is padded."""

@@ -174,6 +174,7 @@ def test_a_refusal_of_options_names_the_pass():
     assert str(caught.value).startswith("Pass 'quantize-weights': block_size is 1, expected 2 or")
 
 
-def test_capital_letters_are_a_near_miss(every):
-    with pytest.raises(OptionError, match="Did you mean 'green'"):
-        parse_spec("try-everything{path=x,colour=GREEN}")
+@pytest.mark.parametrize("text", ["GREEN", "Green", "gReen"])
+def test_words_match_in_any_case(every, text):
+    step = parse_spec(f"Try-Everything{{path=x,colour={text},flag=TRUE,limit=None}}")
+    assert (step.colour, step.flag, step.limit) == (Colour.GREEN, True, None)

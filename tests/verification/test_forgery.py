@@ -39,6 +39,7 @@ def region(nodes: tuple[list[str], list[str]], values: tuple[str, str], **change
         "exactness": "bits",
         "method": "congruence",
         "counted": True,
+        "conditions": [],
         "differing_inputs": 0,
         "zero_sign_inputs": 0,
         "channels": 1,
@@ -60,6 +61,7 @@ def document(*regions: dict, **changes: Any) -> dict:
         "keep_inputs": False,
         "conditions": [AS_WRITTEN, EQUAL_OPERATORS],
         "notes": [],
+        "shown_by": None,
         "regions": list(regions),
     } | changes
 
@@ -199,7 +201,8 @@ def test_all_inputs_are_tried_again(monkeypatch):
     monkeypatch.setattr(enumeration, "_FINITE", finite)
     monkeypatch.setattr(inputs, "LOWEST", -finite)
     monkeypatch.setattr(inputs, "HIGHEST", finite - 1)
-    ours, theirs = model("[r] y = Relu(x)"), model("[r] y = Max(x, o)", "float o = {0}")
+    chosen = "g = Greater(x, o) [r] y = Where(g, x, o)"
+    ours, theirs = model("[r] y = Relu(x)"), model(chosen, "float o = {0}")
     found = json.loads(json_text(qgraph.prove(ours, theirs, evidence=True).to_json()))
     (made,) = found["regions"]
     assert made["method"] == "exhaustive"

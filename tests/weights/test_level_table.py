@@ -15,8 +15,9 @@ from qgraph.numerics.lookup import look_up
 from qgraph.numerics.minifloat import MINIFLOATS, decode
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.float_quant import FloatStages, float_quant
-from qgraph.tensors.deferred import DeferredTensor, MemorySink, Sink
+from qgraph.tensors.deferred import DeferredTensor, MemorySink
 from qgraph.tensors.ledger import Tally
+from qgraph.tensors.streaming import Sink
 from qgraph.transforms.fold_weights import FoldWeights
 from qgraph.weights import lazy_codes
 from qgraph.weights.lazy_codes import CodesJob, Plan

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from qgraph.dialects.dialect import Refusal
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.execution.reference import reference_kernel
+from qgraph.execution.executor import kernel_for
 from qgraph.foreign.kernels import MICROSOFT, foreign_kernel
 from qgraph.foreign.operands import refuse_references
 from qgraph.foreign.rescaling import compare_codes, unproved
@@ -110,7 +110,7 @@ def _activation(node: ir.Node, reals: bool) -> Lowered:
 
 def _float_kernel(name: str, attributes: dict[str, Any]) -> Kernel:
     plain = ir.node(name, [ir.val("x")], attributes, outputs=[ir.val("y")])
-    return reference_kernel(plain, {"": 16})
+    return kernel_for(plain, {"": 16})
 
 
 def _softmax(node: ir.Node, reals: bool) -> Lowered:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.choices import Choice
 from qgraph.transforms.ranges.grids import Grid
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 
-class Mode(StrEnum):
+class Mode(Choice):
     """Where the zero point goes."""
 
     AUTO = "auto"
@@ -26,7 +25,7 @@ class Mode(StrEnum):
     """To the nearest whole code."""
 
 
-class Scales(StrEnum):
+class Scales(Choice):
     """Which scales are allowed."""
 
     ANY = "any"

@@ -202,8 +202,8 @@ def _with(
     shape: tuple[int, ...] = scale.shape if size else () if axis is None else (-1,)
     return replace(
         recoding,
-        scale=np.ascontiguousarray(scale).reshape(shape),
-        zero_point=np.ascontiguousarray(point).reshape(shape) if point.any() else None,
+        scale=np.asarray(scale, order="C").reshape(shape),
+        zero_point=np.asarray(point, order="C").reshape(shape) if point.any() else None,
         axis=axis,
         block_size=size,
         is_merged=is_merged,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
+from qgraph.choices import Choice
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.scopes import Body, bodies, subgraphs
 from qgraph.model import Model
@@ -17,7 +17,7 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """Types of weights that are quantized: DequantizeLinear gives them back."""
 
 
-class UseKind(StrEnum):
+class UseKind(Choice):
     """Operators that have weights."""
 
     MATMUL = "MatMul"

@@ -16,8 +16,8 @@ from qgraph.graph.folding import constant_expression, constant_stream
 from qgraph.kernels.mat_mul_n_bits import Weights
 from qgraph.numerics.formats import FORMATS, numpy_dtype
 from qgraph.numerics.packing import pack
-from qgraph.tensors.deferred import DeferredTensor, Sink
-from qgraph.tensors.streaming import Stream
+from qgraph.tensors.deferred import DeferredTensor
+from qgraph.tensors.streaming import Sink, Stream
 
 Array = npt.NDArray[Any]
 

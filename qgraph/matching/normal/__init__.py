@@ -1,0 +1,1 @@
+"""Normal forms: both models rewritten by exact rules before they are matched."""

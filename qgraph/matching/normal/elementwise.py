@@ -1,0 +1,216 @@
+"""Operators on single elements, done to operands that were moved.
+
+A node ``f`` makes each element of its result of one element of each operand, operands of lower
+rank or of size 1 being repeated. So ``M(f(a, p)) = f(M(a), M(p))`` bit for bit, NaN and signs of
+zeros included, for a movement ``M`` and a parameter ``p`` that is moved as it broadcasts. The axis
+of a QuantizeLinear or DequantizeLinear moves with its scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError
+from qgraph.graph.schema import OpKey
+from qgraph.matching.normal.rewriter import Rewriter
+from qgraph.matching.normal.sizes import Sizes, are_equal, is_single, sizes_of
+from qgraph.ops.operator import operator_of
+from qgraph.primitives import NUMPY
+
+Array = npt.NDArray[Any]
+
+MoveValue = Callable[[ir.Value], "ir.Value | None"]
+"""Returns the moved form of an operand that is not constant; None where it has none."""
+
+MoveArray = Callable[[Array], "Array | None"]
+"""Returns the moved form of a parameter of the rank of the data; None where it has none."""
+
+_OTHERS = frozenset(
+    {"Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot"}
+    | {"BitwiseOr", "BitwiseXor", "CastLike", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu"}
+    | {"HardSigmoid", "HardSwish", "IsInf", "LeakyRelu", "Log", "Mean", "Mish", "Mod", "PRelu"}
+    | {"Selu", "Shrink", "Sigmoid", "Sin", "Sinh", "Softplus", "Softsign", "Sum", "Swish", "Tan"}
+    | {"Tanh", "ThresholdedRelu", "Xor"}
+)
+"""Standard operators on single elements that have no definition over primitives here."""
+
+_OF_CODES = frozenset(
+    {"Gelu", "QLinearAdd", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QuickGelu"}
+)
+_ALONG_AXIS = frozenset({"DequantizeLinear", "QuantizeLinear"})
+
+
+def is_on_elements(node: ir.Node) -> bool:
+    """Return whether a node works on single elements and has one result."""
+    if sum(bool(value.name) for value in node.outputs) != 1:
+        return False
+    if node.domain == "com.microsoft" and node.op_type in _OF_CODES:
+        return True
+    if node.domain == "" and (node.op_type in NUMPY or node.op_type in _OTHERS):
+        return node.op_type not in ("Gather", "Identity")
+    try:
+        return operator_of(node) is not None
+    except OperatorError:
+        return False
+
+
+def data_of(graph: Rewriter, node: ir.Node) -> list[ir.Value]:
+    """Return the operands of a node that are neither constant nor certain to be single numbers.
+
+    The only operand that is not constant counts also where it is a single number.
+    """
+    found = [value for value in node.inputs if value is not None and not graph.known.has(value)]
+    several = [value for value in found if not is_single(sizes_of(value))]
+    return several or found[:1]
+
+
+def parameter_sizes(
+    graph: Rewriter, node: ir.Node, rank: int | None
+) -> list[tuple[int, ...]] | None:
+    """Return the shapes of a node's constants as they broadcast to data of a rank.
+
+    None is returned where that is not certain.
+    """
+    shapes = []
+    for place, value in enumerate(node.inputs):
+        if value is None or not graph.known.has(value) or _is_type_only(node, place):
+            continue
+        array = graph.array(value)
+        if array is None:
+            return None
+        aligned = aligned_parameter(node, array, rank)
+        if aligned is None:
+            return None
+        shapes.append(aligned.shape)
+    return shapes
+
+
+def moved(
+    graph: Rewriter,
+    node: ir.Node,
+    before: ir.Node,
+    move_value: MoveValue,
+    move_array: MoveArray,
+    sizes: Sizes | None,
+    result: Sizes | None,
+) -> ir.Value | None:
+    """Return the result of ``node`` on moved operands, by a node before another one.
+
+    Args:
+        graph: what is rewritten.
+        node: works on single elements.
+        before: where the new node is inserted.
+        move_value: moves an operand; single numbers stay as they are.
+        move_array: moves a parameter likewise.
+        sizes: of the result of ``node``; None where not even its rank is known.
+        result: of the moved result.
+    """
+    rank = None if sizes is None else len(sizes)
+    inputs: list[ir.Value | None] = []
+    attributes = dict(node.attributes)
+    data = data_of(graph, node)
+    moved_values: list[tuple[int, ir.Value]] = []
+    for place, value in enumerate(node.inputs):
+        inputs.append(value)
+        if value is None or _is_type_only(node, place):
+            continue
+        if not graph.known.has(value):
+            if value in data:
+                moved_values.append((place, value))
+            elif len(sizes_of(value) or ()) > (0 if result is None else len(result)):
+                return None
+            continue
+        array = graph.array(value)
+        if array is None:
+            return None
+        if array.size == 1 and (is_along_axis(node) or array.ndim == 0):
+            continue
+        aligned = aligned_parameter(node, array, rank)
+        if aligned is None or rank is None or result is None:
+            return None
+        other = move_array(aligned)
+        if other is None or other.ndim != len(result):
+            return None
+        if is_along_axis(node):
+            axes = [axis for axis, size in enumerate(other.shape) if size > 1]
+            if len(axes) > 1:
+                return None
+            if axes:
+                attributes["axis"] = ir.AttrInt64("axis", axes[0])
+                other = other.reshape(-1)
+            else:
+                # one scale for all that is left, and a zero point likewise
+                other = other.reshape(-1)[:1].reshape(())
+        inputs[place] = graph.constant(np.ascontiguousarray(other), str(value.name))
+    if is_along_axis(node) and len({v.shape.rank() for v in inputs[1:] if v and v.shape}) > 1:
+        return None
+    for place, value in moved_values:
+        new = move_value(value)
+        if new is None:
+            return None
+        inputs[place] = new
+    return graph.node(
+        before,
+        node.op_type,
+        inputs,
+        list(attributes.values()),
+        domain=node.domain,
+        of=node,
+        dtype=node.outputs[0].dtype,
+        sizes=result,
+    )
+
+
+def aligned_parameter(node: ir.Node, array: Array, rank: int | None) -> Array | None:
+    """Return a constant operand with the rank of the data, None where it has more dimensions."""
+    if array.size == 1 and (is_along_axis(node) or array.ndim == 0):
+        return array.reshape((1,) * (rank or 0))
+    if rank is None:
+        return None
+    if is_along_axis(node):
+        axis = node.attributes.get_int("axis", 1)
+        if array.ndim != 1 or node.attributes.get_int("block_size", 0) > 0:
+            return None
+        if not -rank <= axis < rank:
+            return None
+        axis %= rank
+        return array.reshape((1,) * axis + array.shape + (1,) * (rank - axis - 1))
+    if node.domain or array.ndim > rank or not _broadcasts(node):
+        return None if array.size > 1 or array.ndim > rank else array.reshape((1,) * rank)
+    return array.reshape((1,) * (rank - array.ndim) + array.shape)
+
+
+def keeps_sizes(graph: Rewriter, node: ir.Node, value: ir.Value) -> bool:
+    """Return whether the result of a node is certain to have the shape of one of its operands."""
+    own, sizes = sizes_of(value), sizes_of(node.outputs[0])
+    if own is not None and sizes is not None and are_equal(own, sizes):
+        return True
+    if data_of(graph, node) != [value]:
+        return False
+    shapes = parameter_sizes(graph, node, None if own is None else len(own))
+    if shapes is None:
+        return False
+    return all(
+        size == 1 or (own is not None and own[axis] == size)
+        for shape in shapes
+        for axis, size in enumerate(shape)
+    )
+
+
+def is_along_axis(node: ir.Node) -> bool:
+    """Return whether the parameters of a node lie along an axis that an attribute names."""
+    return node.op_type in _ALONG_AXIS and node.domain in ("", "com.microsoft")
+
+
+def _is_type_only(node: ir.Node, place: int) -> bool:
+    return OpKey.of(node) == OpKey("", "CastLike") and place == 1
+
+
+def _broadcasts(node: ir.Node) -> bool:
+    """Return whether parameters broadcast to the data as NumPy arrays do."""
+    return node.attributes.get_string("auto_broadcast", "numpy") == "numpy"

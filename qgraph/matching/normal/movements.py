@@ -1,0 +1,198 @@
+"""What operators that only move elements do, apart from the operators that say it.
+
+A movement M gives every element of its result one element of its data, whatever the elements are.
+So ``f(M(x)) = M(f(x))`` bit for bit for every ``f`` that works on single elements, if what ``f``
+takes besides is moved too: a parameter that broadcasts to the data broadcasts to the moved data
+after ``M`` was done to it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.matching.normal.sizes import Sizes, have_equal_counts
+
+Array = npt.NDArray[Any]
+
+_LAID_OUT = 1 << 20
+"""A parameter is laid out over at most this many elements to find its form after a Reshape."""
+
+
+class Movement(Protocol):
+    """What is done to data of a known rank."""
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result for data of ``sizes``."""
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return a parameter that broadcasts to the result as ``array`` does to data of ``sizes``.
+
+        Args:
+            array: of the rank of the data; each dimension is 1 or that of the data.
+            sizes: of the data.
+
+        Returns: the parameter with the rank of the result; None where it has no such form.
+        """
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """``y[i_0, ...] = x[...]`` with dimension ``order[k]`` of the data at place ``k``."""
+
+    order: tuple[int, ...]
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
+        return tuple(sizes[axis] for axis in self.order)
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
+        return array.transpose(self.order)
+
+    def after(self, first: Permutation) -> Permutation:
+        """Return this permutation of what ``first`` gives."""
+        return Permutation(tuple(first.order[axis] for axis in self.order))
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether nothing moves."""
+        return self.order == tuple(range(len(self.order)))
+
+
+@dataclass(frozen=True)
+class Reshaping:
+    """The elements in their order, in the shape ``target``."""
+
+    source: Sizes
+    target: Sizes
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
+        return self.target
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
+        if array.size == 1:
+            return array.reshape((1,) * len(self.target))
+        shared = 0
+        for old, new in zip(self.source, self.target, strict=False):
+            if old != new or old is None or array.shape[shared] != 1:
+                break
+            shared += 1
+        source, target = self.source[shared:], self.target[shared:]
+        numbers = [size for size in source if isinstance(size, int)]
+        if len(numbers) < len(source) or any(not isinstance(size, int) for size in target):
+            return None
+        if math.prod(numbers) > _LAID_OUT:
+            return None
+        full = np.broadcast_to(array.reshape(array.shape[shared:]), numbers)
+        moved = full.reshape([int(size) for size in target if isinstance(size, int)])
+        return reduced(moved).reshape((1,) * shared + reduced(moved).shape)
+
+    @property
+    def shape(self) -> list[int] | None:
+        """The shape input of a Reshape that does this, None where there is none."""
+        if not have_equal_counts(self.source, self.target):
+            return None
+        shape: list[int] = []
+        for place, size in enumerate(self.target):
+            if isinstance(size, int):
+                shape.append(size)
+            elif place < len(self.source) and self.source[place] == size:
+                shape.append(0)
+            else:
+                shape.append(-1)
+        return shape if shape.count(-1) < 2 else None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The elements whose indices along one axis are listed, in the order of the list."""
+
+    axis: int
+    chosen: tuple[int, ...]
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
+        return (*sizes[: self.axis], len(self.chosen), *sizes[self.axis + 1 :])
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
+        if array.shape[self.axis] == 1:
+            return array
+        return array.take(list(self.chosen), axis=self.axis)
+
+    def after(self, first: Selection) -> Selection:
+        """Return this selection from what ``first`` selects along the same axis."""
+        return Selection(self.axis, tuple(first.chosen[index] for index in self.chosen))
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The data broadcast to the shape ``target``."""
+
+    target: Sizes
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
+        return self.target
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
+        return array.reshape((1,) * (len(self.target) - array.ndim) + array.shape)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The data repeated along its axes."""
+
+    repeats: tuple[int, ...]
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
+        return tuple(
+            size * count if isinstance(size, int) else size if count == 1 else None
+            for size, count in zip(sizes, self.repeats, strict=True)
+        )
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
+        counts = [1 if size == 1 else n for size, n in zip(array.shape, self.repeats, strict=True)]
+        return np.tile(array, counts)
+
+
+@dataclass(frozen=True)
+class Rearrangement:
+    """What an operator does that keeps the rank, such as DepthToSpace; parameters are single."""
+
+    op_type: str
+    attributes: tuple[tuple[str, Any], ...]
+    operands: tuple[tuple[int, ...], ...]
+    target: Sizes
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
+        return self.target
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
+        return array if array.size == 1 else None
+
+
+def reduced(array: Array) -> Array:
+    """Return ``array`` with size 1 along the axes along which nothing varies."""
+    for axis in range(array.ndim):
+        if is_constant_along(array, axis):
+            array = array.take([0], axis=axis)
+    return array
+
+
+def is_constant_along(array: Array, axis: int) -> bool:
+    """Return whether nothing varies along an axis, by the bits of the elements."""
+    same = np.broadcast_to(array.take([0], axis=axis), array.shape)
+    return np.ascontiguousarray(same).tobytes() == np.ascontiguousarray(array).tobytes()

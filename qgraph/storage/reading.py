@@ -1,0 +1,162 @@
+"""What a model file holds, before it is made a model."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError, Message
+
+from qgraph.errors import ModelError
+
+DATA_FILES = "qgraph.data_files"
+"""Metadata of a model file: a JSON object with name and SHA-256 of the data files that were written
+with it. A copy of the model has it too; models of other programs do not."""
+
+
+def parsed(path: Path) -> onnx.ModelProto:
+    """Return what a model file holds.
+
+    Raises:
+        ModelError: there is no such file, or it is no model.
+    """
+    return parse(content_of(path))
+
+
+def content_of(path: Path) -> bytes:
+    """Return the bytes of a model file.
+
+    Raises:
+        ModelError: there is no such file, or it is empty or a pointer of Git LFS.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ModelError("there is no such file, expected a model. Correct the path.") from error
+    except IsADirectoryError as error:
+        raise ModelError("is a folder, expected a model. Name the .onnx file in it.") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot be read ({error}), expected a model. Mend that.") from error
+    if not content:
+        raise ModelError("is empty, expected an ONNX model. Export or download it again.")
+    if content.startswith(b"version https://git-lfs"):
+        raise ModelError("is a Git LFS pointer, expected a model. Run 'git lfs pull'.")
+    return content
+
+
+def parse(content: bytes) -> onnx.ModelProto:
+    """Return the message in the bytes of a model file.
+
+    Raises:
+        ModelError: there is none.
+    """
+    try:
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(content)
+    except DecodeError as error:
+        raise ModelError(
+            f"these {len(content)} bytes are not an ONNX model, or one that is cut short. "
+            "Export or download it again."
+        ) from error
+    return proto
+
+
+def data_names(proto: onnx.ModelProto) -> set[str]:
+    """Return the places of external data, as the tensors of a model give them."""
+    return {
+        entry.value
+        for tensor in _tensors(proto)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
+def mentions(path: Path) -> set[str]:
+    """Return the places of external data that a file gives; none if it is not there or no model."""
+    try:
+        content = path.read_bytes()
+        if b"location" not in content:
+            return set()
+        return data_names(onnx.ModelProto.FromString(content))
+    except (OSError, DecodeError):
+        return set()
+
+
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """Return a model file and the data files that it reads; they need not be there."""
+    path = Path(path)
+    return [path, *(path.parent / name for name in sorted(mentions(path)) if name)]
+
+
+def recorded(proto: onnx.ModelProto) -> dict[str, str]:
+    """Return name and SHA-256 of the data files that were written with a model, as it says."""
+    for entry in proto.metadata_props:
+        if entry.key == DATA_FILES:
+            try:
+                known = json.loads(entry.value)
+            except (ValueError, RecursionError):
+                return {}
+            return {str(k): str(v) for k, v in known.items()} if isinstance(known, dict) else {}
+    return {}
+
+
+def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    yield from _graph_tensors(proto.graph)
+    for function in proto.functions:
+        yield from _attribute_tensors(function.attribute_proto)
+        for node in function.node:
+            yield from _attribute_tensors(node.attribute)
+
+
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        yield from _attribute_tensors(node.attribute)
+
+
+def _attribute_tensors(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.TensorProto]:
+    for attribute in attributes:
+        yield from (attribute.t, *attribute.tensors)
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            yield from _graph_tensors(graph)
+
+
+@functools.cache
+def _fields(kind: Callable[[], Message]) -> tuple[Sequence[str], ...]:
+    """Return the texts, lists of texts, parts and lists of parts that a message may have."""
+    empty = kind()
+    found: tuple[list[str], ...] = ([], [], [], [])
+    for field in empty.DESCRIPTOR.fields:
+        one = isinstance(getattr(empty, field.name), str | Message)
+        if field.type == field.TYPE_STRING:
+            found[0 if one else 1].append(field.name)
+        elif field.type == field.TYPE_MESSAGE:
+            found[2 if one else 3].append(field.name)
+    return found
+
+
+def text_fault(message: Message) -> str | None:
+    """Return what is not UTF-8 in a message, and where; protobuf gives such a text as bytes."""
+    kind: Callable[[], Message] = type(message)
+    one_text, texts, one_part, parts = _fields(kind)
+    for name in one_text:
+        if type(text := getattr(message, name)) is bytes:
+            return f"{name} of a {message.DESCRIPTOR.name} is {text!r}"
+    for name in texts:
+        for text in getattr(message, name):
+            if type(text) is bytes:
+                return f"{name} of a {message.DESCRIPTOR.name} is {text!r}"
+    for name in one_part:
+        if message.HasField(name) and (fault := text_fault(getattr(message, name))):
+            return fault
+    for name in parts:
+        for part in getattr(message, name):
+            if fault := text_fault(part):
+                return fault
+    return None
