@@ -21,7 +21,7 @@ from qgraph.matching.products import has_packed_products, spell_out_products
 from qgraph.matching.static_values import fix_static_values
 from qgraph.model import Model
 from qgraph.ops.operator import OPERATORS
-from qgraph.opsets.versions import declare_domains, only_float_type, require
+from qgraph.opsets.versions import declare_domains, require
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ class Plain:
     Attributes:
         model: the copy.
         frozen: how many initializers were inputs too and are constants here.
-        float_type: the only floating type in the model; None if there are several.
         has_common_sums: whether sums of products of codes are written in one way here.
         place: 0 for the reference, 1 for the candidate.
         domain: the inputs that both models take, on which all types and shapes rest.
@@ -44,7 +43,6 @@ class Plain:
 
     model: ir.Model
     frozen: int
-    float_type: ir.DataType | None
     has_common_sums: bool = False
     place: int = 0
     domain: Domain = field(default_factory=lambda: Domain(({}, {})))
@@ -86,7 +84,6 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
     counts = [0 if keep_inputs else _freeze(copy) for copy in copies]
     for copy in copies:
         freeze_static_parameters(copy)
-    stated = [only_float_type(copy) for copy in copies]
     domain = common_domain(*copies)
     fixed = []
     for place, copy in enumerate(copies):
@@ -97,7 +94,7 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
     biased = split_biases(summed or copies)
     highest = max(copy.opset_imports.get("", 0) for copy in copies)
     made = []
-    for place, (copy, kind) in enumerate(zip(summed or copies, stated, strict=True)):
+    for place, copy in enumerate(summed or copies):
         if packed:
             spell_out_products(copy)
         try:
@@ -107,13 +104,10 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
             raised = False
         is_changed = packed or summed or biased or raised
         model = with_facts(copy, domain.interfaces[place]) if is_changed else copy
-        # What is stated may be wrong; a type that is stated or inferred occurs, for all we know.
-        float_type = kind if only_float_type(model) is kind else None
         made.append(
             Plain(
                 model,
                 counts[place],
-                float_type,
                 summed is not None,
                 place,
                 domain,

@@ -46,7 +46,7 @@ def check_all_values(
         EquivalenceError: it cannot be stated in this way.
         UnsupportedError: a node has no definition over cases.
     """
-    kind = type_of(entry, sides)
+    kind = type_of(entry)
     if statement.method is not Method.EXHAUSTIVE or statement.tiles or statement.cases:
         raise statement.fails(f"data of type {kind.name} is not shown by {statement.method}")
     x = all_values(kind)
@@ -190,7 +190,7 @@ def _values(
     cases: Cases,
 ) -> Array:
     """Return values of an entry; whatever it may be has the results of one of them."""
-    kind = type_of(entry, sides)
+    kind = type_of(entry)
     if kind is not ir.DataType.FLOAT:
         if cases.starts.size or cases.start is not None or kind.bitwidth > 8:
             raise statement.fails(f"cases of {kind.name} are all values")

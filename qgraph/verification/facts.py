@@ -30,6 +30,8 @@ def check_facts(document: Document, sides: tuple[Side, Side]) -> None:
     needed, conditions = listed_facts([side.plain for side in sides], names)
     inferred = {_text(fact.to_json()): fact for fact in needed}
     stated = {_text(fact): fact for fact in document.facts}
+    if len(stated) < len(document.facts):
+        raise fails("it lists a type and shape twice")
     for text, fact in stated.items():
         if text not in inferred:
             raise fails(

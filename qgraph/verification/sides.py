@@ -177,14 +177,13 @@ def shape_of(entry: Pair) -> tuple[int | None, ...] | None:
     return tuple(a if a is not None else b for a, b in zip(*sizes, strict=True))
 
 
-def type_of(entry: Pair, sides: tuple[Side, Side]) -> ir.DataType:
+def type_of(entry: Pair) -> ir.DataType:
     """Return the element type of two equal values.
 
     Raises:
         UnsupportedError: it is not known, or the models contradict each other.
     """
-    stated = {value.dtype for value in entry} - {None}
-    kinds = stated or {side.plain.float_type for side in sides}
+    kinds = {value.dtype for value in entry} - {None}
     (kind,) = kinds if len(kinds) == 1 else (None,)
     if kind is None:
         raise UnsupportedError(f"the type of {entry[0].name!r} is not known")

@@ -207,7 +207,7 @@ def _outcome(
         return check_pairs(statement, sides, entries, exit_, parts)
     (entry,) = entries
     shape = shape_of(entry)
-    if type_of(entry, sides) is ir.DataType.FLOAT:
+    if type_of(entry) is ir.DataType.FLOAT:
         return check_boxes(statement, sides, entry, exit_, parts, shape)
     return check_all_values(statement, sides, entry, exit_, parts, shape)
 

@@ -111,8 +111,8 @@ def test_nodes_of_one_form_are_lowered_once(monkeypatch):
     lines = [f"r{i} = Relu ({'x' if i == 0 else f'q{i - 1}'})" for i in range(6)]
     body = " ".join(f"{line} q{i} = {QUANT} (r{i}, s, z, b)" for i, line in enumerate(lines))
     names, found = lowered_in(body, monkeypatch, "q5")
-    # The types of the graph's input and output are stated, those between are not.
-    assert sorted(names) == ["Quant", "Quant", "Relu", "Relu"]
+    # All types are inferred, also those that are not stated.
+    assert sorted(names) == ["Quant", "Relu"]
     assert len(found) == 6
 
 

@@ -33,7 +33,7 @@ def control(call: Call, body: Body) -> list[Fact]:
         state, others = _settled(body, graph, first, start, (), 1)
         return [*state, *(Fact(other.dtype) for other in others)]
     if call.node.op_type == "Scan" and call.version >= 9:
-        scanned = call.int("num_scan_inputs", 0)
+        scanned = call.integer("num_scan_inputs", 0)
         carried = len(call.operands) - scanned
         start = [_form(call[place]) for place in range(carried)]
         parts = [Fact(call[place].dtype) for place in range(carried, len(call.operands))]

@@ -122,7 +122,7 @@ def binary(call: Call) -> list[Fact]:
         shape = broadcast_shape(shape, operand.shape)
     dtype = common_type(*operands)
     name = call.node.op_type
-    if name == "Mod" and call.int("fmod", 0):
+    if name == "Mod" and call.integer("fmod", 0):
         name = "Fmod"
     items = calculated(name, dtype, *(x.items for x in operands)) if len(operands) == 2 else None
     return [Fact(dtype, shape, items)]

@@ -24,7 +24,7 @@ from qgraph.graph.inference.rules import Call, Unknown, common_type, place_of, p
 def transpose(call: Call) -> list[Fact]:
     """The dimensions in the order of ``perm``, reversed without it."""
     x, shape = call[0], call.shape(0)
-    perm = call.ints("perm")
+    perm = call.integers("perm")
     order = list(reversed(range(len(shape)))) if perm is None else places_of(perm, len(shape))
     if len(order) != len(shape):
         raise Unknown
@@ -42,7 +42,7 @@ def transpose(call: Call) -> list[Fact]:
 def flatten(call: Call) -> list[Fact]:
     """Two dimensions: the product of those before ``axis``, and of the others."""
     x, shape = call[0], call.shape(0)
-    axis = call.int("axis", 1)
+    axis = call.integer("axis", 1)
     if not -len(shape) <= axis <= len(shape):
         raise Unknown
     axis += len(shape) if axis < 0 else 0
@@ -102,7 +102,7 @@ def tile(call: Call) -> list[Fact]:
 def concat(call: Call) -> list[Fact]:
     """The sum of the sizes along ``axis``; the other sizes are equal."""
     operands = [call[place] for place in range(len(call.operands))]
-    axis = call.int("axis", 1 if call.version < 4 else 0)
+    axis = call.integer("axis", 1 if call.version < 4 else 0)
     return [_concatenated(operands, axis)]
 
 
@@ -110,7 +110,7 @@ def concat(call: Call) -> list[Fact]:
 def q_linear_concat(call: Call) -> list[Fact]:
     """As of Concat, of every third operand from the third on, which are codes."""
     operands = [call[place] for place in range(2, len(call.operands), 3)]
-    joined = _concatenated(operands, call.int("axis", 0))
+    joined = _concatenated(operands, call.integer("axis", 0))
     return [Fact(call[1].dtype, joined.shape)]
 
 
@@ -157,8 +157,8 @@ def split(call: Call) -> list[Fact]:
     size = shape[axis]
     sizes: Sequence[Dim] | None = call.listed(1, "split", 13)
     if sizes is None and call.version >= 18 and isinstance(size, int):
-        part = -(-size // call.int("num_outputs", count))
-        sizes = [part] * (count - 1) + [size - part * (count - 1)]
+        usual = -(-size // call.integer("num_outputs", count))
+        sizes = [usual] * (count - 1) + [size - usual * (count - 1)]
         if size and sizes[-1] == 0:
             raise Unknown  # there are fewer parts than outputs, for which nothing is defined
     elif sizes is None:
@@ -208,7 +208,7 @@ def gather_elements(call: Call) -> list[Fact]:
 def gather_nd(call: Call) -> list[Fact]:
     """The shape of the indices but the last, and what the last one leaves of the data's."""
     shape, indices = call.shape(0), call.shape(1)
-    batch = call.int("batch_dims", 0)
+    batch = call.integer("batch_dims", 0)
     last = indices[-1]
     if not isinstance(last, int) or not 0 < last <= len(shape) - batch:
         raise Unknown
@@ -246,7 +246,7 @@ def pad(call: Call) -> list[Fact]:
 @rule("DepthToSpace")
 def depth_to_space(call: Call) -> list[Fact]:
     """Blocks of channels become pixels."""
-    (batch, channels, height, width), block = call.shape(0), call.int("blocksize", 0)
+    (batch, channels, height, width), block = call.shape(0), call.integer("blocksize", 0)
     spatial = [multiply(size, block) for size in (height, width)]
     return [Fact(call[0].dtype, [batch, exact_divide(channels, block * block), *spatial])]
 
@@ -254,7 +254,7 @@ def depth_to_space(call: Call) -> list[Fact]:
 @rule("SpaceToDepth")
 def space_to_depth(call: Call) -> list[Fact]:
     """Blocks of pixels become channels."""
-    (batch, channels, height, width), block = call.shape(0), call.int("blocksize", 0)
+    (batch, channels, height, width), block = call.shape(0), call.integer("blocksize", 0)
     spatial = [exact_divide(size, block) for size in (height, width)]
     return [Fact(call[0].dtype, [batch, multiply(channels, block * block), *spatial])]
 

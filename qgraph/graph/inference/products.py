@@ -62,8 +62,8 @@ def q_gemm(call: Call) -> list[Fact]:
 @rule("MatMulBnb4", "MatMulNBits", domain=_MICROSOFT)
 def mat_mul_n_bits(call: Call) -> list[Fact]:
     """The data with ``N`` in place of the last dimension."""
-    columns = call.int("N", 0)
-    if columns < 1 or not call.shape(0) or call.int("transB", 1) != 1:
+    columns = call.integer("N", 0)
+    if columns < 1 or not call.shape(0) or call.integer("transB", 1) != 1:
         raise Unknown
     return [Fact(call[0].dtype, [*call.shape(0)[:-1], columns])]
 
@@ -80,6 +80,6 @@ def product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
 
 
 def _gemm_shape(call: Call, a: Shape | None, b: Shape | None) -> Shape:
-    rows = None if a is None else a[1 if call.int("transA", 0) else 0]
-    columns = None if b is None else b[0 if call.int("transB", 0) else 1]
+    rows = None if a is None else a[1 if call.integer("transA", 0) else 0]
+    columns = None if b is None else b[0 if call.integer("transB", 0) else 1]
     return rows, columns

@@ -28,15 +28,15 @@ _EXACT = 1 << 53
 def reduction(call: Call) -> list[Fact]:
     """The data without the axes, or with 1 in their place if ``keepdims``; no axes are all."""
     x, shape = call[0], call.shape(0)
-    keeps = bool(call.int("keepdims", 1))
+    keeps = bool(call.integer("keepdims", 1))
     try:
         axes = call.listed(1, "axes", 13 if call.node.op_type == "ReduceSum" else 18)
     except Unknown:
         return [Fact(x.dtype, [None] * len(shape) if keeps else None)]
     if not axes:
-        if axes is not None and call.int("noop_with_empty_axes", 0):
+        if axes is not None and call.integer("noop_with_empty_axes", 0):
             raise Unknown
-        if axes is None and call.int("noop_with_empty_axes", 0):
+        if axes is None and call.integer("noop_with_empty_axes", 0):
             return [Fact(x.dtype, shape)]
         axes = list(range(len(shape)))
     gone = places_of(axes, len(shape))
@@ -82,7 +82,7 @@ def arg_max(call: Call) -> list[Fact]:
     """Places along ``axis``, int64, which has size 1 then or is gone."""
     shape = call.shape(0)
     axis = call.axis("axis", 0, len(shape))
-    middle: list[Dim] = [1] if call.int("keepdims", 1) else []
+    middle: list[Dim] = [1] if call.integer("keepdims", 1) else []
     return [Fact(ir.DataType.INT64, [*shape[:axis], *middle, *shape[axis + 1 :]])]
 
 
@@ -91,7 +91,7 @@ def top_k(call: Call) -> list[Fact]:
     """The ``k`` largest along ``axis``, and their places as int64."""
     x, shape = call[0], call.shape(0)
     axis = call.axis("axis", -1, len(shape))
-    count: Dim = call.int("k", -1) if call.version < 10 else shape_in(call, 1)[0]
+    count: Dim = call.integer("k", -1) if call.version < 10 else shape_in(call, 1)[0]
     if isinstance(count, int) and count < 0:
         raise Unknown
     sizes = [*shape[:axis], count, *shape[axis + 1 :]]

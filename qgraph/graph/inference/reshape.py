@@ -27,7 +27,7 @@ def reshape(call: Call) -> list[Fact]:
     """
     x = call[0]
     if call.version < 5:
-        listed = call.ints("shape")
+        listed = call.integers("shape")
         if listed is None:
             raise Unknown
         wanted: Shape = tuple(listed)
@@ -36,7 +36,7 @@ def reshape(call: Call) -> list[Fact]:
     if wanted.count(-1) > 1 or any(isinstance(size, int) and size < -1 for size in wanted):
         raise Unknown
     wanted = tuple(None if _may_be_negative(size) else size for size in wanted)
-    shape = _reshaped(x.shape, wanted, allows_zero=bool(call.int("allowzero", 0)))
+    shape = _reshaped(x.shape, wanted, allows_zero=bool(call.integer("allowzero", 0)))
     if x.shape is not None:
         merged(product(x.shape), product(shape))
     known = [size for size in shape if isinstance(size, int)]
@@ -103,7 +103,7 @@ def slice_(call: Call) -> list[Fact]:
     """Along each axis the number of steps from start to end, both clamped to the data."""
     x, shape = call[0], call.shape(0)
     if call.version < 10:
-        starts, ends, axes = (_dims(call.ints(name)) for name in ("starts", "ends", "axes"))
+        starts, ends, axes = (_dims(call.integers(name)) for name in ("starts", "ends", "axes"))
         steps: list[Dim] | None = None
     else:
         starts, ends = list(shape_in(call, 1)), list(shape_in(call, 2))

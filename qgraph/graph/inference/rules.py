@@ -7,7 +7,7 @@ its definition, where nothing follows. A fact holds given that the node succeeds
     @rule("Transpose")
     def transpose(call: Call) -> list[Fact]:
         x = call[0]
-        perm = call.ints("perm") or ...
+        perm = call.integers("perm") or ...
         return [Fact(x.dtype, [x.shape[axis] for axis in perm])]
 
 An operator without a rule has results of which nothing is known.
@@ -65,14 +65,14 @@ class Call:
 
     def axis(self, name: str, default: int, rank: int) -> int:
         """Return an attribute that counts dimensions, from the end if negative, as a place."""
-        return place_of(self.int(name, default), rank)
+        return place_of(self.integer(name, default), rank)
 
-    def int(self, name: str, default: int) -> int:
+    def integer(self, name: str, default: int) -> int:
         """Return an integer attribute."""
         attribute = self._attribute(name, ir.AttributeType.INT)
         return default if attribute is None else int(attribute.as_int())
 
-    def ints(self, name: str) -> list[int] | None:
+    def integers(self, name: str) -> list[int] | None:
         """Return a list of integers, None if the attribute is absent."""
         attribute = self._attribute(name, ir.AttributeType.INTS)
         return None if attribute is None else [int(number) for number in attribute.as_ints()]
@@ -84,7 +84,7 @@ class Call:
 
     def dtype(self, name: str) -> ir.DataType | None:
         """Return an attribute that names an element type, None if it is absent or 0."""
-        number = self.int(name, 0)
+        number = self.integer(name, 0)
         return ir.DataType(number) if number else None
 
     def numbers(self, place: int) -> list[int]:
@@ -97,7 +97,7 @@ class Call:
     def listed(self, place: int, name: str, since: int) -> list[int] | None:
         """Return numbers that are an attribute before opset ``since``, and then an operand."""
         if self.version < since:
-            return self.ints(name)
+            return self.integers(name)
         return self.numbers(place) if self.has(place) else None
 
     def _attribute(self, name: str, kind: ir.AttributeType) -> ir.Attr | None:

@@ -34,13 +34,13 @@ def shape(call: Call) -> list[Fact]:
     """The sizes of the dimensions from ``start`` to ``end``, both clamped; int64."""
     x = call[0].shape
     if x is None:
-        start, end = call.int("start", 0), call.int("end", INT64[1])
+        start, end = call.integer("start", 0), call.integer("end", INT64[1])
         return [Fact(ir.DataType.INT64, [0 if start >= end >= 0 else None])]
     attribute = call.node.attributes.get("end")
-    end = len(x) if attribute is None else call.int("end", 0)
-    if end < -len(x) or call.int("start", 0) < -len(x):
+    end = len(x) if attribute is None else call.integer("end", 0)
+    if end < -len(x) or call.integer("start", 0) < -len(x):
         raise Unknown  # by the definition it is clamped, which the reference does not do
-    first, last, _ = slice(call.int("start", 0), end).indices(len(x))
+    first, last, _ = slice(call.integer("start", 0), end).indices(len(x))
     return [of_items(ir.DataType.INT64, as_items(x[first:last]))]
 
 
@@ -135,4 +135,4 @@ def like(call: Call) -> list[Fact]:
 @rule("RandomNormal", "RandomUniform")
 def random(call: Call) -> list[Fact]:
     """The shape and the type that the attributes name, float32 without one."""
-    return [Fact(call.dtype("dtype") or ir.DataType.FLOAT, call.ints("shape"))]
+    return [Fact(call.dtype("dtype") or ir.DataType.FLOAT, call.integers("shape"))]

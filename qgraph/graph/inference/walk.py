@@ -23,6 +23,7 @@ _FAMILIES = (
     "recurrent",
     "reductions",
     "reshape",
+    "resizing",
     "sizes",
     "windows",
 )

@@ -1,4 +1,4 @@
-"""Operators with windows: convolution, pooling, resizing.
+"""Operators with windows: convolution and pooling.
 
 The number of windows along an axis of ``size`` elements, where one reaches over ``reach`` elements:
 
@@ -15,15 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
-import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.inference.dimensions import Dim, add, floor_divide, multiply, subtract
 from qgraph.graph.inference.facts import Fact, Shape
-from qgraph.graph.inference.movement import shape_in
-from qgraph.graph.inference.rules import Call, Unknown, places_of, rule
+from qgraph.graph.inference.rules import Call, Unknown, rule
 
 
 @dataclass(frozen=True)
@@ -96,9 +93,9 @@ def _axes(call: Call, shape: Shape, kernel: Sequence[Dim]) -> Iterator[Axis]:
 
 
 def _lists(call: Call, rank: int) -> tuple[list[int], list[int], list[int]]:
-    strides = call.ints("strides") or [1] * rank
-    dilations = call.ints("dilations") or [1] * rank
-    pads = call.ints("pads") or [0] * 2 * rank
+    strides = call.integers("strides") or [1] * rank
+    dilations = call.integers("dilations") or [1] * rank
+    pads = call.integers("pads") or [0] * 2 * rank
     if (len(strides), len(dilations), len(pads)) != (rank, rank, 2 * rank):
         raise Unknown
     if rank < 1 or min(*strides, *dilations, 1) < 1 or min(pads) < 0:
@@ -134,7 +131,7 @@ def _same(call: Call, shape: Shape) -> list[Dim]:
 
 def _kernel(call: Call, weight: Shape | None, rank: int) -> list[Dim]:
     """Return the sizes of a kernel, which the weight has too."""
-    given = call.ints("kernel_shape")
+    given = call.integers("kernel_shape")
     if given is not None:
         return list(given)
     return [None] * rank if weight is None else list(weight[2:])
@@ -176,9 +173,9 @@ def conv_transpose(call: Call) -> list[Fact]:
     """
     x, w = call.shape(0), call[1].shape
     rank = len(x) - 2
-    channels = multiply(None if w is None else w[1], call.int("group", 1))
-    wanted = call.ints("output_shape")
-    extra = call.ints("output_padding") or [0] * rank
+    channels = multiply(None if w is None else w[1], call.integer("group", 1))
+    wanted = call.integers("output_shape")
+    extra = call.integers("output_padding") or [0] * rank
     if call.text("auto_pad", "NOTSET") != "NOTSET" or len(extra) != rank or rank < 1:
         raise Unknown
     if wanted is not None:
@@ -201,7 +198,7 @@ def conv_transpose(call: Call) -> list[Fact]:
 @rule("AveragePool", "LpPool", "MaxPool")
 def pool(call: Call) -> list[Fact]:
     """The windows of each axis; the second result of MaxPool holds indices."""
-    x, kernel = call.shape(0), call.ints("kernel_shape")
+    x, kernel = call.shape(0), call.integers("kernel_shape")
     if kernel is None:
         raise Unknown
     shape = [*x[:2], *_pooled(call, x, kernel)]
@@ -214,7 +211,7 @@ def _is_read_in_two_ways(call: Call, auto: str, axes: Sequence[Axis]) -> bool:
         return True
     has_indices = len(call.node.outputs) > 1 and bool(call.node.outputs[1].name)
     return has_indices and (
-        auto != "NOTSET" or bool(call.int("ceil_mode", 0)) or any(axis.before for axis in axes)
+        auto != "NOTSET" or bool(call.integer("ceil_mode", 0)) or any(axis.before for axis in axes)
     )
 
 
@@ -225,7 +222,7 @@ _DILATIONS_SINCE = {"AveragePool": 19, "LpPool": 18, "MaxPool": 10}
 def _pooled(call: Call, shape: Shape, kernel: Sequence[int]) -> list[Dim]:
     """Return the spatial sizes of the result of pooling."""
     rank, name = len(shape) - 2, call.node.op_type
-    auto, rounds_up = _automatic(call, rank), bool(call.int("ceil_mode", 0))
+    auto, rounds_up = _automatic(call, rank), bool(call.integer("ceil_mode", 0))
     is_dilated = any(n != 1 for n in _lists(call, rank)[1])
     is_standard = call.node.domain != "com.microsoft"
     if is_standard and rounds_up and call.version < _CEIL_MODE_SINCE.get(name, 10):
@@ -248,9 +245,9 @@ def _pooled(call: Call, shape: Shape, kernel: Sequence[int]) -> list[Dim]:
 @rule("QLinearAveragePool", domain="com.microsoft")
 def q_linear_average_pool(call: Call) -> list[Fact]:
     """As of AveragePool."""
-    if call.int("channels_last", 0):
+    if call.integer("channels_last", 0):
         raise Unknown
-    return pool(call)[:1]
+    return list(pool(call))[:1]
 
 
 @rule("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")
@@ -268,61 +265,6 @@ def global_pool(call: Call) -> list[Fact]:
 @rule("QLinearGlobalAveragePool", domain="com.microsoft")
 def q_linear_global_average_pool(call: Call) -> list[Fact]:
     """As of GlobalAveragePool."""
-    if call.int("channels_last", 0):
+    if call.integer("channels_last", 0):
         raise Unknown
-    return global_pool(call)
-
-
-@rule("Resize")
-def resize(call: Call) -> list[Fact]:
-    """The wanted sizes, or each size times its scale, rounded down."""
-    x = call.shape(0)
-    if call.version < 11:
-        return [Fact(call[0].dtype, _scaled(x, _scales(call, 1), range(len(x))))]
-    axes = places_of(call.ints("axes") or range(len(x)), len(x))
-    if call.has(3) and call[3].shape != (0,):
-        sizes: list[Dim] = list(x)
-        stretches = call.text("keep_aspect_ratio_policy", "stretch") == "stretch"
-        for axis, size in zip(axes, shape_in(call, 3), strict=True):
-            sizes[axis] = size if stretches else None
-        return [Fact(call[0].dtype, sizes)]
-    if call.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
-        raise Unknown
-    return [Fact(call[0].dtype, _scaled(x, _scales(call, 2), axes))]
-
-
-@rule("Upsample")
-def upsample(call: Call) -> list[Fact]:
-    """Each size times its scale, rounded down."""
-    if call.version < 9:
-        raise Unknown
-    x = call.shape(0)
-    return [Fact(call[0].dtype, _scaled(x, _scales(call, 1), range(len(x))))]
-
-
-def _scales(call: Call, place: int) -> list[float] | None:
-    array = call[place].array
-    return None if array is None or array.dtype != np.float32 else [float(n) for n in array.flat]
-
-
-def _scaled(shape: Shape, scales: list[float] | None, axes: Sequence[int]) -> list[Dim]:
-    if scales is None:
-        return [None] * len(shape)
-    sizes = list(shape)
-    for axis, scale in zip(axes, scales, strict=True):
-        sizes[axis] = _times(sizes[axis], scale)
-    return sizes
-
-
-def _times(size: Dim, scale: float) -> Dim:
-    """Return ``floor(size * scale)`` where exact, float32 and float64 products agree on it."""
-    if scale == 1:
-        return size
-    if not isinstance(size, int) or not 0 < scale < 1 << 20:
-        return None
-    found = {
-        int(Fraction(scale) * size // 1),
-        int(np.floor(np.float32(size) * np.float32(scale))),
-        int(np.floor(size * scale)),
-    }
-    return found.pop() if len(found) == 1 else None
+    return list(global_pool(call))
