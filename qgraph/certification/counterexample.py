@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.certification.discharge import Shown
 from qgraph.certification.regions import cut, decide_cuts
-from qgraph.equivalence.inputs import make_inputs
+from qgraph.equivalence.inputs import batch_shapes, make_inputs
 from qgraph.errors import ExecutionError, OptionError, UnsupportedError
 from qgraph.exactness import Exactness
 from qgraph.execution.executor import Executor
@@ -60,7 +59,7 @@ def search(matching: Matching, shown: Sequence[Shown], *, runs: int) -> Feeds:
 
 def _one_sample(runner: _Runner, feeds: Feeds) -> Feeds:
     """Return the first sample that shows a difference alone; all of them if none is found."""
-    opened = _shapes(runner.model)
+    opened = batch_shapes(runner.model, _BATCH, _ELEMENTS)
     try:
         for number in range(max((shape[0] for shape in opened.values()), default=1)):
             some = {k: x[number : number + 1] if k in opened else x for k, x in feeds.items()}
@@ -119,7 +118,7 @@ def _differ(a: Any, b: Any) -> bool:
 
 
 def _candidates(runner: _Runner, matching: Matching, differing: Sequence[Shown]) -> Iterator[Feeds]:
-    shapes = _shapes(runner.model)
+    shapes = batch_shapes(runner.model, _BATCH, _ELEMENTS)
     numbers = range(max(1, runner.runs // _SHARE_OF_RANDOM))
 
     def draw(number: int) -> Feeds:
@@ -193,15 +192,3 @@ def _nearest(values: Array, runs: Runs) -> tuple[int, float]:
 def _inside(value: float, runs: Runs) -> bool:
     key = to_keys(np.float32(value))
     return bool(((runs.lo <= key) & (key <= runs.hi)).any())
-
-
-def _shapes(model: Model) -> Mapping[str, tuple[int, ...]]:
-    """Return shapes with many samples for inputs whose first dimension alone is open."""
-    found = {}
-    for value in model.inputs:
-        dims = None if value.shape is None else list(value.shape.dims)
-        if dims and not isinstance(dims[0], int) and all(isinstance(d, int) for d in dims[1:]):
-            found[str(value.name)] = tuple(int(d) for d in dims[1:] if isinstance(d, int))
-    largest = max((math.prod(sizes) for sizes in found.values()), default=1)
-    batch = max(1, min(_BATCH, _ELEMENTS // max(1, largest)))
-    return {name: (batch, *sizes) for name, sizes in found.items()}

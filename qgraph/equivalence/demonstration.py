@@ -7,7 +7,6 @@ the way are determined to the last bit, one element is enough.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.equivalence.inputs import make_inputs
+from qgraph.equivalence.inputs import batch_shapes, make_inputs
 from qgraph.errors import ExecutionError, ModelError, OperatorError, OptionError, UnsupportedError
 from qgraph.execution.control import captured
 from qgraph.execution.executor import Executor
@@ -31,6 +30,9 @@ Pair = tuple[ir.Value, ir.Value]
 
 _SAMPLES = 16
 """Samples at a time, where a model leaves their number open."""
+
+_BATCH_ELEMENTS = 1 << 16
+"""Elements of an input at a time, unless one sample has more."""
 
 _MOST_ELEMENTS = 1 << 20
 """Elements of all inputs together; models with larger inputs are not run."""
@@ -70,7 +72,8 @@ class Demonstration:
         Raises:
             OptionError: the shape or type of an input is not known.
         """
-        drawn = make_inputs(model, number=self.batch, shapes=_shapes(model))
+        shapes = batch_shapes(model, _SAMPLES, _BATCH_ELEMENTS)
+        drawn = make_inputs(model, number=self.batch, shapes=shapes)
         if self.input in drawn and self.input is not None:
             drawn[self.input] = np.full_like(drawn[self.input], self.value)
         return drawn
@@ -179,15 +182,3 @@ def _is_small(side: Plain) -> bool:
     )
     bounded = not any(node.op_type in _UNBOUNDED for node in graph)
     return bounded and size <= _MOST_BYTES and len(graph) <= _MOST_NODES
-
-
-def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """Return shapes with several samples for inputs whose first dimension alone is open."""
-    found = {}
-    for value in model.inputs:
-        dims = None if value.shape is None else list(value.shape.dims)
-        if dims and not isinstance(dims[0], int) and all(isinstance(d, int) for d in dims[1:]):
-            sizes = [int(d) for d in dims[1:] if isinstance(d, int)]
-            samples = max(1, min(_SAMPLES, (1 << 16) // max(1, math.prod(sizes))))
-            found[str(value.name)] = (samples, *sizes)
-    return found

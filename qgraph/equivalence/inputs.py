@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -156,3 +157,21 @@ def _sprinkle(generator: np.random.Generator, x: Array, grid: Grid) -> Array:
     x = np.where(chance < _ON_THE_GRID, points, x)
     zeros = np.where(beside < 0, x.dtype.type(-0.0), x.dtype.type(0))
     return np.where(chance < _ON_THE_GRID / 16, zeros, x)
+
+
+def batch_shapes(model: Model, samples: int, elements: int) -> dict[str, tuple[int, ...]]:
+    """Return shapes with several samples for inputs whose first dimension alone is open.
+
+    Args:
+        model: its inputs are looked at.
+        samples: the most samples.
+        elements: the most elements of an input, unless one sample has more.
+    """
+    opened = {}
+    for value in model.inputs:
+        dims = None if value.shape is None else list(value.shape.dims)
+        if dims and not isinstance(dims[0], int) and all(isinstance(d, int) for d in dims[1:]):
+            opened[str(value.name)] = tuple(int(d) for d in dims[1:] if isinstance(d, int))
+    largest = max((math.prod(sizes) for sizes in opened.values()), default=1)
+    batch = max(1, min(samples, elements // max(1, largest)))
+    return {name: (batch, *sizes) for name, sizes in opened.items()}
