@@ -186,13 +186,22 @@ def _concluded(
     All inputs of a region are only tried where that can change the verdict.
     """
     matching, shown, form = attempt
-    established = establish(matching, shown, level, known)
+    established = _established(matching, shown, level, known)
     matching, shown, example = established
     if any(differs(s, level) for s in shown):
         return (matching, try_all_inputs(shown), example), form
     if any(s.outcome.rung is None and not _is_given_up(s) for s in shown):
         return established, form  # whatever the others give, the models are undecided
-    return establish(matching, try_all_inputs(shown), level, known), form
+    return _established(matching, try_all_inputs(shown), level, known), form
+
+
+def _established(
+    matching: Matching, shown: Sequence[Shown], level: Exactness, known: Decided
+) -> Established:
+    is_decided = all(s.reaches(level) or differs(s, level) for s in shown)
+    biases = matching.reference.plain.bias_sums | matching.candidate.plain.bias_sums
+    same_sums = is_decided and not biases and not _sightings(matching, shown)
+    return establish(matching, shown, level, known, same_sums=same_sums)
 
 
 def _is_decided(established: Established, level: Exactness) -> bool:

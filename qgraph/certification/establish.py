@@ -26,7 +26,12 @@ Established = tuple[Matching, list[Shown], Demonstration | None]
 
 
 def establish(
-    matching: Matching, shown: Sequence[Shown], level: Exactness, known: Decided
+    matching: Matching,
+    shown: Sequence[Shown],
+    level: Exactness,
+    known: Decided,
+    *,
+    same_sums: bool,
 ) -> Established:
     """Return what was shown, differences only if they make the models different, and what shows it.
 
@@ -35,6 +40,7 @@ def establish(
         shown: its claims, and what became of them.
         level: what was asked for: bits or values.
         known: see :func:`~qgraph.certification.regions.decide_cuts`.
+        same_sums: whether all else is proved, so that the models add the same numbers.
     """
     differing = [s for s in shown if differs(s, level)]
     if not differing:
@@ -59,6 +65,7 @@ def establish(
         (matching.reference.plain, matching.candidate.plain),
         matching.paired("input", *free),
         matching.outputs,
+        same_sums=same_sums,
     )
     example = runs.first(_demonstrations(matching, differing, known))
     if example is not None:

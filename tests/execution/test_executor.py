@@ -351,7 +351,7 @@ def test_a_value_that_nothing_defines_is_reported() -> None:
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(OptionError, match="no backend 'gpu'; known: auto, numpy, ort"):
+    with pytest.raises(OptionError, match="backend is 'gpu', expected one of auto, numpy, ort"):
         prepare(model(FED), "gpu")
 
 

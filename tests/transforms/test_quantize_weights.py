@@ -452,7 +452,7 @@ def test_formats_beyond_the_limit_are_refused_with_the_opset_that_has_them(name)
         ("format=nvfp4,block_size=32", "blocks have 16 elements"),
         ("format=int8,block_size=32", "scales per axis, expected granularity=block"),
         ("format=int4,block_size=1", "expected 2 or more"),
-        ("types=MatMul|Add", "types has 'Add', expected some of MatMul"),
+        ("types=MatMul|Add", "types is .Add., expected one of MatMul"),
         ("min_elements=-1", "expected 0 or more"),
     ],
 )
