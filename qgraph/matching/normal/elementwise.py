@@ -115,6 +115,7 @@ def moved(
     attributes = dict(node.attributes)
     data = data_of(graph, node)
     moved_values: list[tuple[int, ir.Value]] = []
+    along: dict[int, Array] = {}
     for place, value in enumerate(node.inputs):
         inputs.append(value)
         if value is None or _is_type_only(node, place):
@@ -137,16 +138,17 @@ def moved(
         if other is None or other.ndim != len(result):
             return None
         if is_along_axis(node):
-            axes = [axis for axis, size in enumerate(other.shape) if size > 1]
-            if len(axes) > 1:
-                return None
-            if axes:
-                attributes["axis"] = ir.AttrInt64("axis", axes[0])
-                other = other.reshape(-1)
-            else:
-                # one scale for all that is left, and a zero point likewise
-                other = other.reshape(-1)[:1].reshape(())
+            along[place] = other
+            continue
         inputs[place] = graph.constant(np.ascontiguousarray(other), str(value.name))
+    if along:
+        axis, lists = _along_one_axis(along)
+        if lists is None:
+            return None
+        if axis is not None:
+            attributes["axis"] = ir.AttrInt64("axis", axis)
+        for place, array in lists.items():
+            inputs[place] = graph.constant(array, str(getattr(node.inputs[place], "name", "")))
     if is_along_axis(node) and len({v.shape.rank() for v in inputs[1:] if v and v.shape}) > 1:
         return None
     for place, value in moved_values:
@@ -164,6 +166,27 @@ def moved(
         dtype=node.outputs[0].dtype,
         sizes=result,
     )
+
+
+def _along_one_axis(moved: dict[int, Array]) -> tuple[int | None, dict[int, Array] | None]:
+    """Return the one axis along which moved parameters vary, and the parameters as lists.
+
+    Scales and zero points share the axis: one list varies along it as the other may.
+
+    Args:
+        moved: parameters of the rank of the data, by the place of the operand.
+
+    Returns: no axis, and single numbers, where nothing varies; no lists where the parameters vary
+        along several axes, or have no elements.
+    """
+    shape = np.broadcast_shapes(*(array.shape for array in moved.values()))
+    axes = [axis for axis, size in enumerate(shape) if size > 1]
+    if len(axes) > 1 or 0 in shape:
+        return None, None
+    lists = {place: np.broadcast_to(array, shape).reshape(-1) for place, array in moved.items()}
+    if axes:
+        return axes[0], lists
+    return None, {place: array.reshape(()) for place, array in lists.items()}
 
 
 def aligned_parameter(node: ir.Node, array: Array, rank: int | None) -> Array | None:

@@ -8,7 +8,8 @@ decreases is proved over all inputs by :mod:`qgraph.proof.monotone`. Equal in va
 both signs, ONNX leaves open which one is the largest; and what a maximum makes of NaN, which the
 condition on NaN excludes. From codes to numbers without -0 the results are equal bit for bit.
 
-The padding of a MaxPool is no element: every window has to contain an element of the data.
+The padding of a MaxPool is no element: every window has to contain an element of the data. So has
+a reduction: the maximum of nothing is the least number, whatever ``f`` makes of it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from qgraph.matching.normal.axes import reduced_axes
 from qgraph.matching.normal.elementwise import data_of, is_on_elements, keeps_sizes
 from qgraph.matching.normal.order import Order, order_of
 from qgraph.matching.normal.rewriter import Rewriter
-from qgraph.matching.normal.sizes import Sizes, are_equal, sizes_of
+from qgraph.matching.normal.sizes import Sizes, are_equal, has_elements, sizes_of
 from qgraph.matching.normal.windows import is_never_empty
 
 _MOST_NODES = 32
@@ -142,7 +143,7 @@ def _axes(graph: Rewriter, node: ir.Node) -> list[int] | None:
     axes = reduced_axes(graph, node, len(sizes))
     if not node.attributes.get_int("keepdims", 1):
         return None
-    return axes if axes and all(sizes[axis] != 0 for axis in axes) else None
+    return axes if axes and has_elements(sizes, axes) else None
 
 
 def _between(graph: Rewriter, start: ir.Value, end: ir.Value) -> list[ir.Node] | None:

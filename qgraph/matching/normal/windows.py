@@ -53,10 +53,10 @@ def _reaches_data(
 ) -> bool:
     if not before and not after:
         return True
+    if not isinstance(size, int):  # it may be 0; then no window fits into so little padding
+        return dilation == 1 and before + after < kernel
     if dilation == 1:
         return before < kernel and after < kernel
-    if not isinstance(size, int):
-        return False
     count = (size + before + after - (kernel - 1) * dilation - 1) // stride + 1
     return count <= _MOST_WINDOWS and all(
         any(0 <= window * stride - before + place * dilation < size for place in range(kernel))
