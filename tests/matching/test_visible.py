@@ -20,7 +20,9 @@ def cut(body: str, end: int) -> ir.Model:
 
 
 @pytest.mark.parametrize(("end", "shows"), [(0, True), (5, False)])
-@pytest.mark.parametrize("last", ["y = Slice(r, b, e, a, s)", "c = Slice(r, b, e, a, s) y = Tanh(c)"])
+@pytest.mark.parametrize(
+    "last", ["y = Slice(r, b, e, a, s)", "c = Slice(r, b, e, a, s) y = Tanh(c)"]
+)
 def test_a_slice_that_takes_nothing_shows_nothing(end, shows, last):
     model = with_facts(cut(f"r = Floor(x) {last}", end))
     known = KnownValues({"": 21})

@@ -220,7 +220,9 @@ def _expand(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movemen
         return None
     own = (1,) * (len(target) - len(source)) + source
     # an open size has no number to be written down: only the data can have it
-    if any(not isinstance(m, int) and (m is None or m != n) for m, n in zip(target, own, strict=True)):
+    if any(
+        not isinstance(m, int) and (m is None or m != n) for m, n in zip(target, own, strict=True)
+    ):
         return None
     return [Expansion(target)]
 
