@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from qgraph.certification.certificate import Cases
 from qgraph.certification.samples import sample
+from qgraph.certification.zero_ties import meets_both_zeros
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.execution.executor import kernel_for
@@ -385,8 +386,9 @@ def enumerate_cut(models: tuple[Nodes, Nodes], region: Cut) -> Outcome:
         sizes[axis] = x.size
         x = np.ascontiguousarray(np.broadcast_to(x.reshape(along), sizes))
     parts = region.reference_nodes, region.candidate_nodes
+    ties: list[str] = []
     results = [
-        run_nodes(model, nodes, {start: x}, end)
+        run_nodes(model, nodes, {start: x}, end, ties)
         for model, nodes, start, end in zip(models, parts, region.entry, region.exit, strict=True)
     ]
     if results[0].dtype != results[1].dtype or results[0].shape != results[1].shape:
@@ -403,6 +405,8 @@ def enumerate_cut(models: tuple[Nodes, Nodes], region: Cut) -> Outcome:
         ]
     reference, candidate = (result[~special] for result in results)
     found = compare_values(reference, candidate)
+    if ties and found.rung is Exactness.BITS:
+        raise Undecidable(f"ONNX leaves open which zero {ties[0]} takes of two")
     at_nan = compare_values(*(result[special] for result in results))
     nan_differs = at_nan.rung < Exactness.BITS
     witness = None
@@ -476,9 +480,20 @@ def _free_axis(models: tuple[Nodes, Nodes], region: Cut) -> tuple[list[int], int
 
 
 def run_nodes(
-    side: Nodes, nodes: Sequence[ir.Node], given: Mapping[ir.Value, Array], y: ir.Value
+    side: Nodes,
+    nodes: Sequence[ir.Node],
+    given: Mapping[ir.Value, Array],
+    y: ir.Value,
+    ties: list[str] | None = None,
 ) -> Array:
     """Return ``y``, which ``nodes`` compute from what is given and constants, by the kernels.
+
+    Args:
+        side: the model of the nodes.
+        nodes: operands first.
+        given: values to begin with.
+        y: the result.
+        ties: gets the operators that meet zeros of both signs.
 
     Raises:
         Undecidable: it cannot be computed.
@@ -494,6 +509,8 @@ def run_nodes(
                     if value is not None and value not in known:
                         known[value] = side.known.array(value)
                 _check_cast(node, known, numbers)
+                if ties is not None and meets_both_zeros(node, known):
+                    ties.append(node.op_type)
                 NodeStep(node, kernel_for(node, imports)).run(known, frozenset())
     except (ExecutionError, OperatorError, UnsupportedError) as error:
         raise Undecidable(f"it cannot be computed: {error}") from error

@@ -112,8 +112,11 @@ def _in_form(value: ir.Value, node: ir.Node, known: KnownValues) -> list[ir.Node
     array, rank, channels = known.array(value), _rank(node), _channels(node)
     if array is None or array.dtype != np.float32 or array.size not in (1, channels):
         return None
-    along = array.ndim == 1 if value is _bias(node) else array.shape[1 - rank :][:1] == (channels,)
-    if array.ndim > rank or not (along or array.size == 1):
+    if value is _bias(node):
+        is_by_channel = array.ndim == 1
+    else:
+        is_by_channel = array.ndim in (rank - 1, rank) and array.shape[1 - rank] == channels
+    if not channels or array.ndim > rank or not (is_by_channel or array.size == 1):
         return None
     sizes = (1, channels, *(1,) * (rank - 2))
     spread = np.broadcast_to(array.reshape(-1), channels).reshape(sizes)

@@ -54,7 +54,7 @@ def visible(
             for any channel.
         through_sums: whether sums show it, as they do not show the sign of zero.
     """
-    pending, seen = [value], {value}
+    pending, seen = ([] if _is_empty(value) else [value]), {value}
     while pending:
         step = pending.pop()
         if step in outputs:
@@ -64,15 +64,27 @@ def visible(
                 continue
             adds = through_sums and _is_sum(node, known)
             if adds and _reads(node, place, known, everywhere=everywhere):
-                if _reaches(node.outputs, outputs):
+                if _reaches([made for made in node.outputs if not _is_empty(made)], outputs):
                     return True
                 continue
             moves = place == 0 and is_move(node) and (everywhere or node.op_type in KEEP_ALL)
             moves |= (node.domain, node.op_type) == ("", "Concat")
             fresh = [made for made in node.outputs if made not in seen] if moves else []
             seen.update(fresh)
-            pending += fresh
+            pending += [made for made in fresh if _has_elements(made, node)]
     return False
+
+
+def _has_elements(value: ir.Value, node: ir.Node) -> bool:
+    """Return whether a node leaves elements of its data; open sizes of inputs may be above 0."""
+    if value.shape is None:
+        return node.op_type in KEEP_ALL
+    is_known = all(isinstance(size, int) or size.value for size in value.shape.dims)
+    return not _is_empty(value) and (node.op_type in KEEP_ALL or is_known)
+
+
+def _is_empty(value: ir.Value) -> bool:
+    return value.shape is not None and 0 in value.shape.dims
 
 
 def _is_sum(node: ir.Node, known: KnownValues) -> bool:
@@ -113,6 +125,7 @@ def _reaches(values: Collection[ir.Value], outputs: Collection[ir.Value]) -> boo
             return True
         for node in step.consumers():
             fresh = [made for made in node.outputs if made not in seen] if _shows(node) else []
+            fresh = [made for made in fresh if not _is_empty(made)]
             seen.update(fresh)
             pending += fresh
     return False

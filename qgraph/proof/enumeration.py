@@ -206,10 +206,14 @@ def _stretch(x: Float32, differ: Mask | Gap, count: int) -> tuple[int, int]:
 
 
 def _ulps(a: Float32, b: Float32) -> int | None:
-    """Return the most floats from a value to its other one, None where one is NaN."""
+    """Return the most floats from a value to its other one, None where one is NaN.
+
+    Both zeros are one float.
+    """
     if np.isnan(a).any() or np.isnan(b).any():
         return None
-    return int(np.abs(to_keys(a) - to_keys(b)).max(initial=0))
+    one, other = (keys + (keys < 0) for keys in (to_keys(a), to_keys(b)))
+    return int(np.abs(one - other).max(initial=0))
 
 
 def _note(found: Collector, program: Program, kind: int, blocks: Sequence[_Block]) -> None:

@@ -13,6 +13,7 @@ from qgraph.proof.expression import Expr, Undecidable
 from qgraph.proof.finding import Finding, Runs
 from qgraph.proof.keys import HIGHEST, LOWEST, from_keys
 from qgraph.proof.plateaus import Plateaus, plateaus
+from qgraph.proof.program import Program
 
 SAME_LEVEL = 2.0**-8
 """Up to this share of a step, two values belong to the same code."""
@@ -22,6 +23,10 @@ NARROW = 2.0**-7
 """Up to this share of the width of a plateau, a stretch of inputs is a moved threshold."""
 
 _NEIGHBOURS = 2
+
+_BOXES = 1 << 22
+_BOXES_OF_CHANNEL = 1 << 14
+"""Functions of more boxes count as functions without steps."""
 
 Float64 = npt.NDArray[np.float64]
 
@@ -85,7 +90,9 @@ def largest_gap(finding: Finding, reference: Expr) -> float | None:
 def _steps(reference: Expr) -> Plateaus | None:
     """Return the steps of a function; None if it has none, or too many."""
     try:
-        return plateaus(reference, max_boxes=MAX_BOXES)
+        kinds = len(Program(reference, reference).first)
+        most = min(MAX_BOXES, _BOXES + _BOXES_OF_CHANNEL * kinds)
+        return plateaus(reference, max_boxes=most)
     except Undecidable:
         return None
 

@@ -216,3 +216,9 @@ def test_the_environment_of_each_thread_is_looked_at(small: int, monkeypatch) ->
     b = Builder()
     enumerate_inputs(b.input, b.Mul(b.input, 2.0))
     assert len(calls) == 2 + 2 * 2
+
+
+def test_both_zeros_are_one_float():
+    lowest = np.array([-np.finfo(F).max], F)
+    gaps = {enumeration._ulps(np.array([zero], F), lowest) for zero in (0.0, -0.0)}
+    assert gaps == {0x7F7FFFFF}  # the positive floats up to the largest one

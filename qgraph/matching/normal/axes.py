@@ -21,7 +21,7 @@ from qgraph.matching.normal.elementwise import is_along_axis
 from qgraph.matching.normal.movements import Reshaping
 from qgraph.matching.normal.reading import write
 from qgraph.matching.normal.rewriter import Rewriter
-from qgraph.matching.normal.sizes import Sizes, sizes_of, static_count
+from qgraph.matching.normal.sizes import Sizes, has_elements, sizes_of, static_count
 
 _ONE_AXIS = frozenset({"ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "TopK"}) | {
     "Hardmax",
@@ -146,8 +146,8 @@ def write_global_maximum(graph: Rewriter, node: ir.Node) -> bool:
         return False
     sizes = sizes_of(node.inputs[0])
     axes = list(range(2, len(sizes or ())))
-    if sizes is None or not has_elements(sizes, axes):
-        return False
+    if sizes is None or not axes or not has_elements(sizes, axes):
+        return False  # of no elements there is a ReduceMax, and no GlobalMaxPool
     if not graph.may_lose_zero_sign(node.outputs[0]):
         return False
     graph.lose_zero_sign()

@@ -8,7 +8,8 @@ decreases is proved over all inputs by :mod:`qgraph.proof.monotone`. Equal in va
 both signs, ONNX leaves open which one is the largest; and what a maximum makes of NaN, which the
 condition on NaN excludes. From codes to numbers without -0 the results are equal bit for bit.
 
-The padding of a MaxPool is no element: every window has to contain an element of the data.
+The padding of a MaxPool is no element: every window has to contain an element of the data. So has
+a reduction: the maximum of nothing is the least number, whatever ``f`` makes of it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from qgraph.matching.normal.axes import has_elements, reduced_axes
 from qgraph.matching.normal.elementwise import data_of, is_on_elements, keeps_sizes
 from qgraph.matching.normal.order import Order, order_of
 from qgraph.matching.normal.rewriter import Rewriter
-from qgraph.matching.normal.sizes import Sizes, are_equal, sizes_of
+from qgraph.matching.normal.sizes import Sizes, are_equal, has_elements, sizes_of
 from qgraph.matching.normal.windows import is_never_empty
 
 _MOST_NODES = 32

@@ -145,8 +145,8 @@ def _slice(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement
             if (start, step) == (0, 1) and end >= np.iinfo(np.int32).max:
                 continue
             return None
-        if size > _MOST_INDICES:
-            return None
+        if size > _MOST_INDICES or (step < 0 and start < -size):
+            return None  # such a start is clamped to the first element, or to none
         indices = _range(start, end, step, size)
         if indices != tuple(range(size)):
             chosen[place] = indices
@@ -215,8 +215,16 @@ def _gather(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movemen
 
 
 def _expand(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
-    target = sizes_of(value)
-    return None if target is None or None in target else [Expansion(target)]
+    source, target = sizes_of(node.inputs[0]) if node.inputs[0] else None, sizes_of(value)
+    if source is None or target is None or len(source) > len(target):
+        return None
+    own = (1,) * (len(target) - len(source)) + source
+    # an open size has no number to be written down: only the data can have it
+    if any(
+        not isinstance(m, int) and (m is None or m != n) for m, n in zip(target, own, strict=True)
+    ):
+        return None
+    return [Expansion(target)]
 
 
 def _tile(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
@@ -302,7 +310,9 @@ def _write_selection(
 def _write_expansion(
     graph: Rewriter, m: Expansion, data: ir.Value, before: ir.Node, sizes: Sizes | None
 ) -> ir.Value:
-    return _write(graph, before, "Expand", data, [list(m.target)], {}, sizes)
+    # a size of 1 keeps that of the data
+    shape = [size if isinstance(size, int) else 1 for size in m.target]
+    return _write(graph, before, "Expand", data, [shape], {}, sizes)
 
 
 def _write_tiling(

@@ -99,6 +99,7 @@ class Rewriter:
                         self._pending.insert(waiting, node)  # it was changed in place
                     break
             self._pending[waiting:] = self._pending[waiting:][::-1]
+        self.graph.sort()  # a shared value may stand after the first node that uses it
         self._prune()
 
     def _is_handed_out(self, node: ir.Node) -> bool:

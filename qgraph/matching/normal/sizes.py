@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -45,6 +46,11 @@ def have_equal_counts(one: Sizes, other: Sizes) -> bool:
 def static_count(sizes: Sizes) -> int:
     """Return the product of the sizes that are numbers."""
     return math.prod(size for size in sizes if isinstance(size, int))
+
+
+def has_elements(sizes: Sizes, axes: Sequence[int]) -> bool:
+    """Return whether dimensions are certain not to be empty; an open size may be 0."""
+    return all(isinstance(size := sizes[axis], int) and size > 0 for axis in axes)
 
 
 def is_single(sizes: Sizes | None) -> bool:

@@ -53,8 +53,8 @@ def _reaches_data(
 ) -> bool:
     if not before and not after:
         return True
-    if not isinstance(size, int):
-        return False  # it may be 0
+    if not isinstance(size, int):  # it may be 0; then no window fits into so little padding
+        return dilation == 1 and before + after < kernel
     if dilation == 1:
         return before < kernel and after < kernel
     count = (size + before + after - (kernel - 1) * dilation - 1) // stride + 1

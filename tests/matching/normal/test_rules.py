@@ -41,8 +41,10 @@ def test_windows_in_the_padding(attributes, never_empty):
     assert pooled(attributes) == never_empty
 
 
-def test_open_sizes_may_be_zero():
+def test_open_sizes_leave_windows_with_gaps_open():
+    assert not pooled("kernel_shape = [2], dilations = [3], pads = [2, 2]", (1, 1, "n"))
     assert not pooled("kernel_shape = [3], pads = [2, 2]", (1, 1, "n"))
+    assert pooled("kernel_shape = [3], pads = [1, 1]", (1, 1, "n"))
     assert pooled("kernel_shape = [3]", (1, 1, "n"))
 
 
@@ -123,3 +125,53 @@ def test_code_operators_are_their_definitions():
     )
     assert is_one(average, parse(lowered))
     assert not is_one(average, parse(lowered.replace("{2, 3}", "{1, 2}")))
+
+
+EMPTY = "int64[1] a = {1}, int64[1] b = {2}"
+
+
+@pytest.mark.parametrize("op_type", ["ReduceMax", "ReduceMin"])
+def test_a_maximum_of_nothing_is_no_result_of_a_function(op_type):
+    """By the definition it is minus infinity, for an open size of 0."""
+    ours, theirs = (
+        parse(f"g (float[N,3] x) => (float[] y) <int64[1] a = {{0}}> {{ {body} }}")
+        for body in (
+            f"r = Relu(x) y = {op_type}(r, a)",
+            f"r = {op_type}(x, a) y = Relu(r)",
+        )
+    )
+    assert not is_one(ours, theirs)
+
+
+def test_a_pool_over_open_sizes_is_no_reduction():
+    ours, theirs = (
+        parse(f"g (float[1,2,H,W] x) => (float[] y) <int64[2] a = {{2, 3}}> {{ {body} }}")
+        for body in ("y = GlobalMaxPool(x)", "y = ReduceMax(x, a)")
+    )
+    assert not is_one(ours, theirs)
+
+
+def test_a_pool_over_open_sizes_is_taken_before_a_function():
+    ours, theirs = (
+        parse(f"g (float[1,2,H,W] x) => (float[] y) {{ {body} }}")
+        for body in ("r = Relu(x) y = GlobalMaxPool(r)", "m = GlobalMaxPool(x) y = Relu(m)")
+    )
+    assert is_one(ours, theirs)
+
+
+def test_parameters_of_no_elements_stay():
+    pair = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Slice(d, b, b, a)"
+    constants = "float[4] s = {1, 1, 2, 2}, uint8[4] z = {0, 1, 0, 1}"
+    model = parse(f"g (float[N,4] x) => (float[] y) <{constants}, {EMPTY}> {{ {pair} }}")
+    assert is_one(model, model)
+
+
+def test_a_start_beyond_the_data_is_not_clamped():
+    """ONNX clamps it to the first element; implementations return no element."""
+    ours = parse(
+        "g (float[5] x) => (float[] y) "
+        "<int64[1] b = {-10}, int64[1] e = {-20}, int64[1] a = {0}, int64[1] s = {-1}> "
+        "{ y = Slice(x, b, e, a, s) }"
+    )
+    theirs = parse("g (float[5] x) => (float[] y) <int64[1] i = {0}> { y = Gather(x, i) }")
+    assert not is_one(ours, theirs)
