@@ -72,7 +72,7 @@ class Lock:
                     f"{self._target}: is being written by {holder}, expected one writer at a "
                     "time. Wait until that process ends, or choose another name."
                 ) from None
-            except OSError:
+            except BaseException:
                 self.is_held = is_new
                 raise
             # The holder before may have removed the file; without locks it stays.

@@ -7,6 +7,7 @@ process is killed, each output is the old file or the new one.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ StrPath = str | os.PathLike[str]
 
 IS_READ = "is read by this command"
 HOLDS_WEIGHTS = "holds weights of the model that is read"
+HOLDS_OLD_WEIGHTS = "holds weights of the model that is replaced"
 _BACKUP = ".qgraph-old"
 
 
@@ -36,13 +38,21 @@ class Output:
         folder: where it is written.
         failure: the kind of error that says why it cannot be written.
         is_staged: whether it is to appear.
+        is_taken: says whether a path is an output of the same run.
     """
 
-    def __init__(self, name: StrPath, target: Path, failure: type[QGraphError]) -> None:
+    def __init__(
+        self,
+        name: StrPath,
+        target: Path,
+        failure: type[QGraphError],
+        is_taken: Callable[[Path], bool],
+    ) -> None:
         self.name = name
         self.target = target
         self.failure = failure
         self.is_staged = False
+        self.is_taken = is_taken
         self._lock = Lock(target)
         self._scratch = Scratch(target)
         self.folder = self._scratch.path
@@ -64,17 +74,23 @@ class Output:
         """Let ``file``, in ``folder``, appear beside the target under a name that nothing has.
 
         Raises:
-            FileExistsError: there is something of this name.
+            FileExistsError: there is something of this name, or another output is to have it.
         """
         place = self.target.with_name(name)
+        if self.is_taken(place):
+            raise FileExistsError(errno.EEXIST, "is another output of this run", str(place))
         os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         self._reserved[file] = place
 
     def give_back(self) -> None:
         """Remove the empty files that hold reserved names."""
-        while self._reserved:
-            _, place = self._reserved.popitem()
+        for file, place in list(self._reserved.items()):
             _unlink(place)
+            del self._reserved[file]
+
+    def has_reserved(self, place: Path) -> bool:
+        """Return whether a path is one of the reserved names."""
+        return any(is_same(place, own) for own in self._reserved.values())
 
     def afterwards(self, action: Callable[[], None]) -> None:
         """Call ``action`` when all outputs have appeared; it may not fail."""
@@ -111,28 +127,38 @@ class Output:
     def take_back(self) -> None:
         """Undo what ``publish`` has done, as far as it can be undone."""
         backup = self.folder / _BACKUP
-        if not self._was_moved or os.path.lexists(self.file):
+        if not self._has_appeared():
             return
         if os.path.lexists(backup):
             _again(lambda: os.replace(backup, self.target))
         elif not self._had_target:
             _unlink(self.target)
         else:
-            self._reserved.clear()  # the new output stays, with its data
+            return  # the new output stays, with its data
+        self._was_moved = False
 
     def conclude(self) -> None:
         """Do what was to be done afterwards."""
         for action in self._afterwards:
             action()
 
-    def end(self, succeeded: bool) -> None:
-        """Remove the folder, and give reserved names and the lock back."""
+    def end(self) -> None:
+        """Remove the folder, and give the lock back; reserved names too if nothing appeared.
+
+        What went wrong after the output has appeared does not matter: its data files are its own.
+        """
         try:
-            self._scratch.remove()
-            if not succeeded:
+            if not self._has_appeared():
+                self._was_moved = False
                 self.give_back()
         finally:
-            self._lock.release()
+            try:
+                self._scratch.remove()
+            finally:
+                self._lock.release()
+
+    def _has_appeared(self) -> bool:
+        return self._was_moved and not os.path.lexists(self.file)
 
 
 class Outputs:
@@ -241,11 +267,11 @@ class Outputs:
         """
         target = expect_place(path, follow_links=follow_links)
         self.expect_free(path)
-        if self._find(target) is not None:
+        if self._is_taken(target) or any(each.has_reserved(target) for each in self._outputs):
             raise OptionError(
                 f"{path}: is named twice, expected one file for each result. Name another file."
             )
-        output = Output(path, target, QGraphError)
+        output = Output(path, target, QGraphError, self._is_taken)
         self._outputs.append(output)
         with writing(path, output.failure):
             output.begin()
@@ -286,6 +312,9 @@ class Outputs:
     def _find(self, target: Path) -> Output | None:
         return next((each for each in self._outputs if is_same(each.target, target)), None)
 
+    def _is_taken(self, place: Path) -> bool:
+        return self._find(place) is not None
+
     def _publish(self, outputs: list[Output]) -> None:
         try:
             for output in outputs:
@@ -306,9 +335,9 @@ class Outputs:
         while self._outputs:
             output = self._outputs[-1]
             try:
-                output.end(succeeded)
+                output.end()
             except BaseException:
-                output.end(succeeded)
+                output.end()
                 raise
             finally:
                 self._outputs.pop()
