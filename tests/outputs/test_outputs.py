@@ -225,6 +225,10 @@ class TestPlaces:
             with pytest.raises(QGraphError, match="not a regular file"):
                 expect_place(name, follow_links=follow)
 
+    def test_a_name_that_no_file_can_have_is_refused(self) -> None:
+        with pytest.raises(QGraphError, match="no file can have this name"):
+            expect_place("a\0b")
+
     def test_the_file_behind_standard_output_is_refused(self, tmp_path: Path) -> None:
         code = "import sys; from qgraph.files import write_text; write_text(sys.argv[1], 'x')"
         with (tmp_path / "out").open("w") as out:
