@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -332,20 +332,27 @@ class Outputs:
             output.conclude()
 
     def _end(self, succeeded: bool) -> None:
-        while self._outputs:
-            output = self._outputs[-1]
-            try:
-                output.end()
-            except BaseException:
-                output.end()
-                raise
-            finally:
-                self._outputs.pop()
-        while self._folders:
-            folder = self._folders.pop()
+        outputs, self._outputs = self._outputs, []
+        # The stack ends each output, whatever is raised by those before.
+        with ExitStack() as stack:
             if not succeeded:
-                with suppress(OSError):
-                    folder.rmdir()
+                stack.callback(self._remove_folders)
+            for output in outputs:
+                stack.callback(_end_twice, output)
+
+    def _remove_folders(self) -> None:
+        while self._folders:
+            with suppress(OSError):
+                self._folders.pop().rmdir()
+
+
+def _end_twice(output: Output) -> None:
+    """End an output; once more if a signal or an error stops that."""
+    try:
+        output.end()
+    except BaseException:
+        output.end()
+        raise
 
 
 @contextmanager
