@@ -59,6 +59,10 @@ class Model:
         # Weights may leave their files (folded, they are computed anew), the wish for files stays.
         self._external_data = any(isinstance(s.tensor, ir.ExternalTensor) for s in slots(ir_model))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickled copy has; its file and what was prepared are looked up anew."""
+        return vars(self) | {"_origin": None, "_lent": True, "_prepared": None}
+
     @property
     def ir(self) -> ir.Model:
         """The model itself; it may be edited."""

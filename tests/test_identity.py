@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -256,3 +258,24 @@ def test_report_of_a_rewrite_names_the_file_that_was_read(path: Path, tmp_path: 
     document = json.loads(report.read_text())
     assert document["input"] == {"path": str(path), "sha256": hash_of(path)}
     assert document["output"]["sha256"] == hash_of(out)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_models_of_the_same_file(
+    external: Path, copied: Callable[[Model], Model]
+) -> None:
+    model = qgraph.load(external)
+    inputs = {"x": np.ones((1, 4), np.float32)}
+    before = model.identity()
+    held = model.ir.graph.initializers["w"].const_value
+    assert held is not None
+    array = held.numpy()
+    (expected,) = model.run(inputs, backend="numpy").values()
+    copy_of_it = copied(model)
+    (y,) = copy_of_it.run(inputs, backend="numpy").values()
+    np.testing.assert_array_equal(y, expected)
+    assert copy_of_it.identity() == before
+    copy_of_it.ir.graph.name = "another"
+    assert copy_of_it.identity().path is None
+    assert model.identity() == before
+    assert held.numpy().base is array.base or held.numpy() is array

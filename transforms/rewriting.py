@@ -14,7 +14,7 @@ from qgraph import __version__
 from qgraph.errors import OptionError
 from qgraph.files import json_text, write_text
 from qgraph.model import load
-from qgraph.outputs.outputs import HOLDS_WEIGHTS, Output, Outputs, joined
+from qgraph.outputs.outputs import HOLDS_OLD_WEIGHTS, HOLDS_WEIGHTS, Output, Outputs, joined
 from qgraph.outputs.places import is_same
 from qgraph.report import SCHEMA, Report
 from qgraph.storage import datafiles
@@ -82,6 +82,7 @@ def rewrite(
         own, *data = files_of(source)
         together.protect([] if replaces_source else [own])
         together.protect(data, HOLDS_WEIGHTS, stays=not replaces_source)
+        together.protect(files_of(out)[1:], HOLDS_OLD_WEIGHTS, stays=False)
         output = together.reserve(out, follow_links=False)
         if report is not None:
             together.reserve(report)

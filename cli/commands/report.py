@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,9 @@ def command(talk: Talk, report: Path, views: Views) -> None:
     with planned(views.paths, files=[report]) as outputs:
         document = _read(report)
         try:
-            models = _models(document)
-            protect_models(outputs, models or ())
+            named = _named(document)
+            protect_models(outputs, [path for path, _ in named])
+            models = _unchanged(named)
             if models is None and views.html is not None:
                 talk.note("the models are not there any more: steps and codes are not drawn")
             with ProgressBar(talk) as bar:
@@ -69,16 +70,19 @@ def _read(path: Path) -> dict[str, Any]:
     return document
 
 
-def _models(document: Mapping[str, Any]) -> tuple[Path, Path] | None:
-    """Return the files that a report is about, if they are still the same."""
+def _named(document: Mapping[str, Any]) -> list[tuple[Path, object]]:
+    """Return path and hash of the models that a report names, as it gives them."""
+    models = [document.get(role) for role in ("reference", "candidate", "input", "output")]
+    return [
+        (Path(model["path"]), model.get("sha256"))
+        for model in models
+        if isinstance(model, Mapping) and model.get("path")
+    ]
+
+
+def _unchanged(named: Sequence[tuple[Path, object]]) -> tuple[Path, Path] | None:
+    """Return the two models that a report is about, if they are still the same."""
     from qgraph.storage.files import sha256
 
-    files = [document.get(role) for role in ("reference", "candidate", "input", "output")]
-    found = []
-    for file in files:
-        if not isinstance(file, Mapping) or not file.get("path"):
-            continue
-        path = Path(file["path"])
-        if path.is_file() and sha256(path) == file.get("sha256"):
-            found.append(path)
-    return (found[0], found[1]) if len(found) == 2 else None
+    same = [path for path, digest in named if path.is_file() and sha256(path) == digest]
+    return (same[0], same[1]) if len(same) == 2 else None

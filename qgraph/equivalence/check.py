@@ -14,7 +14,7 @@ from qgraph.equivalence.divergence import Run, compare_tensors, first_divergence
 from qgraph.equivalence.feeding import Feeding
 from qgraph.equivalence.findings import MetricReport, TensorComparison
 from qgraph.equivalence.grids import output_step
-from qgraph.equivalence.labels import TOP1, Score, metric_of
+from qgraph.equivalence.labels import TOP1, Metric, Score, metric_of
 from qgraph.equivalence.metrics import Comparing
 from qgraph.equivalence.report import CheckReport, CheckVerdict
 from qgraph.equivalence.runtime_report import RuntimeReport
@@ -100,6 +100,7 @@ def check(
         OptionError: an option is wrong.
         ExecutionError: a model cannot be run on the inputs, or gives no values to compare.
     """
+    judging = metric_of(metric)
     first, second = load(reference), load(candidate)
     identities = first.identity(), second.identity()
     notes: list[str] = []
@@ -125,7 +126,7 @@ def check(
     _refuse_nothing(comparison)
     judged = None
     if labels is not None:
-        judged = comparison.measure(np.asarray(labels), metric, max_drop)
+        judged = comparison.measure(np.asarray(labels), judging, max_drop)
     lenient = max_drop is not None and all(limit.is_exact for limit in allowed.values())
     failed = comparison.failed(lenient=lenient)
     shown = comparison.wrong
@@ -253,9 +254,8 @@ class _Comparison:
             reasons[name] = found.note or judged
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
-    def measure(self, labels: Array, metric: str | Score, max_drop: float | None) -> MetricReport:
+    def measure(self, labels: Array, metric: Metric, max_drop: float | None) -> MetricReport:
         """Return what a metric says of the outputs of both models."""
-        found = metric_of(metric)
         scores = []
         for batches in self._kept:
             joined = {
@@ -263,11 +263,11 @@ class _Comparison:
                 for name in self._values
                 if isinstance(batches[0][name], np.ndarray)
             }
-            scores.append(found.of(joined, labels))
+            scores.append(metric.of(joined, labels))
         drop, failed = scores[0] - scores[1], None
         if max_drop is not None and not drop <= max_drop:
-            failed = f"{found.name} is lower by {drop:g}, at most {max_drop:g} is allowed"
-        return MetricReport(found.name, len(labels), scores[0], scores[1], failed)
+            failed = f"{metric.name} is lower by {drop:g}, at most {max_drop:g} is allowed"
+        return MetricReport(metric.name, len(labels), scores[0], scores[1], failed)
 
 
 def _step(value: ir.Value, array: Any) -> npt.NDArray[np.float32] | None:

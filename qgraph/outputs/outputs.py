@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -38,6 +38,7 @@ class Output:
         folder: where it is written.
         failure: the kind of error that says why it cannot be written.
         is_staged: whether it is to appear.
+        is_taken: says whether a path is an output of the same run.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Output:
         self.target = target
         self.failure = failure
         self.is_staged = False
-        self._is_taken = is_taken
+        self.is_taken = is_taken
         self._lock = Lock(target)
         self._scratch = Scratch(target)
         self.folder = self._scratch.path
@@ -73,23 +74,23 @@ class Output:
         """Let ``file``, in ``folder``, appear beside the target under a name that nothing has.
 
         Raises:
-            FileExistsError: there is something of this name, or another output will have it.
+            FileExistsError: there is something of this name, or another output is to have it.
         """
         place = self.target.with_name(name)
-        if self._is_taken(place):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place))
+        if self.is_taken(place):
+            raise FileExistsError(errno.EEXIST, "is another output of this run", str(place))
         os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         self._reserved[file] = place
 
-    def holds(self, path: StrPath) -> bool:
-        """Return whether this output, or a file that appears beside it, is to have a name."""
-        return any(is_same(path, place) for place in (self.target, *self._reserved.values()))
-
     def give_back(self) -> None:
         """Remove the empty files that hold reserved names."""
-        while self._reserved:
-            _, place = self._reserved.popitem()
+        for file, place in list(self._reserved.items()):
             _unlink(place)
+            del self._reserved[file]
+
+    def has_reserved(self, place: Path) -> bool:
+        """Return whether a path is one of the reserved names."""
+        return any(is_same(place, own) for own in self._reserved.values())
 
     def afterwards(self, action: Callable[[], None]) -> None:
         """Call ``action`` when all outputs have appeared; it may not fail."""
@@ -123,21 +124,18 @@ class Output:
         """Write the names in the output's folder to the disk."""
         sync_folder(self.target.parent)
 
-    def settle(self) -> None:
-        """Let go of the files beside the output: from now on they belong to it."""
-        self._reserved.clear()
-
     def take_back(self) -> None:
         """Undo what ``publish`` has done, as far as it can be undone."""
         backup = self.folder / _BACKUP
-        if not self._was_moved or os.path.lexists(self.file):
+        if not self._has_appeared():
             return
         if os.path.lexists(backup):
             _again(lambda: os.replace(backup, self.target))
         elif not self._had_target:
             _unlink(self.target)
         else:
-            self.settle()  # the new output stays, with its data
+            return  # the new output stays, with its data
+        self._was_moved = False
 
     def conclude(self) -> None:
         """Do what was to be done afterwards."""
@@ -145,12 +143,22 @@ class Output:
             action()
 
     def end(self) -> None:
-        """Remove the folder, and give reserved names and the lock back."""
+        """Remove the folder, and give the lock back; reserved names too if nothing appeared.
+
+        What went wrong after the output has appeared does not matter: its data files are its own.
+        """
         try:
-            self._scratch.remove()
-            self.give_back()
+            if not self._has_appeared():
+                self._was_moved = False
+                self.give_back()
         finally:
-            self._lock.release()
+            try:
+                self._scratch.remove()
+            finally:
+                self._lock.release()
+
+    def _has_appeared(self) -> bool:
+        return self._was_moved and not os.path.lexists(self.file)
 
 
 class Outputs:
@@ -259,7 +267,7 @@ class Outputs:
         """
         target = expect_place(path, follow_links=follow_links)
         self.expect_free(path)
-        if self._is_taken(target):
+        if self._is_taken(target) or any(each.has_reserved(target) for each in self._outputs):
             raise OptionError(
                 f"{path}: is named twice, expected one file for each result. Name another file."
             )
@@ -304,20 +312,15 @@ class Outputs:
     def _find(self, target: Path) -> Output | None:
         return next((each for each in self._outputs if is_same(each.target, target)), None)
 
-    def _is_taken(self, path: Path) -> bool:
-        return any(output.holds(path) for output in self._outputs)
+    def _is_taken(self, place: Path) -> bool:
+        return self._find(place) is not None
 
     def _publish(self, outputs: list[Output]) -> None:
         try:
             for output in outputs:
                 with writing(output.name, output.failure):
                     output.seal()
-            for step in (
-                Output.publish_neighbours,
-                Output.publish,
-                Output.sync,
-                Output.settle,
-            ):
+            for step in (Output.publish_neighbours, Output.publish, Output.sync):
                 for output in outputs:
                     with writing(output.name, output.failure):
                         step(output)
@@ -329,20 +332,27 @@ class Outputs:
             output.conclude()
 
     def _end(self, succeeded: bool) -> None:
-        while self._outputs:
-            output = self._outputs[-1]
-            try:
-                output.end()
-            except BaseException:
-                output.end()
-                raise
-            finally:
-                self._outputs.pop()
-        while self._folders:
-            folder = self._folders.pop()
+        outputs, self._outputs = self._outputs, []
+        # The stack ends each output, whatever is raised by those before.
+        with ExitStack() as stack:
             if not succeeded:
-                with suppress(OSError):
-                    folder.rmdir()
+                stack.callback(self._remove_folders)
+            for output in outputs:
+                stack.callback(_end_twice, output)
+
+    def _remove_folders(self) -> None:
+        while self._folders:
+            with suppress(OSError):
+                self._folders.pop().rmdir()
+
+
+def _end_twice(output: Output) -> None:
+    """End an output; once more if a signal or an error stops that."""
+    try:
+        output.end()
+    except BaseException:
+        output.end()
+        raise
 
 
 @contextmanager

@@ -46,6 +46,8 @@ def expect_place(path: str | os.PathLike[str], *, follow_links: bool = True) -> 
         OptionError: the name stands for the standard output or error of this process.
         QGraphError: its folder is not there or cannot be written, or it is no regular file.
     """
+    if "\0" in os.fspath(path):
+        raise QGraphError(f"{path!r}: no file can have this name. Choose another one.")
     whole = Path(os.path.abspath(path))
     target = Path(os.path.realpath(path))
     if not follow_links:

@@ -150,7 +150,9 @@ def _spelling(nodes: tuple[ir.Node, ...], x: ir.Value) -> Spelling | None:
         return None
     kind = None if x.dtype is None else x.dtype.name
     decodes = names[0] in ("DequantizeLinear", "Cast") and kind in _CODES
-    if (decodes and constant(x) is None) or (not decodes and kind not in _REALS):
+    codes = constant(x) if decodes else None
+    # Codes without an element can be packed in no type, and no quantizer takes integers.
+    if (decodes and (codes is None or not codes.size)) or (not decodes and kind not in _REALS):
         return None
     is_pair = dialects == {"qdq"} and set(names) <= {name for pair in _PAIRS for name in pair}
     return Spelling(dialects.pop() if dialects else PLAIN, is_pair, kind if decodes else None)

@@ -89,7 +89,8 @@ def mentions(path: Path) -> set[str]:
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
     """Return a model file and the data files that it reads; they need not be there."""
     path = Path(path)
-    return [path, *(path.parent / name for name in sorted(mentions(path)) if name)]
+    names = sorted(name for name in mentions(path) if name and "\0" not in name)
+    return [path, *(path.parent / name for name in names)]
 
 
 def recorded(proto: onnx.ModelProto) -> dict[str, str]:

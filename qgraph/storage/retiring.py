@@ -66,8 +66,9 @@ class Retirement:
         """
         try:
             self._remove(model, fresh)
-        except OSError as error:
-            # The output is there; nothing that comes after may turn it into a failure.
+        except (OSError, ValueError) as error:
+            # The output is there; nothing that comes after may turn it into a failure. Names that
+            # no file can have are a ValueError.
             logger.warning("%s: old data files may be left (%s)", self._target, error)
 
     def _remove(self, model: ir.Model, fresh: Mapping[int, ir.TensorProtocol]) -> None:

@@ -83,12 +83,25 @@ def elements(tensor: ir.ExternalTensor) -> Array:
     Raises:
         ModelError: the file is not there, cannot be read, or has become shorter.
     """
-    known = tensor.meta.get(_ARRAY)
-    flat: Array | None = None if known is None else known()
+    known: _Loan | None = tensor.meta.get(_ARRAY)
+    flat = None if known is None else known.array()
     if flat is None:
         stream = stream_of(tensor)
         flat = stream.read() if tensor.size else np.empty(0, stream.dtype)
         flat.flags.writeable = False
         # Views refer to the array that has the memory, not to one another.
-        tensor.meta[_ARRAY] = weakref.ref(flat)
+        tensor.meta[_ARRAY] = _Loan(flat)
     return flat.reshape(tensor.shape.numpy())
+
+
+class _Loan:
+    """An array as long as somebody has it; a pickled copy has none."""
+
+    def __init__(self, array: Array | None = None) -> None:
+        self._array = None if array is None else weakref.ref(array)
+
+    def array(self) -> Array | None:
+        return None if self._array is None else self._array()
+
+    def __reduce__(self) -> tuple[type[_Loan], tuple[()]]:
+        return _Loan, ()

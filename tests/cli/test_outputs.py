@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -81,6 +82,41 @@ def test_no_output_takes_the_place_of_a_file_that_is_read(qgraph, files, argumen
             assert found.status in ((2, 3) if in_place or "alias.svg" in os.listdir() else (2,))
             assert {key: Path(key).read_bytes() for key in before} == before, (option, name)
     assert not [name for name in os.listdir() if name.startswith(".")]
+
+
+@pytest.mark.parametrize("option", ["--report", "--markdown"])
+def test_data_files_do_not_get_the_name_of_a_report(qgraph, files, option):
+    assert qgraph(*FOLD, "--external-threshold", "1", option, "out.onnx.data").status == 0
+    library.load("out.onnx").run({"x": np.eye(4, dtype=np.float32)[:1]}, backend="numpy")
+    assert Path("out.onnx-1.data").exists()
+    # The old model needs its data file until it is replaced.
+    before = everything(files)
+    result = qgraph(*FOLD, option, "out.onnx-1.data")
+    assert result.status == 2
+    assert "holds weights of the model that is replaced" in result.err
+    assert everything(files) == before
+
+
+@pytest.mark.parametrize("name", [CANDIDATE, f"{CANDIDATE}.data"])
+def test_a_report_does_not_replace_a_model_that_it_names_and_that_has_changed(qgraph, files, name):
+    assert qgraph(*PROVE, "--certificate", "two.json").status == 1
+    Path(REFERENCE).unlink()
+    before = everything(files)
+    assert qgraph("report", "two.json", "--markdown", name).status == 2
+    assert everything(files) == before
+
+
+@pytest.mark.parametrize("place", ["a\0b", "x" * 300])
+def test_a_model_whose_data_file_has_no_possible_name(qgraph, files, place):
+    proto = onnx.load(CANDIDATE, load_external_data=False)
+    proto.graph.initializer[0].external_data[0].value = place
+    proto.metadata_props.add(key="qgraph.data_files", value=json.dumps({place: "00"}))
+    onnx.save(proto, CANDIDATE)
+    result = qgraph("check", REFERENCE, CANDIDATE, "--report", "new.json")
+    assert result.status == 3
+    assert "internal error" not in result.err
+    assert qgraph("fold", REFERENCE, "-o", CANDIDATE).status == 0
+    assert library.load(CANDIDATE).inputs
 
 
 @pytest.mark.parametrize("name", ["net.onnx.data", "other.onnx.data", "in.npz", REFERENCE])

@@ -316,3 +316,24 @@ def test_reading_takes_time_in_proportion_to_the_graph(monkeypatch):
     few, many = (work_of_reading(count, monkeypatch) for count in (40, 160))
     assert few >= 40 * 4  # each node is looked at
     assert many <= 4.2 * few
+
+
+@pytest.mark.parametrize("way", list(itertools.product(DIALECT_NAMES, repeat=2)))
+@pytest.mark.parametrize("shape", ["0", "2, 0"])
+@pytest.mark.parametrize("is_node", [True, False])
+def test_no_float_operator_is_put_on_codes_without_an_element(way, shape, is_node):
+    codes, data = f"int8[{shape}] q = {{}}", f"float[{shape[:-1]}3]"
+    body = "d = DequantizeLinear (q, s, z) y = Concat <axis = -1> (x, d)"
+    constants = "float s = {0.5}, int8 z = {3}"
+    if is_node:
+        model = model_of(f"q = Constant <value = {codes}> () {body}", constants, data=data)
+    else:
+        model = model_of(body, f"{codes}, {constants}", data=data)
+    for to in way:
+        model.apply(ConvertDialect(to=to))
+    takes_integers = {"DequantizeLinear", "Cast", "Constant", "Reshape"}
+    for node in model.nodes():
+        for value in node.inputs:
+            constant = model.constant(value)
+            if constant is not None and constant.size == 0 and constant.dtype == np.int8:
+                assert node.op_type in takes_integers, node

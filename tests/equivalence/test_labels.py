@@ -101,6 +101,8 @@ def test_a_function_of_the_user_is_found_by_its_name(
 def test_an_unknown_metric_is_refused(name: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         metric_of(name)
+    with pytest.raises(OptionError, match=message):
+        check("no such model", "nor this", metric=name)
 
 
 def test_a_function_that_fails_is_told_with_what_it_was_given() -> None:

@@ -48,6 +48,35 @@ class TestTogether:
         assert names(tmp_path) == ["a"]
         assert (tmp_path / "a").read_text() == "old"
 
+    def test_an_error_afterwards_takes_nothing_away(self, tmp_path: Path) -> None:
+        def stop() -> None:
+            raise KeyboardInterrupt
+
+        def run() -> None:
+            with Outputs() as outputs, outputs.staging(tmp_path / "a") as output:
+                output.file.write_text("1")
+                (output.folder / "a.data").write_text("2")
+                output.reserve(output.folder / "a.data", "a.data")
+                output.afterwards(stop)
+
+        with pytest.raises(KeyboardInterrupt):
+            run()
+        assert (tmp_path / "a.data").read_text() == "2"
+        assert names(tmp_path) == ["a", "a.data"]
+
+    def test_a_neighbour_does_not_get_the_name_of_another_output(self, tmp_path: Path) -> None:
+        with Outputs() as outputs, outputs.staging(tmp_path / "a") as output:
+            output.file.write_text("1")
+            outputs.write_text(tmp_path / "b", "2")
+            for name in ("b", "B"):
+                with pytest.raises(FileExistsError):
+                    output.reserve(output.folder / name, name)
+            (output.folder / "c").write_text("3")
+            output.reserve(output.folder / "c", "c")
+            with pytest.raises(OptionError, match="named twice"):
+                outputs.reserve(tmp_path / "c")
+        assert names(tmp_path) == ["a", "b", "c"]
+
     @pytest.mark.parametrize("has_links", [True, False])
     def test_a_rename_that_fails_takes_those_before_back(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
@@ -225,6 +254,10 @@ class TestPlaces:
         for follow in (True, False):
             with pytest.raises(QGraphError, match="not a regular file"):
                 expect_place(name, follow_links=follow)
+
+    def test_a_name_that_no_file_can_have_is_refused(self) -> None:
+        with pytest.raises(QGraphError, match="no file can have this name"):
+            expect_place("a\0b")
 
     def test_the_file_behind_standard_output_is_refused(self, tmp_path: Path) -> None:
         code = "import sys; from qgraph.files import write_text; write_text(sys.argv[1], 'x')"

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -47,9 +47,9 @@ TEXT = """
 
 
 class Faults:
-    """Lets one operation on files fail, by number."""
+    """Lets one operation on files fail, by number; without a code, interrupts it."""
 
-    def __init__(self, number: int, code: int) -> None:
+    def __init__(self, number: int, code: int | None) -> None:
         self._number, self._code = number, code
         self._lock = threading.Lock()
         self.sites: list[str] = []
@@ -64,6 +64,8 @@ class Faults:
             if len(self.sites) != self._number:
                 return
             self.failed = self.sites[-1]
+        if self._code is None:
+            raise KeyboardInterrupt
         raise OSError(self._code, os.strerror(self._code), name)
 
     def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,7 +85,7 @@ def _caller() -> str:
 
 
 @contextmanager
-def faults(number: int, code: int) -> Iterator[Faults]:
+def faults(number: int, code: int | None) -> Iterator[Faults]:
     """Let the operation of this number fail in the block; count all of them."""
     injected = Faults(number, code)
     with pytest.MonkeyPatch.context() as patch:
@@ -215,6 +217,37 @@ def test_whichever_operation_fails_the_old_output_or_the_new_one_is_whole(
                 assert b"old" not in (after["r.json"], after["r.html"]), where
     assert len(numbers) > 40
     assert failures > 10
+
+
+@pytest.mark.parametrize("action", CASES)
+def test_whichever_operation_is_interrupted_the_old_output_or_the_new_one_is_whole(
+    tmp_path: Path,
+    old: dict[str, bytes],
+    action: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(datafiles, "available_cores", lambda: 1)
+    monkeypatch.setattr(os, "fsync", lambda _file: None)
+    expected = product_of(1.0 if action is fold_in_place else 0.5)
+    reset(tmp_path, old)
+    with faults(0, None) as counted:
+        action(tmp_path)
+    numbers = {site: place for place, site in reversed([*enumerate(counted.sites, 1)])}
+    late = 0
+    for number in sorted(numbers.values()):
+        reset(tmp_path, old)
+        with faults(number, None) as injected, suppress(KeyboardInterrupt):
+            action(tmp_path)
+        where = f"{injected.failed}, operation {number}"
+        after = content(tmp_path)
+        hidden = [name for name in os.listdir(tmp_path) if name.startswith(".")]
+        assert hidden == [], where
+        if after["out.onnx"] == old["out.onnx"]:
+            assert after == old, where
+        else:
+            late += 1
+            assert product(tmp_path / "out.onnx") == expected, where
+    assert late > 5
 
 
 def product_of(scale: float) -> float:

@@ -111,11 +111,6 @@ def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int] | None:
     return sorted({axis % rank for axis in axes}) or list(range(rank))
 
 
-def has_elements(sizes: Sizes, axes: list[int]) -> bool:
-    """Return whether data is certain to have elements along some axes."""
-    return all(isinstance(size := sizes[axis], int) and size > 0 for axis in axes)
-
-
 def write_rows(graph: Rewriter, node: ir.Node) -> bool:
     """Write a Softmax along the last axis that is not of size 1 over rows."""
     if node.domain or node.op_type not in _ROWS or graph.imports.get("", 1) < _SINCE:

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from qgraph.graph.topology import gates
 from qgraph.matching.elementwise import operands
-from qgraph.matching.normal.axes import has_elements, reduced_axes
+from qgraph.matching.normal.axes import reduced_axes
 from qgraph.matching.normal.elementwise import data_of, is_on_elements, keeps_sizes
 from qgraph.matching.normal.order import Order, order_of
 from qgraph.matching.normal.rewriter import Rewriter
