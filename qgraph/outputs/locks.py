@@ -50,6 +50,7 @@ class Lock:
         self.path = target.with_name(f".{short(target.name)}.qgraph-lock")
         self._target = target
         self._descriptor: int | None = None
+        self._is_own_file = False
         self.is_held = False
 
     def acquire(self) -> None:
@@ -61,7 +62,7 @@ class Lock:
         """
         while not self._is_current():
             self._close()
-            self._descriptor, is_new = _open(self.path)
+            self._descriptor, self._is_own_file = _open(self.path)
             try:
                 _expect_lock_file(self.path, self._descriptor)
                 self.is_held = lock(self._descriptor)
@@ -72,9 +73,6 @@ class Lock:
                     f"{self._target}: is being written by {holder}, expected one writer at a "
                     "time. Wait until that process ends, or choose another name."
                 ) from None
-            except BaseException:
-                self.is_held = is_new
-                raise
             # The holder before may have removed the file; without locks it stays.
             if not self.is_held:
                 logger.warning(
@@ -89,7 +87,7 @@ class Lock:
         """Give the lock back and remove its file."""
         for _ in range(2):  # a signal or an error must not leave the file
             try:
-                if self.is_held and self._is_current():
+                if (self.is_held or self._is_own_file) and self._is_current():
                     self.path.unlink(missing_ok=True)
                 break
             except OSError:

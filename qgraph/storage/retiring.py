@@ -54,7 +54,8 @@ class Retirement:
         folder = target.parent
         self.candidates = {folder / n: known[n] for n in names if n in known and _is_plain(n)}
         # Until the new model is at its place, the old one needs them.
-        outputs.protect((folder / n for n in names), HOLDS_OLD_WEIGHTS, stays=False)
+        data = [folder / n for n in names if "\0" not in n]
+        outputs.protect(data, HOLDS_OLD_WEIGHTS, stays=False)
         self._foreign = sorted(folder / n for n in names if folder / n not in self.candidates)
 
     def carry_out(self, model: ir.Model, fresh: Mapping[int, ir.TensorProtocol]) -> None:
@@ -131,7 +132,9 @@ def _old_data(target: Path) -> tuple[set[str], dict[str, str]]:
 
 
 def _is_plain(name: str) -> bool:
-    return os.path.basename(name) == name and name not in (os.curdir, os.pardir)
+    return (
+        os.path.basename(name) == name and name not in (os.curdir, os.pardir) and "\0" not in name
+    )
 
 
 def _holds(path: Path, name: str) -> bool:

@@ -145,8 +145,8 @@ def moved(
         inputs[place] = graph.constant(other, str(value.name))
     if parameters:
         shape = np.broadcast_shapes(*(array.shape for array in parameters.values()))
-        axes = [axis for axis, size in enumerate(shape) if size > 1]
-        if len(axes) > 1:
+        axes = [axis for axis, size in enumerate(shape) if size != 1]
+        if len(axes) > 1 or 0 in shape:
             return None
         for place, array in parameters.items():
             # one scale for all that is left, or one for each element of the axis

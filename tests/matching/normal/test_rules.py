@@ -151,14 +151,6 @@ def test_a_pool_over_open_sizes_is_no_reduction():
     assert not is_one(ours, theirs)
 
 
-def test_a_pool_over_open_sizes_is_taken_before_a_function():
-    ours, theirs = (
-        parse(f"g (float[1,2,H,W] x) => (float[] y) {{ {body} }}")
-        for body in ("r = Relu(x) y = GlobalMaxPool(r)", "m = GlobalMaxPool(x) y = Relu(m)")
-    )
-    assert is_one(ours, theirs)
-
-
 def test_parameters_of_no_elements_stay():
     pair = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Slice(d, b, b, a)"
     constants = "float[4] s = {1, 1, 2, 2}, uint8[4] z = {0, 1, 0, 1}"
