@@ -25,6 +25,10 @@ WHOLE_SUMS = (
     "order they are added"
 )
 BIAS_LAST = "the bias is added last, with one rounding"
+OPEN_BOUNDS = (
+    "no infinity reaches a Clip that lacks a bound; ONNX leaves open whether it stays infinite or "
+    "becomes the largest finite number"
+)
 AS_WRITTEN = (
     "every operator computes as written: one IEEE 754 operation at a time in the type of its "
     "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise"

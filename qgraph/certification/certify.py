@@ -13,6 +13,7 @@ from qgraph.certification.certificate import (
     EQUAL_OPERATORS,
     NO_NAN,
     NOT_FED,
+    OPEN_BOUNDS,
     SUMMED_ALIKE,
     WHOLE_SUMS,
     ZERO_SIGNS,
@@ -400,6 +401,8 @@ def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[s
         conditions.append(WHOLE_SUMS)
     if any(side.bias_sums for side in sides):
         conditions.append(BIAS_LAST)
+    if sides[0].open_clips != sides[1].open_clips:
+        conditions.append(OPEN_BOUNDS)
     signs = sum(bool(region.zero_sign_inputs) for region in regions)
     if signs:
         conditions.append(ZERO_SIGNS.format(signs))

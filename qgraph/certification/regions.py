@@ -258,7 +258,13 @@ def _shape(entry: Pair) -> Shape | None:
 
 
 def _element_type(region: Cut) -> ir.DataType:
-    """Return the type of the variable, which is not guessed."""
+    """Return the type of the variable, which is not guessed; its two values have one shape."""
+    shapes = [value.shape.dims for value in region.entry if value.shape is not None]
+    sizes = zip(*shapes, strict=False) if len(shapes) == 2 else ()
+    apart = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
+    if apart or len({len(dims) for dims in shapes}) > 1:
+        names = " and ".join(repr(value.name) for value in region.entry)
+        raise Undecidable(f"the shapes of {names} differ")
     stated = {value.dtype for value in region.entry} - {None}
     (kind,) = stated if len(stated) == 1 else (None,)
     if kind is None:

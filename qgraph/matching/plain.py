@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -13,7 +13,7 @@ from qgraph.errors import UnsupportedError
 from qgraph.execution.static_parameters import freeze_static_parameters
 from qgraph.graph.constants import overridable
 from qgraph.graph.inference.walk import infer, with_facts
-from qgraph.graph.scopes import owners
+from qgraph.graph.scopes import nodes_of, owners
 from qgraph.matching.biases import split_biases
 from qgraph.matching.domain import Domain, common_domain
 from qgraph.matching.integer_products import with_common_sums
@@ -24,6 +24,9 @@ from qgraph.ops.operator import OPERATORS
 from qgraph.opsets.versions import declare_domains, require
 
 logger = logging.getLogger(__name__)
+
+_BOUNDS_ARE_INPUTS = 11
+"""The opset from which on the bounds of Clip are inputs, and an absent one has no number."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Plain:
         fixed: the operators of values that sizes determine and that are constants here, by name.
         bias_sums: names of sums that a node of its own adds the bias to here, and an operator with
             a bias in the model.
+        open_clips: names of the results of each Clip of real numbers that lacks a bound.
     """
 
     model: ir.Model
@@ -48,6 +52,7 @@ class Plain:
     domain: Domain = field(default_factory=lambda: Domain(({}, {})))
     fixed: Mapping[str, str] = field(default_factory=dict)
     bias_sums: frozenset[str] = frozenset()
+    open_clips: frozenset[str] = frozenset()
 
     @property
     def graph(self) -> ir.Graph:
@@ -113,9 +118,21 @@ def plain(reference: Model, candidate: Model, *, keep_inputs: bool) -> tuple[Pla
                 domain,
                 fixed[place],
                 biased,
+                frozenset(_open_clips(model)),
             )
         )
     return made[0], made[1]
+
+
+def _open_clips(model: ir.Model) -> Iterator[str]:
+    if model.opset_imports.get("", 0) < _BOUNDS_ARE_INPUTS:
+        return
+    for node in nodes_of(model.graph):
+        if node.domain == "" and node.op_type == "Clip":
+            bounds = [*node.inputs[1:], None, None][:2]
+            x = node.inputs[0]
+            if None in bounds and (x is None or x.dtype is None or x.dtype.is_floating_point()):
+                yield str(node.outputs[0].name)
 
 
 def _flat(model: Model) -> ir.Model:

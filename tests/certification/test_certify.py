@@ -12,6 +12,7 @@ import qgraph
 from qgraph import transforms
 from qgraph.certification import counterexample, discharge, regions
 from qgraph.certification.certificate import ProofVerdict
+from qgraph.equivalence.inputs import batch_shapes
 from qgraph.errors import EquivalenceError, ModelError, OptionError, UndecidedError
 from qgraph.exactness import Exactness, Method
 from qgraph.proof import enumeration
@@ -396,8 +397,9 @@ def test_samples_that_are_run_together_are_as_many_as_fit():
         parse(f"(float[N,{size}] x) => (float[N,{size}] y)", "", "y = Neg(x)")
         for size in (1 << 18, 4)
     )
-    assert counterexample._shapes(qgraph.load(large))["x"][0] == 2
-    assert counterexample._shapes(qgraph.load(small))["x"][0] == 32
+    limits = counterexample._BATCH, counterexample._ELEMENTS
+    assert batch_shapes(qgraph.load(large), *limits)["x"][0] == 2
+    assert batch_shapes(qgraph.load(small), *limits)["x"][0] == 32
 
 
 def test_what_sees_a_sign_in_both_models_is_told_once():

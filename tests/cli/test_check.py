@@ -215,7 +215,8 @@ def test_runtimes_are_told_apart_from_the_rewrite(qgraph, write):
     ("options", "message"),
     [
         (["--labels", "l.npy"], "l.npy: cannot be read"),
-        (["--metric", "best", "--max-drop", 1], "max_drop is 1.0, expected"),
+        (["--metric", "top1", "--max-drop", 1], "max_drop is 1.0, expected"),
+        (["--metric", "best", "--max-drop", 0.1], "There is no metric 'best'"),
         (["--min-top1", "z:1"], "min_top1 is given for output 'z'"),
         (["--probes", -1], "-1 is not in the range"),
     ],

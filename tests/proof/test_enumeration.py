@@ -94,7 +94,9 @@ def counted(functions: Functions, finite: int) -> tuple[int, int, int | None]:
             if (differ & (nan[0] | nan[1])).any():
                 worst = None
             elif worst is not None and differ.any():
-                worst = max(worst, int(np.abs(to_keys(a) - to_keys(b))[differ].max()))
+                # both zeros are one float
+                places = [keys + (keys < 0) for keys in (to_keys(a), to_keys(b))]
+                worst = max(worst, int(np.abs(places[0] - places[1])[differ].max()))
     return differing, signs, worst or None
 
 

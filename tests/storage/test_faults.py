@@ -23,6 +23,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+import qgraph
 from qgraph.errors import QGraphError
 from qgraph.files import write_text
 from qgraph.model import load
@@ -30,6 +31,8 @@ from qgraph.outputs.outputs import Outputs
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
 from qgraph.transforms import FoldWeights, rewrite
+
+PACKAGE = os.path.dirname(qgraph.__file__) + os.sep
 
 OPERATIONS = """
     chmod chown fstat fsync ftruncate getxattr link lstat mkdir open pread preadv pwrite remove
@@ -79,7 +82,7 @@ class Faults:
 def _caller() -> str:
     """Return the innermost line of qgraph that is running."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and f"{os.sep}qgraph{os.sep}" not in frame.f_code.co_filename:
+    while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

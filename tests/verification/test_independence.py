@@ -35,6 +35,7 @@ WORDS = {
     "EQUAL_OPERATORS",
     "NO_NAN",
     "NOT_FED",
+    "OPEN_BOUNDS",
     "ProofVerdict",
     "SUMMED_ALIKE",
     "WHOLE_SUMS",
