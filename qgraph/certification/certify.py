@@ -156,19 +156,22 @@ def _show(sides: tuple[Plain, Plain], level: Exactness) -> tuple[Established, No
     known: Decided = {}
     first = Matching(*sides)
     forms = _normal_forms(sides, level) if any(map(_is_doubtful, first.claims)) else []
-    left = []
+    left: list[tuple[NormalForm, Matching | None]] = []
     for form in forms:
-        if len(Matching(*form.sides).claims) >= len(first.claims):
-            left.append(form)
+        matching = Matching(*form.sides)
+        if len(matching.claims) >= len(first.claims):
+            left.append((form, matching))
             continue
-        tried.append((*_attempt(form.sides, level, known), form))
+        tried.append((*_attempt(matching, level, known), form))
         if not _failed(tried[-1][1], level):
             return _concluded(tried[-1], level, known)
-    tried.insert(0, (*_attempt(sides, level, known), None))
+    tried.insert(0, (*_attempt(first, level, known), None))
     if not _failed(tried[0][1], level):
         return _concluded(tried[0], level, known)
-    for form in left if forms else _normal_forms(sides, level):
-        tried.append((*_attempt(form.sides, level, known), form))
+    if not forms:
+        left = [(form, None) for form in _normal_forms(sides, level)]
+    for form, matched in left:
+        tried.append((*_attempt(matched or Matching(*form.sides), level, known), form))
         if not _failed(tried[-1][1], level):
             return _concluded(tried[-1], level, known)
     best = min(tried, key=lambda attempt: _failed(attempt[1], level))
@@ -228,14 +231,12 @@ def _is_doubtful(claim: Claim) -> bool:
     return any(claim.reference is a or claim.candidate is b for a, b in nearest)
 
 
-def _attempt(
-    sides: tuple[Plain, Plain], level: Exactness, known: Decided
-) -> tuple[Matching, list[Shown]]:
-    """Match two models and show what follows; names may mislead, and are left out then."""
-    matching = Matching(*sides)
+def _attempt(matching: Matching, level: Exactness, known: Decided) -> tuple[Matching, list[Shown]]:
+    """Show what follows from a matching; names may mislead, and are left out then."""
     shown = discharge(matching, level, known)
     failed = _failed(shown, level)
     if failed and matching.is_hinted:
+        sides = matching.reference.plain, matching.candidate.plain
         other = Matching(*sides, by_name=False)
         without = discharge(other, level, known)
         if _failed(without, level) < failed:
