@@ -11,23 +11,25 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.cli.options import Inputs
-from qgraph.cli.output import (
+from qgraph.cli.output import Talk, bar_marks, show_paragraph, show_table
+from qgraph.errors import ExecutionError
+from qgraph.graph.tensors import FileRows, read_rows
+from qgraph.reporting.view import (
+    NONE,
     Cell,
     Column,
-    Talk,
-    bar_marks,
-    number_text,
-    percent_text,
-    show_paragraph,
-    show_table,
+    Columns,
+    Row,
+    Table,
+    Tone,
+    amount,
+    numbers,
+    percent,
 )
-from qgraph.errors import ExecutionError
-from qgraph.tensors.rows import FileRows, read_rows
 
 if TYPE_CHECKING:
-    from qgraph.inventory.quantizer_statistics import QuantizerStatistics
+    from qgraph.inventory.statistics import QuantizerStatistics, TensorStatistics
     from qgraph.model import Model
-    from qgraph.tensors.statistics import TensorStatistics
 
 Array = npt.NDArray[Any]
 
@@ -90,60 +92,54 @@ def labels_file(given: str | None, inputs: Inputs) -> Path | None:
 
 def show_tensors(found: Sequence[TensorStatistics]) -> None:
     """Print a table of tensors."""
-    columns = [
-        Column("output", cut=True),
-        Column("type"),
-        Column("shape"),
-        Column("min", right=True),
-        Column("max", right=True),
-        Column("mean", right=True),
-    ]
-    rows: list[list[Cell | str]] = []
+    rows: list[Row] = []
     for tensor in found:
         shape = "differs" if tensor.shape is None else f"[{','.join(map(str, tensor.shape))}]"
         label = Cell(tensor.name)
         if tensor.nan:
-            label = Cell(f"{tensor.name} ({tensor.nan} NaN)", "yellow")
-        numbers = map(number_text, (tensor.min, tensor.max, tensor.mean))
-        rows.append([label, tensor.dtype, shape, *numbers])
-    show_table(columns, rows)
+            label = Cell(f"{tensor.name} ({tensor.nan} NaN)", Tone.OPEN)
+        rows.append(
+            [label, tensor.dtype, shape, *map(amount, (tensor.min, tensor.max, tensor.mean))]
+        )
+    columns: Columns = [
+        Column("output", code=True),
+        "type",
+        "shape",
+        *numbers("min", "max", "mean"),
+    ]
+    show_table(Table("tensors", columns, rows))
 
 
 def show_quantizers(found: Sequence[QuantizerStatistics]) -> None:
     """Print a table of quantizers: what share of values is clipped, which codes occur."""
-    columns = [
-        Column("quantizer", cut=True),
-        Column("of"),
-        Column("format"),
-        Column("min", right=True, spare=True),
-        Column("max", right=True, spare=True),
-        Column("mean", right=True, spare=True),
-        Column("clipped", right=True),
-        Column("codes", right=True),
+    columns: Columns = [
+        *(Column("quantizer", code=True), "of", "format"),
+        *numbers("min", "max", "mean", spare=True),
+        *numbers("clipped", "codes"),
         Column("histogram", spare=True),
     ]
-    rows: list[list[Cell | str]] = []
+    rows: list[Row] = []
     for each in found:
         if each.reason is not None:
             continue
-        share, codes = each.clipped_share, each.codes
-        clipped = "-" if share is None else percent_text(share)
+        codes, tone = each.codes, Tone.PLAIN
+        if each.clipped_share is not None and each.clipped_share > _MUCH_CLIPPED:
+            tone = Tone.OPEN
+        ends = each.values.min, each.values.max, each.values.mean
         rows.append(
             [
-                each.node,
-                "weight" if each.weight else "data",
-                each.format or "-",
-                *map(number_text, (each.values.min, each.values.max, each.values.mean), (4,) * 3),
-                Cell(clipped, "yellow" if share is not None and share > _MUCH_CLIPPED else ""),
-                "-" if codes is None else f"{len(codes)}/{each.levels}",
+                *(each.node, "weight" if each.weight else "data", each.format or NONE),
+                *(amount(end, 4) for end in ends),
+                Cell(percent(each.clipped_share), tone),
+                NONE if codes is None else f"{len(codes)}/{each.levels}",
                 bars(codes or []),
             ]
         )
     if rows:
-        show_table(columns, rows)
+        show_table(Table("quantizers", columns, rows))
     for each in found:
         if each.reason is not None:
-            show_paragraph(f"no statistics: {each.reason}", "yellow")
+            show_paragraph(f"no statistics: {each.reason}", Tone.OPEN)
 
 
 def bars(codes: Sequence[tuple[float, int]], width: int = 16) -> str:

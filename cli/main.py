@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import difflib
-import gc
 import importlib
 import pkgutil
 import sys
@@ -13,13 +11,12 @@ from collections.abc import Sequence
 
 import click
 
-from qgraph import __version__
 from qgraph.cli import commands
 from qgraph.cli.options import talk_options
 from qgraph.cli.output import Talk
-from qgraph.cli.signals import Interrupted, interruptible
-from qgraph.cli.streams import guarded_streams
+from qgraph.cli.process import Interrupted, guarded_streams, interruptible, tune
 from qgraph.errors import EquivalenceError, OptionError, QGraphError, UndecidedError
+from qgraph.version import __version__
 
 DIFFERENT, USAGE, UNUSABLE, UNDECIDED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 4, 130, 141
 """Exit codes; the last two as of a process that SIGINT or SIGPIPE ended."""
@@ -64,7 +61,7 @@ class Commands(click.Group):
 @click.version_option(__version__, message="qgraph %(version)s")
 @talk_options
 def cli() -> None:
-    """Rewrite quantized ONNX models, and show that nothing changed.
+    """Rewrite quantized ONNX models, and prove that they stay equal.
 
     \b
     qgraph info model.onnx
@@ -83,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; those of the process if None.
     """
     if argv is None:
-        _collect_seldom()
+        tune()
     with guarded_streams() as results:
         status = 0
         try:
@@ -120,12 +117,6 @@ def _run(argv: Sequence[str] | None) -> int:
     except Exception as error:
         return _failed(error, talk)
     return int(status or 0)
-
-
-def _collect_seldom() -> None:
-    """Make the garbage collector rare: what a command builds is in use until the process ends."""
-    gc.set_threshold(100_000, 50, 50)
-    atexit.register(gc.freeze)
 
 
 def _failed(error: Exception, talk: Talk) -> int:

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
-from qgraph.choices import meant, word
 from qgraph.cli.output import Talk
-from qgraph.errors import OptionError
+from qgraph.errors import OptionError, meant, word
 from qgraph.exactness import Exactness
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -89,9 +88,11 @@ def talk_options(function: F) -> F:
     hidden: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _keep}
     for option in (
         click.option("--debug", is_flag=True, help="Show tracebacks.", **hidden),
-        click.option("-q", "--quiet", is_flag=True, help="Results and errors only.", **hidden),
         click.option(
-            "-v", "--verbose", "verbosity", count=True, help="Say more; twice: much more.", **hidden
+            "-q", "--quiet", is_flag=True, help="Print only results and errors.", **hidden
+        ),
+        click.option(
+            "-v", "--verbose", "verbosity", count=True, help="Print more; -vv: even more.", **hidden
         ),
     ):
         function = option(function)
@@ -116,13 +117,13 @@ backend_option = click.option(
     type=Word(["auto", "numpy", "ort"]),
     default="auto",
     show_default=True,
-    help="What computes: auto is ONNX Runtime where it is installed.",
+    help="What runs the models; auto: ONNX Runtime if it is installed, else numpy.",
 )
 
 
 REWRITE_EPILOG = (
-    "OUT is written as a whole or not at all, and so is the report. Quantizers that are left as "
-    "they were are listed with reasons; the exit status is 0 all the same."
+    "If anything fails, neither OUT nor the report is written. Quantizers that are left unchanged "
+    "are listed with the reason; the exit status is still 0."
 )
 
 
@@ -155,16 +156,20 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
         type=named_file,
         metavar="NAME=FILE",
         multiple=True,
-        help="Array for one input; once for each.",
+        help="File with the array of one input (.npy); repeat for others.",
     )
     @click.option(
-        "--inputs", "bundle", type=file_path, metavar="FILE", help="Arrays for all inputs (.npz)."
+        "--inputs",
+        "bundle",
+        type=file_path,
+        metavar="FILE",
+        help="File with the arrays of all inputs (.npz).",
     )
     @click.option(
         "--random", type=click.IntRange(min=1), metavar="N", help="Number of random batches [1]."
     )
     @click.option(
-        "--seed", type=click.IntRange(min=0), metavar="S", help="Of the random batches [0]."
+        "--seed", type=click.IntRange(min=0), metavar="S", help="Seed of the random batches [0]."
     )
     @click.option(
         "--shape",
@@ -172,7 +177,7 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
         type=named_shape,
         metavar="NAME:DIMS",
         multiple=True,
-        help="Shape of a random input, as NAME:1,3,224,224.",
+        help="Shape of a random input, such as NAME:1,3,224,224.",
     )
     @functools.wraps(function)
     def command(
@@ -215,14 +220,14 @@ def sample_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "--batch",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Rows of arrays from files to run at once, where the models leave it open.",
+        help="Rows of the arrays to run at once, if the batch size is dynamic [all].",
     )
     @click.option(
         "--probes",
         type=click.IntRange(min=0),
         default=0,
         metavar="N",
-        help="Also inputs beside up to N thresholds of each quantizer; some 30 runs for each.",
+        help="Also run inputs next to up to N thresholds of each quantizer (30 runs each) [0].",
     )
     @functools.wraps(function)
     def command(batch: int | None, probes: int, **others: Any) -> Any:
@@ -261,7 +266,7 @@ class Rewrite:
 keep_inputs_option = click.option(
     "--keep-inputs",
     is_flag=True,
-    help="Leave initializers that are graph inputs too; they are not constant then.",
+    help="Keep initializers that are also graph inputs as inputs [treat them as constants].",
 )
 
 
@@ -269,35 +274,33 @@ def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add MODEL and the options for its result, which the command gets as ``files``."""
 
     @model_argument
-    @click.option(
-        "-o", "--output", "out", type=file_path, metavar="OUT", help="The model to write."
-    )
+    @click.option("-o", "--output", "out", type=file_path, metavar="OUT", help="Model to write.")
     @click.option("--report", type=file_path, metavar="FILE", help="Write a JSON report.")
-    @click.option("--in-place", is_flag=True, help="Allow the model itself to be replaced.")
+    @click.option("--in-place", is_flag=True, help="Replace MODEL.")
     @keep_inputs_option
     @click.option(
         "--prove",
         is_flag=True,
-        help="Write only what is proved equal for every input; exit status 1 or 4 otherwise.",
+        help="Write OUT only if it is proved equal for every input; else exit with 1 or 4.",
     )
     @click.option(
         "--shard-size",
         "shard_bytes",
         type=byte_size,
         metavar="SIZE",
-        help="Put weights into data files of at most so many bytes, such as 2GB.",
+        help="Maximum size of a data file for weights, such as 2GB [no limit].",
     )
     @click.option(
         "--external-threshold",
         "size_threshold",
         type=byte_size,
         metavar="SIZE",
-        help="Put weights of at least so many bytes into data files [1KB, if there are any].",
+        help="Move weights of at least SIZE to data files [1KB, if data files are written].",
     )
     @click.option(
         "--safetensors",
         is_flag=True,
-        help="Put weights into data files that readers of safetensors can read, too.",
+        help="Write the data files as safetensors files.",
     )
     @functools.wraps(function)
     def command(
@@ -337,14 +340,14 @@ exact_option = click.option(
     type=Word(LEVELS),
     default=str(Exactness.VALUES),
     show_default=True,
-    help="Lowest rung of equality that is accepted.",
+    help="Minimum level of equality to accept.",
 )
 
 opset_option = click.option(
     "--opset",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Highest opset that may be used [21, or that of the model if higher].",
+    help="Highest opset to use [21, or that of MODEL if it is higher].",
 )
 
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
-from qgraph.markup import one_line, printable
+from qgraph.reporting.view import Cell, Column, Page, Table, Tone
+from qgraph.text import one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,32 +25,7 @@ _LEAST_CUT = 20
 """Texts are not cut shorter than this."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Text in a table with a style of rich, such as ``red`` or ``dim``."""
-
-    text: str
-    style: str = ""
-
-
-Rows = Sequence[Sequence[Cell | str]]
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        name: its heading.
-        right: whether it is aligned to the right, as numbers are.
-        cut: whether its texts are cut rather than wrapped where there is little room.
-        spare: whether it may be left out where there is little room.
-    """
-
-    name: str
-    right: bool = False
-    cut: bool = False
-    spare: bool = False
+_STYLES = {Tone.GOOD: "green", Tone.BAD: "red", Tone.OPEN: "yellow", Tone.PLAIN: ""}
 
 
 @dataclass
@@ -130,51 +106,89 @@ def flush_results() -> None:
     sys.stdout.flush()
 
 
-def show_table(columns: Sequence[Column], rows: Rows) -> None:
+def show_page(talk: Talk, page: Page) -> None:
+    """Print what a report says; only the verdict if the user wants quiet.
+
+    Remarks go to stderr. Tables that are long are gathered, and others left out, unless the user
+    wants more.
+    """
+    for section in page.sections:
+        if talk.quiet or section.is_drawn_only:
+            continue
+        tables = section.tables if talk.verbosity or not section.detail else ()
+        for text in section.text:
+            show_paragraph(text)
+        for table in tables:
+            show_table(table, every=talk.verbosity > 0)
+        for point in section.points:
+            talk.note(point)
+        if section.text or tables:
+            show()
+    if not talk.quiet:
+        show_paragraph("; ".join(f"{fact.name} {fact.value}" for fact in page.facts))
+    show_paragraph(f"{page.verdict.upper()}: {page.sentence}", page.tone, is_bold=True)
+
+
+def show_table(table: Table, *, every: bool = True) -> None:
     """Print a table: fitted to a terminal, or else with as much room as the texts need.
 
     Columns that say nothing are left out.
+
+    Args:
+        table: the table.
+        every: print all rows. Otherwise those of a long table that differ in names only are one
+            row, and if these are many the first ones are printed.
     """
-    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
-    cells = [[Cell(one_line(cell.text), cell.style) for cell in row] for row in cells]
-    kept = [place for place in range(len(columns)) if any(row[place].text for row in cells)]
-    if not sys.stdout.isatty():
-        _show_plain([columns[place] for place in kept], [[row[i] for i in kept] for row in cells])
-        return
+    hidden = 0
+    if table.folded and not every:
+        table = table.gathered()
+        hidden = max(len(table.rows) - (table.most or 0), 0)
+        table.rows = table.rows[: table.most]
+    rows = [[Cell(one_line(cell.text), cell.tone) for cell in row] for row in table.rows]
+    columns, kept = table.columns, table.shown
+    if sys.stdout.isatty():
+        _show_fitted(columns, rows, kept)
+    else:
+        _show_plain([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    if hidden:
+        show(f"and {hidden} more; -v shows all")
+
+
+def _show_fitted(columns: Sequence[Column], rows: Sequence[list[Cell]], kept: list[int]) -> None:
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as Grid
     from rich.text import Text
 
     screen = console()
-    widths = _fitted(columns, cells, kept, screen.width)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    for place, width in widths.items():
-        column = columns[place]
-        table.add_column(
+    widths = _fitted(columns, rows, kept, screen.width)
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for index, width in widths.items():
+        column = columns[index]
+        grid.add_column(
             column.name,
-            justify="right" if column.right else "left",
-            no_wrap=column.cut,
-            overflow="ellipsis" if column.cut else "fold",
-            max_width=width if column.cut else None,
+            justify="right" if column.number else "left",
+            no_wrap=column.code,
+            overflow="ellipsis" if column.code else "fold",
+            max_width=width if column.code else None,
         )
-        if column.cut:
-            short = shortened([row[place].text for row in cells], width)
-            for row, text in zip(cells, short, strict=True):
-                row[place] = Cell(text, row[place].style)
-    for row in cells:
-        table.add_row(*(Text(row[place].text, style=row[place].style) for place in widths))
-    screen.print(table)
+        if column.code:
+            short = shortened([row[index].text for row in rows], width)
+            for row, text in zip(rows, short, strict=True):
+                row[index] = Cell(text, row[index].tone)
+    for row in rows:
+        grid.add_row(*(Text(row[i].text, style=_STYLES[row[i].tone]) for i in widths))
+    screen.print(grid)
 
 
-def show_paragraph(text: str, style: str = "", *, indent: int = 0) -> None:
+def show_paragraph(text: str, tone: Tone = Tone.PLAIN, *, is_bold: bool = False) -> None:
     """Print text, wrapped at the width of a terminal."""
     if not sys.stdout.isatty():
-        show(" " * indent + text)
+        show(text)
         return
-    from rich.padding import Padding
     from rich.text import Text
 
-    console().print(Padding(Text(printable(text), style=style), (0, 0, 0, indent)))
+    style = f"{'bold ' if is_bold else ''}{_STYLES[tone]}".strip()
+    console().print(Text(printable(text), style=style))
 
 
 def console() -> Console:
@@ -230,8 +244,8 @@ def _fitted(
     still too wide is wrapped.
     """
     widths = {
-        place: max(len(text) for text in (columns[place].name, *(row[place].text for row in rows)))
-        for place in kept
+        index: max(len(text) for text in (columns[index].name, *(row[index].text for row in rows)))
+        for index in kept
     }
 
     def excess() -> int:
@@ -239,14 +253,14 @@ def _fitted(
         return sum(widths.values()) + 3 * (len(widths) - 1) + 1 - room
 
     whole = dict(widths)
-    for place in kept:
-        if columns[place].cut:
-            widths[place] = min(widths[place], _LEAST_CUT)
-    for place in reversed(kept):
-        if columns[place].spare and excess() > 0:
-            del widths[place]
-    while excess() < 0 and (cut := [place for place in widths if widths[place] < whole[place]]):
-        widths[min(cut, key=lambda place: widths[place])] += 1
+    for index in kept:
+        if columns[index].code:
+            widths[index] = min(widths[index], _LEAST_CUT)
+    for index in reversed(kept):
+        if columns[index].spare and excess() > 0:
+            del widths[index]
+    while excess() < 0 and (cut := [index for index in widths if widths[index] < whole[index]]):
+        widths[min(cut, key=lambda index: widths[index])] += 1
     return widths
 
 
@@ -256,37 +270,10 @@ def _show_plain(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> No
     widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
     for line in lines:
         parts = [
-            text.rjust(width) if column.right else text.ljust(width)
+            text.rjust(width) if column.number else text.ljust(width)
             for column, text, width in zip(columns, line, widths, strict=True)
         ]
         show("  ".join(parts).rstrip())
-
-
-def count(number: int, noun: str) -> str:
-    """Return ``1 site`` or ``2 sites``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def bytes_text(number: int) -> str:
-    """Return a number of bytes as people read it: ``118 KiB``."""
-    amount, unit = float(number), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1000 or unit == "TiB":
-            break
-        amount /= 1024
-    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
-
-
-def number_text(number: float | None, digits: int = 6) -> str:
-    """Return a number with so many digits; a dash where there is none."""
-    return "-" if number is None else f"{number:.{digits}g}"
-
-
-def percent_text(share: float) -> str:
-    """Return a share of 1 in percent; a tiny one is not shown as none."""
-    if 0 < share < 0.0001:
-        return "<0.01%"
-    return f"{share:.2%}"
 
 
 def bar_marks() -> str:

@@ -1,15 +1,23 @@
-"""A progress bar on stderr, for work that takes long enough to ask what is going on."""
+"""A progress bar on stderr, for work that takes long enough to ask what is going on.
+
+The files that a command writes: guarded and locked before any work is done for them.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from threading import Lock, Timer
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from qgraph.cli.output import Talk, bytes_text
-from qgraph.markup import printable
+from qgraph.cli.output import Talk, flush_results
+from qgraph.reporting.view import size
+from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs
+from qgraph.text import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -67,10 +75,10 @@ class ProgressBar:
         if not done:
             self._began = now
         rate = done / (now - self._began) if done and now > self._began else 0.0
-        text = f"{bytes_text(done)} of {bytes_text(total)}" if total else ""
+        text = f"{size(done)} of {size(total)}" if total else ""
         if rate and total:
             left = int((total - done) / rate)
-            text += f", {bytes_text(int(rate))}/s, {left // 60}:{left % 60:02d} left"
+            text += f", {size(int(rate))}/s, {left // 60}:{left % 60:02d} left"
         self._show(printable(what), done, total, text)
 
     def _show(self, what: str, done: int, total: int, amount: str) -> None:
@@ -99,3 +107,46 @@ class ProgressBar:
             self._task = bar.add_task(what, completed=done, total=total or None, amount=amount)
             self._bar = bar
             bar.start()
+
+
+@contextmanager
+def planned(
+    targets: Iterable[Path | None],
+    *,
+    models: Iterable[Path | None] = (),
+    files: Iterable[Path | None] = (),
+) -> Iterator[Outputs]:
+    """Give the outputs of a command, which appear together when the block ends without an error.
+
+    What the command shows is written before that, so that a full disk behind the standard output
+    leaves no file.
+
+    Args:
+        targets: files to write; None for those that are not wanted.
+        models: model files that the command reads; their data files are guarded too.
+        files: other files that it reads.
+
+    Raises:
+        OptionError: an output would replace one of these, or another output.
+        QGraphError: an output cannot be written, or another process is writing it.
+    """
+    wanted = [target for target in targets if target is not None]
+    with Outputs() as outputs:
+        outputs.protect(files)
+        if wanted:
+            protect_models(outputs, models)
+        for target in wanted:
+            outputs.reserve(target)
+        yield outputs
+        flush_results()
+
+
+def protect_models(outputs: Outputs, models: Iterable[Path | None]) -> None:
+    """Keep outputs away from model files and their data files."""
+    from qgraph.storage.reading import files_of
+
+    for model in models:
+        if model is not None:
+            own, *data = files_of(model)
+            outputs.protect([own])
+            outputs.protect(data, HOLDS_WEIGHTS)

@@ -15,7 +15,7 @@ from qgraph.cli import options
 
 if TYPE_CHECKING:
     from qgraph.model import Model, Source
-    from qgraph.outputs.outputs import Outputs
+    from qgraph.storage.outputs import Outputs
 
 _BATCHES = 4
 """Codes of activations are counted in so many batches."""
@@ -55,7 +55,7 @@ class Views:
             OptionError: the libraries that draw are not installed.
         """
         if self.html is not None:
-            from qgraph.reporting.extras import require_drawing
+            from qgraph.reporting.theme import require_drawing
 
             require_drawing("--html")
 
@@ -75,14 +75,14 @@ class Views:
             outputs: with which the files appear.
             batches: inputs of the first one.
         """
-        from qgraph.files import write_text
+        from qgraph.storage.archive import write_text
 
         if self.sarif is not None:
             from qgraph.reporting.sarif import sarif_log
 
             write_text(self.sarif, sarif_log(document), outputs)
         if self.markdown is not None:
-            from qgraph.reporting.markdown import markdown_report
+            from qgraph.reporting.pages import markdown_report
 
             write_text(self.markdown, markdown_report(document), outputs)
         if self.junit is not None:
@@ -90,10 +90,14 @@ class Views:
 
             write_text(self.junit, junit_report(document), outputs)
         if self.html is not None:
-            from qgraph.reporting.illustrations import illustrated
-            from qgraph.reporting.page import html_page
+            from qgraph.inventory.pictures import illustrated
+            from qgraph.model import load
+            from qgraph.reporting.pages import html_page
 
-            whole = document if models is None else illustrated(document, *models, batches)
+            whole = document
+            if models is not None:
+                reference, candidate = (load(model).ir for model in models)
+                whole = illustrated(document, reference, candidate, batches)
             write_text(self.html, html_page(whole), outputs)
 
 
@@ -142,12 +146,12 @@ def some_batches(
         inputs: what random ones are to be like.
         rows: of a batch of the given arrays; None for what the model takes.
     """
-    from qgraph.equivalence.inputs import make_inputs
-    from qgraph.execution.batches import Batches
+    from qgraph.execution.inputs import make_inputs
+    from qgraph.execution.prepare import Batches
 
     if given is not None:
         return list(itertools.islice(Batches(model.ir.graph, given, rows), _BATCHES))
     return [
-        make_inputs(model, seed=inputs.seed, number=number, shapes=inputs.shapes)
+        make_inputs(model.inputs, seed=inputs.seed, number=number, shapes=inputs.shapes)
         for number in range(min(inputs.random or 1, _BATCHES))
     ]

@@ -14,25 +14,19 @@ Names are imported at first use: ``import qgraph`` alone costs next to nothing.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
-from qgraph.checkout import source_root
-from qgraph.lazy import defer
-
-defer("sympy", "onnx_ir._symbolic_shapes")
-
-__path__ += source_root(__file__)
-
-__version__ = "0.1.0"
+from qgraph.version import __version__
 
 if TYPE_CHECKING:
-    from qgraph.certification.certify import prove
-    from qgraph.equivalence.check import check
-    from qgraph.equivalence.reduce import reduce
+    from qgraph.comparison.check import check
+    from qgraph.comparison.prove import prove
+    from qgraph.comparison.reduce import reduce
     from qgraph.errors import QGraphError
     from qgraph.exactness import Exactness
     from qgraph.model import Model, load
-    from qgraph.report import Report
+    from qgraph.reports import Report
 
 __all__ = [
     "Exactness",
@@ -50,11 +44,11 @@ _HOMES = {
     "Exactness": "qgraph.exactness",
     "Model": "qgraph.model",
     "QGraphError": "qgraph.errors",
-    "Report": "qgraph.report",
-    "check": "qgraph.equivalence.check",
+    "Report": "qgraph.reports",
+    "check": "qgraph.comparison.check",
     "load": "qgraph.model",
-    "prove": "qgraph.certification.certify",
-    "reduce": "qgraph.equivalence.reduce",
+    "prove": "qgraph.comparison.prove",
+    "reduce": "qgraph.comparison.reduce",
 }
 
 
@@ -62,3 +56,22 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'qgraph' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def _checkout(init: str) -> list[str]:
+    """Return the root of the checkout that ``init``, this file, lies in; nothing if installed.
+
+    An installation puts the folders ``transforms`` and ``cli`` of the checkout into this package.
+    Python that starts in the root of a checkout imports this package from there, without them.
+    """
+    root = os.path.dirname(os.path.dirname(os.path.abspath(init)))
+    parts = [os.path.join(root, folder, "__init__.py") for folder in ("transforms", "cli")]
+    try:
+        with open(os.path.join(root, "pyproject.toml"), encoding="utf-8") as project:
+            is_ours = 'name = "qgraph"' in map(str.strip, project)
+    except (OSError, ValueError):
+        return []
+    return [root] if is_ours and all(map(os.path.isfile, parts)) else []
+
+
+__path__ += _checkout(__file__)

@@ -1,11 +1,12 @@
-"""How equal two quantizers are: the ladder, and the verdict of one comparison."""
+"""How equal two functions are: levels of exactness, and the verdict of one comparison."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Protocol
 
-from qgraph.choices import Choice, member
+from qgraph.errors import Choice, member
 
 
 class Exactness(Choice):
@@ -26,6 +27,13 @@ class Exactness(Choice):
     CODES = "codes"
     NEAR = "near"
     DIFFERENT = "different"
+
+    @classmethod
+    def of(cls, found: Differences) -> Exactness:
+        """Return the level of two arrays that were compared value by value."""
+        if found.differing:
+            return cls.CODES if found.only_last_bits else cls.DIFFERENT
+        return cls.VALUES if found.zero_sign else cls.BITS
 
     @property
     def _height(self) -> int:
@@ -54,6 +62,26 @@ def _level(other: object) -> Exactness | None:
     return member(Exactness, other, "level") if isinstance(other, str) else None
 
 
+BIAS_LAST = "the bias is added last, with one rounding"
+"""The condition of a proof that its verdict is told with."""
+
+
+class Differences(Protocol):
+    """Counts of differing elements, see :class:`qgraph.numerics.values.Comparison`."""
+
+    @property
+    def differing(self) -> int:
+        """Number of elements that differ in value."""
+
+    @property
+    def zero_sign(self) -> int:
+        """Number of zeros of different signs."""
+
+    @property
+    def only_last_bits(self) -> bool:
+        """Whether all differences are tiny."""
+
+
 class Method(StrEnum):
     """How a verdict was reached."""
 
@@ -76,25 +104,118 @@ class Witness:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known about the equality of two small graphs.
+    """What is known about the equality of two functions over all their inputs.
 
     Attributes:
-        rung: the highest rung that holds; None when undecided.
+        exactness: the highest level that holds; None when undecided.
         method: how it was decided.
-        differing_inputs: how many of the non-NaN float32 inputs (summed over channels; elements
-            of a constant input) give different values, -0 equal to +0.
-        zero_sign_inputs: how many give zeros of different sign.
-        witness: an input that shows why the next higher rung does not hold.
-        reason: why it is undecided, or a remark such as "NaN becomes -12.8".
+        differing_inputs: number of the non-NaN inputs (summed over channels; elements of a
+            constant) whose values differ, -0 equal to +0.
+        zero_sign_inputs: number of inputs that give zeros of different signs.
+        witness: an input that shows why the next higher level does not hold.
+        reason: why it is undecided, or a remark such as "all inputs were tried one by one".
+        witness_channel: channel of the witness; None where there are no channels.
+        largest_steps: the largest difference in steps of the reference; None where not known.
+        nan_differs, infinity_differs: whether NaN and infinities have other results.
     """
 
-    rung: Exactness | None
-    method: Method
+    exactness: Exactness | None = None
+    method: Method = Method.NONE
     differing_inputs: int = 0
     zero_sign_inputs: int = 0
     witness: Witness | None = None
     reason: str | None = None
+    witness_channel: int | None = None
+    largest_steps: float | None = None
+    nan_differs: bool = False
+    infinity_differs: bool = False
+
+    @property
+    def remarks(self) -> str | None:
+        """The reason, and whether NaN and infinities differ; None if there is nothing to say."""
+        parts = (
+            self.reason,
+            "NaN is not kept" if self.nan_differs else None,
+            "infinities differ" if self.infinity_differs else None,
+        )
+        return "; ".join(filter(None, parts)) or None
 
     def reaches(self, level: Exactness) -> bool:
         """Return whether the verdict is at least ``level``."""
-        return self.rung is not None and self.rung >= level
+        return self.exactness is not None and self.exactness >= level
+
+
+class ProofVerdict(StrEnum):
+    """What was shown of two functions, over all inputs."""
+
+    PROVED = "proved"
+    DIFFERENT = "different"
+    UNDECIDED = "undecided"
+
+
+class Status(StrEnum):
+    """What the checker of certificates says of a part of one."""
+
+    CHECKED = "checked"
+    UNCHECKED = "unchecked"
+    REFUTED = "refuted"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the checker says of a part of a certificate.
+
+    Attributes:
+        status: checked if it was decided again from definitions alone.
+        reason: why it is unchecked or refuted.
+        prover: whether the prover decided an unchecked part anew, and agrees.
+    """
+
+    status: Status
+    reason: str | None = None
+    prover: bool = False
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the checker says of a certificate.
+
+    Attributes:
+        verdict: what follows for the models from what was decided, whatever the file says.
+        regions: a finding for each region, in the order of the certificate.
+        outputs: whether the outputs follow from the regions, where the certificate says so.
+        statements: whether verdict, level, conditions, notes and listed types claim no more.
+        prover: whether the prover was run for the unchecked parts.
+    """
+
+    verdict: ProofVerdict
+    regions: tuple[Finding, ...]
+    outputs: Finding
+    statements: Finding
+    prover: bool = False
+
+    @property
+    def parts(self) -> tuple[Finding, ...]:
+        """All findings."""
+        return *self.regions, self.outputs, self.statements
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether any part of the certificate is refuted."""
+        return any(finding.status is Status.REFUTED for finding in self.parts)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many regions are checked, unchecked and refuted."""
+        return {str(s): sum(f.status is s for f in self.regions) for s in Status}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the findings, those of regions in the order of the certificate."""
+        return {
+            "verdict": str(self.verdict),
+            "summary": self.counts,
+            "prover": self.prover,
+            "outputs": vars(self.outputs),
+            "statements": vars(self.statements),
+            "regions": [vars(finding) for finding in self.regions],
+        }

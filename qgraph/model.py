@@ -13,24 +13,22 @@ import onnx
 import onnx_ir
 import onnx_ir as ir
 
-from qgraph.collecting import seldom
+from qgraph.certificate import Identity
 from qgraph.errors import QGraphError
-from qgraph.graph.constants import constant, overridable
+from qgraph.graph.constants import constant, freeze_inputs
+from qgraph.graph.opset.versions import declare_domains
 from qgraph.graph.scopes import check_names, nodes_of, owners
 from qgraph.graph.tensors import slots
-from qgraph.opsets.versions import declare_domains
-from qgraph.outputs.outputs import HOLDS_WEIGHTS, Outputs, joined
-from qgraph.outputs.places import is_same
-from qgraph.report import Report
+from qgraph.reports import Report
 from qgraph.storage import datafiles, in_memory
 from qgraph.storage import files as storage
-from qgraph.storage.identity import Identity, Origin
+from qgraph.storage.identity import Origin
+from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs, joined
+from qgraph.storage.places import is_same
 from qgraph.storage.reading import files_of
 
 if TYPE_CHECKING:
-    import networkx as nx
-
-    from qgraph.prepared import Prepared
+    from qgraph.execution.prepare import Prepared
 
 
 class Model:
@@ -69,7 +67,6 @@ class Model:
         self._lent = True
         return self._ir
 
-    @seldom()
     def save(
         self,
         path: str | os.PathLike[str],
@@ -177,30 +174,8 @@ class Model:
         """Drop initializers from the graph inputs, so that they are constants; return how many."""
         self._prepared = None
         self._lent = True
-        return _freeze_inputs(self._ir)
+        return freeze_inputs(self._ir)
 
-    def settled(self) -> Model:
-        """Return the model with constants where a pass would see them: itself, or else a copy.
-
-        Initializers are no graph inputs in it, and parameters of quantizers that follow from
-        static dimensions are spelled out.
-        """
-        from qgraph.execution.static_parameters import freeze_static_parameters, static_parameters
-
-        if not overridable(self._ir.graph) and not static_parameters(self._ir):
-            return self
-        copy = self.clone()
-        copy.freeze_inputs()
-        freeze_static_parameters(copy._ir)
-        return copy
-
-    def digraph(self) -> nx.MultiDiGraph:
-        """Return the main graph as networkx sees it; see :func:`qgraph.graph.topology.graph_of`."""
-        from qgraph.graph.topology import graph_of
-
-        return graph_of(self.ir.graph)
-
-    @seldom()
     def apply(self, *steps: onnx_ir.passes.PassBase, keep_inputs: bool = False) -> Report:
         """Run passes one after the other; if one fails, the model stays as it was.
 
@@ -214,7 +189,7 @@ class Model:
         Raises:
             QGraphError: what a pass of qgraph raises; for another pass, its error is the cause.
         """
-        from qgraph.execution.static_parameters import freeze_static_parameters
+        from qgraph.ops.static_parameters import freeze_static_parameters
 
         storage.sort_nodes(self._ir)
         report = Report(weight_bytes_before=storage.weight_bytes(self._ir))
@@ -223,7 +198,7 @@ class Model:
         if added:
             report.notes.append(f"declared operator sets: {', '.join(added)}")
         if not keep_inputs:
-            report.frozen_inputs = _freeze_inputs(draft)
+            report.frozen_inputs = freeze_inputs(draft)
         if settled := freeze_static_parameters(draft):
             report.notes.append(f"parameters that follow from static dimensions: {settled}")
         for step in steps:
@@ -250,11 +225,13 @@ class Model:
             backend: "auto", "numpy" or "ort"; auto is ONNX Runtime if it is installed.
             taps: names of further values to return.
         """
-        if self._prepared is None:
-            from qgraph.prepared import Prepared
+        from qgraph.execution.prepare import Prepared
+        from qgraph.quantizers.standardize import standardize
 
+        if self._prepared is None:
             self._prepared = Prepared()
-        executor = self._prepared.executor(self._ir, backend, unseen=not self._lent)
+        unseen = not self._lent
+        executor = self._prepared.executor(self._ir, backend, standardize, unseen=unseen)
         return executor.run(inputs, taps=taps)
 
 
@@ -262,7 +239,6 @@ Source = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Model
 """What a model can be made of."""
 
 
-@seldom()
 def load(source: Source) -> Model:
     """Return a model of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
 
@@ -285,13 +261,6 @@ def load(source: Source) -> Model:
         return Model(storage.from_proto(own), lent=False)
     model, origin = storage.read(source)
     return Model(model, Path(source), lent=False, origin=origin)
-
-
-def _freeze_inputs(model: ir.Model) -> int:
-    frozen = overridable(model.graph)
-    for value in frozen:
-        model.graph.inputs.remove(value)
-    return len(frozen)
 
 
 def _run_step(step: ir.passes.PassBase, model: ir.Model, report: Report) -> ir.Model:

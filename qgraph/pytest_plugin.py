@@ -19,16 +19,16 @@ import pytest
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from qgraph.certification.certificate import Certificate, Region
-    from qgraph.equivalence.report import CheckReport
-    from qgraph.equivalence.tolerance import Limit
+    from qgraph.certificate import Certificate
+    from qgraph.comparison.report import CheckReport
+    from qgraph.comparison.tolerance import Limit
     from qgraph.model import Source
 
 _RUNS = 100
 """Runs of each model that a witness of a failed proof is worth."""
 
 _SHOWN = 5
-"""Up to so many outputs or regions are told one by one."""
+"""Findings that are listed one by one."""
 
 
 class AssertEquivalent(Protocol):
@@ -95,9 +95,9 @@ def assert_onnx_equivalent(tmp_path_factory: pytest.TempPathFactory) -> AssertEq
         min_top1: Limit | None = None,
     ) -> CheckReport:
         __tracebackhide__ = True
-        from qgraph import check
+        from qgraph.comparison.check import check
 
-        found = check(
+        report = check(
             reference,
             candidate,
             inputs,
@@ -113,12 +113,12 @@ def assert_onnx_equivalent(tmp_path_factory: pytest.TempPathFactory) -> AssertEq
             min_sqnr=min_sqnr,
             min_top1=min_top1,
         )
-        if found.verdict != "equal":
-            lines = _check_lines(found)
+        if report.verdict != "equal":
+            lines = _lines(report.to_json())
             replay = f"qgraph check {_name(reference)} {_name(candidate)}"
-            lines += _saved(tmp_path_factory, found.example, replay)
+            lines += _saved(tmp_path_factory, report.example, replay)
             raise AssertionError("\n".join(lines))
-        return found
+        return report
 
     return compare
 
@@ -139,66 +139,27 @@ def assert_onnx_proved(tmp_path_factory: pytest.TempPathFactory) -> AssertProved
         keep_inputs: bool = False,
     ) -> Certificate:
         __tracebackhide__ = True
-        from qgraph import prove
+        from qgraph.comparison.prove import prove
 
-        found = prove(reference, candidate, exact=exact, keep_inputs=keep_inputs, runs=_RUNS)
-        if found.verdict != "proved":
-            lines = _proof_lines(found)
+        certificate = prove(reference, candidate, exact=exact, keep_inputs=keep_inputs, runs=_RUNS)
+        if certificate.verdict != "proved":
+            lines = _lines(certificate.to_json())
             replay = f"qgraph check {_name(reference)} {_name(candidate)}"
-            lines += _saved(tmp_path_factory, found.counterexample, replay)
+            lines += _saved(tmp_path_factory, certificate.counterexample, replay)
             raise AssertionError("\n".join(lines))
-        return found
+        return certificate
 
     return compare
 
 
-def _check_lines(found: CheckReport) -> list[str]:
-    """Return the verdict, why, and the first tensor that differs."""
-    lines = [f"the models are {found.verdict}"]
-    lines += _few([f"  output {name}: {reason}" for name, reason in found.failed.items()])
-    if found.metric is not None and found.metric.failed:
-        lines.append(f"  {found.metric.name}: {found.metric.failed}")
-    first = found.first_divergence
-    if first is not None:
-        by = "" if first.max_abs is None else f" by up to {first.max_abs:g}"
-        lines.append(
-            f"first divergence: {first.reference!r}{by}, which {first.op} {first.node!r} produces "
-            "in the reference"
-        )
-    return lines
+def _lines(document: Mapping[str, Any]) -> list[str]:
+    """Return the verdict of a report, and the first findings."""
+    from qgraph.reporting.pages import page_of
 
-
-def _proof_lines(found: Certificate) -> list[str]:
-    """Return the verdict and the regions that are the cause."""
-    causes = [region for region in found.regions if region.verdict != "proved"]
-    lines = [f"the models are {found.verdict}, in {len(causes)} of {len(found.regions)} regions"]
-    return lines + _few(
-        [
-            f"  {cause.reference_value} -> {cause.candidate_value}: {_cause(cause)}"
-            for cause in causes
-        ]
-    )
-
-
-def _cause(region: Region) -> str:
-    parts = [str(region.verdict)]
-    if region.differing not in ("", "0"):
-        what = "elements differ" if region.method == "constant" else "inputs give other values"
-        parts.append(f"{region.differing} {what}")
-    witness = region.witness
-    if witness is not None:
-        what = "element" if region.method == "constant" else "input"
-        parts.append(
-            f"{what} {witness.input:.9g}: {witness.reference:.9g}, not {witness.candidate:.9g}"
-        )
-    if region.reason:
-        parts.append(region.reason)
-    return "; ".join(parts)
-
-
-def _few(lines: list[str]) -> list[str]:
-    more = len(lines) - _SHOWN
-    return lines if more <= 0 else [*lines[:_SHOWN], f"  and {more} more"]
+    page = page_of(document)
+    texts = [f"  {finding.place}: {finding.text}" for finding in page.findings if finding.rule]
+    more = [f"  and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
+    return [f"the models are {page.verdict}: {page.sentence}", *texts[:_SHOWN], *more]
 
 
 def _saved(

@@ -8,8 +8,7 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from qgraph.choices import closest, shown
-from qgraph.errors import OptionError
+from qgraph.errors import OptionError, closest, shown
 
 T = TypeVar("T")
 

@@ -122,6 +122,7 @@ COMPARE = "Compare models"
 PATTERNS = {"reference": "models/*.onnx", "candidate": "build/*_qdq.onnx"}
 
 
+@pytest.mark.slow
 def test_equal_pairs_are_checked_and_reported(project):
     done = project.run(COMPARE, **PATTERNS)
     assert done.status == 0, done.talk
@@ -137,6 +138,7 @@ def test_equal_pairs_are_checked_and_reported(project):
         assert json.loads((folder / f"{name}.check.sarif").read_text())["version"] == "2.1.0"
 
 
+@pytest.mark.slow
 def test_a_pair_that_differs_fails_the_step(project):
     shutil.copy(
         project.folder / "build" / "digits_nncf_qdq.onnx",
@@ -149,10 +151,11 @@ def test_a_pair_that_differs_fails_the_step(project):
     assert done.talk.count("::error") == 1
     assert "build/digits_brevitas_qdq.onnx`: different" in done.summary
     assert "The first tensor that differs is" in done.summary
-    assert done.summary.count("## ") == 2
+    assert len(re.findall(r"^## ", done.summary, re.MULTILINE)) == 2
     assert "digits_brevitas.check.json" in done.reports
 
 
+@pytest.mark.slow
 def test_arguments_reach_the_command(project):
     shutil.copy(
         project.folder / "build" / "digits_nncf_qdq.onnx",
@@ -164,6 +167,7 @@ def test_arguments_reach_the_command(project):
     assert report["verdict"] == "equal"
 
 
+@pytest.mark.slow
 def test_pairs_can_be_proved(project):
     done = project.run(
         COMPARE,
@@ -173,7 +177,7 @@ def test_pairs_can_be_proved(project):
     )
     assert done.status == 0, done.talk
     assert done.outputs == {"pairs": "1", "status": "0"}
-    assert "equal in value, for every input: 10 regions compared" in done.summary
+    assert "equal in value for every input: 10 regions compared" in done.summary
     suite = ET.parse(project.folder / "qgraph-reports/digits_brevitas.prove.xml").getroot()
     assert (suite.attrib["tests"], suite.attrib["failures"]) == ("10", "0")
     certificate = json.loads(
@@ -186,6 +190,7 @@ UNDECIDABLE = """<ir_version: 10, opset_import: ["": 21]>
     net (float[2] x) => (float[2] y) {{ y = {} (x) }}"""
 
 
+@pytest.mark.slow
 def test_undecided_fails_unless_it_is_allowed(project):
     import onnx_ir as ir
 
@@ -198,6 +203,7 @@ def test_undecided_fails_unless_it_is_allowed(project):
     assert project.run(COMPARE, **pair, allow_undecided="true").status == 0
 
 
+@pytest.mark.slow
 def test_stars_pair_files_in_nested_folders_and_names_with_blanks(project):
     nested = project.folder / "models" / "in ner"
     nested.mkdir()
@@ -211,6 +217,7 @@ def test_stars_pair_files_in_nested_folders_and_names_with_blanks(project):
     assert project.run(COMPARE, **pair).outputs == {"pairs": "1", "status": "0"}
 
 
+@pytest.mark.slow
 def test_pages_are_written_on_demand(project):
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
@@ -224,6 +231,7 @@ def test_pages_are_written_on_demand(project):
     assert "digits_brevitas.check.html" in done.reports
 
 
+@pytest.mark.slow
 def test_a_missing_candidate_is_told(project):
     (project.folder / "build" / "digits_nncf_qdq.onnx").unlink()
     done = project.run(COMPARE, **PATTERNS)
@@ -303,6 +311,7 @@ def run_hook(
     )
 
 
+@pytest.mark.slow
 def test_hook_compares_models_with_their_locks(hooks, project):
     folder = project.folder / "models"
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -320,6 +329,7 @@ def test_hook_compares_models_with_their_locks(hooks, project):
     assert "format: uint4 -> uint8" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qgraph-check", "qgraph-prove"])
 def test_hook_compares_the_models_that_its_arguments_name(hooks, project, name):
     pair = ["models/digits_brevitas.onnx", "build/digits_brevitas_qdq.onnx"]

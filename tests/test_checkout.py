@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qgraph.checkout import source_root
+from qgraph import _checkout
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("qgraph", "transforms", "cli", "pyproject.toml")
@@ -83,15 +83,15 @@ def test_modules_run_as_programs(checkout: Path, installed: Path, module: str) -
 
 def test_only_a_checkout_of_this_project_is_one(checkout: Path) -> None:
     init = str(checkout / "qgraph" / "__init__.py")
-    assert source_root(init) == [str(checkout)]
+    assert _checkout(init) == [str(checkout)]
     (checkout / "pyproject.toml").unlink()
-    assert source_root(init) == []
+    assert _checkout(init) == []
     (checkout / "pyproject.toml").write_text('[project]\nname = "another"\n')
-    assert source_root(init) == []
+    assert _checkout(init) == []
     (checkout / "pyproject.toml").write_bytes(b'name = "qgraph" \xff')
-    assert source_root(init) == []
+    assert _checkout(init) == []
 
 
 def test_folder_without_the_subpackages_is_no_checkout(checkout: Path) -> None:
     (checkout / "cli").unlink()
-    assert source_root(str(checkout / "qgraph" / "__init__.py")) == []
+    assert _checkout(str(checkout / "qgraph" / "__init__.py")) == []

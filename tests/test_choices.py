@@ -17,17 +17,15 @@ import pytest
 
 import qgraph
 from qgraph import Exactness, Model, Report
-from qgraph.choices import Choice, member
 from qgraph.cli import commands
 from qgraph.cli.options import Word
-from qgraph.dialects.dialect import DIALECTS
-from qgraph.errors import OptionError
+from qgraph.errors import Choice, OptionError, member
 from qgraph.execution.executor import Backend
 from qgraph.numerics.rounding import Rounding, round_to_integer
-from qgraph.report import Outcome, SiteReport
+from qgraph.quantizers.dialects.dialect import DIALECTS
+from qgraph.reports import Outcome, SiteReport
 from qgraph.transforms import TRANSFORMS, parse_spec
-from qgraph.transforms.base import Transform
-from qgraph.transforms.fields import Option, options_of
+from qgraph.transforms.base import Option, Transform, options_of
 
 LEVELS = ["bits", "values", "codes", "near", "different"]
 REQUIRED: dict[str, dict[str, Any]] = {"convert": {"to": "qdq"}}

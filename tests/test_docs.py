@@ -5,11 +5,13 @@ from __future__ import annotations
 import doctest
 import json
 import os
+import pkgutil
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,12 @@ from qgraph.cli.main import cli, main
 from qgraph.model import load
 from qgraph.ops import operator
 from qgraph.transforms.base import TRANSFORMS
+from tests.layers import ORDER
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"])
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -76,10 +79,23 @@ def _is_installed(name: str) -> bool:
     return find_spec(name) is not None
 
 
-WITH_COMMANDS = ["the first", *(page.stem for page in PAGES if "```console" in page.read_text())]
+WITH_COMMANDS = [
+    "the first",
+    *(
+        str(page.relative_to(DOCS).with_suffix(""))
+        for page in PAGES
+        if "```console" in page.read_text()
+    ),
+]
 
 
-@pytest.mark.parametrize("page", WITH_COMMANDS)
+@pytest.mark.parametrize(
+    "page",
+    [
+        page if page == "the first" else pytest.param(page, marks=pytest.mark.slow)
+        for page in WITH_COMMANDS
+    ],
+)
 def test_commands_run_as_they_stand(page, folder, capsys):
     checker = doctest.OutputChecker()
     count = 0
@@ -99,6 +115,7 @@ def test_commands_run_as_they_stand(page, folder, capsys):
     assert count > 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_the_loop_over_many_pairs_runs(folder):
     (script,) = blocks("ci", "bash")
@@ -112,6 +129,7 @@ def test_the_loop_over_many_pairs_runs(folder):
     assert found == [name for each in names for name in (each, f"{each}.xml")]
 
 
+@pytest.mark.slow
 def test_the_test_with_fixtures_passes(folder, capsys):
     (code,) = blocks("ci", "python")
     (folder / "test_models.py").write_text(code)
@@ -142,7 +160,7 @@ def extension(registries: None) -> Callable[[str], dict[str, Any]]:
     """Runs the code of the page on extending that defines something; returns its names."""
 
     def run(name: str) -> dict[str, Any]:
-        (code,) = [code for code in blocks("extending", "python") if name in code]
+        (code,) = [code for code in blocks("dev/extending", "python") if name in code]
         names: dict[str, Any] = {"__name__": "example"}
         exec(compile(code, name, "exec", dont_inherit=True), names)
         return names
@@ -217,9 +235,51 @@ def test_links_lead_somewhere(page):
 
 
 def test_every_page_is_listed():
-    index = (DOCS / "README.md").read_text()
-    missing = [page.name for page in PAGES if page.stem != "README" and page.name not in index]
-    assert not missing
+    """Each page has a link from the index of its own folder, or of the folder above."""
+    for page in DOCS.rglob("*.md"):
+        folder = page.parent if page.name != "README.md" else page.parent.parent
+        index = next(each for each in (folder, folder.parent) if (each / "README.md").exists())
+        if page != DOCS / "README.md":
+            link = page.relative_to(index)
+            assert f"({link})" in (index / "README.md").read_text(), link
+
+
+def test_worked_examples_print_what_the_page_shows(folder, capsys):
+    """The code of the page is one program; a block of text after it is what it prints."""
+    page = BLOCK.findall((DOCS / "dev" / "architecture.md").read_text())
+    names: dict[str, Any] = {}
+    count = 0
+    for (kind, code), (after, expected) in zip(page, [*page[1:], ("", "")], strict=True):
+        if kind == "python":
+            exec(compile(code, "architecture.md", "exec", dont_inherit=True), names)
+            printed = capsys.readouterr().out
+            assert printed == (expected if after == "text" else "")
+            count += after == "text"
+    assert count == Counter(kind for kind, _ in page)["text"] > 5
+
+
+def test_the_layers_are_those_of_the_code():
+    text = (DOCS / "dev" / "architecture.md").read_text()
+    shown: dict[int, set[str]] = {}
+    for number, names in re.findall(r"^\| (\d+) \| (`[^|]+) \|", text, re.MULTILINE):
+        shown.setdefault(int(number), set()).update(re.findall(r"`(\w+)`", names))
+    assert shown == {number: set(names) for number, names in enumerate(ORDER, start=1)}
+
+
+NAMED = re.compile(r"`((?:qgraph|transforms|cli|tests|docs|\.ci)/[\w./*-]+)`")
+MODULE = re.compile(r"`(qgraph(?:\.\w+)+)`")
+FOR_CONTRIBUTORS = [page for page in PAGES if page.parent != DOCS]
+
+
+@pytest.mark.parametrize("page", FOR_CONTRIBUTORS, ids=lambda page: page.stem)
+def test_paths_and_modules_exist(page):
+    """Those in capital letters, such as NAME.py, stand for a new file."""
+    text = page.read_text()
+    for path in NAMED.findall(text):
+        if not re.search(r"/[A-Z]+_?[A-Z]*(_view)?\.py$", path):
+            assert list(ROOT.glob(path.rstrip("/"))), path
+    for name in MODULE.findall(text):
+        assert pkgutil.resolve_name(name), name
 
 
 def test_every_command_has_a_section_and_an_example():
@@ -232,7 +292,7 @@ def test_every_command_has_a_section_and_an_example():
 
 def test_every_exit_status_is_told():
     from qgraph.cli import main as entry
-    from qgraph.cli.proofs import STATUS
+    from qgraph.cli.commands.prove import STATUS
 
     told = {
         int(n)
@@ -253,6 +313,7 @@ def keys(document: object, skip: frozenset[str]) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_field_of_every_report_is_told(folder, capsys):
     """What names things of a model or of a runtime rather than a measure is not looked into."""
     pair = ["digits_nncf.onnx", "near.onnx"]

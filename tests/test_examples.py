@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 
 
+@pytest.mark.slow
 def test_convert_digits_finds_every_output_equal(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, EXAMPLES / "convert_digits.py", tmp_path / "new" / "folder"],
@@ -33,6 +34,7 @@ def test_convert_digits_finds_every_output_equal(tmp_path: Path) -> None:
         assert {node.domain for node in graph.node} == {""}
 
 
+@pytest.mark.slow
 def test_weights_are_folded_on_a_cluster(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     weight = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)

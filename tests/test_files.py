@@ -8,8 +8,9 @@ import math
 import pytest
 
 from qgraph.errors import QGraphError
-from qgraph.files import json_text, replacing, write_text
-from qgraph.outputs.places import is_same
+from qgraph.storage.archive import replacing, write_text
+from qgraph.storage.places import is_same
+from qgraph.text import json_text
 
 
 def test_a_file_appears_when_the_block_ends(tmp_path):

@@ -1,159 +1,215 @@
-"""Modules import from lower layers only, and from no circle."""
+"""Modules import from lower layers only, and in no circle; importing qgraph changes nothing."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
+import subprocess
+import sys
 
 import networkx as nx
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph.cli"}
+from tests.layers import (
+    FOLDERS,
+    ORDER,
+    ROOT,
+    Import,
+    all_imports,
+    circles,
+    component,
+    files,
+    graph_of_modules,
+    imported,
+    module_of,
+)
 
-LAYERS = [
-    {
-        "errors",
-        "registry",
-        "exactness",
-        "checkout",
-        "choices",
-        "lazy",
-        "files",
-        "cores",
-        "collecting",
-        "markup",
-        "outputs",
-        "junit",
-    },
-    {"numerics"},
-    {"primitives", "tensors", "graph", "opsets", "storage", "report", "runtimes"},
-    {"ops", "proof", "quantizer", "kernels", "foreign"},
-    {"weights", "dialects", "recognition", "execution"},
-    {"model", "prepared"},
-    {
-        "matching",
-        "equivalence",
-        "certification",
-        "verification",
-        "inventory",
-        "standardize",
-        "magnitudes",
-    },
-    {"reporting"},
-    {"transforms"},
-    {"cli", "pytest_plugin", "__main__"},
-]
-"""Modules and packages of qgraph; those of one layer may import each other, but in no circle."""
+PLANNED = {"lint"}
+"""Components that the order has a seat for, and that need not exist yet."""
 
-CHOICES = [
-    ("qgraph.execution.executor", "qgraph.execution.runtime"),
-    ("qgraph.execution.executor", "qgraph.standardize"),
-]
-"""The ways back: the executor hands over to the backend that was asked for, which is made from the
-executor, and gives it the means to spell quantizers anew, which rest on the proofs above."""
+FORBIDDEN = {
+    # A mistake of a dialect's reader must not hide in the proof of what it led to.
+    "proof": {"quantizers", "execution"},
+    # The checker of certificates shares nothing with the search that wrote them.
+    "verify": {"proof", "comparison", "quantizers", "execution"},
+}
+"""What a component must not reach, not by way of others either."""
 
-STRANGERS = [("ops", "quantizer"), ("quantizer", "ops")]
-"""What must not know of each other: nodes are run by definition, and read as parameters."""
-
-
-def modules() -> dict[str, Path]:
-    found = {}
-    for folder, package in FOLDERS.items():
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            found[".".join([package, *(part for part in parts if part != "__init__")])] = path
-    return found
-
-
-def imported(path: Path, known: set[str]) -> Iterator[str]:
-    """Yield the modules of ours that a file imports, also inside functions, types excepted."""
-    pending: list[ast.AST] = [ast.parse(path.read_text())]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            pending += node.orelse
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in known)
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                target = whole if whole in known else node.module or ""
-                if target in known:
-                    yield target
-        pending += ast.iter_child_nodes(node)
-
-
-def layer(module: str) -> int:
-    part = module.split(".")[1]
-    (found,) = [height for height, names in enumerate(LAYERS) if part in names]
-    return found
+EXTERNAL = {
+    "click": ({"cli"}, "always"),
+    "onnxscript": ({"transforms"}, "always"),
+    "pytest": ({"pytest_plugin"}, "always"),
+    "jinja2": ({"reporting"}, "lazily"),
+    "markupsafe": ({"reporting"}, "lazily"),
+    "matplotlib": ({"reporting"}, "lazily"),
+    "rich": ({"cli"}, "lazily"),
+    "distributed": (set(), "never"),
+    "onnxruntime": (set(), "never"),
+    "openvino": (set(), "never"),
+    "sympy": (set(), "never"),
+}
+"""Libraries that are not needed everywhere: the components that may import them, and whether at
+module level or inside functions only. Runtimes are loaded by name, when a session is made."""
 
 
 @pytest.fixture(scope="module")
-def imports() -> list[tuple[str, str]]:
-    found = modules()
-    return [
-        (module, target)
-        for module, path in found.items()
-        for target in sorted(set(imported(path, set(found))))
-        if module != "qgraph" and target not in {"qgraph", module}
+def imports() -> list[Import]:
+    return all_imports()
+
+
+def test_every_component_has_one_layer() -> None:
+    ordered = [component for layer in ORDER for component in layer]
+    assert len(ordered) == len(set(ordered))
+    existing = {component(module_of(file)) for file in files()}
+    assert existing - set(ordered) == set()
+    assert set(ordered) - existing <= PLANNED
+
+
+def test_imports_go_down(imports: list[Import]) -> None:
+    assert len(imports) > 500
+    assert [str(each) for each in imports if each.is_upward] == []
+
+
+def test_imports_form_no_circle(imports: list[Import]) -> None:
+    assert circles(graph_of_modules(imports)) == []
+
+
+@pytest.mark.parametrize("source", FORBIDDEN)
+def test_some_components_never_reach_others(imports: list[Import], source: str) -> None:
+    graph = graph_of_modules(imports)
+    starts = [module for module in graph if component(module) == source]
+    reached = {target for start in starts for target in nx.descendants(graph, start)}
+    assert "graph" in {component(target) for target in reached}
+    assert sorted(each for each in reached if component(each) in FORBIDDEN[source]) == []
+
+
+def test_meaning_of_a_quantizer_does_not_rest_on_its_operators(imports: list[Import]) -> None:
+    """Nodes are run by the definition of their operator, and read as the parameters of another."""
+    quantizer = [each for each in imports if each.source == "qgraph.quantizers.quantizer"]
+    assert quantizer
+    assert [str(each) for each in quantizer if component(each.target) == "ops"] == []
+
+
+def libraries(tree: ast.AST, *, lazy: bool = False) -> set[tuple[str, bool]]:
+    """Return the libraries that a syntax tree imports, and whether in functions or for types."""
+    found = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            found |= {(alias.name.split(".")[0], lazy) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((str(node.module).split(".")[0], lazy))
+        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        found |= libraries(node, lazy=lazy or for_types or isinstance(node, ast.FunctionDef))
+    return found
+
+
+def test_libraries_are_imported_where_they_belong() -> None:
+    seen = set()
+    for file in files():
+        for library, lazy in libraries(ast.parse((ROOT / file).read_text())):
+            components, when = EXTERNAL.get(library, (None, ""))
+            if components is not None:
+                assert component(module_of(file)) in components, f"{file} imports {library}"
+                assert lazy or when == "always", f"{file} imports {library} at module level"
+                seen.add(library)
+    assert seen == {name for name, (_, when) in EXTERNAL.items() if when != "never"}
+
+
+IMPORTING = """
+import gc, importlib, logging, os, pkgutil, signal, sys, threading, warnings
+
+def state():
+    return {{
+        "argv": list(sys.argv),
+        "collector": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()),
+        "environment": dict(os.environ),
+        "excepthook": (sys.excepthook, threading.excepthook, sys.unraisablehook),
+        "folder": os.getcwd(),
+        "import hooks": (list(sys.meta_path), list(sys.path_hooks), list(sys.path)),
+        "limits": (sys.getrecursionlimit(), sys.getswitchinterval()),
+        "logging": (logging.root.level, list(logging.root.handlers), logging.root.manager.disable),
+        "signals": [signal.getsignal(each) for each in signal.valid_signals()],
+        "threads": threading.active_count(),
+        "warnings": list(warnings.filters),
+        "numpy": sys.modules["numpy"].geterr() if "numpy" in sys.modules else None,
+    }}
+
+libraries = {libraries!r}
+for name in [*libraries, *{modules!r}]:
+    if name == {modules!r}[0]:
+        before = state()
+    importlib.import_module(name)
+after = state()
+print("changed:", *(key for key in before if before[key] != after[key]))
+"""
+
+
+def changed_by_importing(modules: list[str], libraries: list[str]) -> list[str]:
+    program = IMPORTING.format(modules=modules, libraries=libraries)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()[-1].split()
+
+
+def test_importing_the_package_changes_nothing() -> None:
+    assert changed_by_importing(["qgraph"], []) == ["changed:"]
+
+
+def test_importing_all_of_the_library_changes_nothing() -> None:
+    """Libraries are imported before, since importing these may change something."""
+    names = {module_of(file) for file in files()} - {"qgraph.__main__"}
+    library = sorted(each for each in names if component(each) not in {"cli", "pytest_plugin"})
+    others = ["networkx", "numpy", "ml_dtypes", "onnx", "onnx.reference", "onnx_ir", "onnxscript"]
+    assert changed_by_importing(library, others) == ["changed:"]
+
+
+def test_reader_of_imports_sees_all_forms() -> None:
+    text = """
+from typing import TYPE_CHECKING
+import a.b
+if TYPE_CHECKING:
+    import a.types
+else:
+    import a.other, b
+def f():
+    from a import c, name
+    from a.d import thing
+"""
+    known = {"a", "a.b", "a.c", "a.d", "a.types", "a.other"}
+    assert sorted(imported(ast.parse(text), known)) == [
+        ("a", 9),
+        ("a.b", 3),
+        ("a.c", 9),
+        ("a.d", 10),
+        ("a.other", 7),
+        ("a.types", 5),
     ]
 
 
-def test_every_module_has_a_layer() -> None:
-    parts = {module.split(".")[1] for module in modules() if "." in module}
-    assert len(parts) > 25
-    named = [name for names in LAYERS for name in names]
-    assert sorted(parts) == sorted(named)
-
-
-def test_imports_go_down(imports: list[tuple[str, str]]) -> None:
-    upward = [(module, target) for module, target in imports if layer(target) > layer(module)]
-    assert set(upward) <= set(CHOICES)
-
-
-def test_imports_form_no_circle(imports: list[tuple[str, str]]) -> None:
-    picture = nx.DiGraph(imports)
-    picture.remove_edges_from(CHOICES)
-    assert list(nx.simple_cycles(picture)) == []
-
-
-def test_some_parts_know_nothing_of_each_other(imports: list[tuple[str, str]]) -> None:
-    pairs = {(module.split(".")[1], target.split(".")[1]) for module, target in imports}
-    assert pairs.isdisjoint(STRANGERS)
-
-
-FORBIDDEN = ("qgraph.dialects", "qgraph.recognition", "qgraph.quantizer")
-PROVERS = (
-    "certification.certify",
-    "certification.discharge",
-    "certification.regions",
-    "matching.match",
+@pytest.mark.parametrize(
+    ("source", "target", "upward"),
+    [
+        ("qgraph.proof.certify", "qgraph.graph.edit", False),
+        ("qgraph.proof.certify", "qgraph.proof.regions", False),
+        ("qgraph.graph.edit", "qgraph.proof.certify", True),
+        ("qgraph.proof.certify", "qgraph.execution.plan", True),
+        ("qgraph.cli.main", "qgraph", True),
+        ("qgraph.elsewhere", "qgraph.errors", True),
+        ("qgraph.cli.main", "qgraph.elsewhere", True),
+    ],
 )
+def test_upward_and_sideways_imports_are_seen(source: str, target: str, upward: bool) -> None:
+    assert Import(source, target, "", 1).is_upward is upward
 
 
-@pytest.mark.parametrize("name", PROVERS)
-def test_proofs_of_whole_models_know_no_reader(imports: list[tuple[str, str]], name: str) -> None:
-    """A mistake of a dialect's reader must not hide in the proof of what it led to."""
-    picture = nx.DiGraph(imports)
-    picture.remove_edges_from(CHOICES)
-    # seeded inputs, which a search for counterexamples begins with, visit the grids of quantizers
-    picture.remove_node("qgraph.equivalence.inputs")
-    reached = nx.descendants(picture, f"qgraph.{name}")
-    assert "qgraph.proof.engine" in reached or name == "matching.match"
-    assert not [m for m in reached if m.startswith(FORBIDDEN)]
+def test_circles_are_seen() -> None:
+    pairs = [("q.a.x", "q.a.y"), ("q.a.y", "q.b.z"), ("q.b.z", "q.a.x"), ("q.c", "q.a.x")]
+    imports = [Import(source, target, "", 1) for source, target in pairs]
+    assert circles(graph_of_modules(imports)) == [["q.a.x", "q.a.y", "q.b.z"]]
 
 
-def test_reader_of_imports_sees_all_forms(tmp_path: Path) -> None:
-    (tmp_path / "m.py").write_text(
-        "from typing import TYPE_CHECKING\n"
-        "import a.b\n"
-        "if TYPE_CHECKING:\n    import a.types\n"
-        "else:\n    import a.other\n"
-        "def f():\n    from a import c, name\n    from a.d import thing\n"
-    )
-    known = {"a", "a.b", "a.c", "a.d", "a.types", "a.other"}
-    assert sorted(imported(tmp_path / "m.py", known)) == ["a", "a.b", "a.c", "a.d", "a.other"]
+def test_files_are_named_as_they_are_imported() -> None:
+    names = ["qgraph/__init__.py", "qgraph/graph/__init__.py", "cli/main.py", "transforms/base.py"]
+    expected = ["qgraph", "qgraph.graph", "qgraph.cli.main", "qgraph.transforms.base"]
+    assert [module_of(name) for name in names] == expected
+    assert {file.split("/")[0] for file in files()} == set(FOLDERS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qgraph.markup import markdown, markdown_code, printable
+from qgraph.text import markdown, markdown_code, printable
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from onnx_ir.passes.common import RemoveUnusedFunctionsPass
 import qgraph
 from qgraph.errors import ModelError, OperatorError, QGraphError
 from qgraph.model import Model, load
-from qgraph.report import Outcome, Report, SiteReport
+from qgraph.reports import Outcome, Report, SiteReport
 
 TEXT = """
 <ir_version: 10, opset_import: ["": 21, "local": 1]>
@@ -132,9 +132,6 @@ class TestLook:
         assert model.freeze_inputs() == 1
         assert model.constant(weight).tolist() == [1, -2]  # type: ignore[union-attr]
         assert model.freeze_inputs() == 0
-
-    def test_digraph_has_the_nodes_of_the_main_graph(self, model: Model) -> None:
-        assert set(model.digraph()) == set(model.ir.graph)
 
 
 class TestClone:

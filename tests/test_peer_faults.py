@@ -6,6 +6,7 @@ Expected values are worked out by hand or in integers from the operators' docume
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 
 import qgraph
 from qgraph.model import Model, load
-from qgraph.report import Outcome
+from qgraph.reports import Outcome
 from qgraph.transforms.convert import ConvertDialect
 from qgraph.transforms.fold_weights import FoldWeights
 
@@ -166,7 +167,10 @@ def test_the_sources_call_nothing_that_runs_text():
     root = Path(qgraph.__file__).parent
     folders = [root, root.parent / "transforms", root.parent / "cli"]
     for path in (path for folder in folders if folder.is_dir() for path in folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if not re.search("eval|exec|compile|pickle|marshal|shelve", text):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in ("eval", "exec", "compile"), path
             if isinstance(node, ast.Import | ast.ImportFrom):

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.numerics.formats import FORMATS
-from qgraph.primitives import NUMPY
+from qgraph.numerics.primitives import NUMPY
 
 BINARY = ("Add", "Sub", "Mul", "Div", "Min", "Max")
 COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")

@@ -78,7 +78,7 @@ import onnx.parser
 import onnx_ir as ir
 import qgraph
 from qgraph import transforms
-from qgraph.files import json_text
+from qgraph.text import json_text
 
 def show(what, data):
     print(what, hashlib.sha256(data if isinstance(data, bytes) else data.encode()).hexdigest())

@@ -120,6 +120,7 @@ def test_exactly_the_truncation_differs(dropping):
     assert region.witness.reference != region.witness.candidate
 
 
+@pytest.mark.cases(fast=1)
 @PAIRS
 def test_the_differing_inputs_are_counted_exactly(dropping):
     """Below a quarter of a step of the result both give 0, above the last code both the last."""
@@ -148,6 +149,7 @@ def test_an_input_of_the_whole_model_shows_it(dropping):
     assert np.abs(a - b).max() > 0.05
 
 
+@pytest.mark.cases(fast=1)
 @PAIRS
 def test_the_certificate_holds(dropping, tmp_path, capsys):
     pair = [str(file(dropping, form)) for form in FORMS]
@@ -180,6 +182,7 @@ def test_diff_shows_it(dropping, capsys):
     assert text.endswith("4 same, 1 changed\n")
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize("to", ["qdq", "qonnx", "openvino", "onnx"])
 @pytest.mark.parametrize("form", FORMS)
 @PAIRS
@@ -194,6 +197,7 @@ def test_no_conversion_of_ours_differs(dropping, form, to):
 BLOCK = re.compile(r"^```text\n\$ (qgraph .*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(("command", "output"), BLOCK.findall(PAGE.read_text()))
 def test_the_page_shows_what_is_printed(command, output, tmp_path, monkeypatch, capsys):
     shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)

@@ -11,14 +11,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qgraph.equivalence.check import check
+from qgraph.comparison.check import check
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.report import Outcome
+from qgraph.reports import Outcome
 from qgraph.transforms.convert import ConvertDialect
 from qgraph.transforms.fold_weights import FoldWeights
-from qgraph.transforms.make_portable import MakePortable
-from qgraph.transforms.strip_functions import StripFunctions
+from qgraph.transforms.make_portable import MakePortable, StripFunctions
 
 
 def feeds(model: Model, models: Path) -> dict[str, np.ndarray]:
@@ -32,6 +31,7 @@ def feeds(model: Model, models: Path) -> dict[str, np.ndarray]:
     return {value.name: noise.astype(np.float32)}
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
 def test_conversion_keeps_every_value(models, tmp_path, model_name, to):
     path = models / f"{model_name}.onnx"
@@ -67,6 +67,7 @@ def test_folding_keeps_every_value_and_drops_the_float_weights(models, tmp_path,
         np.testing.assert_array_equal(found[key], value)
 
 
+@pytest.mark.cases(fast=7, slow=24)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     "step",
@@ -81,6 +82,7 @@ def test_check_in_onnx_runtime_finds_both_equal(models, model_name, step):
     check(path, model, backend="ort", random=8).raise_if_different()
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.runtime
 @pytest.mark.sums
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
@@ -135,6 +137,7 @@ def text(model: Model) -> str:
     return onnx.printer.to_text(proto)
 
 
+@pytest.mark.cases(fast=3)
 def test_stripped_portable_model_is_the_original(models, tmp_path, model_name):
     original, model = load(models / f"{model_name}.onnx"), load(models / f"{model_name}.onnx")
     original.apply()
@@ -157,6 +160,7 @@ print("good", len(sys.argv) - 1)
 """
 
 
+@pytest.mark.slow
 def test_checker_that_knows_no_quantizer_accepts_portable_models(real_models, tmp_path):
     paths = []
     for name, path in real_models.items():

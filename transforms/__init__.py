@@ -11,24 +11,20 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qgraph.transforms.base import TRANSFORMS, Transform
+    from qgraph.transforms.base import TRANSFORMS, Transform, describe, parse_spec
     from qgraph.transforms.convert import ConvertDialect
     from qgraph.transforms.drop_rounding import DropRounding
     from qgraph.transforms.fold_weights import FoldWeights
     from qgraph.transforms.fuse_output_scale import FuseOutputScale
-    from qgraph.transforms.lower_integer_operators import LowerIntegerOperators
+    from qgraph.transforms.integer_operators import LowerIntegerOperators, RaiseIntegerOperators
     from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
-    from qgraph.transforms.lower_microsoft import LowerMicrosoft
-    from qgraph.transforms.make_portable import MakePortable
-    from qgraph.transforms.pipeline import describe, parse_spec
+    from qgraph.transforms.make_portable import MakePortable, StripFunctions
+    from qgraph.transforms.microsoft import LowerMicrosoft, RaiseMicrosoft
     from qgraph.transforms.quantize_weights import QuantizeWeights
-    from qgraph.transforms.raise_integer_operators import RaiseIntegerOperators
     from qgraph.transforms.raise_mat_mul_n_bits import RaiseMatMulNBits
-    from qgraph.transforms.raise_microsoft import RaiseMicrosoft
     from qgraph.transforms.repack import Repack
     from qgraph.transforms.rewriting import rewrite
     from qgraph.transforms.split_fake_quantize import SplitFakeQuantize
-    from qgraph.transforms.strip_functions import StripFunctions
     from qgraph.transforms.tune_ranges import TuneRanges
 
 __all__ = [
@@ -60,22 +56,22 @@ _HOMES = {
     "DropRounding": "drop_rounding",
     "FoldWeights": "fold_weights",
     "FuseOutputScale": "fuse_output_scale",
-    "LowerIntegerOperators": "lower_integer_operators",
+    "LowerIntegerOperators": "integer_operators",
     "LowerMatMulNBits": "lower_mat_mul_n_bits",
-    "LowerMicrosoft": "lower_microsoft",
+    "LowerMicrosoft": "microsoft",
     "MakePortable": "make_portable",
     "SplitFakeQuantize": "split_fake_quantize",
     "QuantizeWeights": "quantize_weights",
     "Repack": "repack",
-    "RaiseIntegerOperators": "raise_integer_operators",
+    "RaiseIntegerOperators": "integer_operators",
     "RaiseMatMulNBits": "raise_mat_mul_n_bits",
-    "RaiseMicrosoft": "raise_microsoft",
-    "StripFunctions": "strip_functions",
+    "RaiseMicrosoft": "microsoft",
+    "StripFunctions": "make_portable",
     "TRANSFORMS": "base",
     "Transform": "base",
     "TuneRanges": "tune_ranges",
-    "describe": "pipeline",
-    "parse_spec": "pipeline",
+    "describe": "base",
+    "parse_spec": "base",
     "rewrite": "rewriting",
 }
 

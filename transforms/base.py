@@ -1,20 +1,156 @@
-"""What every pass is: a frozen dataclass whose fields are its options."""
+"""What every pass is: a frozen dataclass whose fields are its options, given as values or as text.
+
+A specification such as ``convert{to=qdq,exact=bits}`` gives the options of one pass as text.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import numbers
+import re
+import types
+import typing
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from enum import StrEnum
 from typing import Any, ClassVar, TypeVar, dataclass_transform, final
 
 import onnx_ir as ir
 
-from qgraph.errors import OptionError
+from qgraph.errors import OptionError, closest, matching, meant, shown
 from qgraph.exactness import Exactness
+from qgraph.graph.opset import versions
 from qgraph.model import Model
 from qgraph.registry import Registry
-from qgraph.report import Report
-from qgraph.transforms.fields import options_of
+from qgraph.reports import Report
+from qgraph.transforms.weights.shifted_pairs import keep_unsigned
+
+_BOOLEANS = {"true": True, "false": False}
+_NONE = "none"
+
+_SPEC = re.compile(r"\s*([^{}\s]+)\s*(?:\{([^{}]*)\}\s*)?")
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option of a pass.
+
+    Attributes:
+        name: as in the specification.
+        type: bool, int, float, str or an enumeration.
+        optional: whether None is a value.
+        registry: what a str names an entry of; None for free text.
+        value: the default; MISSING if the option is required.
+        help: what it does.
+    """
+
+    name: str
+    type: type
+    optional: bool
+    registry: Registry[Any] | None
+    value: object
+    help: str
+
+    @property
+    def is_required(self) -> bool:
+        """Whether there is no default."""
+        return self.value is dataclasses.MISSING
+
+    @property
+    def kind(self) -> str:
+        """The values that the option takes, in words."""
+        names = self.registry.names() if self.registry else None
+        if names is None and issubclass(self.type, StrEnum):
+            names = list(self.type)
+        words = _WORDS[self.type] if names is None else f"one of {', '.join(names)}"
+        return f"{words}, or none" if self.optional else words
+
+    @property
+    def default(self) -> str | None:
+        """The default as a specification has it; None if the option is required."""
+        if self.is_required:
+            return None
+        if self.value is None:
+            return _NONE
+        return str(self.value).lower() if self.type is bool else str(self.value)
+
+    def read(self, value: object) -> Any:
+        """Return a value given in Python in the type of the option; words match in any case.
+
+        Raises:
+            OptionError: it is no value of the option.
+        """
+        if value is None and self.optional:
+            return None
+        if self.registry is not None:
+            return self.registry.name_of(value)
+        if issubclass(self.type, StrEnum):
+            match = matching(self.type, value)
+            if match is None:
+                raise self._refuse(value)
+            return self.type(match)
+        if self.type is bool and type(value).__name__ in ("bool", "bool_"):
+            return bool(value)
+        if self.type is str and isinstance(value, str):
+            return str(value)
+        is_number = not isinstance(value, bool)
+        if self.type is int and is_number and isinstance(value, numbers.Integral):
+            return int(value)
+        if self.type is float and is_number and isinstance(value, numbers.Real):
+            return float(value)
+        raise self._refuse(value)
+
+    def parse(self, text: str) -> Any:
+        """Return the value that a text in a specification stands for.
+
+        Raises:
+            OptionError: it stands for none.
+        """
+        if self.optional and text.lower() == _NONE:
+            return None
+        if self.type is bool and text.lower() in _BOOLEANS:
+            return _BOOLEANS[text.lower()]
+        if self.type is str and text and self.registry is None:
+            return text
+        if self.type in (int, float):
+            try:
+                return self.type(text)
+            except ValueError:
+                pass
+        if issubclass(self.type, StrEnum) or self.registry is not None:
+            return self.read(text)
+        raise self._refuse(text)
+
+    def _refuse(self, value: object) -> OptionError:
+        members = list(self.type) if issubclass(self.type, StrEnum) else []
+        return OptionError(
+            f"option {self.name!r} is {shown(value)}, expected {self.kind}.{meant(value, members)}"
+        )
+
+
+@functools.cache
+def options_of(cls: type) -> tuple[Option, ...]:
+    """Return the options of a pass class, in the order of its fields."""
+    hints = typing.get_type_hints(cls)
+    options = []
+    for field in dataclasses.fields(cls):
+        members = typing.get_args(hints[field.name]) or (hints[field.name],)
+        (kind,) = (each for each in members if each is not types.NoneType)
+        metadata = field.metadata
+        options.append(
+            Option(
+                field.name,
+                kind,
+                types.NoneType in members,
+                metadata.get("registry"),
+                field.default,
+                metadata.get("help", ""),
+            )
+        )
+    return tuple(options)
 
 
 @dataclasses.dataclass
@@ -25,13 +161,13 @@ class TransformResult(ir.passes.PassResult):
 
 
 class Transform(ir.passes.InPlacePass):
-    """A pass that says what it did to each site.
+    """A pass that reports what it did to each site.
 
     Subclasses are frozen dataclasses registered by :func:`transform`; they implement ``apply``.
 
     Attributes:
         name: the name under which it is registered, such as ``fold-weights``.
-        preserves: the rung of equality that the pass promises for whatever it changes.
+        preserves: the level of equality that the pass promises for whatever it changes.
     """
 
     name: ClassVar[str] = ""
@@ -39,13 +175,18 @@ class Transform(ir.passes.InPlacePass):
 
     @final
     def __post_init__(self) -> None:
-        """Bring each option into its type, so that strings and members mean the same."""
+        """Convert each option to its type, so that strings and members mean the same."""
         for each in options_of(type(self)):
             try:
                 value = each.read(getattr(self, each.name))
             except OptionError as error:
                 raise OptionError(f"Pass {self.name!r}, {error}") from error
             object.__setattr__(self, each.name, value)
+            if value is Exactness.DIFFERENT:
+                levels = ", ".join(level for level in Exactness if level is not value)
+                raise OptionError(
+                    f"{each.name}={value} would accept anything; expected one of {levels}."
+                )
         self.check_options()
 
     def check_options(self) -> None:
@@ -58,8 +199,11 @@ class Transform(ir.passes.InPlacePass):
     @final
     def call(self, model: ir.Model) -> TransformResult:
         """Run the pass on an onnx_ir model, as its pass managers do."""
-        report = Report()
-        self.apply(Model(model), report)
+        report, whole = Report(), Model(model)
+        refused = versions.refused_pairs(model)
+        self.apply(whole, report)
+        if report.modified:
+            keep_unsigned(whole, versions.refused_pairs(model) - refused, report)
         return TransformResult(model, report.modified, report.under(self.name))
 
 
@@ -90,8 +234,107 @@ def option(
     """Return a dataclass field with a help text; required if there is no default.
 
     Args:
-        default: value where none is given.
+        default: value if none is given.
         help: what the option does.
         registry: what the text of the option names an entry of.
     """
     return dataclasses.field(default=default, metadata={"help": help, "registry": registry})
+
+
+def exact_option(
+    help: str = "minimum level of equality to accept",  # noqa: A002 - as in click
+) -> Any:
+    """Return the option ``exact`` of passes that compare what they write; default: values."""
+    return option(Exactness.VALUES, help=help)
+
+
+def opset_option() -> Any:
+    """Return the option ``opset``, the highest one that a pass may raise a model to."""
+    return option(None, help="highest opset to use; default: 21, or the model's if it is higher")
+
+
+@dataclasses.dataclass(frozen=True)
+class PassInfo:
+    """A pass in words.
+
+    Attributes:
+        name: as in the specification.
+        summary: what it does, in a sentence.
+        preserves: minimum level of equality that it accepts by default.
+        options: its options, in the order of the fields.
+    """
+
+    name: str
+    summary: str
+    preserves: Exactness
+    options: tuple[Option, ...]
+
+
+def parse_spec(text: str) -> Transform:
+    """Return the pass that ``text`` specifies: ``name`` or ``name{option=value,option=value}``.
+
+    Values are written as their type shows them: ``true`` and ``false``, numbers, the members of a
+    choice, all in any case; ``none`` where an option may be absent. They contain no braces and no
+    commas.
+
+    Raises:
+        OptionError: the text has another form, the pass or an option is unknown, a required
+            option is missing, or a value does not fit.
+    """
+    form = _SPEC.fullmatch(text)
+    if form is None:
+        raise OptionError(
+            f"Pass specification {text!r} is not of the form NAME or NAME{{option=value,...}}; "
+            "expected one pair of braces at the end. Write for example 'convert{to=qdq}', in "
+            "quotes where a shell reads it."
+        )
+    cls = TRANSFORMS.find(form[1])
+    options = {each.name: each for each in options_of(cls)}
+    values: dict[str, Any] = {}
+    for item in (form[2] or "").split(","):
+        if not item.strip() and not (form[2] or "").strip():
+            continue
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not equals:
+            raise OptionError(
+                f"Pass specification {text!r}: {item.strip()!r} is not of the form option=value. "
+                f"{_known(cls, options)}"
+            )
+        if name not in options:
+            raise OptionError(
+                f"Pass {cls.name!r} has no option {name!r}; {_nearest(name, options)}"
+            )
+        if name in values:
+            raise OptionError(f"Pass {cls.name!r}: option {name!r} is given twice, expected once.")
+        try:
+            values[name] = options[name].parse(value)
+        except OptionError as error:
+            raise OptionError(f"Pass {cls.name!r}, {error}") from error
+    missing = [each for each in options.values() if each.is_required and each.name not in values]
+    if missing:
+        name = missing[0].name
+        raise OptionError(
+            f"Pass {cls.name!r} needs the option {name!r} ({missing[0].help}), which is not given. "
+            f"Write '{cls.name}{{{name}=...}}'."
+        )
+    try:
+        return cls(**values)
+    except OptionError as error:
+        raise OptionError(f"Pass {cls.name!r}: {error}") from error
+
+
+def describe(cls: type[Transform]) -> PassInfo:
+    """Return name, sentence and options of a pass."""
+    summary = (cls.__doc__ or "").strip().splitlines()[0].replace("``", "")
+    return PassInfo(cls.name, summary, cls.preserves, options_of(cls))
+
+
+def _known(cls: type[Transform], names: Collection[str]) -> str:
+    return f"The options of {cls.name!r} are {', '.join(names)}." if names else "It has no options."
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    near = closest(name, known)
+    if near:
+        return f"did you mean {near!r}?"
+    return f"it has {', '.join(known)}." if known else "it has none at all."

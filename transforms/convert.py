@@ -1,4 +1,4 @@
-"""The pass ``convert``: every quantizer respelled in another dialect."""
+"""The pass ``convert``: every quantizer converted to another dialect."""
 
 from __future__ import annotations
 
@@ -7,37 +7,42 @@ from dataclasses import replace
 from itertools import chain
 from typing import ClassVar
 
-from qgraph.dialects.dialect import DIALECTS, Dialect, Refusal, Site, parts, sites
-from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness
 from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.opset.versions import ceiling
 from qgraph.model import Model
-from qgraph.ops.fake_quantize import Arithmetic
-from qgraph.opsets.versions import ceiling
-from qgraph.recognition.recogniser import PLAIN
-from qgraph.report import Outcome, Report, SiteReport
-from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.spelling import (
-    Choice,
-    check_level,
-    choose,
-    entry,
-    raise_opset,
-    settle,
-)
+from qgraph.ops.definitions.fake_quantize import Arithmetic
+from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect
+from qgraph.quantizers.recognition.matcher import PLAIN
+from qgraph.quantizers.site import Refusal, Site
+from qgraph.quantizers.sites import parts, sites
+from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
+from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, readable
 
-PLAIN_ALREADY = "plain operators already, which no spelling of the dialect equals"
+NO_OPERATORS = "standard operators already, and no form in the dialect is equal"
+
+Offers = list[tuple[Site, Iterator[Draft]]]
 
 
 @transform("convert")
 class ConvertDialect(Transform):
-    """Respell every quantizer in the dialect ``to``; report those that have no equal spelling."""
+    """Convert all quantizers to another dialect.
+
+    For each site:
+
+    1. A site of the dialect ``to`` is kept.
+    2. Otherwise the dialect writes drafts, the shortest first. The first draft ``d`` with
+       ``level(site(x) = d(x) for all x) >= exact`` and an opset up to ``opset`` replaces the site.
+    3. If no draft does, rule 2 is applied to the quantizers within the site, without the operators
+       around them.
+    4. What no rule converts is left unchanged and reported with the reason.
+    """
 
     to: str = option(registry=DIALECTS, help="target dialect: qdq, qonnx, openvino or onnx")
-    exact: Exactness = option(Exactness.VALUES, help="lowest rung of equality that is accepted")
-    opset: int | None = option(
-        None, help="highest opset that may be used; default: 21, or the model's own if higher"
-    )
+    exact: Exactness = exact_option()
+    opset: int | None = opset_option()
 
     fake_quantize: Arithmetic = option(
         Arithmetic.REFERENCE,
@@ -46,21 +51,14 @@ class ConvertDialect(Transform):
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
-    def check_options(self) -> None:
-        """Raise an OptionError for options that do not go together."""
-        check_level(self.exact)
-
     def apply(self, model: Model, report: Report) -> None:
-        """Choose a spelling for each site, raise the opset once as far as needed, replace."""
+        """Choose a form for each site, raise the opset once as far as needed, replace."""
         target = DIALECTS.find(self.to)
         editor = Editor(model.ir)
         comparer = self._comparer(model, editor)
-        choices, others = self._choose(model, target, editor, comparer)
-        raise_opset(model, choices, report)
-        if not all(choice.site.stands for choice in choices):
-            choices, others = self._choose(model, target, editor, comparer)
-        settle(model, choices, editor, report)
-        report.sites += others
+        raise_and_settle(
+            model, lambda: self._choose(model, target, editor, comparer), editor, report
+        )
 
     def _comparer(self, model: Model, editor: Editor) -> Comparer:
         if self.fake_quantize is Arithmetic.REFERENCE:
@@ -71,66 +69,66 @@ class ConvertDialect(Transform):
 
     def _choose(
         self, model: Model, target: Dialect, editor: Editor, comparer: Comparer
-    ) -> tuple[list[Choice], list[SiteReport]]:
+    ) -> tuple[list[Decision], list[SiteReport]]:
         limit = ceiling(model.ir, self.opset)
-        foreign: list[Site | Refusal] = []
+        to_convert: list[Site | Refusal] = []
         others: list[SiteReport] = []
-        for found in sites(model.ir):
-            if isinstance(found, Site) and found.dialect == target.name:
-                others.append(entry(found, Outcome.KEPT, None))
+        for site in sites(model.ir):
+            if isinstance(site, Site) and site.dialect == target.name:
+                others.append(entry(site.root, Outcome.KEPT))
             else:
-                foreign.append(found)
-        offers, unreadable = self._offers(foreign, target, editor)
-        others += [entry(found, Outcome.REFUSED, found.reason) for found in unreadable]
-        choices = []
+                to_convert.append(site)
+        offers = self._offers(to_convert, target, editor, others)
         whole = choose(offers, self.exact, limit, comparer)
-        # What is said in no other way with the operators around it may be without them.
-        within = {choice.site: parts(choice.site) for choice in whole if choice.draft is None}
-        offers, _ = self._offers(chain.from_iterable(within.values()), target, editor)
-        smaller = {
-            choice.site.root: choice for choice in choose(offers, self.exact, limit, comparer)
-        }
-        for choice in whole:
+        # A site with no equal form may have one without the operators around it.
+        within = {each.site: parts(each.site) for each in whole if each.draft is None}
+        offers = self._offers(chain.from_iterable(within.values()), target, editor, [])
+        smaller = {each.site.root: each for each in choose(offers, self.exact, limit, comparer)}
+        decisions = []
+        for decision in whole:
             inner = [
-                smaller[site.root] for site in within.get(choice.site, ()) if site.root in smaller
+                smaller[part.root] for part in within.get(decision.site, ()) if part.root in smaller
             ]
-            for one in inner if any(other.draft for other in inner) else [choice]:
+            for one in inner if any(each.draft for each in inner) else [decision]:
                 if one.draft is None and one.site.dialect == PLAIN:
-                    others.append(entry(one.site, Outcome.KEPT, PLAIN_ALREADY))
+                    others.append(entry(one.site.root, Outcome.KEPT, NO_OPERATORS))
                 elif one.draft is None and one.reason is None:
-                    choices.append(replace(one, reason=target.reason(one.site)))
+                    decisions.append(replace(one, reason=target.reason(one.site)))
                 else:
-                    choices.append(one)
-        return choices, others
+                    decisions.append(one)
+        return decisions, others
 
     def _offers(
-        self, found: Iterable[Site | Refusal], target: Dialect, editor: Editor
-    ) -> tuple[list[tuple[Site, Iterator[Draft]]], list[Refusal]]:
-        """Return the sites to spell, each with its drafts, and what cannot be read."""
-        offers: list[tuple[Site, Iterator[Draft]]] = []
-        unreadable = []
-        for given in found:
-            site, first = self._understood(given, target, editor)
-            if isinstance(site, Refusal):
-                unreadable.append(site)
-            else:
-                offers.append((site, chain(first, target.spellings(site, editor))))
-        return offers, unreadable
+        self,
+        found: Iterable[Site | Refusal],
+        target: Dialect,
+        editor: Editor,
+        others: list[SiteReport],
+    ) -> Offers:
+        """Return the sites to convert with their drafts; add what cannot be read to ``others``."""
+        understood = (self._understood(each, target, editor) for each in found)
+        return [
+            (site, chain(first, target.spellings(site, editor)))
+            for site, first in readable(understood, others)
+        ]
 
     def _understood(
-        self, given: Site | Refusal, target: Dialect, editor: Editor
-    ) -> tuple[Site | Refusal, Iterable[Draft]]:
-        """Return what a site stands for, and spellings that come before those of the dialect."""
-        if isinstance(given, Refusal) or self.fake_quantize is Arithmetic.REFERENCE:
-            return given, ()
-        # What the plugin computes is loaded only where it is asked for.
+        self, site: Site | Refusal, target: Dialect, editor: Editor
+    ) -> tuple[Site, Iterable[Draft]] | Refusal:
+        """Return what a site means, and drafts that are tried before those of the dialect."""
+        if isinstance(site, Refusal):
+            return site
+        if self.fake_quantize is Arithmetic.REFERENCE:
+            return site, ()
+        # The arithmetic of the plugin is loaded only if an option asks for it.
         from qgraph.transforms.ranges.plugin_arithmetic import (
             PluginSite,
             as_plugin,
-            plugin_spellings,
+            plugin_drafts,
         )
 
-        site = as_plugin(given, editor)
-        if isinstance(site, PluginSite):
-            return site, plugin_spellings(site, target.name, editor)
-        return site, ()
+        plugin_site = as_plugin(site, editor)
+        if isinstance(plugin_site, Refusal):
+            return plugin_site
+        is_computed = isinstance(plugin_site, PluginSite)
+        return plugin_site, plugin_drafts(plugin_site, target.name, editor) if is_computed else ()

@@ -10,17 +10,23 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.dialects.dialect import Refusal
-from qgraph.dialects.qdq_nodes import clip
-from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.model import Model
-from qgraph.report import Outcome, Report, SiteReport
+from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.dialects.parts import clip
+from qgraph.quantizers.site import Refusal
+from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.ranges.grids import FakeQuantize, Float64, Grid, fake_quantizes, span_text
-from qgraph.transforms.ranges.largest_change import Change, largest_change, side_by_side
-from qgraph.transforms.spelling import Choice, entry, settle
+from qgraph.transforms.drafts.choice import Decision, entry, label, readable, settle
+from qgraph.transforms.ranges.grids import (
+    CodeGrid,
+    FakeQuantize,
+    fake_quantizes,
+    largest_change,
+    side_by_side,
+    span_text,
+)
 
 Float32 = npt.NDArray[np.float32]
 
@@ -30,55 +36,49 @@ _SMALL = 0.01
 
 @transform("drop-rounding")
 class DropRounding(Transform):
-    """Replace FakeQuantize by a straight line, Mul and Add: an approximation without rounding.
+    """Replace FakeQuantize by Mul and Add, without rounding.
 
-    For tensors that stay float. With ``a = (oh - ol) / (ih - il)`` and ``c = ol - il * a``,
-    ``y = a * x + c``; ``y = a * x`` where ``abs(c / (oh - ol)) < 0.01`` in all channels, that is
-    ``abs(ol / (oh - ol) - il / (ih - il)) < 0.01``.
+    For tensors that stay float. With ``a = (oh - ol) / (ih - il)`` and ``c = ol - il * a``:
 
-    Within the input range the result is half a step from that of FakeQuantize at most, and ``c``
-    more where it is left out; the report has the largest error over all float32 inputs of the
-    range, found exactly, in real units and in steps, besides that bound, which real numbers have.
-    Outside the range there is no bound, as FakeQuantize clamps and the line does not, unless
-    ``clamp=true`` puts a Clip before it.
+    1. ``FakeQuantize(x, il, ih, ol, oh) -> a * x + c``;
+    2. ``-> a * x`` if ``abs(c / (oh - ol)) < 0.01`` in all channels, that is
+       ``abs(ol / (oh - ol) - il / (ih - il)) < 0.01``.
+
+    Within the input range the error is at most half a step, plus ``abs(c)`` in rule 2. These bounds
+    hold for real numbers; the report adds the largest error over all float32 inputs of the range,
+    in real units and in steps. Outside the range there is no bound, since FakeQuantize clamps and
+    the line does not, unless ``clamp=true`` puts a Clip before it.
     """
 
     clamp: bool = option(
-        False,
-        help="clamp to the input range first; without it, values outside the range are not bounded",
+        False, help="clamp to the input range first; default: no bound on values outside the range"
     )
-    nodes: str = option("*", help="names of the nodes to treat, as a pattern with * and ?")
+    nodes: str = option("*", help="pattern of node names to replace, with * and ?")
 
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
 
     def apply(self, model: Model, report: Report) -> None:
         """Replace each FakeQuantize of data by its line."""
-        editor, comparer = Editor(model.ir), Comparer(model.ir)
+        editor = Editor(model.ir)
         lines: list[_Line] = []
         others: list[SiteReport] = []
-        for found in fake_quantizes(model):
-            root = found.root if isinstance(found, Refusal) else found.node
-            if not fnmatchcase(root.name or root.outputs[0].name or "", self.nodes):
-                continue
-            if isinstance(found, Refusal):
-                others.append(entry(found, Outcome.REFUSED, found.reason))
-            elif found.site.weight is not None:
+        for fake in readable(filter(self._has, fake_quantizes(model)), others):
+            if fake.site.weight is not None:
                 reason = "its input is constant, so that its rounding takes no time"
-                others.append(entry(found.site, Outcome.KEPT, reason))
-            elif (found.ranged.output_low == found.ranged.output_high).any():
+                others.append(entry(fake.node, Outcome.KEPT, reason))
+            elif (fake.ranged.output_low == fake.ranged.output_high).any():
                 reason = "its output range is a point: it has no steps and no line"
-                others.append(entry(found.site, Outcome.REFUSED, reason))
+                others.append(entry(fake.node, Outcome.REFUSED, reason))
             else:
-                lines.append(_Line.of(found, clamp=self.clamp))
-        drafts = [line.draft(editor) for line in lines]
-        pairs = zip(lines, drafts, strict=True)
-        verdicts = comparer.compare_all([(line.fake.site, draft) for line, draft in pairs])
-        choices = [
-            _choice(line, draft, verdict)
-            for line, draft, verdict in zip(lines, drafts, verdicts, strict=True)
-        ]
-        settle(model, choices, editor, report)
+                lines.append(_Line.of(fake, editor, clamp=self.clamp))
+        verdicts = Comparer(model.ir).compare_all([(line.fake.site, line.draft) for line in lines])
+        decisions = [line.decide(v) for line, v in zip(lines, verdicts, strict=True)]
+        settle(model, decisions, editor, report)
         report.sites += others
+
+    def _has(self, found: FakeQuantize | Refusal) -> bool:
+        node = found.root if isinstance(found, Refusal) else found.node
+        return fnmatchcase(label(node), self.nodes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +87,10 @@ class _Line:
 
     Attributes:
         slope: output units per input unit.
-        offset: None where it is left out.
+        offset: None if it is left out.
         left_out: the largest of the offsets that are left out, in output units and in steps.
         clamped: whether x is clamped to the input range.
+        draft: the line.
     """
 
     fake: FakeQuantize
@@ -97,71 +98,59 @@ class _Line:
     offset: Float32 | None
     left_out: tuple[float, float]
     clamped: bool
+    draft: Draft
 
     @classmethod
-    def of(cls, fake: FakeQuantize, *, clamp: bool) -> _Line:
-        ranged = fake.ranged
-        ends = (ranged.input_low, ranged.input_high, ranged.output_low, ranged.output_high)
-        il, ih, ol, oh = (end.astype(np.float64) for end in ends)
-        slope = (oh - ol) / (ih - il)
-        offset: Float64 = ol - il * slope
-        small = bool((np.abs(ol / (oh - ol) - il / (ih - il)) < _SMALL).all())
-        step = Grid.of(ranged.output_low, ranged.output_high, ranged.levels).scale
+    def of(cls, fake: FakeQuantize, editor: Editor, *, clamp: bool) -> _Line:
+        il, ih, ol, oh = (end.astype(np.float64) for end in fake.ends)
+        exact_slope = (oh - ol) / (ih - il)
+        exact_offset = ol - il * exact_slope
+        offset: Float32 | None = exact_offset.astype(np.float32)
         left_out = (0.0, 0.0)
-        if small:
-            left_out = float(np.abs(offset).max()), float(np.abs(offset / step).max())
-        kept = None if small else offset.astype(np.float32)
-        return cls(fake, slope.astype(np.float32), kept, left_out, clamp)
+        if (np.abs(ol / (oh - ol) - il / (ih - il)) < _SMALL).all():
+            step = CodeGrid.of(*fake.ends[2:], fake.ranged.levels).scale
+            offset = None
+            size = np.abs(exact_offset)
+            left_out = float(size.max()), float((size / np.abs(step)).max())
+        draft = editor.draft(fake.site)
+        y: Operand = clip(draft, draft.x, *fake.ends[:2]) if clamp else draft.x
+        slope = exact_slope.astype(np.float32)
+        y = draft.op.Mul(y, slope) if (slope != 1).any() else y
+        y = draft.op.Add(y, offset) if offset is not None else y
+        y = draft.node("Identity", [y], dtype=ir.DataType.FLOAT) if y is draft.x else y
+        return cls(fake, slope, offset, left_out, clamp, draft.giving(y))
 
-    def draft(self, editor: Editor) -> Draft:
-        draft = editor.draft(self.fake.site)
-        y: Operand = draft.x
-        if self.clamped:
-            y = clip(draft, y, self.fake.ranged.input_low, self.fake.ranged.input_high)
-        if (self.slope != 1).any():
-            y = draft.op.Mul(y, self.slope)
-        if self.offset is not None:
-            y = draft.op.Add(y, self.offset)
-        if y is draft.x:
-            y = draft.node("Identity", [y], dtype=ir.DataType.FLOAT)
-        return draft.giving(y)
-
-    def error(self) -> Change:
-        """Return the largest difference from FakeQuantize within the input range."""
-        ranged = self.fake.ranged
+    def decide(self, verdict: Verdict) -> Decision:
+        """Return the line as a decision, with its largest error within the input range."""
         offset = np.zeros_like(self.slope) if self.offset is None else self.offset
-        ends = (ranged.input_low, ranged.input_high, ranged.output_low, ranged.output_high)
-        table = side_by_side(*ends, self.slope, offset)
+        table = side_by_side(*self.fake.ends, self.slope, offset)
+        levels = self.fake.ranged.levels
 
         def line(x: Float32, row: Float32) -> Float32:
             return np.asarray(x * row[4] + row[5])
 
-        return largest_change(table, ranged.levels, line, inside=True)
-
-
-def _choice(line: _Line, draft: Draft, verdict: Verdict) -> Choice:
-    ranged = line.fake.ranged
-    error = line.error()
-    left, left_steps = line.left_out
-    step = np.abs(Grid.of(ranged.output_low, ranged.output_high, ranged.levels).scale)
-    formula = f"y = {span_text(line.slope)} * x"
-    if line.offset is not None:
-        formula += f" + {span_text(line.offset)}"
-    bound = f"within the input range at most {error.size:.6g} off, {error.text()}, which is half a "
-    bound += f"step and the offset of {left:.6g} that is left out" if left else "step"
-    outside = "clamped outside" if line.clamped else "outside without bound"
-    figures: dict[str, float | int | str] = {
-        "slope_lowest": float(line.slope.min()),
-        "slope_highest": float(line.slope.max()),
-        "offset_left_out": left,
-        "real_bound": float(step.max()) / 2 + left,
-        "real_bound_steps": 0.5 + left_steps,
-        "largest_error": error.size,
-        "largest_error_steps": error.steps,
-        "largest_error_input": error.input,
-        "outside_the_range": "clamped" if line.clamped else "not bounded",
-    }
-    # What is no step function may be undecided; that it differs is known all the same.
-    known = Verdict(Exactness.DIFFERENT, Method.NONE) if verdict.rung is None else verdict
-    known = replace(known, witness=Witness(error.input, error.before, error.after))
-    return Choice(line.fake.site, draft, known, f"{formula}: {bound}; {outside}", figures)
+        error = largest_change(table, levels, line, inside=True)
+        left, left_steps = self.left_out
+        step = np.abs(CodeGrid.of(*self.fake.ends[2:], levels).scale)
+        formula = f"y = {span_text(self.slope)} * x"
+        formula += "" if self.offset is None else f" + {span_text(self.offset)}"
+        bound = f"error at most {error.size:.6g} within the input range, {error.text()}: half a "
+        bound += f"step, and the offset {left:.6g} that is left out" if left else "step"
+        outside = "inputs outside are clamped" if self.clamped else "no bound outside"
+        figures: dict[str, float | int | str] = {
+            "slope_lowest": float(self.slope.min()),
+            "slope_highest": float(self.slope.max()),
+            "offset_left_out": left,
+            "real_bound": float(step.max()) / 2 + left,
+            "real_bound_steps": 0.5 + left_steps,
+            "largest_error": error.size,
+            "largest_error_steps": error.steps,
+            "largest_error_input": error.input,
+            "outside_the_range": "clamped" if self.clamped else "not bounded",
+        }
+        # The comparison may be undecided; that a line and steps differ is certain all the same.
+        if verdict.exactness is None:
+            verdict = Verdict(Exactness.DIFFERENT, Method.NONE)
+        verdict = replace(verdict, witness=Witness(error.input, error.before, error.after))
+        text = f"{formula}: {bound}; {outside}"
+        return Decision(self.fake.site, self.draft, verdict, text, figures)

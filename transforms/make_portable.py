@@ -1,31 +1,49 @@
-"""The pass ``make-portable``: quantizers that any ONNX runtime executes as they are."""
+"""The passes ``make-portable`` and ``strip-functions``: function bodies of quantizers.
+
+A body is the definition of an operator, traced into a function of the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import onnx_ir as ir
+from onnxscript import build_function
 
-from qgraph.dialects.dialect import try_out
 from qgraph.errors import OperatorError
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant
+from qgraph.graph.opset import versions as opset
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import owners
 from qgraph.model import Model
 from qgraph.ops.operator import Operator, operator_of
-from qgraph.opsets import versions as opset
-from qgraph.report import Outcome, Report, SiteReport, operator_name
+from qgraph.quantizers.dialects.dialect import try_out
+from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, transform
-from qgraph.transforms.bodies import LOWEST_OPSET, MARK, body
-from qgraph.transforms.versions import raise_versions
+from qgraph.transforms.drafts.choice import entry
+from qgraph.transforms.drafts.versions import raise_versions, restore_versions
+
+MARK = "qgraph.make-portable"
+"""Key in the metadata of functions and models that ``make-portable`` wrote something into."""
 
 _IR_OF_DEFAULTS = 9
 _IR_OF_OVERLOADS = 10
 
-AS_DEFINED = Verdict(Exactness.BITS, Method.CONGRUENCE)
+_LOWEST_OPSET = 11
+"""Round, in which most definitions end, is an operator since then."""
+
+_OPSET_OF_ORDER = 12
+_OPSET_OF_E8M0 = 24
+
+# Powers of two whose products reach from 2**-127, one factor or none of each, up to 2**127.
+_HALVINGS = (127, 64, 32, 16, 8, 4, 2, 1)
+
+_AS_DEFINED = Verdict(Exactness.BITS, Method.CONGRUENCE)
 """A body is the definition; that a runtime computes its bits is shown by tests, not by a proof."""
 
 Functions = dict[ir.OperatorIdentifier, ir.Function]
@@ -33,15 +51,17 @@ Functions = dict[ir.OperatorIdentifier, ir.Function]
 
 @transform("make-portable")
 class MakePortable(Transform):
-    """Give every quantizer a function body in standard operators, so that any runtime executes it.
+    """Give every quantizer a function body in standard operators.
 
-    Nodes keep operator, domain, attributes and inputs. There is one function for each operator,
-    version and combination of attributes that occurs; where an operator occurs with several, they
-    are overloads, and its nodes name theirs, which ONNX has since IR version 10. ONNX Runtime
-    overlooks overloads inside functions: there, an operator can occur with one combination only.
+    Runtimes that do not know the operators of a dialect execute the bodies.
 
-    The opset is raised to 11 and the IR version to 9 or 10 where they are lower. The metadata of
-    the model then says under ``qgraph.make-portable`` what they were, for ``strip-functions``.
+    1. ``q(x, ...)`` stays ``q(x, ...)``, with a function ``q`` whose body is the definition of the
+       operator. There is one function for each operator, version and combination of attributes.
+    2. Functions of one operator with several combinations are overloads, which ONNX has since IR
+       version 10. ONNX Runtime ignores overloads inside functions: there, an operator can have one
+       combination only.
+    3. The opset is raised to 11 and the IR version to 9 or 10 if they are lower. The metadata
+       ``qgraph.make-portable`` says what they were, for ``strip-functions``.
 
     ONNX Runtime computes the bits of the definition with one exception: a FakeQuantize whose output
     range ends at -0 gives +0 there.
@@ -54,37 +74,41 @@ class MakePortable(Transform):
         added = opset.declare_domains(model.ir)
         if added:
             report.notes.append(f"declared operator sets: {', '.join(added)}")
-        old, calls = take_back(model)
-        groups: dict[_Key, list[_Found]] = {}
-        for found in _quantizers(model.ir):
-            if isinstance(found, SiteReport):
-                report.sites.append(found)
+        old, calls = _take_back(model)
+        groups: dict[_Key, list[_QuantizerCall]] = {}
+        for call in _quantizers(model.ir):
+            if isinstance(call, SiteReport):
+                report.sites.append(call)
             else:
-                groups.setdefault(found.key, []).append(found)
+                groups.setdefault(call.key, []).append(call)
         names = _overloads(groups, model.ir)
         if names:
             lowest_ir = _IR_OF_OVERLOADS if any(names.values()) else _IR_OF_DEFAULTS
-            report.notes += raise_versions(model.ir, LOWEST_OPSET, lowest_ir, MARK)
+            report.notes += raise_versions(model.ir, _LOWEST_OPSET, lowest_ir, MARK)
         for key, members in groups.items():
             name = names.get(key)
-            nodes = [found.node for found in members if not (found.nested and name)]
+            nodes = [call.node for call in members if not (call.nested and name)]
             if name is not None:
-                new = _write(model.ir, key, name, nodes, old)
+                is_new = _write(model.ir, key, name, nodes, old)
                 for node in nodes:
                     node.overload = name
-                    stood = not new and calls.get(node) == name
-                    report.sites.append(_stands(node) if stood else _changed(node, name))
-            others = [found.node for found in members if found.nested and name != ""]
-            report.sites += [_entry(node, Outcome.REFUSED, _NESTED) for node in others]
+                    if not is_new and calls.get(node) == name:
+                        reason = "it has a function already"
+                        report.sites.append(entry(node, Outcome.KEPT, reason))
+                        continue
+                    form = f"function {node.op_type} {name}".strip()
+                    changed = entry(node, Outcome.CHANGED, spelling=form, verdict=_AS_DEFINED)
+                    report.sites.append(changed)
+            others = [call.node for call in members if call.nested and name != ""]
+            report.sites += [entry(node, Outcome.REFUSED, _NESTED) for node in others]
         unused = set(old) - set(model.ir.functions)
         if unused:
             report.notes.append(f"functions without use removed: {len(unused)}")
 
 
 _NESTED = (
-    "it stands in a function, where ONNX Runtime overlooks overloads, and the operator needs them: "
-    "other nodes of it there have other attributes, or some have no function; inline functions "
-    "first"
+    "it is in a function, where ONNX Runtime ignores overloads, and the operator needs them: other "
+    "nodes of it there have other attributes, or some have no function; inline functions first"
 )
 
 
@@ -119,25 +143,26 @@ class _Key:
     @property
     def defaults(self) -> dict[str, ir.Attr]:
         """The attributes as the body understands them."""
-        known = {}
-        for attribute in self.operator.schema.attributes:
-            value = self.arguments[attribute.name]
-            text = attribute.kind is ir.AttributeType.STRING
-            plain = str(value) if text else int(value)
-            known[attribute.name] = ir.Attr(attribute.name, attribute.kind, plain)
-        return known
+        return {
+            each.name: ir.Attr(
+                each.name,
+                each.kind,
+                (str if each.kind is ir.AttributeType.STRING else int)(self.arguments[each.name]),
+            )
+            for each in self.operator.schema.attributes
+        }
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A quantizer that needs a function; ``nested``: it stands in a function itself."""
+class _QuantizerCall:
+    """A quantizer that needs a function; ``nested``: it is in a function itself."""
 
     node: ir.Node
     key: _Key
     nested: bool
 
 
-def take_back(model: Model) -> tuple[Functions, dict[ir.Node, str]]:
+def _take_back(model: Model) -> tuple[Functions, dict[ir.Node, str]]:
     """Remove the functions that the pass wrote, and their overloads from the nodes that call them.
 
     Returns:
@@ -153,7 +178,7 @@ def take_back(model: Model) -> tuple[Functions, dict[ir.Node, str]]:
     return old, calls
 
 
-def _quantizers(model: ir.Model) -> Iterable[_Found | SiteReport]:
+def _quantizers(model: ir.Model) -> Iterable[_QuantizerCall | SiteReport]:
     for owner in owners(model):
         for node in list(ir.traversal.RecursiveGraphIterator(owner)):
             try:
@@ -161,12 +186,11 @@ def _quantizers(model: ir.Model) -> Iterable[_Found | SiteReport]:
                 if operator is None or operator.schema.standard:
                     continue
                 if node.op_identifier() in model.functions:
-                    reason = "the model has a function of its own for it"
-                    yield _entry(node, Outcome.KEPT, reason)
+                    yield entry(node, Outcome.KEPT, "the model has a function of its own for it")
                     continue
-                yield _Found(node, _key(node, operator), isinstance(owner, ir.Function))
+                yield _QuantizerCall(node, _key(node, operator), isinstance(owner, ir.Function))
             except OperatorError as error:
-                yield _entry(node, Outcome.REFUSED, str(error))
+                yield entry(node, Outcome.REFUSED, str(error))
 
 
 def _key(node: ir.Node, operator: Operator) -> _Key:
@@ -181,33 +205,29 @@ def _key(node: ir.Node, operator: Operator) -> _Key:
             f"{operator.schema.domains[0]!r}."
         )
     arguments = operator.arguments(node)
-    known = [constant(value) for value in node.inputs[1:]]
-    arrays = [array for array in known if array is not None]
-    if len(arrays) == len(known) and node.inputs[0] is not None:
+    parameters = [constant(value) for value in node.inputs[1:]]
+    arrays = [array for array in parameters if array is not None]
+    if len(arrays) == len(parameters) and node.inputs[0] is not None:
         try_out(node, node.inputs[0], *arrays)
     return _Key(node.domain, node.op_type, operator, tuple(arguments.items()))
 
 
-def _overloads(groups: dict[_Key, list[_Found]], model: ir.Model) -> dict[_Key, str]:
+def _overloads(groups: dict[_Key, list[_QuantizerCall]], model: ir.Model) -> dict[_Key, str]:
     """Return the overload of each function that is to be written.
 
-    The plain name, the empty one, goes to the function for nodes inside functions, or to the only
-    one of its operator. Nobody gets it while another node without overload would call it too.
+    The empty name goes to the function for nodes inside functions, or to the only one of its
+    operator, unless another node without overload would call it too.
     """
-    mine = {found.node for members in groups.values() for found in members}
-    strangers = {
-        OpKey.of(node)
-        for owner in owners(model)
-        for node in ir.traversal.RecursiveGraphIterator(owner)
-        if not node.overload and node not in mine
-    }
+    mine = {call.node for members in groups.values() for call in members}
+    nodes = (n for owner in owners(model) for n in ir.traversal.RecursiveGraphIterator(owner))
+    strangers = {OpKey.of(node) for node in nodes if not node.overload and node not in mine}
     names = {}
     taken = set(model.functions)
     for key, members in groups.items():
         rivals = [other for other in groups if other.operation == key.operation]
-        inside = [other for other in rivals if any(found.nested for found in groups[other])]
+        inside = [other for other in rivals if any(call.nested for call in groups[other])]
         plain = (inside or rivals) == [key] and key.operation not in strangers
-        if not plain and all(found.nested for found in members):
+        if not plain and all(call.nested for call in members):
             continue
         name = stem = "" if plain else key.label
         number = 1
@@ -219,7 +239,7 @@ def _overloads(groups: dict[_Key, list[_Found]], model: ir.Model) -> dict[_Key, 
 
 
 def _write(
-    model: ir.Model, key: _Key, overload: str, nodes: Sequence[ir.Node], old: Functions
+    model: ir.Model, key: _Key, overload: str, nodes: Iterable[ir.Node], old: Functions
 ) -> bool:
     """Give the model the function for ``key``; return whether it is not the one that it had."""
     attributes = dict(key.defaults)
@@ -228,25 +248,150 @@ def _write(
             attributes.setdefault(name, attribute)
     identifier = (*key.operation, overload)
     function = old.get(identifier)
-    stands = function is not None and dict(function.attributes) == attributes
-    if function is None or not stands:
-        version = model.opset_imports[""]
-        function = body(key.operator, key.arguments, version, *identifier, attributes)
+    is_new = function is None or dict(function.attributes) != attributes
+    if function is None or is_new:
+        function = _body(key, model.opset_imports[""], overload, attributes)
     model.functions[identifier] = function
-    return not stands
+    return is_new
 
 
-def _changed(node: ir.Node, overload: str) -> SiteReport:
-    entry = _entry(node, Outcome.CHANGED, None)
-    return replace(
-        entry, spelling=" ".join(["function", node.op_type, overload]).strip(), verdict=AS_DEFINED
-    )
+def _body(key: _Key, opset: int, overload: str, attributes: dict[str, ir.Attr]) -> ir.Function:
+    """Return a function that computes what an operator does, in standard operators of ``opset``.
+
+    The body is the operator's definition after casts of all parameters to float32.
+
+    Args:
+        key: the operator and the keyword arguments of its definition.
+        opset: version of the standard operators.
+        overload: of the function.
+        attributes: of the nodes; their values become the defaults of the function.
+    """
+    schema = key.operator.schema
+
+    def trace(op: Any, x: Any, *parameters: Any) -> Any:
+        floats = [op.Cast(parameter, to=ir.DataType.FLOAT) for parameter in parameters]
+        return key.operator.define(_Portable(op, opset), x, *floats, **key.arguments)
+
+    data, *others = schema.inputs
+    inputs = [
+        ir.Value(name=data, type=ir.TensorType(ir.DataType.FLOAT)),
+        *(ir.Value(name=other) for other in others),
+    ]
+    domain, name = key.operation
+    traced = build_function(trace, inputs, domain=domain, name=name, opset_imports={"": opset})
+    traced.outputs[0].name = "y"
+    function = ir.Function(domain, name, overload, graph=traced.graph, attributes=attributes)
+    arguments = ", ".join(f"{argument}={value}" for argument, value in key.items)
+    function.doc_string = f"{schema.name}, version {schema.since}: {arguments}"
+    function.metadata_props[MARK] = "function"
+    return function
 
 
-def _stands(node: ir.Node) -> SiteReport:
-    return _entry(node, Outcome.KEPT, "it has a function already")
+class _Portable:
+    """Writes primitives that a runtime lacks at an opset, or alters, in other operators.
+
+    Args:
+        op: onnxscript's builder of the body.
+        opset: of the body.
+    """
+
+    def __init__(self, op: Any, opset: int) -> None:
+        self._op = op
+        self._opset = opset
+        self._constants: dict[bytes, Any] = {}
+        self._power: Any = None
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return functools.partial(self._call, name)
+
+    def _call(self, name: str, *operands: Any, **attributes: Any) -> Any:
+        return getattr(self._op, name)(*map(self._operand, operands), **attributes)
+
+    def _operand(self, operand: Any) -> Any:
+        """Return a constant of type float32 for a number.
+
+        The builder would put a CastLike on it, which is an operator since opset 15 only.
+        """
+        if isinstance(operand, ir.Value):
+            return operand
+        number = np.float32(operand)
+        bits = number.tobytes()
+        if bits not in self._constants:
+            name = f"constant_{len(self._constants)}"
+            self._constants[bits] = self._op.initializer(ir.tensor(number, name=name), name)
+        return self._constants[bits]
+
+    def Add(self, a: Any, b: Any) -> Any:  # noqa: N802 - an ONNX operator
+        """Write a + b as b - (-a), the same bits, unless b is a number.
+
+        ONNX Runtime drops the Add of a parameter that is zero, so that -0 + 0 would be -0.
+        """
+        if not isinstance(b, ir.Value):
+            return self._call("Add", a, b)
+        return self._call("Sub", b, self._call("Neg", a))
+
+    def GreaterOrEqual(self, a: Any, b: Any) -> Any:  # noqa: N802 - an ONNX operator
+        """Below the opset that has it, write it as two comparisons; NaN fails both."""
+        if self._opset >= _OPSET_OF_ORDER:
+            return self._call("GreaterOrEqual", a, b)
+        return self._call("Or", self._call("Greater", a, b), self._call("Equal", a, b))
+
+    def LessOrEqual(self, a: Any, b: Any) -> Any:  # noqa: N802 - an ONNX operator
+        """Likewise."""
+        return self.GreaterOrEqual(b, a)
+
+    def Cast(self, v: Any, **attributes: Any) -> Any:  # noqa: N802 - an ONNX operator
+        """Find a power of two by halving the range, below the opset that casts to E8M0."""
+        if self._opset >= _OPSET_OF_E8M0:
+            return self._call("Cast", v, **attributes)
+        if attributes["to"] == ir.DataType.FLOAT8E8M0:
+            self._power = self._floor_power_of_two(v)
+            return self._power
+        return v if v is self._power else self._call("Cast", v, **attributes)
+
+    def _floor_power_of_two(self, v: Any) -> Any:
+        """Return ``2 ** floor(log2(v))``, at least 2**-127 and at most 2**127, of v >= 0.
+
+        Each comparison and each product is exact. NaN gives 2**127, which no result depends on:
+        what asks for the binade of a NaN computes with the NaN, too.
+        """
+        power: Any = 2.0**-127
+        for exponent in _HALVINGS:
+            higher = self._call("Mul", power, 2.0**exponent) if exponent < 127 else 1.0
+            power = self._call("Where", self._call("Less", v, higher), power, higher)
+        return power
 
 
-def _entry(node: ir.Node, outcome: Outcome, reason: str | None) -> SiteReport:
-    name = node.name or node.outputs[0].name or ""
-    return SiteReport(name, operator_name(node), "", outcome, reason=reason)
+@transform("strip-functions")
+class StripFunctions(Transform):
+    """Remove the function bodies that make-portable wrote.
+
+    The model is again what it was before ``make-portable``: nodes name no overload, the IR version
+    is restored, and so is the opset if raising it rewrote no node. Functions without the mark
+    ``qgraph.make-portable`` in their metadata stay.
+
+    What every pass does first is not undone: domains are imported that nodes use, and initializers
+    are no inputs of the graph.
+    """
+
+    preserves: ClassVar[Exactness] = Exactness.BITS
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Remove the functions, free their nodes of overloads, restore the versions."""
+        removed, calls = _take_back(model)
+        for node in model.nodes():
+            if node in calls:
+                report.sites.append(entry(node, Outcome.CHANGED, verdict=_AS_DEFINED))
+            elif node.op_identifier() in model.ir.functions and _is_quantizer(node):
+                reason = "its function is the model's own"
+                report.sites.append(entry(node, Outcome.KEPT, reason))
+        if removed and not calls:
+            report.notes.append(f"functions without use removed: {len(removed)}")
+        report.notes += restore_versions(model.ir, MARK)
+
+
+def _is_quantizer(node: ir.Node) -> bool:
+    try:
+        return operator_of(node) is not None
+    except OperatorError:
+        return False

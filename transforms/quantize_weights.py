@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from qgraph.choices import Choice, member
-from qgraph.errors import OptionError
+from qgraph.errors import Choice, OptionError, member
 from qgraph.exactness import Exactness
 from qgraph.graph.edit import Editor
+from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, IntFormat
-from qgraph.opsets import versions as opset
-from qgraph.report import Outcome, Report, SiteReport
-from qgraph.transforms.base import Transform, option, transform
+from qgraph.quantizers.weights.job import Groups
+from qgraph.quantizers.weights.scheme import E4M3, E8M0, Scheme, Search
+from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.transforms.base import Transform, opset_option, option, transform
+from qgraph.transforms.drafts.choice import entry, label, opset_reason
+from qgraph.transforms.drafts.versions import raise_opset
 from qgraph.transforms.weights.float_weights import (
-    Axes,
     FloatWeight,
     Places,
     UseKind,
     Wanted,
+    WeightPlan,
+    WeightUse,
     float_weights,
-    label,
 )
-from qgraph.transforms.weights.weight_plan import WeightPlan, untouched
-from qgraph.weights.weight_groups import Groups
-from qgraph.weights.weight_quantization import E4M3, E8M0, Scheme, Search
 
 _MX_BLOCK, _NV_BLOCK = 32, 16
 
@@ -50,7 +50,7 @@ class WeightFormat(Choice):
     NVFP4 = "nvfp4"
 
 
-class Granularity(Choice):
+class WeightGranularity(Choice):
     """Which weights share a scale."""
 
     TENSOR = "tensor"
@@ -58,17 +58,18 @@ class Granularity(Choice):
     BLOCK = "block"
 
 
-_CODES: Mapping[WeightFormat, str] = {
-    WeightFormat.FP8: "FLOAT8E4M3FN",
-    WeightFormat.FP8_E5M2: "FLOAT8E5M2",
-    WeightFormat.FP6_E2M3: "FLOAT6E2M3",
-    WeightFormat.FP6_E3M2: "FLOAT6E3M2",
-    WeightFormat.FP4: "FLOAT4E2M1",
-    WeightFormat.MXFP8: "FLOAT8E4M3FN",
-    WeightFormat.MXFP6: "FLOAT6E2M3",
-    WeightFormat.MXFP4: "FLOAT4E2M1",
-    WeightFormat.NVFP4: "FLOAT4E2M1",
+CODE_TYPES: Mapping[str, str] = {
+    "fp8": "FLOAT8E4M3FN",
+    "fp8-e5m2": "FLOAT8E5M2",
+    "fp6-e2m3": "FLOAT6E2M3",
+    "fp6-e3m2": "FLOAT6E3M2",
+    "fp4": "FLOAT4E2M1",
+    "mxfp8": "FLOAT8E4M3FN",
+    "mxfp6": "FLOAT6E2M3",
+    "mxfp4": "FLOAT4E2M1",
+    "nvfp4": "FLOAT4E2M1",
 }
+"""ONNX types of codes by the names of formats; integer types have the same name."""
 
 _OWN_BLOCKS = {
     WeightFormat.MXFP8: _MX_BLOCK,
@@ -81,32 +82,40 @@ _OWN_BLOCKS = {
 
 @transform("quantize-weights")
 class QuantizeWeights(Transform):
-    """Store float weights as codes of few bits behind a DequantizeLinear; values change."""
+    """Quantize float weights to codes of few bits; values change.
+
+    1. ``w -> DequantizeLinear(codes, s, z)`` with ``codes = clip(round(w / s) + z)`` for each
+       weight that ``types``, ``nodes`` and ``exclude`` select. ``s`` and ``z`` are shared per
+       tensor, per channel, or per block along the axis over which products are summed.
+    2. ``scale=minmax``: ``s`` covers the least and the largest weight. ``scale=mse``: ``s`` has
+       the least squared error.
+    3. mx formats have E8M0 scales for blocks of 32, nvfp4 has E4M3 scales for blocks of 16 and one
+       float32 scale for the tensor.
+
+    The report has the signal-to-noise ratio, the largest error and the clipped elements of each
+    weight.
+    """
 
     format: WeightFormat = option(
-        WeightFormat.INT8, help="type of the codes, for mx and nv with their block scales"
+        WeightFormat.INT8, help="type of the codes; mx and nv formats include their block scales"
     )
-    granularity: Granularity | None = option(
-        None, help="what has a scale of its own; default: block up to 6 bits, else axis"
+    granularity: WeightGranularity | None = option(
+        None, help="what shares a scale; default: block for up to 6 bits, else axis"
     )
     block_size: int | None = option(
-        None, help="weights per block; default: 32, for nvfp4 16; mx and nv formats have no other"
+        None, help="weights per block; default: 32, or 16 for nvfp4; fixed for mx and nv formats"
     )
     symmetric: bool | None = option(
         None, help="no zero point (unsigned: the middle code); default: true unless unsigned"
     )
-    scale: Search = option(
-        Search.MINMAX, help="minmax: nothing is clipped; mse: least squared error"
-    )
+    scale: Search = option(Search.MINMAX, help="minmax: clip nothing; mse: least squared error")
     types: str = option(
         "MatMul|Gemm|Conv|ConvTranspose|Gather", help="operators whose weights are quantized"
     )
-    nodes: str = option("*", help="patterns of names of nodes that are asked for: *attn*|*mlp*")
-    exclude: str | None = option(None, help="patterns of names of nodes that are left out")
-    min_elements: int = option(1024, help="smaller weights stay as they are")
-    opset: int | None = option(
-        None, help="highest opset that may be used; default: 21, or the model's own if higher"
-    )
+    nodes: str = option("*", help="patterns of node names to quantize, such as *attn*|*mlp*")
+    exclude: str | None = option(None, help="patterns of node names to leave out")
+    min_elements: int = option(1024, help="leave smaller weights unchanged")
+    opset: int | None = opset_option()
 
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
 
@@ -126,7 +135,7 @@ class QuantizeWeights(Transform):
 
     def _check_blocks(self) -> None:
         own = _OWN_BLOCKS.get(self.format)
-        if own is not None and self.granularity not in (None, Granularity.BLOCK):
+        if own is not None and self.granularity not in (None, WeightGranularity.BLOCK):
             raise OptionError(
                 f"granularity={self.granularity} with format={self.format}, whose scales belong "
                 f"to blocks of {own}; expected block. Leave it out, or take another format."
@@ -140,7 +149,7 @@ class QuantizeWeights(Transform):
             )
         if self.block_size < 2:
             raise OptionError(f"block_size is {self.block_size}, expected 2 or more.")
-        if self._granularity is not Granularity.BLOCK:
+        if self._granularity is not WeightGranularity.BLOCK:
             raise OptionError(
                 f"block_size={self.block_size} with scales per {self._granularity}, expected "
                 "granularity=block. Add that, or leave block_size out."
@@ -149,10 +158,9 @@ class QuantizeWeights(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Plan codes for each weight, raise the opset once, and put DequantizeLinear in place."""
         plans, others = self._plan(model)
-        needed = max((plan.opset for plan in plans), default=0)
-        before = model.ir.opset_imports.get("", 0)
-        if plans and opset.require(model.ir, needed):
-            report.notes.append(f"opset raised from {before} to {needed}")
+        notes = raise_opset(model.ir, (plan.opset for plan in plans))
+        if notes:
+            report.notes += notes
             plans, others = self._plan(model)
         editor, places = Editor(model.ir), Places(model)
         report.sites += [plan.carry_out(editor, places) for plan in plans] + others
@@ -165,79 +173,82 @@ class QuantizeWeights(Transform):
             _alternatives(self.nodes),
             _alternatives(self.exclude or ""),
         )
-        plans, others = [], []
+        plans: list[WeightPlan] = []
+        others: list[SiteReport] = []
         for weight in float_weights(model, wanted):
-            reason, outcome = self._obstacle(weight), Outcome.REFUSED
             if weight.tensor.size < max(self.min_elements, 1):
-                reason, outcome = f"fewer than {self.min_elements} elements", Outcome.KEPT
-            plan = None if reason else self._plan_of(weight)
-            if plan is not None and plan.opset > limit:
-                reason = (
-                    f"{self.format} needs opset {plan.opset}, above {limit}; allow opset "
-                    f"{plan.opset}"
-                )
-            if plan is not None and reason is None:
-                reason = plan.prepare()
-            if plan is not None and reason is None:
+                reason = f"fewer than {self.min_elements} elements"
+                others.append(entry(weight.first_node, Outcome.KEPT, reason))
+                continue
+            plan = self._plan_of(weight, limit)
+            if isinstance(plan, WeightPlan):
                 plans.append(plan)
             else:
-                others.append(untouched(weight, outcome, reason))
+                others.append(entry(weight.first_node, Outcome.REFUSED, plan))
         return plans, others
 
     def _obstacle(self, weight: FloatWeight) -> str | None:
         if not weight.uses:
             return "its weight is used in a way that has no channels"
         if weight.others:
-            named = ", ".join(dict.fromkeys(weight.others))
+            names = ", ".join(dict.fromkeys(weight.others))
             return (
-                f"its weight is also used by {named}, for which the float values would stay; "
+                f"its weight is also used by {names}, for which the float values would stay; "
                 "ask for those too if nodes or types left them out, or exclude this node"
             )
-        ways = {_laid(use.axes, self._granularity) for use in weight.uses}
+        ways = {_shared_axes(use, self._granularity) for use in weight.uses}
         if len(ways) > 1:
-            named = ", ".join(label(use.node) for use in weight.uses)
+            names = ", ".join(label(use.node) for use in weight.uses)
             return (
-                f"its weight has other channels in each of {named}; with granularity=tensor one "
+                f"its weight has other channels in each of {names}; with granularity=tensor one "
                 "scale serves all"
             )
         return None
 
-    def _plan_of(self, weight: FloatWeight) -> WeightPlan:
-        axes, shape = weight.uses[0].axes, weight.shape
+    def _plan_of(self, weight: FloatWeight, limit: int) -> WeightPlan | str:
+        """Return how a weight is stored, or why it cannot be."""
+        obstacle = self._obstacle(weight)
+        if obstacle is not None:
+            return obstacle
+        plan = self._laid_out(weight)
+        if plan.opset > limit:
+            return opset_reason(str(self.format), plan.opset, limit)
+        return plan.prepare() or plan
+
+    def _laid_out(self, weight: FloatWeight) -> WeightPlan:
+        use, shape = weight.uses[0], weight.shape
         size = self.block_size or _OWN_BLOCKS.get(self.format, _MX_BLOCK)
         way = self._granularity
-        channel, reduced = axes.channel, axes.reduced
-        if way is Granularity.BLOCK and (
+        channel, reduced = use.channel, use.reduced
+        if way is WeightGranularity.BLOCK and (
             reduced is None or (shape[reduced] <= size and (len(shape) == 2 or channel == 0))
         ):
             # Blocks would be whole channels.
-            way = Granularity.AXIS
-        if way is Granularity.AXIS and channel is None:
-            way = Granularity.TENSOR
+            way = WeightGranularity.AXIS
+        if way is WeightGranularity.AXIS and channel is None:
+            way = WeightGranularity.TENSOR
         result = weight.tensor.dtype.name
         scheme = Scheme(self._codes, self._is_symmetric, self.scale, self._scales(result), result)
-        if way is Granularity.BLOCK and reduced is not None:
+        if way is WeightGranularity.BLOCK and reduced is not None:
             size = min(size, shape[reduced])
             groups = Groups.blocks(shape, reduced, size)
             sizes = tuple(groups.count if i == reduced else n for i, n in enumerate(shape))
-            plan = WeightPlan(weight, scheme, groups, sizes, reduced, size)
-        elif way is Granularity.AXIS and channel is not None:
+            return WeightPlan(weight, scheme, groups, sizes, reduced, size)
+        if way is WeightGranularity.AXIS and channel is not None:
             groups = Groups.channels(shape, channel)
-            plan = WeightPlan(weight, scheme, groups, (shape[channel],), channel, 0)
-        else:
-            plan = WeightPlan(weight, scheme, Groups.tensor(shape), (), None, 0)
-        return plan
+            return WeightPlan(weight, scheme, groups, (shape[channel],), channel, 0)
+        return WeightPlan(weight, scheme, Groups.tensor(shape), (), None, 0)
 
     @property
     def _codes(self) -> str:
-        return _CODES.get(self.format, self.format.upper())
+        return CODE_TYPES.get(self.format, self.format.upper())
 
     @property
-    def _granularity(self) -> Granularity:
+    def _granularity(self) -> WeightGranularity:
         if self.granularity is not None:
             return self.granularity
         narrow = FORMATS[self._codes].bits < 8 or self.format in _OWN_BLOCKS
-        return Granularity.BLOCK if narrow else Granularity.AXIS
+        return WeightGranularity.BLOCK if narrow else WeightGranularity.AXIS
 
     @property
     def _is_symmetric(self) -> bool:
@@ -252,12 +263,12 @@ class QuantizeWeights(Transform):
         return E8M0 if self.format in _OWN_BLOCKS else result
 
 
-def _laid(axes: Axes, way: Granularity) -> object:
+def _shared_axes(use: WeightUse, way: WeightGranularity) -> object:
     """Return what two uses of a weight must have in common."""
     return {
-        Granularity.TENSOR: None,
-        Granularity.AXIS: axes.channel,
-        Granularity.BLOCK: (axes.reduced, axes.channel),
+        WeightGranularity.TENSOR: None,
+        WeightGranularity.AXIS: use.channel,
+        WeightGranularity.BLOCK: (use.reduced, use.channel),
     }[way]
 
 

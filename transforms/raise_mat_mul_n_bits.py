@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,19 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.dialects.dialect import Refusal
 from qgraph.errors import OperatorError, OptionError, where
 from qgraph.exactness import Exactness, Method, Verdict, Witness
+from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Operand
-from qgraph.graph.folding import constant_expression
-from qgraph.kernels.mat_mul_n_bits import DOMAIN, Weights
 from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.ops.kernels.mat_mul_n_bits import DOMAIN, Weights
 from qgraph.ops.operator import operator_of
-from qgraph.report import Report
-from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.rebuilding import Found, Rebuild, rebuild
-from qgraph.transforms.spelling import check_level
+from qgraph.reports import Report
+from qgraph.transforms.base import Transform, exact_option, option, transform
+from qgraph.transforms.drafts.rebuilding import Rebuild, read_all, rebuild
 
 Array = npt.NDArray[Any]
 
@@ -33,27 +30,28 @@ _WIDTHS = (2, 4, 8)
 
 @transform("raise-mat-mul-n-bits")
 class RaiseMatMulNBits(Transform):
-    """Write MatMul and Gemm with weights behind a DequantizeLinear as MatMulNBits of com.microsoft.
+    """Write MatMul and Gemm with packed weights as MatMulNBits.
 
-    Codes of 2, 4 or 8 bits with scales for the tensor, for each column, or for blocks of rows; a
-    Transpose between is seen through. Signed codes and their zero points are shifted to unsigned
-    ones. Scales that are not in blocks, or in blocks that are no power of two, are repeated. What
-    Gemm adds is added by an Add.
+    1. ``MatMul(a, DequantizeLinear(codes, s, z)) -> MatMulNBits(a, packed, s, z)``, also with a
+       Transpose between, for codes of 2, 4 or 8 bits and scales per tensor, per column, or per
+       block of rows.
+    2. ``Gemm(a, b, c) -> Add(MatMulNBits(a, ...), c)`` with ``alpha = beta = 1``, no ``transA``.
 
-    All weights are compared, element by element.
+    Signed codes and their zero points are shifted to unsigned ones. Scales that are not in blocks,
+    or in blocks that are no power of two, are repeated. All weights are compared, element by
+    element.
     """
 
-    block_size: int = option(128, help="rows of a block where scales have none of their own")
+    block_size: int = option(128, help="rows of a block if scales have no blocks")
     accuracy_level: int = option(
         0, help="what runtimes may round the data to: 0 nothing, 1 float32, 4 int8"
     )
-    exact: Exactness = option(Exactness.VALUES, help="lowest rung of equality that is accepted")
+    exact: Exactness = exact_option()
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def check_options(self) -> None:
         """Raise an OptionError for options that do not go together."""
-        check_level(self.exact)
         if self.block_size < _LEAST_BLOCK or self.block_size & (self.block_size - 1):
             raise OptionError(
                 f"block_size={self.block_size} is not usable; expected a power of two of "
@@ -66,25 +64,17 @@ class RaiseMatMulNBits(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Find products with stored codes and replace them."""
-        opset = model.ir.opset_imports.get("", 0)
-        rebuild(model, list(self._found(model)), self.exact, report, limit=opset)
+        nodes = (node for node in model.nodes("MatMul", "Gemm") if not node.domain)
+        limit = model.ir.opset_imports.get("", 0)
+        rebuild(model, read_all(model, nodes, self._raised), self.exact, report, limit=limit)
 
-    def _found(self, model: Model) -> Iterator[Found]:
-        for node in model.nodes("MatMul", "Gemm"):
-            if node.domain or node.op_identifier() in model.ir.functions:
-                continue
-            decode = _decoder(node.inputs[1])
-            if decode is None:
-                continue
-            try:
-                yield self._raised(node, _Stored.of(node, *decode))
-            except OperatorError as error:
-                yield Refusal(node, str(error))
-
-    def _raised(self, node: ir.Node, stored: _Stored) -> Rebuild:
-        form, inputs = stored.stored(self.block_size)
-        made = form.values(*inputs)
-        verdict = _compare(made, stored.values)
+    def _raised(self, node: ir.Node) -> Rebuild | None:
+        decode = _decoder(node.inputs[1])
+        if decode is None:
+            return None
+        decoded = _Decoded.of(node, *decode)
+        form, inputs = decoded.packed(self.block_size)
+        verdict = _compare(form.values(*inputs), decoded.values)
         attributes = {"K": form.k, "N": form.n, "bits": form.bits, "block_size": form.size}
         if self.accuracy_level:
             attributes["accuracy_level"] = self.accuracy_level
@@ -120,7 +110,7 @@ def _decoder(weights: ir.Value | None) -> tuple[ir.Node, bool] | None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Stored:
+class _Decoded:
     """Weights behind a DequantizeLinear, turned so that they are ``[K, N]``.
 
     Attributes:
@@ -139,7 +129,7 @@ class _Stored:
     block: int
 
     @classmethod
-    def of(cls, node: ir.Node, decode: ir.Node, turned: bool) -> _Stored:
+    def of(cls, node: ir.Node, decode: ir.Node, turned: bool) -> _Decoded:
         """Read the weights of ``node``.
 
         Raises:
@@ -174,8 +164,8 @@ class _Stored:
         if scale.size == 1:
             scale, points, block = scale.reshape(1, 1), points.reshape(1, 1), 0
         elif not block:
-            wanted = (1, -1) if axis == 1 else (-1, 1)
-            scale, points = scale.reshape(wanted), points.reshape(wanted)
+            sizes = (1, -1) if axis == 1 else (-1, 1)
+            scale, points = scale.reshape(sizes), points.reshape(sizes)
         whole = (codes.astype(np.int32) + shift).astype(np.uint8)
         points = points + shift
         if turned:
@@ -186,7 +176,7 @@ class _Stored:
             raise OperatorError(f"{where(decode)}: each row has a scale of its own")
         return cls(values, whole, form.bits, scale, points, block)
 
-    def stored(self, preferred: int) -> tuple[Weights, tuple[Array, Array, Array | None]]:
+    def packed(self, preferred: int) -> tuple[Weights, tuple[Array, Array, Array | None]]:
         """Return how the weights are stored, and codes, scales and zero points.
 
         Raises:
@@ -216,16 +206,16 @@ def _part(block: int) -> int:
     return size
 
 
-def _compare(made: Array, known: Array) -> Verdict:
+def _compare(after: Array, decoded: Array) -> Verdict:
     """Compare weights ``[N, K]`` with ``[K, N]``."""
-    before, after = known.T.astype(np.float32), made
+    before = decoded.T.astype(np.float32)
     wrong = np.flatnonzero(before != after)
     if not wrong.size:
         return Verdict(Exactness.BITS, Method.CONSTANT)
-    place = int(wrong[0])
-    witness = Witness(float(place), float(before.flat[place]), float(after.flat[place]))
+    first = int(wrong[0])
+    witness = Witness(float(first), float(before.flat[first]), float(after.flat[first]))
     # 16-bit scales: the products are rounded to 16 bits by one operator only.
-    reason = f"{wrong.size} weights are rounded to {known.dtype} by DequantizeLinear only"
+    reason = f"{wrong.size} weights are rounded to {decoded.dtype} by DequantizeLinear only"
     return Verdict(
         Exactness.CODES, Method.CONSTANT, int(wrong.size), witness=witness, reason=reason
     )

@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.choices import Choice
-from qgraph.dialects.dialect import Site, sites
-from qgraph.equivalence.compare import Comparer
-from qgraph.errors import OperatorError
+from qgraph.errors import Choice
 from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.deferred import DeferredTensor, Ledger
 from qgraph.graph.edit import Editor, Region
+from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, numpy_dtype
-from qgraph.numerics.packing import packed_size, unpack
-from qgraph.opsets import signed_codes
-from qgraph.opsets import versions as opset
-from qgraph.report import Outcome, Report, SiteReport, operator_name
-from qgraph.tensors.deferred import DeferredTensor
-from qgraph.tensors.ledger import Ledger
-from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.ranges.shifted_pairs import shifted
-from qgraph.transforms.spelling import choose, entry, raise_opset, settle
-from qgraph.transforms.versions import lower_opset
-from qgraph.transforms.weights.code_types import Recoding, merged, needed_opset, recodings
-from qgraph.transforms.weights.stored_codes import Stored, stored_codes
-from qgraph.transforms.weights.weight_plan import LAZY_BYTES
-from qgraph.weights.repack_job import RepackJob, Shift, Source
+from qgraph.numerics.packing import packed_size
+from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.site import Site
+from qgraph.quantizers.sites import sites
+from qgraph.quantizers.weights.piecewise import Parameter
+from qgraph.quantizers.weights.repack_job import Recoder, RepackJob, Source
+from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.transforms.base import Transform, opset_option, option, transform
+from qgraph.transforms.drafts.choice import choose, entry, opset_reason, settle
+from qgraph.transforms.drafts.versions import lower_opset, raise_opset
+from qgraph.transforms.quantize_weights import CODE_TYPES
+from qgraph.transforms.weights.float_weights import LAZY_BYTES
+from qgraph.transforms.weights.shifted_pairs import shifted
+from qgraph.transforms.weights.stored_codes import (
+    Recoding,
+    Stored,
+    merged,
+    needed_opset,
+    recodings,
+    stored_codes,
+)
 
 Array = npt.NDArray[Any]
 
-_Made = dict[object, tuple[RepackJob, ir.TensorProtocol]]
-"""The jobs so far and what they give, by what is the same for constants that share their codes."""
+_Jobs = dict[object, tuple[RepackJob, ir.TensorProtocol]]
+"""The jobs so far and their tensors, by what is the same for constants that share their codes."""
 
 
 class CodeTarget(Choice):
@@ -57,24 +64,26 @@ class CodeTarget(Choice):
 
 
 class Blocks(Choice):
-    """What becomes of scales per block."""
+    """How codes with scales per block are stored."""
 
     KEEP = "keep"
     ROWS = "rows"
 
 
-_KINDS = {
-    CodeTarget.FP4: "FLOAT4E2M1",
-    CodeTarget.FP6_E2M3: "FLOAT6E2M3",
-    CodeTarget.FP6_E3M2: "FLOAT6E3M2",
-    CodeTarget.FP8: "FLOAT8E4M3FN",
-    CodeTarget.FP8_E5M2: "FLOAT8E5M2",
-}
-
-
 @transform("repack")
 class Repack(Transform):
-    """Store codes in the smallest type that holds those that occur, or in the type ``to``."""
+    """Store codes in the smallest type that holds them.
+
+    1. ``DequantizeLinear(q, s, z) -> DequantizeLinear(q', s', z')`` with ``q' = (q - d) * f`` in
+       the narrowest type that holds all codes that occur, ``s' = s / f``, ``z' = z - d`` and ``f``
+       a power of two; or in the type ``to``. A Clip before it is applied to the codes.
+    2. ``scales``: scales that agree are merged, of blocks into channels, of channels into one.
+    3. ``blocks=rows``: blocks become rows, ``Reshape(Transpose(DequantizeLinear(rows, s, z)))``.
+    4. ``activations``: with a signed or unsigned ``to`` of 8 or 16 bits, the codes of
+       QuantizeLinear and DequantizeLinear pairs move too, ``q' = q + 2 ** (bits - 1)`` or back.
+
+    Every element is compared when it is written.
+    """
 
     to: CodeTarget = option(
         CodeTarget.SMALLEST, help="type of the codes; smallest: by the codes that occur"
@@ -86,11 +95,9 @@ class Repack(Transform):
         Blocks.KEEP, help="rows: store blocks as rows, for runtimes without scales per block"
     )
     activations: bool = option(
-        True, help="with to=int8, uint8, int16 or uint16: move the codes of activations too"
+        True, help="with to=int8, uint8, int16 or uint16: convert codes of activations too"
     )
-    opset: int | None = option(
-        None, help="highest opset that may be used; default: 21, or the model's own if higher"
-    )
+    opset: int | None = opset_option()
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
@@ -99,10 +106,9 @@ class Repack(Transform):
         self._move_activations(model, report)
         editor = Editor(model.ir)
         plans, others = self._plan(model, editor)
-        needed = max((plan.draft.opset for plan in plans), default=0)
-        before = model.ir.opset_imports.get("", 0)
-        if plans and opset.require(model.ir, needed):
-            report.notes.append(f"opset raised from {before} to {needed}")
+        notes = raise_opset(model.ir, (plan.draft.opset for plan in plans))
+        if notes:
+            report.notes += notes
             editor = Editor(model.ir)
             plans, others = self._plan(model, editor)
         editor.replace_all(plan.draft for plan in plans)
@@ -122,94 +128,94 @@ class Repack(Transform):
             for site in sites(model.ir)
             if isinstance(site, Site) and (draft := shifted(site, editor, self.to.upper()))
         ]
-        if self.to is CodeTarget.INT8 and model.ir.opset_imports.get("", 0) >= signed_codes.SINCE:
-            refused = [site for site, _ in offers if signed_codes.is_copied_over(site.y)]
-            report.sites += [entry(site, Outcome.REFUSED, signed_codes.REASON) for site in refused]
+        if (
+            self.to is CodeTarget.INT8
+            and model.ir.opset_imports.get("", 0) >= opset.SIGNED_CODES_SINCE
+        ):
+            refused = [site for site, _ in offers if opset.is_copied_over(site.y)]
+            report.sites += [
+                entry(site.root, Outcome.REFUSED, opset.SIGNED_CODES_REASON) for site in refused
+            ]
             offers = [offer for offer in offers if offer[0] not in refused]
         choices = choose(offers, Exactness.BITS, limit, Comparer(model.ir))
-        raise_opset(model, choices, report)
-        settle(model, [choice for choice in choices if choice.site.stands], editor, report)
+        report.notes += raise_opset(model.ir, (choice.opset for choice in choices))
+        settle(model, [choice for choice in choices if choice.stands], editor, report)
 
     def _plan(self, model: Model, editor: Editor) -> tuple[list[_Plan], list[SiteReport]]:
         limit = opset.ceiling(model.ir, self.opset)
         plans: list[_Plan] = []
         others: list[SiteReport] = []
-        made: _Made = {}
-        for found in stored_codes(model):
-            if isinstance(found, OperatorError):
+        jobs: _Jobs = {}
+        for stored in stored_codes(model):
+            chosen, reason = self._choose(stored, limit)
+            if chosen is not None and self._changes(stored, chosen):
+                plans.append(_Plan(stored, chosen, self._makes_rows(stored, chosen), editor, jobs))
                 continue
-            chosen, reason = self._choose(found, limit)
-            if chosen is None:
-                outcome = Outcome.KEPT if self.to is CodeTarget.SMALLEST else Outcome.REFUSED
-                outcome = Outcome.KEPT if reason is None else outcome
-                others.append(_entry(found, outcome, reason))
-                continue
-            if not self._changes(found, chosen):
-                others.append(_entry(found, Outcome.KEPT, reason))
-                continue
-            plans.append(_Plan(found, chosen, self.blocks is Blocks.ROWS, editor, made))
+            is_refused = chosen is None and reason is not None
+            is_refused &= self.to is not CodeTarget.SMALLEST
+            outcome = Outcome.REFUSED if is_refused else Outcome.KEPT
+            others.append(entry(stored.decode, outcome, reason))
         return plans, others
 
-    def _choose(self, found: Stored, limit: int) -> tuple[Recoding | None, str | None]:
+    def _choose(self, stored: Stored, limit: int) -> tuple[Recoding | None, str | None]:
         """Return the first way that the opset limit allows, or why there is none."""
-        if found.others:
-            named = ", ".join(found.others)
-            return None, f"its codes are also used by {named}, for which they would stay"
-        span = found.source.survey(found.shift)
-        kinds = None if self.to is CodeTarget.SMALLEST else [_KINDS.get(self.to, self.to.upper())]
-        lowest: int | None = None
-        wanted = ""
-        for recoding in recodings(found, span, kinds):
+        if stored.others:
+            names = ", ".join(stored.others)
+            return None, f"its codes are also used by {names}, for which they would stay"
+        span = stored.source.survey()
+        kinds = None
+        if self.to is not CodeTarget.SMALLEST:
+            kinds = [CODE_TYPES.get(self.to, self.to.upper())]
+        lowest: tuple[int, str] | None = None
+        for recoding in recodings(stored, span, kinds):
             if self.scales:
-                recoding = merged(found, recoding)
-            needed = needed_opset(
-                found, recoding, rows=self.blocks is Blocks.ROWS and _makes_rows(found, recoding)
-            )
-            if needed <= limit:
-                remark = None
-                if lowest is not None:
-                    remark = f"{wanted} would do, with opset {lowest}, above {limit}"
-                return recoding, remark
-            if lowest is None or needed < lowest:
-                lowest, wanted = needed, recoding.kind
+                recoding = merged(stored, recoding)
+            rows = self._makes_rows(stored, recoding)
+            needed = needed_opset(stored, recoding, rows=rows)
+            if needed <= limit and lowest is None:
+                return recoding, None
+            if needed <= limit and lowest is not None:
+                return recoding, opset_reason(f"the smaller {lowest[1]}", lowest[0], limit)
+            if lowest is None or needed < lowest[0]:
+                lowest = needed, recoding.kind
         if lowest is not None:
-            return None, f"{wanted} needs opset {lowest}, above {limit}; allow opset {lowest}"
+            return None, opset_reason(lowest[1], lowest[0], limit)
         if kinds is None:
             return None, None
-        span_text = f"numbers from {span.low_centred:g} to {span.high_centred:g} around zero"
-        return None, f"its codes, {span_text}, do not fit {kinds[0]}; take a wider type"
+        numbers = f"numbers from {span.low_centred:g} to {span.high_centred:g} around zero"
+        return None, f"its codes, {numbers}, do not fit {kinds[0]}; use a wider type"
 
-    def _changes(self, found: Stored, chosen: Recoding) -> bool:
-        rows = self.blocks is Blocks.ROWS and _makes_rows(found, chosen)
+    def _changes(self, stored: Stored, chosen: Recoding) -> bool:
         return (
-            rows
-            or chosen.kind != found.stream.kind
-            or len(found.nodes) > 1
+            self._makes_rows(stored, chosen)
+            or chosen.kind != stored.stream.kind
+            or len(stored.nodes) > 1
             or chosen.shift is not None
             or chosen.factor != 1
             or chosen.is_merged
         )
 
+    def _makes_rows(self, stored: Stored, chosen: Recoding) -> bool:
+        """Return whether blocks are to be rows of a matrix, and can: all have one size."""
+        if self.blocks is not Blocks.ROWS or chosen.axis is None or not chosen.block_size:
+            return False
+        return stored.shape[chosen.axis] % chosen.block_size == 0 and stored.scale is not None
+
 
 class _Plan:
-    """How one constant is stored anew: a draft, and the entry of the report."""
+    """How one constant is stored: a draft, and the entry of the report."""
 
     def __init__(
-        self,
-        found: Stored,
-        chosen: Recoding,
-        rows: bool,
-        editor: Editor,
-        made: _Made,
+        self, stored: Stored, chosen: Recoding, rows: bool, editor: Editor, jobs: _Jobs
     ) -> None:
-        self._found, self._chosen = found, chosen
-        self._ledger = _ledger(found, chosen)
-        region = Region(found.value, found.decode.outputs[0], found.nodes)
+        self._stored, self._chosen, self._jobs = stored, chosen, jobs
+        self._ledger = _size_summary(stored, chosen)
+        region = Region(stored.value, stored.decode.outputs[0], stored.nodes)
         self.draft = editor.draft(region)
-        if rows and _makes_rows(found, chosen):
-            self._as_rows(made)
+        if rows:
+            self._as_rows()
         else:
-            codes = self._codes(found.source, found.shape, chosen.shift, made)
+            codes = self._codes(replace(stored.source, shift=chosen.shift), stored.shape)
             attributes = {} if chosen.axis is None else {"axis": chosen.axis}
             attributes |= {"block_size": chosen.block_size} if chosen.block_size else {}
             self.draft.giving(self._decode(codes, chosen.scale, chosen.zero_point, attributes))
@@ -217,33 +223,28 @@ class _Plan:
     @property
     def entry(self) -> SiteReport:
         """The entry of the report; element counts are filled in when the codes are written."""
-        signs = self._chosen.factor != 1 and self._found.stream.kind.startswith("FLOAT")
-        rung = Exactness.VALUES if signs else Exactness.BITS
-        return SiteReport(
-            self._found.decode.name or self._found.decode.outputs[0].name or "",
-            operator_name(self._found.decode),
-            "",
+        signs = self._chosen.factor != 1 and self._stored.stream.kind.startswith("FLOAT")
+        level = Exactness.VALUES if signs else Exactness.BITS
+        return entry(
+            self._stored.decode,
             Outcome.CHANGED,
             spelling=self.draft.spelling,
-            verdict=Verdict(rung, Method.CONSTANT),
+            verdict=Verdict(level, Method.CONSTANT),
             ledger=self._ledger,
         )
 
-    def _codes(
-        self,
-        source: Source,
-        shape: tuple[int, ...],
-        shift: Shift | None,
-        made: _Made,
-    ) -> ir.Value:
-        chosen = self._chosen
-        mark = None if shift is None else (shift.numbers.shape, shift.numbers.tobytes())
-        key = (self._found.value, source.bounds, shape, chosen.kind, mark, chosen.factor)
-        if key not in made:
-            name = self._found.value.name or "codes"
-            job = RepackJob(name, source, chosen.kind, shift, chosen.factor)
-            made[key] = job, _tensor(job, shape)
-        job, tensor = made[key]
+    def _codes(self, source: Source, shape: tuple[int, ...]) -> ir.Value:
+        chosen, shift = self._chosen, source.shift
+        mark = None if shift is None else (shift.array.shape, shift.array.tobytes())
+        key = (self._stored.value, source.bounds, shape, chosen.kind, mark, chosen.factor)
+        if key not in self._jobs:
+            name = self._stored.value.name or "codes"
+            job = RepackJob(name, Recoder(source, chosen.kind, chosen.factor))
+            deferred = DeferredTensor(job, 0, ir.DataType[chosen.kind], shape)
+            is_large = source.stream.nbytes > LAZY_BYTES
+            now = None if is_large else ir.Tensor(deferred.numpy(), deferred.dtype)
+            self._jobs[key] = job, deferred if now is None else now
+        job, tensor = self._jobs[key]
         job.report_to(self._ledger.close)
         return self.draft.stored(tensor, "codes")
 
@@ -254,42 +255,41 @@ class _Plan:
         zero_point: Array | None,
         attributes: dict[str, int],
     ) -> ir.Value:
-        node, kind = self._found.decode, self._chosen.kind
-        given = node.inputs[1]
-        operand = given if scale is None else self.draft.constant(scale, "scale")
-        operands: list[ir.Value | Array | None] = [codes, operand]
+        node, kind = self._stored.decode, self._chosen.kind
+        new_scale = node.inputs[1] if scale is None else self.draft.constant(scale, "scale")
+        operands: list[ir.Value | Array | None] = [codes, new_scale]
         if zero_point is not None:
             whole = zero_point.astype(np.int32).astype(numpy_dtype(kind))
             operands.append(self.draft.constant(whole, "zero_point"))
         output = node.attributes.get_int("output_dtype", 0)
         attributes = attributes | ({"output_dtype": output} if output else {})
-        self.draft.needs(needed_opset(self._found, self._chosen, rows=False))
+        self.draft.needs(needed_opset(self._stored, self._chosen, rows=False))
         return self.draft.node(
             "DequantizeLinear", operands, attributes, dtype=node.outputs[0].dtype
         )
 
-    def _as_rows(self, made: _Made) -> None:
+    def _as_rows(self) -> None:
         """Draft blocks as rows of a matrix, decoded per row, and put back in place."""
-        found, chosen = self._found, self._chosen
+        stored, chosen = self._stored, self._chosen
         axis, size = chosen.axis or 0, chosen.block_size
-        shape = found.shape
+        shape = stored.shape
         outer, inner = int(np.prod(shape[:axis])), int(np.prod(shape[axis + 1 :]))
         count = shape[axis] // size
-        stream = found.stream.reshaped((outer, count, size, inner))
+        stream = stored.stream.reshaped((outer, count, size, inner))
         if stream is None:
-            whole = found.stream.array().reshape(outer, count, size, inner)
-            stream = type(found.stream)(found.stream.kind, whole.shape, whole)
+            whole = stored.stream.array().reshape(outer, count, size, inner)
+            stream = type(stored.stream)(stored.stream.kind, whole.shape, whole)
         box = (outer, count, inner, size)
-        source = Source(stream.transposed((0, 1, 3, 2)), found.source.bounds)
         rows = outer * count * inner
         shift = chosen.shift
         if shift is not None:
-            one = shift.numbers.size == 1
+            one = shift.array.size == 1
             sizes = (1, 1, 1, 1) if one else (outer, count, inner, 1)
-            shift = Shift(shift.numbers.reshape(sizes))
-        codes = self._codes(source, (rows, size), shift, made)
-        given = found.scale if chosen.scale is None else chosen.scale
-        scale = None if given is None else given.reshape(rows)
+            shift = Parameter(shift.array.reshape(sizes), box)
+        source = Source(stream.transposed((0, 1, 3, 2)), stored.source.bounds, shift)
+        codes = self._codes(source, (rows, size))
+        scale = stored.scale if chosen.scale is None else chosen.scale
+        scale = None if scale is None else scale.reshape(rows)
         points = None if chosen.zero_point is None else chosen.zero_point.reshape(rows)
         y = self._decode(codes, scale, points, {"axis": 0})
         if inner > 1:
@@ -302,45 +302,19 @@ class _Plan:
         return self.draft.node("Reshape", [y, sizes], dtype=y.dtype)
 
 
-def _ledger(found: Stored, chosen: Recoding) -> Ledger:
-    scale = found.decode.inputs[1]
-    kind = scale.dtype.name if scale is not None and scale.dtype is not None else "FLOAT"
-    stored = chosen.scale if chosen.scale is not None else found.scale
-    size = [packed_size(FORMATS[chosen.kind].bits, found.stream.size)]
-    known = np.zeros(1, np.float32) if stored is None else stored.astype(np.float32)
-    if stored is not None:
-        size.append(stored.nbytes)
-    if chosen.zero_point is not None:
-        size.append(packed_size(FORMATS[chosen.kind].bits, chosen.zero_point.size))
+def _size_summary(stored: Stored, chosen: Recoding) -> Ledger:
+    scale = chosen.scale if chosen.scale is not None else stored.scale
+    bits = FORMATS[chosen.kind].bits
+    points = 0 if chosen.zero_point is None else chosen.zero_point.size
+    scales = np.zeros(1, np.float32) if scale is None else scale.astype(np.float32)
+    size = packed_size(bits, stored.stream.size) + packed_size(bits, points)
     return Ledger(
-        tensor=found.value.name or "",
+        tensor=stored.value.name or "",
         type=chosen.kind,
-        scale_type=kind,
-        bytes_before=found.nbytes,
-        bytes_after=sum(size),
-        codes_available=1 << FORMATS[chosen.kind].bits,
-        scale_low=float(known.min()),
-        scale_high=float(known.max()),
+        scale_type=stored.scale_type,
+        bytes_before=stored.nbytes,
+        bytes_after=size + (0 if scale is None else scale.nbytes),
+        codes_available=1 << bits,
+        scale_low=float(scales.min()),
+        scale_high=float(scales.max()),
     )
-
-
-def _makes_rows(found: Stored, chosen: Recoding) -> bool:
-    """Return whether blocks, all of one size, can be rows of a matrix."""
-    whole = chosen.axis is not None and found.shape[chosen.axis] % max(chosen.block_size, 1) == 0
-    return bool(chosen.block_size) and whole and found.scale is not None
-
-
-def _tensor(job: RepackJob, shape: tuple[int, ...]) -> ir.TensorProtocol:
-    """Return the codes: made now if they are few, else when the model is saved."""
-    dtype = ir.DataType[job.kind]
-    if job.source.stream.nbytes > LAZY_BYTES:
-        return DeferredTensor(job, 0, dtype, shape)
-    data = job.run()
-    codes = unpack(data, dtype.bitwidth, int(np.prod(shape))) if dtype.bitwidth < 8 else data
-    return ir.Tensor(codes.view(numpy_dtype(job.kind)).reshape(shape))
-
-
-def _entry(found: Stored, outcome: Outcome, reason: str | None) -> SiteReport:
-    node = found.decode
-    name = node.name or node.outputs[0].name or ""
-    return SiteReport(name, operator_name(node), "", outcome, reason=reason)

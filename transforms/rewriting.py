@@ -10,21 +10,22 @@ from typing import Any
 
 import onnx_ir as ir
 
-from qgraph import __version__
 from qgraph.errors import OptionError
-from qgraph.files import json_text, write_text
 from qgraph.model import load
-from qgraph.outputs.outputs import HOLDS_OLD_WEIGHTS, HOLDS_WEIGHTS, Output, Outputs, joined
-from qgraph.outputs.places import is_same
-from qgraph.report import SCHEMA, Report
+from qgraph.reports import Report
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
+from qgraph.storage.archive import write_text
+from qgraph.storage.outputs import HOLDS_OLD_WEIGHTS, HOLDS_WEIGHTS, Output, Outputs, joined
+from qgraph.storage.places import is_same
 from qgraph.storage.reading import files_of
+from qgraph.text import json_text
+from qgraph.version import head
 
 StrPath = str | os.PathLike[str]
 
 Progress = Callable[[str, int, int], None]
-"""Is told what is being done, how many bytes of it are done, and of how many (0: not known)."""
+"""Called with the current step, the bytes done, and the bytes in all (0 if unknown)."""
 
 
 def rewrite(
@@ -60,7 +61,7 @@ def rewrite(
         safetensors: make them safetensors files.
         size_threshold: tensors of fewer bytes stay in the model file; None for the usual 1024.
         executor: runs the work on big weights, in processes or on other machines.
-        progress: is told of reading, of the passes, and of writing, then in bytes.
+        progress: called for reading, for the passes, and for writing, then with bytes.
         outputs: the outputs with which model and report appear. None: they appear alone, now.
 
     Raises:
@@ -91,14 +92,15 @@ def rewrite(
         before = None if report is None else dict(vars(model.identity()))
         tell(", ".join(getattr(step, "name", type(step).__name__) for step in steps), 0, 0)
         original = model.ir
-        found = model.apply(*steps, keep_inputs=keep_inputs)
+        result = model.apply(*steps, keep_inputs=keep_inputs)
         if prove:
             tell("proving", 0, 0)
             # The provers, and networkx with them, are loaded only where they are needed.
-            from qgraph.certification import certify
+            from qgraph.execution.demonstration import demonstrate
+            from qgraph.proof.certify import certify
 
-            certificate = certify.prove(original, model, keep_inputs=keep_inputs, hashes=False)
-            certificate.raise_if_not_proved()
+            proof = certify(original, model.ir, keep_inputs=keep_inputs, demonstrate=demonstrate)
+            proof.certificate.raise_if_not_proved()
         tell(f"writing {out.name}", 0, 0)
         model.save(
             out,
@@ -111,18 +113,17 @@ def rewrite(
             outputs=together,
         )
         if report is not None:
-            document = _document(command, before, _described(out, output), found)
+            document = _document(command, before, _described(out, output), result)
             write_text(report, document, together)
-    return found
+    return result
 
 
 def _document(command: str, source: object, out: object, report: Report) -> str:
-    document = {"qgraph": __version__, "schema": SCHEMA, "command": command}
-    return json_text(document | {"input": source, "output": out} | report.to_json())
+    return json_text(head(command) | {"input": source, "output": out} | report.to_json())
 
 
 def _described(path: Path, output: Output) -> dict[str, Any]:
-    """Return what a report says of the model, which is not at its place yet."""
+    """Describe the model that was written, whose file does not have its final name yet."""
     model, digest = load(output.file).ir, storage.sha256(output.file)
     opset = model.opset_imports.get("")
     return {"path": str(path), "sha256": digest, "opset": opset, "ir_version": model.ir_version}

@@ -9,54 +9,80 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.dialects.dialect import Refusal, Site
-from qgraph.equivalence.compare import Comparer
-from qgraph.errors import OptionError
+from qgraph.errors import Choice, OptionError
 from qgraph.exactness import Exactness, Verdict, Witness
 from qgraph.graph.edit import Draft, Editor
 from qgraph.model import Model
-from qgraph.ops.evaluate import evaluate
-from qgraph.proof import expression
-from qgraph.proof.ladder import ONE_STEP, SAME_LEVEL
-from qgraph.quantizer import Ranged
-from qgraph.report import Outcome, Report, SiteReport
+from qgraph.ops.dispatch import evaluate
+from qgraph.proof.functions import expression
+from qgraph.proof.functions.level import ONE_STEP, SAME_LEVEL
+from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.quantizer import Ranged
+from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
+from qgraph.transforms.drafts.choice import Decision, entry, readable, settle
 from qgraph.transforms.ranges.grids import (
     NAMES,
+    CodeGrid,
     FakeQuantize,
-    Grid,
+    LargestChange,
     carry_over,
+    ends_of,
+    fake_quantize_expression,
     fake_quantizes,
+    largest_change,
     range_text,
+    side_by_side,
     span_text,
     whole_zero_point,
 )
-from qgraph.transforms.ranges.largest_change import (
-    Change,
-    fake_quantize_expression,
-    largest_change,
-    side_by_side,
-)
-from qgraph.transforms.ranges.whole_ranges import Mode, Scales, whole_range
-from qgraph.transforms.spelling import Choice, entry, settle
 
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 _Range = tuple[Float32, Float32]
+
+
+class Mode(Choice):
+    """Where the zero point goes."""
+
+    AUTO = "auto"
+    """As ``symmetric`` if both ends are equally far from zero, else as ``asymmetric``."""
+
+    SYMMETRIC = "symmetric"
+    """To the middle code, ``levels // 2``, which is 0 in signed codes."""
+
+    ASYMMETRIC = "asymmetric"
+    """To the nearest whole code."""
+
+
+class TunedScales(Choice):
+    """Which scales are allowed."""
+
+    ANY = "any"
+    """Any; for up to 256 levels, so few bits that all multiples are exact."""
+
+    POWER_OF_TWO = "power-of-two"
+    """Powers of two only."""
 
 
 @transform("tune-ranges")
 class TuneRanges(Transform):
-    """Move the ends of FakeQuantize ranges a little, so that zero points are whole numbers.
+    """Move FakeQuantize ranges a little so that zero points are whole.
 
-    With ``S = (high - low) / (levels - 1)`` the zero point is ``-low / S``. Input and output range
-    are moved together where they are equal, else each for itself. This changes what the model
-    computes: the report has for each site how many of all float32 inputs give another output, the
-    largest change in steps, which is exact, and an input that shows it.
+    With ``n = levels - 1``, ``s = (high - low) / n`` and ``z = -low / s``, a range becomes
 
-    The scales of up to 256 levels get 24 bits less those of a code, so that all levels are exact
-    multiples of them. Whether ``convert`` then finds a pair of QuantizeLinear and DequantizeLinear
-    that equals the new FakeQuantize in value depends on its scale: it does for a zero point of 0
-    and a power of two. Other scales differ by ulps, other zero points near ties.
+    1. asymmetric: ``[-round(z) * s, (n - round(z)) * s]``;
+    2. symmetric: ``z = floor(levels / 2)`` and the smallest ``s`` that covers both ends.
+
+    ``s`` is rounded to ``24 - bits(n)`` bits for up to 256 levels, so that all levels are exact
+    multiples, or with ``scale=power-of-two`` up to a power of two. Input and output range are moved
+    together if they are equal, else each by itself.
+
+    This changes what the model computes. The report has for each site how many of all float32
+    inputs give another output, the largest change in steps, which is exact, and an input that shows
+    it. Whether ``convert`` then finds a QDQ pair that is equal in value depends on the scale: it
+    does for a zero point of 0 and a power of two. Other scales differ by ulps, other zero points
+    near ties.
     """
 
     mode: Mode = option(
@@ -64,13 +90,12 @@ class TuneRanges(Transform):
         help="symmetric: zero at the middle code, 0 in signed codes; asymmetric: at the nearest "
         "code; auto: symmetric for ranges from -a to a",
     )
-    scale: Scales = option(
-        Scales.ANY, help="power-of-two makes ranges wider, for plain pairs and shifts"
+    scale: TunedScales = option(
+        TunedScales.ANY, help="any, or power-of-two: wider ranges with power-of-two scales"
     )
     accept: float = option(
         ONE_STEP,
-        help="largest change of an output, in steps, that is accepted; up to 1.5 it is that of one "
-        "flipped rounding",
+        help="largest change of an output to accept, in steps; one flipped rounding is up to 1.5",
     )
 
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
@@ -85,51 +110,46 @@ class TuneRanges(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Tune what is not whole yet, and report each site with what it changes."""
-        editor, comparer = Editor(model.ir), Comparer(model.ir)
+        editor, others = Editor(model.ir), list[SiteReport]()
         tuned: list[_Tuned] = []
-        others: list[SiteReport] = []
-        for found in fake_quantizes(model):
-            if isinstance(found, Refusal):
-                others.append(entry(found, Outcome.REFUSED, found.reason))
-                continue
-            attempt = self._tune(found, editor)
+        for fake in readable(fake_quantizes(model), others):
+            attempt = self._tune(fake, editor)
             if isinstance(attempt, SiteReport):
                 others.append(attempt)
             else:
                 tuned.append(attempt)
-        verdicts = comparer.compare_all([(t.fake.site, t.draft) for t in tuned])
-        choices = [self._judge(t, v) for t, v in zip(tuned, verdicts, strict=True)]
-        settle(model, choices, editor, report)
-        for choice in choices:
-            if choice.draft is not None:
-                carry_over(choice.site.root, choice.draft.nodes[-1])
+        verdicts = Comparer(model.ir).compare_all([(t.fake.site, t.draft) for t in tuned])
+        decisions = [self._judge(t, v) for t, v in zip(tuned, verdicts, strict=True)]
+        settle(model, decisions, editor, report)
+        for decision in decisions:
+            if decision.draft is not None:
+                carry_over(decision.site.root, decision.draft.nodes[-1])
         report.sites += others
 
     def _tune(self, fake: FakeQuantize, editor: Editor) -> _Tuned | SiteReport:
         """Return a site with tuned ranges, or the report of one that is kept or refused."""
-        ranged, levels = fake.ranged, fake.ranged.levels
-        ends, outer = _ends(ranged)[:2], _ends(ranged)[2:]
+        node, levels = fake.node, fake.ranged.levels
+        inner, outer = fake.ends[:2], fake.ends[2:]
         if levels == 2 and self.mode is Mode.SYMMETRIC:
             reason = "two levels leave none above a zero in the middle; use mode=asymmetric"
-            return entry(fake.site, Outcome.REFUSED, reason)
-        inner_after = self._whole(*ends, levels)
-        outer_after = inner_after if _same(ends, outer) else self._whole_output(*outer, levels)
+            return entry(node, Outcome.REFUSED, reason)
+        inner_after = self._whole(*inner, levels)
+        outer_after = inner_after if _same(inner, outer) else self._whole_output(*outer, levels)
         if inner_after is None and outer_after is None:
-            known = span_text(np.rint(Grid.of(*ends, levels).zero_point))
-            return entry(fake.site, Outcome.KEPT, f"its zero point is {known} already")
+            zero_point = span_text(np.rint(CodeGrid.of(*inner, levels).zero_point))
+            return entry(node, Outcome.KEPT, f"its zero point is {zero_point} already")
         if inner_after is not None and not _is_done(*inner_after, levels):
             reason = (
-                f"no float32 range of {levels} whole steps is near {range_text(*ends)}; scale the "
+                f"no float32 range of {levels} whole steps is near {range_text(*inner)}; scale the "
                 "data to another order of magnitude"
             )
-            return entry(fake.site, Outcome.REFUSED, reason)
-        result = Ranged(*(inner_after or ends), *(outer_after or outer), levels)
+            return entry(node, Outcome.REFUSED, reason)
+        ranged = Ranged(*(inner_after or inner), *(outer_after or outer), levels)
         draft = editor.draft(fake.site)
-        limits = zip(_ends(result), NAMES, strict=True)
-        operands = [draft.constant(end, name) for end, name in limits]
-        node = fake.node
-        made = draft.node(node.op_type, [draft.x, *operands], fake.attributes, domain=node.domain)
-        return _Tuned(fake, result, draft.giving(made))
+        limits = zip(ends_of(ranged), NAMES, strict=True)
+        operands = [draft.x, *(draft.constant(end, name) for end, name in limits)]
+        y = draft.node(node.op_type, operands, fake.attributes, domain=node.domain)
+        return _Tuned(fake, ranged, draft.giving(y))
 
     def _whole(self, low: Float32, high: Float32, levels: int) -> _Range | None:
         """Return the ends that a range gets, None if it can stay."""
@@ -137,33 +157,33 @@ class TuneRanges(Transform):
         done = zero_point is not None
         if zero_point is not None and self.mode is Mode.SYMMETRIC:
             done = bool((zero_point == levels // 2).all())
-        if done and self.scale is Scales.POWER_OF_TWO:
-            done = bool((np.frexp(Grid.of(low, high, levels).scale)[0] == 0.5).all())
+        if done and self.scale is TunedScales.POWER_OF_TWO:
+            done = bool((np.frexp(CodeGrid.of(low, high, levels).scale)[0] == 0.5).all())
         return None if done else whole_range(low, high, levels, self.mode, self.scale)
 
     def _whole_output(self, low: Float32, high: Float32, levels: int) -> _Range | None:
         """Do the same for an output range, which may also be reversed; a point stays."""
         if (low < high).all():
             return self._whole(low, high, levels)
-        found = self._whole(-low, -high, levels) if (low > high).all() else None
-        return None if found is None else (-found[0], -found[1])
+        negated = self._whole(-low, -high, levels) if (low > high).all() else None
+        return None if negated is None else (-negated[0], -negated[1])
 
-    def _judge(self, tuned: _Tuned, verdict: Verdict) -> Choice:
+    def _judge(self, tuned: _Tuned, verdict: Verdict) -> Decision:
         site = tuned.fake.site
-        if verdict.rung is None:
-            return Choice(site, None, verdict, verdict.reason)
+        if verdict.exactness is None:
+            return Decision(site, None, verdict, verdict.reason)
         change = tuned.change()
         verdict = replace(verdict, witness=Witness(change.input, change.before, change.after))
         figures = tuned.figures(change)
-        told = f"at most {change.text()}"
+        size = f"at most {change.text()}"
         if change.steps > self.accept * (1 + SAME_LEVEL):
             enough = math.ceil(change.steps * 10) / 10 if change.steps < math.inf else "inf"
             reason = (
-                f"{tuned.text()} would move outputs by {told}, above accept={self.accept:g}; "
+                f"{tuned.text()} would move outputs by {size}, above accept={self.accept:g}; "
                 f"accept={enough} allows it"
             )
-            return Choice(site, None, verdict, reason, figures)
-        return Choice(site, tuned.draft, verdict, f"{tuned.text()}; {told}", figures)
+            return Decision(site, None, verdict, reason, figures)
+        return Decision(site, tuned.draft, verdict, f"{tuned.text()}; {size}", figures)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,64 +196,70 @@ class _Tuned:
 
     @property
     def _parameters(self) -> Float32:
-        return side_by_side(*_ends(self.fake.ranged), *_ends(self.ranged))
+        return side_by_side(*self.fake.ends, *ends_of(self.ranged))
 
-    def change(self) -> Change:
+    def change(self) -> LargestChange:
         """Return the largest change of an output: of the weights, or over all inputs."""
-        site, levels = self.fake.site, self.ranged.levels
-        if site.weight is not None:
-            return _change_of_values(site, self.draft, self.fake.ranged)
+        levels = self.ranged.levels
+        if self.fake.site.weight is not None:
+            return self._change_of_constant()
 
         def after(x: Float32, row: Float32) -> Float32:
             return expression.evaluate(fake_quantize_expression(row[4:8], levels), x)
 
         return largest_change(self._parameters, levels, after, others=2)
 
-    def figures(self, change: Change) -> dict[str, float | int | str]:
+    def _change_of_constant(self) -> LargestChange:
+        site, draft, ends = self.fake.site, self.draft, self.fake.ends
+        weight, before = np.asarray(site.weight), np.asarray(site.values)
+        after = evaluate(draft.nodes, draft.x, draft.y, weight)
+        shape = np.broadcast_shapes(*(end.shape for end in ends))
+        channels = np.broadcast_to(np.arange(math.prod(shape)).reshape(shape), weight.shape)
+        size = np.abs(before.astype(np.float64) - after)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            step = np.abs(CodeGrid.of(*ends[2:], self.ranged.levels).scale)
+            steps = np.where(size == 0, 0.0, size / step)
+        at = int(np.argmax(steps))
+        values = (float(array.flat[at]) for array in (weight, before, after))
+        return LargestChange(
+            float(steps.flat[at]), float(size.max()), int(channels.flat[at]), *values
+        )
+
+    def figures(self, change: LargestChange) -> dict[str, float | int | str]:
         """Return the figures of the channel that changes most."""
         row = self._parameters[change.channel]
-        known: dict[str, float | int | str] = {"channels": len(self._parameters)}
+        figures: dict[str, float | int | str] = {"channels": len(self._parameters)}
         for when, ends in (("before", row[:4]), ("after", row[4:])):
-            for place, side in ((0, "input"), (2, "output")):
-                grid = Grid.of(ends[place], ends[place + 1], self.ranged.levels)
-                known[f"{side}_scale_{when}"] = float(grid.scale)
+            for first, side in ((0, "input"), (2, "output")):
+                grid = CodeGrid.of(ends[first], ends[first + 1], self.ranged.levels)
+                figures[f"{side}_scale_{when}"] = float(grid.scale)
                 if np.isfinite(grid.zero_point):
-                    known[f"{side}_zero_point_{when}"] = float(grid.zero_point)
-        known["largest_change_steps"] = change.steps
-        known["largest_change"] = change.size
-        known["largest_change_input"] = change.input
-        known["largest_change_over"] = (
-            "all float32 inputs"
-            if self.fake.site.weight is None
-            else "the elements of the constant"
-        )
-        return known
+                    figures[f"{side}_zero_point_{when}"] = float(grid.zero_point)
+        is_data = self.fake.site.weight is None
+        return figures | {
+            "largest_change_steps": change.steps,
+            "largest_change": change.size,
+            "largest_change_input": change.input,
+            "largest_change_over": (
+                "all float32 inputs" if is_data else "the elements of the constant"
+            ),
+        }
 
     def text(self) -> str:
-        """Say what was moved, and how far."""
-        before, after = _ends(self.fake.ranged), _ends(self.ranged)
-        moved = [
-            (name, old, new)
-            for name, old, new in (
-                ("input ", before[:2], after[:2]),
-                ("output ", before[2:], after[2:]),
-            )
-            if not _same(old, new)
-        ]
+        """Return what was moved, and how far."""
+        before, after = self.fake.ends, ends_of(self.ranged)
+        pairs = ("input ", before[:2], after[:2]), ("output ", before[2:], after[2:])
         if _same(before[:2], before[2:]):
-            moved = [("", *moved[0][1:])]
-        return "; ".join(self._moved_text(*move) for move in moved)
+            pairs = (("", *pairs[0][1:]),) * 2
+        texts = [self._moved(*pair) for pair in pairs if not _same(*pair[1:])]
+        return "; ".join(dict.fromkeys(texts))
 
-    def _moved_text(self, name: str, before: _Range, after: _Range) -> str:
-        points = (Grid.of(*ends, self.ranged.levels).zero_point for ends in (before, after))
+    def _moved(self, name: str, before: _Range, after: _Range) -> str:
+        points = (CodeGrid.of(*ends, self.ranged.levels).zero_point for ends in (before, after))
         return (
             f"{name}zero point {' -> '.join(map(span_text, points))}, "
             f"range {range_text(*before)} -> {range_text(*after)}"
         )
-
-
-def _ends(ranged: Ranged) -> tuple[Float32, Float32, Float32, Float32]:
-    return ranged.input_low, ranged.input_high, ranged.output_low, ranged.output_high
 
 
 def _is_done(low: Float32, high: Float32, levels: int) -> bool:
@@ -246,17 +272,74 @@ def _same(one: _Range, other: _Range) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _change_of_values(site: Site, draft: Draft, ranged: Ranged) -> Change:
-    """Return the largest change of an element of a constant."""
-    weight, before = np.asarray(site.weight), np.asarray(site.values)
-    after = evaluate(draft.nodes, draft.x, draft.y, weight)
-    ends = _ends(ranged)
-    shape = np.broadcast_shapes(*(end.shape for end in ends))
-    channels = np.broadcast_to(np.arange(math.prod(shape)).reshape(shape), weight.shape).reshape(-1)
-    step = np.abs(Grid.of(*ends[2:], ranged.levels).scale)
-    size = np.abs(before.astype(np.float64) - after)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        steps = np.where(size == 0, 0.0, size / step).reshape(-1)
-    place = int(np.argmax(steps))
-    values = (float(array.reshape(-1)[place]) for array in (weight, before, after))
-    return Change(float(steps[place]), float(size.max()), int(channels[place]), *values)
+_SIGNIFICAND = 24
+_KEPT = 8
+"""A scale that loses bits moves the far end of its range by less than 2**-8 steps."""
+
+_MIDDLE = 0.25
+"""A zero point that is this near to the middle, in steps, is that of a symmetric range."""
+
+
+def whole_range(
+    low: Float32, high: Float32, levels: int, mode: Mode, scales: TunedScales
+) -> _Range:
+    """Return the ends of the range next to ``[low, high]`` that has a whole zero point.
+
+    With n = levels - 1, scale s = (high - low) / n and zero point z = round(-low / s):
+
+    * asymmetric: [-z*s, (n - z)*s], which moves both ends by the same, at most half a step; no
+      smaller move of the wider moved end exists. Where z is an end itself, the other end stays.
+    * symmetric: z = levels // 2, and s just large enough for both ends. For low = -high that is
+      low = -high / (1 - 2 / levels) if the number of levels is even; nothing moves if it is odd.
+
+    The range is first extended to zero. The scale is then rounded, to so few bits that its
+    multiples are exact, or up to a power of two, which makes the range wider.
+
+    Args:
+        low: one end; it broadcasts to the other.
+        high: the other end, above it.
+        levels: how many levels there are, 3 at least for a symmetric range.
+        mode: where the zero point goes.
+        scales: which scales are allowed.
+    """
+    top = levels - 1
+    below = np.maximum(-low.astype(np.float64), 0.0)
+    above = np.maximum(high.astype(np.float64), 0.0)
+    below, above = np.broadcast_arrays(below, above)
+    if mode is Mode.SYMMETRIC or (mode is Mode.AUTO and _is_symmetric(low, high, levels)):
+        zero_point = np.full(below.shape, float(levels // 2))
+        scale = np.maximum(below / zero_point, above / (top - zero_point))
+    else:
+        scale = (below + above) / top
+        zero_point = np.rint(below / scale)
+        scale = np.where(zero_point == 0, above / top, scale)
+        scale = np.where(zero_point == top, below / top, scale)
+    if scales is TunedScales.POWER_OF_TWO:
+        scale = _power_of_two_above(scale)
+        if not (zero_point == levels // 2).all():
+            zero_point = np.rint(below / scale)
+    else:
+        scale = _rounded(scale, top.bit_length())
+    with np.errstate(over="ignore", under="ignore"):
+        ends = -zero_point * scale, (top - zero_point) * scale
+        return ends[0].astype(np.float32) + np.float32(0), ends[1].astype(np.float32)
+
+
+def _is_symmetric(low: Float32, high: Float32, levels: int) -> bool:
+    """Return whether zero lies within a quarter of a step of the middle, in all channels."""
+    middle = (levels - 1) / 2
+    zero_point = CodeGrid.of(low, high, levels).zero_point
+    return levels > 2 and bool((np.abs(zero_point - middle) <= _MIDDLE).all())
+
+
+def _power_of_two_above(scale: Float64) -> Float64:
+    mantissa, exponent = np.frexp(scale)
+    return np.asarray(np.ldexp(1.0, np.where(mantissa == 0.5, exponent - 1, exponent)))
+
+
+def _rounded(scale: Float64, code_bits: int) -> Float64:
+    """Return the nearest scales whose products with codes are exact, if precise enough."""
+    bits = max(_SIGNIFICAND - code_bits, min(_SIGNIFICAND, code_bits + _KEPT))
+    mantissa, exponent = np.frexp(scale)
+    whole = np.rint(np.ldexp(mantissa, bits))
+    return np.asarray(np.ldexp(whole, exponent - bits))

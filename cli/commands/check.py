@@ -1,4 +1,4 @@
-"""``qgraph check``: whether two models compute the same."""
+"""``qgraph check``: whether two models compute the same on data."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from qgraph.cli import options
-from qgraph.cli.comparisons import show_check
-from qgraph.cli.output import Talk
-from qgraph.cli.progress import ProgressBar
-from qgraph.cli.targets import planned
+from qgraph.cli.output import Talk, show_page
+from qgraph.cli.progress import ProgressBar, planned
 from qgraph.cli.views import Views, some_batches, view_options
 
 if TYPE_CHECKING:
-    from qgraph.equivalence.report import CheckReport
-    from qgraph.outputs.outputs import Outputs
+    from qgraph.comparison.report import CheckReport
+    from qgraph.storage.outputs import Outputs
 
 Limits = Sequence[tuple[str | None, float]]
 
@@ -29,51 +27,49 @@ Limits = Sequence[tuple[str | None, float]]
 @click.argument("candidate", type=options.file_path)
 @options.input_options
 @options.sample_options
-@options.limit_option("--atol", "Largest absolute difference.")
-@options.limit_option("--rtol", "Largest difference relative to the reference.")
-@options.limit_option("--max-steps", "Largest difference in quantization steps.")
-@options.limit_option("--max-ulp", "Largest difference in units in the last place.")
-@options.limit_option("--min-sqnr", "Smallest ratio of signal to error in dB.")
-@options.limit_option("--min-top1", "Smallest share of rows with the same largest value.")
+@options.limit_option("--atol", "Maximum absolute difference.")
+@options.limit_option("--rtol", "Maximum difference relative to REFERENCE.")
+@options.limit_option("--max-steps", "Maximum difference in quantization steps.")
+@options.limit_option("--max-ulp", "Maximum difference in units in the last place.")
+@options.limit_option("--min-sqnr", "Minimum signal-to-noise ratio in dB.")
+@options.limit_option("--min-top1", "Minimum share of rows whose largest value has the same index.")
 @click.option(
     "--labels",
     metavar="FILE|NAME",
-    help="The right answers for the rows of the inputs: a file (.npy), or a name in --inputs.",
+    help="Labels of the rows of the inputs: a file (.npy), or a name in --inputs.",
 )
 @click.option(
     "--metric",
     metavar="NAME",
     default="top1",
     show_default=True,
-    help="How good outputs are by the labels: top1, or module:function of (outputs, labels).",
+    help="Accuracy metric: top1, or module:function with arguments (outputs, labels).",
 )
 @click.option(
     "--max-drop",
     type=float,
     metavar="NUMBER",
-    help="How much lower the metric of the candidate may be; alone, values may differ.",
+    help="Maximum loss of the metric; values may differ if there is no other tolerance.",
 )
 @options.backend_option
 @click.option(
     "--runtimes",
     is_flag=True,
-    help="Also tell what the rewrite changes from what runtimes change, and by which option.",
+    help="Tell differences of the models from differences of runtimes and their options.",
 )
 @click.option(
     "--tensors",
     is_flag=True,
-    help="Compare the tensors of both models even if no output differs.",
+    help="Compare the tensors that both models have, even if no output differs.",
 )
 @click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
-@click.option("--junit", type=options.file_path, metavar="FILE", help="Write a JUnit report (XML).")
-@click.option("--markdown", type=options.file_path, metavar="FILE", help="Write a Markdown report.")
 @click.option(
     "--witness",
     type=options.file_path,
     metavar="FILE",
-    help="Write the first batch of inputs with a difference (.npz).",
+    help="Write the first batch of inputs on which outputs differ (.npz).",
 )
-@view_options("html", "sarif")
+@view_options("html", "sarif", "markdown", "junit")
 @options.talk_options
 @click.pass_obj
 def command(
@@ -95,27 +91,28 @@ def command(
     runtimes: bool,
     tensors: bool,
     report: Path | None,
-    junit: Path | None,
-    markdown: Path | None,
     witness: Path | None,
     views: Views,
 ) -> int:
-    """Compare all outputs of two models.
+    """Run two models on the same inputs and compare their outputs.
 
-    REFERENCE and CANDIDATE run on the same inputs. Without a tolerance every value has to be equal;
-    a tolerance is a number for all outputs, or NAME:NUMBER for one. Where an output differs, the
-    tensors that both models have are compared, and the first that differs is named.
+    Without a tolerance, all values must be equal. A tolerance is a number for all outputs, or
+    NAME:NUMBER for one output. If an output differs, the tensors that both models have are
+    compared, and the first one that differs is named.
 
     Exit status: 0 equal, 1 different.
     """
-    from qgraph import check, load
     from qgraph.cli import arrays
-    from qgraph.files import json_text, write_text
+    from qgraph.comparison.check import check
+    from qgraph.model import load
+    from qgraph.reporting.pages import page_of
+    from qgraph.storage.archive import write_text
+    from qgraph.text import json_text
 
     views.check()
     if ":" in metric and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as Python itself does for a script
-    targets = (report, junit, markdown, witness, *views.paths)
+    targets = (report, witness, *views.paths)
     read = (inputs.bundle, *inputs.files.values(), arrays.labels_file(labels, inputs))
     with planned(targets, models=(reference, candidate), files=read) as outputs:
         with ProgressBar(talk) as bar:
@@ -146,26 +143,21 @@ def command(
                 runtimes=runtimes,
                 tensors=tensors,
             )
+            document = found.to_json()
             if views.are_wanted:
                 bar.tell("drawing", 0, 0)
                 batches = some_batches(first, given, inputs, samples.batch)
-                views.write(found.to_json(), (first, second), outputs, batches)
+                views.write(document, (first, second), outputs, batches)
         if report is not None:
-            write_text(report, json_text(found.to_json()), outputs)
-        if junit is not None:
-            write_text(junit, found.to_junit(), outputs)
-        if markdown is not None:
-            write_text(markdown, found.to_markdown(), outputs)
-        for note in found.notes:
-            talk.note(note)
-        show_check(talk, found)
+            write_text(report, json_text(document), outputs)
+        show_page(talk, page_of(document))
         if witness is not None:
             _save_witness(talk, found, witness, outputs)
     return int(found.verdict != "equal")
 
 
 def _save_witness(talk: Talk, found: CheckReport, path: Path, outputs: Outputs) -> None:
-    from qgraph.tensors.archive import archive
+    from qgraph.storage.archive import archive
 
     if found.example is None:
         talk.note(f"no input showed a difference, {path} was not written")

@@ -17,7 +17,7 @@ from qgraph.exactness import Exactness
     "--to",
     required=True,
     metavar="DIALECT",
-    help="Target: qdq, qonnx, openvino, or onnx (plain float operators).",
+    help="Target: qdq, qonnx, openvino, or onnx (standard float operators).",
 )
 @options.exact_option
 @options.opset_option
@@ -26,7 +26,7 @@ from qgraph.exactness import Exactness
     type=options.Word(["reference", "plugin"]),
     default="reference",
     show_default=True,
-    help="What a FakeQuantize means: its definition, or what OpenVINO's CPU plugin computes.",
+    help="Meaning of FakeQuantize: its definition, or what OpenVINO's CPU plugin computes.",
 )
 @options.talk_options
 @click.pass_obj
@@ -39,12 +39,12 @@ def command(
     opset: int | None,
     fake_quantize: str,
 ) -> None:
-    """Respell every quantizer of MODEL in another dialect.
+    """Convert all quantizers in MODEL to another dialect.
 
-    With --to qdq constant quantizers become packed codes. What would fall below --exact is left as
-    it was, and reported.
+    With --to qdq, constant quantizers become packed codes. A quantizer that cannot be converted at
+    the level given by --exact is left unchanged and listed with the reason.
     """
-    from qgraph.ops.fake_quantize import Arithmetic
+    from qgraph.ops.definitions.fake_quantize import Arithmetic
     from qgraph.transforms import ConvertDialect
 
     meaning = Arithmetic(fake_quantize)

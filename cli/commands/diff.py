@@ -1,14 +1,45 @@
-"""``qgraph diff``: the quantizers of two models side by side."""
+"""``qgraph diff``: the quantizers of two models side by side.
+
+How the differences of quantizers are shown: a stable text, coloured on terminals.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from qgraph.cli import options
-from qgraph.cli.differences import show_differences
-from qgraph.cli.output import Talk, show
+from qgraph.cli.output import Talk, console, is_colourful, show
+from qgraph.text import printable
+
+if TYPE_CHECKING:
+    from qgraph.inventory.differences import Differences
+
+_STYLES = {"!": "yellow", "+": "green", "-": "red"}
+"""Of lines, by the mark that they begin with."""
+
+
+def show_differences(talk: Talk, found: Differences, *, is_brief: bool) -> None:
+    """Print the differences; lines are not wrapped, whatever the width.
+
+    With ``is_brief``, what is the same is counted only.
+    """
+    for note in found.notes:
+        talk.note(note)
+    lines = found.to_text(is_brief=is_brief).splitlines()
+    if not is_colourful(sys.stdout):
+        for line in lines:
+            show(line)
+        return
+    from rich.text import Text
+
+    screen = console()
+    for line in lines[:-1]:
+        screen.print(Text(printable(line), style=_STYLES.get(line[:1], "")), soft_wrap=True)
+    screen.print(Text(lines[-1], style="bold green" if found.is_same else "bold red"))
 
 
 @click.command(name="diff")
@@ -21,16 +52,17 @@ from qgraph.cli.output import Talk, show
 def command(talk: Talk, reference: Path, candidate: Path, as_json: bool, keep_inputs: bool) -> int:
     """Compare the quantizers of two models.
 
-    Each quantizer of REFERENCE stands beside its counterpart in CANDIDATE: format, bits, reach of a
-    scale, scales by digest, zero point, rounding. Dialects do not matter, nor do names. Lines begin
-    with ! for a change, - and + for quantizers of one model only; -q leaves out the others.
+    For each pair of quantizers, the format, bits, granularity of the scale, scales (by digest),
+    zero point and rounding are compared. Dialects and names are ignored. Lines begin with ! for a
+    change, and with - or + for a quantizer that only one model has; -q prints only these lines.
 
     Exit status: 0 the same, 1 different.
     """
-    from qgraph.files import json_text
     from qgraph.inventory.differences import diff
+    from qgraph.model import load
+    from qgraph.text import json_text
 
-    found = diff(reference, candidate, keep_inputs=keep_inputs)
+    found = diff(load(reference).ir, load(candidate).ir, keep_inputs=keep_inputs)
     if as_json:
         show(json_text(found.to_json()).rstrip())
     else:

@@ -20,19 +20,19 @@ from qgraph.exactness import Exactness
     type=options.Word(["float32", "smallest"]),
     default="float32",
     show_default=True,
-    help="smallest: scales as E8M0, FP8, float16 or bfloat16 where that is the same.",
+    help="Type of scales; smallest: E8M0, FP8, float16 or bfloat16 if no scale changes.",
 )
 @options.talk_options
 @click.pass_obj
 def command(
     talk: Talk, files: options.Rewrite, views: Views, exact: str, opset: int | None, scale_type: str
 ) -> None:
-    """Store constant quantizers of MODEL as packed codes.
+    """Store the quantized weights of MODEL as packed codes.
 
-    Their float values leave the model; a DequantizeLinear gives them back. Big weights in data
-    files are read and written piece by piece, and every value is compared on the way.
+    The float weights are replaced by codes and a DequantizeLinear. Large weights in data files are
+    read and written in pieces. Every value is compared while OUT is written.
     """
-    from qgraph.dialects.scale_forms import Scales
+    from qgraph.quantizers.dialects.parts import Scales
     from qgraph.transforms import FoldWeights
 
     step = FoldWeights(exact=Exactness(exact), opset=opset, scale_type=Scales(scale_type))

@@ -8,21 +8,25 @@ from typing import TYPE_CHECKING
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import (
+from qgraph.cli.output import Talk, show, show_paragraph, show_table
+from qgraph.reporting.view import (
+    NONE,
     Cell,
     Column,
-    Talk,
-    bytes_text,
-    count,
-    number_text,
-    show,
-    show_paragraph,
-    show_table,
+    Columns,
+    Row,
+    Table,
+    Tone,
+    counted,
+    extent,
+    numbers,
+    operator,
+    size,
 )
 
 if TYPE_CHECKING:
     from qgraph.inventory.overview import Overview, QuantizerInfo, ValueInfo
-    from qgraph.runtimes.support import Reason
+    from qgraph.targets.support import Reason
 
 
 @click.command(name="info")
@@ -33,13 +37,14 @@ if TYPE_CHECKING:
 def command(talk: Talk, model: Path, as_json: bool) -> None:
     """Show what MODEL contains, and which runtimes can load it.
 
-    Nothing is run: the last table follows from what is known of each runtime. "yes" means that
-    nothing is known against it. -v shows all remarks, also on runtimes that cannot load it.
+    The last table follows from the known rules of each runtime; the model is not run. "yes" means
+    that no known rule of the runtime rejects the model. -v prints all remarks.
     """
-    from qgraph.files import json_text
     from qgraph.inventory.overview import overview
+    from qgraph.model import load
+    from qgraph.text import json_text
 
-    found = overview(model)
+    found = overview(load(model).ir)
     if as_json:
         show(json_text({"path": str(model), **found.to_json()}).rstrip())
         return
@@ -47,14 +52,14 @@ def command(talk: Talk, model: Path, as_json: bool) -> None:
     _show_quantizers(found)
     if found.unsupported:
         kinds = ", ".join(f"{op} ({number})" for op, number in found.unsupported.items())
-        show_paragraph(f"operators that nothing here can run: {kinds}", "yellow")
+        show_paragraph(f"operators that nothing here can run: {kinds}", Tone.OPEN)
     _show_runtimes(talk, found)
 
 
 def _show_head(model: Path, found: Overview) -> None:
-    show_paragraph(str(model), "bold")
+    show_paragraph(str(model), is_bold=True)
     opsets = ", ".join(f"{domain or 'ai.onnx'} {n}" for domain, n in found.opsets.items())
-    constants = count(found.overridable, "initializer")
+    constants = counted(found.overridable, "initializer")
     facts = {
         "dialects": ", ".join(f"{name} ({n})" for name, n in found.dialects.items()) or "none",
         "opsets": f"{opsets}; IR version {found.ir_version}",
@@ -67,11 +72,11 @@ def _show_head(model: Path, found: Overview) -> None:
     }
     for name, text in facts.items():
         if text:
-            show_paragraph(f"{name:<12} {text}", indent=2)
+            show_paragraph(f"  {name:<12} {text}")
 
 
 def _weights_text(found: Overview) -> str:
-    stored, packed = bytes_text(found.weight_bytes), bytes_text(found.packed_bytes)
+    stored, packed = size(found.weight_bytes), size(found.packed_bytes)
     if found.packed_bytes >= found.weight_bytes:
         return stored
     return f"{stored} as stored, {packed} with packed codes"
@@ -85,71 +90,53 @@ def _value_text(value: ValueInfo) -> str:
 
 
 def _show_quantizers(found: Overview) -> None:
-    readable = [quantizer for quantizer in found.quantizers if quantizer.reason is None]
     if not found.quantizers:
         show("no quantizers")
         return
-    if readable:
-        columns = [
-            Column("quantizer", cut=True),
-            Column("operator"),
-            Column("of"),
-            Column("format"),
-            Column("packed", right=True, spare=True),
-            Column("scale", right=True),
-            Column("zero point", right=True, spare=True),
-            Column("one scale", spare=True),
-            Column("rounding", spare=True),
-        ]
+    columns: Columns = [
+        *(Column("quantizer", code=True), "operator", "of", "format"),
+        *numbers("packed", spare=True),
+        *numbers("scale"),
+        *numbers("zero point", spare=True),
+        *(Column("one scale", spare=True), Column("rounding", spare=True)),
+    ]
+    if rows := [_row(each) for each in found.quantizers if each.reason is None]:
         show()
-        show_table(columns, [_row(quantizer) for quantizer in readable])
+        show_table(Table("quantizers", columns, rows))
     for quantizer in found.quantizers:
         if quantizer.reason is not None:
-            show_paragraph(f"not readable: {quantizer.reason}", "yellow")
+            show_paragraph(f"not readable: {quantizer.reason}", Tone.OPEN)
 
 
 def _show_runtimes(talk: Talk, found: Overview) -> None:
-    styles = {"yes": "green", "no": "red", "unknown": "yellow"}
-    columns = [
-        Column("runtime"),
-        Column("loads"),
-        Column("because"),
-        Column("known of", spare=True),
-    ]
-    rows: list[list[Cell | str]] = []
+    tones = {"yes": Tone.GOOD, "no": Tone.BAD, "unknown": Tone.OPEN}
+    rows: list[Row] = []
     for verdict in found.runtimes:
-        loads = Cell(verdict.loads, styles[verdict.loads])
         reasons = verdict.reasons
         if not talk.verbosity:
             reasons = [reason for reason in reasons if reason.loads is verdict.loads]
         texts = [_reason_text(reason) for reason in reasons] or [""]
+        loads = Cell(verdict.loads, tones[verdict.loads])
         rows.append([verdict.runtime, loads, texts[0], verdict.knowledge])
         rows += [["", "", text, ""] for text in texts[1:]]
     show()
-    show_table(columns, rows)
+    columns: Columns = ["runtime", "loads", "because", Column("known of", spare=True)]
+    show_table(Table("runtimes", columns, rows))
 
 
 def _reason_text(reason: Reason) -> str:
-    where = f" ({count(reason.nodes, 'node')})" if reason.nodes else ""
-    return reason.text + where
+    return reason.text + (f" ({counted(reason.nodes, 'node')})" if reason.nodes else "")
 
 
-def _row(quantizer: QuantizerInfo) -> list[Cell | str]:
+def _row(quantizer: QuantizerInfo) -> Row:
+    parameters = quantizer.scale, quantizer.zero_point
     return [
         quantizer.node,
-        quantizer.op.rpartition("::")[2],
+        operator(quantizer.op),
         "weight" if quantizer.weight else "data",
-        quantizer.format or "-",
-        "" if quantizer.packed_bytes is None else bytes_text(quantizer.packed_bytes),
-        _range_text(quantizer.scale),
-        _range_text(quantizer.zero_point),
-        quantizer.granularity or "-",
-        quantizer.rounding or "-",
+        quantizer.format or NONE,
+        NONE if quantizer.packed_bytes is None else size(quantizer.packed_bytes),
+        *(NONE if ends is None else extent(*ends) for ends in parameters),
+        quantizer.granularity or NONE,
+        quantizer.rounding or NONE,
     ]
-
-
-def _range_text(ends: tuple[float, float] | None) -> str:
-    if ends is None:
-        return "-"
-    low, high = (number_text(end, 4) for end in ends)
-    return low if low == high else f"{low} .. {high}"

@@ -7,19 +7,32 @@ from pathlib import Path
 import click
 
 from qgraph.cli import options
-from qgraph.cli.differences import show_differences
+from qgraph.cli.commands.diff import show_differences
 from qgraph.cli.output import Talk, show, show_paragraph
-from qgraph.cli.targets import planned
+from qgraph.cli.progress import planned
 
 
 @click.command(name="lock")
 @click.argument("models", type=options.file_path, nargs=-1, required=True, metavar="MODEL...")
-@click.option("-o", "--output", "out", type=options.file_path, metavar="FILE", help="Write here.")
 @click.option(
-    "--check", "lock", type=options.file_path, metavar="FILE", help="Compare MODEL with this file."
+    "-o",
+    "--output",
+    "out",
+    type=options.file_path,
+    metavar="FILE",
+    help="Lock file to write [print it].",
 )
 @click.option(
-    "--check-beside", is_flag=True, help="Compare each MODEL with the file MODEL.lock beside it."
+    "--check",
+    "lock",
+    type=options.file_path,
+    metavar="FILE",
+    help="Compare MODEL with this lock file.",
+)
+@click.option(
+    "--check-beside",
+    is_flag=True,
+    help="Compare each MODEL with the lock file MODEL.lock next to it.",
 )
 @options.keep_inputs_option
 @options.talk_options
@@ -32,16 +45,17 @@ def command(
     check_beside: bool,
     keep_inputs: bool,
 ) -> int:
-    """Write down the quantizers of MODEL, or compare them.
+    """Write a lock file of the quantizers of MODEL, or check one.
 
-    The text depends neither on the dialect nor on the machine: keep it beside the model, and review
-    its changes. Without an option it is printed. With --check-beside, MODEL may be a lock file too
-    and stands for its model, so that both may be named. -v lists what is the same too.
+    A lock file is text that depends neither on the dialect nor on the machine: commit it with the
+    model, and review its changes. With --check-beside, pass either the model or its lock file; the
+    other is found next to it. -v also lists what is the same.
 
-    Exit status: 0 written, or the same; 1 different.
+    Exit status: 0 written or the same, 1 different.
     """
-    from qgraph.files import write_text
     from qgraph.inventory.lockfile import check_lock, lock_of, lock_text, models_of
+    from qgraph.model import load
+    from qgraph.storage.archive import write_text
 
     if sum([out is not None, lock is not None, check_beside]) > 1:
         raise click.UsageError("-o, --check and --check-beside exclude each other. Use one.")
@@ -50,18 +64,18 @@ def command(
     if check_beside:
         status = 0
         for model in models_of(models):
-            show_paragraph(str(model), "bold")
-            found = check_lock(model, lock_of(model), keep_inputs=keep_inputs)
+            show_paragraph(str(model), is_bold=True)
+            found = check_lock(load(model).ir, lock_of(model), keep_inputs=keep_inputs)
             show_differences(talk, found, is_brief=not talk.verbosity)
             status |= not found.is_same
         return int(status)
     (model,) = models
     if lock is not None:
-        found = check_lock(model, lock, keep_inputs=keep_inputs)
+        found = check_lock(load(model).ir, lock, keep_inputs=keep_inputs)
         show_differences(talk, found, is_brief=not talk.verbosity)
         return int(not found.is_same)
     with planned([out], models=[model]) as outputs:
-        text = lock_text(model, keep_inputs=keep_inputs)
+        text = lock_text(load(model).ir, keep_inputs=keep_inputs)
         if out is None:
             show(text.rstrip())
             return 0

@@ -5,22 +5,22 @@ from __future__ import annotations
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import Cell, Column, Rows, show, show_paragraph, show_table
+from qgraph.cli.output import show, show_paragraph, show_table
 from qgraph.exactness import Exactness
+from qgraph.reporting.view import Row, Table
 
 
 @click.command(name="passes")
 @click.argument("name", required=False)
 @options.talk_options
 def command(name: str | None) -> None:
-    """List the passes, or the options of the pass NAME."""
+    """List all passes, or describe the options of the pass NAME."""
     from qgraph.transforms import TRANSFORMS, describe
 
     if name is None:
         known = [describe(cls) for cls in TRANSFORMS]
-        columns = [Column("pass"), Column("keeps"), Column("what it does")]
-        listed: Rows = [[Cell(p.name, "bold"), _kept(p.preserves), p.summary] for p in known]
-        show_table(columns, listed)
+        listed: list[Row] = [[p.name, _kept(p.preserves), p.summary] for p in known]
+        show_table(Table("passes", ["pass", "keeps", "what it does"], listed))
         return
     info = describe(TRANSFORMS.find(name))
     show_paragraph(f"{info.name}: {info.summary}")
@@ -29,13 +29,12 @@ def command(name: str | None) -> None:
     else:
         show_paragraph(f"Keeps models equal in {info.preserves}, unless an option says otherwise.")
     show()
-    columns = [Column("option"), Column("value"), Column("default"), Column("meaning")]
-    rows: Rows = [
-        [Cell(o.name, "bold"), o.kind, "required" if o.default is None else o.default, o.help]
+    rows: list[Row] = [
+        [o.name, o.kind, "required" if o.default is None else o.default, o.help]
         for o in info.options
     ]
     if rows:
-        show_table(columns, rows)
+        show_table(Table("options", ["option", "value", "default", "meaning"], rows))
     else:
         show("It has no options.")
 

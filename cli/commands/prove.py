@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from qgraph.cli import options, proofs
-from qgraph.cli.output import Talk, show_paragraph
-from qgraph.cli.progress import ProgressBar
-from qgraph.cli.targets import planned
+from qgraph.cli import options
+from qgraph.cli.output import Talk, show, show_page, show_paragraph
+from qgraph.cli.progress import ProgressBar, planned
 from qgraph.cli.views import Views, view_options
 from qgraph.exactness import Exactness
+from qgraph.reporting.view import Tone
+
+if TYPE_CHECKING:
+    from qgraph.certificate import Certificate
+    from qgraph.exactness import Verification
+    from qgraph.storage.outputs import Outputs
+
+STATUS = {"proved": 0, "different": 1, "undecided": 4}
+"""Exit status of each verdict."""
 
 _RUNS = 200
 """Runs of each model that a witness is worth."""
+
+
+def save_witness(talk: Talk, found: Certificate, path: Path, outputs: Outputs) -> None:
+    """Write the input on which the outputs differ, if there is one."""
+    import numpy as np
+
+    from qgraph.storage.archive import replacing
+
+    if not found.counterexample:
+        if found.verdict == "different":
+            talk.warn(
+                "no input was found on which the outputs differ, and no witness was written; "
+                "the regions above differ all the same"
+            )
+        return
+    with replacing(path, outputs) as file:
+        np.savez(file, **found.counterexample)
+    show_paragraph(f"wrote {path}: an input on which the outputs differ")
 
 
 @click.command(name="prove")
@@ -25,7 +52,7 @@ _RUNS = 200
     type=options.Word([str(Exactness.BITS), str(Exactness.VALUES)]),
     default=str(Exactness.VALUES),
     show_default=True,
-    help="What counts as equal: values, or also the bits of NaN and the sign of zero.",
+    help="What counts as equal; bits: also NaN and the sign of zero.",
 )
 @click.option(
     "--certificate", type=options.file_path, metavar="FILE", help="Write the certificate (JSON)."
@@ -40,8 +67,9 @@ _RUNS = 200
     "--verify",
     type=options.file_path,
     metavar="CERTIFICATE",
-    help="Check what a certificate says about the two models, and search for nothing.",
+    help="Check a certificate of the two models. The prover is run for parts left unchecked only.",
 )
+@click.option("--json", "as_json", is_flag=True, help="With --verify: print the findings as JSON.")
 @options.keep_inputs_option
 @view_options("html", "sarif", "markdown", "junit")
 @options.talk_options
@@ -54,20 +82,23 @@ def command(
     certificate: Path | None,
     witness: Path | None,
     verify: Path | None,
+    as_json: bool,
     keep_inputs: bool,
     views: Views,
 ) -> int:
     """Prove that two models compute equal outputs for every input.
 
-    REFERENCE and CANDIDATE are matched from their inputs; where they differ in form, all inputs
-    are compared, by the definitions of the operators. Nothing is sampled: they are proved equal, or
-    each place is named where they differ, with the number of inputs and one of them.
+    The graphs of REFERENCE and CANDIDATE are matched from their inputs. Where their operators
+    differ, all inputs are compared by the definitions of the operators; nothing is sampled. The
+    result is a proof, or a list of differences, each with the number of inputs and an example.
 
-    Exit status: 0 proved, 1 different, 4 undecided; with --verify the same of the certificate, and
-    1 if it does not hold.
+    Exit status: 0 proved, 1 different, 4 undecided. With --verify it is that of the verdict that
+    was confirmed, and 1 if a statement of the certificate is refuted.
     """
-    from qgraph import prove
-    from qgraph.files import json_text, write_text
+    from qgraph.comparison.prove import prove
+    from qgraph.reporting.pages import page_of
+    from qgraph.storage.archive import write_text
+    from qgraph.text import json_text
 
     views.check()
     if verify is not None:
@@ -75,14 +106,9 @@ def command(
             raise click.UsageError(
                 "--verify writes nothing; leave out --certificate, --witness and the reports."
             )
-        from qgraph.verification.verify import verify_file
-
-        with ProgressBar(talk) as bar:
-            bar.tell(f"verifying {verify.name}", 0, 0)
-            verdict = verify_file(verify, reference, candidate)
-        text = f"VERIFIED: every statement of {verify} holds, its verdict is {verdict}"
-        show_paragraph(text, "bold green" if verdict == "proved" else "bold yellow")
-        return proofs.STATUS[verdict]
+        return _verify(talk, verify, (reference, candidate), as_json=as_json)
+    if as_json:
+        raise click.UsageError("--json prints what --verify finds; use --certificate FILE here.")
     targets = (certificate, witness, *views.paths)
     with planned(targets, models=(reference, candidate)) as outputs:
         with ProgressBar(talk) as bar:
@@ -95,12 +121,56 @@ def command(
                 evidence=certificate is not None,
                 runs=_RUNS if witness is not None else 0,
             )
+            document = found.to_json()
             if certificate is not None:
-                write_text(certificate, json_text(found.to_json()), outputs)
+                write_text(certificate, json_text(document), outputs)
             if views.are_wanted:
                 bar.tell("drawing", 0, 0)
-                views.write(found.to_json(), (reference, candidate), outputs)
-        proofs.show_certificate(talk, found)
+                views.write(document, (reference, candidate), outputs)
+        show_page(talk, page_of(document))
         if witness is not None:
-            proofs.save_witness(talk, found, witness, outputs)
-    return proofs.STATUS[found.verdict]
+            save_witness(talk, found, witness, outputs)
+    return STATUS[found.verdict]
+
+
+def _verify(talk: Talk, path: Path, models: tuple[Path, Path], *, as_json: bool) -> int:
+    """Check a certificate and return the exit status."""
+    from qgraph.comparison.replay import read, replay
+    from qgraph.model import load
+    from qgraph.text import json_text
+    from qgraph.verify.verify import verify
+    from qgraph.version import SCHEMA
+
+    with ProgressBar(talk) as bar:
+        bar.tell(f"verifying {path.name}", 0, 0)
+        certificate = read(path, *models)
+        sides = [load(model) for model in models]
+        found = replay(certificate, verify(certificate, *(m.ir for m in sides)), *sides)
+    if as_json:
+        head = {"schema": SCHEMA, "command": "prove --verify", "certificate": str(path)}
+        show(json_text(head | found.to_json()).rstrip())
+    else:
+        _show_verification(certificate, found)
+    return 1 if found.is_refuted else STATUS[found.verdict]
+
+
+def _show_verification(certificate: Certificate, found: Verification) -> None:
+    """Print what was found, and the reasons for what is not checked."""
+    counts = ", ".join(f"{number} {status}" for status, number in found.counts.items())
+    if found.is_refuted:
+        title, tone = "REFUTED: the certificate states what is not so", Tone.BAD
+    elif found.verdict == "undecided":
+        title, tone = "UNDECIDED: the certificate is not confirmed", Tone.OPEN
+    else:
+        tone = Tone.GOOD if found.verdict == "proved" else Tone.BAD
+        title = f"VERIFIED: the models are {found.verdict}"
+    show_paragraph(f"{title}. Regions: {counts}", tone, is_bold=True)
+    names = [
+        f"{region.reference_value} -> {region.candidate_value}" for region in certificate.regions
+    ]
+    for name, part in zip((*names, "outputs", "statements"), found.parts, strict=True):
+        if part.status != "checked":
+            anew = "; the prover decided it anew and agrees" if part.prover else ""
+            show_paragraph(f"  {name}: {part.status}, {part.reason}{anew}")
+    if found.prover:
+        show_paragraph("  The prover was run for the unchecked parts.")

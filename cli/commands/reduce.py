@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import Talk, count, number_text, show_paragraph
-from qgraph.cli.progress import ProgressBar
-from qgraph.cli.targets import planned, protect_models
+from qgraph.cli.output import Talk, show_paragraph
+from qgraph.cli.progress import ProgressBar, planned, protect_models
+from qgraph.reporting.view import amount, counted
 
 if TYPE_CHECKING:
-    from qgraph.equivalence.reduce import Reduction
+    from qgraph.comparison.reduce import Reduction
 
 
 @click.command(name="reduce")
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     type=options.file_path,
     metavar="FOLDER",
     required=True,
-    help="Where both parts and their input go.",
+    help="Folder for both parts and their inputs.",
 )
 @options.input_options
 @options.sample_options
@@ -44,17 +44,17 @@ def command(
     samples: options.Samples,
     backend: str,
 ) -> int:
-    """Cut two models down to the part in which they begin to differ.
+    """Cut two models down to the nodes where they begin to differ.
 
-    REFERENCE and CANDIDATE run on the same inputs, as in qgraph check. FOLDER gets reference.onnx,
-    candidate.onnx and inputs.npz: the nodes that compute the first tensor that differs from tensors
-    that are equal, and one sample on which it does.
+    REFERENCE and CANDIDATE run on the same inputs, as in qgraph check. The nodes that compute the
+    first differing tensor from equal tensors are written to reference.onnx and candidate.onnx in
+    FOLDER, and one sample on which it differs to inputs.npz.
 
-    Exit status: 0 written, 4 no difference was found on these inputs.
+    Exit status: 0 written, 4 no difference on these inputs.
     """
-    from qgraph import load
     from qgraph.cli import arrays
-    from qgraph.equivalence.reduce import CANDIDATE, INPUTS, REFERENCE, reduce
+    from qgraph.comparison.reduce import CANDIDATE, INPUTS, REFERENCE, reduce
+    from qgraph.model import load
 
     arrays_read = (inputs.bundle, *inputs.files.values())
     with planned((), files=arrays_read) as outputs:
@@ -86,12 +86,12 @@ def _show(found: Reduction, files: Sequence[Path], backend: str) -> None:
     made = f", made by {found.op} {found.node!r}," if found.op else ""
     show_paragraph(
         f"tensor {found.tensor!r}{made} differs in {found.compared.mismatches} of "
-        f"{found.compared.elements} values, by up to {number_text(found.compared.max_abs)}"
+        f"{found.compared.elements} values, by up to {amount(found.compared.max_abs)}"
     )
     for name, nodes, before in zip(
         ("reference", "candidate"), found.nodes, found.nodes_before, strict=True
     ):
-        show_paragraph(f"{name}: {count(nodes, 'node')} of {before}")
+        show_paragraph(f"{name}: {counted(nodes, 'node')} of {before}")
     replay = ["qgraph", "check", *map(str, files[:2]), "--inputs", str(files[2])]
     replay += [] if backend == "auto" else ["--backend", backend]
     show_paragraph(f"replay: {shlex.join(replay)}")

@@ -11,8 +11,7 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.output import Talk, show_paragraph
-from qgraph.cli.progress import ProgressBar
-from qgraph.cli.targets import planned, protect_models
+from qgraph.cli.progress import ProgressBar, planned, protect_models
 from qgraph.cli.views import Views, view_options
 from qgraph.errors import QGraphError
 
@@ -23,11 +22,11 @@ from qgraph.errors import QGraphError
 @options.talk_options
 @click.pass_obj
 def command(talk: Talk, report: Path, views: Views) -> None:
-    """Show a JSON report as a page, or in another form.
+    """Convert a JSON report to HTML, SARIF, Markdown or JUnit.
 
-    REPORT is what --report of check, convert, fold or transform or --certificate of prove wrote;
-    JUnit has room for check and prove only.
-    Steps and codes are drawn as long as the models are where it says, and are the same files.
+    REPORT is a file that --report of check, convert, fold or transform wrote, or --certificate of
+    prove. JUnit is for check and prove only. Steps and codes are drawn if the models that REPORT
+    names are still the same files.
     """
     if not views.are_wanted:
         raise click.UsageError(

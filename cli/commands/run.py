@@ -11,8 +11,7 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.output import Talk, show
-from qgraph.cli.progress import ProgressBar
-from qgraph.cli.targets import planned
+from qgraph.cli.progress import ProgressBar, planned
 
 if TYPE_CHECKING:
     from qgraph.model import Model
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     "--batch",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Rows of arrays from files to run at once, where the model leaves it open.",
+    help="Rows of the arrays to run at once, if the batch size is dynamic [all].",
 )
 @click.option(
     "-o",
@@ -37,15 +36,21 @@ if TYPE_CHECKING:
 )
 @options.backend_option
 @click.option(
-    "--tap", "taps", metavar="TENSOR", multiple=True, help="A tensor to show besides the outputs."
+    "--tap",
+    "taps",
+    metavar="TENSOR",
+    multiple=True,
+    help="Tensor to show with the outputs; repeat for others.",
 )
 @click.option(
-    "--tap-all", is_flag=True, help="Show every tensor that a node computes; in NumPy by default."
+    "--tap-all",
+    is_flag=True,
+    help="Show the tensors that all nodes compute; the default backend is numpy then.",
 )
 @click.option(
-    "--stats", is_flag=True, help="Show statistics of the quantizers: codes, share clipped."
+    "--stats", is_flag=True, help="Show statistics of the quantizers: used codes, clipping rate."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what is shown as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @options.talk_options
 @click.pass_obj
 def command(
@@ -62,19 +67,19 @@ def command(
 ) -> None:
     """Run MODEL and show its outputs, or write them to a file.
 
-    Inputs come from files, or are random. A dataset, arrays with more entries along the first axis
-    than MODEL takes at once, is run batch by batch; so are several random batches. Their outputs
-    are joined along the first axis. Nothing is held in memory for longer than the computation
-    needs it: outputs and taps are written as they come.
+    Inputs are read from files, or random. Arrays with more rows than the batch size of MODEL are
+    run in batches, and the outputs are joined along the first axis. Outputs and taps are written
+    as they are computed, so that they need not fit in memory.
     """
-    from qgraph import __version__, load
     from qgraph.cli import arrays
-    from qgraph.execution.batches import Batches, run_batches
-    from qgraph.execution.executor import Backend, prepare
-    from qgraph.files import json_text
-    from qgraph.inventory.quantizer_statistics import Statistics
-    from qgraph.report import SCHEMA
-    from qgraph.tensors.archive import archive
+    from qgraph.execution.executor import Backend
+    from qgraph.execution.prepare import Batches, prepare, run_batches
+    from qgraph.inventory.statistics import Statistics
+    from qgraph.model import load
+    from qgraph.quantizers.standardize import standardize
+    from qgraph.storage.archive import archive
+    from qgraph.text import json_text
+    from qgraph.version import head
 
     read = (inputs.bundle, *inputs.files.values())
     with planned([out], models=[model], files=read) as outputs:
@@ -92,10 +97,10 @@ def command(
             total = len(batches)
             if tap_all and backend == Backend.AUTO:
                 backend = Backend.NUMPY
-            executor = prepare(loaded.ir, backend)
+            executor = prepare(loaded.ir, backend, standardize=standardize)
             shown = list(dict.fromkeys([*taps, *(executor.computed if tap_all else ())]))
             names = list(dict.fromkeys([*(str(value.name) for value in loaded.outputs), *shown]))
-            statistics = Statistics(loaded, names, quantizers=stats)
+            statistics = Statistics(loaded.ir, names, quantizers=stats)
             sink = (
                 None
                 if out is None
@@ -116,9 +121,7 @@ def command(
             )
         if as_json:
             document = {
-                "qgraph": __version__,
-                "schema": SCHEMA,
-                "command": "run",
+                **head("run"),
                 "model": str(model),
                 "batches": total,
                 **statistics.to_json(),
@@ -144,11 +147,11 @@ class _Random:
         return self._inputs.random or 1
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        from qgraph.equivalence.inputs import make_inputs
+        from qgraph.execution.inputs import make_inputs
 
         seed, shapes = self._inputs.seed, self._inputs.shapes
         for number in range(len(self)):
-            yield make_inputs(self._model, seed=seed, number=number, shapes=shapes)
+            yield make_inputs(self._model.inputs, seed=seed, number=number, shapes=shapes)
 
 
 def _what(model: Path, done: int, total: int) -> str:

@@ -19,14 +19,14 @@ from qgraph.cli.views import Views, view_options
     metavar="SPEC",
     multiple=True,
     required=True,
-    help="A pass, as 'convert{to=qdq,exact=bits}'; repeat for several.",
+    help="Pass to apply, such as 'convert{to=qdq,exact=bits}'; repeat for others.",
 )
 @options.talk_options
 @click.pass_obj
 def command(talk: Talk, files: options.Rewrite, views: Views, specs: tuple[str, ...]) -> None:
     """Apply passes to MODEL in the order given.
 
-    'qgraph passes' lists them, 'qgraph passes NAME' shows the options of one.
+    'qgraph passes' lists the passes, 'qgraph passes NAME' the options of one.
     """
     from qgraph.transforms import parse_spec
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib.util
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,22 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.choices import Choice, member
-from qgraph.errors import ModelError, OptionError, where
-from qgraph.execution.control import ControlStep, captured, function_kernel, is_control
+from qgraph.errors import Choice, ModelError, OptionError, where
 from qgraph.execution.feeds import check_feeds
-from qgraph.execution.plan import Environment, NodeStep, Observer, Plan, Step, initial
-from qgraph.execution.reference import reference_kernel
-from qgraph.foreign.kernels import foreign_kernel
+from qgraph.execution.plan import ControlStep, Observer, Plan, Step, function_kernel, initial
 from qgraph.graph.constants import constant
-from qgraph.kernels.mat_mul_n_bits import is_mat_mul_n_bits, mat_mul_n_bits
-from qgraph.kernels.standard import Kernel, kernel_of
-from qgraph.ops.operator import Operator, operator_of
-
-Imports = Mapping[str, int]
-"""Domains and their opset versions."""
-
-logger = logging.getLogger(__name__)
+from qgraph.graph.scopes import is_control, operands
+from qgraph.ops.dispatch import Environment, Imports, NodeStep, kernel_for
+from qgraph.ops.kernels.standard import Kernel
 
 
 class Backend(Choice):
@@ -37,41 +26,6 @@ class Backend(Choice):
     AUTO = "auto"
     NUMPY = "numpy"
     ORT = "ort"
-
-
-def run(
-    model: ir.Model,
-    inputs: Mapping[str, npt.ArrayLike],
-    *,
-    backend: str = Backend.AUTO,
-    taps: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Run ``model`` once, see :meth:`Executor.run`; :func:`prepare` serves several runs."""
-    return prepare(model, backend).run(inputs, taps=taps)
-
-
-def prepare(model: ir.Model, backend: str = Backend.AUTO, *, as_written: bool = False) -> Executor:
-    """Return what runs ``model``, any number of times.
-
-    Args:
-        model: must not change while it is run.
-        backend: see :class:`Backend`.
-        as_written: leave constant quantizers to be computed where they stand, which is slower.
-            ONNX Runtime adds up products with constant weights in another order than with
-            computed ones; two models are only comparable in it where both have the latter.
-
-    Raises:
-        OptionError: there is no such backend.
-        UnsupportedError: a node has no implementation, or ONNX Runtime is asked for and missing.
-    """
-    chosen = member(Backend, backend, "backend")
-    installed = importlib.util.find_spec("onnxruntime") is not None
-    if chosen is Backend.NUMPY or (chosen is Backend.AUTO and not installed):
-        return Executor(model)
-    from qgraph.execution.runtime import RuntimeExecutor
-    from qgraph.standardize import standardize
-
-    return RuntimeExecutor(model, None if as_written else standardize)
 
 
 class Executor:
@@ -140,7 +94,7 @@ class Executor:
         """Return those of the values that change with the inputs ``names``, or by themselves."""
         changing = {value for value in self._graph.inputs if value.name in names}
         for node in self._graph:
-            used = [*node.inputs, *captured(node)]
+            used = operands(node)
             if not changing.isdisjoint(used) or not (used or is_constant(node)):
                 changing.update(node.outputs)
         return {str(value.name) for value in changing}
@@ -192,51 +146,6 @@ class Executor:
                 hint = f"did you mean {near[0]!r}?" if near else "name a value of the main graph."
                 raise OptionError(f"There is no tensor {name!r} to tap in the main graph; {hint}")
         return {name: known[name] for name in names}
-
-
-def kernel_for(node: ir.Node, imports: Imports) -> Kernel:
-    """Return the kernel of a node that neither calls a function nor runs subgraphs.
-
-    Raises:
-        UnsupportedError: there is none.
-    """
-    operator = operator_of(node)
-    if operator is not None:
-        return _Quantizer(node, operator)
-    if is_mat_mul_n_bits(node):
-        return mat_mul_n_bits(node)
-    version = imports.get(node.domain)
-    fast = foreign_kernel(node) or (None if version is None else kernel_of(node, version))
-    return fast or reference_kernel(node, imports)
-
-
-class _Quantizer:
-    """The kernel of an operator of ours; it warns once of a scale that no quantizer has."""
-
-    def __init__(self, node: ir.Node, operator: Operator) -> None:
-        self._node = node
-        self._operator = operator
-        self._warned = False
-
-    def __call__(self, *arrays: Any) -> list[Any]:
-        if not self._warned and any(map(_is_odd, self._scales(arrays))):
-            self._warned = True
-            logger.warning(
-                "%s: a scale is zero, infinite or NaN; computed by IEEE arithmetic",
-                where(self._node),
-            )
-        return [self._operator.run(self._node, arrays)]
-
-    def _scales(self, arrays: Sequence[Any]) -> list[Any]:
-        named = zip(self._operator.schema.inputs, arrays, strict=False)
-        return [array for name, array in named if "scale" in name]
-
-
-def _is_odd(scale: npt.NDArray[Any] | None) -> bool:
-    if scale is None:
-        return False
-    numbers = scale.astype(np.float32, copy=False)
-    return not bool(np.all(np.isfinite(numbers) & (numbers != 0)))
 
 
 def _told(

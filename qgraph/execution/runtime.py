@@ -1,6 +1,8 @@
 """Runs a model with ONNX Runtime, and quantizers of other domains with our kernels.
 
 ONNX Runtime is optional: it is imported when a :class:`RuntimeExecutor` is made.
+
+Which standard quantizer nodes ONNX Runtime computes as onnx defines them.
 """
 
 from __future__ import annotations
@@ -18,21 +20,59 @@ import onnx
 import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError, where
-from qgraph.execution.control import subgraphs
-from qgraph.execution.direct import Direct
-from qgraph.execution.executor import Executor, Imports, is_constant
-from qgraph.execution.faithful import is_faithful
+from qgraph.execution.executor import Executor, is_constant
 from qgraph.execution.feeds import is_moderate
-from qgraph.execution.plan import Environment, Plan, Step, initial
-from qgraph.execution.session import Session, free_values
+from qgraph.execution.plan import Plan, Step, initial
+from qgraph.execution.session import Direct, Session, free_values
 from qgraph.graph.constants import overridable
-from qgraph.opsets.versions import minimum_ir_version
+from qgraph.graph.opset.versions import minimum_ir_version
+from qgraph.graph.scopes import graphs_of
+from qgraph.ops.dispatch import Environment, Imports
+
+_NARROW = frozenset({ir.DataType.INT2, ir.DataType.UINT2, ir.DataType.INT4, ir.DataType.UINT4})
+_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+def is_faithful(node: ir.Node) -> bool:
+    """Return whether ONNX Runtime computes a node by definition, as far as is known.
+
+    It does not (ONNX Runtime 1.31, CPU):
+
+    * QuantizeLinear to 2 or 4 bits, where ``|x / scale|`` reaches 2**31;
+    * QuantizeLinear in blocks along another axis than the last, there likewise;
+    * QuantizeLinear of float16, which it divides in float32;
+    * QuantizeLinear or Cast to an 8-bit float without saturation, close to the overflow.
+    """
+    if node.op_type == "Cast" and node.domain == "":
+        return not _overflows(node, ir.DataType(node.attributes.get_int("to", 1)))
+    if node.op_type != "QuantizeLinear":
+        return True
+    x, scale, zero_point = (*node.inputs, None, None)[:3]
+    dtype = ir.DataType(node.attributes.get_int("output_dtype", 0))
+    if zero_point is not None and zero_point.dtype is not None:
+        dtype = zero_point.dtype
+    inputs = {value.dtype for value in (x, scale) if value is not None}
+    blocked = node.attributes.get_int("block_size", 0) > 0
+    last = -1 if x is None or x.shape is None else len(x.shape) - 1
+    return not (
+        dtype in _NARROW
+        or (blocked and node.attributes.get_int("axis", 1) not in (-1, last))
+        or inputs & _HALVES
+        or _overflows(node, dtype)
+    )
+
+
+def _overflows(node: ir.Node, target: ir.DataType) -> bool:
+    """Return whether ``node`` lets values beyond an 8-bit float become infinite or NaN."""
+    is_float8 = target.name.startswith("FLOAT8") and target is not ir.DataType.FLOAT8E8M0
+    return is_float8 and node.attributes.get_int("saturate", 1) == 0
+
 
 logger = logging.getLogger(__name__)
 
 _DOMAINS = frozenset({"ai.onnx.ml", "com.microsoft"})
 Standardize = Callable[..., ir.Model]
-"""``(model, *, bounded)`` to a model; see :func:`qgraph.standardize.standardize`."""
+"""``(model, *, bounded)`` to a model; see :func:`qgraph.quantizers.standardize.standardize`."""
 
 _LEAST_IR_VERSION = 8
 """Below 4 initializers would have to be inputs, below 8 there are no functions."""
@@ -171,7 +211,7 @@ class RuntimeExecutor(Executor):
             known = version > 0 and onnx.defs.has(node.op_type, version, "")
         else:
             known = node.domain in _DOMAINS
-        inner = (each for graph in subgraphs(node) for each in graph)
+        inner = (each for graph in graphs_of(node) for each in graph)
         known = known and is_faithful(node)
         return known and not self.is_call(node) and all(self._takes(n, imports) for n in inner)
 

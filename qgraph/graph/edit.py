@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,40 +12,13 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.exactness import Verdict
-from qgraph.graph.scopes import nodes_of
-from qgraph.primitives import NUMPY
-from qgraph.tensors.deferred import DeferredTensor
-from qgraph.tensors.ledger import Ledger
+from qgraph.graph.deferred import DeferredTensor, Ledger
+from qgraph.graph.opset.history import first_opset
+from qgraph.graph.scopes import nodes_of, remove_constant, remove_unused
+from qgraph.numerics.primitives import NUMPY
 
 Array = npt.NDArray[Any]
 Operand = ir.Value | Array
-
-FIRST_OPSET = {
-    "Abs": 6,
-    "Add": 7,
-    "Cast": 9,
-    "Ceil": 6,
-    "Clip": 11,
-    "Div": 7,
-    "Equal": 7,
-    "Floor": 6,
-    "Gather": 1,
-    "Greater": 9,
-    "GreaterOrEqual": 12,
-    "IsNaN": 9,
-    "Less": 9,
-    "LessOrEqual": 12,
-    "Max": 8,
-    "Min": 8,
-    "Mul": 7,
-    "Not": 1,
-    "Reshape": 5,
-    "Round": 11,
-    "Sign": 9,
-    "Sub": 7,
-    "Where": 9,
-}
-"""Opset since which an operator has the form and the broadcasting that drafts use."""
 
 HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """Types of data in which drafts compute instead of float32 where the data has them."""
@@ -122,7 +94,7 @@ class Draft:
     @property
     def opset(self) -> int:
         """The lowest opset that has all operators, types and forms drafted."""
-        lowest = max([self._needs, *map(_first_opset, self.nodes)])
+        lowest = max([self._needs, *map(first_opset, self.nodes)])
         if self.x.dtype is not ir.DataType.BFLOAT16:
             return lowest
         rounds = any(node.op_type == "Round" for node in self.nodes)
@@ -201,34 +173,6 @@ class Draft:
     def commit(self, *, sweep: bool = True) -> None:
         """Put the draft in the place of its region; see :meth:`Editor.replace`."""
         self._editor.replace(self, sweep=sweep)
-
-
-_CAST_SINCE = {
-    "FLOAT8E4M3FN": 19,
-    "FLOAT8E4M3FNUZ": 19,
-    "FLOAT8E5M2": 19,
-    "FLOAT8E5M2FNUZ": 19,
-    "INT4": 21,
-    "UINT4": 21,
-    "FLOAT4E2M1": 23,
-    "FLOAT8E8M0": 24,
-    "INT2": 25,
-    "UINT2": 25,
-    "FLOAT6E2M3": 28,
-    "FLOAT6E3M2": 28,
-}
-"""Opset since which Cast takes or gives numbers of a type."""
-
-
-def _first_opset(node: ir.Node) -> int:
-    if node.domain:
-        return 1
-    first = FIRST_OPSET.get(node.op_type, 1)
-    if node.op_type != "Cast":
-        return first
-    given = node.inputs[0].dtype if node.inputs[0] is not None else None
-    kinds = {given, ir.DataType(node.attributes["to"].as_int())}
-    return max(first, *(_CAST_SINCE.get(kind.name, 1) for kind in kinds if kind is not None))
 
 
 class Tracer:
@@ -330,9 +274,9 @@ class Editor:
         constants: dict[ir.Value, None] = {}
         for draft in drafts:
             self._put(draft)
-            constants.update(dict.fromkeys(_drop_nodes(reversed(draft.region.nodes))))
+            constants.update(dict.fromkeys(remove_unused(reversed(draft.region.nodes))))
         for value in constants:
-            _drop_constant(value)
+            remove_constant(value)
 
     def _put(self, draft: Draft) -> None:
         region = draft.region
@@ -399,37 +343,3 @@ def _content(draft: Draft, value: ir.Value) -> tuple[object, ...]:
         return str(array.dtype), array.shape, array.tobytes()
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     return str(array.dtype), array.shape, sha256(content).digest()
-
-
-def _drop_nodes(nodes: Iterable[ir.Node]) -> list[ir.Value]:
-    """Remove ``nodes``, and what only they needed, where nothing uses them any more.
-
-    Returns:
-        The constants that the removed nodes used.
-    """
-    constants: list[ir.Value] = []
-    pending = deque(nodes)
-    while pending:
-        node = pending.popleft()
-        if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
-            continue
-        inputs = [value for value in node.inputs if value is not None]
-        node.graph.remove(node, safe=True)
-        for value in inputs:
-            producer = value.producer()
-            if producer is None or producer.op_type == "Constant":
-                constants.append(value)
-            else:
-                pending.append(producer)
-    return constants
-
-
-def _drop_constant(value: ir.Value) -> None:
-    """Remove an initializer or Constant node that nothing uses any more."""
-    if value.uses() or value.is_graph_output() or value.is_graph_input():
-        return
-    producer, owner = value.producer(), value.graph
-    if producer is not None and producer.graph is not None:
-        producer.graph.remove(producer, safe=True)
-    elif value.is_initializer() and isinstance(owner, ir.Graph):
-        del owner.initializers[value.name or ""]

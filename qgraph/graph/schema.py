@@ -1,17 +1,28 @@
-"""What a node of an operator looks like: inputs, attributes with defaults, domains, versions."""
+"""The form of an operator: names, domains, versions, inputs, attributes with defaults, types.
+
+Operators of the dialects are unknown to onnx until :meth:`OpSchema.publish` enters them into
+``onnx.defs``, where onnx's checker and shape inference look them up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
-from qgraph.graph.published import publish
+
+MICROSOFT = "com.microsoft"
+"""Domain of ONNX Runtime's own operators."""
+
+_Formal = onnx.defs.OpSchema.FormalParameter
+_Option = onnx.defs.OpSchema.FormalParameterOption
 
 
 class OpKey(NamedTuple):
@@ -24,6 +35,17 @@ class OpKey(NamedTuple):
     def of(cls, node: ir.Node) -> OpKey:
         """Return the key of a node's operator."""
         return cls(node.domain, node.op_type)
+
+
+_declared: set[tuple[OpKey, int]] = set()
+
+
+def is_declared(name: str, version: int, domain: str) -> bool:
+    """Return whether onnx, or a dialect that is loaded, has an operator."""
+    key = OpKey(domain, name)
+    return onnx.defs.has(name, version, domain) or any(
+        (key, since) in _declared for since in range(1, version + 1)
+    )
 
 
 def _as_is(value: Any) -> Any:
@@ -143,6 +165,10 @@ class OpSchema:
         """
         return {attribute.name: attribute.read(node) for attribute in self.attributes}
 
+    def declare(self) -> None:
+        """Let :func:`is_declared` know the operator; onnx knows nothing of it."""
+        _declared.update((key, self.since) for key in self.keys)
+
     def publish(self) -> None:
         """Enter the operator into ``onnx.defs``: the checker and shape inference then know it.
 
@@ -151,32 +177,33 @@ class OpSchema:
         """
         if self.standard:
             return
+        # It tabulates all operators when it is imported, and refuses names of several domains.
+        importlib.import_module("onnx.reference")
         for key in self.keys:
-            publish(self._onnx_schema(key))
+            if not onnx.defs.has(key.name, self.since, key.domain):
+                onnx.defs.register_schema(self._onnx_schema(key))
 
     def _onnx_schema(self, key: OpKey) -> onnx.defs.OpSchema:
         names = [*self.inputs, *(f"more_{i + 1}" for i in range(self.spare))]
         required = len(self.inputs) - self.optional
         numbers = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)"]
         integers = [f"tensor({sign}int{bits})" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-        parameter = onnx.defs.OpSchema.FormalParameter
-        option = onnx.defs.OpSchema.FormalParameterOption
-        inputs = [parameter(names[0], "T", "data")]
+        inputs = [_Formal(names[0], "T", "data")]
         inputs += [
-            parameter(
+            _Formal(
                 name,
-                f"P{place}",
+                f"P{index}",
                 "parameter, broadcast to the data",
-                param_option=option.Single if place < required else option.Optional,
+                param_option=_Option.Single if index < required else _Option.Optional,
             )
-            for place, name in enumerate(names[1:], start=1)
+            for index, name in enumerate(names[1:], start=1)
         ]
         schema = onnx.defs.OpSchema(
             key.name,
             key.domain,
             self.since,
             inputs=inputs,
-            outputs=[parameter("y", "T", "quantized data")],
+            outputs=[_Formal("y", "T", "quantized data")],
             type_constraints=[
                 ("T", numbers, "floating-point data"),
                 *((f"P{i}", numbers + integers, "a parameter") for i in range(1, len(names))),
@@ -226,3 +253,105 @@ def _broadcast(shapes: Sequence[onnx.TensorShapeProto], result: onnx.TensorShape
             dim.dim_value = sizes.pop() if sizes else 1
         elif len(unknown) == 1 and (name := unknown.pop()):
             dim.dim_param = name
+
+
+_TO = {"Cast": "to", "QuantizeLinear": "output_dtype"}
+"""Standard operators with an attribute that names the type of the result."""
+
+
+def element_type(value: ir.Value, imports: dict[str, int]) -> ir.DataType | None:
+    """Return the element type of a value: what is stated, or follows from how it is made.
+
+    The way back is taken as long as operators hand on the type of one operand.
+
+    Args:
+        value: of a model.
+        imports: domains of the model and their versions.
+    """
+    while value.dtype is None:
+        node = value.producer()
+        if node is None or node.domain != "":
+            return None
+        named = node.attributes.get(_TO.get(node.op_type, ""))
+        if named is not None and not named.is_ref() and named.as_int():
+            return ir.DataType(named.as_int())
+        source = _source(node, value, imports.get("", 0))
+        if source is None:
+            return None
+        value = source
+    return value.dtype
+
+
+def _source(node: ir.Node, value: ir.Value, version: int) -> ir.Value | None:
+    """Return an operand that has the type of a result."""
+    if not onnx.defs.has(node.op_type, version, ""):
+        return None
+    schema = onnx.defs.get_schema(node.op_type, version, "")
+    index = min(list(node.outputs).index(value), len(schema.outputs) - 1)
+    wanted = schema.outputs[index].type_str
+    for formal, operand in zip(schema.inputs, node.inputs, strict=False):
+        if formal.type_str == wanted and operand is not None:
+            return operand
+    return None
+
+
+def attribute_values(node: ir.Node, version: int) -> dict[str, Hashable]:
+    """Return the attributes of a node, those that are absent with their defaults.
+
+    Equal values compare equal, floats by their bits; graphs are left out.
+
+    Args:
+        node: any node.
+        version: of the operator's domain, as the model imports it.
+    """
+    found: dict[str, Hashable] = {}
+    if onnx.defs.has(node.op_type, version, node.domain):
+        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+        for name, attribute in schema.attributes.items():
+            if attribute.default_value.name:
+                default = ir.serde.deserialize_attribute(attribute.default_value)
+                found[name] = _comparable(default)
+    for name, own in node.attributes.items():
+        if own.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+            found[name] = _comparable(own)
+    return found
+
+
+def _comparable(attribute: ir.Attr) -> Hashable:
+    """Return the value of an attribute so that equal ones compare equal, floats by their bits."""
+    if attribute.is_ref():
+        return "ref", attribute.ref_attr_name
+    value: Any = attribute.value
+    match attribute.type:
+        case ir.AttributeType.FLOAT:
+            return np.float32(value).tobytes()
+        case ir.AttributeType.FLOATS:
+            return np.asarray(value, np.float32).tobytes()
+        case ir.AttributeType.STRING:
+            return bytes(value) if isinstance(value, bytes) else str(value)
+        case ir.AttributeType.STRINGS:
+            return tuple(value)
+        case ir.AttributeType.INT:
+            return int(value)
+        case ir.AttributeType.INTS:
+            return tuple(map(int, value))
+        case ir.AttributeType.TENSOR:
+            return _held(value)
+        case ir.AttributeType.TENSORS:
+            return tuple(map(_held, value))
+    # Of what remains there is no form that two equal ones are sure to share: types and sparse
+    # tensors are equal as they are stored, or to nothing but themselves.
+    try:
+        return bytes(ir.to_proto(attribute).SerializeToString(deterministic=True))
+    except (NotImplementedError, TypeError, ValueError):
+        return "only", id(attribute)
+
+
+def _held(tensor: ir.TensorProtocol) -> Hashable:
+    """Return type, shape and content of a tensor."""
+    held: Hashable
+    if tensor.dtype == ir.DataType.STRING:
+        held = tuple(tensor.numpy().reshape(-1).tolist())
+    else:
+        held = tensor.tobytes()
+    return str(tensor.dtype), tuple(tensor.shape.numpy()), held

@@ -6,8 +6,8 @@ memory and become one value in the file.
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Iterator
+from collections import ChainMap, deque
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -34,7 +34,7 @@ def bodies(model: ir.Model) -> Iterator[Body]:
 def _bodies(body: Body) -> Iterator[Body]:
     yield body
     for node in body:
-        for graph in _inside(node):
+        for graph in graphs_of(node):
             yield from _bodies(graph)
 
 
@@ -45,19 +45,78 @@ def nodes_of(body: Body) -> Iterator[ir.Node]:
     """
     for node in body:
         yield node
-        for graph in _inside(node):
+        for graph in graphs_of(node):
             yield from nodes_of(graph)
 
 
-def _inside(node: ir.Node) -> tuple[ir.Graph, ...]:
-    found: tuple[ir.Graph, ...] = ()
+def graphs_of(node: ir.Node) -> tuple[ir.Graph, ...]:
+    """Return the graphs in the attributes of ``node``; not those nested in them."""
+    graphs: tuple[ir.Graph, ...] = ()
     for attribute in node.attributes.data.values():
         if attribute.type in _GRAPHS:
-            found += subgraphs(attribute)
-    return found
+            graphs += subgraphs(attribute)
+    return graphs
 
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+_CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+
+def is_control(node: ir.Node) -> bool:
+    """Return whether ``node`` is a standard operator that runs its subgraphs."""
+    return node.domain == "" and node.op_type in _CONTROL
+
+
+def captured(node: ir.Node) -> list[ir.Value]:
+    """Return the outer values that the subgraphs of ``node`` use, each once, in order."""
+    graphs = [body for graph in graphs_of(node) for body in _bodies(graph)]
+    if not graphs:
+        return []
+    used = [value for graph in graphs for inner in graph for value in inner.inputs]
+    used += [value for graph in graphs for value in graph.outputs]
+    own = set(graphs)
+    return [value for value in dict.fromkeys(used) if value is not None and value.graph not in own]
+
+
+def operands(node: ir.Node) -> list[ir.Value]:
+    """Return the values that ``node`` uses, each once: its inputs, and what its subgraphs use."""
+    used = dict.fromkeys((*node.inputs, *captured(node)))
+    return [value for value in used if value is not None]
+
+
+def remove_unused(nodes: Iterable[ir.Node]) -> list[ir.Value]:
+    """Remove ``nodes``, and what only they needed, where nothing uses them any more.
+
+    Returns:
+        The constants that the removed nodes used.
+    """
+    constants: list[ir.Value] = []
+    pending = deque(nodes)
+    while pending:
+        node = pending.popleft()
+        if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
+            continue
+        inputs = [value for value in node.inputs if value is not None]
+        node.graph.remove(node, safe=True)
+        for value in inputs:
+            producer = value.producer()
+            if producer is None or producer.op_type == "Constant":
+                constants.append(value)
+            else:
+                pending.append(producer)
+    return constants
+
+
+def remove_constant(value: ir.Value) -> None:
+    """Remove an initializer or Constant node that nothing uses any more."""
+    if value.uses() or value.is_graph_output() or value.is_graph_input():
+        return
+    producer, owner = value.producer(), value.graph
+    if producer is not None and producer.graph is not None:
+        producer.graph.remove(producer, safe=True)
+    elif value.is_initializer() and isinstance(owner, ir.Graph):
+        del owner.initializers[value.name or ""]
 
 
 def check_names(model: ir.Model) -> None:
@@ -83,9 +142,8 @@ def _check_body(body: Body, outer: Scope) -> None:
         for used in node.inputs:
             if used is not None and scope.get(used.name or "") is not used:
                 raise ModelError(f"{where(node)}: its input {_trouble(used, scope)}")
-        for attribute in node.attributes.values():
-            for subgraph in subgraphs(attribute):
-                _check_body(subgraph, scope)
+        for graph in graphs_of(node):
+            _check_body(graph, scope)
     for value in body.outputs:
         if scope.get(value.name or "") is not value:
             raise ModelError(f"In {place} the output {_trouble(value, scope)}")

@@ -1,17 +1,31 @@
-"""Where a model keeps its tensors, how many bytes they take, and whether those bytes are there."""
+"""The tensors of a model: where it keeps them, their bytes, and tensors and arrays in files.
+
+Files are read, not mapped: a process that touches a mapped page that the file no longer has is
+killed by SIGBUS, while a read that comes up short is an error with a message.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
 from qgraph.errors import where
 from qgraph.graph.scopes import bodies
+from qgraph.graph.streaming import FileRange, stream_of
+
+Array = npt.NDArray[Any]
+
+_PIECE_BYTES = 1 << 20
 
 _COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _TENSORS = {ir.AttributeType.TENSOR, ir.AttributeType.TENSORS}
@@ -137,3 +151,153 @@ def shape_fault(tensor: ir.TensorProtocol) -> str | None:
     if any(size < 0 for size in tensor.shape.numpy()):
         return f"its shape {list(tensor.shape.numpy())} has a negative size"
     return None
+
+
+class FileRows:
+    """An array that stays in its file; rows are read, not mapped, when they are asked for.
+
+    Args:
+        path: of the file.
+        offset: of the first element, in bytes.
+        dtype: of the elements.
+        shape: of the array, in C order.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        offset: int,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+    ) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.ndim = len(shape)
+        self._row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        size = self._row_bytes * (shape[0] if shape else 1)
+        self._place = FileRange(os.path.abspath(path), offset, size)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.shape[0]
+
+    def rows(self, first: int, last: int) -> Array:
+        """Return the rows from ``first`` to before ``last``, as far as there are so many.
+
+        Raises:
+            ModelError: the file has become shorter, or cannot be read.
+        """
+        count = max(min(last, len(self)) - first, 0)
+        out = np.empty((count, *self.shape[1:]), self.dtype)
+        self._place.read_into(first * self._row_bytes, out)
+        return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        out = np.empty(self.shape, self.dtype)
+        self._place.read_into(0, out)
+        return out if dtype is None else out.astype(dtype)
+
+
+def read_rows(path: Path) -> FileRows | Array:
+    """Return the array of a file (.npy); one that is in Fortran order is read at once.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds no such array, or is too short.
+    """
+    # The map is only made, which compares the header with the size of the file; nothing touches it.
+    mapped = np.load(path, "r", allow_pickle=False)
+    if isinstance(mapped, np.memmap) and mapped.flags.c_contiguous and mapped.size:
+        return FileRows(path, int(mapped.offset), mapped.dtype, mapped.shape)
+    del mapped
+    with path.open("rb") as file:
+        return np.asarray(np.load(file, allow_pickle=False))
+
+
+_ARRAY = "qgraph.array"
+
+
+class FileTensor(ir.ExternalTensor):
+    """A tensor in a data file; every use reads the file, unless an earlier array still lives."""
+
+    @classmethod
+    def of(cls, tensor: ir.ExternalTensor) -> FileTensor:
+        """Return the tensor that reads what ``tensor`` would map."""
+        return cls(
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            tensor.dtype,
+            shape=tensor.shape,
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+            base_dir=tensor.base_dir,
+        )
+
+    def numpy(self) -> Array:
+        """Return the elements, read-only; the array is shared as long as somebody has it.
+
+        Raises:
+            ModelError: the file is not there, cannot be read, or has become shorter.
+        """
+        return elements(self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        array = self.numpy()
+        return array.astype(dtype) if dtype is not None else array.copy() if copy else array
+
+    def tobytes(self) -> bytes:
+        """Return the bytes as the file has them; errors as for :meth:`numpy`."""
+        place = self._place()
+        data = np.empty(place.length, np.uint8)
+        if data.size:
+            place.read_into(0, data)
+        return data.tobytes()
+
+    def tofile(self, file: Any) -> None:
+        """Write the bytes as the file has them to another file; errors as for :meth:`numpy`."""
+        place = self._place()
+        buffer = np.empty(min(_PIECE_BYTES, place.length), np.uint8)
+        for at in range(0, place.length, _PIECE_BYTES):
+            piece = buffer[: place.length - at]
+            place.read_into(at, piece)
+            file.write(piece.data)
+
+    def _place(self) -> FileRange:
+        stored = stream_of(self).stored
+        if not isinstance(stored, FileRange):
+            raise TypeError(f"{self.name} is in no file")
+        return stored
+
+
+def elements(tensor: ir.ExternalTensor) -> Array:
+    """Return the elements of a tensor in a data file, read-only, and never mapped.
+
+    They are read once as long as somebody has the array.
+
+    Raises:
+        ModelError: the file is not there, cannot be read, or has become shorter.
+    """
+    known: _Loan | None = tensor.meta.get(_ARRAY)
+    flat = None if known is None else known.array()
+    if flat is None:
+        stream = stream_of(tensor)
+        flat = stream.read() if tensor.size else np.empty(0, stream.dtype)
+        flat.flags.writeable = False
+        # Views refer to the array that has the memory, not to one another.
+        tensor.meta[_ARRAY] = _Loan(flat)
+    return flat.reshape(tensor.shape.numpy())
+
+
+class _Loan:
+    """An array as long as somebody has it; a pickled copy has none."""
+
+    def __init__(self, array: Array | None = None) -> None:
+        self._array = None if array is None else weakref.ref(array)
+
+    def array(self) -> Array | None:
+        return None if self._array is None else self._array()
+
+    def __reduce__(self) -> tuple[type[_Loan], tuple[()]]:
+        return _Loan, ()

@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.dialects.dialect import Refusal, Site, sites
-from qgraph.graph.folding import constant_expression
-from qgraph.inventory.quantizer_info import format_of
+from qgraph.graph.constants import constant_expression
+from qgraph.inventory.info import format_of
 from qgraph.numerics.formats import IntFormat
-from qgraph.quantizer import Affine, Bipolar, Floating, Ranged, Truncating, Unnamed
+from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Truncating, Unnamed
+from qgraph.quantizers.site import Refusal, Site
+from qgraph.quantizers.sites import sites
 
 Array = npt.NDArray[Any]
 

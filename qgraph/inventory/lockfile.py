@@ -13,10 +13,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from qgraph.errors import QGraphError
 from qgraph.inventory.description import Described, Description, Numbers, descriptions
 from qgraph.inventory.differences import Differences, between
-from qgraph.model import Source, load
+from qgraph.ops.static_parameters import settled
 
 FORM = 1
 """Version of the file's form."""
@@ -33,30 +35,27 @@ form = {FORM}
 _NUMBERS = re.compile(r"(?P<low>\S+?)(?: \.\. (?P<high>\S+))?(?: #(?P<digest>[0-9a-f]+))?")
 
 
-def lock_text(source: Source, *, keep_inputs: bool = False) -> str:
+def lock_text(model: ir.Model, *, keep_inputs: bool = False) -> str:
     """Return the text of a model's lock file.
 
     Args:
-        source: a path or a model.
+        model: the model; it is not changed.
         keep_inputs: leave initializers that are inputs too; they are not constant then.
 
-    Raises:
-        ModelError: the model is not usable.
     """
-    found = _described(source, keep_inputs=keep_inputs)
+    found = _described(model, keep_inputs=keep_inputs)
     return _HEAD + "".join(_table(described.description) for described in found)
 
 
-def check_lock(source: Source, path: Path, *, keep_inputs: bool = False) -> Differences:
+def check_lock(model: ir.Model, path: Path, *, keep_inputs: bool = False) -> Differences:
     """Compare a lock file, the reference, with a model.
 
     Names help to pair the quantizers, and are no difference.
 
     Raises:
-        ModelError: the model is not usable.
         QGraphError: the file cannot be read, or is no lock file.
     """
-    return between(read_lock(path), _described(source, keep_inputs=keep_inputs))
+    return between(read_lock(path), _described(model, keep_inputs=keep_inputs))
 
 
 def read_lock(path: Path) -> list[Description]:
@@ -92,11 +91,8 @@ def lock_of(model: Path) -> Path:
     return model.with_name(model.name + SUFFIX)
 
 
-def _described(source: Source, *, keep_inputs: bool) -> list[Described]:
-    model = load(source).clone()
-    if not keep_inputs:
-        model = model.settled()
-    return list(descriptions(model.ir))
+def _described(model: ir.Model, *, keep_inputs: bool) -> list[Described]:
+    return list(descriptions(model if keep_inputs else settled(model)))
 
 
 def _table(description: Description) -> str:

@@ -9,20 +9,19 @@ from typing import Any
 
 import onnx_ir as ir
 
-from qgraph.dialects.dialect import sites
 from qgraph.errors import OperatorError, UnsupportedError
-from qgraph.execution.control import is_control
-from qgraph.execution.reference import reference_kernel
-from qgraph.graph.constants import overridable
-from qgraph.inventory.packing import packed_bytes
-from qgraph.inventory.quantizer_info import QuantizerInfo, quantizer_info
-from qgraph.kernels.mat_mul_n_bits import is_mat_mul_n_bits
-from qgraph.model import Source, load
+from qgraph.graph.constants import freeze_inputs, overridable
+from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.scopes import is_control, nodes_of, owners
+from qgraph.inventory.info import QuantizerInfo, packed_bytes, quantizer_info
+from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
+from qgraph.ops.kernels.reference import reference_kernel
 from qgraph.ops.operator import operator_of
-from qgraph.opsets.versions import ceiling
-from qgraph.report import operator_name
-from qgraph.runtimes.support import RuntimeVerdict, runtimes_of
+from qgraph.ops.static_parameters import settled
+from qgraph.quantizers.sites import sites
+from qgraph.reports import operator_name
 from qgraph.storage.files import weight_bytes
+from qgraph.targets.support import RuntimeVerdict, runtimes_of
 
 __all__ = ["Overview", "QuantizerInfo", "ValueInfo", "overview"]
 
@@ -78,39 +77,35 @@ class Overview:
         return asdict(self) | {"dialects": self.dialects}
 
 
-def overview(source: Source) -> Overview:
+def overview(model: ir.Model) -> Overview:
     """Return what a model contains.
 
     Initializers that are listed as inputs too count as constants, as they do for conversions.
-
-    Raises:
-        ModelError: the source is no usable model.
     """
-    model = load(source)
-    count = len(overridable(model.ir.graph))
+    count = len(overridable(model.graph))
     if count:
         model = model.clone()
-        model.freeze_inputs()
-    nodes = list(model.nodes())
-    found = list(sites(model.settled().ir))
-    limit = ceiling(model.ir)
+        freeze_inputs(model)
+    nodes = [node for owner in owners(model) for node in nodes_of(owner)]
+    found = list(sites(settled(model)))
+    limit = ceiling(model)
     operators = Counter(operator_name(node) for node in nodes)
-    unsupported = Counter(operator_name(node) for node in _unsupported(model.ir))
-    producer = f"{model.ir.producer_name or ''} {model.ir.producer_version or ''}"
+    unsupported = Counter(operator_name(node) for node in _unsupported(model))
+    producer = f"{model.producer_name or ''} {model.producer_version or ''}"
     return Overview(
-        ir_version=model.ir.ir_version,
-        opsets=dict(model.ir.opset_imports),
+        ir_version=model.ir_version,
+        opsets=dict(model.opset_imports),
         producer=producer.strip(),
-        inputs=[_value_info(value) for value in model.inputs],
-        outputs=[_value_info(value) for value in model.outputs],
+        inputs=[_value_info(value) for value in model.graph.inputs],
+        outputs=[_value_info(value) for value in model.graph.outputs],
         overridable=count,
         nodes=len(nodes),
         operators=dict(sorted(operators.items())),
-        weight_bytes=weight_bytes(model.ir),
-        packed_bytes=packed_bytes(model.ir, found, limit),
+        weight_bytes=weight_bytes(model),
+        packed_bytes=packed_bytes(model, found, limit),
         quantizers=[quantizer_info(site, limit) for site in found],
         unsupported=dict(sorted(unsupported.items())),
-        runtimes=runtimes_of(model.ir),
+        runtimes=runtimes_of(model),
     )
 
 

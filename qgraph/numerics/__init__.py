@@ -1,1 +1,9 @@
 """Number formats and their arithmetic: plain NumPy arrays in and out, no graph, no ONNX."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Float32 = npt.NDArray[np.float32]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from qgraph.numerics import Array
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -55,8 +57,8 @@ def align(
 
 
 def align_views(
-    params: Sequence[npt.NDArray[Any]], x_shape: Sequence[int], axis: int, block_size: int = 0
-) -> tuple[list[int], list[npt.NDArray[Any]]]:
+    params: Sequence[Array], x_shape: Sequence[int], axis: int, block_size: int = 0
+) -> tuple[list[int], list[Array]]:
     """Shape in which to see the data, and ``params`` such that they broadcast to it.
 
     Where blocks divide the axis without a rest it becomes two, [blocks, block_size], and no entry
@@ -103,6 +105,35 @@ def blocks_of(scale_shape: Sequence[int], x_shape: Sequence[int]) -> tuple[int, 
         return None
     size = -(-length // count)
     return (axis, size) if -(-length // size) == count else None
+
+
+def run_length(params: Sequence[Array], axis: int, length: int) -> int:
+    """Return the largest block size along ``axis`` such that no parameter varies within a block.
+
+    The last block may be smaller.
+
+    Args:
+        params: arrays that broadcast together; those that do not vary along ``axis`` have 1 there.
+        axis: counted from the end, negative.
+        length: size of the axis.
+    """
+    changes: list[int] = []
+    for param in params:
+        if param.ndim >= -axis and param.shape[axis] != 1:
+            lines = np.moveaxis(param, axis, 0).reshape(length, -1)
+            changes += (np.flatnonzero((lines[1:] != lines[:-1]).any(axis=1)) + 1).tolist()
+    return math.gcd(*changes) or length
+
+
+def fits(shape: Sequence[int], x_shape: Sequence[int | None]) -> bool:
+    """Return whether a parameter of ``shape`` broadcasts to the data without enlarging it.
+
+    Where a size of the data is not known, None, only 1 is sure to.
+    """
+    return len(shape) <= len(x_shape) and all(
+        size in (1, length)
+        for size, length in zip(reversed(shape), reversed(x_shape), strict=False)
+    )
 
 
 def _check_shape(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.numerics.minifloat import DTYPES, MINIFLOATS, Float32, Minifloat, cast_e8m0, decode
+from qgraph.numerics import Float32
+from qgraph.numerics.minifloat import DTYPES, MINIFLOATS, Minifloat, cast_e8m0, decode
 from qgraph.numerics.rounding import Rounding, round_to_integer
 
 __all__ = [
@@ -22,7 +23,6 @@ __all__ = [
     "NumberFormat",
     "find_minifloat",
     "numpy_dtype",
-    "smallest_integer_type",
 ]
 
 Codes = npt.NDArray[np.unsignedinteger]
@@ -90,7 +90,7 @@ class IntFormat:
 
     @property
     def storage(self) -> str | None:
-        """None for narrow ranges too: their container comes from :func:`smallest_integer_type`."""
+        """None for narrow ranges too."""
         return self.name if self.name in FORMATS else None
 
     def snap(self, x: npt.ArrayLike, rounding: Rounding = Rounding.ROUND) -> Float32:
@@ -205,28 +205,13 @@ def numpy_dtype(name: str) -> np.dtype:
     return _DTYPES[name]
 
 
-def smallest_integer_type(lo: int, hi: int, allowed: Sequence[str] | None = None) -> str | None:
-    """ONNX DataType name of the narrowest integer type that holds ``lo`` .. ``hi``.
-
-    Unsigned goes before signed of the same width, so a signed type is chosen for negative ``lo`` or
-    where ``allowed`` leaves nothing else. None when nothing fits.
-    """
-    for f in _INTEGERS:
-        if (allowed is None or f.name in allowed) and f.lo <= lo <= hi <= f.hi:
-            return f.name
-    return None
-
-
 def find_minifloat(
     exponent_bits: int, mantissa_bits: int, bias: int, max_value: float | None = None
 ) -> Minifloat | None:
     """The ONNX format with this grid and, if given, exactly this largest value; or None."""
+    grid = exponent_bits, mantissa_bits, bias
     for f in MINIFLOATS.values():
-        same_grid = (f.exponent_bits, f.mantissa_bits, f.bias) == (
-            exponent_bits,
-            mantissa_bits,
-            bias,
-        )
-        if same_grid and max_value in (None, f.max_value):
+        is_same = (f.exponent_bits, f.mantissa_bits, f.bias) == grid
+        if is_same and max_value in (None, f.max_value):
             return f
     return None

@@ -8,6 +8,7 @@ of the number, because a float32 logarithm is off by one just below powers of tw
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,10 +16,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.numerics.lookup import look_up, look_up_bytes, representatives
+from qgraph.numerics import Float32
+from qgraph.numerics.float32 import look_up, look_up_bytes, representatives
 from qgraph.numerics.rounding import Rounding, round_to_integer
 
-Float32 = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8]
 
 _ZERO = np.float32(0)
@@ -63,6 +64,14 @@ class Minifloat:
     def hi(self) -> float:
         """Largest finite value."""
         return self.max_value
+
+    @property
+    def count(self) -> int:
+        """Number of different finite values; two zeros if -0 has an encoding."""
+        top = math.floor(math.log2(self.max_value))
+        steps = int((self.max_value - 2.0**top) / 2.0 ** (top - self.mantissa_bits))
+        positive = ((top + self.bias) << self.mantissa_bits) + steps
+        return 2 * positive + (2 if self.has_negative_zero else 1)
 
     @property
     def storage(self) -> str | None:

@@ -1,25 +1,23 @@
-"""Comparing two arrays value by value."""
+"""Compare two arrays value by value."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.exactness import Exactness
+from qgraph.numerics import Array
 
-Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 
 _PIECE = 1 << 20
 """Elements that are compared at a time."""
 
 _LAST_BITS = 2.0**-20
-"""Share of the largest value that is far below a step of any quantizer of up to 16 bits."""
+"""Share of the largest value; far below a step of any quantizer of up to 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +25,17 @@ class Comparison:
     """How two arrays of one shape compare; -0 equals +0 and NaN equals NaN.
 
     Attributes:
-        rung: bits or values; codes where all differences are tiny; else different.
-        differing: how many elements differ in value.
-        zero_sign: how many are zeros of different signs.
-        place: flat index of the first element that shows why the rung is no higher.
+        differing: number of elements that differ in value.
+        zero_sign: number of zeros of different signs.
+        place: flat index of the first element that differs in value; if none does, of the first
+            zero of another sign; None if there is none either.
+        only_last_bits: whether all differences are below a step of any quantizer of 16 bits.
     """
 
-    rung: Exactness
     differing: int
     zero_sign: int
     place: int | None
+    only_last_bits: bool = True
 
 
 def compare_values(reference: Array, candidate: Array) -> Comparison:
@@ -56,26 +55,24 @@ def compare_pieces(pieces: Callable[[], Iterable[tuple[Array, Array]]]) -> Compa
     wrong_at = sign_at = None
     worst = 0.0
     for x, y in pieces():
-        place, start = start, start + x.size
+        offset, start = start, start + x.size
         if _same_bits(x, y):
             continue
         wrong, signs = _differences(x, y)
         if wrong_at is None and wrong.any():
-            wrong_at = place + int(np.argmax(wrong))
+            wrong_at = offset + int(np.argmax(wrong))
         if sign_at is None and signs.any():
-            sign_at = place + int(np.argmax(signs))
+            sign_at = offset + int(np.argmax(signs))
         differing += int(np.count_nonzero(wrong))
         zero_sign += int(np.count_nonzero(signs))
         with np.errstate(all="ignore"):
             gaps = np.abs(_wide(x[wrong]) - _wide(y[wrong]))
-        # a NaN on one side is as far away as can be
+        # A NaN on one side counts as an infinite difference.
         worst = max(worst, float(np.max(np.where(np.isnan(gaps), np.inf, gaps), initial=0.0)))
     if differing:
         largest = max(_largest(x) for x, _ in pieces())
-        rung = Exactness.CODES if worst <= largest * _LAST_BITS else Exactness.DIFFERENT
-        return Comparison(rung, differing, zero_sign, wrong_at)
-    rung = Exactness.VALUES if zero_sign else Exactness.BITS
-    return Comparison(rung, 0, zero_sign, sign_at)
+        return Comparison(differing, zero_sign, wrong_at, worst <= largest * _LAST_BITS)
+    return Comparison(0, zero_sign, sign_at)
 
 
 def _same_bits(x: Array, y: Array) -> bool:
@@ -88,7 +85,7 @@ def _same_bits(x: Array, y: Array) -> bool:
 def _differences(x: Array, y: Array) -> tuple[Mask, Mask]:
     """Return where values differ, and where zeros differ in sign only."""
     if x.dtype.kind == "c":
-        # each number is two, so zeros have more signs than one: only equal bits are equal
+        # A complex zero has two signs, so only equal bits count as equal.
         bits = x.view(f"V{x.itemsize}") != y.view(f"V{y.itemsize}")
         return np.asarray(bits), np.zeros(x.shape, np.bool_)
     with np.errstate(all="ignore"):
@@ -114,7 +111,7 @@ def _largest(x: Array) -> float:
 
 
 def fingerprint(array: Array) -> Hashable:
-    """Return what two arrays share only if they have one type, one shape and the same bits."""
+    """Return a key that is equal for two arrays only if type, shape and bits are equal."""
     if array.dtype.kind in "OSU":
         return str(array.dtype), array.shape, tuple(array.reshape(-1).tolist())
     return str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).digest()

@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, forms, where
 from qgraph.graph.schema import OpKey, OpSchema
-from qgraph.ops import parameters
-from qgraph.ops.stages import Stages
+from qgraph.ops import steps
+from qgraph.ops.steps import Stages
 from qgraph.registry import Registry
 
 Array = npt.NDArray[Any]
@@ -21,7 +21,7 @@ Definition = Callable[..., Any]
 Kernel = Callable[..., Array]
 Resolve = Callable[[ir.Node], dict[str, Any]]
 
-OPERATORS: Registry[Operator] = Registry("operator", "qgraph.ops")
+OPERATORS: Registry[Operator] = Registry("operator", "qgraph.ops.definitions")
 
 
 def _nothing(_: ir.Node) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class Operator:
     Attributes:
         schema: inputs, attributes, domains.
         define: ``define(op, *inputs, **arguments)`` writes the meaning in primitives
-            (:class:`qgraph.primitives.Ops`); what the proof engine and function bodies use.
+            (:class:`qgraph.numerics.primitives.Ops`); the proof engine and function bodies use it.
         kernel: ``kernel(*arrays, **attributes)`` computes the same bits, fast.
         resolve: what ``define`` has to know beyond the attributes, such as the type of a
             zero point.
@@ -58,10 +58,22 @@ class Operator:
         """
         try:
             if not self.schema.standard:
-                parameters.require_float32("data", parameters.element_type(node.inputs[0]))
+                steps.require_float32("data", steps.element_type(node.inputs[0]))
             return self.schema.attributes_of(node) | self.resolve(node)
         except ValueError as error:
             raise OperatorError(f"{where(node)}: {error}") from error
+
+    def half_arguments(self, node: ir.Node) -> dict[str, Any]:
+        """Return the arguments of ``define`` for data of 16 bits, in which nodes may be computed.
+
+        The operator has more digits between its steps, so the result may differ: compare it.
+        """
+        arguments = self.schema.attributes_of(node)
+        if node.op_type == "QuantizeLinear":
+            zero_point = node.inputs[2] if len(node.inputs) > 2 else None
+            kind = steps.element_type(zero_point) or arguments["output_dtype"]
+            arguments["to"] = kind or ir.DataType.UINT8
+        return arguments
 
     def run(self, node: ir.Node, arrays: Sequence[Array | None]) -> Array:
         """Compute the output of ``node`` for its input arrays.
@@ -93,7 +105,7 @@ def operator(
 
     def register(kernel: Kernel) -> Kernel:
         quiet: Kernel = np.errstate(all="ignore")(kernel)
-        schema.publish()
+        schema.declare()
         entry = Operator(schema, define, quiet, resolve, stages)
         OPERATORS.add(f"{schema.name}-{schema.since}")(entry)
         _BY_KEY.clear()
@@ -129,3 +141,17 @@ def operator_of(node: ir.Node) -> Operator | None:
         f"{where(node)}: it has {len(node.inputs)} inputs, expected {forms}. "
         "Correct the model's exporter."
     )
+
+
+def is_defined(node: ir.Node) -> bool:
+    """Return whether ``node`` is one of our operators, with a number of inputs that it accepts."""
+    try:
+        return operator_of(node) is not None
+    except OperatorError:
+        return False
+
+
+def publish() -> None:
+    """Enter the operators of the dialects into ``onnx.defs``, for onnx's checker and inference."""
+    for entry in OPERATORS:
+        entry.schema.publish()

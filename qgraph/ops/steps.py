@@ -1,12 +1,143 @@
-"""Steps that several definitions share, written over primitives."""
+"""What definitions and kernels of operators share: checks of parameters, and steps.
+
+Checks read the inputs of a kernel: dtypes, shapes and values that its definition requires. Steps
+are parts of definitions, written over primitives. ``Stages`` are the kernel of a quantizer in three
+parts: where data lies among the levels, which level, its value. Many elements share one level, so
+what becomes of each level can be found without visiting each element.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.graph.constants import constant
+from qgraph.numerics import chunks
 from qgraph.numerics.rounding import Rounding
+
+Array = npt.NDArray[Any]
+
+MOST_LEVELS = 1 << 16
+"""More levels than these are not listed."""
+
+_FLOATS = (np.float32, np.float16, np.float64, ml_dtypes.bfloat16)
+
+
+def real_data(x: npt.ArrayLike) -> Array:
+    """Return ``x`` as an array of a floating-point type.
+
+    Raises: ValueError for another type.
+    """
+    data = np.asarray(x)
+    if data.dtype not in _FLOATS:
+        raise ValueError(
+            f"its data is {data.dtype}, expected float32, float16, bfloat16 or float64; "
+            "put a Cast in front of it"
+        )
+    return data
+
+
+def broadcast(x: Array, **parameters: Array) -> tuple[int, ...]:
+    """Return the common shape of the data and its parameters.
+
+    Raises: ValueError naming the parameter that does not fit.
+    """
+    try:
+        return np.broadcast(x, *parameters.values()).shape
+    except ValueError:
+        return _broadcast_each(x, parameters)
+
+
+def _broadcast_each(x: Array, parameters: dict[str, Array]) -> tuple[int, ...]:
+    shape = x.shape
+    for name, value in parameters.items():
+        try:
+            shape = np.broadcast_shapes(shape, value.shape)
+        except ValueError as error:
+            raise ValueError(
+                f"{name} has shape {list(value.shape)}, which does not broadcast to data of shape "
+                f"{list(x.shape)}; expected sizes that are 1 or equal to those of the data, "
+                "counted from the last axis. Reshape it"
+            ) from error
+    return shape
+
+
+def whole(name: str, value: npt.ArrayLike, lo: int, hi: int | None = None) -> npt.NDArray[Any]:
+    """Return ``value`` in float32 after checking that it holds whole numbers in ``lo`` .. ``hi``.
+
+    Raises: ValueError naming the first one that is not.
+    """
+    numbers = np.asarray(value).astype(np.float32)
+    top = np.inf if hi is None else hi
+    if numbers.size == 1 and (number := float(numbers.item())).is_integer() and lo <= number <= top:
+        return numbers
+    wrong = ~((numbers >= lo) & (numbers <= top) & (numbers == np.rint(numbers)))
+    wrong |= np.isinf(numbers)
+    if wrong.any():
+        limits = f"from {lo} to {hi}" if hi is not None else f"of at least {lo}"
+        raise ValueError(
+            f"{name} is {numbers[wrong].flat[0]:g}, expected a whole number {limits}. "
+            "Correct the model's exporter"
+        )
+    return numbers
+
+
+def power_of_two(exponent: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return ``2 ** exponent`` of whole numbers, exactly; NumPy's exp2 is not at 127."""
+    return np.ldexp(np.float32(1), exponent.astype(np.int32))
+
+
+def element_type(value: ir.Value | None) -> ir.DataType | None:
+    """Return the element type of a value, read from the graph or from its constant."""
+    if value is None:
+        return None
+    if value.dtype is not None:
+        return value.dtype
+    if value.const_value is not None:
+        return value.const_value.dtype
+    known = constant(value)
+    return None if known is None else ir.DataType.from_numpy(known.dtype)
+
+
+def code_type(node: ir.Node) -> ir.DataType | None:
+    """Return the type of the codes of a QuantizeLinear or DequantizeLinear."""
+    x, _, zero_point = [*node.inputs, None, None][:3]
+    known = element_type(zero_point)
+    if known is not None:
+        return known
+    if node.op_type == "DequantizeLinear":
+        return coded_type(x)
+    attribute = node.attributes.get("output_dtype")
+    if attribute is not None and not attribute.is_ref() and attribute.as_int():
+        return ir.DataType(attribute.as_int())
+    return ir.DataType.UINT8 if zero_point is None else None
+
+
+def coded_type(value: ir.Value | None) -> ir.DataType | None:
+    """Return the element type of a value, or that of the QuantizeLinear that computes it."""
+    known = element_type(value)
+    node = None if value is None else value.producer()
+    if known is not None or node is None:
+        return known
+    return code_type(node) if node.op_type == "QuantizeLinear" else None
+
+
+def require_float32(name: str, kind: ir.DataType | None) -> None:
+    """Refuse a type in which a definition, written in float32, would not be true.
+
+    An unknown type passes: it comes from a graph without types.
+
+    Raises: ValueError.
+    """
+    if kind not in (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT):
+        raise ValueError(
+            f"its {name} is {kind.name}, but definitions are written in FLOAT. "
+            "Convert the model to float32 first, or leave this node out"
+        )
 
 
 def round_to_integer(op: Any, y: Any, mode: Rounding) -> Any:
@@ -55,3 +186,45 @@ def floor_power_of_two(op: Any, v: Any) -> Any:
     """
     power = op.Cast(v, to=ir.DataType.FLOAT8E8M0, round_mode="down")
     return op.Cast(power, to=ir.DataType.FLOAT)
+
+
+class Stages(Protocol):
+    """The float operations of a quantizer, in place; one after the other they are its kernel."""
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """Parameters of all stages; they broadcast to the data."""
+
+    @property
+    def by_upper_half(self) -> bool:
+        """Whether a level follows from the upper half of the bits of its place, rounded to odd.
+
+        See :mod:`qgraph.numerics.float32`; no parameter that varies plays a part. Otherwise levels
+        are whole numbers.
+        """
+
+    def place(self, y: Array, x: Array, *arrays: Array) -> None:
+        """Write where ``x`` lies, in units of the levels, neither rounded nor clipped."""
+
+    def level(self, y: Array, *arrays: Array) -> None:
+        """Replace places by levels."""
+
+    def value(self, y: Array, *arrays: Array) -> None:
+        """Replace levels by real values."""
+
+    def levels(self) -> Array | None:
+        """Return all levels that a place which is a number may become, ``[n]``.
+
+        None if they cannot be listed.
+        """
+
+
+def fill(stages: Stages, shape: tuple[int, ...], x: Array) -> Array:
+    """Return the values of ``x``, ``[*shape]`` in its dtype."""
+
+    def work(y: Array, x: Array, *arrays: Array) -> None:
+        stages.place(y, x, *arrays)
+        stages.level(y, *arrays)
+        stages.value(y, *arrays)
+
+    return chunks.fill(work, np.empty(shape, x.dtype), x, *stages.arrays)

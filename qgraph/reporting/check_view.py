@@ -1,269 +1,329 @@
-"""The page of a comparison on data."""
+"""What is said of a comparison on data: the JSON document of ``qgraph check`` in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qgraph.reporting.charts import Charts
-from qgraph.reporting.prove_view import codes_section
-from qgraph.reporting.runtime_view import runtimes_section
+from qgraph.reporting.charts import Charts, codes_section
 from qgraph.reporting.view import (
-    NONE,
+    MANY,
     Cell,
     Column,
+    Columns,
     Fact,
     File,
+    Issue,
     Page,
+    Row,
     Section,
     Table,
     Tone,
     amount,
     counted,
+    numbers,
     operator,
+    percent,
     whole,
 )
 
 Output = Mapping[str, Any]
 
-_ROWS = 24
+_RANKED = 5
+"""Tensors that are listed at once."""
 
 
 def check_page(document: Mapping[str, Any]) -> Page:
-    """Return the page of what ``qgraph check`` found, its JSON document with ``quantizers``."""
+    """Return the page of a comparison, whose document may have ``quantizers`` too."""
     outputs: Sequence[Output] = document["outputs"]
-    equal = document["verdict"] == "equal"
-    exact = all(output["mismatches"] == 0 for output in outputs)
+    is_equal = document["verdict"] == "equal"
+    tone = Tone.GOOD if is_equal else Tone.BAD
     differing = sum(int(output["mismatches"]) for output in outputs)
-    values = sum(int(output["elements"]) for output in outputs)
-    tone = Tone.GOOD if equal else Tone.BAD
+    # A difference that is not finite is null in the document.
+    largest = [output["max_abs"] for output in outputs]
+    known = None if None in largest else max(largest, default=0.0)
     facts = [
-        Fact("values compared", whole(values)),
-        Fact("values that differ", whole(differing), Tone.PLAIN if exact else tone),
-        Fact("largest difference", amount(_largest(outputs, "max_abs"), 4)),
+        Fact("values compared", whole(sum(int(output["elements"]) for output in outputs))),
+        Fact("values that differ", whole(differing), tone if differing else Tone.PLAIN),
+        Fact("largest difference", amount(known, 4)),
     ]
-    if not exact:
+    if differing:
         facts.append(Fact("largest, in ulps", whole(max(int(o["max_ulp"]) for o in outputs))))
+    files = [
+        File(role, document[role]["path"], document[role].get("sha256"))
+        for role in ("reference", "candidate")
+        if isinstance(document.get(role), Mapping)
+    ]
     return Page(
         "check",
         str(document["qgraph"]),
         str(document["verdict"]),
         tone,
-        _sentence(outputs, equal=equal, exact=exact),
-        [
-            File(
-                role,
-                str(document[role]["path"] or "a model in memory"),
-                document[role].get("sha256"),
-            )
-            for role in ("reference", "candidate")
-            if isinstance(document.get(role), Mapping)
-        ],
+        _sentence(outputs, is_equal=is_equal, is_exact=not differing),
+        files,
         facts,
-        _sections(document, outputs),
+        list(_sections(document, outputs)),
+        list(_findings(document, outputs)),
     )
 
 
-def _largest(outputs: Sequence[Output], name: str) -> float | None:
-    # A difference that is not finite is null in the document.
-    found = [output[name] for output in outputs]
-    return None if any(number is None for number in found) else max(found, default=0.0)
+def origin(document: Mapping[str, Any]) -> str:
+    """Return a sentence about the first tensor that differs; empty if there is none."""
+    first = document.get("first_divergence")
+    if first is None:
+        return ""
+    by = "" if first["max_abs"] is None else f" by up to {amount(first['max_abs'], 4)}"
+    other = f"; the candidate's is {first['candidate']!r}"
+    if first["candidate"] == first["reference"]:
+        other = ""
+    return (
+        f"The first tensor that differs{_batch(document)} is {first['reference']!r}{by}, which "
+        f"{operator(first['op'])} {first['node']!r} produces in the reference{other}."
+    )
 
 
-def _sentence(outputs: Sequence[Output], *, equal: bool, exact: bool) -> str:
+def _sentence(outputs: Sequence[Output], *, is_equal: bool, is_exact: bool) -> str:
     over = counted(len(outputs), "output")
-    if exact and equal:
+    if is_exact and is_equal:
         return f"Every value of {over} is the same in both models, on the inputs that were tried."
-    if equal:
+    if is_equal:
         return f"The values of {over} are equal within the tolerance."
     failed = [str(output["name"]) for output in outputs if output.get("failed")]
     if not failed:
         return "The candidate scores worse than allowed, by the metric below."
-    what = failed[0] if len(failed) == 1 else f"{len(failed)} outputs"
-    verb = "differs" if len(failed) == 1 else "differ"
-    return f"Of {over}, {what} {verb} by more than the tolerance allows."
+    what = f"{failed[0]!r} differs" if len(failed) == 1 else f"{len(failed)} outputs differ"
+    return f"Of {over}, {what} by more than the tolerance allows."
 
 
-def _sections(document: Mapping[str, Any], outputs: Sequence[Output]) -> list[Section]:
+def _sections(document: Mapping[str, Any], outputs: Sequence[Output]) -> Iterator[Section]:
     charts = Charts()
-    sections = [Section("Outputs", tables=[_table(outputs)])]
-    first = document.get("first_divergence")
-    if first is not None:
-        sections.append(Section("Where they begin to differ", [origin(first)]))
-    others = (
-        runtimes_section(document),
-        _metric(document),
-        _layers(document, charts),
-        _probes(document),
-    )
-    sections += [section for section in others if section is not None]
-    if document.get("quantizers"):
-        sections.append(codes_section(charts, document["quantizers"]))
+    yield Section("Outputs", tables=[_table(outputs)])
+    if document.get("first_divergence") is not None:
+        yield Section("Where they begin to differ", [origin(document)])
+    yield from _runtimes(document.get("runtimes"))
+    if metric := document.get("metric"):
+        text = f"{metric['name']} on {counted(metric['samples'], 'sample')}: "
+        text += f"{amount(metric['reference'])} in the reference, "
+        text += f"{amount(metric['candidate'])} in the candidate."
+        yield Section("Metric", [text, *([str(metric["failed"])] if metric["failed"] else [])])
+    yield from _layers(document, charts)
+    yield from _probes(document.get("probes", ()))
+    yield from codes_section(charts, document.get("quantizers", ()))
     if document.get("notes"):
-        sections.append(Section("Remarks", points=document["notes"]))
-    return sections
+        yield Section("Remarks", points=document["notes"])
 
 
 def _table(outputs: Sequence[Output]) -> Table:
-    columns = [
+    columns: Columns = [
         Column("output", code=True),
-        *(
-            Column(name, number=True)
-            for name in ("values", "differ", "max abs", "mean abs", "max ulp", "max steps")
-        ),
-        *(Column(name, number=True) for name in ("SQNR dB", "cosine", "top-1")),
-        Column("verdict"),
+        *numbers("values", "differ", "max abs"),
+        *numbers("mean abs", "max ulp", spare=True),
+        *numbers("max steps", "SQNR dB"),
+        *numbers("cosine", "top-1", spare=True),
+        "verdict",
     ]
-    rows = []
+    rows: list[Row] = []
     for output in outputs:
-        failed, top1 = output.get("failed"), output.get("top1")
         verdict = Cell("equal", Tone.GOOD)
-        if failed:
-            verdict = Cell(str(failed), Tone.BAD)
+        if output.get("failed"):
+            verdict = Cell(str(output["failed"]), Tone.BAD)
         elif output["mismatches"]:
             verdict = Cell("within the tolerance", Tone.OPEN)
         rows.append(
             [
-                Cell(str(output["name"])),
-                Cell(whole(output["elements"])),
-                Cell(whole(output["mismatches"])),
-                Cell(amount(output["max_abs"])),
-                Cell(amount(output.get("mean_abs"), 4)),
-                Cell(whole(output["max_ulp"])),
-                Cell(amount(output["max_steps"])),
-                Cell(amount(output["sqnr_db"], 4)),
-                Cell(amount(output["cosine"], 9)),
-                Cell(NONE if top1 is None else f"{top1:.2%}"),
+                str(output["name"]),
+                whole(output["elements"]),
+                whole(output["mismatches"]),
+                amount(output["max_abs"]),
+                amount(output.get("mean_abs"), 4),
+                whole(output["max_ulp"]),
+                amount(output["max_steps"]),
+                amount(output["sqnr_db"], 4),
+                amount(output["cosine"], 9),
+                percent(output.get("top1")),
                 verdict,
             ]
         )
-    return Table(columns, rows, "outputs")
-
-
-def origin(first: Mapping[str, Any]) -> str:
-    """Return a sentence about the first tensor that differs, on the batch that is shown."""
-    by = "" if first["max_abs"] is None else f" by up to {amount(first['max_abs'], 4)}"
-    other = f"; the candidate's is {first['candidate']}"
-    if first["candidate"] == first["reference"]:
-        other = ""
-    return (
-        f"The first tensor that differs is {first['reference']}{by}, which {operator(first['op'])} "
-        f"{first['node']} produces in the reference{other}."
-    )
-
-
-def _layers(document: Mapping[str, Any], charts: Charts) -> Section | None:
-    tensors = document.get("tensors") or ()
-    differing = [tensor for tensor in tensors if tensor["mismatches"]]
-    if not differing:
-        return None
-    known = [tensor for tensor in differing if tensor["relative"] is not None]
-    pictures = []
-    if known:
-        names = [str(tensor["reference"]) for tensor in known]
-        relative = [float(tensor["relative"]) for tensor in known]
-        absolute = [float(tensor["max_abs"] or 0.0) for tensor in known]
-        pictures = [
-            charts.layers(
-                "Relative error of each tensor",
-                names,
-                {"error": relative},
-                "norm of the error / norm of the values",
-                is_error=True,
-            ),
-            charts.layers(
-                "Largest absolute difference of each tensor",
-                names,
-                {"difference": absolute},
-                "difference (real units)",
-                is_error=True,
-            ),
-        ]
-    ranked = sorted(differing, key=_relative, reverse=True)
-    columns = [
-        Column("reference", code=True),
-        Column("candidate", code=True),
-        Column("made by"),
-        *(
-            Column(name, number=True)
-            for name in ("differ", "values", "relative error", "max abs", "mean abs", "SQNR dB")
-        ),
-    ]
-    rows = [
-        [
-            Cell(str(tensor["reference"])),
-            Cell(str(tensor["candidate"])),
-            Cell(operator(tensor["op"]), full=str(tensor["node"])),
-            Cell(whole(tensor["mismatches"])),
-            Cell(whole(tensor["elements"])),
-            Cell(amount(tensor["relative"], 3)),
-            Cell(amount(tensor["max_abs"], 4)),
-            Cell(amount(tensor["mean_abs"], 4)),
-            Cell(amount(tensor["sqnr_db"], 4)),
-        ]
-        for tensor in ranked
-    ]
-    return Section(
-        "Error by layer",
-        [
-            f"{len(differing)} of {counted(len(tensors), 'tensor')} that both models have differ.",
-            _batch(document),
-            "The charts show them in the order of the reference, the table the worst first.",
-        ],
-        tables=[Table(columns, rows, "tensors that differ", folded=len(rows) > _ROWS)],
-        charts=pictures,
-    )
+    return Table("outputs", columns, rows)
 
 
 def _batch(document: Mapping[str, Any]) -> str:
+    """Return on which batch tensors are compared, if there are several."""
+    if document.get("batches", 1) == 1:
+        return ""
     differ = any(output["mismatches"] for output in document["outputs"])
-    return f"They are compared on the first batch{' with a difference' if differ else ''}."
+    return f" on the first batch{' with a difference' if differ else ''}"
+
+
+def _layers(document: Mapping[str, Any], charts: Charts) -> Iterator[Section]:
+    tensors = document.get("tensors") or ()
+    differing = [tensor for tensor in tensors if tensor["mismatches"]]
+    if not differing:
+        return
+    finite = [tensor for tensor in differing if tensor["relative"] is not None]
+    names = [str(tensor["reference"]) for tensor in finite]
+    pictures = [
+        charts.layers(title, names, {label: [float(t[key] or 0) for t in finite]}, axis, True)
+        for title, label, key, axis in (
+            (
+                "Relative error of each tensor",
+                "error",
+                "relative",
+                "norm of the error / norm of the values",
+            ),
+            (
+                "Largest absolute difference of each tensor",
+                "difference",
+                "max_abs",
+                "difference (real units)",
+            ),
+        )
+        if finite
+    ]
+    columns: Columns = [
+        Column("tensor", code=True),
+        Column("candidate", code=True, spare=True),
+        "made by",
+        *numbers("differ", "values", "relative error", "max abs"),
+        *numbers("mean abs", "SQNR dB", spare=True),
+    ]
+    rows: list[Row] = [
+        [
+            str(tensor["reference"]),
+            "" if tensor["candidate"] == tensor["reference"] else str(tensor["candidate"]),
+            Cell(operator(tensor["op"]), full=str(tensor["node"])),
+            whole(tensor["mismatches"]),
+            whole(tensor["elements"]),
+            amount(tensor["relative"], 3),
+            amount(tensor["max_abs"], 4),
+            amount(tensor["mean_abs"], 4),
+            amount(tensor["sqnr_db"], 4),
+        ]
+        for tensor in sorted(differing, key=_relative, reverse=True)
+    ]
+    count = f"{len(differing)} of {counted(len(tensors), 'tensor')} that both models have"
+    hidden = "" if any(o["mismatches"] for o in document["outputs"]) else ", though no output does"
+    yield Section(
+        "Error by layer",
+        [f"{count} differ{_batch(document)}{hidden}. The largest relative error comes first."],
+        tables=[Table("tensors that differ", columns, rows, _RANKED)],
+        charts=pictures,
+    )
 
 
 def _relative(tensor: Mapping[str, Any]) -> float:
     return math.inf if tensor["relative"] is None else float(tensor["relative"])
 
 
-def _metric(document: Mapping[str, Any]) -> Section | None:
-    metric = document.get("metric")
-    if not metric:
-        return None
-    text = (
-        f"{metric['name']} on {counted(metric['samples'], 'sample')}: "
-        f"{amount(metric['reference'])} in the reference, {amount(metric['candidate'])} in the "
-        "candidate."
-    )
-    return Section("Metric", [text] + ([str(metric["failed"])] if metric["failed"] else []))
-
-
-def _probes(document: Mapping[str, Any]) -> Section | None:
-    probes = document.get("probes")
+def _probes(probes: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
     if not probes:
-        return None
-    columns = [
-        Column("quantizer", code=True),
-        Column("tensor", code=True),
-        *(
-            Column(name, number=True)
-            for name in ("thresholds", "crossed", "met at both floats", "largest gap, in steps")
-        ),
-        Column("remark"),
-    ]
-    rows = [
+        return
+    aimed = [probe for probe in probes if probe["reason"] is None]
+    targets, crossed, reached = (
+        whole(sum(probe[key] for probe in aimed)) for key in ("targets", "crossed", "reached")
+    )
+    text = (
+        f"Inputs were aimed at {targets} thresholds of {counted(len(aimed), 'quantizer')}: "
+        f"{crossed} lie between two neighbouring inputs, {reached} were met at both floats beside "
+        "them."
+    )
+    if left := len(probes) - len(aimed):
+        text += f" {counted(left, 'quantizer')} could not be aimed at."
+    columns: Columns = [Column("quantizer", code=True), Column("tensor", code=True, spare=True)]
+    columns += numbers("thresholds", "crossed", "met at both floats", "largest gap, in steps")
+    rows: list[Row] = [
         [
-            Cell(str(probe["node"])),
-            Cell(str(probe["tensor"])),
-            Cell(whole(probe["targets"])),
-            Cell(whole(probe["crossed"])),
-            Cell(whole(probe["reached"])),
-            Cell(amount(probe["largest_gap"], 3)),
-            Cell(str(probe["reason"] or "")),
+            str(probe["node"]),
+            str(probe["tensor"]),
+            *(whole(probe[key]) for key in ("targets", "crossed", "reached")),
+            amount(probe["largest_gap"], 3),
+            str(probe["reason"] or ""),
         ]
         for probe in probes
     ]
-    return Section(
-        "Probes",
-        ["How near the inputs came to the thresholds of each quantizer of the reference."],
-        tables=[Table(columns, rows, "probes", folded=len(rows) > _ROWS)],
+    table = Table("probes", [*columns, Column("remark")], rows, MANY)
+    yield Section("Probes", [text], tables=[table], detail=True)
+
+
+def _runtimes(runtimes: Mapping[str, Any] | None) -> Iterator[Section]:
+    """Yield who changes how much: the rewrite, or a runtime."""
+    if not runtimes:
+        return
+    error = _share(runtimes["rewrite"]["error"])
+    rows: list[Row] = [["definition: candidate against reference", "", "", error, "", ""]]
+    for result in runtimes["results"]:
+        causes, failure = result["culprits"], result["failure"]
+        rows.append(
+            [
+                str(result["runtime"]),
+                str(result["level"]),
+                str(result.get("form") or ""),
+                Cell("does not run", Tone.OPEN) if failure else _share(result["error"]),
+                failure or "; ".join(str(cause["what"]) for cause in causes),
+                "; ".join(str(cause["option"]) for cause in causes if cause["option"]),
+            ]
+        )
+    points = [f"{name} is not installed, and was not tried." for name in runtimes["missing"]]
+    refused = {str(r["runtime"]): r["refused"] for r in runtimes["results"] if r.get("refused")}
+    points += [
+        f"{runtime} does not run the candidate as written: {reason}"
+        for runtime, reason in refused.items()
+    ]
+    columns: Columns = [
+        "computed by",
+        "level",
+        "given",
+        *numbers("error"),
+        "because of",
+        "stopped by",
+    ]
+    sentence = str(runtimes["sentence"])
+    yield Section(
+        "The rewrite, or the runtime",
+        [f"{sentence[:1].upper()}{sentence[1:]}."],
+        points,
+        tables=[Table("runtimes", columns, rows)],
+        detail=True,
+    )
+
+
+def _share(error: float | None) -> Cell:
+    if error is None:
+        return Cell("not finite", Tone.BAD)
+    return Cell("exact", Tone.GOOD) if error == 0 else Cell(f"{100 * error:.3g} %", Tone.OPEN)
+
+
+def _findings(document: Mapping[str, Any], outputs: Sequence[Output]) -> Iterator[Issue]:
+    more = origin(document)
+    for output in outputs:
+        failed, name = output.get("failed"), str(output["name"])
+        rule, text = ("output-differs", str(failed)) if failed else (None, "")
+        if output["mismatches"] and not failed:
+            rule, text = "within-tolerance", _apart(output)
+        properties = {key: value for key, value in output.items() if key != "name"}
+        yield Issue(rule, text, name, "output", properties=properties, test=name, more=more)
+    if first := document.get("first_divergence"):
+        properties = {"candidate": first["candidate"], "op": first["op"]}
+        yield Issue("first-divergence", more, str(first["node"]), "node", "reference", properties)
+    if metric := document.get("metric"):
+        name, failed = str(metric["name"]), metric["failed"]
+        rule, text = ("metric-worse", f"{name}: {failed}") if failed else (None, "")
+        test = f"metric {name}"
+        yield Issue(rule, text, name, "metric", properties=metric, test=test, more=more)
+    for result in (document.get("runtimes") or {}).get("results", ()):
+        for cause in result["culprits"]:
+            option, where = cause["option"], f"{result['runtime']} at {result['level']}"
+            stops = "no option is known to stop it" if option is None else f"stopped by {option}"
+            place = str(result["runtime"] if option is None else option)
+            properties = {key: result[key] for key in ("runtime", "level", "error")}
+            kind = "runtime" if option is None else "option"
+            text = f"{where}: {cause['what']}; {stops}."
+            yield Issue("runtime-differs", text, place, kind, properties=properties)
+
+
+def _apart(output: Output) -> str:
+    return (
+        f"{whole(output['mismatches'])} of {whole(output['elements'])} values differ, by up to "
+        f"{amount(output['max_abs'], 4)}, {whole(output['max_ulp'])} ulp"
     )

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
+from xml.etree import ElementTree as ET
 
 from qgraph.errors import OptionError
-from qgraph.files import json_text
-from qgraph.junit import Case, junit
-from qgraph.reporting.check_view import origin
-from qgraph.reporting.prove_view import difference, place, remark
+from qgraph.reporting.pages import page_of
+from qgraph.reporting.sarif import LEVELS, Level
+from qgraph.text import one_line, printable
+
+_COMMANDS = ("check", "prove")
 
 
 def junit_report(document: Mapping[str, Any]) -> str:
-    """Return a JUnit report.
+    """Return a JUnit report; equal names of cases are numbered.
+
+    Servers tell tests apart by their class, so the path of the candidate is part of that.
 
     Args:
         document: a JSON report of check or prove.
@@ -22,45 +27,37 @@ def junit_report(document: Mapping[str, Any]) -> str:
     Raises:
         OptionError: it is no such report.
     """
-    plain = json.loads(json_text(dict(document)))
-    command = plain.get("command")
-    found = _CASES.get(command)
-    if found is None:
+    if document.get("command") not in _COMMANDS:
         raise OptionError(
-            f"The report is of {command!r}, expected one of {' and '.join(_CASES)}: only these "
-            "have cases that fail. Write another form."
+            f"The report is of {document.get('command')!r}, expected one of "
+            f"{' and '.join(_COMMANDS)}: only these have cases that fail. Write another form."
         )
-    candidate = plain.get("candidate") or {}
-    told = str((plain.get("runtimes") or {}).get("sentence", ""))
-    return junit(str(command), candidate.get("path"), list(found(plain)), told)
-
-
-def _of_proof(document: Mapping[str, Any]) -> Iterator[Case]:
-    regions = document["regions"]
-    for region in regions:
-        name = place(region, "reference")
-        if region["verdict"] == "proved":
-            yield Case(name)
-        elif region["verdict"] == "undecided":
-            yield Case(name, remark(region) or "no reason is known", "undecided", is_error=True)
-        else:
-            yield Case(name, difference(region), "different", text=remark(region))
-    if not regions:
-        verdict = document["verdict"]
-        failure = None if verdict == "proved" else f"the verdict is {verdict}"
-        yield Case("the whole graph", failure, verdict, is_error=verdict == "undecided")
-
-
-def _of_check(document: Mapping[str, Any]) -> Iterator[Case]:
-    first = document.get("first_divergence")
-    text = "" if first is None else origin(first)
-    for output in document["outputs"]:
-        yield Case(str(output["name"]), output.get("failed"), text=text)
-    if metric := document.get("metric"):
-        yield Case(f"metric {metric['name']}", metric["failed"], text=text)
-
-
-_CASES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Case]]] = {
-    "check": _of_check,
-    "prove": _of_proof,
-}
+    page = page_of(document)
+    suite = ET.Element("testsuite", name=f"qgraph {page.command}")
+    path = next((file.path for file in page.files if file.role == "candidate"), None)
+    # A dot would begin the name of another class.
+    parts = [PurePath(path).with_suffix("").as_posix().strip("/").replace(".", "_")] if path else []
+    class_name = printable(".".join(["qgraph", page.command, *parts]))
+    count: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
+    for finding in page.findings:
+        if finding.test is None:
+            continue
+        count["tests"] += 1
+        seen[finding.test] += 1
+        number = f" ({seen[finding.test]})" if seen[finding.test] > 1 else ""
+        name = one_line(finding.test) + number
+        case = ET.SubElement(suite, "testcase", classname=class_name, name=name)
+        level = Level.NOTE if finding.rule is None else LEVELS[finding.rule]
+        if finding.rule is None or level is Level.NOTE:
+            continue
+        kind = "failure" if level is Level.ERROR else "error"
+        count[f"{kind}s"] += 1
+        attributes = {"message": printable(finding.text), "type": finding.rule}
+        ET.SubElement(case, kind, attributes).text = printable(finding.more)
+    for key in ("tests", "failures", "errors", "skipped"):
+        suite.set(key, str(count[key]))
+    sentences = [page.sentence, *(text for section in page.sections for text in section.text)]
+    ET.SubElement(suite, "system-out").text = printable("\n".join(sentences))
+    ET.indent(suite)
+    return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

@@ -1,17 +1,19 @@
-"""Which page belongs to which report."""
+"""Reports as pages: HTML that needs no network, script or font, and Markdown for CI summaries."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib.resources import files
 from typing import Any
 
 from qgraph.errors import OptionError
-from qgraph.files import json_text
 from qgraph.reporting.check_view import check_page
 from qgraph.reporting.prove_view import prove_page
 from qgraph.reporting.rewrite_view import rewrite_page
-from qgraph.reporting.view import Page
+from qgraph.reporting.theme import require_drawing
+from qgraph.reporting.view import Cell, Column, Page, Section, Table, Tone
+from qgraph.text import json_text, markdown, markdown_code, one_line
 
 _PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {
     "check": check_page,
@@ -23,16 +25,127 @@ _PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {
 
 
 def page_of(document: Mapping[str, Any]) -> Page:
-    """Return what people are told of a JSON report; nothing is drawn yet.
+    """Return what a JSON report says; nothing is drawn yet.
+
+    Args:
+        document: a JSON report of check, prove, convert, fold or transform. What
+            :func:`qgraph.inventory.pictures.illustrated` adds to it is drawn.
 
     Raises:
         OptionError: it is no report of a command that has a page.
     """
     plain = json.loads(json_text(dict(document)))
-    made = _PAGES.get(plain.get("command"))
-    if made is None:
+    make = _PAGES.get(plain.get("command"))
+    if make is None:
         raise OptionError(
             f"The report is of {plain.get('command')!r}, expected one of {', '.join(_PAGES)}. Make "
             "it with one of these commands."
         )
-    return made(plain)
+    return make(plain)
+
+
+_SIGNS = {Tone.GOOD: "✓", Tone.BAD: "✗", Tone.OPEN: "≈", Tone.PLAIN: "•"}
+_UNDECIDED = "?"
+
+
+def html_page(document: Mapping[str, Any]) -> str:
+    """Return a report as an HTML page.
+
+    Args:
+        document: see :func:`page_of`.
+
+    Raises:
+        OptionError: it is no such report, or the libraries that draw are not installed.
+    """
+    require_drawing("an HTML page")
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_shown)
+    template = environment.from_string(_resource("page.html.jinja"))
+    style = _resource("page.css").replace("\n", " ")
+    # The style is ours; escaping would break its quotes.
+    from markupsafe import Markup
+
+    page = page_of(document)
+    sign = _UNDECIDED if page.verdict == "undecided" else _SIGNS[page.tone]
+    return template.render(page=page, style=Markup(style), sign=sign) + "\n"
+
+
+def _shown(value: object) -> object:
+    """Return what the page shows of a value: HTML has no control characters either."""
+    from markupsafe import Markup
+
+    return one_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _resource(name: str) -> str:
+    return files("qgraph.reporting").joinpath(name).read_text("utf-8")
+
+
+_ROWS = 100
+"""Of longer tables so many rows are shown: job summaries have an upper limit of bytes."""
+
+
+def markdown_report(document: Mapping[str, Any]) -> str:
+    """Return a report in GitHub's Markdown.
+
+    Args:
+        document: see :func:`page_of`.
+
+    Raises:
+        OptionError: it is no such report.
+    """
+    return "\n".join(_page(page_of(document))) + "\n"
+
+
+def _page(page: Page) -> Iterator[str]:
+    yield f"## {page.command.capitalize()}: {page.verdict}"
+    yield ""
+    yield markdown(page.sentence)
+    yield ""
+    for file in page.files:
+        remark = f", {file.remark}" if file.remark else ""
+        yield f"- {file.role}: {markdown_code(file.name)}{remark}"
+    if page.facts:
+        yield "- " + ", ".join(f"{fact.name}: {markdown(fact.value)}" for fact in page.facts)
+    for section in page.sections:
+        if not section.is_drawn_only:
+            yield from _section(section)
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield ""
+    yield f"### {section.title}"
+    for text in section.text:
+        yield ""
+        yield markdown(text)
+    if section.points:
+        yield ""
+        yield from (f"- {markdown(point)}" for point in section.points)
+    for table in section.tables:
+        yield ""
+        if table.folded:
+            label = f"{len(table.rows)} {table.label}"
+            yield from (f"<details><summary>{label}</summary>", "")
+        yield from _table(table)
+        if table.folded:
+            yield from ("", "</details>")
+
+
+def _table(table: Table) -> Iterator[str]:
+    columns = [table.columns[index] for index in table.shown]
+    yield _row([column.name for column in columns])
+    yield _row(["---:" if column.number else "---" for column in columns])
+    for row in table.rows[:_ROWS]:
+        yield _row([_cell(table.columns[index], row[index]) for index in table.shown])
+    if len(table.rows) > _ROWS:
+        yield ""
+        yield f"{len(table.rows) - _ROWS} more are in the JSON report."
+
+
+def _cell(column: Column, cell: Cell) -> str:
+    return markdown_code(cell.text) if column.code else markdown(cell.text)
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"

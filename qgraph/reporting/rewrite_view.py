@@ -1,50 +1,60 @@
-"""The page of a rewriting: convert, fold and transform."""
+"""What is said of a rewriting: the JSON report of convert, fold and transform in words."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from qgraph.exactness import Exactness
-from qgraph.reporting.charts import Charts
-from qgraph.reporting.prove_view import codes_section
+from qgraph.reporting.charts import Charts, codes_section, steps_section
 from qgraph.reporting.view import (
+    MANY,
     NONE,
     Cell,
     Column,
+    Columns,
     Fact,
     File,
+    Issue,
     Page,
+    Row,
     Section,
     Table,
     Tone,
     amount,
     counted,
-    factor,
+    example,
+    extent,
+    numbers,
     operator,
+    percent,
     size,
     whole,
 )
 
 Site = Mapping[str, Any]
 
-_ROWS = 40
+_EQUALITY = {
+    Exactness.BITS: "all equal bit for bit",
+    Exactness.VALUES: "all equal in value, for every input",
+    Exactness.CODES: "all with equal codes, values some ulps apart",
+    Exactness.NEAR: "thresholds moved by ulps, counted below",
+    Exactness.DIFFERENT: "not all equal",
+}
 
-_OUTCOMES = {"changed": Tone.PLAIN, "kept": Tone.PLAIN, "refused": Tone.OPEN}
+_SHORT = {"QuantizeLinear": "Q", "DequantizeLinear": "DQ"}
+_PARTS = 5
+"""Forms of more operators are cut short."""
 
 
 def rewrite_page(document: Mapping[str, Any]) -> Page:
-    """Return the page of a rewriting, its JSON document with ``staircases`` and ``quantizers``."""
+    """Return the page of a rewriting, which may have ``staircases`` and ``quantizers`` too."""
     sites: Sequence[Site] = document["sites"]
     summary = document["summary"]
     verdict, tone, sentence = _verdict(sites, summary)
     before, after = summary["weight_bytes_before"], summary["weight_bytes_after"]
-    differing = sum(
-        int(site["differing_inputs"])
-        for site in sites
-        if _is_changed(site) and site["method"] != "constant"
-    )
     facts = [
         Fact("changed", whole(summary["changed"])),
         *(
@@ -59,237 +69,235 @@ def rewrite_page(document: Mapping[str, Any]) -> Page:
         Fact("weights after", size(after)),
     ]
     if after and before > 1.05 * after:
-        facts.append(Fact("smaller by", factor(before, after), Tone.GOOD))
-    if differing:
+        facts.append(Fact("smaller by", _factor(before, after), Tone.GOOD))
+    moved = (s for s in sites if s["outcome"] == "changed" and s["method"] != "constant")
+    if differing := sum(int(site["differing_inputs"]) for site in moved):
         facts.append(Fact("inputs that differ", whole(differing), Tone.OPEN))
-    output = document["output"]
-    written = f"opset {output['opset']}, IR version {output['ir_version']}"
+    files = [
+        File(role, document[role]["path"], document[role]["sha256"])
+        for role in ("input", "output")
+        if role in document
+    ]
+    if files:
+        output = document["output"]
+        written = f"opset {output['opset']}, IR version {output['ir_version']}"
+        files[-1] = replace(files[-1], remark=written)
     return Page(
         str(document["command"]),
         str(document["qgraph"]),
         verdict,
         tone,
         sentence,
-        [
-            File("input", str(document["input"]["path"]), document["input"]["sha256"]),
-            File("output", str(output["path"]), output["sha256"], written),
-        ],
+        files,
         facts,
-        _sections(document, sites),
+        list(_sections(document, sites)),
+        list(_findings(sites)),
     )
 
 
-def _is_changed(site: Site) -> bool:
-    return bool(site["outcome"] == "changed")
-
-
 def _verdict(sites: Sequence[Site], summary: Mapping[str, Any]) -> tuple[str, Tone, str]:
-    changed = [site for site in sites if _is_changed(site)]
-    rungs = [Exactness(site["exactness"]) for site in changed if site["exactness"]]
+    changed = [site for site in sites if site["outcome"] == "changed"]
+    refused = f"; {summary['refused']} refused" if summary["refused"] else ""
     if not changed:
-        told = "No quantizer was changed."
-        if summary["refused"]:
-            told = f"No quantizer was changed; {summary['refused']} were refused."
-        return "unchanged", Tone.OPEN, told
-    lowest = min(rungs, default=Exactness.BITS)
-    refused = f"; {summary['refused']} left as they were" if summary["refused"] else ""
-    equality = {
-        Exactness.BITS: "all equal bit for bit",
-        Exactness.VALUES: "all equal in value, for every input",
-        Exactness.CODES: "all with equal codes, values some ulps apart",
-        Exactness.NEAR: "thresholds moved by ulps, counted below",
-        Exactness.DIFFERENT: "not all equal",
-    }[lowest]
-    sentence = f"{counted(len(changed), 'site')} changed, {equality}{refused}."
-    if lowest >= Exactness.VALUES and rungs:
-        return "equal" if not refused else "equal, in part", Tone.GOOD, sentence
+        what = "No quantizer was changed" if sites else "There is nothing that this command changes"
+        return "unchanged", Tone.OPEN, f"{what}{refused}."
+    levels = [Exactness(site["exactness"]) for site in changed if site["exactness"]]
+    lowest = min(levels, default=Exactness.BITS)
+    sentence = f"{counted(len(changed), 'site')} changed, {_EQUALITY[lowest]}{refused}."
+    if lowest >= Exactness.VALUES and levels:
+        return "equal, in part" if refused else "equal", Tone.GOOD, sentence
     return str(lowest), Tone.OPEN, sentence
 
 
-def _sections(document: Mapping[str, Any], sites: Sequence[Site]) -> list[Section]:
+def _sections(document: Mapping[str, Any], sites: Sequence[Site]) -> Iterator[Section]:
     charts = Charts()
-    sections = []
-    refused = [site for site in sites if site["outcome"] == "refused"]
-    if refused:
-        sections.append(Section("Left as they were", tables=[_refused_table(refused)]))
-    pictures = [chart for data in document.get("staircases", ()) for chart in charts.steps(data)]
-    if pictures:
-        sections.append(
-            Section(
-                "The steps around a difference",
-                ["Each quantizer of the input beside what took its place, drawn exactly."],
-                charts=pictures,
-            )
-        )
-    stored = [site["stored"] for site in sites if site.get("stored")]
-    if stored:
-        sections.append(_ledger(stored, document["summary"]["stored"], charts))
-    losses = [site["figures"] for site in sites if "sqnr_db" in (site.get("figures") or {})]
-    if losses:
-        sections.append(_losses(losses, charts))
-    if document.get("quantizers"):
-        sections.append(codes_section(charts, document["quantizers"]))
     done = [site for site in sites if site["outcome"] != "refused"]
     if done:
-        sections.append(Section("Sites", [_kinds(done)], tables=[_site_table(done)]))
-    if document.get("notes"):
-        sections.append(Section("Remarks", points=document["notes"]))
-    return sections
-
-
-def _kinds(sites: Sequence[Site]) -> str:
-    kinds = Counter((operator(site["op"]), site["spelling"] or "as it was") for site in sites)
-    told = [
-        f"{op} → {spelling.replace('+', ' + ')} ({whole(number)})"
-        for (op, spelling), number in kinds.most_common(6)
-    ]
-    return "; ".join(told) + ("; and others." if len(kinds) > 6 else ".")
+        kinds = Counter((operator(s["op"]), s["spelling"] or "as it was") for s in done)
+        parts = [
+            f"{op} -> {form.replace('+', ' + ')} ({whole(number)})"
+            for (op, form), number in kinds.most_common(6)
+        ]
+        text = "; ".join(parts) + ("; and others." if len(kinds) > 6 else ".")
+        yield Section("Sites", [text], tables=[_site_table(done)])
+    if refused := [site for site in sites if site["outcome"] == "refused"]:
+        rows: list[Row] = [
+            [str(site["node"]), operator(site["op"]), _reason(site)] for site in refused
+        ]
+        columns: Columns = [Column("node", code=True), "operator", "reason"]
+        table = Table("sites left as they were", columns, rows, MANY)
+        yield Section("Left as they were", tables=[table])
+    staircases = document.get("staircases", ())
+    yield from steps_section(charts, staircases, len(staircases))
+    if stored := [site["stored"] for site in done if site.get("stored")]:
+        yield _ledger(stored, document, charts)
+    if losses := [site["figures"] for site in done if "sqnr_db" in (site.get("figures") or {})]:
+        yield _losses(losses, charts)
+    yield from codes_section(charts, document.get("quantizers", ()))
+    points = list(document.get("notes", ()))
+    if frozen := document["summary"].get("frozen_inputs"):
+        what = counted(frozen, "initializer")
+        points.append(f"{what} that could be fed as inputs became constants, see --keep-inputs.")
+    if points:
+        yield Section("Remarks", points=points)
 
 
 def _site_table(sites: Sequence[Site]) -> Table:
-    columns = [
+    columns: Columns = [
         Column("node", code=True),
-        Column("operator"),
-        Column("pass"),
-        Column("outcome"),
-        Column("became"),
-        Column("equality"),
-        Column("inputs that differ", number=True),
-        Column("remark"),
+        "operator",
+        Column("pass", spare=True),
+        "became",
+        "equality",
+        Column("compared on", spare=True),
+        *numbers("inputs that differ"),
+        "remark",
     ]
-    rows = [
-        [
-            Cell(str(site["node"])),
-            Cell(operator(site["op"])),
-            Cell(str(site["pass"])),
-            Cell(str(site["outcome"]), _OUTCOMES[site["outcome"]]),
-            Cell(str(site["spelling"] or "").replace("+", " + ")),
-            _equality(site),
-            Cell(whole(site["differing_inputs"])),
-            Cell(str(site["reason"] or "") or _example(site)),
-        ]
-        for site in sites
-    ]
-    return Table(columns, rows, "sites", folded=len(rows) > _ROWS)
+    rows: list[Row] = []
+    for site in sites:
+        level, over = Cell(""), ""
+        if site["exactness"] is not None:
+            is_equal = Exactness(site["exactness"]) >= Exactness.VALUES
+            level = Cell(str(site["exactness"]), Tone.GOOD if is_equal else Tone.OPEN)
+            over = "its constant" if site["method"] == "constant" else "every input"
+        differing = site["differing_inputs"]
+        such_as = example(site["witness"])[2:] if differing else ""
+        rows.append(
+            [
+                str(site["node"]),
+                operator(site["op"]),
+                str(site["pass"]),
+                _form(site),
+                level,
+                over,
+                whole(differing) if differing else NONE,
+                "; ".join(filter(None, (such_as, site["reason"]))),
+            ]
+        )
+    return Table("sites", columns, rows, MANY)
 
 
-def _equality(site: Site) -> Cell:
-    if site["exactness"] is None:
-        return Cell("")
-    good = Exactness(site["exactness"]) >= Exactness.VALUES
-    return Cell(str(site["exactness"]), Tone.GOOD if good else Tone.OPEN)
+def _form(site: Site) -> Cell:
+    """Return the new form of a site in few letters."""
+    if site["spelling"] is None:
+        return Cell("as it was" if site["outcome"] == "kept" else "changed")
+    whole_form = str(site["spelling"])
+    parts = [_SHORT.get(part, part) for part in whole_form.split("+")]
+    if len(parts) > _PARTS:
+        parts[_PARTS - 1 :] = [f"{len(parts) - _PARTS + 1} more"]
+    return Cell(" + ".join(parts), full=whole_form)
 
 
-def _example(site: Site) -> str:
-    witness = site["witness"]
-    if witness is None or not site["differing_inputs"]:
-        return ""
-    x, y, z = (amount(witness[name], 9) for name in ("input", "reference", "candidate"))
-    return f"such as {x}: {z}, not {y}"
-
-
-def _refused_table(sites: Sequence[Site]) -> Table:
-    columns = [Column("node", code=True), Column("operator"), Column("reason")]
-    rows = [
-        [
-            Cell(str(site["node"])),
-            Cell(operator(site["op"])),
-            Cell(str(site["reason"] or "no reason is known")),
-        ]
-        for site in sites
-    ]
-    return Table(columns, rows, "sites left as they were", folded=len(rows) > _ROWS)
+def _reason(site: Site) -> str:
+    return str(site["reason"] or "no reason is known")
 
 
 def _ledger(
-    stored: Sequence[Mapping[str, Any]], totals: Mapping[str, Any], charts: Charts
+    stored: Sequence[Mapping[str, Any]], document: Mapping[str, Any], charts: Charts
 ) -> Section:
+    totals = document["summary"]["stored"]
     changed = totals["elements"] - totals["unchanged"]
     share = totals["clipped"] / totals["elements"] if totals["elements"] else 0.0
     text = (
         f"{counted(len(stored), 'weight')} stored as codes, "
-        f"{size(totals['bytes_before'])} → {size(totals['bytes_after'])}. Of "
-        f"{whole(totals['elements'])} values, compared one by one, "
-        f"{whole(changed) + ' changed' if changed else 'none changed'}; {share:.2%} were beyond "
-        "the range of the codes."
+        f"{size(totals['bytes_before'])} -> {size(totals['bytes_after'])}. Of "
+        f"{counted(totals['elements'], 'value')}, compared one by one, "
+        f"{whole(changed) if changed else 'none'} changed; {percent(share)} lay beyond the range "
+        "of the codes."
     )
-    columns = [
-        Column("weight", code=True),
-        Column("codes"),
-        Column("scales"),
-        *(
-            Column(name, number=True)
-            for name in ("before", "after", "factor", "values", "changed", "clipped", "codes used")
-        ),
-        Column("scale", number=True),
+    columns: Columns = [
+        *(Column("weight", code=True), "codes", Column("scales", spare=True)),
+        *numbers("before", "after"),
+        *numbers("factor", "values", spare=True),
+        *numbers("changed", "clipped"),
+        *numbers("codes used", "scale", spare=True),
     ]
-    chart = charts.layers(
-        "Bytes of each weight",
-        [str(row["tensor"]) for row in stored],
-        {
-            "before": [float(row["bytes_before"]) for row in stored],
-            "after": [float(row["bytes_after"]) for row in stored],
-        },
-        "bytes",
-    )
-    table = Table(columns, [_row(row) for row in stored], "byte ledger", len(stored) > _ROWS)
-    return Section("Byte ledger", [text], tables=[table], charts=[chart])
-
-
-def _row(row: Mapping[str, Any]) -> list[Cell]:
-    before, after, elements = row["bytes_before"], row["bytes_after"], row["elements"]
-    counts = [Cell(NONE)] * 4
-    if elements is not None:
-        lost = elements - row["unchanged"]
-        used = row["codes_used"]
-        counts = [
-            Cell(whole(elements)),
-            Cell(whole(lost), Tone.OPEN if lost else Tone.GOOD),
-            Cell(f"{row['clipped'] / max(elements, 1):.2%}"),
-            Cell(NONE if used is None else f"{used} of {row['codes_available']}"),
-        ]
-    low, high = amount(row["scale_low"], 4), amount(row["scale_high"], 4)
-    return [
-        Cell(str(row["tensor"])),
-        Cell(str(row["type"])),
-        Cell(str(row["scale_type"])),
-        Cell(size(before)),
-        Cell(size(after)),
-        Cell(factor(before, after)),
-        *counts,
-        Cell(low if low == high else f"{low} .. {high}"),
-    ]
+    rows: list[Row] = []
+    for row in stored:
+        elements, used = row["elements"], row["codes_used"]
+        counts: list[Cell | str] = [NONE] * 4
+        if elements is not None:
+            lost = elements - row["unchanged"]
+            counts = [
+                whole(elements),
+                Cell(whole(lost), Tone.OPEN if lost else Tone.GOOD),
+                percent(row["clipped"] / max(elements, 1)),
+                NONE if used is None else f"{used} of {row['codes_available']}",
+            ]
+        before, after = row["bytes_before"], row["bytes_after"]
+        rows.append(
+            [
+                *(str(row["tensor"]), str(row["type"]), str(row["scale_type"])),
+                *(size(before), size(after), _factor(before, after)),
+                *counts,
+                extent(row["scale_low"], row["scale_high"]),
+            ]
+        )
+    series = {name: [float(row[f"bytes_{name}"]) for row in stored] for name in ("before", "after")}
+    names = [str(row["tensor"]) for row in stored]
+    chart = charts.layers("Bytes of each weight", names, series, "bytes")
+    table = Table("weights", columns, rows, MANY)
+    is_detail = document["command"] != "fold"
+    return Section("Byte ledger", [text], tables=[table], charts=[chart], detail=is_detail)
 
 
 def _losses(losses: Sequence[Mapping[str, Any]], charts: Charts) -> Section:
-    columns = [
-        Column("weight", code=True),
-        Column("type"),
-        *(
-            Column(name, number=True)
-            for name in ("SQNR dB", "largest error", "in steps", "clipped", "before", "after")
-        ),
+    columns: Columns = [
+        *(Column("weight", code=True), "type"),
+        *numbers("SQNR dB", "largest error"),
+        *numbers("in steps", spare=True),
+        *numbers("clipped"),
+        *numbers("before", "after", spare=True),
     ]
-    rows = [
+    ranked = sorted(losses, key=lambda figures: float(figures["sqnr_db"]))
+    rows: list[Row] = [
         [
-            Cell(str(figures["weight"])),
-            Cell(str(figures["type"])),
-            Cell(amount(figures["sqnr_db"], 4)),
-            Cell(amount(figures["max_abs_error"], 3)),
-            Cell(amount(figures["max_error_steps"], 3)),
-            Cell(whole(int(figures["clipped"]))),
-            Cell(size(int(figures["weight_bytes_before"]))),
-            Cell(size(int(figures["weight_bytes_after"]))),
+            str(figures["weight"]),
+            f"{figures['type']}{f', blocks of {block}' if block else ''}",
+            f"{figures['sqnr_db']:.1f}",
+            amount(figures["max_abs_error"], 3),
+            f"{figures['max_error_steps']:.2f}",
+            whole(int(figures["clipped"])),
+            size(int(figures["weight_bytes_before"])),
+            size(int(figures["weight_bytes_after"])),
         ]
-        for figures in losses
+        for figures in ranked
+        for block in [figures["block_size"]]
     ]
-    chart = charts.layers(
-        "Error of each weight",
-        [str(figures["weight"]) for figures in losses],
-        {"error": [float(figures["max_abs_error"]) for figures in losses]},
-        "largest difference (real units)",
-        is_error=True,
+    names = [str(figures["weight"]) for figures in losses]
+    errors = {"error": [float(figures["max_abs_error"]) for figures in losses]}
+    label = "largest difference (real units)"
+    chart = charts.layers("Error of each weight", names, errors, label, True)
+    low, high = (float(figures["sqnr_db"]) for figures in (ranked[0], ranked[-1]))
+    text = (
+        f"How far the codes are from their weights: SQNR {low:.1f} .. {high:.1f} dB, the worst "
+        "first."
     )
-    text = "How far the codes are from the weights that they were made of."
-    table = Table(columns, rows, "errors of weights", len(rows) > _ROWS)
+    table = Table("errors of weights", columns, rows, MANY)
     return Section("What quantizing cost", [text], tables=[table], charts=[chart])
+
+
+def _factor(before: int, after: int) -> str:
+    return f"{before / after:.1f} times" if after else NONE
+
+
+def _findings(sites: Sequence[Site]) -> Iterator[Issue]:
+    for site in sites:
+        op = operator(site["op"])
+        properties = {name: site[name] for name in ("op", "pass", "spelling", "exactness")}
+        found = []
+        if site["outcome"] == "refused":
+            text = f"{op} was left as it was: {_reason(site)}"
+            found.append(("quantizer-refused", text))
+        elif site["differing_inputs"]:
+            number = counted(int(site["differing_inputs"]), "input")
+            such_as = example(site["witness"])
+            text = f"{op} became {site['spelling']}, which differs for {number}{such_as}."
+            found.append(("values-moved", text))
+        stored = site.get("stored")
+        if stored and stored["elements"] is not None and stored["elements"] != stored["unchanged"]:
+            lost, of = whole(stored["elements"] - stored["unchanged"]), whole(stored["elements"])
+            text = f"{lost} of {of} values of {stored['tensor']!r} changed."
+            found.append(("weight-changed", text))
+        for rule, text in found:
+            yield Issue(rule, text, str(site["node"]), "node", "input", properties)

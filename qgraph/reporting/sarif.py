@@ -6,18 +6,16 @@ Source: OASIS, Static Analysis Results Interchange Format (SARIF) Version 2.1.0.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from qgraph.errors import OptionError
-from qgraph.files import json_text
-from qgraph.reporting.prove_view import difference, place
-from qgraph.reporting.view import amount, counted, example, operator, whole
+from qgraph.reporting.pages import page_of
+from qgraph.reporting.view import File, Issue
+from qgraph.text import json_text
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -107,7 +105,7 @@ RULES = (
         "quantizer-refused",
         "QuantizerRefused",
         "A quantizer was left as it was.",
-        "No spelling was found that is as equal as was asked for, or the node cannot be read.",
+        "No form was found that is as equal as was asked for, or the node cannot be read.",
         "Lower --exact, choose another dialect, or mend the node; the message says what is wrong.",
         Level.WARNING,
     ),
@@ -130,53 +128,33 @@ RULES = (
 )
 """All kinds of findings, in the order in which results refer to them."""
 
-_PLACES = {rule.id: place for place, rule in enumerate(RULES)}
+LEVELS = {rule.id: rule.level for rule in RULES}
+"""How bad a finding is, by the id of its rule."""
 
-
-@dataclass(frozen=True)
-class _Result:
-    rule: str
-    text: str
-    file: str | None
-    node: str
-    kind: str
-    properties: Mapping[str, Any]
+_INDEX = {rule.id: index for index, rule in enumerate(RULES)}
 
 
 def sarif_log(document: Mapping[str, Any]) -> str:
     """Return the findings of a report as a SARIF log.
 
     Args:
-        document: a JSON report of check, prove, convert, fold or transform; one of check with
-            ``reference`` and ``candidate``, as a certificate has them.
+        document: a JSON report of check, prove, convert, fold or transform.
 
     Raises:
         OptionError: it is no such report.
     """
-    plain = json.loads(json_text(dict(document)))
-    found = {
-        "check": _of_check,
-        "prove": _of_proof,
-        "convert": _of_rewriting,
-        "fold": _of_rewriting,
-        "transform": _of_rewriting,
-    }.get(plain.get("command"))
-    if found is None:
-        raise OptionError(
-            f"The report is of {plain.get('command')!r}, expected one of check, prove, convert, "
-            "fold and transform. Make it with one of these commands."
-        )
-    files = _files(plain)
-    subject = [Path(file["path"]).as_posix().strip("/") for file in files[-1:]]
+    page = page_of(document)
+    files = {file.role: file for file in page.files if file.path}
+    subject = [Path(str(file.path)).as_posix().strip("/") for file in list(files.values())[-1:]]
     run: dict[str, Any] = {
-        "tool": {"driver": _driver(str(plain["qgraph"]))},
+        "tool": {"driver": _driver(page.version)},
         # Code scanners take only one run of each such name: that of the last model.
-        "automationDetails": {"id": "/".join(["qgraph", str(plain["command"]), *subject, ""])},
+        "automationDetails": {"id": "/".join(["qgraph", page.command, *subject, ""])},
         "invocations": [{"executionSuccessful": True}],
-        "artifacts": [_artifact(file) for file in files],
-        "results": [_result(result, files) for result in found(plain)],
+        "artifacts": [_artifact(file) for file in files.values()],
+        "results": [_result(each, each.rule, files) for each in page.findings if each.rule],
         "columnKind": "unicodeCodePoints",
-        "properties": {"verdict": plain.get("verdict"), "summary": plain.get("summary")},
+        "properties": {"verdict": page.verdict, "summary": document.get("summary")},
     }
     return json_text({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]})
 
@@ -200,16 +178,10 @@ def _driver(version: str) -> dict[str, Any]:
     }
 
 
-def _files(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    roles = ("reference", "candidate", "input", "output")
-    found = [document[role] for role in roles if isinstance(document.get(role), Mapping)]
-    return [file for file in found if file.get("path")]
-
-
-def _artifact(file: Mapping[str, Any]) -> dict[str, Any]:
-    artifact: dict[str, Any] = {"location": {"uri": uri(file["path"])}}
-    if file.get("sha256"):
-        artifact["hashes"] = {"sha-256": file["sha256"]}
+def _artifact(file: File) -> dict[str, Any]:
+    artifact: dict[str, Any] = {"location": {"uri": uri(str(file.path))}}
+    if file.sha256:
+        artifact["hashes"] = {"sha-256": file.sha256}
     return artifact
 
 
@@ -218,122 +190,25 @@ def uri(path: str) -> str:
     return Path(path).as_uri() if Path(path).is_absolute() else quote(Path(path).as_posix())
 
 
-def _result(result: _Result, files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    location: dict[str, Any] = {"logicalLocations": [{"name": result.node, "kind": result.kind}]}
-    if result.file is not None:
-        place = [file["path"] for file in files].index(result.file)
+def _result(finding: Issue, rule: str, files: Mapping[str, File]) -> dict[str, Any]:
+    place = {"name": finding.place, "kind": finding.kind}
+    location: dict[str, Any] = {"logicalLocations": [place]}
+    if finding.role in files:
         location["physicalLocation"] = {
-            "artifactLocation": {"uri": uri(result.file), "index": place},
+            "artifactLocation": {
+                "uri": uri(str(files[finding.role].path)),
+                "index": list(files).index(finding.role),
+            },
             # Models have no lines, but code scanners show no result without one.
             "region": {"startLine": 1},
         }
-    identity = "\0".join((result.rule, result.kind, result.node))
+    identity = "\0".join((rule, finding.kind, finding.place))
     return {
-        "ruleId": result.rule,
-        "ruleIndex": _PLACES[result.rule],
-        "level": str(RULES[_PLACES[result.rule]].level),
-        "message": {"text": result.text},
+        "ruleId": rule,
+        "ruleIndex": _INDEX[rule],
+        "level": str(LEVELS[rule]),
+        "message": {"text": finding.text},
         "locations": [location],
         "partialFingerprints": {"node/v1": hashlib.sha256(identity.encode()).hexdigest()},
-        "properties": dict(result.properties),
+        "properties": dict(finding.properties or {}),
     }
-
-
-def _path(document: Mapping[str, Any], role: str) -> str | None:
-    file = document.get(role)
-    return file.get("path") if isinstance(file, Mapping) else None
-
-
-def _of_proof(document: Mapping[str, Any]) -> Iterator[_Result]:
-    for region in document["regions"]:
-        if region["verdict"] == "proved":
-            continue
-        # An empty candidate region is a value that comes straight from an operand.
-        nodes = region["candidate_nodes"]
-        node = place(region, "candidate")
-        ours, theirs = region["reference_nodes"], place(region, "reference")
-        fields = ("exactness", "method", "counted", "differing_inputs", "largest_steps", "witness")
-        properties = {name: region[name] for name in fields} | {
-            "reference_nodes": ours,
-            "candidate_nodes": nodes,
-        }
-        if region["verdict"] == "undecided":
-            rule, text = "region-undecided", f"It is not decided whether this is {theirs!r}: "
-            text += str(region["reason"])
-        else:
-            rule = "region-differs"
-            text = difference(region)
-        yield _Result(rule, text, _path(document, "candidate"), node, "node", properties)
-
-
-def _of_check(document: Mapping[str, Any]) -> Iterator[_Result]:
-    for output in document["outputs"]:
-        failed = output.get("failed")
-        if not output["mismatches"] and not failed:
-            continue
-        text = failed or (
-            f"{whole(output['mismatches'])} of {whole(output['elements'])} values differ, by up "
-            f"to {amount(output['max_abs'], 4)}, {whole(output['max_ulp'])} ulp"
-        )
-        rule = "output-differs" if failed else "within-tolerance"
-        properties = {name: value for name, value in output.items() if name != "name"}
-        yield _Result(
-            rule, text, _path(document, "candidate"), str(output["name"]), "output", properties
-        )
-    first = document.get("first_divergence")
-    if first is not None:
-        by = "" if first["max_abs"] is None else f" by up to {amount(first['max_abs'], 4)}"
-        text = (
-            f"{first['reference']!r}, which {operator(first['op'])} {first['node']!r} produces, is "
-            f"the first tensor that differs{by}."
-        )
-        yield _Result(
-            "first-divergence",
-            text,
-            _path(document, "reference"),
-            str(first["node"]),
-            "node",
-            {"candidate": first["candidate"], "op": first["op"]},
-        )
-
-    metric = document.get("metric")
-    if metric and metric["failed"]:
-        file = _path(document, "candidate")
-        text = f"{metric['name']}: {metric['failed']}"
-        yield _Result("metric-worse", text, file, str(metric["name"]), "metric", metric)
-    for result in (document.get("runtimes") or {}).get("results", ()):
-        for culprit in result["culprits"]:
-            option = culprit["option"]
-            stops = "no option is known to stop it" if option is None else f"stopped by {option}"
-            yield _Result(
-                "runtime-differs",
-                f"{result['runtime']} at {result['level']}: {culprit['what']}; {stops}.",
-                _path(document, "candidate"),
-                str(result["runtime"] if option is None else option),
-                "runtime" if option is None else "option",
-                {"runtime": result["runtime"], "level": result["level"], "error": result["error"]},
-            )
-
-
-def _of_rewriting(document: Mapping[str, Any]) -> Iterator[_Result]:
-    file = _path(document, "input")
-    for site in document["sites"]:
-        node, op = str(site["node"]), operator(site["op"])
-        properties = {name: site[name] for name in ("op", "pass", "spelling", "exactness")}
-        if site["outcome"] == "refused":
-            text = f"{op} was left as it was: {site['reason'] or 'no reason is known'}"
-            yield _Result("quantizer-refused", text, file, node, "node", properties)
-            continue
-        if site["differing_inputs"]:
-            number = counted(int(site["differing_inputs"]), "input")
-            text = f"{op} became {site['spelling']}, which differs for {number}{example(site)}."
-            yield _Result("values-moved", text, file, node, "node", properties)
-        stored = site.get("stored")
-        if stored and stored["elements"] is not None:
-            lost = stored["elements"] - stored["unchanged"]
-            if lost:
-                text = (
-                    f"{whole(lost)} of {whole(stored['elements'])} values of {stored['tensor']!r} "
-                    "changed."
-                )
-                yield _Result("weight-changed", text, file, node, "node", properties)

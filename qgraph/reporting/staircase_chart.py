@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qgraph.errors import OptionError
 from qgraph.reporting import theme
+from qgraph.reporting.view import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +24,7 @@ _SEEN_STEPS = 40
 """More steps than this look like a slope."""
 
 _STEPS_ASIDE = 7
+_DOTS_PER_INCH = 160
 
 
 def whole_figure(data: Mapping[str, Any]) -> Figure:
@@ -47,6 +51,31 @@ def plot_figure(data: Mapping[str, Any], title: str) -> Figure:
     for draw, axes in zip(parts, figure.subplots(len(parts)), strict=True):
         draw(axes, data)
     return figure
+
+
+def plot(data: Mapping[str, Any], *, format: str = "svg") -> bytes:  # noqa: A002 - as matplotlib
+    """Return a picture of one or two quantizers: output and error over the input, drawn exactly.
+
+    Args:
+        data: what :func:`qgraph.inventory.pictures.plot_data` returns.
+        format: of the picture: svg or png.
+
+    Raises:
+        OptionError: the format is another one, or the libraries that draw are not installed.
+    """
+    theme.require_drawing("a plot")
+    if format not in ("svg", "png"):
+        raise OptionError(f"format={format!r}: expected svg or png. Ask for one of these.")
+    title = f"{data['node']}: {data['op']}"
+    if data.get("differing") is not None:
+        title = f"{data['node']}: {counted(data['differing'], 'input')} with other values"
+    file = BytesIO()
+    with theme.themed(opaque=True):
+        figure = plot_figure(data, title)
+        kind: dict[str, Any] = {"format": format, "dpi": _DOTS_PER_INCH}
+        metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
+        figure.savefig(file, metadata=metadata, **kind)
+    return file.getvalue()
 
 
 def draw_steps(axes: Axes, data: Mapping[str, Any]) -> None:

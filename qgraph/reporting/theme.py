@@ -1,14 +1,19 @@
-"""How charts look, and how they get into a page whose colours depend on the reader's screen."""
+"""How charts look, and how they get into a page whose colours depend on the reader's screen.
+
+The libraries that draw: installed as an extra, and imported when something is drawn.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from qgraph.markup import one_line
+from qgraph.errors import OptionError
+from qgraph.text import one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,3 +124,24 @@ def shortened(name: str, length: int = 30) -> str:
 def escaped(name: str) -> str:
     """Return text that matplotlib shows as it is, dollar signs included."""
     return one_line(name).replace("$", r"\$")
+
+
+_NEEDED = ("matplotlib", "jinja2")
+
+
+def require_drawing(what: str) -> None:
+    """See that pictures and pages can be made, before any work is done for them.
+
+    Args:
+        what: the option or command that asks for them.
+
+    Raises:
+        OptionError: a library is not installed.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise OptionError(
+            f"{what}: needs {' and '.join(missing)}, which "
+            f"{'is' if len(missing) == 1 else 'are'} not installed; expected the libraries that "
+            "draw. Install them with: pip install 'qgraph[report]'."
+        )

@@ -1,22 +1,21 @@
-"""What a page consists of, before it is HTML."""
+"""What a report says, once, before it is HTML, Markdown, SARIF, JUnit or text on a terminal."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-NONE = "\N{EN DASH}"
+NONE = "-"
 """Stands where there is no number."""
 
-_MINUS = "\N{MINUS SIGN}"
-_TIMES = "\N{MULTIPLICATION SIGN}"
+MANY = 24
+"""Longer tables are folded in pages, and gathered on terminals."""
 
 
 class Tone(StrEnum):
-    """Whether something is good news; the page has a colour and a sign for each."""
+    """Whether something is good news; each has a colour."""
 
     GOOD = "good"
     BAD = "bad"
@@ -26,11 +25,19 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; numbers are aligned to the right, names are set as code."""
+    """A column of a table.
+
+    Attributes:
+        name: its heading.
+        number: whether its texts are aligned to the right.
+        code: whether they are names of a model, which may be shortened on a terminal.
+        spare: whether a narrow terminal may leave it out.
+    """
 
     name: str
     number: bool = False
     code: bool = False
+    spare: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,53 +55,107 @@ class Cell:
     full: str = ""
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table; a folded one is opened by the reader."""
+Row = Sequence[Cell | str]
+Columns = list[Column | str]
+"""Columns, or names of plain ones."""
 
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
-    label: str
-    folded: bool = False
+
+class Table:
+    """A table of cells.
+
+    Args:
+        label: what the rows are.
+        columns: its columns.
+        rows: a cell, or its text, for each column.
+        most: rows that people see at once; None for all.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        columns: Columns,
+        rows: Sequence[Row],
+        most: int | None = None,
+    ) -> None:
+        self.label = label
+        self.columns: list[Column] = [
+            Column(each) if isinstance(each, str) else each for each in columns
+        ]
+        self.rows = [
+            [cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows
+        ]
+        self.most = most
+
+    @property
+    def folded(self) -> bool:
+        """Whether there are more rows than people see at once."""
+        return self.most is not None and len(self.rows) > self.most
 
     @property
     def shown(self) -> list[int]:
-        """Numbers of the columns that say something."""
+        """Indices of the columns that have a text."""
         return [
-            place
-            for place in range(len(self.columns))
-            if any(row[place].text not in ("", NONE) for row in self.rows)
+            index
+            for index in range(len(self.columns))
+            if any(row[index].text not in ("", NONE) for row in self.rows)
         ]
+
+    def gathered(self) -> Table:
+        """Return the table with rows joined that differ in names only: ``first and 7 more``."""
+        groups: dict[tuple[Cell, ...], list[list[Cell]]] = {}
+        for row in self.rows:
+            pairs = zip(self.columns, row, strict=True)
+            groups.setdefault(tuple(c for column, c in pairs if not column.code), []).append(row)
+        rows = []
+        for group in groups.values():
+            more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+            rows.append(
+                [
+                    Cell(cell.text + more, cell.tone) if column.code else cell
+                    for column, cell in zip(self.columns, group[0], strict=True)
+                ]
+            )
+        return Table(self.label, [*self.columns], rows, self.most)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture: what it shows, and how it is drawn, which not every form of a report needs."""
+    """A picture: what it shows, and what draws it as an SVG element, if it is needed."""
 
     title: str
     draw: Callable[[], str]
     caption: str = ""
 
-    @property
-    def svg(self) -> str:
-        """The picture, an SVG element, drawn anew each time."""
-        return self.draw()
-
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page under a heading of its own."""
+    """A part of a report under a heading of its own.
+
+    Attributes:
+        title: the heading.
+        text: sentences.
+        points: remarks, one below the other.
+        tables: what belongs to it in numbers.
+        charts: the same as pictures.
+        detail: whether terminals show its tables on demand only.
+    """
 
     title: str
     text: Sequence[str] = ()
     points: Sequence[str] = ()
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()
+    detail: bool = False
+
+    @property
+    def is_drawn_only(self) -> bool:
+        """Whether it says nothing where no pictures are shown."""
+        return bool(self.charts) and not (self.tables or self.points)
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A number that tells much: a tile at the top of the page."""
+    """A number that says much: a tile at the top of the page."""
 
     name: str
     value: str
@@ -103,12 +164,43 @@ class Fact:
 
 @dataclass(frozen=True)
 class File:
-    """A model that the report is about."""
+    """A model that the report is about; one in memory has no path."""
 
     role: str
-    path: str
+    path: str | None
     sha256: str | None = None
     remark: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its path, or what it is without one."""
+        return "a model in memory" if self.path is None else self.path
+
+
+@dataclass(frozen=True)
+class Issue:
+    """Something that a scanner or a test server is told.
+
+    Attributes:
+        rule: id of the kind of finding, see :data:`qgraph.reporting.sarif.RULES`; None if a test
+            has passed.
+        text: a sentence.
+        place: name of the node, output, metric or option that it is about.
+        kind: which of these it is.
+        role: which file it is found in, such as ``candidate``.
+        properties: figures for programs.
+        test: name of the test case that it is the result of; None if it is none.
+        more: what else a failed test shows.
+    """
+
+    rule: str | None
+    text: str = ""
+    place: str = ""
+    kind: str = "node"
+    role: str = "candidate"
+    properties: Mapping[str, Any] | None = None
+    test: str | None = None
+    more: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,6 +216,7 @@ class Page:
         files: the models.
         facts: the most important numbers.
         sections: everything else.
+        findings: the same for scanners and test servers.
     """
 
     command: str
@@ -131,29 +224,41 @@ class Page:
     verdict: str
     tone: Tone
     sentence: str
-    files: Sequence[File] = ()
-    facts: Sequence[Fact] = ()
-    sections: Sequence[Section] = field(default_factory=list)
+    files: Sequence[File]
+    facts: Sequence[Fact]
+    sections: Sequence[Section]
+    findings: Sequence[Issue]
+
+
+def numbers(*names: str, spare: bool = False) -> list[Column]:
+    """Return columns of numbers."""
+    return [Column(name, number=True, spare=spare) for name in names]
 
 
 def whole(number: int) -> str:
     """Return a whole number with its thousands apart."""
-    return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return f"{number:,}"
 
 
 def amount(number: Any, digits: int = 6) -> str:
     """Return a number of a report with so many digits; a dash for none.
 
-    What is not finite stands in JSON as a word.
+    A number that is not finite stands in JSON as a word.
     """
-    if number is None:
+    return NONE if number is None else f"{float(number):.{digits}g}".replace("nan", "NaN")
+
+
+def extent(low: Any, high: Any, digits: int = 4) -> str:
+    """Return the ends of a parameter; one number if they are equal."""
+    ends = amount(low, digits), amount(high, digits)
+    return ends[0] if ends[0] == ends[1] else " .. ".join(ends)
+
+
+def percent(share: float | None) -> str:
+    """Return a share of 1 in percent; a tiny one is not shown as none."""
+    if share is None:
         return NONE
-    value = float(number)
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "∞" if value > 0 else f"{_MINUS}∞"
-    return f"{value:.{digits}g}".replace("-", _MINUS)
+    return "<0.01%" if 0 < share < 0.0001 else f"{share:.2%}"
 
 
 def size(number: int) -> str:
@@ -166,11 +271,6 @@ def size(number: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
 
 
-def factor(before: int, after: int) -> str:
-    """Return how many times smaller something became."""
-    return f"{before / after:.1f}{_TIMES}" if after else NONE
-
-
 def counted(number: int, noun: str) -> str:
     """Return ``1 region`` or ``2 regions``."""
     return f"{whole(number)} {noun}{'' if number == 1 else 's'}"
@@ -181,9 +281,8 @@ def operator(name: str) -> str:
     return name.rpartition("::")[2]
 
 
-def example(found: Mapping[str, Any]) -> str:
-    """Return the rest of a sentence about a difference: its witness, if there is one."""
-    witness = found["witness"]
+def example(witness: Mapping[str, Any] | None) -> str:
+    """Return the end of a sentence about a difference: its witness, if there is one."""
     if witness is None:
         return ""
     x, y, z = (amount(witness[name], 9) for name in ("input", "reference", "candidate"))

@@ -14,23 +14,24 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.cores import available_cores
-from qgraph.graph.tensors import Slot, slots, stored_bytes
-from qgraph.outputs.outputs import Output
-from qgraph.storage.reading import mentions
-from qgraph.storage.safetensors import expect_head, head
-from qgraph.tensors.deferred import (
+from qgraph.graph.deferred import (
     MOST_TENSORS,
     PART_BYTES,
     DeferredTensor,
     Job,
     NoSink,
     Part,
+    Recorder,
+    Run,
     carry_out,
+    expect_written,
 )
-from qgraph.tensors.filed import FileTensor
-from qgraph.tensors.records import Recorder, Run, expect_written
-from qgraph.tensors.streaming import FileRange, Sink, stream_of
+from qgraph.graph.streaming import FileRange, Sink, stream_of
+from qgraph.graph.tensors import FileTensor, Slot, slots, stored_bytes
+from qgraph.numerics.chunks import available_cores
+from qgraph.storage.external import expect_head, head
+from qgraph.storage.outputs import Output
+from qgraph.storage.reading import mentions
 
 INLINE_LIMIT = 1_500_000_000
 """Bytes of weights above which they go to a file of their own; protobuf ends at 2 GiB."""

@@ -10,18 +10,25 @@ import onnx
 import onnx_ir as ir
 
 from qgraph.errors import ModelError, OptionError, QGraphError
+from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.scopes import check_names, owners
-from qgraph.graph.tensors import inline_fault, slots, stored_bytes
-from qgraph.outputs.outputs import Outputs, joined
-from qgraph.outputs.places import expect_place
+from qgraph.graph.tensors import FileTensor, inline_fault, slots, stored_bytes
 from qgraph.storage import datafiles
 from qgraph.storage.external import external_fault
 from qgraph.storage.identity import Origin
-from qgraph.storage.modelfile import inlined, message, write_model
-from qgraph.storage.reading import DATA_FILES, content_of, parse, parsed, text_fault
+from qgraph.storage.outputs import Outputs, joined
+from qgraph.storage.places import expect_place
+from qgraph.storage.reading import (
+    DATA_FILES,
+    content_of,
+    inlined,
+    message,
+    parse,
+    parsed,
+    text_fault,
+    write_model,
+)
 from qgraph.storage.retiring import Retirement
-from qgraph.tensors.deferred import DeferredTensor
-from qgraph.tensors.filed import FileTensor
 
 
 def load(path: str | os.PathLike[str]) -> ir.Model:

@@ -1,4 +1,4 @@
-"""What reports name a model by: its file and hash, or the hash of a model in memory."""
+"""Which files a model was read from, and whether they have changed since."""
 
 from __future__ import annotations
 
@@ -14,19 +14,6 @@ import onnx_ir as ir
 from qgraph.graph.tensors import slots
 
 _CHUNK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Identity:
-    """A model as a report names it.
-
-    Attributes:
-        path: its file; None for a model in memory.
-        sha256: hash of the file and its data files, or of the model in memory as it is serialised.
-    """
-
-    path: str | None
-    sha256: str | None
 
 
 @dataclass(frozen=True)

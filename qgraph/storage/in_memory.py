@@ -12,11 +12,11 @@ import onnx
 import onnx_ir as ir
 
 from qgraph.errors import ModelError
+from qgraph.graph.deferred import DeferredTensor
+from qgraph.graph.streaming import FileRange, stream_of
 from qgraph.graph.tensors import slots, stored_bytes
 from qgraph.storage import files
-from qgraph.storage.modelfile import written_ir_version
-from qgraph.tensors.deferred import DeferredTensor
-from qgraph.tensors.streaming import FileRange, stream_of
+from qgraph.storage.reading import written_ir_version
 
 _CHUNK_BYTES = 1 << 20
 

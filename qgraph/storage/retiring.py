@@ -24,10 +24,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 from qgraph.errors import ModelError
+from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.tensors import slots
-from qgraph.outputs.outputs import HOLDS_OLD_WEIGHTS, Outputs
+from qgraph.storage.outputs import HOLDS_OLD_WEIGHTS, Outputs
 from qgraph.storage.reading import data_names, parsed, recorded
-from qgraph.tensors.deferred import DeferredTensor
 
 _CHUNK_BYTES = 1 << 20
 _DATA_ENDINGS = (".data", ".safetensors")

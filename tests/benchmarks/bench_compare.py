@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.dialects.dialect import DIALECTS, Site, sites
-from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.edit import Editor
+from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.dialects.dialect import DIALECTS
+from qgraph.quantizers.site import Site
+from qgraph.quantizers.sites import sites
 
 QONNX_DOMAIN = "qonnx.custom_op.general"
 
@@ -89,7 +91,7 @@ def main() -> None:
         compare(np.array(scale, np.float32)) for scale in rng.uniform(1e-3, 0.2, options.tensors)
     ]
     times = [1e3 * spent for _, spent in results]
-    weakest = min(verdict.rung or Exactness.DIFFERENT for verdict, _ in results)
+    weakest = min(verdict.exactness or Exactness.DIFFERENT for verdict, _ in results)
     print(
         f"per tensor: median {statistics.median(times):.1f} ms, at most {max(times):.1f} ms, "
         f"{len(times)} scales, at least {weakest}"
@@ -100,7 +102,7 @@ def main() -> None:
     verdict, spent = compare(scale)
     print(
         f"{options.channels} channels: {spent:.2f} s, {peak_megabytes() - before:.0f} MB, "
-        f"{verdict.rung}, {verdict.differing_inputs} differing inputs"
+        f"{verdict.exactness}, {verdict.differing_inputs} differing inputs"
     )
 
 

@@ -20,10 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.numerics.rounding import Rounding
-from qgraph.ops.bipolar_quant import bipolar_quant
-from qgraph.ops.fake_quantize import fake_quantize
-from qgraph.ops.float_quant import float_quant
-from qgraph.ops.quant import quant
+from qgraph.ops.definitions.fake_quantize import fake_quantize
+from qgraph.ops.definitions.float_quant import float_quant
+from qgraph.ops.definitions.quant import bipolar_quant, quant
 
 Array = npt.NDArray[Any]
 Call = Callable[[], Array]

@@ -25,8 +25,8 @@ from make_mobilenet import make_mobilenet
 
 import qgraph
 from qgraph import transforms
-from qgraph.proof.enumeration import enumerate_inputs
-from qgraph.proof.expression import Builder, Expr
+from qgraph.proof.functions.enumeration import enumerate_inputs
+from qgraph.proof.functions.expression import Builder, Expr
 
 LAYERS = (784, 256, 256, 10)
 CHUNK = 1 << 16

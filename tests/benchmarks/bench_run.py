@@ -28,10 +28,11 @@ import onnxruntime
 from make_mobilenet import make_mobilenet
 
 import qgraph
-from qgraph.dialects.dialect import Site, sites
-from qgraph.equivalence.inputs import make_inputs
-from qgraph.graph.folding import constant_expression
-from qgraph.opsets.versions import declare_domains, minimum_ir_version
+from qgraph.execution.inputs import make_inputs
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.opset.versions import declare_domains, minimum_ir_version
+from qgraph.quantizers.site import Site
+from qgraph.quantizers.sites import sites
 
 QONNX = """
 import sys, time
@@ -149,7 +150,7 @@ def session_of(model: ir.Model) -> onnxruntime.InferenceSession:
 def bench(path: Path, python: Path | None, rounds: int, budget: float) -> None:
     """Time one model and print medians and ratios."""
     model = qgraph.load(path)
-    inputs = make_inputs(qgraph.load(path))
+    inputs = make_inputs(qgraph.load(path).inputs)
     start = time.perf_counter()
     (output, *_) = model.run(inputs, backend="ort").values()
     first = time.perf_counter() - start

@@ -10,7 +10,9 @@ import onnx_ir as ir
 import pytest
 
 from qgraph import load
-from qgraph.inventory.differences import ChangeKind, diff
+from qgraph.inventory import differences
+from qgraph.inventory.differences import ChangeKind, Differences
+from qgraph.model import Source
 from qgraph.transforms import ConvertDialect
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +33,10 @@ QUANT = """
     }"""
 
 
+def diff(reference: Source, candidate: Source) -> Differences:
+    return differences.diff(load(reference).ir, load(candidate).ir)
+
+
 def converted(path: Path, to: str, out: Path) -> Path:
     model = load(path)
     model.apply(ConvertDialect(to=to))
@@ -38,6 +44,7 @@ def converted(path: Path, to: str, out: Path) -> Path:
     return out
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("to", DIALECTS)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_a_conversion_leaves_every_quantizer_the_same(qgraph, tmp_path, path, to):
@@ -215,7 +222,7 @@ FLOAT_CODES = {"brev_cnn_fp8e4m3", "brev_mlp_fp4", "brevmx_mlp_mxfp4w"}
 """Models with weights in floating-point codes, which some dialects can only say as integers."""
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=24)
 @pytest.mark.parametrize("to", DIALECTS)
 def test_every_conversion_of_a_real_model_leaves_its_quantizers_the_same(models, model_name, to):
     model = load(models / f"{model_name}.onnx")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qgraph.inventory.overview import overview
+from qgraph.model import load
 from qgraph.transforms import TRANSFORMS, describe
 
 
@@ -23,7 +24,7 @@ def test_info_shows_head_and_quantizers(qgraph, model):
         "weights": "60 B as stored, 22 B with packed codes",
     }
     rows = [" ".join(line.split()) for line in found.out.splitlines()[8:]]
-    assert "act Quant data int4 0.5 0 per tensor ROUND" in rows
+    assert "act Quant data int4 - 0.5 0 per tensor ROUND" in rows
     assert "weight Quant weight int4 narrow 10 B 0.5 0 per tensor ROUND" in rows
     (row,) = [row for row in rows if row.startswith("onnxruntime-cpu")]
     assert row.startswith("onnxruntime-cpu no it has no Quant; convert to qdq")
@@ -48,7 +49,7 @@ def test_info_json_is_the_overview(qgraph, model, read_json, tmp_path):
     (tmp_path / "o.json").write_text(found.out)
     assert read_json(tmp_path / "o.json") == {
         "path": str(model),
-        **_as_json(overview(model).to_json()),
+        **_as_json(overview(load(model).ir).to_json()),
     }
 
 

@@ -55,7 +55,7 @@ def test_a_model_agrees_with_its_own_lock(qgraph, model, locked):
 @pytest.mark.parametrize("to", ["qdq", "openvino", "onnx"])
 def test_a_lock_holds_in_every_dialect(qgraph, tmp_path, to):
     model = load(DIGITS)
-    (tmp_path / "lock").write_text(lock_text(model))
+    (tmp_path / "lock").write_text(lock_text(model.ir))
     model.apply(ConvertDialect(to=to))
     model.save(tmp_path / "out.onnx")
     found = qgraph("lock", tmp_path / "out.onnx", "--check", tmp_path / "lock")

@@ -96,7 +96,7 @@ def test_wrong_usage_is_2_and_shows_how_it_is_used(qgraph, arguments):
     ],
 )
 def test_errors_have_exit_codes_and_one_message(qgraph, monkeypatch, error, status):
-    monkeypatch.setattr("qgraph.inventory.overview.overview", _raising(error))
+    monkeypatch.setattr("qgraph.model.load", _raising(error))
     found = qgraph("info", "model.onnx")
     assert found.status == status
     assert found.out == ""
@@ -106,7 +106,7 @@ def test_errors_have_exit_codes_and_one_message(qgraph, monkeypatch, error, stat
 
 def test_an_internal_error_asks_for_a_report(qgraph, monkeypatch):
     error = ZeroDivisionError("by zero")
-    monkeypatch.setattr("qgraph.inventory.overview.overview", _raising(error))
+    monkeypatch.setattr("qgraph.model.load", _raising(error))
     found = qgraph("info", "model.onnx")
     assert "internal error, ZeroDivisionError: by zero" in found.error
     assert "--debug" in found.error
@@ -133,7 +133,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(qgraph, arguments):
     ],
 )
 def test_the_log_is_told_as_far_as_wanted_and_once(qgraph, monkeypatch, arguments, told):
-    def overview(_path: Path) -> object:
+    def load(_path: Path) -> object:
         logger = logging.getLogger("qgraph.test")
         for _ in range(2):
             logger.warning("%s", "w")
@@ -141,7 +141,7 @@ def test_the_log_is_told_as_far_as_wanted_and_once(qgraph, monkeypatch, argument
             logger.debug("d")
         raise ModelError("end")
 
-    monkeypatch.setattr("qgraph.inventory.overview.overview", overview)
+    monkeypatch.setattr("qgraph.model.load", load)
     lines = qgraph(*arguments).err.splitlines()
     assert lines == [f"{level}: {level[0]}" for level in told.split()] + ["error: end"]
 
@@ -156,6 +156,7 @@ def test_a_full_disk_behind_stdout_is_an_error(monkeypatch, capsys):
     assert "No space left on device" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_not_told_that_models_differ():
     read, write = os.pipe()
     os.close(read)

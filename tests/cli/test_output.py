@@ -9,25 +9,24 @@ import pytest
 
 from qgraph.cli import progress
 from qgraph.cli.output import (
-    Cell,
-    Column,
     Talk,
-    bytes_text,
-    count,
-    number_text,
     shortened,
     show_paragraph,
     show_table,
 )
-from qgraph.markup import printable
+from qgraph.reporting.view import Cell, Column, Table, Tone, amount, counted, percent, size
+from qgraph.text import printable
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
-COLUMNS = [Column("name", cut=True), Column("number", right=True), Column("note", spare=True)]
-ROWS = [["/a/long/name/of/a/node/in/a/graph", "1", "x" * 30], [Cell("[red]b", "red"), "10", "why"]]
+COLUMNS = [Column("name", code=True), Column("number", number=True), Column("note", spare=True)]
+ROWS = [
+    ["/a/long/name/of/a/node/in/a/graph", "1", "x" * 30],
+    [Cell("[red]b", Tone.BAD), "10", "why"],
+]
 
 
 def test_a_pipe_gets_aligned_text_without_colours(capsys):
-    show_table(COLUMNS, ROWS)
+    show_table(Table("names", COLUMNS, ROWS))
     assert capsys.readouterr().out.splitlines() == [
         "name                               number  note",
         "/a/long/name/of/a/node/in/a/graph       1  " + "x" * 30,
@@ -45,7 +44,7 @@ def test_a_pipe_gets_aligned_text_without_colours(capsys):
 )
 def test_a_terminal_gets_what_fits(capsys, terminal, width, heads, name):
     terminal(width)
-    show_table(COLUMNS, ROWS)
+    show_table(Table("names", COLUMNS, ROWS))
     out = capsys.readouterr().out
     assert "\x1b[31m[red]b" in out
     lines = [ESCAPE.sub("", line) for line in out.splitlines()]
@@ -57,15 +56,15 @@ def test_a_terminal_gets_what_fits(capsys, terminal, width, heads, name):
 
 
 def test_columns_that_say_nothing_are_left_out(capsys):
-    show_table([Column("a"), Column("b"), Column("c")], [["1", "", "3"], ["4", "", ""]])
+    show_table(Table("", ["a", "b", "c"], [["1", "", "3"], ["4", "", ""]]))
     assert capsys.readouterr().out.splitlines() == ["a  c", "1  3", "4"]
 
 
 def test_no_color_is_respected(capsys, terminal, monkeypatch):
     terminal(80)
     monkeypatch.setenv("NO_COLOR", "1")
-    show_table(COLUMNS, ROWS)
-    show_paragraph("text", "green")
+    show_table(Table("names", COLUMNS, ROWS))
+    show_paragraph("text", Tone.GOOD)
     Talk().error("wrong")
     captured = capsys.readouterr()
     assert "\x1b[3" not in captured.out
@@ -86,7 +85,7 @@ def test_errors_are_coloured_and_wrapped_on_terminals_only(capsys, terminal):
 def test_names_cannot_steer_the_terminal(capsys):
     evil = "a\x1b[2Jb\rc\x07\u202e\ud800"
     assert printable(evil) == r"a\x1b[2Jb\rc\x07\u202e\ud800"
-    show_table([Column("n")], [[evil]])
+    show_table(Table("", ["n"], [[evil]]))
     show_paragraph(evil)
     Talk().note(evil)
     captured = capsys.readouterr()
@@ -105,9 +104,10 @@ def test_quiet_keeps_errors_and_warnings(capsys):
 def test_numbers_as_people_read_them():
     sizes = {0: "0 B", 999: "999 B", 1000: "1.0 KiB", 1536: "1.5 KiB", 131072: "128 KiB"}
     sizes |= {5 * 2**30: "5.0 GiB", 2**50: "1024 TiB"}
-    assert {number: bytes_text(number) for number in sizes} == sizes
-    assert [count(n, "site") for n in (0, 1, 2)] == ["0 sites", "1 site", "2 sites"]
-    assert [number_text(n) for n in (None, 1.0, 1 / 3)] == ["-", "1", "0.333333"]
+    assert {number: size(number) for number in sizes} == sizes
+    assert [counted(n, "site") for n in (0, 1, 2)] == ["0 sites", "1 site", "2 sites"]
+    assert [amount(n) for n in (None, 1.0, 1 / 3)] == ["-", "1", "0.333333"]
+    assert [percent(n) for n in (None, 0.0, 1e-7, 0.25)] == ["-", "0.00%", "<0.01%", "25.00%"]
 
 
 def test_progress_shows_on_terminals_when_work_takes_long(capsys, terminal, monkeypatch):
@@ -168,5 +168,5 @@ def test_names_that_are_too_long_can_still_be_told_apart():
 
 
 def test_a_name_cannot_make_rows_of_its_own(capsys):
-    show_table([Column("name"), Column("x")], [["a\nb", "1"]])
+    show_table(Table("", ["name", "x"], [["a\nb", "1"]]))
     assert capsys.readouterr().out.splitlines() == ["name  x", r"a\nb  1"]

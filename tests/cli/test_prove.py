@@ -41,18 +41,19 @@ def broken(converted, tmp_path):
 def test_equal_models_are_proved(qgraph, model, converted):
     found = qgraph("prove", model, converted)
     assert found.status == 0
-    assert found.out.startswith("PROVED equal in value for every input: 2 regions compared")
+    last = "PROVED: The outputs are equal in value for every input: 2 regions compared."
+    assert found.out.splitlines()[-1] == last
     lines = [line.split("  ") for line in found.out.splitlines()]
     rows = {line[0].strip(): [part.strip() for part in line[1:] if part.strip()] for line in lines}
     assert rows["act"][1:3] == ["values", "every input"]
     assert rows["weight"][1:3] == ["bits", "its constant"]
-    assert "condition: every operator computes as written" in found.err
+    assert "every operator computes as written" in found.err
 
 
 def test_bits_can_be_asked_for(qgraph, model, converted):
     found = qgraph("prove", model, converted, "--exact", "bits")
     assert found.status == 1
-    assert found.out.startswith("DIFFERENT in 1 of 2 regions")
+    assert found.out.endswith("DIFFERENT: The models differ in 1 of 2 regions.\n")
 
 
 def test_quiet_leaves_the_verdict(qgraph, model, converted):
@@ -65,7 +66,7 @@ def test_different_models_are_shown_with_counts_and_a_witness(qgraph, model, bro
     witness = tmp_path / "w.npz"
     found = qgraph("prove", model, broken, "--witness", witness)
     assert found.status == 1
-    assert found.out.startswith("DIFFERENT in 1 of ")
+    assert "DIFFERENT: The models differ in 1 of " in found.out
     assert "inputs that differ" in found.out
     inputs = dict(np.load(witness))
     results = [library.load(path).run(inputs, backend="numpy")["y"] for path in (model, broken)]
@@ -78,7 +79,7 @@ def test_undecided_models_have_a_status_of_their_own(qgraph, model, write, tmp_p
     soft = OTHER.replace("y = MatMul (x, t)", "m = MatMul (x, t) y = Softmax (m)")
     found = qgraph("prove", write(OTHER, "other.onnx"), write(soft, "soft.onnx"))
     assert found.status == 4
-    assert found.out.startswith("UNDECIDED in 1 of 1 region")
+    assert found.out.endswith("UNDECIDED: 1 of 1 region could not be decided.\n")
     assert "no rule" in found.out
 
 
@@ -96,11 +97,19 @@ def test_a_certificate_can_be_verified(qgraph, model, converted, broken, tmp_pat
     assert found.status == 0
     assert found.out.startswith("VERIFIED")
     assert "another file" in qgraph("prove", "--verify", file, model, broken).error
+    assert qgraph("prove", "--verify", file, model, broken).status == 1
+    more = document | {
+        "regions": [region | {"exactness": "bits"} for region in document["regions"]]
+    }
+    file.write_text(json.dumps(more))
+    found = qgraph("prove", "--verify", file, model, converted)
+    assert found.status == 1
+    assert found.out.startswith("REFUTED")
     document["regions"][0]["boxes"][0]["starts"] = "-2139095040"
     file.write_text(json.dumps(document))
     found = qgraph("prove", "--verify", file, model, converted)
-    assert found.status == 1
-    assert "does not hold" in found.error
+    assert found.status == 3
+    assert "cannot be read" in found.error
 
 
 def test_nothing_is_overwritten(qgraph, model, converted, folder):

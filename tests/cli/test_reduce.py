@@ -45,7 +45,7 @@ def test_the_files_show_the_difference(qgraph, pair, tmp_path):
     command = shlex.split(lines[3].removeprefix("replay: qgraph "))
     replayed = qgraph(*command)
     assert replayed.status == 1
-    assert "a: 4 of 4 values differ, by up to 0.25" in replayed.out
+    assert "4 of 4 values differ, by up to 0.25" in replayed.out
 
 
 def test_inputs_may_come_from_files(qgraph, pair, tmp_path):

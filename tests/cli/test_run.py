@@ -8,7 +8,7 @@ import pytest
 
 from qgraph import load
 from qgraph.cli import arrays
-from qgraph.equivalence.inputs import make_inputs
+from qgraph.execution.inputs import make_inputs
 
 pytestmark = pytest.mark.sums
 
@@ -61,7 +61,7 @@ def test_random_batches_are_joined_and_depend_on_the_seed_alone(qgraph, model, t
     for name in ("a.npz", "b.npz"):
         assert qgraph("run", model, *options, "-o", tmp_path / name).status == 0
     loaded = load(model)
-    batches = [make_inputs(loaded, seed=7, number=n, shapes={"x": (2, 4)}) for n in range(3)]
+    batches = [make_inputs(loaded.inputs, seed=7, number=n, shapes={"x": (2, 4)}) for n in range(3)]
     parts = [loaded.run(batch, backend="numpy")["y"] for batch in batches]
     for name in ("a.npz", "b.npz"):
         with np.load(tmp_path / name) as written:

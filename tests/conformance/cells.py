@@ -10,7 +10,7 @@ import numpy as np
 
 from qgraph.errors import QGraphError
 from qgraph.model import Model
-from qgraph.report import Outcome, SiteReport
+from qgraph.reports import Outcome, SiteReport
 from qgraph.transforms.convert import ConvertDialect
 from tests.conformance.quantizers import OPSET, Array, Quantizer, Row, build
 
@@ -79,7 +79,9 @@ def _cell(entries: Sequence[SiteReport]) -> Cell:
     if all(entry.outcome is Outcome.KEPT for entry in entries):
         return Cell("kept")
     spelling = " and ".join(short(entry.spelling or "kept") for entry in entries)
-    levels = [entry.verdict.rung for entry in entries if entry.verdict and entry.verdict.rung]
+    levels = [
+        entry.verdict.exactness for entry in entries if entry.verdict and entry.verdict.exactness
+    ]
     return Cell(spelling, str(min(levels)))
 
 

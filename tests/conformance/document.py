@@ -22,30 +22,30 @@ _GROWTH = ("width", "kind", "rounding", "zero", "granularity", "data")
 
 HEAD = """# Conformance
 
-Which quantizer can be said in which dialect, and how equal it is then. Written by
-`python -m tests.conformance`, which converts a small model for every row with `--opset 28` and runs
-it in the NumPy executor before and after: at the thresholds, two floats to either side of each, at
-both zeros, subnormals, huge values and infinities. {rows} rows, {cells} cells, {equal} of them
-{level} or better, {refused} refused with a reason.
+Conversions between dialects, and the level of equality of each. `python -m tests.conformance` writes
+this page. For every row it converts a small model with `--opset 28`, and runs the model in the NumPy
+executor before and after. The inputs are the thresholds, two floats on either side of each threshold,
+both zeros, subnormals, huge values and infinities. The table has {rows} rows and {cells} cells. {equal}
+cells reach {level} or better, {refused} are refused with a reason.
 
-A cell names the operators that are written, in order, and how equal they are:
+A cell names the new operators in order, and the level of equality:
 
 * `bits`: the same bit patterns for every float32 input, NaN and the sign of zero included;
 * `values`: equal for every input that is not NaN, where -0 equals +0;
-* `kept`: the quantizer is spelled in this dialect already.
+* `kept`: the quantizer is already in this dialect.
 
-`Q` is QuantizeLinear, `DQ` DequantizeLinear. *Data* is an input, of which any float32 value is
-considered, or a weight, of which the values that occur are. A scale is one for the tensor, one for
-each index of an axis, one for each block, or free: it varies along several axes. *Kind* and *width*
-tell sign and bits of the codes, the number format, or the levels of a FakeQuantize.
-Zero points are even, odd or fractional numbers far from 0; where codes count from another one than
-0 rounding hits other ties. A line with several values in a column stands for all their
-combinations that exist.
-"""
+`Q` is QuantizeLinear, `DQ` is DequantizeLinear. *Data* is `input`, compared for any float32 value, or
+`weight`, compared for the values that occur. *Granularity* is `tensor` (one scale), `axis` (one scale
+per index of an axis), `block` (one scale per block) or `free` (scales vary along several axes). *Kind*
+and *width* are the sign and the bits of the codes, the number format, or the levels of a FakeQuantize.
+Zero points are even, odd or fractional numbers far from 0: codes that are counted from another code
+than 0 move the ties. A line with several values in a column stands for all their combinations that
+exist.
+"""  # noqa: E501 - lines of the page
 
 _REFUSALS = """## Refusals
 
-Quantizers that a dialect does not take; they are left as they were, with this reason.
+Quantizers that a dialect cannot express. They stay unchanged, with this reason.
 """
 
 

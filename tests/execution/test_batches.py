@@ -7,8 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.errors import ExecutionError, OptionError
-from qgraph.execution.batches import Batches, run_batches
-from qgraph.execution.executor import prepare
+from qgraph.execution.prepare import Batches, prepare, run_batches
 
 
 def graph(inputs: str, body: str = "y = Add (x, k)") -> ir.Model:

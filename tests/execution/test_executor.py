@@ -15,7 +15,12 @@ import pytest
 
 import qgraph
 from qgraph.errors import ExecutionError, ModelError, OptionError, UnsupportedError
-from qgraph.execution.executor import Executor, prepare, run
+from qgraph.execution.executor import Executor
+from qgraph.execution.prepare import prepare
+
+
+def run(m: ir.Model, inputs: dict[str, Any], *, backend: str = "auto", **options: Any) -> Any:
+    return prepare(m, backend).run(inputs, **options)
 
 
 def model(body: str, imports: str = '"": 18', ir_version: int = 10) -> ir.Model:

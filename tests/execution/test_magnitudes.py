@@ -7,10 +7,10 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.equivalence.inputs import make_inputs
-from qgraph.execution.executor import prepare
 from qgraph.execution.feeds import MODERATE, is_moderate
-from qgraph.magnitudes import magnitudes
+from qgraph.execution.inputs import make_inputs
+from qgraph.execution.prepare import prepare
+from qgraph.quantizers.magnitudes import magnitudes
 
 pytestmark = pytest.mark.sums
 
@@ -31,7 +31,7 @@ def test_no_value_of_a_real_network_is_beyond_its_bound(models: Path, model_name
     assert set(found) >= {str(value.name) for value in model.inputs}
     executor = prepare(model.ir, "numpy")
     names = [name for name in found if name in executor.computed]
-    inputs = make_inputs(model)
+    inputs = make_inputs(model.inputs)
     rng = np.random.default_rng(0)
     extremes = {
         name: (rng.choice([-1, 1], array.shape) * MODERATE).astype(np.float32)

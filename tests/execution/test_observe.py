@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.errors import OptionError
-from qgraph.execution.executor import prepare
+from qgraph.execution.prepare import prepare
 
 BACKENDS = ["numpy", pytest.param("ort", marks=pytest.mark.runtime)]
 

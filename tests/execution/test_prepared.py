@@ -8,8 +8,8 @@ import pytest
 
 import qgraph
 from qgraph import transforms
-from qgraph.execution import executor
-from qgraph.execution.executor import Executor, prepare
+from qgraph.execution.executor import Executor
+from qgraph.execution.prepare import prepare
 
 X = {"x": np.asarray([0.3, -1.0], np.float32)}
 
@@ -19,12 +19,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The backends of the plans that were made, in order."""
     backends: list[str] = []
 
-    def counting(model: ir.Model, backend: str = "auto") -> Executor:
+    def counting(model: ir.Model, backend: str = "auto", **options: Any) -> Executor:
         backends.append(backend)
-        return prepare(model, backend)
+        return prepare(model, backend, **options)
 
-    monkeypatch.setattr("qgraph.prepared.prepare", counting)
-    assert executor.prepare is prepare
+    monkeypatch.setattr("qgraph.execution.prepare.prepare", counting)
     return backends
 
 

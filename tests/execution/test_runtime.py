@@ -12,10 +12,12 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.equivalence.inputs import make_inputs
 from qgraph.errors import ExecutionError, UnsupportedError
-from qgraph.execution.executor import Executor, prepare, run
+from qgraph.execution.executor import Executor
+from qgraph.execution.inputs import make_inputs
+from qgraph.execution.prepare import prepare
 from qgraph.execution.runtime import RuntimeExecutor, Segment
+from qgraph.quantizers.standardize import standardize
 
 pytestmark = [pytest.mark.runtime, pytest.mark.sums]
 ort = pytest.importorskip("onnxruntime")
@@ -23,6 +25,10 @@ ort = pytest.importorskip("onnxruntime")
 
 def model(body: str, imports: str = '"": 21', ir_version: int = 10) -> ir.Model:
     return ir.from_onnx_text(f"<ir_version: {ir_version}, opset_import: [{imports}]> {body}")
+
+
+def run(m: ir.Model, inputs: dict[str, Any], *, backend: str, **options: Any) -> dict[str, Any]:
+    return prepare(m, backend, standardize=standardize).run(inputs, **options)
 
 
 def both(m: ir.Model, inputs: dict[str, Any], **options: Any) -> None:
@@ -93,7 +99,7 @@ def test_large_constants_are_shared_with_the_session() -> None:
 
 def test_an_initializer_that_is_an_input_too_can_be_fed() -> None:
     body = "g (float[N] x, float k) => (float[N] y) <float k = {2}> { y = Mul (x, k) }"
-    executor = prepare(model(body), "ort")
+    executor = prepare(model(body), "ort", standardize=standardize)
     np.testing.assert_array_equal(executor.run({"x": [3]})["y"], [6])
     np.testing.assert_array_equal(executor.run({"x": [3], "k": 5})["y"], [15])
 
@@ -155,7 +161,7 @@ def test_an_opset_that_is_refused_runs_in_numpy_with_one_warning(
 ) -> None:
     body = "g (float[N] x) => (float[N] y) { a = Abs (x) b = Neg (a) y = Abs (b) }"
     with caplog.at_level(logging.WARNING):
-        executor = prepare(model(body, '"": 28'), "ort")
+        executor = prepare(model(body, '"": 28'), "ort", standardize=standardize)
         np.testing.assert_array_equal(executor.run({"x": [-1]})["y"], [1])
     if not segments(executor):  # type: ignore[arg-type]  # until ONNX Runtime knows this opset
         assert len(caplog.records) == 1
@@ -181,7 +187,7 @@ def test_without_onnx_runtime_the_backend_is_refused_and_auto_is_numpy(
     monkeypatch.setattr(importlib, "import_module", fake)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"pip install qgraph\[ort\]"):
-        prepare(model(MIXED, QONNX), "ort")
+        prepare(model(MIXED, QONNX), "ort", standardize=standardize)
     assert type(prepare(model(MIXED, QONNX), "auto")) is Executor
 
 
@@ -189,8 +195,8 @@ def test_both_backends_agree_on_real_models(
     models: Path, assert_same_rows: Callable[..., None], model_name: str
 ) -> None:
     m = qgraph.load(models / f"{model_name}.onnx")
-    ours, theirs = prepare(m.ir, "numpy"), prepare(m.ir, "ort")
-    runs = [make_inputs(m, number=number) for number in range(5)]
+    ours, theirs = prepare(m.ir, "numpy"), prepare(m.ir, "ort", standardize=standardize)
+    runs = [make_inputs(m.inputs, number=number) for number in range(5)]
     for name in ours.run(runs[0]):
         x, y = (np.concatenate([e.run(inputs)[name] for inputs in runs]) for e in (ours, theirs))
         assert_same_rows(x, y, atol=1e-5 * max(1.0, float(np.abs(y).max())))

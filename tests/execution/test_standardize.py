@@ -10,18 +10,29 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.dialects.dialect import Site, sites
-from qgraph.equivalence.inputs import make_inputs
-from qgraph.execution.executor import Executor, prepare, run
+from qgraph.execution.executor import Executor
 from qgraph.execution.feeds import is_moderate
+from qgraph.execution.inputs import make_inputs
+from qgraph.execution.prepare import prepare
 from qgraph.execution.runtime import RuntimeExecutor, Segment
 from qgraph.ops.operator import operator_of
-from qgraph.standardize import standardize
+from qgraph.quantizers.site import Site
+from qgraph.quantizers.sites import sites
+from qgraph.quantizers.standardize import standardize
 
 pytestmark = pytest.mark.runtime
 pytest.importorskip("onnxruntime")
 
 Float32 = npt.NDArray[np.float32]
+
+
+def runtime(m: ir.Model) -> Executor:
+    return prepare(m, "ort", standardize=standardize)
+
+
+def run(m: ir.Model, inputs: dict[str, Any], *, backend: str) -> dict[str, Any]:
+    return prepare(m, backend, standardize=standardize).run(inputs)
+
 
 QONNX = "qonnx.custom_op.general"
 
@@ -72,7 +83,7 @@ def assert_same_bits(ours: Float32, theirs: Float32) -> None:
 
 
 def steps_of(m: ir.Model) -> Iterator[Segment | Any]:
-    executor = prepare(m, "ort")
+    executor = runtime(m)
     assert isinstance(executor, RuntimeExecutor)
     yield from executor._plan.steps
 
@@ -129,6 +140,7 @@ def others() -> Iterator[tuple[str, str, Any]]:
             yield floats.format(mode), f"float s = {{0.1}}, {widths}", 0.1
 
 
+@pytest.mark.cases(fast=12, slow=50)
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("node", "parameters", "step"), [*uniform(), *others()])
 def test_a_quantizer_in_a_session_has_the_bits_of_its_kernel(
@@ -138,12 +150,12 @@ def test_a_quantizer_in_a_session_has_the_bits_of_its_kernel(
     assert [type(s) for s in steps_of(m)] == [Segment]
     # What Relu makes of -0 is open; quantizers are compared on equal inputs.
     x = hostile(step) + np.float32(0) if relu else hostile(step)
-    ours, theirs = prepare(m, "numpy"), prepare(m, "ort")
+    ours, theirs = prepare(m, "numpy"), runtime(m)
     for given in (x, moderate(x)):
         assert_same_bits(ours.run({"x": given})["y"], theirs.run({"x": given})["y"])
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(("signed", "narrow", "relu"), [(0, 0, False), (1, 0, True), (1, 1, False)])
 def test_a_quantizer_of_many_levels_has_the_bits_of_its_kernel(
     signed: int, narrow: int, relu: bool
@@ -165,11 +177,12 @@ def test_quantizers_that_follow_each_other_have_the_bits_of_their_kernels() -> N
     m = model(chain)
     assert [type(s) for s in steps_of(m)] == [Segment]
     x = hostile(0.1) + np.float32(0)
-    ours, theirs = prepare(m, "numpy"), prepare(m, "ort")
+    ours, theirs = prepare(m, "numpy"), runtime(m)
     for given in (x, moderate(x)):
         assert_same_bits(ours.run({"x": given})["y"], theirs.run({"x": given})["y"])
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize("opset", [9, 11, 13, 20, 24])
 @pytest.mark.parametrize("signed", [0, 1])
 def test_old_opsets_are_raised(opset: int, signed: int) -> None:
@@ -204,7 +217,7 @@ def test_the_form_for_numbers_of_moderate_size_need_not_keep_nan() -> None:
 def test_nan_and_huge_numbers_come_out_right_in_the_middle_of_moderate_ones() -> None:
     quant = QUANT.format(0, 0, "ROUND")
     m = one(quant, "float s = {0.1}, float z = {0}, float b = {8}", relu=True)
-    executor = prepare(m, "ort")
+    executor = runtime(m)
     for odd in (1.0, np.nan, 3e38, np.inf, -np.inf, 2.0):
         x = np.full((1, 4, 3), 0.5, np.float32)
         x[0, 2, 1] = odd
@@ -217,7 +230,7 @@ def test_nan_and_huge_numbers_come_out_right_in_the_middle_of_moderate_ones() ->
 def test_unused_values_are_computed_only_when_they_are_tapped() -> None:
     parameters = "float s = {0.1}, float z = {0}, float b = {8}"
     m = one(QUANT.format(0, 0, "ROUND"), parameters, relu=True)
-    executor = prepare(m, "ort")
+    executor = runtime(m)
     x = np.asarray([[[-1.0, 2.0, 3.0]] * 4], np.float32)
     assert list(executor.run({"x": x})) == ["y"]
     np.testing.assert_array_equal(executor.run({"x": x}, taps=["r"])["r"], np.maximum(x, 0))
@@ -237,7 +250,7 @@ def test_a_parameter_that_is_an_input_too_can_still_be_fed() -> None:
         <float s = {{0.1}}, float z = {{0}}, float b = {{8}}>
         {{ y = {QUANT.format(0, 0, "ROUND")} }}"""
     )
-    executor = prepare(m, "ort")
+    executor = runtime(m)
     x = hostile([0.1, 0.7])
     for fed in ({}, {"s": np.float32(0.7)}):
         inputs = {"x": x, **{name: np.asarray(value) for name, value in fed.items()}}
@@ -306,6 +319,7 @@ def alone(site: Site) -> ir.Model:
     return ir.Model(graph, ir_version=10)
 
 
+@pytest.mark.cases(fast=2, slow=8)
 def test_every_quantizer_of_real_models_is_equal_given_equal_inputs(
     models: Path, model_name: str
 ) -> None:
@@ -314,7 +328,7 @@ def test_every_quantizer_of_real_models_is_equal_given_equal_inputs(
     found = [site for site in sites(m.ir) if isinstance(site, Site)]
     assert found
     taps = [str(site.y.name) for site in found]
-    inputs = make_inputs(m)
+    inputs = make_inputs(m.inputs)
     ours, theirs = (m.run(inputs, backend=b, taps=taps) for b in ("numpy", "ort"))
     before = [str((site.nodes[0].inputs[0]).name) for site in found if site.weight is None]
     fed = m.run(inputs, backend="numpy", taps=before)
@@ -337,6 +351,7 @@ def test_every_quantizer_of_real_models_is_equal_given_equal_inputs(
             assert_same_bits(*results)
 
 
+@pytest.mark.cases(fast=3)
 def test_a_whole_real_network_is_one_session(models: Path, model_name: str) -> None:
     m = qgraph.load(models / f"{model_name}.onnx")
     assert [type(step) for step in steps_of(m.ir)] == [Segment]

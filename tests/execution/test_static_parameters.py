@@ -7,12 +7,12 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.certification.certificate import ProofVerdict
-from qgraph.execution import static_parameters
-from qgraph.execution.static_parameters import freeze_static_parameters
+from qgraph.certificate import ProofVerdict
 from qgraph.graph.constants import constant
 from qgraph.inventory.overview import overview
-from qgraph.report import Outcome
+from qgraph.ops import static_parameters
+from qgraph.ops.static_parameters import freeze_static_parameters
+from qgraph.reports import Outcome
 from qgraph.transforms.convert import ConvertDialect
 
 HEAD = """<ir_version: 8, opset_import: ["": 17, "qonnx.custom_op.general": 2]>
@@ -133,7 +133,7 @@ def test_shapes_are_inferred_only_where_a_parameter_asks(monkeypatch: pytest.Mon
     def refuse(*_: object) -> None:
         raise AssertionError("asked for")
 
-    monkeypatch.setattr("qgraph.execution.static_parameters.infer", refuse)
+    monkeypatch.setattr("qgraph.ops.static_parameters.infer", refuse)
     plain = "s = Shape (r) f = Cast <to = 1> (s) scale = Mul (unit, rescaled)"
     assert freeze_static_parameters(model_of(plain)) == 0
     with pytest.raises(AssertionError, match="asked for"):

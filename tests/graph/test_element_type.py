@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph import transforms
-from qgraph.graph.element_type import element_type
+from qgraph.graph.schema import element_type
 from qgraph.model import load
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]>'

@@ -6,11 +6,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.dialects.dialect import Refusal, Site, sites
 from qgraph.exactness import Exactness
-from qgraph.graph.inferred import inferred
+from qgraph.graph.inference.walk import inferred
 from qgraph.model import load
-from qgraph.report import Outcome
+from qgraph.quantizers.site import Refusal, Site
+from qgraph.quantizers.sites import sites
+from qgraph.reports import Outcome
 from qgraph.transforms.convert import ConvertDialect
 
 CONSTANTS = """float[3] s = {0.25, 0.5, 0.1}, int8[3] z = {1, 2, 3},

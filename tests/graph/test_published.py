@@ -12,9 +12,11 @@ import sys, warnings
 warnings.simplefilter("error")
 import onnx, onnx.checker, onnx.shape_inference
 {before}
-from qgraph.ops.operator import OPERATORS
+from qgraph.ops.operator import OPERATORS, publish
 OPERATORS.names()
+assert not onnx.defs.has("Quant", 1, "qonnx.custom_op.general")
 assert {imported} == ("onnx.reference" in sys.modules)
+publish()
 model = onnx.parser.parse_model('''
     <ir_version: 8, opset_import: ["": 13, "qonnx.custom_op.general": 1]>
     g (float[2] x, float s, float z, float b) => (float[2] y) {{

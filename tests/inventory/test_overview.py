@@ -6,6 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.inventory.overview import QuantizerInfo, overview
+from qgraph.model import load
 
 QONNX = "qonnx.custom_op.general"
 
@@ -163,7 +164,7 @@ def test_head_counts_and_what_cannot_be_run():
 
 def test_real_models_are_read_without_a_gap(models):
     for path in sorted(models.glob("*.onnx")):
-        found = overview(path)
+        found = overview(load(path).ir)
         assert found.quantizers, path.name
         assert found.unsupported == {}, path.name
         unread = [q.node for q in found.quantizers if q.format is None and "Trunc" not in q.op]

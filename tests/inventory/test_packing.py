@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qgraph.inventory.info import code_type
 from qgraph.inventory.overview import overview
-from qgraph.inventory.packing import code_type
 from qgraph.model import load
 from qgraph.numerics.formats import MINIFLOATS, IntFormat
-from qgraph.quantizer import Affine, Bipolar, Floating, Ranged, Unnamed
+from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Unnamed
 from qgraph.transforms import FoldWeights
 
 
@@ -57,7 +57,7 @@ def test_predicted_sizes_are_those_of_folding(models):
     """Within 3 percent: codes may need fewer bits than their format, or one level more."""
     for path in sorted(models.glob("*.onnx")):
         model = load(path)
-        found = overview(model)
+        found = overview(model.ir)
         folded = model.apply(FoldWeights()).weight_bytes_after
         assert found.packed_bytes == pytest.approx(folded, rel=0.03), path.name
         weights = [each for each in found.quantizers if each.weight]

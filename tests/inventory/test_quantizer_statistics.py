@@ -9,11 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.execution.batches import Batches, run_batches
-from qgraph.execution.executor import prepare
-from qgraph.inventory.quantizer_statistics import QuantizerStatistics, Statistics
+from qgraph.execution.prepare import Batches, prepare, run_batches
+from qgraph.inventory.statistics import QuantizerStatistics, Statistics, TensorStatistics
 from qgraph.model import load
-from qgraph.tensors.statistics import TensorStatistics
 from qgraph.transforms import ConvertDialect
 
 HEAD = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2,

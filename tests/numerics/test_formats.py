@@ -10,7 +10,6 @@ from qgraph.numerics.formats import (
     Minifloat,
     find_minifloat,
     numpy_dtype,
-    smallest_integer_type,
 )
 from qgraph.numerics.minifloat import DTYPES
 from qgraph.numerics.rounding import Rounding
@@ -135,30 +134,6 @@ def test_integer_snap_rounds_with_every_mode():
         (Rounding.HALF_DOWN, [-2, 0, 2, 7]),
     ]:
         np.testing.assert_array_equal(f.snap(x, mode), np.float32(expected), err_msg=mode)
-
-
-@pytest.mark.parametrize(
-    ("lo", "hi", "allowed", "name"),
-    [
-        (0, 1, None, "UINT2"),
-        (-2, 1, None, "INT2"),
-        (-2, 2, None, "INT4"),
-        (0, 15, None, "UINT4"),
-        (0, 16, None, "UINT8"),
-        (-7, 7, None, "INT4"),
-        (-1, 255, None, "INT16"),
-        (0, 65535, None, "UINT16"),
-        (0, 65536, None, "INT32"),
-        (-(2**31), 2**31 - 1, None, "INT32"),
-        (0, 2**31, None, None),
-        (0, 7, ["INT8", "INT4"], "INT4"),
-        (0, 200, ["INT8", "UINT8"], "UINT8"),
-        (0, 200, ["INT8"], None),
-        (-1, 1, [], None),
-    ],
-)
-def test_smallest_integer_type(lo, hi, allowed, name):
-    assert smallest_integer_type(lo, hi, allowed) == name
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qgraph.numerics.lookup import look_up, look_up_bytes, representatives
+from qgraph.numerics.float32 import look_up, look_up_bytes, representatives
 from qgraph.numerics.minifloat import DTYPES, MINIFLOATS, cast, decode, encode
 
 FP8 = [name for name in MINIFLOATS if name.startswith("FLOAT8")]

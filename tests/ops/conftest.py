@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from qgraph.primitives import NUMPY
+from qgraph.numerics.primitives import NUMPY
 
 Float32 = npt.NDArray[np.float32]
 

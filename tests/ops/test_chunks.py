@@ -12,15 +12,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qgraph.numerics import chunks
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.rounding import Rounding
-from qgraph.ops import chunks
-from qgraph.ops.bipolar_quant import bipolar_quant
-from qgraph.ops.dequantize_linear import dequantize_linear
-from qgraph.ops.fake_quantize import fake_quantize
-from qgraph.ops.float_quant import float_quant
-from qgraph.ops.quant import quant
-from qgraph.ops.quantize_linear import quantize_linear
+from qgraph.ops.definitions.fake_quantize import fake_quantize
+from qgraph.ops.definitions.float_quant import float_quant
+from qgraph.ops.definitions.quant import bipolar_quant, quant
+from qgraph.ops.definitions.quantize_linear import dequantize_linear, quantize_linear
 
 F = np.float32
 UNDEFINED = ir.DataType.UNDEFINED
@@ -40,7 +38,7 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Call
         monkeypatch.setattr(chunks, "_THREADED", threaded)
         monkeypatch.setattr(chunks, "available_cores", lambda: cores)
         monkeypatch.setattr(chunks, "_LITTLE", 0)
-        monkeypatch.setattr("qgraph.ops.fake_quantize._LITTLE", -1)
+        monkeypatch.setattr("qgraph.ops.definitions.fake_quantize._LITTLE", -1)
 
     return begin
 
@@ -98,6 +96,7 @@ def same(left: Any, right: Any) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and bool(equal.all())
 
 
+@pytest.mark.cases(fast=10)
 @pytest.mark.parametrize("name", CALLS)
 def test_quantizers(name: str, cut: Callable[[], None], hostile_inputs: Any) -> None:
     x = data(hostile_inputs)
@@ -128,6 +127,7 @@ LINEAR = [(0, ()), (0, (5,)), (3, (6, 5, 3, 9)), (4, (6, 5, 2, 9))]
 """Block size, and shape of the scale; blocks of 3 leave a rest."""
 
 
+@pytest.mark.cases(fast=10)
 @pytest.mark.parametrize("kind", ["INT8", "UINT4", "INT2", "UINT16", "FLOAT8E4M3FN", "FLOAT4E2M1"])
 def test_linear_pairs(
     kind: str, cut: Callable[[], None], hostile_inputs: Any, monkeypatch: pytest.MonkeyPatch
@@ -196,9 +196,9 @@ def test_clamped_data_give_the_ends_where_that_is_taken_for_granted(
         alone = [fake_quantize(*row, **arguments) for row in rows]
         return [*alone, fake_quantize(x, *columns, **arguments)]
 
-    monkeypatch.setattr("qgraph.ops.fake_quantize._LITTLE", 1 << 30)
+    monkeypatch.setattr("qgraph.ops.definitions.fake_quantize._LITTLE", 1 << 30)
     chosen = results()
-    monkeypatch.setattr("qgraph.ops.fake_quantize._LITTLE", -1)
+    monkeypatch.setattr("qgraph.ops.definitions.fake_quantize._LITTLE", -1)
     for left, right in zip(results(), chosen, strict=True):
         assert same(left, right)
 

@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.numerics.formats import IntFormat
+from qgraph.ops.definitions.quantize_linear import quantize_linear
 from qgraph.ops.operator import OPERATORS, operator_of
-from qgraph.ops.quantize_linear import quantize_linear
 
 NAMES = OPERATORS.names()
 QUANTIZERS = [name for name in NAMES if not OPERATORS.find(name).schema.standard]

@@ -12,11 +12,8 @@ import pytest
 from qgraph.numerics import blocks
 from qgraph.numerics.formats import FORMATS, numpy_dtype
 from qgraph.numerics.rounding import Rounding
-from qgraph.ops import (
-    bipolar_quant,
-    cast,
-    clip,
-    dequantize_linear,
+from qgraph.ops.definitions import (
+    cast_clip,
     fake_quantize,
     float_quant,
     quant,
@@ -62,8 +59,8 @@ def test_bipolar(defined, same_bits, hostile_inputs):
     x = hostile_inputs()
     for scale in SCALES:
         same_bits(
-            bipolar_quant.bipolar_quant(x, f32(scale)),
-            defined(bipolar_quant.define, x, f32(scale)),
+            quant.bipolar_quant(x, f32(scale)),
+            defined(quant.define_bipolar, x, f32(scale)),
             x,
         )
 
@@ -194,8 +191,14 @@ def test_quantize_and_dequantize_linear(name, defined, same_bits, hostile_inputs
         same_bits(codes.astype(np.float32), expected, x)
         more = {"axis": 1, "block_size": 0, "output_dtype": UNDEFINED}
         same_bits(
-            dequantize_linear.dequantize_linear(codes, f32(scale), z, **more),
-            defined(dequantize_linear.define, codes.astype(np.float32), f32(scale), values, **more),
+            quantize_linear.dequantize_linear(codes, f32(scale), z, **more),
+            defined(
+                quantize_linear.define_dequantize,
+                codes.astype(np.float32),
+                f32(scale),
+                values,
+                **more,
+            ),
             x,
         )
 
@@ -222,8 +225,8 @@ def test_quantize_linear_along_an_axis(axis, size, defined, same_bits, hostile_i
     same_bits(codes.astype(np.float32), expected, x)
     more = {"axis": axis, "block_size": size, "output_dtype": UNDEFINED}
     same_bits(
-        dequantize_linear.dequantize_linear(codes, s, z, **more),
-        defined(dequantize_linear.define, codes.astype(np.float32), *aligned, **more),
+        quantize_linear.dequantize_linear(codes, s, z, **more),
+        defined(quantize_linear.define_dequantize, codes.astype(np.float32), *aligned, **more),
         x,
     )
 
@@ -234,13 +237,13 @@ def test_clip(defined, same_bits, hostile_inputs):
     for low, high in ((None, None), (f32(-1), None), (None, f32(2)), (f32(3), f32(-1))):
         inputs = x, low, high
         same_bits(
-            clip.clip(*inputs, min=-inf, max=inf),
-            defined(clip.define, *inputs, min=-inf, max=inf),
+            cast_clip.clip(*inputs, min=-inf, max=inf),
+            defined(cast_clip.define_clip, *inputs, min=-inf, max=inf),
             x,
         )
     for low, high in ((-1.0, inf), (-inf, 6.0), (-2.0, 2.0)):
         arguments = {"min": low, "max": high}
-        same_bits(clip.clip(x, **arguments), defined(clip.define, x, **arguments), x)
+        same_bits(cast_clip.clip(x, **arguments), defined(cast_clip.define_clip, x, **arguments), x)
 
 
 @pytest.mark.parametrize("name", [*CODE_TYPES, "FLOAT8E8M0", "INT32", "BOOL", "FLOAT"])
@@ -251,15 +254,15 @@ def test_cast(name, defined, same_bits, hostile_inputs):
         x = x[(x > FORMATS[name].lo - 1) & (x < FORMATS[name].hi + 1)]
     for saturate, mode in itertools.product((True, False), ("up", "down", "nearest")):
         arguments = {"to": ir.DataType[name], "saturate": saturate, "round_mode": mode}
-        result = cast.cast(x, **arguments)
+        result = cast_clip.cast(x, **arguments)
         assert result.dtype == (bool if name == "BOOL" else numpy_dtype(name))
-        expected = defined(cast.define, x, **arguments)
+        expected = defined(cast_clip.define, x, **arguments)
         same_bits(result.astype(np.float32), expected.astype(np.float32), x)
 
 
 def test_cast_between_integers_keeps_the_low_bits():
     x = np.array([300, -3, 9, -9], np.int32)
     to = {"saturate": True, "round_mode": "up"}
-    assert cast.cast(x, to=ir.DataType.INT4, **to).astype(int).tolist() == [-4, -3, -7, 7]
-    assert cast.cast(x, to=ir.DataType.UINT8, **to).tolist() == [44, 253, 9, 247]
-    assert cast.cast(x, to=ir.DataType.BFLOAT16, **to).dtype == ml_dtypes.bfloat16
+    assert cast_clip.cast(x, to=ir.DataType.INT4, **to).astype(int).tolist() == [-4, -3, -7, 7]
+    assert cast_clip.cast(x, to=ir.DataType.UINT8, **to).tolist() == [44, 253, 9, 247]
+    assert cast_clip.cast(x, to=ir.DataType.BFLOAT16, **to).dtype == ml_dtypes.bfloat16

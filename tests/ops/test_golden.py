@@ -8,15 +8,12 @@ import onnx_ir as ir
 
 from qgraph.numerics.formats import FORMATS, numpy_dtype
 from qgraph.numerics.rounding import Rounding
-from qgraph.ops.bipolar_quant import bipolar_quant
-from qgraph.ops.cast import cast
-from qgraph.ops.clip import clip
-from qgraph.ops.dequantize_linear import dequantize_linear
-from qgraph.ops.fake_quantize import fake_quantize
-from qgraph.ops.float_quant import float_quant
-from qgraph.ops.quant import quant
-from qgraph.ops.quantize_linear import quantize_linear
-from qgraph.ops.trunc import trunc, trunc_2
+from qgraph.ops.definitions.cast_clip import cast, clip
+from qgraph.ops.definitions.fake_quantize import fake_quantize
+from qgraph.ops.definitions.float_quant import float_quant
+from qgraph.ops.definitions.quant import bipolar_quant, quant
+from qgraph.ops.definitions.quantize_linear import dequantize_linear, quantize_linear
+from qgraph.ops.definitions.trunc import trunc, trunc_2
 
 UNDEFINED = ir.DataType.UNDEFINED
 

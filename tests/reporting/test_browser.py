@@ -12,8 +12,8 @@ import pytest
 
 import qgraph
 from qgraph import transforms
-from qgraph.reporting.illustrations import illustrated
-from qgraph.reporting.page import html_page
+from qgraph.inventory.pictures import illustrated
+from qgraph.reporting.pages import html_page
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -59,8 +59,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "convert": json.loads(report.read_text()),
         "check": qgraph.check(before, after, {"x": x}).to_json(),
     }
+    models = qgraph.load(before).ir, qgraph.load(after).ir
     for command, document in documents.items():
-        whole = illustrated(document, before, after, [{"x": x}])
+        whole = illustrated(document, *models, [{"x": x}])
         (folder / f"{command}.html").write_text(html_page(whole), "utf-8")
     return {command: folder / f"{command}.html" for command in documents}
 

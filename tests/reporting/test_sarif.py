@@ -98,8 +98,20 @@ def document(command: str, **fields: Any) -> dict[str, Any]:
         for role in ("reference", "candidate")
     }
     if command in ("convert", "fold", "transform"):
-        files = {"input": files["reference"], "output": files["candidate"]}
-    return {"qgraph": "0.1.0", "schema": 1, "command": command} | files | fields
+        output = files["candidate"] | {"opset": 21, "ir_version": 10}
+        files = {"input": files["reference"], "output": output}
+    rest = {
+        "check": {"batches": 1, "notes": []},
+        "prove": {"exactness": None, "conditions": [], "notes": []},
+    }.get(command, {"notes": []})
+    return {"qgraph": "0.1.0", "schema": 1, "command": command} | files | rest | fields
+
+
+def summary(**fields: Any) -> dict[str, Any]:
+    stored = {"bytes_before": 8, "bytes_after": 4, "elements": 10, "unchanged": 8, "clipped": 0}
+    counts = dict.fromkeys(("changed", "kept", "refused"), 0)
+    sizes = {"weight_bytes_before": 8, "weight_bytes_after": 4}
+    return counts | sizes | {"stored": stored} | fields
 
 
 def region(verdict: str, **fields: Any) -> dict[str, Any]:
@@ -113,6 +125,8 @@ def region(verdict: str, **fields: Any) -> dict[str, Any]:
         "method": "intervals",
         "counted": True,
         "differing_inputs": 0,
+        "zero_sign_inputs": 0,
+        "channels": 1,
         "largest_steps": None,
         "witness": None,
         "reason": None,
@@ -127,6 +141,7 @@ def site(outcome: str, **fields: Any) -> dict[str, Any]:
         "outcome": outcome,
         "spelling": "QuantizeLinear+DequantizeLinear",
         "exactness": "values",
+        "method": "intervals",
         "differing_inputs": 0,
         "witness": None,
         "reason": None,
@@ -168,6 +183,7 @@ def test_constants_are_said_to_have_elements() -> None:
 
 def test_a_check_reports_outputs_origin_metric_and_runtimes() -> None:
     output = {"name": "y", "elements": 10, "mismatches": 2, "max_abs": 0.5, "max_ulp": 7}
+    output |= {"max_steps": None, "sqnr_db": 20.0, "cosine": 1.0}
     outputs = [
         output | {"failed": "2 of 10 values differ"},
         output | {"name": "z", "failed": None},
@@ -176,13 +192,18 @@ def test_a_check_reports_outputs_origin_metric_and_runtimes() -> None:
     first = {"reference": "t", "candidate": "u", "node": "conv", "op": "Conv", "max_abs": None}
     culprit = {"what": "codes of 8 bits", "option": "option=1", "error": 0.0}
     endless = {"what": "quantizers are left out", "option": None, "error": 0.0}
+    result = {"error": 0.1, "failure": None}
     runtimes = {
+        "sentence": "the rewrite is exact",
+        "rewrite": {"error": 0.0},
+        "missing": [],
         "results": [
-            {"runtime": "R 1", "level": "default", "error": 0.1, "culprits": [culprit]},
-            {"runtime": "R 2", "level": "plain", "error": 0.1, "culprits": [endless]},
-        ]
+            result | {"runtime": "R 1", "level": "default", "culprits": [culprit]},
+            result | {"runtime": "R 2", "level": "plain", "culprits": [endless]},
+        ],
     }
-    metric = {"name": "top1", "failed": "0.5 is lower than 0.9"}
+    metric = {"name": "top1", "failed": "0.5 is lower than 0.9", "samples": 9}
+    metric |= {"reference": 0.9, "candidate": 0.5}
     found = document(
         "check",
         verdict="different",
@@ -212,7 +233,9 @@ def test_a_check_reports_outputs_origin_metric_and_runtimes() -> None:
 
 @pytest.mark.parametrize("command", ["convert", "fold", "transform"])
 def test_a_rewriting_reports_refusals_and_losses(command: str) -> None:
-    stored = {"tensor": "w", "elements": 10, "unchanged": 8}
+    stored = {"tensor": "w", "elements": 10, "unchanged": 8, "type": "INT4", "clipped": 0}
+    stored |= {"codes_used": 3, "codes_available": 16, "scale_type": "FLOAT", "scale_low": 1.0}
+    stored |= {"scale_high": 1.0, "bytes_before": 8, "bytes_after": 4}
     sites = [
         site("kept"),
         site("changed", stored=stored | {"unchanged": 10}),
@@ -220,7 +243,7 @@ def test_a_rewriting_reports_refusals_and_losses(command: str) -> None:
         site("changed", differing_inputs=1150, witness=WITNESS),
         site("changed", stored=stored),
     ]
-    run = validated(sarif_log(document(command, sites=sites, summary={"changed": 2})))
+    run = validated(sarif_log(document(command, sites=sites, summary=summary(changed=2))))
     assert [r["ruleId"] for r in run["results"]] == [
         "quantizer-refused",
         "values-moved",
@@ -228,13 +251,13 @@ def test_a_rewriting_reports_refusals_and_losses(command: str) -> None:
     ]
     texts = [r["message"]["text"] for r in run["results"]]
     assert texts[0] == "Quant was left as it was: the scale is odd"
-    assert "1\u202f150 inputs, such as 1.5: NaN, not 2" in texts[1]
+    assert "1,150 inputs, such as 1.5: NaN, not 2" in texts[1]
     assert texts[2] == "2 of 10 values of 'w' changed."
 
 
 def test_fingerprints_tell_places_apart_and_stay() -> None:
     sites = [site("refused"), site("refused", node="other"), site("refused", reason="else")]
-    run = validated(sarif_log(document("convert", sites=sites, summary={})))
+    run = validated(sarif_log(document("convert", sites=sites, summary=summary())))
     one, two, three = (r["partialFingerprints"]["node/v1"] for r in run["results"])
     assert one == three != two
 
@@ -254,7 +277,8 @@ def test_runs_for_several_models_have_names_of_their_own() -> None:
 
 def test_models_in_memory_have_no_place() -> None:
     found = document("prove", verdict="different", regions=[region("different")])
-    found |= {"reference": {"path": None, "sha256": None}} | {"candidate": {"path": None}}
+    nowhere = {"path": None, "sha256": None}
+    found |= {"reference": nowhere, "candidate": nowhere}
     (result,) = json.loads(sarif_log(found))["runs"][0]["results"]
     assert set(result["locations"][0]) == {"logicalLocations"}
 
@@ -272,5 +296,5 @@ def test_rules_have_the_names_that_tools_show() -> None:
 
 
 def test_other_documents_are_refused() -> None:
-    with pytest.raises(OptionError, match="expected one of check, prove"):
+    with pytest.raises(OptionError, match="expected one of check, convert"):
         sarif_log({"command": "info"})

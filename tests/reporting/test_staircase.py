@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from qgraph.proof.expression import Builder
-from qgraph.reporting.staircase import channels, in_channel, staircase
+from qgraph.proof.curves import channels, in_channel, staircase
+from qgraph.proof.functions.expression import Builder
 
 
 def quantizer(builder, scale, low=-8.0, high=7.0):

@@ -25,11 +25,11 @@ import pytest
 
 import qgraph
 from qgraph.errors import QGraphError
-from qgraph.files import write_text
 from qgraph.model import load
-from qgraph.outputs.outputs import Outputs
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
+from qgraph.storage.archive import write_text
+from qgraph.storage.outputs import Outputs
 from qgraph.transforms import FoldWeights, rewrite
 
 PACKAGE = os.path.dirname(qgraph.__file__) + os.sep
@@ -171,6 +171,7 @@ def reset(folder: Path, files: dict[str, bytes]) -> None:
         (folder / name).write_bytes(data)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("action", CASES)
 @pytest.mark.parametrize(
     ("code", "every"),
@@ -222,6 +223,7 @@ def test_whichever_operation_fails_the_old_output_or_the_new_one_is_whole(
     assert failures > 10
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("action", CASES)
 def test_whichever_operation_is_interrupted_the_old_output_or_the_new_one_is_whole(
     tmp_path: Path,

@@ -11,7 +11,7 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.report import Outcome, Report
+from qgraph.reports import Outcome, Report
 from qgraph.transforms.base import Transform
 
 
@@ -36,7 +36,7 @@ class PassChecker:
             step: the pass.
             before: ONNX text.
             ops: operators of the main graph afterwards, in order; not compared where None.
-            exactly: lowest rung that the changed sites must have.
+            exactly: lowest level that the changed sites must have.
             inputs: data on which both models must give equal values; random and hostile values
                 where None.
         """

@@ -11,9 +11,8 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.report import Outcome
-from qgraph.transforms.base import TRANSFORMS, Transform
-from qgraph.transforms.pipeline import describe, parse_spec
+from qgraph.reports import Outcome
+from qgraph.transforms.base import TRANSFORMS, Transform, describe, parse_spec
 
 REQUIRED = {"convert": "{to=qdq}"}
 """Options without which a pass cannot run."""

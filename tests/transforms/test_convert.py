@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qgraph.exactness import Exactness
-from qgraph.report import Outcome
+from qgraph.reports import Outcome
 from qgraph.transforms.convert import ConvertDialect
 
 
@@ -46,6 +46,7 @@ def site(report):
     return entry
 
 
+@pytest.mark.cases(fast=13)
 @pytest.mark.parametrize(
     ("text", "ops"),
     [

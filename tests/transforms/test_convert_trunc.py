@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from qgraph.report import Outcome
+from qgraph.reports import Outcome
 from qgraph.transforms.convert import ConvertDialect
 
 STEP, DROPPED, OUT_BITS = np.float32(0.0123), 4, 4
@@ -54,6 +54,7 @@ def by_integers(x: np.ndarray, mode: str, *, signed: int) -> np.ndarray:
 MODES = ["FLOOR", "CEIL", "ROUND", "UP", "DOWN", "HALF_UP", "HALF_DOWN"]
 
 
+@pytest.mark.cases(fast=8)
 @pytest.mark.parametrize(
     ("mode", "zero_point", "signed"), list(itertools.product(MODES, [0, 3, 2.5], [0, 1]))
 )

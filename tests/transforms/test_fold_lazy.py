@@ -12,16 +12,16 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qgraph.dialects import qdq_codes
-from qgraph.dialects.scale_forms import Scales
 from qgraph.errors import ModelError
 from qgraph.exactness import Exactness, Method
+from qgraph.graph.deferred import DeferredTensor
 from qgraph.model import Model, load
-from qgraph.report import Outcome
-from qgraph.tensors.deferred import DeferredTensor
+from qgraph.quantizers.dialects import qdq_codes
+from qgraph.quantizers.dialects.parts import Scales
+from qgraph.quantizers.weights import job
+from qgraph.reports import Outcome
 from qgraph.transforms import rewrite
 from qgraph.transforms.fold_weights import FoldWeights
-from qgraph.weights import lazy_codes
 
 IMPORTS = '["": {}, "qonnx.custom_op.general": 1, "org.openvinotoolkit": 1]'
 ROWS, COLUMNS = 12, 96
@@ -31,8 +31,8 @@ ROWS, COLUMNS = 12, 96
 def everything_is_big(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of a few bytes are treated like those of gigabytes, in pieces of a few elements."""
     monkeypatch.setattr(qdq_codes, "LEAST_BYTES", 64)
-    monkeypatch.setattr(lazy_codes, "PIECE", 70)
-    monkeypatch.setattr(lazy_codes, "PART_BYTES", 1024)
+    monkeypatch.setattr(job, "PIECE", 70)
+    monkeypatch.setattr(job, "PART_BYTES", 1024)
 
 
 def weights(shape: tuple[int, ...] = (ROWS, COLUMNS)) -> np.ndarray:
@@ -130,6 +130,7 @@ QUANTS = {
 }
 
 
+@pytest.mark.cases(fast=8)
 @pytest.mark.parametrize("name", QUANTS)
 def test_quant(tmp_path, name):
     body, bits, scale, zero, opset, kind = QUANTS[name]
@@ -407,7 +408,7 @@ def test_a_level_that_zeros_might_miss_is_refused(tmp_path):
     path = stored(tmp_path, quant(), arrays)
     (entry,) = load(path).apply(FoldWeights(exact=Exactness.BITS)).sites
     assert entry.outcome is Outcome.REFUSED
-    assert "the nearest is values; bits was asked for" in entry.reason
+    assert "the closest one is equal in values; expected bits" in entry.reason
 
 
 def test_values_without_code_stop_the_saving_and_leave_no_file(tmp_path):
@@ -504,6 +505,7 @@ def test_processes_give_the_same_bytes(tmp_path):
     assert not (tmp_path / "c.onnx").exists()
 
 
+@pytest.mark.slow
 def test_a_cluster_gives_the_same_bytes(tmp_path):
     distributed = pytest.importorskip("distributed")
     arrays = {"w": weights(), "s": AXIS0, "z": scalar(0), "b": scalar(4)}

@@ -17,12 +17,12 @@ import os, resource, shutil, signal, sys
 from pathlib import Path
 import numpy as np
 import qgraph
-from qgraph.weights import lazy_codes
-from qgraph.dialects import qdq_codes
+from qgraph.quantizers.weights import job
+from qgraph.quantizers.dialects import qdq_codes
 from qgraph.errors import QGraphError
 from qgraph.transforms import FoldWeights, rewrite
 
-qdq_codes.LEAST_BYTES, lazy_codes.PART_BYTES, lazy_codes.PIECE = 64, 4096, 1024
+qdq_codes.LEAST_BYTES, job.PART_BYTES, job.PIECE = 64, 4096, 1024
 original, folder = Path(sys.argv[1]), Path(sys.argv[2])
 path = folder / "in.onnx"
 
@@ -111,8 +111,9 @@ def original(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [KILLED, NO_ROOM], ids=["killed", "no room"])
 def test_the_old_model_or_the_new_one(original: Path, tmp_path: Path, script: str) -> None:
-    command = [sys.executable, "-c", SETUP + script, str(original), str(tmp_path / "work")]
+    command = [sys.executable, "-B", "-c", SETUP + script, str(original), str(tmp_path / "work")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

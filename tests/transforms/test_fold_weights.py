@@ -10,7 +10,7 @@ import pytest
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.model import load
-from qgraph.report import Outcome
+from qgraph.reports import Outcome
 from qgraph.transforms.fold_weights import FoldWeights
 
 IMPORTS = '["": {opset}, "qonnx.custom_op.general": 1, "org.openvinotoolkit": 1]'

@@ -13,18 +13,11 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.report import Outcome, Report
+from qgraph.reports import Outcome, Report
 from qgraph.transforms.convert import ConvertDialect
-from tests.conftest import REAL_MODELS
+from tests.conftest import FAST_MODELS, REAL_MODELS
 
 DIALECTS = ("qonnx", "openvino", "qdq", "onnx")
-
-FAST = ("TFC_1W2A", "brev_mlp_w1a2_bipolar", "kwsmlp_w3a3", "nncf_mlp_int8_mixed")
-"""Models that are converted, and go there and back, in every run of the tests."""
-
-SOME_SLOW = [
-    pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in REAL_MODELS
-]
 
 REFUSED = {("brev_cnn_fp8e4m3", "openvino"), ("brev_mlp_fp4", "openvino")}
 """FakeQuantize has evenly spaced levels only; activations on a minifloat grid have none."""
@@ -74,12 +67,12 @@ def check_refusals(report: Report, model_name: str, to: str) -> None:
         assert "levels" in entry.reason
 
 
+@pytest.mark.cases(fast=10)
 @pytest.mark.parametrize("to", DIALECTS)
-@pytest.mark.parametrize("name", SOME_SLOW)
-def test_every_model_in_every_dialect(models, tmp_path, name, to):
-    path = models / f"{name}.onnx"
+def test_every_model_in_every_dialect(models, tmp_path, model_name, to):
+    path = models / f"{model_name}.onnx"
     model, report = convert(path, to)
-    check_refusals(report, name, to)
+    check_refusals(report, model_name, to)
     assert report.exactness >= Exactness.VALUES
     assert all(e.verdict.differing_inputs == 0 for e in report if e.outcome is Outcome.CHANGED)
     out = tmp_path / "out.onnx"
@@ -88,22 +81,22 @@ def test_every_model_in_every_dialect(models, tmp_path, name, to):
     assert_equal(load(out), path, models)
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize("to", DIALECTS)
-@pytest.mark.parametrize("name", SOME_SLOW)
-def test_a_second_conversion_changes_nothing(models, name, to):
-    model, _ = convert(models / f"{name}.onnx", to)
+def test_a_second_conversion_changes_nothing(models, model_name, to):
+    model, _ = convert(models / f"{model_name}.onnx", to)
     before = ir.to_proto(model.ir)
     report = model.apply(ConvertDialect(to=to))
     assert report.count(Outcome.CHANGED) == 0, report
     assert ir.to_proto(model.ir) == before
 
 
+@pytest.mark.cases(fast=4, slow=40)
 @pytest.mark.parametrize(("there", "back"), list(permutations(DIALECTS, 2)))
-@pytest.mark.parametrize("name", SOME_SLOW)
-def test_there_and_back(models, name, there, back):
-    path = models / f"{name}.onnx"
+def test_there_and_back(models, model_name, there, back):
+    path = models / f"{model_name}.onnx"
     model, report = convert(path, back, there, back)
-    if (name, back) not in REFUSED:
+    if (model_name, back) not in REFUSED:
         assert report.count(Outcome.REFUSED) == 0, report
     assert_equal(model, path, models)
 
@@ -111,10 +104,9 @@ def test_there_and_back(models, name, there, back):
 @pytest.mark.runtime
 @pytest.mark.sums
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
-@pytest.mark.parametrize("name", SOME_SLOW)
-def test_onnx_runtime_runs_the_results(models, tmp_path, assert_same_rows, name, to):
+def test_onnx_runtime_runs_the_results(models, tmp_path, assert_same_rows, model_name, to):
     runtime = pytest.importorskip("onnxruntime")
-    path = models / f"{name}.onnx"
+    path = models / f"{model_name}.onnx"
     model, _ = convert(path, to)
     out = tmp_path / "out.onnx"
     model.save(out)
@@ -130,4 +122,4 @@ def test_onnx_runtime_runs_the_results(models, tmp_path, assert_same_rows, name,
 
 def test_all_models_are_here():
     assert len(REAL_MODELS) == 16
-    assert {name for name, _ in REFUSED} | set(FAST) <= set(REAL_MODELS)
+    assert {name for name, _ in REFUSED} | FAST_MODELS <= set(REAL_MODELS)

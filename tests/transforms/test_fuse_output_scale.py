@@ -8,11 +8,10 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import load
-from qgraph.report import Outcome
+from qgraph.reports import Outcome
 from qgraph.transforms.fuse_output_scale import FuseOutputScale
-from qgraph.transforms.ranges.whole_ranges import Scales
 from qgraph.transforms.split_fake_quantize import SplitFakeQuantize
-from qgraph.transforms.tune_ranges import TuneRanges
+from qgraph.transforms.tune_ranges import TunedScales, TuneRanges
 
 pytestmark = pytest.mark.sums
 
@@ -65,6 +64,7 @@ def data_for(text: str, *, seed: int = 3) -> dict[str, np.ndarray]:
     return {v.name: random.normal(size=list(v.shape)).astype(F) * 3 for v in model.inputs}
 
 
+@pytest.mark.cases(fast=7)
 @pytest.mark.parametrize(
     ("body", "constants", "data", "ops"),
     [
@@ -138,7 +138,7 @@ def test_powers_of_two_change_nothing(check_pass, body, constants, data, ops):
     text = graph(body, constants, data=data)
     _, report = check_pass(FuseOutputScale(), text, ops=ops, inputs=data_for(text))
     entry = single(report)
-    assert entry.verdict.rung is Exactness.VALUES
+    assert entry.verdict.exactness is Exactness.VALUES
     assert entry.figures["powers_of_two"] == "true"
     assert "powers of two commute" in entry.reason
 
@@ -168,7 +168,7 @@ def test_signed_codes_need_the_zero_point_only_for_exact_ties(check_pass):
     _, report = check_pass(step, text, ops=ops, exactly=Exactness.NEAR)
     # the count that is known for x / s against (x + 128 s) / (255 s) * 255
     assert single(report).figures["quantizer_differing_inputs"] == 831
-    assert single(report).verdict.rung is Exactness.NEAR
+    assert single(report).verdict.exactness is Exactness.NEAR
 
 
 @pytest.mark.parametrize(
@@ -198,13 +198,13 @@ def test_other_scales_are_not_proved(check_pass):
     _, report = check_pass(FuseOutputScale(), text)
     entry = single(report)
     assert entry.outcome is Outcome.REFUSED
-    assert entry.reason.endswith("round alike is not proved; values was asked for")
+    assert entry.reason.endswith("round alike is not proved; expected values")
     step = FuseOutputScale(exact=Exactness.NEAR)
     model, report = check_pass(
         step, text, ops=["Conv", "Relu", "Round", "Clip"], exactly=Exactness.NEAR
     )
     entry = single(report)
-    assert entry.verdict.rung is Exactness.NEAR
+    assert entry.verdict.exactness is Exactness.NEAR
     assert entry.figures["powers_of_two"] == "false"
     feeds = data_for(text)
     before = load(ir.from_onnx_text(text)).run(feeds, backend="numpy")["y"]
@@ -455,7 +455,7 @@ def test_the_opset_is_raised_as_far_as_needed(check_pass):
     assert model.ir.opset_imports[""] == 11
     assert report.notes == ["opset raised from 10 to 11"]
     _, report = check_pass(FuseOutputScale(opset=10), text, inputs=data_for(text))
-    assert "Round and Clip need opset 11, above 10" in single(report).reason
+    assert "Round and Clip needs opset 11, above 10" in single(report).reason
 
 
 @pytest.mark.runtime
@@ -478,13 +478,14 @@ def test_a_runtime_computes_the_codes(check_pass):
         np.testing.assert_array_equal(model.run(feeds, backend=backend)["y"], expected)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("name", "fused"),
     [("nncf_cnn_int8_sym", 6), ("nncf_cnn_w4a4", 6), ("nncf_mlp_int8_mixed", 1)],
 )
 def test_real_models_keep_every_output(models, name, fused):
     model = load(models / f"{name}.onnx")
-    model.apply(TuneRanges(scale=Scales.POWER_OF_TWO, accept=1e6), SplitFakeQuantize())
+    model.apply(TuneRanges(scale=TunedScales.POWER_OF_TWO, accept=1e6), SplitFakeQuantize())
     feeds = {model.inputs[0].name: np.load(models / f"{name}.npz")["x"]}
     expected = model.run(feeds, backend="numpy")
     report = model.apply(FuseOutputScale())

@@ -19,10 +19,10 @@ import pytest
 import qgraph
 from qgraph.errors import QGraphError
 from qgraph.exactness import Exactness
-from qgraph.proof import engine
-from qgraph.transforms.pipeline import parse_spec
+from qgraph.proof.functions import decide as engine
+from qgraph.transforms.base import parse_spec
 
-FOLDER = Path(__file__).parents[1] / "certification"
+FOLDER = Path(__file__).parents[1] / "proof" / "certification"
 
 PASSES = [
     *[f"convert{{to={dialect}}}" for dialect in ("qdq", "qonnx", "openvino", "onnx")] * 2,
@@ -154,6 +154,6 @@ def test_a_claim_that_is_too_high_is_found(monkeypatch):
     for search in (engine.decide, engine.explore):
         # how far it changes them does not matter here, and takes long to find out
         monkeypatch.setitem(search.__kwdefaults__, "max_boxes", 1 << 12)
-    monkeypatch.setattr("qgraph.report.Report.exactness", Exactness.VALUES)
+    monkeypatch.setattr("qgraph.reports.Report.exactness", Exactness.VALUES)
     seen, few = Counter[str](), [drawing.fake_quantize, drawing.unary]
     assert any("values changed" in f for seed in range(2000, 2012) for f in faults(seed, seen, few))

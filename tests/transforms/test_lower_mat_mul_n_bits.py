@@ -13,9 +13,9 @@ import pytest
 
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Method
+from qgraph.graph.deferred import DeferredTensor
 from qgraph.model import Model, load
-from qgraph.report import Outcome
-from qgraph.tensors.deferred import DeferredTensor
+from qgraph.reports import Outcome
 from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
 from qgraph.transforms.raise_mat_mul_n_bits import RaiseMatMulNBits
 
@@ -93,6 +93,7 @@ def ort(found: Model, feeds: dict[str, Any]) -> Any:
     return session.run(None, feeds)[0]
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.runtime
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("points", ["none", "packed", "floats"])
@@ -105,7 +106,7 @@ def test_an_identity_shows_the_same_weights(bits: int, points: str, signed: bool
             np.testing.assert_array_equal(ort(before, identity(k)), expected)
         after = before.clone()
         (site,) = after.apply(LowerMatMulNBits(signed=signed))
-        assert (site.verdict.rung, site.verdict.method) == (Exactness.BITS, Method.CONSTANT)
+        assert (site.verdict.exactness, site.verdict.method) == (Exactness.BITS, Method.CONSTANT)
         onnx.checker.check_model(ir.to_proto(after.ir), full_check=True)
         assert DOMAIN not in after.ir.opset_imports
         np.testing.assert_array_equal(weights(after, k), expected)
@@ -227,6 +228,7 @@ def test_the_opset_may_be_limited() -> None:
 
 
 class TestBack:
+    @pytest.mark.cases(fast=4)
     @pytest.mark.runtime
     @pytest.mark.parametrize("bits", [2, 4, 8])
     @pytest.mark.parametrize("points", ["none", "packed"])
@@ -242,7 +244,7 @@ class TestBack:
             report = found.apply(
                 LowerMatMulNBits(signed=signed, opset=25), RaiseMatMulNBits(block_size=size)
             )
-            assert [site.verdict.rung for site in report] == [Exactness.BITS] * 2
+            assert [site.verdict.exactness for site in report] == [Exactness.BITS] * 2
             assert names(found) == ["MatMulNBits", "Add"]
             node = found.ir.graph.node(0)
             assert node.attributes["bits"].as_int() == bits
@@ -380,7 +382,7 @@ class TestBack:
         assert site.verdict.differing_inputs > 0
         exact = self.written(codes, np.float16(0.125))
         (site,) = exact.apply(RaiseMatMulNBits())
-        assert site.verdict.rung is Exactness.BITS
+        assert site.verdict.exactness is Exactness.BITS
 
     @pytest.mark.parametrize(
         "options", [{"block_size": 24}, {"block_size": 8}, {"accuracy_level": 9}]

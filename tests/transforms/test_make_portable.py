@@ -8,11 +8,9 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.model import Model, load
-from qgraph.report import Outcome
-from qgraph.transforms.bodies import MARK
-from qgraph.transforms.make_portable import MakePortable
-from qgraph.transforms.pipeline import parse_spec
-from qgraph.transforms.strip_functions import StripFunctions
+from qgraph.reports import Outcome
+from qgraph.transforms.base import parse_spec
+from qgraph.transforms.make_portable import MARK, MakePortable, StripFunctions
 
 HEAD = """<ir_version: 8, opset_import: ["": 13, "qonnx.custom_op.general": 2]>
     g (float[2, 500] x) => (float[2, 500] y)

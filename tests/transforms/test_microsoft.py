@@ -12,11 +12,10 @@ import pytest
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.report import Outcome
+from qgraph.reports import Outcome
 from qgraph.transforms.base import Transform
 from qgraph.transforms.convert import ConvertDialect
-from qgraph.transforms.lower_microsoft import LowerMicrosoft
-from qgraph.transforms.raise_microsoft import RaiseMicrosoft
+from qgraph.transforms.microsoft import LowerMicrosoft, RaiseMicrosoft
 
 PAIR = """<ir_version: {ir}, opset_import: ["": {opset}, "com.microsoft": 1]>
     g (float[4, 3] x) => (float[4, 3] y) <{known}> {{
@@ -79,7 +78,7 @@ def test_the_opset_rises_as_far_as_codes_and_axes_need(
     check(after)
     assert domains(after) == {""}
     assert after.ir.opset_imports == {"": opset}
-    assert {site.verdict.rung for site in report} == {Exactness.BITS}
+    assert {site.verdict.exactness for site in report} == {Exactness.BITS}
     expected = before.run(FEEDS, backend="numpy")["y"]
     np.testing.assert_array_equal(after.run(FEEDS, backend="numpy")["y"], expected)
     np.testing.assert_array_equal(in_runtime(after), expected)

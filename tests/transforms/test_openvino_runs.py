@@ -17,7 +17,7 @@ import pytest
 
 from qgraph.model import Model, load
 from qgraph.numerics.formats import IntFormat
-from qgraph.report import Outcome
+from qgraph.reports import Outcome
 from qgraph.transforms.convert import ConvertDialect
 from tests.conformance.quantizers import (
     OPENVINO,
@@ -31,11 +31,7 @@ from tests.conformance.quantizers import (
     inputs,
     parameter,
 )
-from tests.conftest import REAL_MODELS
-
-openvino = pytest.importorskip("openvino")
-
-FAST = ("TFC_1W2A", "brev_cnn_w4a4", "brev_mlp_w1a2_bipolar", "kwsmlp_w3a3", "nncf_cnn_int8_sym")
+from tests.conftest import FAST_MODELS, REAL_MODELS, openvino_core
 
 NOT_IN_DIALECT = ("brev_cnn_fp8e4m3", "brev_mlp_fp4")
 """Their activations lie on minifloat grids, which FakeQuantize does not have."""
@@ -45,7 +41,7 @@ OPSET = 21
 
 @pytest.fixture(scope="module")
 def core() -> Any:
-    return openvino.Core()
+    return openvino_core()
 
 
 def run(core: Any, path: Path, data: dict[str, Array], *, as_written: bool = True) -> list[Array]:
@@ -74,7 +70,7 @@ def feeds(model: Model, models: Path) -> dict[str, Array]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
+        pytest.param(name, marks=[] if name in FAST_MODELS else pytest.mark.slow)
         for name in REAL_MODELS
         if name not in NOT_IN_DIALECT
     ],
@@ -149,6 +145,7 @@ def off_by_steps(core: Any, folder: Path, quantizer: Quantizer, scale: float) ->
     return np.abs(found - original.run(data, backend="numpy")["y0"]) / np.float32(scale)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("part", range(4))
 def test_it_agrees_at_every_threshold_where_scales_are_powers_of_two(core, tmp_path, part):
     for quantizer in quantizers(0.25)[part::4]:
@@ -156,6 +153,7 @@ def test_it_agrees_at_every_threshold_where_scales_are_powers_of_two(core, tmp_p
         assert not off.any(), (quantizer.row, int(np.count_nonzero(off)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_it_is_one_level_off_at_most(core, tmp_path, part):
     for quantizer in quantizers(0.1)[part::4]:

@@ -10,9 +10,9 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.model import Model, load
-from qgraph.report import Outcome
+from qgraph.reports import Outcome
 from qgraph.transforms.convert import ConvertDialect
-from qgraph.transforms.versions import lower_opset
+from qgraph.transforms.drafts.versions import lower_opset
 
 RICH = """<ir_version: 10, opset_import: ["": VERSION, "qonnx.custom_op.general": 1, "local": 1,
                           "com.example": 3], producer_name: "somebody", metadata_props: ["k": "v"]>
@@ -60,6 +60,7 @@ def outputs(model: Model) -> list[np.ndarray]:
     return [model.run(data, backend="numpy")["y"] for data in runs]
 
 
+@pytest.mark.cases(fast=8)
 @pytest.mark.parametrize("to", ["qdq", "onnx", "openvino"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_nothing_is_lost(source, to):
@@ -141,6 +142,7 @@ TOO_LOW = {
 }
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("case", TOO_LOW)
 def test_too_low_an_opset_is_refused_naming_the_lowest_that_works(case):
     to, source, body, bits = TOO_LOW[case]
@@ -172,6 +174,7 @@ def test_too_low_an_opset_is_refused_naming_the_lowest_that_works(case):
 OLD = {"TFC_1W2A": 9, "kwsmlp_w3a3": 11, "qkeras_jettagging": 9, "nncf_mlp_int8_mixed": 17}
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize("to", ["qdq", "onnx", "openvino"])
 @pytest.mark.parametrize("highest", [21, 28])
 @pytest.mark.parametrize("name", OLD)

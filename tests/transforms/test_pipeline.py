@@ -12,10 +12,9 @@ from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.model import Model
 from qgraph.registry import Registry
-from qgraph.report import Report
-from qgraph.transforms import base, pipeline
-from qgraph.transforms.base import TRANSFORMS, Transform, option
-from qgraph.transforms.pipeline import describe, parse_spec
+from qgraph.reports import Report
+from qgraph.transforms import base
+from qgraph.transforms.base import TRANSFORMS, Transform, describe, option, parse_spec
 
 
 class Colour(StrEnum):
@@ -28,7 +27,7 @@ def every(monkeypatch):
     """A pass with an option of each type, in a registry of its own."""
     registry: Registry[type[Transform]] = Registry("pass", "qgraph.cli.commands")
     monkeypatch.setattr(base, "TRANSFORMS", registry)
-    monkeypatch.setattr(pipeline, "TRANSFORMS", registry)
+    monkeypatch.setattr(base, "TRANSFORMS", registry)
 
     @base.transform("try-everything")
     class Every(Transform):

@@ -15,7 +15,7 @@ import pytest
 from qgraph.model import Model
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import operator_of
-from qgraph.report import Outcome
+from qgraph.reports import Outcome
 from qgraph.transforms.make_portable import MakePortable
 
 runtime = pytest.importorskip("onnxruntime")
@@ -198,12 +198,14 @@ ALL = {"Quant": QUANTS, "others": OTHERS, "Trunc": TRUNCS, "FloatQuant": FLOATS}
 ALL |= {"FakeQuantize": FAKES}
 
 
+@pytest.mark.cases(fast=2, slow=8)
 @pytest.mark.parametrize("opset", [9, 13, 24, 26])
 @pytest.mark.parametrize("name", ALL)
 def test_runtime_computes_the_bits_of_the_kernel(name, opset):
     check(ALL[name], opset)
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
 @pytest.mark.parametrize("name", ALL)
 def test_no_level_of_optimization_changes_a_bit(name, level):

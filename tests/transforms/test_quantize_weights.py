@@ -11,10 +11,11 @@ from qgraph.errors import ModelError, OptionError
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
 from qgraph.numerics.formats import FORMATS
-from qgraph.report import Outcome
-from qgraph.transforms.pipeline import parse_spec
+from qgraph.reports import Outcome
+from qgraph.transforms.base import parse_spec
 from qgraph.transforms.quantize_weights import QuantizeWeights, WeightFormat
-from qgraph.transforms.weights import weight_plan
+from qgraph.transforms.weights import float_weights
+from tests.conftest import openvino_core
 
 FORMATS_AND_OPSETS = {
     "int8": 13,
@@ -98,6 +99,7 @@ def sqnr(signal: np.ndarray, other: np.ndarray) -> float:
     return float(10 * np.log10((signal**2).sum() / ((signal - other) ** 2).sum()))
 
 
+@pytest.mark.cases(fast=15)
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("kind", ["float", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", FORMATS_AND_OPSETS)
@@ -105,7 +107,7 @@ def test_every_format_is_valid_and_its_figures_are_those_of_the_weights(
     name, kind, lazy, tmp_path, monkeypatch
 ):
     if lazy:
-        monkeypatch.setattr(weight_plan, "LAZY_BYTES", 0)
+        monkeypatch.setattr(float_weights, "LAZY_BYTES", 0)
     opset = 22 if kind == "bfloat16" else 17
     source = network(kind, opset)
     before = {n: v.const_value.numpy().copy() for n, v in source.graph.initializers.items()}
@@ -184,6 +186,7 @@ def test_reductions_and_channels_of_each_operator():
     }
 
 
+@pytest.mark.cases(fast=8)
 @pytest.mark.runtime
 @pytest.mark.parametrize("kind", ["float", "float16"])
 @pytest.mark.parametrize(
@@ -222,9 +225,9 @@ def test_onnx_runtime_decodes_the_same_weights(options, kind, tmp_path):
         np.testing.assert_array_equal(value, own, err_msg=name)
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("name", ["fp4", "mxfp4", "mxfp8", "nvfp4", "int4", "uint4"])
 def test_openvino_decodes_the_same_weights(name, tmp_path):
-    openvino = pytest.importorskip("openvino")
     model = load(network())
     model.apply(parse_spec(f"quantize-weights{{format={name},opset=24,types=MatMul}}"))
     expected = decoded(model)
@@ -242,7 +245,7 @@ def test_openvino_decodes_the_same_weights(name, tmp_path):
     graph.outputs[0].shape = ir.Shape([128, 40])
     path = tmp_path / "m.onnx"
     model.save(path)
-    core = openvino.Core()
+    core = openvino_core()
     try:
         compiled = core.compile_model(str(path), "CPU", {"EXECUTION_MODE_HINT": "ACCURACY"})
     except RuntimeError as error:
@@ -411,7 +414,7 @@ def test_a_weight_with_nan_is_refused_now_or_when_it_is_written(monkeypatch, tmp
     (site,) = load(source.clone()).apply(step).sites
     assert site.outcome is Outcome.REFUSED
     assert "'w': some elements are infinite or NaN" in site.reason
-    monkeypatch.setattr(weight_plan, "LAZY_BYTES", 0)
+    monkeypatch.setattr(float_weights, "LAZY_BYTES", 0)
     model = load(source)
     assert model.apply(step).count(Outcome.CHANGED) == 1
     with pytest.raises(ModelError, match="'w': some elements are infinite or NaN"):
@@ -422,7 +425,7 @@ def test_a_weight_with_nan_is_refused_now_or_when_it_is_written(monkeypatch, tmp
 def test_lazy_and_eager_files_are_the_same(monkeypatch, tmp_path):
     reports = []
     for lazy, name in ((False, "a.onnx"), (True, "b.onnx")):
-        monkeypatch.setattr(weight_plan, "LAZY_BYTES", 0 if lazy else 1 << 30)
+        monkeypatch.setattr(float_weights, "LAZY_BYTES", 0 if lazy else 1 << 30)
         model = load(network())
         report = model.apply(parse_spec("quantize-weights{format=uint4,min_elements=1}"))
         assert ("sqnr_db" in report.sites[0].figures) is not lazy

@@ -9,9 +9,9 @@ from qgraph.errors import ModelError
 from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.numerics.formats import FORMATS, numpy_dtype
-from qgraph.report import Outcome, Report
+from qgraph.reports import Outcome, Report
 from qgraph.transforms import repack
-from qgraph.transforms.pipeline import parse_spec
+from qgraph.transforms.base import parse_spec
 from qgraph.transforms.repack import Blocks, CodeTarget, Repack
 
 RANDOM = np.random.default_rng
@@ -116,6 +116,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cases(fast=51)
 @pytest.mark.parametrize("per", ["tensor", "axis", "block"])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}-{c[2]}-{c[3]}-{c[4]}")
@@ -155,6 +156,7 @@ def test_the_smallest_type_that_holds_the_codes(case, axis, per):
         assert report.exactness is Exactness.BITS
 
 
+@pytest.mark.cases(fast=14)
 @pytest.mark.parametrize("per", ["tensor", "axis", "block"])
 @pytest.mark.parametrize(
     ("kind", "low", "high", "point", "to", "expected_point"),
@@ -345,7 +347,7 @@ def test_types_beyond_the_limit_are_named():
     _, report = apply(model, Repack())
     (site,) = report.sites
     assert site.outcome is Outcome.KEPT
-    assert site.reason == "INT2 would do, with opset 25, above 21"
+    assert site.reason == "the smaller INT2 needs opset 25, above 21; allow opset 25"
     _, report = apply(model, Repack(to=CodeTarget.INT2))
     (site,) = report.sites
     assert site.outcome is Outcome.REFUSED
@@ -378,7 +380,7 @@ def test_codes_that_do_not_fit_are_refused():
     _, report = apply(model, Repack(to=CodeTarget.INT4))
     (site,) = report.sites
     assert site.outcome is Outcome.REFUSED
-    assert "do not fit INT4; take a wider type" in site.reason
+    assert "do not fit INT4; use a wider type" in site.reason
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -546,3 +548,28 @@ def test_an_opset_that_a_node_needs_is_not_lowered():
     report = after.apply(Repack(to=CodeTarget.INT8, opset=13))
     assert after.ir.opset_imports[""] == 21
     assert report.notes[0].startswith("opset 21 stays, above 13: Gelu")
+
+
+def test_a_function_below_the_opset_of_the_model_is_raised_as_far_as_its_codes_need():
+    model = load(
+        ir.from_onnx_text(
+            """<ir_version: 10, opset_import: ["": 21, "local": 1]>
+            g (float[2, 4] x) => (float[2, 3] y) { y = local.f (x) }
+            <domain: "local", opset_import: ["": 13]>
+            f (x) => (y) {
+                w = Constant <value = int8[4, 3] {1, -2, 3, -4, 5, -6, 7, -8, 1, 2, 3, 4}> ()
+                s = Constant <value = float {0.5}> ()
+                d = DequantizeLinear (w, s)
+                y = MatMul (x, d)
+            }"""
+        )
+    )
+    x = RANDOM(0).normal(size=(2, 4)).astype(np.float32)
+    before = model.run({"x": x}, backend="numpy")["y"]
+    report = model.apply(Repack(to="INT4"))
+    (function,) = model.ir.functions.values()
+    assert report.count(Outcome.CHANGED) == 1
+    assert report.notes == ["opset raised from 13 to 21"]
+    assert function.opset_imports[""] == 21
+    onnx.checker.check_model(ir.to_proto(model.ir), full_check=True)
+    np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], before)

@@ -11,7 +11,7 @@ import pytest
 
 from qgraph import Model, load
 from qgraph.transforms import TRANSFORMS, parse_spec
-from qgraph.transforms.fields import options_of
+from qgraph.transforms.base import options_of
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
 MODELS = sorted([*SHARED.glob("*.onnx"), *SHARED.glob("field/*.onnx")])
@@ -123,6 +123,7 @@ def small_model(constant: str, body: str, kind: str, opset: int) -> Model:
     )
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.runtime
 @pytest.mark.parametrize("opset", [17, 21])
 @pytest.mark.parametrize("kind", KINDS)
@@ -177,3 +178,52 @@ def test_scale_of_one_block_is_a_scalar(blocks: int) -> None:
     decode = next(iter(model.nodes("DequantizeLinear")))
     assert np.shape(model.constant(decode.inputs[1])) == (() if blocks == 1 else (blocks, 1))
     assert fault(model) is None
+
+
+QUANT = 'qonnx.custom_op.general.Quant <signed = 1, narrow = 0, rounding_mode = "ROUND">'
+SIGNED = f"""
+    g (float[4,4] x) => (float[4,4] y) <
+        int64[2] shape = {{-1, 4}},
+        float s = {{0.5}}, float z = {{3}}, float none = {{0}}, float eight = {{8}},
+        float four = {{4}}, float[4,4] w = {{1,2,3,4,5,-6,7,-8,1,2,3,4,5,6,7,1}}
+    > {{
+        q = {QUANT} (x, s, z, eight)
+        r = MOVE
+        v = {QUANT} (w, s, none, four)
+        y = MatMul (r, v)
+    }}"""
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize("move", ["Transpose <perm = [1, 0]> (q)", "Reshape (q, shape)"])
+def test_signed_codes_before_movements_load_after_conversion(opset: int, move: str) -> None:
+    header = f'<ir_version: 10, opset_import: ["": {opset}, "qonnx.custom_op.general": 1]>'
+    source = load(ir.from_onnx_text(header + SIGNED.replace("MOVE", move)))
+    model = source.clone()
+    report = model.apply(parse_spec("convert{to=qdq}"), parse_spec("fold-weights"))
+    assert any("became unsigned in 1 place" in note for note in report.notes)
+    assert fault(model) is None
+    x = np.linspace(-80, 80, 16, dtype=np.float32).reshape(4, 4)
+    np.testing.assert_array_equal(model.run({"x": x})["y"], source.run({"x": x})["y"])
+
+
+@pytest.mark.runtime
+def test_products_of_signed_codes_subtract_zero_points_that_the_runtime_refuses() -> None:
+    model = load(
+        ir.from_onnx_text("""
+        <ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (int8[1,4,2] x) => (float[1,4,2] y) <
+            float s = {0.5}, float t = {0.25}, int8 z = {3}, int8 none = {0},
+            float[2] b = {1, 2}, int8[2,2] w = {1, 2, 3, -4}
+        > {
+            y = com.microsoft.MatMulIntegerToFloat (x, w, s, t, z, none, b)
+        }""")
+    )
+    assert fault(model) is None
+    x = np.array([[[-128, 127], [3, -7], [0, 1], [50, -50]]], np.int8)
+    before = model.run({"x": x})["y"]
+    model.apply(parse_spec("lower-integer-operators{form=qdq}"))
+    assert [node.op_type for node in model.nodes()][1:3] == ["Sub", "Mul"]
+    assert fault(model) is None
+    np.testing.assert_array_equal(model.run({"x": x})["y"], before)

@@ -6,10 +6,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.dialects.dialect import Site, parts, sites
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.report import Outcome
+from qgraph.quantizers.site import Site
+from qgraph.quantizers.sites import parts, sites
+from qgraph.reports import Outcome
 from qgraph.transforms.convert import ConvertDialect
 
 QUANT = 'qonnx.custom_op.general.Quant <signed = 1, narrow = 0, rounding_mode = "ROUND">'

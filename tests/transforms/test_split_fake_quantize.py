@@ -6,12 +6,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.dialects.dialect import Site, sites
 from qgraph.exactness import Exactness
 from qgraph.model import load
-from qgraph.report import Outcome
+from qgraph.quantizers.site import Site
+from qgraph.quantizers.sites import sites
+from qgraph.reports import Outcome
 from qgraph.transforms.convert import ConvertDialect
-from qgraph.transforms.split_fake_quantize import Codes, SplitFakeQuantize
+from qgraph.transforms.split_fake_quantize import CodeOrigin, SplitFakeQuantize
 
 F = np.float32
 DECODED = ["FakeQuantize", "Div", "Mul"]
@@ -40,6 +41,7 @@ def single(report):
     return entry
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize(
     ("low", "high", "levels", "ops"),
     [
@@ -70,7 +72,7 @@ def test_every_value_stays(check_pass, low, high, levels, ops):
 
 
 @pytest.mark.parametrize(("low", "high", "levels"), [(-0.73, 1.21, 256), (0, 2, 14), (-1, 1, 15)])
-@pytest.mark.parametrize("kind", [Codes.SIGNED, Codes.UNSIGNED])
+@pytest.mark.parametrize("kind", [CodeOrigin.SIGNED, CodeOrigin.UNSIGNED])
 def test_codes_are_whole_numbers_of_the_right_range(check_pass, low, high, levels, kind):
     model, _ = check_pass(SplitFakeQuantize(codes=kind), fake_quantize(low, high, levels))
     x = np.linspace(low - 0.93127, high + 0.97341, 2000).astype(F)
@@ -104,7 +106,7 @@ def test_sub_and_mul_where_ulps_do_not_matter(check_pass, low, high):
     model, report = check_pass(step, text, exactly=Exactness.CODES)
     names = [node.op_type for node in model.ir.graph]
     assert names == (["FakeQuantize", "Sub", "Mul"] if low == -1 else ["FakeQuantize", "Mul"])
-    assert single(report).verdict.rung is Exactness.CODES
+    assert single(report).verdict.exactness is Exactness.CODES
     assert single(report).verdict.differing_inputs > 0
     x = np.random.default_rng(2).uniform(low - 1, high + 1, 2000).astype(F)
     before = load(ir.from_onnx_text(text)).run({"x": x}, backend="numpy")["y"]
@@ -182,6 +184,7 @@ def test_what_has_no_scale_is_refused(check_pass, ends, out, reason):
     assert reason in single(report).reason
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize("exact", [Exactness.VALUES, Exactness.CODES])
 @pytest.mark.parametrize(
     ("low", "high", "levels"),
@@ -232,6 +235,7 @@ def test_branches_and_functions_are_split_too(check_pass):
     assert report.count(Outcome.CHANGED) == 2
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("name", ["nncf_cnn_int8_sym", "nncf_cnn_w4a4", "nncf_mlp_int8_mixed"])
 def test_real_models_keep_every_output(models, name):
     original, model = (load(models / f"{name}.onnx") for _ in range(2))

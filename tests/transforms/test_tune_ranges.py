@@ -9,12 +9,10 @@ import pytest
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.model import load
-from qgraph.report import Outcome
+from qgraph.reports import Outcome
 from qgraph.transforms.convert import ConvertDialect
-from qgraph.transforms.ranges.grids import Grid
-from qgraph.transforms.ranges.largest_change import Change
-from qgraph.transforms.ranges.whole_ranges import Mode, Scales, whole_range
-from qgraph.transforms.tune_ranges import TuneRanges
+from qgraph.transforms.ranges.grids import CodeGrid, LargestChange
+from qgraph.transforms.tune_ranges import Mode, TunedScales, TuneRanges, whole_range
 
 F = np.float32
 FAKE = "org.openvinotoolkit.FakeQuantize <levels = {levels}>"
@@ -91,6 +89,7 @@ def test_the_helper_orders_floats():
     assert np.signbit(keys_to_floats(keys)).tolist() == [True, True, False, False, False]
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("high", [3.0, 0.1, 127.0, 1e-6, 2.7e20])
 @pytest.mark.parametrize("levels", [256, 16, 65536, 4])
 def test_symmetric_ranges_are_widened_at_the_lower_end(check_pass, high, levels):
@@ -121,7 +120,7 @@ def test_symmetric_ranges_of_an_odd_number_of_levels_are_whole_already(check_pas
 def test_asymmetric_ranges_move_as_little_as_possible(levels):
     random = np.random.default_rng(levels)
     for low, high in random.uniform([-4, 0.1], [-0.01, 4], size=(20, 2)).astype(F):
-        ends = whole_range(low, high, levels, Mode.ASYMMETRIC, Scales.ANY)
+        ends = whole_range(low, high, levels, Mode.ASYMMETRIC, TunedScales.ANY)
         moved = max(abs(float(ends[0]) - float(low)), abs(float(ends[1]) - float(high)))
         # every whole zero point, with every scale of a fine grid around the present one
         points = np.arange(levels)[:, None]
@@ -216,7 +215,7 @@ def test_zero_is_taken_into_the_range_where_that_is_accepted(check_pass, low, hi
 
 @pytest.mark.parametrize(("low", "high", "levels"), [(0, 6, 256), (-0.3, 3.1, 256), (-1, 1, 16)])
 def test_scales_that_are_powers_of_two(check_pass, low, high, levels):
-    step = TuneRanges(scale=Scales.POWER_OF_TWO, accept=1e6)
+    step = TuneRanges(scale=TunedScales.POWER_OF_TWO, accept=1e6)
     model, _ = check_pass(step, fake_quantize(low, high, levels), exactly=Exactness.DIFFERENT)
     below, above, *_ = (float(end) for end in ends_of(model))
     scale = (above - below) / (levels - 1)
@@ -234,6 +233,7 @@ def test_scales_that_are_powers_of_two(check_pass, low, high, levels):
         assert names[-2:] == plain  # with the zero point added before it, exact as well
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(("low", "high", "levels"), [(-1, 1, 256), (-0.73, 1.21, 16), (-5, 3, 256)])
 def test_afterwards_a_plain_pair_is_near(check_pass, low, high, levels):
     text = fake_quantize(low, high, levels)
@@ -245,7 +245,7 @@ def test_afterwards_a_plain_pair_is_near(check_pass, low, high, levels):
     model, _ = check_pass(TuneRanges(), text, exactly=Exactness.DIFFERENT)
     report = model.apply(step)
     assert [node.op_type for node in model.ir.graph] == plain
-    assert single(report).verdict.rung is Exactness.NEAR
+    assert single(report).verdict.exactness is Exactness.NEAR
 
 
 def test_other_output_ranges_are_tuned_on_their_own(check_pass):
@@ -393,10 +393,10 @@ def test_real_models(models, name):
 
 
 def test_a_zero_point_of_0_is_told_without_a_sign():
-    zero_point = Grid.of(np.array(F(0)), np.array(F(4.75)), 23).zero_point
+    zero_point = CodeGrid.of(np.array(F(0)), np.array(F(4.75)), 23).zero_point
     assert str(float(zero_point)) == "0.0"
 
 
 @pytest.mark.parametrize(("steps", "text"), [(1.00000008, "1 step ("), (1.25, "1.25 steps (")])
 def test_one_step_is_told_as_one(steps, text):
-    assert Change(steps, 0.5, 0, 2.0, 1.0, 1.5).text().startswith(text)
+    assert LargestChange(steps, 0.5, 0, 2.0, 1.0, 1.5).text().startswith(text)

@@ -1,20 +1,27 @@
-"""FakeQuantize nodes and the grids that their ranges divide."""
+"""FakeQuantize nodes, the grids that ranges divide, and how far a replacement moves outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.dialects.dialect import DIALECTS, Refusal, Site
 from qgraph.errors import OperatorError
 from qgraph.graph.schema import OpKey
 from qgraph.model import Model
-from qgraph.quantizer import Ranged
+from qgraph.numerics.float32 import from_keys
+from qgraph.ops.definitions import fake_quantize
+from qgraph.proof.functions.boxes import plateaus
+from qgraph.proof.functions.expression import Builder, Expr, evaluate
+from qgraph.proof.functions.search import MAX_BOXES
+from qgraph.quantizers.dialects.dialect import DIALECTS
+from qgraph.quantizers.quantizer import Ranged
+from qgraph.quantizers.site import Refusal, Site
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -42,6 +49,11 @@ class FakeQuantize:
         return self.site.root
 
     @property
+    def ends(self) -> tuple[Float32, Float32, Float32, Float32]:
+        """Input low and high, output low and high."""
+        return ends_of(self.ranged)
+
+    @property
     def attributes(self) -> dict[str, Any]:
         """The attributes of the node."""
         return {name: attribute.value for name, attribute in self.node.attributes.items()}
@@ -50,6 +62,11 @@ class FakeQuantize:
     def signed_offset(self) -> int:
         """What lies between unsigned and signed codes: half of the levels, rounded down."""
         return self.ranged.levels // 2
+
+
+def ends_of(ranged: Ranged) -> tuple[Float32, Float32, Float32, Float32]:
+    """Return input low and high, output low and high."""
+    return ranged.input_low, ranged.input_high, ranged.output_low, ranged.output_high
 
 
 def fake_quantizes(model: Model) -> Iterator[FakeQuantize | Refusal]:
@@ -72,8 +89,7 @@ def fake_quantizes(model: Model) -> Iterator[FakeQuantize | Refusal]:
                 yield site
             continue
         reason = _other_type(node) or _ill(site.quantizer)
-        found = FakeQuantize(site, site.quantizer)
-        yield found if reason is None else Refusal(node, reason)
+        yield FakeQuantize(site, site.quantizer) if reason is None else Refusal(node, reason)
 
 
 def _other_type(node: ir.Node) -> str | None:
@@ -90,7 +106,7 @@ def _ill(ranged: Ranged) -> str | None:
     if (low == high).any():
         return (
             f"its input range is a point, {_first(low, low == high)}, so that it has no scale; "
-            "convert it, which keeps the step that it is"
+            "convert it, which keeps its one step"
         )
     if (low > high).any():
         return (
@@ -98,8 +114,7 @@ def _ill(ranged: Ranged) -> str | None:
             f"{_first(high, low > high)}, which is no uniform quantizer; exchange its ends if that "
             "is what was meant"
         )
-    ends = (low, high, ranged.output_low, ranged.output_high)
-    if not all(np.isfinite(end).all() for end in ends):
+    if not all(np.isfinite(end).all() for end in ends_of(ranged)):
         return "an end of its ranges is not a finite number; correct the model's exporter"
     with np.errstate(over="ignore"):
         widths = high - low, ranged.output_high - ranged.output_low
@@ -113,7 +128,7 @@ def _first(array: Float32, chosen: npt.NDArray[np.bool_]) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class CodeGrid:
     """The levels that a range is divided into, ``(code - zero_point) * scale``.
 
     In double precision, in which sums and products of float32 ends and codes are exact.
@@ -127,7 +142,7 @@ class Grid:
     zero_point: Float64
 
     @classmethod
-    def of(cls, low: Float32, high: Float32, levels: int) -> Grid:
+    def of(cls, low: Float32, high: Float32, levels: int) -> CodeGrid:
         """Return the grid of a range, ``scale = (high - low) / (levels - 1)``."""
         wide = low.astype(np.float64), high.astype(np.float64)
         scale = (wide[1] - wide[0]) / (levels - 1)
@@ -142,7 +157,7 @@ def whole_zero_point(low: Float32, high: Float32, levels: int) -> Float64 | None
     within one unit in the last place of the wider end, which must be far less than a step. Zero
     then lies on a level.
     """
-    grid = Grid.of(low, high, levels)
+    grid = CodeGrid.of(low, high, levels)
     if not np.isfinite(grid.zero_point).all():
         return None
     zero_point = np.rint(grid.zero_point)
@@ -183,3 +198,110 @@ def carry_over(old: ir.Node, new: ir.Node) -> None:
     new.name, new.doc_string = old.name, old.doc_string
     new.metadata_props.update(old.metadata_props)
     new.meta.update(old.meta)
+
+
+@dataclass(frozen=True)
+class LargestChange:
+    """The largest distance of two functions.
+
+    Attributes:
+        steps: the widest in steps of the output of the first function.
+        size: the widest in its real units; where steps differ, it may lie in another channel.
+        channel: in which channel ``steps`` occurs.
+        input, before, after: for which input, and what the two functions give there.
+    """
+
+    steps: float
+    size: float
+    channel: int
+    input: float
+    before: float
+    after: float
+
+    def text(self) -> str:
+        """Return the size and the place in words."""
+        steps = f"{self.steps:.4g}"
+        unit = "step" if steps == "1" else "steps"
+        return (
+            f"{steps} {unit} (input {self.input:.9g}: {self.before:.9g} becomes {self.after:.9g})"
+        )
+
+
+NO_CHANGE = LargestChange(0.0, 0.0, 0, 0.0, 0.0, 0.0)
+
+
+def largest_change(
+    table: Float32,
+    levels: int,
+    after: Callable[[Float32, Float32], Float32],
+    *,
+    others: int = 0,
+    inside: bool = False,
+) -> LargestChange:
+    """Return where a FakeQuantize and another function of the same input are farthest apart.
+
+    The search is complete over the finite float32 inputs: a FakeQuantize is constant on each of its
+    plateaus, so that against a function that is monotone there, the widest distance lies at an end
+    of a plateau.
+
+    Args:
+        table: ``[channels, 4 + others + n]``: input low and high, output low and high of the
+            FakeQuantize, ``others`` points at which the other function may fail to be monotone, and
+            parameters of that function.
+        levels: of the FakeQuantize.
+        after: ``after(x, row)`` gives the values of the other function at ``x`` ``[n]``, by a row
+            of the table. It is monotone between the points in the row, the one after the point
+            included.
+        others: how many of these points there are.
+        inside: look only at inputs within the input range.
+    """
+    rows, first = np.unique(table, axis=0, return_index=True)
+    ranges, index = np.unique(rows[:, :4], axis=0, return_inverse=True)
+    ends = _plateau_ends(ranges, levels)
+    widest = NO_CHANGE
+    for row, channel, k in zip(rows, first, index.reshape(-1), strict=True):
+        breaks = row[4 : 4 + others]
+        x = np.concatenate([ends[k], breaks, np.nextafter(breaks, np.float32(np.inf)), row[:2]])
+        x = x[np.isfinite(x)]
+        x = x[np.argsort(np.abs(x))]  # of equally wide distances, the one nearest to zero is shown
+        x = np.clip(x, row[0], row[1]) if inside else x
+        step = abs(float(row[3]) - float(row[2])) / (levels - 1)
+        reference = evaluate(fake_quantize_expression(row[:4], levels), x)
+        with np.errstate(all="ignore"):
+            candidate = np.broadcast_to(after(x, row), x.shape)
+            size = np.abs(reference.astype(np.float64) - candidate)
+            steps = np.where(size == 0, 0.0, size / step)
+        most = max(widest.size, float(size.max()))
+        at = int(np.argmax(np.where(np.isnan(steps), np.inf, steps)))
+        if not steps[at] <= widest.steps:
+            values = (float(array[at]) for array in (x, reference, candidate))
+            widest = LargestChange(float(steps[at]), most, int(channel), *values)
+        widest = replace(widest, size=most)
+    return widest
+
+
+def fake_quantize_expression(row: Float32, levels: int) -> Expr:
+    """Return FakeQuantize with ranges ``[4]`` or ``[4, channels]`` as an expression."""
+    builder = Builder()
+    expression: Expr = fake_quantize.define(
+        builder, builder.input, *row, levels=levels, auto_broadcast="numpy"
+    )
+    return expression
+
+
+def _plateau_ends(ranges: Float32, levels: int) -> list[Float32]:
+    """Return for each row of distinct ranges the first and last inputs of all its plateaus."""
+    # One channel for each row: they are distinct, so that none stands for another.
+    steps = plateaus(fake_quantize_expression(ranges.T, levels), max_boxes=MAX_BOXES)
+    bounds = np.searchsorted(steps.channel, np.arange(len(ranges) + 1))
+    return [
+        np.concatenate([from_keys(steps.lo[a:b]), from_keys(steps.hi[a:b])])
+        for a, b in itertools.pairwise(bounds)
+    ]
+
+
+def side_by_side(*parameters: Float32) -> Float32:
+    """Return a table with a row for each channel and a column for each parameter."""
+    shape = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
+    columns = [np.broadcast_to(parameter, shape).reshape(-1) for parameter in parameters]
+    return np.stack(columns, axis=1)

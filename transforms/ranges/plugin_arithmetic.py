@@ -1,4 +1,4 @@
-"""FakeQuantize as OpenVINO's CPU plugin computes it, as what a conversion keeps to."""
+"""FakeQuantize as OpenVINO's CPU plugin computes it, for ``convert{fake_quantize=plugin}``."""
 
 from __future__ import annotations
 
@@ -11,27 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.dialects.dialect import Refusal, Site
-from qgraph.dialects.openvino_spellings import REMOVED
-from qgraph.dialects.qdq_nodes import (
-    CODE_TYPES,
-    ONE,
-    SCALAR,
-    ZERO,
-    clip,
-    dequantize,
-    holding,
-    quantize,
-)
-from qgraph.dialects.qonnx_spellings import codes_holding, quant
-from qgraph.equivalence.compare import Comparer
 from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.constants import array_of
 from qgraph.graph.edit import Draft, Editor, Operand, Region
-from qgraph.graph.folding import array_of
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.rounding import Rounding
-from qgraph.ops.evaluate import evaluate
-from qgraph.ops.fake_quantize import (
+from qgraph.ops.definitions.fake_quantize import (
     SCHEMA,
     PluginSteps,
     define_plugin,
@@ -41,7 +26,22 @@ from qgraph.ops.fake_quantize import (
     plugin_constant,
     plugin_steps,
 )
-from qgraph.quantizer import Ranged
+from qgraph.ops.dispatch import evaluate
+from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.dialects.openvino import REMOVED
+from qgraph.quantizers.dialects.parts import (
+    CODE_TYPES,
+    ONE,
+    SCALAR,
+    ZERO,
+    clip,
+    dequantize,
+    holding,
+    quantize,
+)
+from qgraph.quantizers.dialects.qonnx_forms import codes_holding, quant
+from qgraph.quantizers.quantizer import Ranged
+from qgraph.quantizers.site import Refusal, Site
 
 Array = npt.NDArray[Any]
 
@@ -63,7 +63,7 @@ class PluginSite(Site):
 
     @property
     def meaning(self) -> Site:
-        """The site with the plugin's operations in the place of its own."""
+        """The site with the plugin's operations instead of its own."""
         if self.computed is None:
             raise ValueError("the operations of the plugin are missing")
         fields = (self.computed.x, self.computed.y, tuple(self.computed.nodes))
@@ -74,7 +74,9 @@ def as_plugin(site: Site, editor: Editor) -> Site | Refusal:
     """Return a site that stands for what the plugin computes; itself if it has no FakeQuantize."""
     if site.x.dtype not in (None, ir.DataType.FLOAT):
         kind = site.x.dtype.name
-        return Refusal(site.root, f"its data is {kind}; of the plugin only float32 is known")
+        return Refusal(
+            site.root, f"its data is {kind}; the arithmetic of the plugin is known for float32 only"
+        )
     try:
         computed = _computed(site.nodes, site.x, site.y, editor.draft(site), _array(site))
     except ValueError as error:
@@ -111,12 +113,12 @@ class PluginComparer(Comparer):
                 continue
             pairs.append(pair)
             verdicts.append(None)
-        found = iter(super().compare_all(pairs, at_least=at_least))
-        return [verdict or next(found) for verdict in verdicts]
+        compared = iter(super().compare_all(pairs, at_least=at_least))
+        return [verdict or next(compared) for verdict in verdicts]
 
     def _meaning(self, site: Site, draft: Draft) -> Draft:
-        made = self._editor.draft(Region(draft.x, draft.y, tuple(draft.nodes)))
-        return _computed(draft.nodes, draft.x, draft.y, made, _array(site)) or draft
+        meaning = self._editor.draft(Region(draft.x, draft.y, tuple(draft.nodes)))
+        return _computed(draft.nodes, draft.x, draft.y, meaning, _array(site)) or draft
 
 
 def _array(site: Site) -> Array | None:
@@ -139,17 +141,17 @@ def _computed(
     """
     if not any(SCHEMA.accepts(node) for node in nodes):
         return None
-    known: dict[ir.Value, ir.Value] = {x: draft.x}
+    copies: dict[ir.Value, ir.Value] = {x: draft.x}
     for node in nodes:
-        operands = [known[v] if v in known else _copied(v, draft) for v in node.inputs]
+        operands = [copies[v] if v in copies else _copied(v, draft) for v in node.inputs]
         if SCHEMA.accepts(node):
-            made = _plugin(node, operands[0], draft, weight)
+            y_copy = _plugin(node, operands[0], draft, weight)
         else:
             attributes = {name: value.value for name, value in node.attributes.items()}
             dtype = node.outputs[0].dtype
-            made = draft.node(node.op_type, operands, attributes, domain=node.domain, dtype=dtype)
-        known[node.outputs[0]] = made
-    return draft.giving(known[y])
+            y_copy = draft.node(node.op_type, operands, attributes, domain=node.domain, dtype=dtype)
+        copies[node.outputs[0]] = y_copy
+    return draft.giving(copies[y])
 
 
 def _copied(value: ir.Value | None, draft: Draft) -> ir.Value | None:
@@ -179,7 +181,7 @@ def _plugin(node: ir.Node, x: ir.Value | None, draft: Draft, weight: Array | Non
     return draft.node("Identity", [draft.constant(values)], dtype=ir.DataType.FLOAT)
 
 
-def plugin_spellings(site: Site, target: str, editor: Editor) -> Iterator[Draft]:
+def plugin_drafts(site: Site, target: str, editor: Editor) -> Iterator[Draft]:
     """Yield the plugin's operations with the rounding of the dialect ``target`` among them."""
     if not isinstance(site, PluginSite) or not isinstance(site.quantizer, Ranged):
         return
@@ -195,7 +197,7 @@ def plugin_spellings(site: Site, target: str, editor: Editor) -> Iterator[Draft]
     decode = _decoding(editor.draft(site), steps, fused=True)
     draft = editor.draft(site)
     if decode is level_of:
-        # NaN, which a table has no place for, goes where the plugin sends it.
+        # NaN, which a table has no entry for, becomes what the plugin makes of it.
         y = limit(draft.op, draft.x, steps)
     else:
         y = clip(draft, draft.x, steps.low, steps.high)
@@ -247,8 +249,8 @@ def _decoding(draft: Draft, steps: PluginSteps, *, fused: bool) -> Decode:
     codes = codes.reshape(-1, *(1 for _ in levels.shape[1:]))
     for decode in (_scaled, _from_zero_point, _from_bottom):
         with np.errstate(all="ignore"):
-            found = np.asarray(decode(draft.op, codes, steps))
-        if np.array_equal(np.broadcast_to(found, levels.shape), levels):
+            values = np.asarray(decode(draft.op, codes, steps))
+        if np.array_equal(np.broadcast_to(values, levels.shape), levels):
             return decode
     return level_of
 

@@ -1,4 +1,4 @@
-"""Float weights of a model, and which of their axes is what to the operators that use them."""
+"""Float weights of a model, the role of their axes, and how one is stored as codes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,24 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
-from qgraph.choices import Choice
+from qgraph.errors import Choice, ModelError
+from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_tensor
+from qgraph.graph.deferred import DeferredTensor, tensor_of
+from qgraph.graph.edit import Editor
+from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.scopes import Body, bodies, subgraphs
+from qgraph.graph.streaming import stream_of
+from qgraph.graph.tensors import stored_bytes
 from qgraph.model import Model
+from qgraph.quantizers.weights.job import Groups
+from qgraph.quantizers.weights.scheme import E4M3, E8M0, Losses, Scheme
+from qgraph.quantizers.weights.weight_job import WeightJob
+from qgraph.reports import Outcome, SiteReport
+from qgraph.transforms.drafts.choice import entry, label
+
+LAZY_BYTES = 1 << 20
+"""Weights of more bytes are quantized when the model is saved."""
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """Types of weights that are quantized: DequantizeLinear gives them back."""
@@ -27,31 +41,20 @@ class UseKind(Choice):
     GATHER = "Gather"
 
 
-@dataclass(frozen=True)
-class Axes:
-    """What the axes of a weight are to an operator.
+@dataclass(frozen=True, eq=False)
+class WeightUse:
+    """A node that uses a weight, and the role of the axes of the weight as it is stored.
 
     Attributes:
+        node: the node.
         reduced: the axis over which products are summed, or that is read together: blocks lie in
             it. None if there is no other axis than ``channel``.
         channel: the axis of what is independent, such as output channels; None if there is none.
     """
 
+    node: ir.Node
     reduced: int | None
     channel: int | None
-
-
-@dataclass(frozen=True, eq=False)
-class Use:
-    """A node that uses a weight.
-
-    Attributes:
-        node: the node.
-        axes: what the axes of the weight, as it is stored, are to it.
-    """
-
-    node: ir.Node
-    axes: Axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +70,18 @@ class FloatWeight:
 
     value: ir.Value
     tensor: ir.TensorProtocol
-    uses: tuple[Use, ...]
+    uses: tuple[WeightUse, ...]
     others: tuple[str, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the tensor."""
         return tuple(int(size) for size in self.tensor.shape.numpy())
+
+    @property
+    def first_node(self) -> ir.Node:
+        """The node that the report names."""
+        return self.uses[0].node if self.uses else next(iter(self.value.uses())).node
 
 
 @dataclass(frozen=True)
@@ -101,11 +109,6 @@ class Wanted:
         )
 
 
-def label(node: ir.Node) -> str:
-    """Return the name of a node; of one without a name, that of its first output."""
-    return node.name or (node.outputs[0].name if node.outputs else None) or node.op_type
-
-
 def float_weights(model: Model, wanted: Wanted) -> Iterator[FloatWeight]:
     """Yield the weights of all nodes asked for, each once, in the order of their first use."""
     seen: set[ir.Value] = set()
@@ -124,21 +127,21 @@ def float_weights(model: Model, wanted: Wanted) -> Iterator[FloatWeight]:
 def _weight(value: ir.Value, tensor: ir.TensorProtocol, wanted: Wanted) -> FloatWeight:
     rank = len(tensor.shape)
     uses, others = [], []
-    for node, place, order in _users(value, tuple(range(rank))):
-        axes = _axes(node, place, order) if wanted.has(node) else None
-        if axes is None:
+    for node, index, order in _users(value, tuple(range(rank))):
+        use = _use(node, index, order) if wanted.has(node) else None
+        if use is None:
             others.append(label(node))
         else:
-            uses.append(Use(node, axes))
+            uses.append(use)
     if value.is_graph_output():
         others.append("the outputs of the graph")
     return FloatWeight(value, tensor, tuple(uses), tuple(others))
 
 
 def _weight_operands(node: ir.Node) -> list[ir.Value]:
-    places = {UseKind.MATMUL: (1, 0), UseKind.GATHER: (0,)}.get(UseKind(node.op_type), (1,))
-    found = [node.inputs[place] for place in places if place < len(node.inputs)]
-    return [value for value in found if value is not None]
+    indices = {UseKind.MATMUL: (1, 0), UseKind.GATHER: (0,)}.get(UseKind(node.op_type), (1,))
+    operands = [node.inputs[index] for index in indices if index < len(node.inputs)]
+    return [value for value in operands if value is not None]
 
 
 def _root(value: ir.Value) -> ir.Value:
@@ -158,7 +161,7 @@ def _is_view(node: ir.Node) -> bool:
 def _users(
     value: ir.Value, order: tuple[int, ...]
 ) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
-    """Yield node, place and order of axes of whoever uses ``value``, also transposed."""
+    """Yield each node that uses ``value``, also transposed: index of the input, order of axes."""
     for use in value.uses():
         node = use.node
         if not _is_view(node):
@@ -166,40 +169,38 @@ def _users(
             continue
         inner = order
         if node.op_type == "Transpose":
-            given = node.attributes.get("perm")
-            perm = range(len(order))[::-1] if given is None else given.as_ints()
-            inner = tuple(order[axis] for axis in perm)
+            perm = node.attributes.get_ints("perm", range(len(order))[::-1])
+            inner = tuple(order[axis] for axis in perm or ())
         output = node.outputs[0]
         if output.is_graph_output():
             yield node, use.idx, order
         yield from _users(output, inner)
 
 
-def _axes(node: ir.Node, place: int, order: tuple[int, ...]) -> Axes | None:
-    """Return what the axes are, in terms of the weight as stored; None if it is no weight here."""
+def _use(node: ir.Node, index: int, order: tuple[int, ...]) -> WeightUse | None:
+    """Return the role of the axes of the weight as stored; None if it is no weight here."""
     rank = len(order)
     reduced: int | None
     channel: int | None
     match node.op_type:
         case UseKind.MATMUL:
-            left = place == 0
+            left = index == 0
             reduced = rank - 1 if left or rank == 1 else rank - 2
             channel = None if rank == 1 else rank - 2 if left else rank - 1
-        case UseKind.GEMM if place == 1 and rank == 2:
+        case UseKind.GEMM if index == 1 and rank == 2:
             transposed = node.attributes.get_int("transB", 0) != 0
             reduced, channel = (1, 0) if transposed else (0, 1)
-        case UseKind.CONV if place == 1 and rank > 2:
+        case UseKind.CONV if index == 1 and rank > 2:
             reduced, channel = 1, 0
-        case UseKind.CONV_TRANSPOSE if place == 1 and rank > 2:
+        case UseKind.CONV_TRANSPOSE if index == 1 and rank > 2:
             reduced, channel = 0, 1
-        case UseKind.GATHER if place == 0 and rank > 0:
+        case UseKind.GATHER if index == 0 and rank > 0:
             channel = node.attributes.get_int("axis", 0) % rank
             reduced = rank - 1 if channel != rank - 1 else None
         case _:
             return None
-    return Axes(
-        None if reduced is None else order[reduced], None if channel is None else order[channel]
-    )
+    axes = (None if axis is None else order[axis] for axis in (reduced, channel))
+    return WeightUse(node, *axes)
 
 
 class Places:
@@ -229,3 +230,154 @@ class Places:
                 node = self._holder[node.graph]
             users.append(node)
         return min(users, key=self._order.__getitem__)
+
+
+@dataclass(eq=False)
+class WeightPlan:
+    """How one weight is stored.
+
+    Attributes:
+        weight, scheme, groups: what is quantized, and how.
+        sizes: shape of the scales.
+        axis, block_size: of the DequantizeLinear; no axis per tensor.
+    """
+
+    weight: FloatWeight
+    scheme: Scheme
+    groups: Groups
+    sizes: tuple[int, ...]
+    axis: int | None
+    block_size: int
+
+    def __post_init__(self) -> None:
+        if self.groups.scales == 1:
+            self.sizes, self.axis, self.block_size = (), None, 0
+        self.figures: dict[str, float | int | str] = {}
+        self._now: list[ir.TensorProtocol] = []
+        name = self.weight.value.name or ""
+        stream = stream_of(self.weight.tensor)
+        self._job = WeightJob(name, stream, self.groups, self.scheme, self._add_losses)
+
+    @property
+    def opset(self) -> int:
+        """The opset since which DequantizeLinear has all that is needed."""
+        needed = [QDQ_SINCE[self.scheme.codes]]
+        needed.append(21 if self.block_size else 13 if self.axis is not None else 10)
+        if self.scheme.scales == E8M0:
+            needed.append(24)
+        if self.scheme.result != "FLOAT":
+            needed.append(19)
+        return max(needed)
+
+    def prepare(self) -> str | None:
+        """Quantize a small weight now; return why it cannot be."""
+        if stored_bytes(self.weight.tensor) > LAZY_BYTES:
+            return None
+        try:
+            data = self._job.run()
+        except ModelError as error:
+            return str(error)
+        self._now = [
+            tensor_of(packed, ir.DataType[kind], shape)
+            for packed, (kind, shape) in zip(data, self._outputs(), strict=True)
+        ]
+        return None
+
+    def carry_out(self, editor: Editor, places: Places) -> SiteReport:
+        """Replace the weight by a DequantizeLinear; return the entry of the report."""
+        value = self.weight.value
+        anchor = places.first_user(value)
+        stem = value.name or "weight"
+        tensors = self._now or [
+            DeferredTensor(self._job, index, ir.DataType[kind], shape)
+            for index, (kind, shape) in enumerate(self._outputs())
+        ]
+        names = ["codes", "scale", *self._more()]
+        operands = [
+            editor.place(_constant(tensor, name), anchor, anchor.graph, stem)
+            for name, tensor in zip(names, tensors, strict=True)
+        ]
+        nodes = []
+        if self.scheme.scales == E4M3:
+            codes, scale, unit = operands
+            decoded = _dequantize([scale, unit], {})
+            decoded.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+            nodes.append(decoded)
+            operands = [codes, decoded.outputs[0]]
+        attributes = {} if self.axis is None else {"axis": self.axis}
+        attributes |= {"block_size": self.block_size} if self.block_size else {}
+        result = self.weight.tensor.dtype
+        if operands[1].dtype is not result:
+            attributes["output_dtype"] = result.value
+        nodes.append(_dequantize(operands, attributes))
+        decoded = nodes[-1]
+        decoded.outputs[0].type = ir.TensorType(result)
+        decoded.outputs[0].shape = ir.Shape(self.weight.shape)
+        for node in nodes:
+            name = stem if node is nodes[-1] else f"{stem}_scale"
+            node.name = editor.fresh(f"{name}_DequantizeLinear")
+            node.outputs[0].name = editor.fresh(f"{name}_dequantized")
+            if anchor.graph is not None:
+                anchor.graph.insert_before(anchor, node)
+        value.replace_all_uses_with(decoded.outputs[0])
+        _forget(value)
+        return self._entry(nodes)
+
+    def _entry(self, nodes: list[ir.Node]) -> SiteReport:
+        size = self.weight.tensor.size * self.weight.tensor.dtype.bitwidth // 8
+        self.figures |= {
+            "weight": self.weight.value.name or "",
+            "type": self.scheme.codes,
+            "scales": self.groups.scales,
+            "scale_type": self.scheme.scales,
+            "block_size": self.block_size,
+            "weight_bytes_before": size,
+            "weight_bytes_after": sum(self._job.sizes()),
+        }
+        return entry(
+            self.weight.first_node,
+            Outcome.CHANGED,
+            spelling="+".join(node.op_type for node in nodes),
+            verdict=Verdict(Exactness.DIFFERENT, Method.CONSTANT),
+            figures=self.figures,
+        )
+
+    def _add_losses(self, losses: Losses) -> None:
+        self.figures |= {
+            "sqnr_db": losses.sqnr,
+            "max_abs_error": losses.worst,
+            "max_error_steps": losses.worst_steps,
+            "clipped": losses.clipped,
+            "scale_low": losses.lowest_scale,
+            "scale_high": losses.highest_scale,
+        }
+
+    def _more(self) -> list[str]:
+        points = ["zero_point"] if self.scheme.has_zero_point else []
+        return points + (["scale_unit"] if self.scheme.scales == E4M3 else [])
+
+    def _outputs(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield type and shape of each tensor that the job gives."""
+        yield self.scheme.codes, self.weight.shape
+        yield self.scheme.scales, self.sizes
+        for name in self._more():
+            is_point = name == "zero_point"
+            yield (self.scheme.codes, self.sizes) if is_point else ("FLOAT", ())
+
+
+def _dequantize(operands: list[ir.Value], attributes: dict[str, int]) -> ir.Node:
+    return ir.node("DequantizeLinear", operands, attributes)
+
+
+def _constant(tensor: ir.TensorProtocol, name: str) -> ir.Value:
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
+
+
+def _forget(value: ir.Value) -> None:
+    """Drop a weight that nothing uses any more."""
+    producer, graph = value.producer(), value.graph
+    if producer is not None and producer.graph is not None:
+        producer.graph.remove(producer, safe=True)
+    elif isinstance(graph, ir.Graph):
+        del graph.initializers[value.name or ""]

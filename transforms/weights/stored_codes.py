@@ -1,26 +1,33 @@
-"""Constants that a DequantizeLinear decodes: their codes, and what the scales reach over."""
+"""Constants that a DequantizeLinear decodes, and the other types in which their codes fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.errors import OperatorError, where
-from qgraph.graph.folding import constant_expression, constant_stream
+from qgraph.errors import OperatorError
+from qgraph.graph.constants import constant_expression, constant_stream
+from qgraph.graph.opset.history import QDQ_SINCE
+from qgraph.graph.streaming import Stream
 from qgraph.model import Model
 from qgraph.numerics import blocks
-from qgraph.numerics.formats import FORMATS
+from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.numerics.minifloat import MINIFLOATS, cast
 from qgraph.numerics.packing import packed_size
 from qgraph.ops.operator import operator_of
-from qgraph.tensors.streaming import Stream
-from qgraph.weights.repack_job import Shift, Source
+from qgraph.quantizers.weights.piecewise import Parameter
+from qgraph.quantizers.weights.repack_job import Range, Source
 
 Array = npt.NDArray[Any]
+Whole = npt.NDArray[np.int32]
+Move = tuple[Parameter | None, float]
+"""What is subtracted from numbers, and the power of two by which they are multiplied."""
 
 DOMAINS = ("", "com.microsoft")
 
@@ -32,7 +39,7 @@ class Stored:
     Attributes:
         nodes: the nodes, in order.
         value: the codes.
-        source: what they hold, after the Clip.
+        source: what they hold, after the Clip; the zero points are its shift.
         scale: in the rank of the codes, as it is stored; None where it is computed.
         zero_point: likewise, as whole numbers; None for 0.
         others: operators that use the codes as such, for which they would stay.
@@ -42,7 +49,7 @@ class Stored:
     value: ir.Value
     source: Source
     scale: Array | None
-    zero_point: npt.NDArray[np.int32] | None
+    zero_point: Whole | None
     others: tuple[str, ...] = ()
 
     @property
@@ -69,38 +76,49 @@ class Stored:
 
     @property
     def axis(self) -> int:
-        """As the DequantizeLinear has it, counted from the front."""
+        """The axis of the DequantizeLinear, counted from the front."""
         return self.decode.attributes.get_int("axis", 1) % max(len(self.shape), 1)
 
     @property
     def block_size(self) -> int:
-        """As the DequantizeLinear has it."""
+        """The block size of the DequantizeLinear."""
         return self.decode.attributes.get_int("block_size", 0)
 
     @property
-    def shift(self) -> Shift | None:
-        """The zero points as something to subtract."""
-        if self.zero_point is None:
-            return None
-        return Shift(self.zero_point, self.axis, self.block_size)
+    def scale_type(self) -> str:
+        """The ONNX type of the scales."""
+        scale = self.decode.inputs[1]
+        return scale.dtype.name if scale is not None and scale.dtype is not None else "FLOAT"
+
+    def scale_over(self, factor: float) -> Array | None:
+        """Return the scales divided by ``factor``; None if they are computed, or it is inexact."""
+        if self.scale is None or factor == 1:
+            return self.scale
+        with np.errstate(all="ignore"):
+            quotient = self.scale.astype(np.float32) / np.float32(factor)
+            scale = quotient.astype(self.scale.dtype)
+            again = scale.astype(np.float32) * np.float32(factor)
+        normal = np.abs(quotient) >= np.finfo(np.float32).smallest_normal
+        same = again == self.scale.astype(np.float32)
+        return scale if bool((same & normal).all()) else None
+
+    def moved_point(self, shift: Parameter | None) -> Whole:
+        """Return the zero points after a shift."""
+        point = self.zero_point
+        if point is None:
+            point = np.zeros((1,) * len(self.shape), np.int32)
+        return point if shift is None else point - shift.array
 
 
-def stored_codes(model: Model) -> Iterator[Stored | OperatorError]:
-    """Yield every DequantizeLinear on constant codes; an error for one that is not valid."""
+def stored_codes(model: Model) -> Iterator[Stored]:
+    """Yield every DequantizeLinear on constant codes; those that are not valid are left out."""
     for node in model.nodes("DequantizeLinear"):
-        if node.domain not in DOMAINS:
-            continue
         try:
-            found = _read(node)
-        except (OperatorError, ValueError) as error:
-            yield (
-                error
-                if isinstance(error, OperatorError)
-                else OperatorError(f"{where(node)}: {error}.")
-            )
+            stored = _read(node) if node.domain in DOMAINS else None
+        except (OperatorError, ValueError):
             continue
-        if found is not None:
-            yield found
+        if stored is not None:
+            yield stored
 
 
 def _read(node: ir.Node) -> Stored | None:
@@ -114,28 +132,26 @@ def _read(node: ir.Node) -> Stored | None:
         nodes = (clip, node)
         if bounds is None:
             return None
-    stream = constant_stream(value)
+    stream, operator = constant_stream(value), operator_of(node)
     if value is None or stream is None or stream.kind not in FORMATS or not stream.size:
         return None
-    operator = operator_of(node)
     if operator is None:
         return None
     _, scale_value, point_value = operator.schema.values(node)
-    point = None if point_value is None else constant_expression(point_value)
+    point = constant_expression(point_value)
     if point_value is not None and point is None:
         return None
-    axis = node.attributes.get_int("axis", 1)
-    size = node.attributes.get_int("block_size", 0)
+    axis, size = (node.attributes.get_int(name, n) for name, n in (("axis", 1), ("block_size", 0)))
     scale = constant_expression(scale_value)
-    if scale is not None:
-        scale = _placed(scale, stream.shape, axis, size)
-    whole = None
+    scale = None if scale is None else _aligned(scale, stream.shape, axis, size)
+    zero_point = shift = None
     if point is not None and point.astype(np.float32).any():
-        whole = _placed(point.astype(np.int32), stream.shape, axis, size)
-    others = [
-        user for each in (value, *(n.outputs[0] for n in nodes[:-1])) for user in _others(each)
-    ]
-    return Stored(nodes, value, Source(stream, bounds), scale, whole, tuple(dict.fromkeys(others)))
+        zero_point = _aligned(point.astype(np.int32), stream.shape, axis, size)
+        rank = max(len(stream.shape), 1)
+        shift = Parameter(zero_point, stream.shape, axis % rank if size else None, size)
+    passed_on = (value, *(n.outputs[0] for n in nodes[:-1]))
+    others = dict.fromkeys(user for each in passed_on for user in _others(each))
+    return Stored(nodes, value, Source(stream, bounds, shift), scale, zero_point, tuple(others))
 
 
 def _others(value: ir.Value) -> list[str]:
@@ -150,19 +166,19 @@ def _reads(node: ir.Node) -> bool:
 
 def _bounds(clip: ir.Node) -> tuple[float, float] | None:
     """Return the bounds of a Clip on codes; None where they are computed."""
-    found = [-np.inf, np.inf]
-    for place, value in enumerate(clip.inputs[1:3]):
+    bounds = [-np.inf, np.inf]
+    for index, value in enumerate(clip.inputs[1:3]):
         if value is None:
             continue
         bound = constant_expression(value)
         if bound is None or bound.size != 1:
             return None
-        found[place] = float(bound.astype(np.float64).reshape(()))
+        bounds[index] = float(bound.astype(np.float64).reshape(()))
     limit = 2**31 - 1
-    return max(found[0], -limit), min(found[1], limit)
+    return max(bounds[0], -limit), min(bounds[1], limit)
 
 
-def _placed(parameter: Array, shape: tuple[int, ...], axis: int, block_size: int) -> Array:
+def _aligned(parameter: Array, shape: tuple[int, ...], axis: int, block_size: int) -> Array:
     """Return a parameter in the rank of the codes: 1, the axis' length, or blocks, along each."""
     if parameter.size == 1:
         return parameter.reshape((1,) * len(shape))
@@ -170,3 +186,206 @@ def _placed(parameter: Array, shape: tuple[int, ...], axis: int, block_size: int
         blocks.align(np.empty(parameter.shape, np.bool_), shape, axis, block_size)
         return parameter
     return blocks.align(parameter, shape, axis)
+
+
+_NARROWER = {
+    "signed": ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32"),
+    "unsigned": ("UINT2", "INT2", "UINT4", "INT4", "UINT8", "INT8", "UINT16", "INT16", "INT32"),
+    "float": ("FLOAT4E2M1", "FLOAT6E2M3", "FLOAT6E3M2"),
+}
+"""Types by width; of one width, the kind that codes have now goes first."""
+
+_EXPONENTS = range(-8, 25)
+
+
+@dataclass(frozen=True, eq=False)
+class Recoding:
+    """Another way to store codes: ``(number - shift) * factor`` in ``kind``.
+
+    Attributes:
+        kind: ONNX type.
+        shift: the zero points, or one number for all; None for 0.
+        factor: a power of two.
+        scale: as it will be stored; None if it does not change.
+        zero_point: as it will be stored; None for 0.
+        axis: of the new DequantizeLinear; None per tensor.
+        block_size: of the new DequantizeLinear.
+        is_merged: whether scales that agree became one.
+    """
+
+    kind: str
+    shift: Parameter | None
+    factor: float
+    scale: Array | None
+    zero_point: Whole | None
+    axis: int | None
+    block_size: int
+    is_merged: bool = False
+
+
+def recodings(stored: Stored, span: Range, kinds: Sequence[str] | None) -> Iterator[Recoding]:
+    """Yield the ways in which the codes fit, the best first.
+
+    Args:
+        stored: the codes.
+        span: which of them occur.
+        kinds: types to try; None for all from the narrowest up to the type that they have.
+    """
+    now = FORMATS[stored.stream.kind]
+    if kinds is None:
+        family = "float"
+        if isinstance(now, IntFormat):
+            family = "signed" if now.signed else "unsigned"
+        narrower = [kind for kind in _NARROWER[family] if FORMATS[kind].bits < now.bits]
+        kinds = [*narrower, stored.stream.kind]
+    for _, alike in itertools.groupby(kinds, key=lambda kind: FORMATS[kind].bits):
+        offers = [
+            recoding
+            for kind in alike
+            for shift, factor in _moves(stored, span, kind)
+            if (recoding := _laid(stored, kind, shift, factor)) is not None
+        ]
+        # Of one width, what needs no zero points is smaller.
+        yield from sorted(offers, key=lambda recoding: recoding.zero_point is not None)
+
+
+def merged(stored: Stored, recoding: Recoding) -> Recoding:
+    """Return ``recoding`` with scales merged that agree: in blocks, in channels, or all."""
+    scale = stored.scale_over(recoding.factor)
+    if scale is None or scale.size == 1:
+        return recoding
+    point = np.broadcast_to(stored.moved_point(recoding.shift), scale.shape)
+    rank, axis, size = len(stored.shape), recoding.axis or 0, recoding.block_size
+    # Whole tensor, then one entry for each index of an axis, then larger blocks.
+    for kept in (None, *range(rank)):
+        if kept is not None and scale.shape[kept] != stored.shape[kept]:
+            continue
+        others = tuple(i for i in range(rank) if i != kept)
+        if all(scale.shape[i] == 1 for i in others):
+            continue
+        if _agree(scale, others) and _agree(point, others):
+            index = tuple(0 if i in others else slice(None) for i in range(rank))
+            return _with(recoding, scale[index], point[index], kept, 0)
+    factor = 1
+    while size and size * factor * 2 < 2 * stored.shape[axis]:
+        if not all(_agree_in_groups(each, axis, factor * 2) for each in (scale, point)):
+            break
+        factor *= 2
+    if factor == 1:
+        return recoding
+    index = (*(slice(None),) * axis, slice(None, None, factor))
+    return _with(recoding, scale[index], point[index], axis, size * factor)
+
+
+def needed_opset(stored: Stored, recoding: Recoding, *, rows: bool) -> int:
+    """Return the opset since which DequantizeLinear has all that ``recoding`` takes.
+
+    Args:
+        stored: the codes.
+        recoding: how they are stored.
+        rows: whether blocks become rows.
+    """
+    kind = stored.scale_type
+    needed = [QDQ_SINCE[recoding.kind]]
+    if recoding.axis is not None:
+        needed.append(21 if recoding.block_size and not rows else 13)
+    if kind != "FLOAT":
+        needed.append(24 if kind == "FLOAT8E8M0" else 19)
+    if stored.decode.attributes.get_int("output_dtype", 0):
+        needed.append(23)
+    return max(needed)
+
+
+def _moves(stored: Stored, span: Range, kind: str) -> Iterator[Move]:
+    """Yield what may be subtracted, and by which power of two numbers may be multiplied."""
+    now, form = FORMATS[stored.stream.kind], FORMATS[kind]
+    if isinstance(now, IntFormat) and isinstance(form, IntFormat):
+        yield from _integer_moves(stored, span, kind)
+    elif isinstance(now, IntFormat):
+        grid = MINIFLOATS[kind]
+        reach = min(2.0 ** (grid.mantissa_bits + 1), grid.max_value)
+        if -reach <= span.low_centred and span.high_centred <= reach:
+            yield stored.source.shift, 1.0
+    elif isinstance(form, IntFormat):
+        used = np.array(sorted(span.used), np.float64)
+        for exponent in _EXPONENTS:
+            numbers = used * 2.0**exponent
+            if (numbers == np.rint(numbers)).all():
+                if form.lo <= numbers.min() and numbers.max() <= form.hi:
+                    yield None, 2.0**exponent
+                break
+    else:
+        used32 = np.array(sorted(span.used), np.float32)
+        if kind == stored.stream.kind or (cast(used32, kind) == used32).all():
+            yield None, 1.0
+
+
+def _integer_moves(stored: Stored, span: Range, kind: str) -> Iterator[Move]:
+    now, form = FORMATS[stored.stream.kind], FORMATS[kind]
+    point = stored.zero_point
+    # Zero points move with the codes, also those that are 0, and have to fit as well.
+    lowest, highest = (0, 0) if point is None else (int(point.min()), int(point.max()))
+    low, high = min(span.low, lowest), max(span.high, highest)
+    as_it_is = form.lo <= low and high <= form.hi
+    if kind == stored.stream.kind:
+        yield None, 1.0
+        return
+    if point is not None and form.lo <= span.low_centred and span.high_centred <= form.hi:
+        yield stored.source.shift, 1.0
+    if as_it_is:
+        yield None, 1.0
+    # Signed codes are counted from the middle of an unsigned type, others from the lowest code.
+    middle = -(1 << (form.bits - 1)) if now.lo < 0 <= form.lo else int(low - form.lo)
+    for shift in dict.fromkeys((middle, int(low - form.lo))):
+        if form.lo <= low - shift and high - shift <= form.hi:
+            number = np.full((1,) * len(stored.shape), shift, np.int32)
+            yield Parameter(number, stored.shape), 1.0
+
+
+def _laid(stored: Stored, kind: str, shift: Parameter | None, factor: float) -> Recoding | None:
+    """Return the recoding with its parameters as they are stored; None where they cannot be."""
+    whole = stored.scale is not None and stored.scale.size > 1
+    axis = stored.axis if whole or (stored.scale is None and stored.block_size) else None
+    size = stored.block_size if axis is not None else 0
+    plain = Recoding(kind, shift, factor, None, None, axis, size)
+    point = stored.moved_point(shift)
+    if factor == 1 and not point.any():
+        return plain
+    scale = stored.scale_over(factor)
+    if scale is None:
+        return None
+    if point.any() and not isinstance(FORMATS[kind], IntFormat):
+        return None
+    return _with(plain, scale, np.broadcast_to(point, scale.shape), axis, size, is_merged=False)
+
+
+def _with(
+    recoding: Recoding,
+    scale: Array,
+    point: Whole,
+    axis: int | None,
+    size: int,
+    *,
+    is_merged: bool = True,
+) -> Recoding:
+    shape: tuple[int, ...] = scale.shape if size else () if axis is None else (-1,)
+    return replace(
+        recoding,
+        scale=np.asarray(scale, order="C").reshape(shape),
+        zero_point=np.asarray(point, order="C").reshape(shape) if point.any() else None,
+        axis=axis,
+        block_size=size,
+        is_merged=is_merged,
+    )
+
+
+def _agree(parameter: Array, axes: tuple[int, ...]) -> bool:
+    numbers = parameter.astype(np.float32)
+    first = numbers[tuple(slice(0, 1) if i in axes else slice(None) for i in range(numbers.ndim))]
+    return bool((numbers == first).all())
+
+
+def _agree_in_groups(parameter: Array, axis: int, size: int) -> bool:
+    numbers = np.moveaxis(parameter.astype(np.float32), axis, 0)
+    first = np.repeat(numbers[::size], size, axis=0)[: len(numbers)]
+    return bool((numbers == first).all())

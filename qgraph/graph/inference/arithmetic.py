@@ -24,7 +24,14 @@ from qgraph.graph.inference.dimensions import (
     multiply,
     subtract,
 )
-from qgraph.graph.inference.facts import FLOATS, MOST_ITEMS, Items, as_items, range_of, wrapped
+from qgraph.graph.inference.rules import (
+    FLOATS,
+    MOST_ITEMS,
+    Items,
+    as_items,
+    range_of,
+    wrapped,
+)
 
 _FEW_FLOATS = 64
 """Larger tensors of floating-point numbers are not computed; sizes need few of them."""

@@ -1,21 +1,36 @@
-"""Operators whose result has the shape of one operand, or that to which the operands broadcast.
+"""Operators whose result has the type of some operands and the shape to which some broadcast.
 
-Multidirectional broadcasting, the type constraints and the outputs are those of the operators'
-definitions. Elements are computed in :mod:`qgraph.graph.inference.arithmetic`.
+Most are rows of a table: where the type comes from, and the operands that broadcast. Broadcasting
+is multidirectional; it, the type constraints and the outputs are those of the operators'
+definitions. Elements are computed in :mod:`qgraph.graph.inference.arithmetic`. Quantizers of all
+dialects and matrix products are here too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import onnx_ir as ir
 
 from qgraph.graph.inference.arithmetic import calculated
 from qgraph.graph.inference.dimensions import broadcast
-from qgraph.graph.inference.facts import UNKNOWN, Fact, Shape
-from qgraph.graph.inference.rules import Call, Unknown, common_type, rule
+from qgraph.graph.inference.rules import (
+    UNKNOWN,
+    Call,
+    Fact,
+    Rule,
+    Shape,
+    Unknown,
+    common_type,
+    rule,
+)
 
 _MICROSOFT = "com.microsoft"
+_QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
+
+TypeSource: TypeAlias = ir.DataType | tuple[int, ...]
+"""An element type, or the operands that share it."""
 
 _SAME_FORM = (
     "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Celu", "Clip",
@@ -48,48 +63,12 @@ def same_form(call: Call) -> list[Fact]:
     return [Fact(x.dtype, x.shape, items)]
 
 
-@rule("BiasGelu", "FastGelu", "Gelu", "QuickGelu", domain=_MICROSOFT)
-def activation(call: Call) -> list[Fact]:
-    """The type and the shape of the data."""
-    return [Fact(call[0].dtype, call[0].shape)]
-
-
-@rule("IsInf", "IsNaN")
-def truth_of(call: Call) -> list[Fact]:
-    """Truth values in the shape of the operand."""
-    return [Fact(ir.DataType.BOOL, call[0].shape)]
-
-
 @rule("Dropout")
 def dropout(call: Call) -> list[Fact]:
     """The form of the data, and a mask, which is of truth values since opset 10."""
     x = call[0]
     mask = ir.DataType.BOOL if call.version >= 10 else x.dtype
     return [Fact(x.dtype, x.shape), Fact(mask, x.shape)]
-
-
-@rule("BatchNormalization")
-def batch_normalization(call: Call) -> list[Fact]:
-    """The form of the data; the statistics of training are not followed."""
-    return [Fact(call[0].dtype, call[0].shape)]
-
-
-@rule("GroupNormalization")
-def group_normalization(call: Call) -> list[Fact]:
-    """The form of the data."""
-    return [Fact(call[0].dtype, call[0].shape)]
-
-
-@rule("LayerNormalization")
-def layer_normalization(call: Call) -> list[Fact]:
-    """The form of the data; mean and deviation are not followed."""
-    return [Fact(call[0].dtype, call[0].shape)]
-
-
-@rule("SimplifiedLayerNormalization")
-def simplified_layer_normalization(call: Call) -> list[Fact]:
-    """The form of the data, of ONNX Runtime's operator in the standard domain."""
-    return [Fact(call[0].dtype, call[0].shape)]
 
 
 @rule("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=_MICROSOFT)
@@ -99,71 +78,89 @@ def skip_normalization(call: Call) -> list[Fact]:
     return [form, UNKNOWN, UNKNOWN, form]
 
 
-@rule("PRelu")
-def p_relu(call: Call) -> list[Fact]:
-    """The form of the data, to which the slope broadcasts."""
-    return [Fact(call[0].dtype, call[0].shape)]
+_FORMS: list[tuple[str, str, TypeSource, tuple[int, ...]]] = [
+    ("", "BatchNormalization GroupNormalization LayerNormalization PRelu", (0,), (0,)),
+    ("", "SimplifiedLayerNormalization", (0,), (0,)),
+    ("", "GatherElements", (0,), (1,)),
+    ("", "IsInf IsNaN", ir.DataType.BOOL, (0,)),
+    (_MICROSOFT, "BiasGelu FastGelu Gelu QuickGelu", (0,), (0,)),
+    (_MICROSOFT, "QLinearLeakyRelu QLinearSigmoid QLinearSoftmax", (0,), (0,)),
+    (_MICROSOFT, "QLinearAdd QLinearMul", (0, 3), (0, 3)),
+    (_MICROSOFT, "QLinearWhere", (1, 4), (0, 1, 4)),
+]
+"""Domain, operators, the source of the type, and the operands that broadcast to the shape.
+
+Further results, such as the statistics of a normalisation, are not followed.
+"""
+
+_PRODUCTS: list[tuple[str, str, TypeSource, tuple[int, int]]] = [
+    ("", "MatMul", (0, 1), (0, 1)),
+    ("", "MatMulInteger", ir.DataType.INT32, (0, 1)),
+    ("", "QLinearMatMul", (7,), (0, 3)),
+    (_MICROSOFT, "MatMulIntegerToFloat", (2, 3), (0, 1)),
+    (_MICROSOFT, "DynamicQuantizeMatMul", (0,), (0, 1)),
+]
+"""Domain, operator, the source of the type, and the two matrices."""
+
+
+def type_of(call: Call, source: TypeSource) -> ir.DataType | None:
+    """Return the element type that a source names."""
+    return (
+        source if isinstance(source, ir.DataType) else common_type(*map(call.__getitem__, source))
+    )
+
+
+def _broadcast(call: Call, operands: Sequence[int]) -> Shape | None:
+    """Return the shape to which operands broadcast."""
+    shape: Shape | None = ()
+    for index in operands:
+        shape = broadcast_shape(shape, call[index].shape)
+    return shape
+
+
+def _form_rule(source: TypeSource, operands: Sequence[int]) -> Rule:
+    return lambda call: [Fact(type_of(call, source), _broadcast(call, operands))]
+
+
+def _product_rule(source: TypeSource, matrices: tuple[int, int]) -> Rule:
+    def product(call: Call) -> list[Fact]:
+        left, right = (call[index].shape for index in matrices)
+        return [Fact(type_of(call, source), product_shape(left, right))]
+
+    return product
+
+
+for _domain, _names, _source, _operands in _FORMS:
+    rule(*_names.split(), domain=_domain)(_form_rule(_source, _operands))
+for _domain, _name, _source, _matrices in _PRODUCTS:
+    rule(_name, domain=_domain)(_product_rule(_source, _matrices))
 
 
 @rule("Pow", "BitShift")
 def of_first_type(call: Call) -> list[Fact]:
     """The type of the first operand in the shape to which both broadcast."""
     _check_broadcast(call)
-    return [Fact(call[0].dtype, broadcast_shape(call[0].shape, call[1].shape))]
+    return [Fact(call[0].dtype, _broadcast(call, (0, 1)))]
 
 
-@rule(*_BINARY)
+@rule(*_BINARY, *_COMPARING)
 def binary(call: Call) -> list[Fact]:
-    """The common type in the shape to which the operands broadcast."""
+    """The common type, or truth values, in the shape to which the operands broadcast."""
     _check_broadcast(call)
-    operands = [call[place] for place in range(len(call.operands))]
-    shape: Shape | None = operands[0].shape
-    for operand in operands[1:]:
-        shape = broadcast_shape(shape, operand.shape)
-    dtype = common_type(*operands)
-    name = call.node.op_type
+    name, operands = call.node.op_type, [call[index] for index in range(len(call.operands))]
+    dtype, shape = common_type(*operands), _broadcast(call, range(len(operands)))
     if name == "Mod" and call.integer("fmod", 0):
         name = "Fmod"
     items = calculated(name, dtype, *(x.items for x in operands)) if len(operands) == 2 else None
-    return [Fact(dtype, shape, items)]
-
-
-@rule(*_COMPARING)
-def comparing(call: Call) -> list[Fact]:
-    """Truth values in the shape to which both operands broadcast."""
-    _check_broadcast(call)
-    shape = broadcast_shape(call[0].shape, call[1].shape)
-    dtype = common_type(call[0], call[1])
-    items = calculated(call.node.op_type, dtype, call[0].items, call[1].items)
-    return [Fact(ir.DataType.BOOL, shape, items)]
+    return [Fact(ir.DataType.BOOL if name in _COMPARING else dtype, shape, items)]
 
 
 @rule("Where")
 def where(call: Call) -> list[Fact]:
     """The common type of the branches in the shape to which all operands broadcast."""
-    operands = [call[0], call[1], call[2]]
-    shape = broadcast_shape(broadcast_shape(*(x.shape for x in operands[:2])), operands[2].shape)
-    dtype = common_type(*operands[1:])
-    return [Fact(dtype, shape, calculated("Where", dtype, *(x.items for x in operands)))]
-
-
-@rule("QLinearAdd", "QLinearMul", domain=_MICROSOFT)
-def q_linear_binary(call: Call) -> list[Fact]:
-    """The type of the codes in the shape to which both tensors of codes broadcast."""
-    return [Fact(common_type(call[0], call[3]), broadcast_shape(call[0].shape, call[3].shape))]
-
-
-@rule("QLinearWhere", domain=_MICROSOFT)
-def q_linear_where(call: Call) -> list[Fact]:
-    """The type of the codes in the shape to which condition and codes broadcast."""
-    shape = broadcast_shape(broadcast_shape(call[0].shape, call[1].shape), call[4].shape)
-    return [Fact(common_type(call[1], call[4]), shape)]
-
-
-@rule("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", domain=_MICROSOFT)
-def q_linear_unary(call: Call) -> list[Fact]:
-    """The form of the codes."""
-    return [Fact(call[0].dtype, call[0].shape)]
+    dtype = common_type(call[1], call[2])
+    items = calculated("Where", dtype, *(call[index].items for index in range(3)))
+    return [Fact(dtype, _broadcast(call, range(3)), items)]
 
 
 def broadcast_shape(a: Shape | None, b: Shape | None) -> Shape | None:
@@ -182,9 +179,91 @@ def broadcast_shape(a: Shape | None, b: Shape | None) -> Shape | None:
 def _check_broadcast(call: Call) -> None:
     """Refuse versions that broadcast along an attribute, or not at all."""
     since = _BROADCASTS_SINCE.get(call.node.op_type, 7)
-    if call.version < since and len(_present(call)) > 1:
+    if call.version < since and sum(operand is not None for operand in call.operands) > 1:
         raise Unknown
 
 
-def _present(call: Call) -> Sequence[Fact]:
-    return [operand for operand in call.operands if operand is not None]
+def _quantize_linear(call: Call) -> list[Fact]:
+    """The data's shape, in the type of the zero point, else of ``output_dtype``, else uint8."""
+    named = call.dtype("output_dtype") or ir.DataType.UINT8
+    return [Fact(call[2].dtype if call.has(2) else named, call[0].shape)]
+
+
+def _dequantize_linear(call: Call) -> list[Fact]:
+    """The shape of the codes, in the type of ``output_dtype``, else of the scale."""
+    return [Fact(call.dtype("output_dtype") or call[1].dtype, call[0].shape)]
+
+
+for _domain in ("", _MICROSOFT):
+    rule("QuantizeLinear", domain=_domain)(_quantize_linear)
+    rule("DequantizeLinear", domain=_domain)(_dequantize_linear)
+
+
+@rule("DynamicQuantizeLinear")
+def dynamic_quantize_linear(call: Call) -> list[Fact]:
+    """Codes of uint8 in the data's shape, and a single scale and zero point."""
+    codes = ir.DataType.UINT8
+    return [Fact(codes, call[0].shape), Fact(ir.DataType.FLOAT, ()), Fact(codes, ())]
+
+
+def _broadcasting(call: Call) -> list[Fact]:
+    """The shape to which the data and all parameters broadcast; float32 where the data is."""
+    shape = _broadcast(call, [0, *filter(call.has, range(1, len(call.operands)))])
+    return [Fact(call[0].dtype if call[0].dtype is ir.DataType.FLOAT else None, shape)]
+
+
+for _domain in _QONNX:
+    rule("BipolarQuant", "FloatQuant", "IntQuant", "Quant", "Trunc", domain=_domain)(_broadcasting)
+
+
+def _fake_quantize(call: Call) -> list[Fact]:
+    """The shape of the data, to which the ends of the ranges broadcast."""
+    if call.text("auto_broadcast", "numpy") != "numpy" or len(call.operands) < 5:
+        raise Unknown
+    return _broadcasting(call)
+
+
+rule("FakeQuantize", domain="org.openvinotoolkit")(_fake_quantize)
+rule("FakeQuantize")(_fake_quantize)
+
+
+@rule("Gemm")
+def gemm(call: Call) -> list[Fact]:
+    """Two dimensions: rows of the first matrix, columns of the second, after transposition."""
+    if call.version < 7:
+        raise Unknown
+    dtype = common_type(call[0], call[1], *([call[2]] if call.has(2) else []))
+    return [Fact(dtype, _gemm_shape(call, call[0].shape, call[1].shape))]
+
+
+@rule("QGemm", domain=_MICROSOFT)
+def q_gemm(call: Call) -> list[Fact]:
+    """As of Gemm; codes if there is a scale of the result, else numbers of the type of a scale."""
+    dtype = call.optional(8).dtype if call.has(7) else common_type(call[1], call[4])
+    return [Fact(dtype, _gemm_shape(call, call[0].shape, call[3].shape))]
+
+
+@rule("MatMulBnb4", "MatMulNBits", domain=_MICROSOFT)
+def mat_mul_n_bits(call: Call) -> list[Fact]:
+    """The data with ``N`` in place of the last dimension."""
+    columns = call.integer("N", 0)
+    if columns < 1 or not call.shape(0) or call.integer("transB", 1) != 1:
+        raise Unknown
+    return [Fact(call[0].dtype, [*call.shape(0)[:-1], columns])]
+
+
+def product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
+    """Return the shape of a matrix product as NumPy defines it, None where a rank is not known."""
+    if a is None or b is None:
+        return None
+    if not a or not b:
+        raise Unknown
+    rows, columns = a[-2:-1], b[-1:] if len(b) > 1 else ()
+    stacks = broadcast_shape(a[:-2], b[:-2])
+    return None if stacks is None else (*stacks, *rows, *columns)
+
+
+def _gemm_shape(call: Call, a: Shape | None, b: Shape | None) -> Shape:
+    rows = None if a is None else a[1 if call.integer("transA", 0) else 0]
+    columns = None if b is None else b[0 if call.integer("transB", 0) else 1]
+    return rows, columns

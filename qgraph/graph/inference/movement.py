@@ -16,8 +16,18 @@ from qgraph.graph.inference.dimensions import (
     product,
 )
 from qgraph.graph.inference.elementwise import broadcast_shape
-from qgraph.graph.inference.facts import MOST_ITEMS, Fact, Items, Shape
-from qgraph.graph.inference.rules import Call, Unknown, common_type, place_of, places_of, rule
+from qgraph.graph.inference.rules import (
+    MOST_ITEMS,
+    Call,
+    Fact,
+    Items,
+    Shape,
+    Unknown,
+    common_type,
+    place_of,
+    places_of,
+    rule,
+)
 
 
 @rule("Transpose")
@@ -28,14 +38,8 @@ def transpose(call: Call) -> list[Fact]:
     order = list(reversed(range(len(shape)))) if perm is None else places_of(perm, len(shape))
     if len(order) != len(shape):
         raise Unknown
-    items = x.items
-    return [
-        Fact(
-            x.dtype,
-            [shape[axis] for axis in order],
-            None if items is None else items.transpose(order),
-        )
-    ]
+    items = None if x.items is None else x.items.transpose(order)
+    return [Fact(x.dtype, [shape[axis] for axis in order], items)]
 
 
 @rule("Flatten")
@@ -198,12 +202,6 @@ def gather(call: Call) -> list[Fact]:
     return [Fact(x.dtype, result, found)]
 
 
-@rule("GatherElements")
-def gather_elements(call: Call) -> list[Fact]:
-    """The shape of the indices."""
-    return [Fact(call[0].dtype, call[1].shape)]
-
-
 @rule("GatherND")
 def gather_nd(call: Call) -> list[Fact]:
     """The shape of the indices but the last, and what the last one leaves of the data's."""
@@ -243,20 +241,14 @@ def pad(call: Call) -> list[Fact]:
     return [Fact(x.dtype, sizes)]
 
 
-@rule("DepthToSpace")
-def depth_to_space(call: Call) -> list[Fact]:
-    """Blocks of channels become pixels."""
+@rule("DepthToSpace", "SpaceToDepth")
+def blocks_of_pixels(call: Call) -> list[Fact]:
+    """Blocks of channels become pixels, or the other way round."""
     (batch, channels, height, width), block = call.shape(0), call.integer("blocksize", 0)
-    spatial = [multiply(size, block) for size in (height, width)]
-    return [Fact(call[0].dtype, [batch, exact_divide(channels, block * block), *spatial])]
-
-
-@rule("SpaceToDepth")
-def space_to_depth(call: Call) -> list[Fact]:
-    """Blocks of pixels become channels."""
-    (batch, channels, height, width), block = call.shape(0), call.integer("blocksize", 0)
-    spatial = [exact_divide(size, block) for size in (height, width)]
-    return [Fact(call[0].dtype, [batch, multiply(channels, block * block), *spatial])]
+    changes: list[Callable[[Dim, Dim], Dim]] = [multiply, exact_divide]
+    grow, shrink = changes if call.node.op_type == "DepthToSpace" else changes[::-1]
+    spatial = [grow(size, block) for size in (height, width)]
+    return [Fact(call[0].dtype, [batch, shrink(channels, block * block), *spatial])]
 
 
 def shape_in(call: Call, place: int) -> Shape:

@@ -1,21 +1,49 @@
-"""Reshape and Slice, whose results depend on numbers that may be computed from sizes."""
+"""Operators between shapes and numbers.
+
+* Reshape and Slice, whose results depend on numbers that may be computed from sizes.
+* Reductions and selections along axes.
+* Shape, Size, Range, Constant and others, which make numbers of shapes and shapes of numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.constants import constant_tensor
+from qgraph.graph.inference.arithmetic import calculated, converted
 from qgraph.graph.inference.dimensions import (
+    INT64,
     LIMIT,
     Dim,
     Size,
+    add,
     bounds,
     exact_divide,
     merged,
+    multiply,
     product,
 )
-from qgraph.graph.inference.facts import Fact, Shape, as_items
 from qgraph.graph.inference.movement import shape_in
-from qgraph.graph.inference.rules import Call, Unknown, places_of, rule
+from qgraph.graph.inference.rules import (
+    MOST_ITEMS,
+    Call,
+    Fact,
+    Items,
+    Shape,
+    Unknown,
+    as_items,
+    common_type,
+    of_items,
+    of_tensor,
+    places_of,
+    range_of,
+    rule,
+    wrapped,
+)
 
 
 @rule("Reshape")
@@ -148,3 +176,206 @@ def _cut(size: Dim, start: Dim, end: Dim, step: Dim) -> tuple[slice | None, Dim]
 
 def _dims(numbers: Sequence[int] | None) -> list[Dim] | None:
     return None if numbers is None else list(numbers)
+
+
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+
+_FOLDED: dict[str, tuple[int, Callable[[Any, Any], Dim]]] = {
+    "ReduceProd": (1, multiply),
+    "ReduceSum": (0, add),
+}
+"""Reductions of integers that are followed: their neutral element, and what joins two elements."""
+
+_EXACT = 1 << 53
+
+
+@rule(*(f"Reduce{name}" for name in _REDUCTIONS))
+def reduction(call: Call) -> list[Fact]:
+    """The data without the axes, or with 1 in their place if ``keepdims``; no axes are all."""
+    x, shape = call[0], call.shape(0)
+    keeps = bool(call.integer("keepdims", 1))
+    try:
+        axes = call.listed(1, "axes", 13 if call.node.op_type == "ReduceSum" else 18)
+    except Unknown:
+        return [Fact(x.dtype, [None] * len(shape) if keeps else None)]
+    if not axes:
+        if axes is not None and call.integer("noop_with_empty_axes", 0):
+            raise Unknown
+        if axes is None and call.integer("noop_with_empty_axes", 0):
+            return [Fact(x.dtype, shape)]
+        axes = list(range(len(shape)))
+    gone = places_of(axes, len(shape))
+    sizes: list[Dim] = [1 if axis in gone else size for axis, size in enumerate(shape)]
+    if not keeps:
+        sizes = [size for axis, size in enumerate(sizes) if axis not in gone]
+    return [Fact(x.dtype, sizes, _reduced(call, x, sizes) if len(shape) == 1 else None)]
+
+
+def _reduced(call: Call, x: Fact, sizes: list[Dim]) -> Items | None:
+    """Return the one element that a vector of integers is reduced to."""
+    items, known = x.items, _FOLDED.get(call.node.op_type)
+    if items is None or range_of(x.dtype) is None:
+        return None
+    if known is None:
+        name = {"ReduceMax": "Max", "ReduceMin": "Min"}.get(call.node.op_type)
+        if name is None or not len(items):
+            return None
+        total = as_items([items[0]])
+        for item in items[1:]:
+            step = calculated(name, x.dtype, total, as_items([item]))
+            if step is None:
+                return None
+            total = step
+        return total.reshape([1] * len(sizes))
+    neutral, join = known
+    result: Dim = neutral
+    for item in items:
+        result = join(result, item)
+        if result is None or not _is_exact(result, x.dtype):
+            return None
+    return as_items([result]).reshape([1] * len(sizes))
+
+
+def _is_exact(number: int | Size, dtype: ir.DataType | None) -> bool:
+    """Return whether every runtime has this number, also one that reduces in float64."""
+    low, high = bounds(number)
+    return wrapped(number, dtype) == number and -_EXACT < low <= high < _EXACT
+
+
+@rule("ArgMax", "ArgMin")
+def arg_max(call: Call) -> list[Fact]:
+    """Places along ``axis``, int64, which has size 1 then or is gone."""
+    shape = call.shape(0)
+    axis = call.axis("axis", 0, len(shape))
+    middle: list[Dim] = [1] if call.integer("keepdims", 1) else []
+    return [Fact(ir.DataType.INT64, [*shape[:axis], *middle, *shape[axis + 1 :]])]
+
+
+@rule("TopK")
+def top_k(call: Call) -> list[Fact]:
+    """The ``k`` largest along ``axis``, and their places as int64."""
+    x, shape = call[0], call.shape(0)
+    axis = call.axis("axis", -1, len(shape))
+    count: Dim = call.integer("k", -1) if call.version < 10 else shape_in(call, 1)[0]
+    if isinstance(count, int) and count < 0:
+        raise Unknown
+    sizes = [*shape[:axis], count, *shape[axis + 1 :]]
+    return [Fact(x.dtype, sizes), Fact(ir.DataType.INT64, sizes)]
+
+
+@rule("Constant")
+def constant(call: Call) -> list[Fact]:
+    """The tensor or the numbers that the node holds."""
+    tensor = constant_tensor(call.node.outputs[0])
+    if tensor is None:
+        raise Unknown
+    return [of_tensor(tensor)]
+
+
+@rule("Shape")
+def shape(call: Call) -> list[Fact]:
+    """The sizes of the dimensions from ``start`` to ``end``, both clamped; int64."""
+    x = call[0].shape
+    if x is None:
+        start, end = call.integer("start", 0), call.integer("end", INT64[1])
+        return [Fact(ir.DataType.INT64, [0 if start >= end >= 0 else None])]
+    attribute = call.node.attributes.get("end")
+    end = len(x) if attribute is None else call.integer("end", 0)
+    if end < -len(x) or call.integer("start", 0) < -len(x):
+        raise Unknown  # by the definition it is clamped, which the reference does not do
+    first, last, _ = slice(call.integer("start", 0), end).indices(len(x))
+    return [of_items(ir.DataType.INT64, as_items(x[first:last]))]
+
+
+@rule("Size")
+def size(call: Call) -> list[Fact]:
+    """The number of elements; int64."""
+    x = call[0].shape
+    total: Dim = None if x is None else wrapped(product(x), ir.DataType.INT64)
+    return [of_items(ir.DataType.INT64, as_items([total], ()))]
+
+
+@rule("Cast")
+def cast(call: Call) -> list[Fact]:
+    """The type that ``to`` names, in the shape of the operand."""
+    x, to = call[0], call.dtype("to")
+    if to is None:
+        raise Unknown
+    return [Fact(to, x.shape, converted(x.items, x.dtype, to))]
+
+
+@rule("CastLike")
+def cast_like(call: Call) -> list[Fact]:
+    """The type of the second operand in the shape of the first."""
+    x, to = call[0], call[1].dtype
+    return [Fact(to, x.shape, None if to is None else converted(x.items, x.dtype, to))]
+
+
+@rule("ConstantOfShape")
+def constant_of_shape(call: Call) -> list[Fact]:
+    """A tensor of the wanted shape, filled with ``value``, float32 zeros without it."""
+    wanted = shape_in(call, 0)
+    if any(isinstance(size, int) and size < 0 for size in wanted):
+        raise Unknown
+    attribute = call.node.attributes.get("value")
+    if attribute is not None and attribute.is_ref():
+        raise Unknown
+    filled = of_tensor(
+        ir.tensor(np.zeros(1, np.float32)) if attribute is None else attribute.as_tensor()
+    )
+    sizes = [size for size in wanted if isinstance(size, int)]
+    items = filled.items
+    if items is None or len(sizes) < len(wanted) or np.prod(sizes, dtype=object) > MOST_ITEMS:
+        return [Fact(filled.dtype, wanted)]
+    number = items.reshape(-1)[0]
+    count = int(np.prod(sizes, dtype=np.int64))
+    return [of_items(filled.dtype, as_items([number] * count, sizes))]
+
+
+@rule("Range")
+def range_(call: Call) -> list[Fact]:
+    """The numbers from the first operand to the second in steps of the third."""
+    ends = [call[place].items for place in range(3)]
+    dtype = common_type(call[0], call[1], call[2])
+    if dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+        return [Fact(dtype, [None])]
+    start, limit, delta = (
+        None if end is None or end.size != 1 else end.reshape(-1)[0] for end in ends
+    )
+    if start == 0 and delta == 1 and isinstance(limit, Size):
+        return [Fact(dtype, [limit if bounds(limit)[0] >= 0 else None])]
+    if (
+        not (isinstance(start, int) and isinstance(limit, int) and isinstance(delta, int))
+        or delta == 0
+    ):
+        return [Fact(dtype, [None])]
+    numbers = range(start, limit, delta)
+    return [
+        of_items(dtype, as_items(list(numbers)))
+        if len(numbers) <= MOST_ITEMS
+        else Fact(dtype, [len(numbers)])
+    ]
+
+
+@rule("NonZero")
+def non_zero(call: Call) -> list[Fact]:
+    """A row of int64 for each dimension of the data; how long they are is not known."""
+    return [Fact(ir.DataType.INT64, [call[0].rank, None])]
+
+
+@rule("EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli")
+def like(call: Call) -> list[Fact]:
+    """The shape of the operand, in the type ``dtype`` if it is given, else in that of the operand.
+
+    Runtimes disagree about a type that is not given and not float32, which is unknown here.
+    """
+    dtype = call.dtype("dtype")
+    if dtype is None and call[0].dtype is ir.DataType.FLOAT:
+        dtype = ir.DataType.FLOAT
+    return [Fact(dtype, call[0].shape)]
+
+
+@rule("RandomNormal", "RandomUniform")
+def random(call: Call) -> list[Fact]:
+    """The shape and the type that the attributes name, float32 without one."""
+    return [Fact(call.dtype("dtype") or ir.DataType.FLOAT, call.integers("shape"))]

@@ -1,30 +1,38 @@
-"""Inferring a model: one walk over its nodes, each after those that it takes operands from."""
+"""Infer a model in one walk over its nodes, each after those that it takes operands from.
+
+Facts about the results of an operator with graphs hold whichever branch or round computes them.
+The graphs of If see the values around them. The state of a Loop or a Scan is assumed to keep the
+form that it begins with. If a round gives it another form, only what both forms share is assumed,
+and so on until a round keeps what is assumed. Then it holds in all rounds.
+"""
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import onnx_ir as ir
 
-from qgraph.graph.inference.control import control
 from qgraph.graph.inference.dimensions import Dim, symbol
-from qgraph.graph.inference.facts import UNKNOWN, Fact, of_tensor
-from qgraph.graph.inference.rules import RULES, Call, Unknown
+from qgraph.graph.inference.rules import (
+    RULES,
+    UNKNOWN,
+    Call,
+    Fact,
+    Unknown,
+    joined,
+    of_tensor,
+)
 from qgraph.graph.scopes import bodies
 
 _FAMILIES = (
     "elementwise",
     "movement",
-    "products",
-    "quantizers",
-    "recurrent",
-    "reductions",
     "reshape",
-    "resizing",
-    "sizes",
     "windows",
 )
 """Modules of rules, which register themselves."""
@@ -114,6 +122,73 @@ def named(name: str | None) -> str | None:
     return name if name and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else None
 
 
+Body: TypeAlias = Callable[[ir.Graph, Sequence[Fact]], list[Fact]]
+"""Infers a graph from facts of its inputs; returns those of its outputs."""
+
+_ROUNDS = 4
+
+
+def _control(call: Call, body: Body) -> list[Fact]:
+    """Return what is known of the results of an operator that runs graphs."""
+    if call.node.op_type == "If":
+        branches = [body(_graph(call, name), ()) for name in ("then_branch", "else_branch")]
+        return [joined(a, b) for a, b in zip(*branches, strict=True)]
+    graph = _graph(call, "body")
+    operands = range(len(call.operands))
+    settled = None
+    if call.node.op_type == "Loop":
+        counters = [Fact(ir.DataType.INT64, ()), Fact(ir.DataType.BOOL, ())]
+        start = [_form(call.optional(index)) for index in operands[2:]]
+        settled = _settled(body, graph, counters, start, (), 1)
+    elif call.node.op_type == "Scan" and call.version >= 9:
+        carried = len(operands) - call.integer("num_scan_inputs", 0)
+        start = [_form(call[index]) for index in operands[:carried]]
+        parts = [Fact(call[index].dtype) for index in operands[carried:]]
+        settled = _settled(body, graph, (), start, parts, 0)
+    if settled is not None:
+        state, others = settled
+        return [*state, *(Fact(other.dtype) for other in others)]
+    # Of other operators the graphs are inferred too, for what lies in them
+    for attribute in call.node.attributes.values():
+        if attribute.type is ir.AttributeType.GRAPH and not attribute.is_ref():
+            inner = attribute.as_graph()
+            body(inner, [UNKNOWN] * len(inner.inputs))
+    raise Unknown
+
+
+def _settled(
+    body: Body,
+    graph: ir.Graph,
+    before: Sequence[Fact],
+    start: Sequence[Fact],
+    after: Sequence[Fact],
+    skipped: int,
+) -> tuple[list[Fact], list[Fact]]:
+    """Return what all rounds keep of the state, and what they know of their other results."""
+    state = list(start)
+    for left in reversed(range(_ROUNDS)):
+        results = body(graph, [*before, *state, *after])[skipped:]
+        if len(results) < len(state):
+            body(graph, [UNKNOWN] * len(graph.inputs))  # forget what was assumed
+            raise Unknown
+        common = [joined(a, _form(b)) for a, b in zip(state, results, strict=False)]
+        if list(map(repr, common)) == list(map(repr, state)):
+            return state, results[len(state) :]
+        state = common if left > 1 else [UNKNOWN] * len(state)
+    raise Unknown
+
+
+def _form(fact: Fact) -> Fact:
+    return Fact(fact.dtype, fact.shape)
+
+
+def _graph(call: Call, name: str) -> ir.Graph:
+    attribute = call.node.attributes.get(name)
+    if attribute is None or attribute.is_ref() or attribute.type is not ir.AttributeType.GRAPH:
+        raise Unknown
+    return attribute.as_graph()
+
+
 @dataclass
 class _Walk:
     """What is known so far, in one model or function."""
@@ -144,7 +219,7 @@ class _Walk:
         call = Call(node, version or 1, operands)
         try:
             if not domain and node.op_type in _CONTROL:
-                facts: Sequence[Fact] = control(call, self._body)
+                facts: Sequence[Fact] = _control(call, self._body)
             elif (rule := RULES.get((domain, node.op_type))) is not None:
                 facts = rule(call)
             else:
@@ -176,3 +251,52 @@ def _values(body: ir.Graph | ir.Function) -> list[ir.Value]:
 
 def _imports(imports: Mapping[str, int]) -> dict[str, int]:
     return {("" if domain == "ai.onnx" else domain): n for domain, n in imports.items()}
+
+
+@contextmanager
+def inferred(
+    model: ir.Model, values: Iterable[ir.Value], *, keeps_types: bool = True
+) -> Iterator[None]:
+    """Give values their inferred shapes and types for a while.
+
+    A shape is None where no rank can be inferred, whatever the file states. A type that cannot be
+    inferred stays as stated.
+
+    Args:
+        model: the model; its inputs keep what it states of them.
+        values: the values; none of them for no inference.
+        keeps_types: leave the types that the file does not state in the model.
+    """
+    wanted = [v for v in dict.fromkeys(values) if not (v.is_graph_input() or v.is_initializer())]
+    facts = infer(model) if wanted else {}
+    wanted = [
+        v for v in wanted if not v.is_graph_output() or facts.get(v, UNKNOWN).shape is not None
+    ]
+    before = [(value, value.type, value.shape) for value in wanted]
+    for value in wanted:
+        fact = facts.get(value, UNKNOWN)
+        value.shape = _shape(value.shape, fact)
+        if fact.dtype is not None and fact.dtype is not value.dtype:
+            value.type = ir.TensorType(fact.dtype)
+    try:
+        yield
+    finally:
+        for value, kind, shape in before:
+            value.shape = shape
+            if kind is not None or not keeps_types:
+                value.type = kind
+
+
+def _shape(stated: ir.Shape | None, fact: Fact) -> ir.Shape | None:
+    """Return an inferred shape; an open size keeps the name that the file states for it."""
+    if fact.shape is None:
+        return None
+    names: list[int | ir.SymbolicDim] = [ir.SymbolicDim(None)] * len(fact.shape)
+    if stated is not None and len(stated) == len(fact.shape):
+        names = list(stated.dims)
+    return ir.Shape(
+        [
+            size if isinstance(size, int) else name if isinstance(name, ir.SymbolicDim) else None
+            for size, name in zip(fact.shape, names, strict=True)
+        ]
+    )

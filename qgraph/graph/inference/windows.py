@@ -1,4 +1,4 @@
-"""Operators with windows: convolution and pooling.
+"""Operators with spatial axes: convolution, pooling, resizing images; and recurrent networks.
 
 The number of windows along an axis of ``size`` elements, where one reaches over ``reach`` elements:
 
@@ -9,18 +9,23 @@ since opset 22; the formula of earlier versions counts it, though most runtimes 
 number is unknown there. Where the versions, ONNX Runtime and the reference implementation disagree
 about pooling otherwise, the number is unknown as well: data smaller than a window, padding as wide
 as a window, and automatic padding with dilation.
+
+Resizing gives each size times its scale, rounded down, or the sizes in the node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.inference.dimensions import Dim, add, floor_divide, multiply, subtract
-from qgraph.graph.inference.facts import Fact, Shape
-from qgraph.graph.inference.rules import Call, Unknown, rule
+from qgraph.graph.inference.elementwise import TypeSource, type_of
+from qgraph.graph.inference.movement import shape_in
+from qgraph.graph.inference.rules import Call, Fact, Rule, Shape, Unknown, places_of, rule
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,13 @@ class Axis:
     reach: int
 
     @property
+    def padding(self) -> int:
+        """Padding at both ends."""
+        return self.before + self.after
+
+    @property
     def _room(self) -> int | None:
-        if not isinstance(self.size, int):
-            return None
-        return self.size + self.before + self.after - self.reach
+        return self.size + self.padding - self.reach if isinstance(self.size, int) else None
 
     @property
     def may_overhang(self) -> bool:
@@ -62,7 +70,7 @@ class Axis:
         Raises:
             Unknown: not a single one fits.
         """
-        room = subtract(add(self.size, self.before + self.after), self.reach)
+        room = subtract(add(self.size, self.padding), self.reach)
         if isinstance(room, int) and room < 0:
             raise Unknown
         return add(floor_divide(room, self.stride), 1)
@@ -137,31 +145,22 @@ def _kernel(call: Call, weight: Shape | None, rank: int) -> list[Dim]:
     return [None] * rank if weight is None else list(weight[2:])
 
 
-def _convolution(call: Call, data: int, weight: int, dtype: ir.DataType | None) -> Fact:
-    x, w = call.shape(data), call[weight].shape
-    rank = len(x) - 2
-    if w is not None and len(w) != len(x):
-        raise Unknown
-    spatial = _spatial(call, x, _kernel(call, w, rank))
-    return Fact(dtype, [x[0], None if w is None else w[0], *spatial])
+def _convolution(source: TypeSource, weight: int) -> Rule:
+    """Return the rule of a convolution: a channel for each kernel, and the windows of each axis."""
+
+    def convolution(call: Call) -> list[Fact]:
+        x, w = call.shape(0), call[weight].shape
+        if w is not None and len(w) != len(x):
+            raise Unknown
+        spatial = _spatial(call, x, _kernel(call, w, len(x) - 2))
+        return [Fact(type_of(call, source), [x[0], None if w is None else w[0], *spatial])]
+
+    return convolution
 
 
-@rule("Conv")
-def conv(call: Call) -> list[Fact]:
-    """A channel for each kernel, and the windows of each axis."""
-    return [_convolution(call, 0, 1, call[0].dtype)]
-
-
-@rule("ConvInteger")
-def conv_integer(call: Call) -> list[Fact]:
-    """As of Conv, int32."""
-    return [_convolution(call, 0, 1, ir.DataType.INT32)]
-
-
-@rule("QLinearConv")
-def q_linear_conv(call: Call) -> list[Fact]:
-    """As of Conv, in the type of the zero point of the result."""
-    return [_convolution(call, 0, 3, call[7].dtype)]
+rule("Conv")(_convolution((0,), 1))
+rule("ConvInteger")(_convolution(ir.DataType.INT32, 1))
+rule("QLinearConv")(_convolution((7,), 3))
 
 
 @rule("ConvTranspose")
@@ -179,19 +178,16 @@ def conv_transpose(call: Call) -> list[Fact]:
     if call.text("auto_pad", "NOTSET") != "NOTSET" or len(extra) != rank or rank < 1:
         raise Unknown
     if wanted is not None:
-        # some files list the sizes of batch and channels too
-        return [
-            Fact(
-                call[0].dtype, [x[0], channels, *(wanted if len(wanted) == rank else [None] * rank)]
-            )
-        ]
+        # Some files list the sizes of batch and channels too.
+        spatial = wanted if len(wanted) == rank else [None] * rank
+        return [Fact(call[0].dtype, [x[0], channels, *spatial])]
     kernel = _kernel(call, w, rank)
     if any(width is None for width in kernel):
         return [Fact(call[0].dtype, [x[0], channels, *[None] * rank])]
-    sizes: list[Dim] = []
-    for axis, more in zip(_axes(call, x, kernel), extra, strict=True):
-        fixed = more + axis.reach - axis.stride - axis.before - axis.after
-        sizes.append(add(multiply(axis.size, axis.stride), fixed))
+    sizes = [
+        add(multiply(axis.size, axis.stride), more + axis.reach - axis.stride - axis.padding)
+        for axis, more in zip(_axes(call, x, kernel), extra, strict=True)
+    ]
     return [Fact(call[0].dtype, [x[0], channels, *sizes])]
 
 
@@ -242,14 +238,6 @@ def _pooled(call: Call, shape: Shape, kernel: Sequence[int]) -> list[Dim]:
     return [axis.pooling_windows(rounds_up=rounds_up) for axis in axes]
 
 
-@rule("QLinearAveragePool", domain="com.microsoft")
-def q_linear_average_pool(call: Call) -> list[Fact]:
-    """As of AveragePool."""
-    if call.integer("channels_last", 0):
-        raise Unknown
-    return list(pool(call))[:1]
-
-
 @rule("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")
 def global_pool(call: Call) -> list[Fact]:
     """A single element along each spatial axis.
@@ -262,9 +250,78 @@ def global_pool(call: Call) -> list[Fact]:
     return [Fact(call[0].dtype, [*x[:2], *[1] * (len(x) - 2)])]
 
 
-@rule("QLinearGlobalAveragePool", domain="com.microsoft")
-def q_linear_global_average_pool(call: Call) -> list[Fact]:
-    """As of GlobalAveragePool."""
+@rule("QLinearAveragePool", "QLinearGlobalAveragePool", domain="com.microsoft")
+def q_linear_pool(call: Call) -> list[Fact]:
+    """As of AveragePool and GlobalAveragePool."""
     if call.integer("channels_last", 0):
         raise Unknown
-    return list(global_pool(call))
+    return list((pool if call.node.op_type == "QLinearAveragePool" else global_pool)(call))[:1]
+
+
+@rule("Resize")
+def resize(call: Call) -> list[Fact]:
+    """The wanted sizes, or each size times its scale, rounded down."""
+    x = call.shape(0)
+    if call.version < 11:
+        return [Fact(call[0].dtype, _scaled(x, _scales(call, 1), range(len(x))))]
+    axes = places_of(call.integers("axes") or range(len(x)), len(x))
+    if call.has(3) and call[3].shape != (0,):
+        sizes: list[Dim] = list(x)
+        stretches = call.text("keep_aspect_ratio_policy", "stretch") == "stretch"
+        for axis, size in zip(axes, shape_in(call, 3), strict=True):
+            sizes[axis] = size if stretches else None
+        return [Fact(call[0].dtype, sizes)]
+    if call.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+        raise Unknown
+    return [Fact(call[0].dtype, _scaled(x, _scales(call, 2), axes))]
+
+
+@rule("Upsample")
+def upsample(call: Call) -> list[Fact]:
+    """Each size times its scale, rounded down."""
+    if call.version < 9:
+        raise Unknown
+    x = call.shape(0)
+    return [Fact(call[0].dtype, _scaled(x, _scales(call, 1), range(len(x))))]
+
+
+def _scales(call: Call, place: int) -> list[float] | None:
+    array = call[place].array
+    return None if array is None or array.dtype != np.float32 else [float(n) for n in array.flat]
+
+
+def _scaled(shape: Shape, scales: list[float] | None, axes: Sequence[int]) -> list[Dim]:
+    if scales is None:
+        return [None] * len(shape)
+    sizes = list(shape)
+    for axis, scale in zip(axes, scales, strict=True):
+        sizes[axis] = _times(sizes[axis], scale)
+    return sizes
+
+
+def _times(size: Dim, scale: float) -> Dim:
+    """Return ``floor(size * scale)`` where exact, float32 and float64 products agree on it."""
+    if scale == 1:
+        return size
+    if not isinstance(size, int) or not 0 < scale < 1 << 20:
+        return None
+    found = {
+        int(Fraction(scale) * size // 1),
+        int(np.floor(np.float32(size) * np.float32(scale))),
+        int(np.floor(size * scale)),
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _recurrent(call: Call, data: int = 0) -> list[Fact]:
+    """All states ``[steps, directions, batch, hidden]``, the last one, and for LSTM the cell."""
+    x, hidden = call.shape(data), call.integer("hidden_size", 0)
+    if len(x) != 3 or hidden < 1 or call.integer("layout", 0):
+        raise Unknown
+    directions = 2 if call.text("direction", "forward") == "bidirectional" else 1
+    last = Fact(call[data].dtype, [directions, x[1], hidden])
+    return [Fact(call[data].dtype, [x[0], directions, x[1], hidden]), last, last]
+
+
+rule("GRU", "LSTM", "RNN")(_recurrent)
+rule("DynamicQuantizeLSTM", domain="com.microsoft")(_recurrent)

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 import qgraph
 from qgraph.graph.inference.dimensions import Size
-from qgraph.graph.inference.facts import Fact
+from qgraph.graph.inference.rules import Fact
 from qgraph.graph.inference.walk import infer
 
 Rng = np.random.Generator

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.graph.inference.facts import Fact
+from qgraph.graph.inference.rules import Fact
 from qgraph.graph.inference.walk import infer, with_facts
 from qgraph.graph.scopes import bodies
 

@@ -1,0 +1,216 @@
+"""What the command line changes in its process: streams, signals, collector, lazy modules.
+
+The library changes none of these; :func:`tune` is called only where the process is the command's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
+from types import FrameType, ModuleType
+from typing import Any, TextIO
+
+from qgraph.errors import QGraphError
+
+_LAZY = frozenset(
+    {
+        "onnx.compose",
+        "onnx.gen_proto",
+        "onnx.parser",
+        "onnx.printer",
+        "onnx.utils",
+        "onnx.version_converter",
+        "onnx_ir._symbolic_shapes",
+        "packaging.version",
+        "sympy",
+    }
+)
+"""Modules that onnx and onnx_ir import, and use in few functions only. sympy, for arithmetic on
+symbolic dimensions, takes more than half of the time that importing onnx_ir takes."""
+
+_OBJECTS = 100_000
+"""New objects after which Python searches for garbage."""
+
+
+class _LazyFinder:
+    """Finds the modules of :data:`_LAZY` where they are, but executes them at first use."""
+
+    @staticmethod
+    def find_spec(
+        fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in _LAZY else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
+
+
+def tune() -> None:
+    """Let this process start fast and run one command fast.
+
+    Modules that few commands use are loaded at first use. Garbage is searched for rarely: what a
+    command builds is in use until the process ends. Passes multiply no matrices, so that NumPy
+    starts no threads for that.
+    """
+    sys.meta_path.insert(0, _LazyFinder)
+    gc.set_threshold(_OBJECTS, 50, 50)
+    atexit.register(gc.freeze)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+class Guarded:
+    """A text stream; what is written after its reader went away is dropped.
+
+    Args:
+        stream: the stream, whose other attributes this one has too.
+        name: for messages; None if no error of the stream is to matter.
+
+    Attributes:
+        is_gone: whether the reader went away.
+        failure: why something could not be written.
+    """
+
+    def __init__(self, stream: TextIO, name: str | None) -> None:
+        self._stream = stream
+        self._name = name
+        self._is_mute = False
+        self.is_gone = False
+        self.failure: QGraphError | None = None
+
+    def write(self, text: str) -> int:
+        """Write text.
+
+        Raises:
+            QGraphError: it cannot be written, for another reason than a reader that went away.
+        """
+        # click writes empty bytes and an empty text to find out what kind of stream it is.
+        if not isinstance(text, str):
+            raise TypeError(f"{type(text).__name__} is written, expected text")
+        if text and not self._is_mute:
+            with self._watched():
+                self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand over what was written; errors as for :meth:`write`, also those of before."""
+        if not self._is_mute:
+            with self._watched():
+                self._stream.flush()
+        if self.failure is not None:
+            raise self.failure
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            self.is_gone = True
+            self._mute()
+        except (OSError, ValueError) as error:
+            self._mute()
+            if self._name is not None and not isinstance(error, UnicodeError):
+                self.failure = QGraphError(
+                    f"{self._name}: cannot be written ({error}); no file was written either. Free "
+                    "some space, or send it elsewhere."
+                )
+                raise self.failure from error
+
+    def _mute(self) -> None:
+        """Let what is still buffered go nowhere: it would raise again when the process ends."""
+        self._is_mute = True
+        with suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+
+
+@contextmanager
+def guarded_streams() -> Iterator[Guarded]:
+    """Guard the standard streams in the block; give the one for results.
+
+    A stream that was closed before the start behaves like the null device. Its descriptor is taken
+    first, so that no file that is opened later gets what libraries write there.
+    """
+    _take_descriptors()
+    before = sys.stdout, sys.stderr
+    out, err = (
+        stream if stream is not None else open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        for stream in before
+    )
+    # Names in models may have characters that the terminal's encoding lacks.
+    for stream in (out, err):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    results = Guarded(out, "standard output")
+    sys.stdout, sys.stderr = results, Guarded(err, None)
+    try:
+        yield results
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _take_descriptors() -> None:
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free number is given.
+            os.open(os.devnull, os.O_RDWR)
+
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+
+
+class Interrupted(BaseException):
+    """A signal asks the process to end.
+
+    Attributes:
+        number: of the signal.
+        name: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.name = signal.Signals(number).name
+        super().__init__(self.name)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise :class:`Interrupted` in the block when a signal asks the process to end.
+
+    A signal that the caller ignores, as ``nohup`` does, stays ignored. After the first signal the
+    others are ignored, so that the removal of scratch folders is not interrupted. Outside the main
+    thread nothing changes: Python handles signals there only.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {}
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    for name in _NAMES:
+        number = getattr(signal, name, None)  # some systems lack some of them
+        usual = (signal.SIG_DFL, signal.default_int_handler)
+        if number is not None and signal.getsignal(number) in usual:
+            before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

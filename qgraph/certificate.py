@@ -1,0 +1,383 @@
+"""What a proof of two whole models says: the schema of certificates, written and read strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from qgraph.errors import EquivalenceError, ModelError, UndecidedError
+from qgraph.exactness import BIAS_LAST as BIAS_LAST
+from qgraph.exactness import Exactness, Verdict
+from qgraph.exactness import ProofVerdict as ProofVerdict
+from qgraph.text import read_fields, read_json
+from qgraph.version import head
+
+SUMMED_ALIKE = (
+    "MatMulNBits and Gemm sum their products in the order of MatMul, which ONNX leaves open, and "
+    "add the bias to the finished sum"
+)
+WHOLE_SUMS = (
+    "sums of products of codes that stay below 2**24 are computed without rounding, in whatever "
+    "order they are added"
+)
+OPEN_BOUNDS = (
+    "no infinity reaches a Clip that lacks a bound; ONNX leaves open whether it stays infinite or "
+    "becomes the largest finite number"
+)
+AS_WRITTEN = (
+    "every operator computes as written: one IEEE 754 operation at a time in the type of its "
+    "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise"
+)
+NOT_FED = "{} initializers that could be fed as inputs too are not fed"
+NO_NAN = "no NaN reaches the {} regions that do not keep it"
+ZERO_SIGNS = (
+    "zeros count as equal whatever their sign; {} regions do not keep it, and nothing after them "
+    "sees it"
+)
+AFTER_DIFFERENCE = "after a difference the values were taken for equal"
+EQUAL_OPERATORS = "equal operators on equal operands have equal results"
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """A division of all finite float32 inputs, on each part of which a region was settled.
+
+    Attributes:
+        channel: the first element of the broadcast constants for which it holds.
+        count: how many elements have the same constants.
+        starts: keys of the first input of each part, in ascending order; parts end before the next
+            one, the last one at the largest float.
+        differing: numbers of the parts on which the values differ.
+        signs: numbers of those on which both are zeros whose signs differ, or may.
+    """
+
+    channel: int
+    count: int
+    starts: tuple[int, ...]
+    differing: tuple[int, ...] = ()
+    signs: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the boxes."""
+        return {
+            "channel": self.channel,
+            "count": self.count,
+            "starts": _distances(self.starts),
+            "differing": " ".join(map(str, self.differing)),
+            "signs": " ".join(map(str, self.signs)),
+        }
+
+    @classmethod
+    def from_json(cls, boxes: Mapping[str, Any]) -> Boxes:
+        """Return what :meth:`to_json` gave."""
+        starts = tuple(accumulate(_numbers(boxes["starts"])))
+        marks = _numbers(boxes["differing"]), _numbers(boxes["signs"])
+        for places in marks:
+            known = set(range(len(starts)))
+            if list(places) != sorted(set(places)) or not known.issuperset(places):
+                raise ValueError("numbers of boxes")
+        return cls(read_json(int, boxes["channel"]), read_json(int, boxes["count"]), starts, *marks)
+
+
+@dataclass(frozen=True)
+class Cases:
+    """What an entry of a region with two inputs may be: see ``starts``.
+
+    Attributes:
+        side: "reference" or "candidate", the model of ``start``; None without one.
+        start: name of a float32 value that the entry is computed from; None without one.
+        starts: keys of the first input of each part of ``start``, on which the entry has one value;
+            without a start, of the entry itself, on which each quantizer at it has one. Empty for
+            codes of an integer type, all of which are cases.
+    """
+
+    side: str | None
+    start: str | None
+    starts: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the cases."""
+        return {"side": self.side, "start": self.start, "starts": _distances(self.starts)}
+
+    @classmethod
+    def from_json(cls, cases: Mapping[str, Any]) -> Cases:
+        """Return what :meth:`to_json` gave."""
+        side, start = (read_json(str | None, cases[name]) for name in ("side", "start"))
+        if side not in (None, "reference", "candidate"):
+            raise ValueError(f"side of cases: {side!r}")
+        return cls(side, start, tuple(accumulate(_numbers(cases["starts"]))))
+
+
+def _numbers(text: object) -> tuple[int, ...]:
+    return tuple(map(int, read_json(str, text).split()))
+
+
+def _distances(starts: Sequence[int]) -> str:
+    """Return numbers in one text, each but the first as the distance from the one before.
+
+    That takes a line in the file and not thousands.
+    """
+    return " ".join(str(b - a) for a, b in zip((0, *starts), starts, strict=False))
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A model as a report names it.
+
+    Attributes:
+        path: its file; None for a model in memory.
+        sha256: hash of the file and its data files, or of the model in memory as it is serialised.
+    """
+
+    path: str | None
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class ListedFact:
+    """What a proof takes a tensor of one model to be.
+
+    Attributes:
+        model: "reference" or "candidate".
+        tensor: its name.
+        type: its element type; None if it is not known.
+        shape: numbers, texts of open sizes, and None for what is not known; None without a rank.
+        because: what it follows from.
+        value: the elements in their order, of a value that sizes determine.
+    """
+
+    model: str
+    tensor: str
+    type: str | None
+    shape: tuple[int | str | None, ...] | None
+    because: str
+    value: tuple[Any, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fact as it stands in a certificate."""
+        fact: dict[str, Any] = {
+            "model": self.model,
+            "tensor": self.tensor,
+            "type": self.type,
+            "shape": None if self.shape is None else list(self.shape),
+            "because": self.because,
+        }
+        return fact if self.value is None else fact | {"value": list(self.value)}
+
+    @classmethod
+    def from_json(cls, fact: Mapping[str, Any]) -> ListedFact:
+        """Return what :meth:`to_json` gave."""
+        return read_fields(cls, {"value": None, **fact})
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """An input: random arrays, or one input full of a number among them.
+
+    Attributes:
+        batch: number of the random arrays.
+        input: name of the input of the reference that is full of a number; None without one.
+        value: the number.
+    """
+
+    batch: int = 0
+    input: str | None = None
+    value: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the input as it stands in a certificate."""
+        return {"batch": self.batch, "input": self.input, "value": self.value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region(Verdict):
+    """Two values that have to be equal, and the verdict on them, given equal entries.
+
+    Of a constant, the input of the witness is the number of the element.
+
+    Attributes:
+        reference_nodes, candidate_nodes: names of the nodes that compute the values from the
+            entries.
+        reference_value, candidate_value: names of the values.
+        entries: names of pairs of equal values that the nodes start from; none for constants.
+        verdict: proved, different or undecided.
+        counted: whether all inputs were compared. If not, the numbers of inputs are lower bounds.
+        channels: number of elements that the parameters broadcast to.
+        differing_channels: channel and number of differing inputs, for the first channel of each
+            set of channels with equal parameters.
+        conditions: assumptions about this region, besides those of the certificate.
+        boxes: the evidence; empty unless asked for.
+        cases: that of a region with two inputs, by entry; likewise.
+    """
+
+    reference_nodes: tuple[str, ...]
+    candidate_nodes: tuple[str, ...]
+    reference_value: str
+    candidate_value: str
+    entries: tuple[tuple[str, str], ...] = ()
+    verdict: ProofVerdict = ProofVerdict.UNDECIDED
+    counted: bool = False
+    channels: int = 1
+    differing_channels: tuple[tuple[int, int], ...] = ()
+    conditions: tuple[str, ...] = ()
+    boxes: tuple[Boxes, ...] = ()
+    cases: tuple[Cases, ...] = ()
+
+    @property
+    def differing(self) -> str:
+        """How many inputs give different values, as far as they were counted; empty if unknown."""
+        if self.counted:
+            return str(self.differing_inputs)
+        if self.verdict is not ProofVerdict.DIFFERENT:
+            return ""
+        return f"at least {self.differing_inputs}" if self.differing_inputs else "some"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the region as it stands in a certificate."""
+        witness = self.witness
+        return {
+            "reference_nodes": list(self.reference_nodes),
+            "candidate_nodes": list(self.candidate_nodes),
+            "reference_value": self.reference_value,
+            "candidate_value": self.candidate_value,
+            "entries": [list(pair) for pair in self.entries],
+            "verdict": str(self.verdict),
+            "exactness": None if self.exactness is None else str(self.exactness),
+            "method": str(self.method),
+            "counted": self.counted,
+            "differing_inputs": self.differing_inputs,
+            "zero_sign_inputs": self.zero_sign_inputs,
+            "channels": self.channels,
+            "differing_channels": [list(pair) for pair in self.differing_channels],
+            "largest_steps": self.largest_steps,
+            "nan_differs": self.nan_differs,
+            "infinity_differs": self.infinity_differs,
+            "witness": None
+            if witness is None
+            else {
+                "input": witness.input,
+                "reference": witness.reference,
+                "candidate": witness.candidate,
+                "channel": self.witness_channel,
+            },
+            "conditions": list(self.conditions),
+            "reason": self.reason,
+            "boxes": [boxes.to_json() for boxes in self.boxes],
+            "cases": [cases.to_json() for cases in self.cases],
+        }
+
+    @classmethod
+    def from_json(cls, region: Mapping[str, Any]) -> Region:
+        """Return what :meth:`to_json` gave."""
+        witness = region["witness"]
+        channel = None if witness is None else witness["channel"]
+        return read_fields(cls, dict(region) | {"witness_channel": channel})
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was shown about two models.
+
+    Attributes:
+        verdict: proved if the outputs are equal for every input, as far as ``conditions`` say;
+            different if a region differs and makes the models different; else undecided.
+        exactness: the lowest level of all regions; None when undecided.
+        reference, candidate: what the models are, by file and hash, or by hash in memory.
+        regions: every place where the models differ in form, in the order of the reference.
+        conditions: what the verdict takes for granted, or does not cover.
+        notes: remarks.
+        counterexample: names of model inputs and their arrays on which the outputs differ; empty
+            where none was sought or found.
+        kept_inputs: whether initializers that are inputs too were left so.
+        facts: the types and shapes that the regions and matches rest on.
+        shown_by: an input on which the outputs differ, where no region alone makes the models
+            different.
+    """
+
+    verdict: ProofVerdict
+    exactness: Exactness | None
+    reference: Identity
+    candidate: Identity
+    regions: tuple[Region, ...]
+    conditions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    counterexample: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    kept_inputs: bool = False
+    facts: tuple[ListedFact, ...] = ()
+    shown_by: Demonstration | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the certificate as ``qgraph prove`` writes it."""
+        return {
+            **head("prove"),
+            "verdict": str(self.verdict),
+            "exactness": None if self.exactness is None else str(self.exactness),
+            "reference": dict(vars(self.reference)),
+            "candidate": dict(vars(self.candidate)),
+            "keep_inputs": self.kept_inputs,
+            "conditions": list(self.conditions),
+            "notes": list(self.notes),
+            "counterexample_found": bool(self.counterexample),
+            "facts": [fact.to_json() for fact in self.facts],
+            "shown_by": None if self.shown_by is None else self.shown_by.to_json(),
+            "regions": [region.to_json() for region in self.regions],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Certificate:
+        """Return the certificate that a file holds.
+
+        Raises:
+            ModelError: something is missing, or of another type.
+        """
+        nothing = {"path": None, "sha256": None}
+        models = {name: document.get(name, nothing) for name in ("reference", "candidate")}
+        try:
+            kept = {"kept_inputs": document["keep_inputs"], "counterexample": {}}
+            return read_fields(cls, {**document, **models, **kept})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise ModelError(
+                f"The certificate cannot be read ({what}), expected what 'qgraph prove' writes. "
+                "Write it again."
+            ) from error
+
+    def raise_if_not_proved(self) -> None:
+        """Raise unless the models were proved equal.
+
+        Raises:
+            EquivalenceError: they differ; names the first place, and carries the certificate.
+            UndecidedError: it could not be decided; likewise.
+        """
+        if self.verdict is ProofVerdict.PROVED:
+            return
+        found = [region for region in self.regions if region.verdict is self.verdict]
+        first, more = found[0], len(found) - 1
+        others = f" and {more} other{'s' if more > 1 else ''}" if more else ""
+        place = f"{place_of(first.reference_nodes)} -> {place_of(first.candidate_nodes)}{others}"
+        if self.verdict is ProofVerdict.UNDECIDED:
+            raise UndecidedError(
+                f"{place}: {first.reason}. Expected regions that can be decided; compare the "
+                "models on data with 'qgraph check'.",
+                report=self,
+            )
+        witness = first.witness
+        shown = (
+            ""
+            if witness is None
+            else f", such as {witness.input!r}: {witness.reference!r}, not {witness.candidate!r}"
+        )
+        raise EquivalenceError(
+            f"{place}: {first.differing} inputs give different values{shown}. Expected "
+            "equal values; convert with --exact values, or change the model there.",
+            report=self,
+        )
+
+
+def place_of(nodes: Sequence[str]) -> str:
+    """Return the nodes of a region in short: the last one, and how many there are before it."""
+    if not nodes:
+        return "nothing"
+    return repr(nodes[-1]) + (f" (and {len(nodes) - 1} before it)" if len(nodes) > 1 else "")

@@ -1,0 +1,1 @@
+"""Models run on data and compared: check, reduce, inputs, counterexamples."""

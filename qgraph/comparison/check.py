@@ -1,0 +1,365 @@
+"""Running two models on the same inputs and comparing all outputs.
+
+The inputs on which two models are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.comparison.divergence import Run, compare_tensors, correspondence, first_divergence
+from qgraph.comparison.metrics import Comparing
+from qgraph.comparison.probes import make_probes
+from qgraph.comparison.report import (
+    CheckReport,
+    CheckVerdict,
+    MetricReport,
+    ProbeReport,
+    TensorComparison,
+)
+from qgraph.comparison.runtimes.report import RuntimeReport
+from qgraph.comparison.runtimes.verdict import judge_runtimes
+from qgraph.comparison.tolerance import TOP1, Limit, Metric, Score, Tolerance, metric_of, tolerances
+from qgraph.errors import ExecutionError, OptionError
+from qgraph.execution.executor import Backend, Executor
+from qgraph.execution.inputs import make_inputs, output_step
+from qgraph.execution.prepare import Batches, prepare
+from qgraph.graph import interface
+from qgraph.model import Model, Source, load
+
+
+class Feeding:
+    """All inputs of a check: those given, random ones, then probes; each made when it is run.
+
+    Args:
+        model: the reference.
+        executor: runs it, to make probes.
+        given: arrays from elsewhere.
+        random: number of random batches; None for one where nothing is given.
+        seed: of the random batches and the probes.
+        shapes: of the random inputs, by name.
+        probes: how many thresholds of each quantizer are wanted.
+
+    Attributes:
+        probes: what became of the probes, once these were made.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        executor: Executor,
+        given: Batches | None,
+        random: int | None,
+        seed: int,
+        shapes: Mapping[str, Sequence[int]] | None,
+        probes: int,
+    ) -> None:
+        self._model = model
+        self._executor = executor
+        self._given = given
+        self._random = random if random is not None or given is not None else 1
+        self._seed = seed
+        self._shapes = shapes
+        self._wanted = probes
+        self.probes: list[ProbeReport] = []
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield from self._given or ()
+        for number in range(self._random or 0):
+            yield make_inputs(
+                self._model.inputs, seed=self._seed, number=number, shapes=self._shapes
+            )
+        if self._wanted:
+            yield from self._probed()
+
+    def few(self, most: int) -> list[dict[str, Any]]:
+        """Return the first batches, up to ``most``, without probes."""
+        found = []
+        for number, batch in enumerate(self):
+            found.append(batch)
+            if number + 1 == min(most, self._plain):
+                break
+        return found
+
+    @property
+    def _plain(self) -> int:
+        return len(self._given or ()) + (self._random or 0)
+
+    def _probed(self) -> list[dict[str, Any]]:
+        starts = None if self._given is None else next(iter(self._given))
+        made = make_probes(
+            self._model,
+            self._executor,
+            self._wanted,
+            seed=self._seed,
+            shapes=self._shapes,
+            starts=starts,
+        )
+        self.probes = made.reports
+        return made.batches
+
+
+Array = npt.NDArray[Any]
+Feeds = Mapping[str, npt.ArrayLike]
+
+_BATCHES_OF_RUNTIMES = 4
+"""So many batches are put to each configuration of a runtime; each of them is run often."""
+
+
+def check(
+    reference: Source,
+    candidate: Source,
+    inputs: Feeds | None = None,
+    *,
+    random: int | None = None,
+    seed: int = 0,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    probes: int = 0,
+    backend: str = Backend.AUTO,
+    atol: Limit = 0.0,
+    rtol: Limit = 0.0,
+    max_steps: Limit | None = None,
+    max_ulp: Limit | None = None,
+    min_sqnr: Limit | None = None,
+    min_top1: Limit | None = None,
+    labels: npt.ArrayLike | None = None,
+    metric: str | Score = TOP1,
+    max_drop: float | None = None,
+    runtimes: bool = False,
+    tensors: bool = False,
+) -> CheckReport:
+    """Run both models in one backend on the same inputs and compare every output.
+
+    Without a tolerance all values have to be equal (-0 equals +0, NaN equals NaN); each tolerance
+    that is given has to be met. Inputs and outputs belong together by name, or by position where
+    the names differ. Where an output differs, the tensors of both models are compared, too, which
+    takes two more runs.
+
+    Args:
+        reference: a path or a model.
+        candidate: a path or a model.
+        inputs: by the names of the reference; arrays with more rows than a model takes at once
+            are run batch by batch. None for random ones.
+        random: number of random batches, see :func:`qgraph.execution.inputs.make_inputs`; None
+            for one where no inputs are given, and for none where they are.
+        seed: of the random batches and of the probes.
+        shapes: of the random inputs, by name; needed where they are dynamic beyond the batch.
+        batch: rows of ``inputs`` to run at once, where the models leave that open.
+        probes: how many thresholds of each quantizer of the reference are to be approached by
+            inputs of their own, see :func:`qgraph.comparison.probes.make_probes`.
+        backend: "auto", "numpy" or "ort".
+        atol: ``|reference - candidate| <= atol + rtol * |reference|`` for every value; like the
+            other tolerances a number for all outputs, or numbers by name.
+        rtol: see ``atol``.
+        max_steps: largest difference in steps of the quantizer that produces the output.
+        max_ulp: largest difference in units in the last place.
+        min_sqnr: smallest ratio of signal to error, in decibels.
+        min_top1: smallest share of rows whose largest value is at the same place.
+        labels: the right answers for the rows of ``inputs``.
+        metric: how good outputs are by the labels: "top1", "module:function", or a function
+            ``score(outputs, labels)``, where larger is better.
+        max_drop: by how much the candidate's score may be lower than the reference's; alone it
+            takes the place of equal values.
+        runtimes: run the models by their definitions and in the runtimes that are installed, and
+            tell what each of them changes.
+        tensors: compare the tensors of both models on the first batch even if no output differs:
+            later quantizers may hide a difference.
+
+    Raises:
+        ModelError: a model is not usable, or their numbers of inputs or outputs differ.
+        OptionError: an option is wrong.
+        ExecutionError: a model cannot be run on the inputs, or gives no values to compare.
+    """
+    judging = metric_of(metric)
+    first, second = load(reference), load(candidate)
+    identities = first.identity(), second.identity()
+    paired = interface.interface(first.ir.graph, second.ir.graph)
+    notes = paired.notes
+    feeds, names = interface.names(paired.inputs), interface.names(paired.outputs)
+    allowed = tolerances(
+        names,
+        atol=atol,
+        rtol=rtol,
+        max_steps=max_steps,
+        max_ulp=max_ulp,
+        min_sqnr=min_sqnr,
+        min_top1=min_top1,
+    )
+    _check_options(inputs, random, batch, probes, labels, max_drop)
+    ours, theirs = (prepare(m.ir, backend) for m in (first, second))
+    given = None if inputs is None else Batches(first.ir.graph, inputs, batch)
+    feeding = Feeding(first, ours, given, random, seed, shapes, probes)
+    comparison = _Comparison(first, names, allowed, 0 if labels is None else len(given or ()))
+    for number, inputs_of_one in enumerate(feeding):
+        renamed = {feeds.get(name, name): x for name, x in inputs_of_one.items()}
+        comparison.add(number, inputs_of_one, ours.run(inputs_of_one), theirs.run(renamed))
+    _refuse_nothing(comparison)
+    judged = None
+    if labels is not None:
+        judged = comparison.measure(np.asarray(labels), judging, max_drop)
+    lenient = max_drop is not None and all(limit.is_exact for limit in allowed.values())
+    failed = comparison.failed(lenient=lenient)
+    shown = comparison.wrong
+    if shown is None and tensors:
+        shown = comparison.first
+    compared: list[TensorComparison] = []
+    if shown is not None:
+        renamed = {feeds.get(name, name): x for name, x in shown.items()}
+        runs = Run(first.ir.graph, ours, shown), Run(second.ir.graph, theirs, renamed)
+        compared = compare_tensors(*runs, correspondence(first, second, names))
+    judgement = _runtimes(first, second, feeding, feeds, names) if runtimes else None
+    if judgement is not None and judgement.is_empty:
+        notes.append(
+            "no runtime runs the candidate, so that none is judged; convert it to 'qdq' or 'onnx' "
+            "and compare that"
+        )
+    outputs = [each.result() for each in comparison.outputs.values()]
+    divergence = first_divergence(
+        first.ir.graph, compared, {output.name for output in outputs if not output.equal}
+    )
+    bad = bool(failed) or (judged is not None and judged.failed is not None)
+    return CheckReport(
+        CheckVerdict.DIFFERENT if bad else CheckVerdict.EQUAL,
+        outputs,
+        failed,
+        divergence,
+        notes,
+        comparison.batches,
+        compared,
+        judged,
+        feeding.probes,
+        judgement,
+        comparison.wrong,
+        files=identities,
+    )
+
+
+def _check_options(
+    inputs: Feeds | None,
+    random: int | None,
+    batch: int | None,
+    probes: int,
+    labels: npt.ArrayLike | None,
+    max_drop: float | None,
+) -> None:
+    if random is not None and random < 1:
+        raise OptionError(f"{random} random batches are asked for, expected at least 1.")
+    if batch is not None and batch < 1:
+        raise OptionError(f"Batches of {batch} rows are asked for, expected at least 1.")
+    if probes < 0:
+        raise OptionError(f"{probes} probes are asked for, expected a number that is not negative.")
+    if labels is not None and inputs is None:
+        raise OptionError("Labels are given without inputs, expected both. Give the inputs too.")
+    if max_drop is not None and (labels is None or not max_drop >= 0):
+        raise OptionError(
+            f"max_drop is {max_drop}, expected a number that is not negative, with labels to "
+            "score the models by. Give both."
+        )
+
+
+def _refuse_nothing(comparison: _Comparison) -> None:
+    """See that values were compared: without any, models would count as equal."""
+    results = [comparing.result() for comparing in comparison.outputs.values()]
+    if any(result.elements or result.note is not None for result in results):
+        return
+    if comparison.first is None:
+        forms = "no inputs"
+    else:
+        fed = comparison.first.items()
+        forms = ", ".join(f"{name!r} {list(np.shape(x))}" for name, x in fed) or "no inputs"
+    names = ", ".join(map(repr, comparison.outputs)) or "none"
+    raise ExecutionError(
+        f"No values were compared: on {forms} the outputs ({names}) of the reference have no "
+        "elements, expected some. Give inputs with at least one row."
+    )
+
+
+class _Comparison:
+    """The outputs of both models, batch by batch."""
+
+    def __init__(
+        self,
+        reference: Model,
+        names: Mapping[str, str],
+        allowed: Mapping[str, Tolerance],
+        labelled: int,
+    ) -> None:
+        self._values = {str(value.name): value for value in reference.outputs}
+        self._names = names
+        self._allowed = allowed
+        self._within = dict.fromkeys(self._values, True)
+        self._labelled = labelled
+        self._kept: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+        self.outputs = {name: Comparing(name) for name in self._values}
+        self.first: dict[str, Any] | None = None
+        self.wrong: dict[str, Any] | None = None
+        self.batches = 0
+
+    def add(
+        self, number: int, feeds: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]
+    ) -> None:
+        """Compare one batch."""
+        self.batches = number + 1
+        self.first = feeds if self.first is None else self.first
+        for name, value in self._values.items():
+            x, y = ours[name], theirs[self._names[name]]
+            equal = self.outputs[name].add(x, y, _step(value, x))
+            if not equal:
+                self._within[name] &= self._allowed[name].allows(x, y)
+                self.wrong = feeds if self.wrong is None else self.wrong
+        if number < self._labelled:
+            self._kept[0].append(ours)
+            self._kept[1].append({name: theirs[other] for name, other in self._names.items()})
+
+    def failed(self, *, lenient: bool) -> dict[str, str]:
+        """Return the outputs beyond their tolerance, and why.
+
+        Args:
+            lenient: whether any values will do, as long as they can be compared.
+        """
+        reasons = {}
+        for name, comparing in self.outputs.items():
+            found, allowed = comparing.result(), self._within[name]
+            judged = None if lenient else self._allowed[name].judge(found, allowed=allowed)
+            reasons[name] = found.note or judged
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def measure(self, labels: Array, metric: Metric, max_drop: float | None) -> MetricReport:
+        """Return what a metric says of the outputs of both models."""
+        scores = []
+        for batches in self._kept:
+            joined = {
+                name: np.concatenate([np.atleast_1d(batch[name]) for batch in batches])
+                for name in self._values
+                if isinstance(batches[0][name], np.ndarray)
+            }
+            scores.append(metric.of(joined, labels))
+        drop, failed = scores[0] - scores[1], None
+        if max_drop is not None and not drop <= max_drop:
+            failed = f"{metric.name} is lower by {drop:g}, at most {max_drop:g} is allowed"
+        return MetricReport(metric.name, len(labels), scores[0], scores[1], failed)
+
+
+def _step(value: ir.Value, array: Any) -> npt.NDArray[np.float32] | None:
+    return output_step(value, np.shape(array))
+
+
+def _runtimes(
+    first: Model,
+    second: Model,
+    feeding: Feeding,
+    feeds: Mapping[str, str],
+    names: Mapping[str, str],
+) -> RuntimeReport:
+    batches = feeding.few(_BATCHES_OF_RUNTIMES)
+    renamed = [{feeds.get(name, name): x for name, x in batch.items()} for batch in batches]
+    executors: list[Executor] = [prepare(m.ir, Backend.NUMPY) for m in (first, second)]
+    ours = [executors[0].run(batch) for batch in batches]
+    theirs = [executors[1].run(batch) for batch in renamed]
+    return judge_runtimes(second, renamed, ours, theirs, names)

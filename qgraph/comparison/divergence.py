@@ -1,0 +1,222 @@
+"""Where two models begin to differ, and how far each of their tensors is apart.
+
+Which tensors of two models belong together, by structure and provenance.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.comparison.metrics import OutputComparison, compare
+from qgraph.comparison.report import TensorComparison
+from qgraph.errors import ModelError, UnsupportedError
+from qgraph.execution.executor import Executor
+from qgraph.graph.slices import ancestors
+from qgraph.model import Model
+from qgraph.proof.matching.classes import Class
+from qgraph.proof.matching.match import Matching
+from qgraph.proof.matching.normalise import plain
+from qgraph.reports import operator_name
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Match:
+    """Two tensors that have to be equal if the models are.
+
+    Attributes:
+        node: the node of the reference that makes it.
+        reference, candidate: its names in the main graphs.
+        is_output: whether it is an output of the reference, and paired for that.
+    """
+
+    node: ir.Node
+    reference: str
+    candidate: str
+    is_output: bool
+
+
+def correspondence(
+    reference: Model, candidate: Model, outputs: Mapping[str, str]
+) -> tuple[Match, ...]:
+    """Return the tensors of the main graphs that belong together, in the order of the reference.
+
+    The graphs are matched as for a proof: values belong together that equal operators make of
+    values that do, and where the graphs differ, those that have to be equal all the same. Names
+    only choose among several of them.
+
+    Args:
+        reference: one model.
+        candidate: the other one.
+        outputs: its outputs by those of the reference.
+    """
+    named = _named(candidate.ir.graph)
+    try:
+        partners = _partners(Matching(*plain(reference.ir, candidate.ir, keep_inputs=False)), named)
+    except (ModelError, UnsupportedError) as error:
+        logger.info("tensors are matched by name, the graphs cannot be: %s", error)
+        partners = {name: name for name in named}
+    found = []
+    for node in reference.ir.graph:
+        for value in node.outputs:
+            name = str(value.name)
+            if name in outputs:
+                found.append(Match(node, name, outputs[name], is_output=True))
+            elif value.name and name in partners:
+                found.append(Match(node, name, partners[name], is_output=False))
+    return tuple(found)
+
+
+def _named(graph: ir.Graph) -> set[str]:
+    """Return the names of what can be looked at while a model runs."""
+    values = [*graph.inputs, *graph.initializers.values()]
+    values += [value for node in graph for value in node.outputs]
+    return {str(value.name) for value in values if value.name}
+
+
+def _partners(matching: Matching, known: set[str]) -> dict[str, str]:
+    """Return a value of the candidate for each of the reference that one was found for."""
+    there: dict[Class, list[str]] = {}
+    for value in _values(matching.candidate.plain.graph):
+        if value.name in known:
+            place = matching.class_of(matching.candidate, value)
+            there.setdefault(place, []).append(str(value.name))
+    met: dict[Class, int] = {}
+    partners = {}
+    for value in _values(matching.reference.plain.graph):
+        place = matching.class_of(matching.reference, value)
+        equal = there.get(place)
+        if not equal or not value.name:
+            continue
+        # of several equal ones the first goes with the first
+        turn = met[place] = met.get(place, -1) + 1
+        name = str(value.name)
+        partners[name] = name if name in equal else equal[min(turn, len(equal) - 1)]
+    return partners
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+_TAPS_AT_ONCE = 32
+"""How many inner tensors a model is asked for at a time; some backends hold all of them."""
+
+_HELD_BYTES = 1 << 30
+"""How much of the reference is held while the candidate is run."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model's main graph, what runs it, and the inputs to run it on."""
+
+    graph: ir.Graph
+    executor: Executor
+    inputs: Mapping[str, npt.ArrayLike]
+
+
+def compare_tensors(
+    reference: Run, candidate: Run, matches: Sequence[Match]
+) -> list[TensorComparison]:
+    """Return how far the tensors are apart that belong together, in the order of the reference.
+
+    No more than a share of the tensors is held at a time: the models are run several times where
+    they have many or large ones. Tensors of another type or shape are no outputs by mistake, and
+    left out.
+    """
+    found = []
+    rest = list(matches)
+    # how large tensors are is not known at first; the inputs are a hint
+    fed = sum(getattr(x, "nbytes", 0) for x in reference.inputs.values())
+    at_once = min(_TAPS_AT_ONCE, max(1, _HELD_BYTES // max(1, fed)))
+    while rest:
+        held = _hold(reference, rest[:at_once])
+        block, rest = rest[: len(held)], rest[len(held) :]
+        at_once = min(_TAPS_AT_ONCE, 2 * len(held))
+        found += _compare_block(candidate, block, held)
+    return found
+
+
+def first_divergence(
+    graph: ir.Graph, tensors: Sequence[TensorComparison], outputs: Collection[str]
+) -> TensorComparison | None:
+    """Return the first tensor that differs among those that an output that differs is made of.
+
+    Args:
+        graph: of the reference.
+        tensors: of the reference in its order, compared.
+        outputs: names of the outputs that differ.
+    """
+    relevant = _sources(graph, outputs)
+    differing = [tensor for tensor in tensors if not tensor.compared.equal]
+    return next((tensor for tensor in differing if tensor.reference in relevant), None)
+
+
+def _hold(run: Run, matches: Sequence[Match]) -> list[Any]:
+    """Return the tensors of the reference, as many from the first on as may be held."""
+    places = {match.reference: place for place, match in enumerate(matches)}
+    held: dict[int, Any] = {}
+    full = len(matches)
+    size = 0
+
+    def keep(name: str, value: Any) -> None:
+        nonlocal full, size
+        place = places[name]
+        if place >= full:
+            return
+        held[place] = value.copy() if isinstance(value, np.ndarray) else value
+        size += getattr(value, "nbytes", 0)
+        while size > _HELD_BYTES and full > 1:
+            full -= 1
+            size -= getattr(held.pop(full, None), "nbytes", 0)
+
+    run.executor.run(run.inputs, taps=list(places), observe=keep)
+    return [held[place] for place in range(full)]
+
+
+def _compare_block(run: Run, block: Sequence[Match], held: list[Any]) -> list[TensorComparison]:
+    places: dict[str, list[int]] = {}
+    for place, match in enumerate(block):
+        places.setdefault(match.candidate, []).append(place)
+    compared: dict[int, OutputComparison] = {}
+
+    def receive(name: str, value: Any) -> None:
+        for place in places[name]:
+            ours, match = held[place], block[place]
+            held[place] = None
+            if match.is_output or _form(ours) == _form(value):
+                compared[place] = compare(match.reference, [ours], [value])
+
+    run.executor.run(run.inputs, taps=list(places), observe=receive)
+    return [
+        TensorComparison(
+            match.reference,
+            match.candidate,
+            match.node.name or str(match.node.outputs[0].name),
+            operator_name(match.node),
+            compared[place],
+        )
+        for place, match in enumerate(block)
+        if place in compared
+    ]
+
+
+def _form(value: Any) -> tuple[Any, Any]:
+    return getattr(value, "dtype", None), getattr(value, "shape", None)
+
+
+def _sources(graph: ir.Graph, outputs: Collection[str]) -> set[str]:
+    """Return the names of the values that outputs are made of, theirs included."""
+    ends = [value for value in graph.outputs if value.name in outputs]
+    return {str(value.name) for value in ancestors(ends)}

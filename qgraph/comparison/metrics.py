@@ -1,0 +1,381 @@
+"""How far two arrays of numbers are apart.
+
+Looking at large arrays piece by piece, so that what is computed of them stays small.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+AT_ONCE = 1 << 20
+"""Elements of a piece; comparisons hold several float64 arrays of its size."""
+
+Index = tuple[slice | EllipsisType, ...]
+
+
+def pieces(shape: Sequence[int], at_once: int = AT_ONCE) -> Iterator[Index]:
+    """Yield indices that cut an array into pieces of up to ``at_once`` elements, in order.
+
+    Args:
+        shape: of the array; one that is empty gives no pieces, one without axes a single one.
+        at_once: elements of a piece.
+    """
+    size = math.prod(shape)
+    if size <= at_once:
+        if size:
+            yield (...,)
+        return
+    # all axes before the first that has to be cut are walked one by one
+    axis = next(n for n in range(len(shape)) if math.prod(shape[n + 1 :]) <= at_once)
+    inner = math.prod(shape[axis + 1 :])
+    step = max(1, at_once // inner)
+    for outer in itertools.product(*map(range, shape[:axis])):
+        place = tuple(slice(at, at + 1) for at in outer)
+        for first in range(0, shape[axis], step):
+            yield (*place, slice(first, first + step))
+
+
+Array = npt.NDArray[Any]
+Float64 = npt.NDArray[np.float64]
+
+QUANTILES = (0.5, 0.9, 0.99, 0.999)
+"""Shares of the values whose largest absolute difference is told."""
+
+_WORST_SQNR = -999.0
+"""Stands for minus infinity in decibels, which JSON cannot say."""
+
+_DROPPED_BITS = 13
+"""Differences are counted by their float32 without so many of its last bits, in 2**18 bins."""
+
+_BITS: dict[np.dtype[Any], type[np.signedinteger[Any]]] = {
+    np.dtype(np.float16): np.int16,
+    np.dtype(ml_dtypes.bfloat16): np.int16,
+    np.dtype(np.float32): np.int32,
+    np.dtype(np.float64): np.int64,
+}
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """How far one output of two models is apart. Values count: -0 equals +0, NaN equals NaN.
+
+    Attributes:
+        name: name of the output in the reference.
+        elements: how many values were compared, over all batches.
+        mismatches: how many of them differ.
+        max_abs: largest absolute difference; infinite where only one side is NaN or infinite.
+        max_ulp: largest difference counted in floats of the output's type, or in integers.
+        max_steps: largest difference in steps of the quantizer that produces the output; None
+            where that is not known and the outputs differ.
+        sqnr_db: ``10 log10(sum(reference ** 2) / sum((reference - candidate) ** 2))``, at least
+            -999; None if all values are equal.
+        cosine: cosine of the angle between both sides, over finite values; 1 if all are equal.
+        mean_abs: mean absolute difference.
+        quantiles: the absolute differences below which the shares of :data:`QUANTILES` of all
+            values lie, rounded down to 11 significant bits.
+        top1: share of the rows whose largest value along the last axis is at the same place;
+            None where the output is no matrix or sequence of scores.
+        note: why the outputs could not be compared value by value.
+        has_distance: whether values that differ are apart by a number; texts and complex numbers
+            are equal or not.
+    """
+
+    name: str
+    elements: int
+    mismatches: int
+    max_abs: float = 0.0
+    max_ulp: int = 0
+    max_steps: float | None = 0.0
+    sqnr_db: float | None = None
+    cosine: float = 1.0
+    mean_abs: float = 0.0
+    quantiles: tuple[float, ...] = (0.0,) * len(QUANTILES)
+    top1: float | None = None
+    note: str | None = None
+    has_distance: bool = True
+
+    @property
+    def equal(self) -> bool:
+        """Whether every value is the same."""
+        return self.note is None and self.mismatches == 0
+
+    @property
+    def relative(self) -> float | None:
+        """Norm of the difference as a share of the norm of the reference; None if infinite."""
+        if self.sqnr_db is None:
+            return 0.0 if self.equal else None
+        return None if self.sqnr_db <= _WORST_SQNR else float(10 ** (-self.sqnr_db / 20))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of the JSON report; what is not finite becomes null."""
+        named = (f"p{100 * share:g}" for share in QUANTILES)
+        return {
+            "name": self.name,
+            "elements": self.elements,
+            "mismatches": self.mismatches,
+            "max_abs": finite(self.max_abs),
+            "max_ulp": self.max_ulp,
+            "max_steps": finite(self.max_steps),
+            "sqnr_db": finite(self.sqnr_db),
+            "cosine": finite(self.cosine),
+            "mean_abs": finite(self.mean_abs),
+            "quantiles_abs": dict(zip(named, map(finite, self.quantiles), strict=True)),
+            "top1": self.top1,
+        }
+
+
+class Comparing:
+    """Compares one output batch by batch; nothing of a batch is kept.
+
+    Args:
+        name: of the output.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._note: str | None = None
+        self._elements = self._mismatches = 0
+        self._max_abs, self._sum_abs, self._max_ulp = 0.0, 0.0, 0
+        self._steps: float | None = 0.0
+        self._is_numeric = True
+        # sums of squares of the reference and of the difference; then products for the cosine
+        self._signal = self._noise = self._dot = self._ours = self._theirs = 0.0
+        self._bins: npt.NDArray[np.int64] | None = None
+        self._rows = self._agreeing = 0
+
+    def add(self, x: Any, y: Any, step: npt.NDArray[np.float32] | None = None) -> bool:
+        """Compare one batch and return whether it is equal in value.
+
+        Args:
+            x: the output of the reference.
+            y: that of the candidate.
+            step: of the output, which broadcasts to it; None if unknown.
+        """
+        self._elements += int(np.size(x))
+        note = _incomparable(x, y)
+        if note is not None:
+            self._note = self._note or note
+            return False
+        numeric = x.dtype.kind in "biufV"
+        self._is_numeric &= numeric
+        if numeric:
+            self._count_rows(x, y)
+        unit = None if step is None else np.broadcast_to(step, x.shape)
+        equal = True
+        for place in pieces(x.shape):
+            equal &= self._add_piece(x[place], y[place], None if unit is None else unit[place])
+        return equal
+
+    def _add_piece(self, x: Array, y: Array, step: npt.NDArray[np.float32] | None) -> bool:
+        differs = ~same(x, y)
+        wrong = int(np.count_nonzero(differs))
+        self._mismatches += wrong
+        if not self._is_numeric:
+            return not wrong
+        a = x.astype(np.float64)
+        b = y.astype(np.float64) if wrong else a
+        with np.errstate(all="ignore"):
+            self._correlate(a, b)
+            if wrong:
+                self._measure(x, y, np.where(differs, np.abs(a - b), 0.0), differs, step)
+        return not wrong
+
+    def result(self) -> OutputComparison:
+        """Return how far all batches are apart."""
+        name, elements, mismatches = self._name, self._elements, self._mismatches
+        if self._note is not None:
+            return OutputComparison(
+                name,
+                elements,
+                elements,
+                math.inf,
+                0,
+                None,
+                _WORST_SQNR,
+                0.0,
+                math.inf,
+                (math.inf,) * len(QUANTILES),
+                note=self._note,
+            )
+        top1 = self._agreeing / self._rows if self._rows else None
+        if mismatches == 0 or not self._is_numeric:
+            known = None if mismatches else 0.0
+            return OutputComparison(
+                name,
+                elements,
+                mismatches,
+                max_steps=known,
+                top1=top1,
+                has_distance=self._is_numeric,
+            )
+        return OutputComparison(
+            name,
+            elements,
+            mismatches,
+            self._max_abs,
+            self._max_ulp,
+            self._steps,
+            self._sqnr(),
+            self._cosine(),
+            self._sum_abs / elements,
+            self._quantiles(),
+            top1,
+        )
+
+    def _count_rows(self, x: Array, y: Array) -> None:
+        if x.ndim in (2, 3) and x.shape[-1] > 1 and x.size:
+            found = np.argmax(x, axis=-1) == np.argmax(y, axis=-1)
+            self._rows += found.size
+            self._agreeing += int(np.count_nonzero(found))
+
+    def _correlate(self, a: Float64, b: Float64) -> None:
+        self._signal += _square_sum(a)
+        known = np.isfinite(a) & np.isfinite(b)
+        x, y = (a, b) if known.all() else (a[known], b[known])
+        self._dot += float(np.sum(x * y))
+        self._ours += float(np.sum(x * x))
+        self._theirs += float(np.sum(y * y))
+
+    def _measure(
+        self,
+        x: Array,
+        y: Array,
+        apart: Float64,
+        differs: npt.NDArray[np.bool_],
+        step: npt.NDArray[np.float32] | None,
+    ) -> None:
+        apart[np.isnan(apart)] = np.inf
+        self._max_abs = max(self._max_abs, float(apart.max()))
+        self._sum_abs += float(apart.sum())
+        self._max_ulp = max(self._max_ulp, _ulps(x[differs], y[differs]))
+        self._noise += float(np.sum(np.square(apart)))
+        if step is None or self._steps is None:
+            self._steps = None
+        else:
+            unit = step[differs].astype(np.float64)
+            self._steps = max(self._steps, float(np.max(apart[differs] / np.abs(unit))))
+        places = apart[differs].astype(np.float32).view(np.int32) >> _DROPPED_BITS
+        found = np.bincount(places, minlength=1 << (31 - _DROPPED_BITS))
+        self._bins = found if self._bins is None else self._bins + found
+
+    def _quantiles(self) -> tuple[float, ...]:
+        """Return the quantiles of the differences; values without one count as 0."""
+        if self._bins is None:
+            return (0.0,) * len(QUANTILES)
+        counts = np.cumsum(self._bins) + (self._elements - self._mismatches)
+        wanted = [math.ceil(share * self._elements) for share in QUANTILES]
+        equal = self._elements - self._mismatches
+        places = np.searchsorted(counts, wanted).astype(np.int32)
+        edges = (places << _DROPPED_BITS).view(np.float32)
+        return tuple(
+            0.0 if number <= equal else float(edge)
+            for number, edge in zip(wanted, edges, strict=True)
+        )
+
+    def _sqnr(self) -> float:
+        if not math.isfinite(self._noise) or self._signal == 0 or self._noise == 0:
+            return _WORST_SQNR
+        with np.errstate(all="ignore"):
+            return max(_WORST_SQNR, float(10 * np.log10(self._signal / self._noise)))
+
+    def _cosine(self) -> float:
+        length = math.sqrt(self._ours) * math.sqrt(self._theirs)
+        return self._dot / length if length > 0 else 0.0
+
+
+def compare(
+    name: str,
+    reference: Sequence[Any],
+    candidate: Sequence[Any],
+    steps: Sequence[npt.NDArray[np.float32]] | None = None,
+) -> OutputComparison:
+    """Compare an output over several batches.
+
+    Args:
+        name: of the output.
+        reference: its value for each batch.
+        candidate: its value for each batch.
+        steps: for each batch the step of the output, which broadcasts to it; None if unknown.
+    """
+    comparing = Comparing(name)
+    known = [None] * len(reference) if steps is None else steps
+    for x, y, step in zip(reference, candidate, known, strict=True):
+        comparing.add(x, y, step)
+    return comparing.result()
+
+
+def same(x: Array, y: Array) -> npt.NDArray[np.bool_]:
+    """Return where both hold the same value: -0 equals +0, NaN equals NaN."""
+    equal: npt.NDArray[np.bool_] = np.asarray(x == y)
+    if _is_float(x.dtype):
+        equal |= np.isnan(x) & np.isnan(y)
+    return equal
+
+
+def within(x: Any, y: Any, *, atol: float, rtol: float) -> bool:
+    """Return whether ``|x - y| <= atol + rtol * |x|`` holds everywhere."""
+    if _incomparable(x, y) is not None:
+        return False
+    if x.dtype.kind not in "biufV":
+        return bool(np.all(same(x, y)))
+    for place in pieces(x.shape):
+        a, b = x[place].astype(np.float64), y[place].astype(np.float64)
+        with np.errstate(all="ignore"):
+            close = np.isfinite(a) & (np.abs(a - b) <= atol + rtol * np.abs(a))
+        if not np.all(close | same(x[place], y[place])):
+            return False
+    return True
+
+
+def finite(number: float | None) -> float | None:
+    """Return a number for JSON, which has no infinities."""
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _incomparable(x: Any, y: Any) -> str | None:
+    if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):
+        return f"{type(x).__name__} against {type(y).__name__}; only tensors are compared"
+    if x.dtype != y.dtype:
+        return f"type {x.dtype} against {y.dtype}"
+    if x.shape != y.shape:
+        return f"shape {list(x.shape)} against {list(y.shape)}"
+    return None
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "fV" and ir.DataType.from_numpy(dtype).is_floating_point()
+
+
+def _square_sum(numbers: Float64) -> float:
+    known = np.isfinite(numbers)
+    return float(np.sum(np.square(numbers if known.all() else numbers[known])))
+
+
+def _ulps(x: Array, y: Array) -> int:
+    if not _is_float(x.dtype):
+        first, second = (side.astype(np.int64) for side in (x, y))
+    else:
+        first, second = (_ordered(side) for side in (x, y))
+    high, low = np.maximum(first, second), np.minimum(first, second)
+    # Modulo 2**64 the difference of two int64 is right when taken as unsigned.
+    return int((high.view(np.uint64) - low.view(np.uint64)).max())
+
+
+def _ordered(x: Array) -> npt.NDArray[np.int64]:
+    """Return integers that count floats from 0 upward and downward; NaN comes after infinity."""
+    if x.dtype not in _BITS:
+        x = x.astype(np.float32)
+    bits = x.view(_BITS[x.dtype])
+    top = np.asarray(np.inf).astype(x.dtype).view(bits.dtype)
+    keys = np.where(bits < 0, np.iinfo(bits.dtype).min - bits, bits).astype(np.int64)
+    return np.where(np.isnan(x), np.int64(top) + 1, keys)

@@ -1,0 +1,337 @@
+"""Inputs of a model that put the data of its quantizers beside their thresholds.
+
+Between two inputs for which a quantizer's data lies on both sides of a threshold, the way is halved
+until they are neighbours: below and above it by as little as inputs can do. Where a quantizer reads
+an input through elementwise operators only, each element is halved on its own, and both floats
+beside the threshold are met; where earlier quantizers leave gaps, they may not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.comparison.report import ProbeReport
+from qgraph.comparison.thresholds import DataQuantizer, Row, Rows, data_quantizers, thresholds_above
+from qgraph.errors import ExecutionError, OperatorError
+from qgraph.execution.executor import Executor
+from qgraph.execution.inputs import make_inputs
+from qgraph.graph.constants import constant_expression
+from qgraph.model import Model
+from qgraph.numerics.float32 import Keys, from_keys, to_keys
+from qgraph.proof.matching.operators import is_reshape, operands
+
+Array = npt.NDArray[Any]
+
+_STARTS = 16
+"""Inputs between which thresholds are looked for; fewer where each is a run of its own."""
+_STARTS_ALONE = 6
+_STARTS_LOOKED_AT = 4
+"""From so many of them thresholds are sought; it takes some thirty calls of the quantizer each."""
+
+_WALKS = 1 << 10
+_CHOICE = 8
+"""Times as many thresholds as are wanted are looked at, to take some that lie apart."""
+
+_MOVES = 24
+_NEAR = 256
+"""In numbers: it does not help to move what is further away."""
+
+_HALVINGS = 64
+"""Enough for any two inputs to become neighbours."""
+
+
+@dataclass
+class Probes:
+    """Inputs beside thresholds.
+
+    Attributes:
+        batches: the inputs.
+        reports: how near they come, by quantizer.
+    """
+
+    batches: list[dict[str, Array]] = field(default_factory=list)
+    reports: list[ProbeReport] = field(default_factory=list)
+
+
+@dataclass
+class _Target:
+    """A threshold at one element, and an input on either side of it.
+
+    Attributes:
+        place: flat index of the element in the quantizer's data.
+        key: of the first number above the threshold.
+        below, above: the inputs, in float64.
+        values: the element for both.
+        is_done: whether there is nothing between the two inputs any more.
+    """
+
+    place: int
+    key: int
+    below: Row
+    above: Row
+    values: tuple[float, float]
+    is_done: bool = False
+
+    @property
+    def distance(self) -> int:
+        """How many numbers lie between the element and the threshold, on both sides together."""
+        low, high = (int(to_keys(np.float32(value))) for value in self.values)
+        return self.key - 1 - low + high - self.key
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the element is each of the two numbers beside the threshold."""
+        return self.distance == 0
+
+    def take(self, row: Row, value: float) -> None:
+        """Replace one of the inputs by another one that is nearer, if it is."""
+        key, ends = int(to_keys(np.float32(value))), self.values
+        if int(to_keys(np.float32(ends[0]))) < key < self.key:
+            self.below, self.values = row, (value, ends[1])
+        elif self.key <= key < int(to_keys(np.float32(ends[1]))):
+            self.above, self.values = row, (ends[0], value)
+
+
+def make_probes(
+    model: Model,
+    executor: Executor,
+    count: int,
+    *,
+    seed: int = 0,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    starts: Mapping[str, Any] | None = None,
+) -> Probes:
+    """Return inputs beside up to ``count`` thresholds of each quantizer of data.
+
+    Quantizers of the main graph with constant parameters are aimed at. For one behind other
+    operators than elementwise ones each threshold takes some thirty runs of the model, of which
+    many are done at once where the model leaves the number of rows open.
+
+    Args:
+        model: whose quantizers are meant.
+        executor: runs it.
+        count: thresholds of each quantizer; a quantizer that reads an input gets at least one for
+            each element of it.
+        seed: of the random inputs from which the search starts.
+        shapes: of the inputs, by name.
+        starts: a batch of inputs to start from instead, where it has several rows.
+    """
+    frozen = model.clone()
+    frozen.freeze_inputs()
+    rows = Rows(model, executor)
+    found = Probes()
+    wanted: list[DataQuantizer] = []
+    changing = executor.depending_on([str(value.name) for value in model.inputs])
+    for each in data_quantizers(frozen.ir.graph):
+        if not isinstance(each, DataQuantizer):
+            node, reason = each
+            label, data = node.name or str(node.outputs[0].name), node.inputs[0]
+            name = "" if data is None else str(data.name)
+            found.reports.append(ProbeReport(label, name, reason=reason))
+        elif str(each.data.name) in changing:
+            wanted.append(each)
+    if not wanted:
+        return found
+    number = _STARTS if rows.is_open else _STARTS_ALONE
+    population = [] if starts is None else rows.split(dict(starts))[:number]
+    if len(population) < 2:
+        population = [
+            row
+            for n in range(number)
+            for row in rows.split(make_inputs(model.inputs, seed=seed, number=n, shapes=shapes))
+        ][:number]
+    made: list[Row] = []
+    values = rows.values(population, [str(each.data.name) for each in wanted])
+    for each in wanted:
+        own = [np.asarray(of_row[str(each.data.name)]) for of_row in values]
+        report, probed = _aim(rows, each, population, own, count)
+        found.reports.append(report)
+        made += probed
+    found.batches = rows.joined(made)
+    return found
+
+
+def _aim(
+    rows: Rows, quantizer: DataQuantizer, population: list[Row], values: list[Array], count: int
+) -> tuple[ProbeReport, list[Row]]:
+    name = str(quantizer.data.name)
+    if any(value.dtype != np.float32 or not value.size for value in values):
+        return ProbeReport(quantizer.label, name, reason="its data is no float32"), []
+    try:
+        source = _read_directly(quantizer.data)
+        if source is not None and population[0][source].shape == values[0].shape:
+            return _probe_elements(rows, quantizer, source, population, count)
+        targets = _choose(quantizer, population, values, count)
+        _halve(rows, name, targets)
+        _refine(rows, name, targets)
+    except (ExecutionError, OperatorError) as error:
+        return ProbeReport(quantizer.label, name, reason=str(error)), []
+    reached = sum(target.is_reached for target in targets)
+    crossed = sum(target.is_done for target in targets)
+    gap = _largest_gap(quantizer, values[0], targets)
+    report = ProbeReport(quantizer.label, name, len(targets), crossed, reached, gap)
+    return report, [row for target in targets for row in (target.below, target.above)]
+
+
+def _choose(
+    quantizer: DataQuantizer, population: list[Row], values: list[Array], count: int
+) -> list[_Target]:
+    """Return thresholds, spread over all that lie between two of the inputs."""
+    flat = np.stack([value.reshape(-1) for value in values])
+    top = np.argmax(np.where(np.isnan(flat), -np.inf, flat), axis=0)
+    highest = to_keys(np.take_along_axis(flat, top[None], 0)[0])
+    known: dict[int, tuple[int, int]] = {}
+    for start, value in enumerate(values[:_STARTS_LOOKED_AT]):
+        data = value
+        for _ in range(_WALKS):  # from threshold to threshold, as far as another input goes
+            keys, found = (part.reshape(-1) for part in thresholds_above(quantizer, data))
+            places = np.flatnonzero(found & (keys <= highest))
+            for key, first in zip(*np.unique(keys[places], return_index=True), strict=True):
+                known.setdefault(int(key), (start, int(places[first])))
+            if not places.size or len(known) >= _CHOICE * count:
+                break
+            data = from_keys(np.where(found, keys, to_keys(data).reshape(-1))).reshape(data.shape)
+    keys = np.asarray(sorted(known))
+    spread = np.unique(np.linspace(0, len(keys) - 1, min(count, len(keys))).round().astype(int))
+    targets = []
+    for key in keys[spread].tolist() if len(keys) else ():
+        start, place = known[key]
+        end = int(top[place])
+        ends = float(flat[start, place]), float(flat[end, place])
+        targets.append(_Target(place, key, population[start], population[end], ends))
+    return targets
+
+
+def _halve(rows: Rows, name: str, targets: list[_Target]) -> None:
+    """Bring the inputs on both sides of each threshold together."""
+    for _ in range(_HALVINGS):
+        open_ = [target for target in targets if not target.is_done]
+        if not open_:
+            return
+        middles = [rows.middle(target.below, target.above) for target in open_]
+        found = rows.values([rows.rounded(middle) for middle in middles], [name])
+        for target, middle, values in zip(open_, middles, found, strict=True):
+            value = values[name].reshape(-1)[target.place]
+            if int(to_keys(value)) >= target.key:
+                target.above, target.values = middle, (target.values[0], float(value))
+            else:
+                target.below, target.values = middle, (float(value), target.values[1])
+            target.is_done = target.is_reached or rows.are_equal(target.below, target.above)
+
+
+def _refine(rows: Rows, name: str, targets: list[_Target]) -> None:
+    """Move single numbers of the inputs to their neighbours, where that leads nearer."""
+    generator = np.random.default_rng(len(targets))
+    for _ in range(_MOVES):
+        near = [t for t in targets if t.is_done and not t.is_reached and t.distance < _NEAR]
+        if not near:
+            return
+        moved = [
+            rows.moved(side, generator) for target in near for side in (target.below, target.above)
+        ]
+        found = [values[name].reshape(-1) for values in rows.values(moved, [name])]
+        for row, values, target in zip(
+            moved, found, (target for target in near for _ in range(2)), strict=True
+        ):
+            target.take(row, float(values[target.place]))
+
+
+def _largest_gap(quantizer: DataQuantizer, data: Array, targets: Sequence[_Target]) -> float | None:
+    step = quantizer.step(data)
+    if step is None or not targets:
+        return None
+    gaps = []
+    for target in targets:
+        edge = float(from_keys(target.key))
+        nearer = min(abs(value - edge) for value in target.values)
+        gaps.append(nearer / float(step.reshape(-1)[target.place]))
+    return max(gaps)
+
+
+def _read_directly(value: ir.Value) -> str | None:
+    """Return the input that elementwise operators make ``value`` of, with its shape."""
+
+    def is_known(operand: ir.Value) -> bool:
+        return constant_expression(operand) is not None
+
+    while not value.is_graph_input():
+        node = value.producer()
+        found = operands(value, is_known)
+        if node is None or is_reshape(node) or len(found) != 1:
+            return None
+        value = found[0]
+    return str(value.name)
+
+
+def _probe_elements(
+    rows: Rows, quantizer: DataQuantizer, source: str, population: list[Row], count: int
+) -> tuple[ProbeReport, list[Row]]:
+    """Halve each element of an input on its own: one input meets as many thresholds."""
+    name = str(quantizer.data.name)
+    population = [*population, *_ranged(quantizer, source, population)]
+    values = np.stack([value[name] for value in rows.values(population, [name])])
+    inputs = np.stack([row[source] for row in population])
+    order = np.argsort(np.where(np.isnan(values), -np.inf, values), axis=0)
+    size = values[0].size
+    # few elements go through all thresholds from below, many begin anywhere
+    ranks = np.zeros(size, int) if size < _CHOICE * count else np.arange(size) % len(population)
+    begin = np.take_along_axis(order, ranks.reshape(1, *values.shape[1:]), 0)
+    data, highest = (np.take_along_axis(values, place, 0)[0] for place in (begin, order[-1:]))
+    low, high = (to_keys(np.take_along_axis(inputs, place, 0)[0]) for place in (begin, order[-1:]))
+    met: dict[int, bool] = {}
+    probes: list[Row] = []
+    for _ in range(_WALKS):
+        keys, found = thresholds_above(quantizer, data)
+        found &= keys <= to_keys(highest)
+        if not found.any() or len(met) >= count:
+            break
+        ends = _elementwise(rows, name, source, population[0], (keys, found, low, high))
+        pair = [population[0] | {source: from_keys(end)} for end in ends]
+        seen = [to_keys(of_row[name]) for of_row in rows.values(pair, [name])]
+        exact = found & (seen[0] == keys - 1) & (seen[1] == keys)
+        for key, is_exact in zip(keys[found].tolist(), exact[found].tolist(), strict=True):
+            met[key] = met.get(key, False) or is_exact
+        probes += pair
+        data = from_keys(np.where(found, keys, to_keys(data)))
+    reached = sum(met.values())
+    gap = 0.0 if reached == len(met) and met else None
+    return ProbeReport(quantizer.label, name, len(met), len(met), reached, gap), probes
+
+
+def _elementwise(
+    rows: Rows,
+    name: str,
+    source: str,
+    row: Row,
+    aim: tuple[Keys, npt.NDArray[np.bool_], Keys, Keys],
+) -> tuple[Keys, Keys]:
+    """Return keys of neighbouring numbers of an input, between which data crosses thresholds."""
+    keys, found, low, high = aim
+    while True:
+        wide = found & (np.abs(high - low) > 1)
+        if not wide.any():
+            return low, high
+        middle = np.where(wide, (low + high) // 2, low)
+        (values,) = rows.values([row | {source: from_keys(middle)}], [name])
+        above = to_keys(values[name]) >= keys
+        high = np.where(wide & above, middle, high)
+        low = np.where(wide & ~above, middle, low)
+
+
+def _ranged(quantizer: DataQuantizer, source: str, population: list[Row]) -> Iterator[Row]:
+    """Yield inputs that go through the whole range of a quantizer that reads them as they are."""
+    shape = population[0][source].shape
+    step = quantizer.step(np.zeros(shape, np.float32))
+    if step is None:
+        return
+    generator = np.random.default_rng(len(population))
+    for size in (2.0, 16.0, 256.0):
+        for _ in range(2):
+            codes = generator.uniform(-size, size, shape).astype(np.float32)
+            yield population[0] | {source: (codes * step).astype(np.float32)}

@@ -1,0 +1,243 @@
+"""Proving two model files or models equal, or finding an input on which their outputs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.certificate import Certificate, Identity, ProofVerdict
+from qgraph.errors import ExecutionError, OptionError, UnsupportedError
+from qgraph.exactness import Exactness
+from qgraph.execution.demonstration import demonstrate
+from qgraph.execution.executor import Executor
+from qgraph.execution.inputs import batch_shapes, make_inputs
+from qgraph.graph.interface import names
+from qgraph.model import Model, Source, load
+from qgraph.numerics.float32 import from_keys, to_keys
+from qgraph.numerics.values import compare_values
+from qgraph.proof.certify import certify
+from qgraph.proof.discharge import Shown
+from qgraph.proof.functions.finding import Runs
+from qgraph.proof.matching.match import Matching
+from qgraph.proof.regions import cut, decide_cuts
+
+Array = npt.NDArray[Any]
+Feeds = dict[str, Array]
+
+_BATCH = 32
+"""Samples at a time, where the model leaves their number open."""
+
+_ELEMENTS = 1 << 19
+"""Elements of an input at a time, unless one sample has more."""
+
+_SHARE_OF_RANDOM = 4
+"""One run in this many is on random inputs; the others push values towards a difference."""
+
+
+def prove(
+    reference: Source,
+    candidate: Source,
+    *,
+    exact: str = Exactness.VALUES,
+    keep_inputs: bool = False,
+    evidence: bool = False,
+    runs: int = 0,
+    hashes: bool = True,
+) -> Certificate:
+    """Prove that two models compute equal outputs for every input; see :func:`certify`.
+
+    Args:
+        reference: a path or a model.
+        candidate: a path or a model.
+        exact: what counts as equal: values, or bits, which covers NaN and the sign of zero.
+        keep_inputs: leave initializers that are inputs too; they are not constant then.
+        evidence: list in the certificate how the inputs of each region were divided, so that it can
+            be verified.
+        runs: how many times each model may be run to find an input of the models on which a
+            difference shows in their outputs.
+        hashes: name the models in the certificate by file and hash; a model in memory is
+            serialised for that.
+
+    Raises:
+        ModelError: a model is not usable, or their inputs or outputs differ.
+        OptionError: ``exact`` is neither values nor bits.
+        UnsupportedError: a function cannot be inlined, or this thread does not compute as IEEE 754
+            says.
+    """
+    models = load(reference), load(candidate)
+    # Before anything reads the models, so that nothing can have changed them.
+    first, second = ((m.identity() if hashes else Identity(None, None)) for m in models)
+    proof = certify(
+        models[0].ir,
+        models[1].ir,
+        exact=exact,
+        keep_inputs=keep_inputs,
+        evidence=evidence,
+        demonstrate=demonstrate,
+    )
+    found = replace(proof.certificate, reference=first, candidate=second)
+    if not runs or found.verdict is not ProofVerdict.DIFFERENT:
+        return found
+    return replace(found, counterexample=search(proof.matching, proof.shown, runs=runs))
+
+
+def search(matching: Matching, shown: Sequence[Shown], *, runs: int) -> Feeds:
+    """Return inputs on which the outputs of the models differ; nothing if none were found.
+
+    Random inputs come first, then the witnesses of regions that begin at a model input, then
+    inputs that are scaled until a value that enters a region gets where its results differ.
+
+    Args:
+        matching: of the two models.
+        shown: what was found; regions that differ are aimed at.
+        runs: how many times each model may be run.
+    """
+    differing = [
+        s for s in shown if s.verdict.exactness and not s.verdict.reaches(Exactness.VALUES)
+    ]
+    try:
+        runner = _Runner(matching, runs)
+        for feeds in _candidates(runner, matching, differing):
+            if runner.differ(feeds):
+                return _one_sample(runner, feeds)
+    except (ExecutionError, OptionError, UnsupportedError, _Spent):
+        # Nothing can be run, or fed, or no runs are left: there is no example then.
+        return {}
+    return {}
+
+
+def _one_sample(runner: _Runner, feeds: Feeds) -> Feeds:
+    """Return the first sample that shows a difference alone; all of them if none is found."""
+    opened = batch_shapes(runner.model.inputs, _BATCH, _ELEMENTS)
+    try:
+        for number in range(max((shape[0] for shape in opened.values()), default=1)):
+            some = {k: x[number : number + 1] if k in opened else x for k, x in feeds.items()}
+            if opened and runner.differ(some):
+                return some
+    except (ExecutionError, _Spent):
+        pass  # the samples do not go alone, or no runs are left
+    return feeds
+
+
+class _Spent(Exception):  # noqa: N818 - an end, not a fault
+    """No runs are left."""
+
+
+class _Runner:
+    """Runs both models, so many times."""
+
+    def __init__(self, matching: Matching, runs: int) -> None:
+        self.runs = runs
+        self.left = runs
+        self.model = Model(matching.reference.plain.model)
+        self._outputs = [(str(a.name), str(b.name)) for a, b in matching.interface.outputs]
+        self._names = names(matching.interface.inputs)
+        self._ours = Executor(matching.reference.plain.model)
+        self._theirs = Executor(matching.candidate.plain.model)
+
+    def differ(self, feeds: Feeds) -> bool:
+        """Return whether the outputs of the models differ in value."""
+        self._spend()
+        ours = self._ours.run(feeds)
+        theirs = self._theirs.run({self._names[name]: x for name, x in feeds.items()})
+        return any(_differ(ours[a], theirs[b]) for a, b in self._outputs)
+
+    def value(self, name: str, feeds: Feeds) -> Array:
+        """Return a value of the reference."""
+        self._spend()
+        return np.asarray(self._ours.run(feeds, taps=[name])[name])
+
+    def _spend(self) -> None:
+        if not self.left:
+            raise _Spent
+        self.left -= 1
+
+
+def _differ(a: Any, b: Any) -> bool:
+    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)) or a.dtype.kind in "OSU":
+        return False
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return True
+    return compare_values(a, b).differing > 0
+
+
+def _candidates(runner: _Runner, matching: Matching, differing: Sequence[Shown]) -> Iterator[Feeds]:
+    shapes = batch_shapes(runner.model.inputs, _BATCH, _ELEMENTS)
+    numbers = range(max(1, runner.runs // _SHARE_OF_RANDOM))
+
+    def draw(number: int) -> Feeds:
+        return make_inputs(runner.model.inputs, number=number, shapes=shapes)
+
+    aimed = [s for s in differing if s.region is not None and s.outcome.finding is not None]
+    for s in aimed:
+        yield from _from_inputs(runner, matching, draw(0), s)
+    yield from map(draw, numbers)
+    for number in numbers:
+        for s in aimed:
+            if s.region is not None and s.outcome.finding is not None:
+                runs = s.outcome.finding.runs
+                yield from _pushed(runner, draw(number), s.region.entry[0], runs)
+
+
+def _from_inputs(runner: _Runner, matching: Matching, draw: Feeds, s: Shown) -> Iterator[Feeds]:
+    """Yield an input full of a witness, where a region can be looked at from an input on."""
+    for entry in s.claim.entries:
+        name = str(entry[0].name)
+        if entry[0].is_graph_input() and name in draw:
+            (outcome,) = decide_cuts(matching, [cut(matching, s.exit, entry)])
+            witness = outcome.verdict.witness
+            if witness is not None:
+                yield draw | {name: np.full_like(draw[name], witness.input)}
+
+
+def _pushed(runner: _Runner, draw: Feeds, entry: ir.Value, runs: Runs) -> Iterator[Feeds]:
+    """Yield scaled inputs for which a value comes ever nearer to where results differ."""
+    if entry.graph is not runner.model.ir.graph or not len(runs):
+        return
+    name = str(entry.name)
+
+    def scaled(factor: float) -> Feeds:
+        return {
+            key: (x * np.float32(factor)).astype(x.dtype) if x.dtype.kind == "f" else x
+            for key, x in draw.items()
+        }
+
+    first = runner.value(name, draw).astype(np.float32)
+    place, target = _nearest(first, runs)
+    low, high = 0.0, 2.0
+    at = [float(runner.value(name, scaled(f)).reshape(-1)[place]) for f in (low, high)]
+    if not min(at) <= target <= max(at):
+        return
+    for _ in range(24):
+        middle = (low + high) / 2
+        value = float(runner.value(name, scaled(middle)).reshape(-1)[place])
+        if _inside(value, runs):
+            yield scaled(middle)
+            return
+        if (value < target) == (at[0] < at[1]):
+            low = middle
+        else:
+            high = middle
+
+
+def _nearest(values: Array, runs: Runs) -> tuple[int, float]:
+    """Return the place of the value that lies nearest to a run, and the middle of that run."""
+    middles = from_keys((runs.lo + runs.hi) // 2).astype(np.float64)
+    order = np.argsort(middles)
+    flat = values.reshape(-1).astype(np.float64)
+    spots = np.clip(np.searchsorted(middles[order], flat), 0, len(middles) - 1)
+    targets = middles[order][spots]
+    with np.errstate(all="ignore"):
+        distance = np.abs(flat - targets)
+    place = int(np.argmin(np.where(np.isnan(distance), np.inf, distance)))
+    return place, float(targets[place])
+
+
+def _inside(value: float, runs: Runs) -> bool:
+    key = to_keys(np.float32(value))
+    return bool(((runs.lo <= key) & (key <= runs.hi)).any())

@@ -1,0 +1,347 @@
+"""The smallest part of two models that still shows that they differ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.comparison.check import Feeds, check
+from qgraph.comparison.divergence import correspondence
+from qgraph.comparison.metrics import OutputComparison, compare
+from qgraph.comparison.report import CheckReport
+from qgraph.comparison.variants import excerpt, frontier
+from qgraph.errors import QGraphError, UndecidedError
+from qgraph.execution.executor import Backend
+from qgraph.execution.prepare import prepare
+from qgraph.graph.interface import interface, names
+from qgraph.model import Model, Source, load
+from qgraph.storage import files as storage
+from qgraph.storage.archive import common, replacing, tensors
+from qgraph.storage.outputs import Outputs, joined
+
+Array = npt.NDArray[Any]
+
+REFERENCE, CANDIDATE, INPUTS = "reference.onnx", "candidate.onnx", "inputs.npz"
+"""Names of the files of a reduction."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Two small models that differ, and the input that shows it.
+
+    Attributes:
+        reference, candidate: the parts of both models.
+        inputs: by the names of the inputs of both.
+        tensor: the tensor of the reference that the parts compute.
+        node, op: what makes it there.
+        compared: how far the outputs of the parts are apart.
+        nodes: how many nodes the parts have.
+        nodes_before: how many the models have.
+        report: of the comparison of the whole models.
+    """
+
+    reference: ir.Model
+    candidate: ir.Model
+    inputs: Mapping[str, Array]
+    tensor: str
+    node: str
+    op: str
+    compared: OutputComparison
+    nodes: tuple[int, int]
+    nodes_before: tuple[int, int]
+    report: CheckReport
+
+    def save(self, folder: str | os.PathLike[str], outputs: Outputs | None = None) -> list[Path]:
+        """Write both models and the input, together or not at all; return the files.
+
+        Args:
+            folder: where they go; it is made if it is not there.
+            outputs: the outputs with which they appear. None: they appear alone, now.
+
+        Raises:
+            QGraphError: a file cannot be written.
+        """
+        place = Path(folder)
+        files = [place / name for name in (REFERENCE, CANDIDATE, INPUTS)]
+        with joined(outputs) as together:
+            try:
+                together.make_folder(place)
+            except OSError as error:
+                raise QGraphError(
+                    f"{place}: cannot be made ({error}), expected a folder. Choose another name."
+                ) from error
+            storage.save(self.reference, files[0], outputs=together)
+            storage.save(self.candidate, files[1], outputs=together)
+            arrays = {name: common(array) for name, array in tensors(self.inputs).items()}
+            with replacing(files[2], together) as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+        return files
+
+
+def reduce(
+    reference: Source,
+    candidate: Source,
+    inputs: Feeds | None = None,
+    *,
+    random: int | None = None,
+    seed: int = 0,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    probes: int = 0,
+    backend: str = Backend.AUTO,
+) -> Reduction:
+    """Cut two models down to the part in which they begin to differ.
+
+    The models are run on inputs as :func:`qgraph.comparison.check.check` does. What computes the
+    first tensor that differs from tensors that are equal is cut out of both, and run on these; if
+    the difference does not show there, the parts begin earlier, by halving. Then one sample is
+    looked for that is enough to show it.
+
+    Args:
+        reference: a path or a model.
+        candidate: a path or a model.
+        inputs: see :func:`qgraph.comparison.check.check`, as for all that follow.
+        random: number of random batches.
+        seed: of the random batches and of the probes.
+        shapes: of the random inputs.
+        batch: rows of ``inputs`` to run at once.
+        probes: how many thresholds of each quantizer are to be approached.
+        backend: "auto", "numpy" or "ort".
+
+    Raises:
+        UndecidedError: no difference was found on these inputs.
+        ModelError: a model is not usable, or their numbers of inputs or outputs differ.
+        OptionError: an option is wrong.
+        ExecutionError: a model cannot be run on the inputs.
+    """
+    models = load(reference), load(candidate)
+    report = check(
+        *models,
+        inputs,
+        random=random,
+        seed=seed,
+        shapes=shapes,
+        batch=batch,
+        probes=probes,
+        backend=backend,
+    )
+    if report.example is None:
+        raise UndecidedError(
+            f"The outputs are equal on the {report.batches} "
+            f"{'batch' if report.batches == 1 else 'batches'} of inputs, expected a difference to "
+            "reduce. Give inputs that show one, more random ones by random, or probes.",
+            report=report,
+        )
+    return _Reducer(models[0], models[1], report, backend).reduce()
+
+
+class _Reducer:
+    """Both models without overridable initializers, and where they can be cut."""
+
+    def __init__(
+        self, reference: Model, candidate: Model, report: CheckReport, backend: str
+    ) -> None:
+        self._models = reference.clone(), candidate.clone()
+        for model in self._models:
+            model.freeze_inputs()
+        self._report = report
+        self._backend = backend
+        ours, theirs = self._models
+        paired = interface(ours.ir.graph, theirs.ir.graph)
+        self._inputs, outputs = names(paired.inputs), names(paired.outputs)
+        first = report.first_divergence
+        if first is not None:
+            self._output = first.reference, first.candidate
+        else:
+            wrong = next(each.name for each in report.outputs if not each.equal)
+            self._output = wrong, outputs[wrong]
+        self._cuts = self._places(outputs)
+        self._values: dict[str, Array] = {}
+
+    def reduce(self) -> Reduction:
+        """Return the smallest part that shows the difference."""
+        self._measure()
+        low, high = 0, len(self._cuts)
+        best = self._try(high)
+        if best is None:
+            best = self._try(0)
+            while best is not None and high - low > 1:
+                middle = (low + high) // 2
+                found = self._try(middle)
+                if found is None:
+                    high = middle
+                else:
+                    low, best = middle, found
+        if best is None:
+            raise UndecidedError(
+                f"The difference of tensor {self._output[0]!r} does not show when it is computed "
+                "alone from the inputs of the models, expected that it does. Choose backend "
+                "'numpy', which computes every node by itself.",
+                report=self._report,
+            )
+        return self._with_one_row(best)
+
+    def _places(self, outputs: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Return the pairs of equal tensors that depend on inputs, in the order of the graph."""
+        equal = {tensor.reference for tensor in self._report.tensors if tensor.compared.equal}
+        names = [[str(value.name) for value in model.ir.graph.inputs] for model in self._models]
+        changing = [
+            prepare(model.ir, Backend.NUMPY).depending_on(own)
+            for model, own in zip(self._models, names, strict=True)
+        ]
+        return [
+            (match.reference, match.candidate)
+            for match in correspondence(*self._models, outputs)
+            if match.reference in equal
+            and match.reference in changing[0]
+            and match.candidate in changing[1]
+            and match.reference != self._output[0]
+            and match.candidate != self._output[1]
+        ]
+
+    def _measure(self) -> None:
+        """Compute the values at all cuts that a part can begin at; they are few."""
+        wanted: dict[str, None] = {}
+        for number in (len(self._cuts), 0):
+            wanted |= dict.fromkeys(name for name, _ in self._entries(number))
+        self._values = self._run_taps(list(wanted))
+
+    def _run_taps(self, names: Sequence[str]) -> dict[str, Array]:
+        example = dict(self._report.example or {})
+        known = {name: np.asarray(array) for name, array in example.items()}
+        missing = [name for name in names if name not in known]
+        if missing:
+            executor = prepare(self._models[0].ir, self._backend)
+            known |= executor.run(example, taps=missing)
+        return known
+
+    def _entries(self, number: int) -> list[tuple[str, list[str]]]:
+        """Return names of values of the reference, with those of the candidate, to begin at.
+
+        Args:
+            number: how many of the pairs of equal values may be used, the first ones.
+        """
+        pairs = [*self._inputs.items(), *self._cuts[:number]]
+        ends: list[list[str]] = []
+        for side, model in enumerate(self._models):
+            graph = model.ir.graph
+            values = {str(v.name): v for v in _all(graph)}
+            allowed = {values[pair[side]] for pair in pairs}
+            output = values[self._output[side]]
+            ends.append([str(v.name) for v in frontier(graph, output, allowed)])
+        partners = dict(pairs)
+        origins: dict[str, str] = {}
+        for ours, theirs in pairs:
+            origins.setdefault(theirs, ours)
+        needed: dict[str, list[str]] = {name: [] for name in ends[0]}
+        for theirs in ends[1]:
+            ours = next((name for name in ends[0] if partners.get(name) == theirs), origins[theirs])
+            needed.setdefault(ours, []).append(theirs)
+        return list(needed.items())
+
+    def _try(self, number: int) -> Reduction | None:
+        """Return the parts that begin at some cuts, if they differ."""
+        entries = self._entries(number)
+        if any(name not in self._values for name, _ in entries):
+            self._values |= self._run_taps([name for name, _ in entries])
+        values = {str(v.name): v for v in _all(self._models[0].ir.graph)}
+        used = {
+            str(v.name)
+            for v in frontier(
+                self._models[0].ir.graph,
+                values[self._output[0]],
+                {values[name] for name, _ in entries},
+            )
+        }
+        parts = []
+        ours = [(name, name) for name, _ in entries if name in used]
+        theirs = [(other, name) for name, others in entries for other in others[:1]]
+        for model, renamed, output in zip(self._models, (ours, theirs), self._output, strict=True):
+            absent = [name for name, _ in entries if name not in {new for _, new in renamed}]
+            part = excerpt(model, renamed, (output, self._output[0]), absent)
+            order = {name: place for place, (name, _) in enumerate(entries)}
+            inputs = sorted(part.graph.inputs, key=lambda value: order[str(value.name)])
+            part.graph.inputs.clear()
+            part.graph.inputs.extend(inputs)
+            parts.append(part)
+        feeds = {name: self._values[name] for name, _ in entries}
+        return self._compared((parts[0], parts[1]), feeds)
+
+    def _compared(
+        self, parts: tuple[ir.Model, ir.Model], feeds: Mapping[str, Array]
+    ) -> Reduction | None:
+        """Return a reduction if two parts differ on some inputs."""
+        for part in parts:
+            for value in part.graph.inputs:
+                array = feeds[str(value.name)]
+                value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+                value.shape = ir.Shape(array.shape)
+        try:
+            results = [
+                prepare(part, self._backend).run(feeds)[str(self._name(part))] for part in parts
+            ]
+        except QGraphError:
+            return None
+        compared = compare(self._output[0], [results[0]], [results[1]])
+        if compared.equal:
+            return None
+        for part, result in zip(parts, results, strict=True):
+            if isinstance(result, np.ndarray):
+                value = part.graph.outputs[0]
+                value.type = ir.TensorType(ir.DataType.from_numpy(result.dtype))
+                value.shape = ir.Shape(result.shape)
+        first = self._report.first_divergence
+        return Reduction(
+            *parts,
+            dict(feeds),
+            self._output[0],
+            "" if first is None else first.node,
+            "" if first is None else first.op,
+            compared,
+            _counts(parts),
+            _counts((self._models[0].ir, self._models[1].ir)),
+            self._report,
+        )
+
+    def _with_one_row(self, found: Reduction) -> Reduction:
+        """Return the reduction with the first sample alone that shows the difference, if one does.
+
+        Whether the first axis counts samples is seen by trying.
+        """
+        sizes = {len(array) if array.ndim else 0 for array in found.inputs.values()}
+        if len(sizes) != 1 or (count := sizes.pop()) < 2:
+            return found
+        low, high = 0, count
+        best = found
+        while high - low > 1:
+            middle = (low + high) // 2
+            for start, stop in ((low, middle), (middle, high)):
+                feeds = {name: array[start:stop] for name, array in found.inputs.items()}
+                parts = found.reference.clone(), found.candidate.clone()
+                smaller = self._compared(parts, feeds)
+                if smaller is not None:
+                    best, low, high = smaller, start, stop
+                    break
+            else:
+                return best
+        return best
+
+    @staticmethod
+    def _name(part: ir.Model) -> str | None:
+        return part.graph.outputs[0].name
+
+
+def _all(graph: ir.Graph) -> list[ir.Value]:
+    values = [*graph.inputs, *graph.initializers.values()]
+    return values + [value for node in graph for value in node.outputs]
+
+
+def _counts(parts: tuple[ir.Model, ir.Model]) -> tuple[int, int]:
+    return len(parts[0].graph), len(parts[1].graph)

@@ -1,0 +1,218 @@
+"""What a comparison of two models found; :mod:`qgraph.reporting` puts it into words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from qgraph.certificate import Identity
+from qgraph.comparison.metrics import OutputComparison, finite
+from qgraph.errors import EquivalenceError
+from qgraph.reporting.check_view import origin
+from qgraph.reporting.junit import junit_report
+from qgraph.reporting.pages import markdown_report
+from qgraph.version import head
+
+if TYPE_CHECKING:
+    from qgraph.comparison.runtimes.report import RuntimeReport
+
+
+@dataclass(frozen=True)
+class TensorComparison:
+    """A tensor that both models compute, on one batch.
+
+    Attributes:
+        reference, candidate: its name in both models.
+        node: the node of the reference that produces it.
+        op: that node's operator, ``domain::Name``.
+        compared: how far it is apart.
+    """
+
+    reference: str
+    candidate: str
+    node: str
+    op: str
+    compared: OutputComparison
+
+    @property
+    def max_abs(self) -> float | None:
+        """Largest absolute difference; None where shapes differ or it is not finite."""
+        return finite(self.compared.max_abs)
+
+    @property
+    def error(self) -> float:
+        """Norm of the difference as a share of that of the reference, to rank tensors by."""
+        relative = self.compared.relative
+        return float("inf") if relative is None else relative
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what names the tensor, and its largest difference."""
+        return {
+            "reference": self.reference,
+            "candidate": self.candidate,
+            "node": self.node,
+            "op": self.op,
+            "max_abs": self.max_abs,
+        }
+
+    def measures(self) -> dict[str, Any]:
+        """Return all that is known of the tensor."""
+        compared = self.compared
+        return self.to_json() | {
+            "elements": compared.elements,
+            "mismatches": compared.mismatches,
+            "mean_abs": finite(compared.mean_abs),
+            "max_ulp": compared.max_ulp,
+            "relative": finite(self.error),
+            "sqnr_db": finite(compared.sqnr_db),
+            "cosine": finite(compared.cosine),
+        }
+
+
+@dataclass(frozen=True)
+class MetricReport:
+    """What a metric says of the outputs of both models, by labels.
+
+    Attributes:
+        name: of the metric.
+        samples: how many labels there are.
+        reference, candidate: the scores.
+        failed: why the candidate is not good enough; None if it is.
+    """
+
+    name: str
+    samples: int
+    reference: float
+    candidate: float
+    failed: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields; a score that is not finite becomes null."""
+        scores = {"reference": finite(self.reference), "candidate": finite(self.candidate)}
+        return dict(vars(self)) | scores
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """How near inputs came to the thresholds of one quantizer.
+
+    Attributes:
+        node: the quantizer, in the reference.
+        tensor: what it quantizes.
+        targets: how many thresholds were aimed at.
+        crossed: how many lie between two neighbouring inputs that are among the probes.
+        reached: for how many both floats beside the threshold were met at the quantizer.
+        largest_gap: the largest distance, in units of the quantizer's step, that a crossed
+            threshold has to the nearer of its two probes; None if none was crossed or the step is
+            not known.
+        reason: why it was not aimed at.
+    """
+
+    node: str
+    tensor: str
+    targets: int = 0
+    crossed: int = 0
+    reached: int = 0
+    largest_gap: float | None = None
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return dict(vars(self)) | {"largest_gap": finite(self.largest_gap)}
+
+
+class CheckVerdict(StrEnum):
+    """Whether two models gave the same outputs, within the tolerance asked for."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The outcome of running two models on the same inputs.
+
+    Attributes:
+        verdict: equal or different.
+        outputs: each output in the order of the reference.
+        failed: names of the outputs beyond the tolerance, with the reason.
+        first_divergence: None if all values are equal.
+        notes: remarks, such as outputs that were matched by position.
+        batches: how many batches were run.
+        tensors: where an output differs, or if asked for, all tensors that both models have, in the
+            order of the reference, compared on the first batch with a difference.
+        metric: what a metric says, where there are labels.
+        probes: how near to its thresholds each quantizer of the reference came.
+        runtimes: whether a difference is one of the models or of the runtimes.
+        example: the inputs of the first batch with a difference, by the names of the reference.
+        files: file and hash of the reference and the candidate; no path for a model in memory.
+    """
+
+    verdict: CheckVerdict
+    outputs: list[OutputComparison]
+    failed: Mapping[str, str] = field(default_factory=dict)
+    first_divergence: TensorComparison | None = None
+    notes: list[str] = field(default_factory=list)
+    batches: int = 1
+    tensors: Sequence[TensorComparison] = ()
+    metric: MetricReport | None = None
+    probes: Sequence[ProbeReport] = ()
+    runtimes: RuntimeReport | None = None
+    example: Mapping[str, Any] | None = field(default=None, repr=False)
+    files: tuple[Identity | None, Identity | None] = (None, None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as ``qgraph check`` writes it."""
+        first = self.first_divergence
+        reference, candidate = (None if f is None else dict(vars(f)) for f in self.files)
+        return {
+            **head("check"),
+            "verdict": str(self.verdict),
+            "reference": reference,
+            "candidate": candidate,
+            "batches": self.batches,
+            "outputs": [
+                output.to_json() | {"failed": self.failed.get(output.name)}
+                for output in self.outputs
+            ],
+            "first_divergence": None if first is None else first.to_json(),
+            "tensors": [tensor.measures() for tensor in self.tensors],
+            "metric": None if self.metric is None else self.metric.to_json(),
+            "probes": [probe.to_json() for probe in self.probes],
+            "runtimes": None if self.runtimes is None else self.runtimes.to_json(),
+            "notes": list(self.notes),
+        }
+
+    def raise_if_different(self) -> None:
+        """Raise unless the verdict is equal.
+
+        Raises:
+            EquivalenceError: names the worst output and the first divergence, carries the report.
+        """
+        if self.verdict is CheckVerdict.EQUAL:
+            return
+        failed = [output for output in self.outputs if output.name in self.failed]
+        if failed:
+            worst = max(failed, key=lambda output: (output.max_abs, output.mismatches))
+            what = (
+                f"in {len(failed)} of {len(self.outputs)} outputs, most in "
+                f"{worst.name!r}: {self.failed[worst.name]}"
+            )
+        else:
+            what = f"by a metric: {self.metric.failed if self.metric else ''}"
+        raise EquivalenceError(
+            f"The models differ {what}. {origin(self.to_json())} Expected equal values "
+            "within the tolerance; change the model there, or allow for it with atol, rtol, "
+            "max_steps or min_sqnr.",
+            report=self,
+        )
+
+    def to_markdown(self) -> str:
+        """Return the report in GitHub's Markdown, made for the summary of a CI job."""
+        return markdown_report(self.to_json())
+
+    def to_junit(self) -> str:
+        """Return a JUnit test suite with a case for each output, and one for the metric."""
+        return junit_report(self.to_json())

@@ -1,0 +1,161 @@
+"""What runtimes are known to change in quantized models, and the option that stops each of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """Something that a runtime does by default.
+
+    Attributes:
+        what: what it does.
+        option: the option that stops it, as users write it.
+        options: the same for a configuration, see :mod:`qgraph.comparison.runtimes.worker`.
+    """
+
+    what: str
+    option: str
+    options: Options
+
+
+@dataclass(frozen=True)
+class Level:
+    """A configuration that a runtime is judged in.
+
+    Attributes:
+        name: for reports: plain, basic or default.
+        told: for sentences.
+        options: what it is.
+    """
+
+    name: str
+    told: str
+    options: Options
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A runtime that a model is put to.
+
+    Attributes:
+        module: what is imported.
+        name: as people call it.
+        levels: from the one that changes least to its defaults.
+        culprits: what may make a difference, special things first.
+    """
+
+    module: str
+    name: str
+    levels: Sequence[Level]
+    culprits: Sequence[Culprit]
+
+
+def merged(first: Options, second: Options) -> Options:
+    """Return both; lists and tables of one name are put together."""
+    result = dict(first)
+    for key, value in second.items():
+        known = result.get(key)
+        if isinstance(known, Mapping):
+            result[key] = {**known, **value}
+        elif isinstance(known, list):
+            result[key] = [*known, *value]
+        else:
+            result[key] = value
+    return result
+
+
+def _without(what: str, *optimizers: str) -> Culprit:
+    named = ", ".join(optimizers)
+    return Culprit(what, f"disabled_optimizers={named}", {"disabled": list(optimizers)})
+
+
+def _entry(what: str, key: str, value: str) -> Culprit:
+    return Culprit(what, f"{key}={value}", {"entries": {key: value}})
+
+
+def _property(what: str, key: str, value: str) -> Culprit:
+    return Culprit(what, f"{key}={value}", {key: value})
+
+
+ONNX_RUNTIME = Runtime(
+    "onnxruntime",
+    "ONNX Runtime",
+    (
+        Level("plain", "without optimizations", {"level": "ORT_DISABLE_ALL"}),
+        Level("basic", "at BASIC", {"level": "ORT_ENABLE_BASIC"}),
+        Level("default", "by default", {"level": "ORT_ENABLE_ALL"}),
+    ),
+    (
+        _entry("MatMulNBits with int8 activations", "session.qdq_matmulnbits_accuracy_level", "1"),
+        _without("float weights and biases beside Q/DQ are quantized", "WeightBiasQuantization"),
+        _without("neighbouring Q/DQ pairs are merged", "DoubleQDQPairsRemover"),
+        _without("Q/DQ are moved across other operators", "QDQPropagationTransformer"),
+        _without("additions of zero and the like are dropped", "NoopElimination"),
+        _without(
+            "scales and shifts are folded into weights of convolutions",
+            "ConvBNFusion",
+            "ConvMulFusion",
+            "ConvAddFusion",
+        ),
+        _without(
+            "scales are folded into matrix products",
+            "MatMul_BatchNormalization_Fusion",
+            "MatMulScaleFusion",
+        ),
+        _without("activations are quantized for MatMulInteger", "DynamicQuantizeMatMulFusion"),
+        _without("Q/DQ around operators become integer kernels", "QDQSelectorActionTransformer"),
+        _without("MatMul and Add become Gemm", "MatMulAddFusion"),
+        _without(
+            "activations are fused into convolutions and Gemm",
+            "ConvActivationFusion",
+            "ConvAddActivationFusion",
+            "GemmActivationFusion",
+            "MatMulActivationFusion",
+        ),
+        _without("convolutions in another memory layout", "NchwcTransformer", "NhwcTransformer"),
+        _without("constants are computed ahead", "ConstantFolding"),
+        _entry("Q/DQ are fused and removed", "session.disable_quant_qdq", "1"),
+        Culprit(
+            "fusions beyond the level EXTENDED",
+            "graph_optimization_level=ORT_ENABLE_EXTENDED",
+            {"level": "ORT_ENABLE_EXTENDED"},
+        ),
+        Culprit(
+            "fusions beyond the level BASIC",
+            "graph_optimization_level=ORT_ENABLE_BASIC",
+            {"level": "ORT_ENABLE_BASIC"},
+        ),
+    ),
+)
+
+OPENVINO = Runtime(
+    "openvino",
+    "OpenVINO",
+    (
+        Level(
+            "plain",
+            "in its accuracy mode",
+            {"EXECUTION_MODE_HINT": "ACCURACY", "INFERENCE_PRECISION_HINT": "f32"},
+        ),
+        Level("default", "by default", {}),
+    ),
+    (
+        _property(
+            "activations are quantized for compressed weights",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE",
+            "0",
+        ),
+        _property("a narrower type than float32", "INFERENCE_PRECISION_HINT", "f32"),
+        _property(
+            "narrower types and quantized activations, for speed", "EXECUTION_MODE_HINT", "ACCURACY"
+        ),
+    ),
+)
+
+RUNTIMES = (ONNX_RUNTIME, OPENVINO)

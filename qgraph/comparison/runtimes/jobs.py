@@ -1,0 +1,128 @@
+"""Running a model in a runtime as other programs do, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.errors import QGraphError
+from qgraph.graph.opset.versions import declare_domains, minimum_ir_version
+from qgraph.model import Model
+
+Array = npt.NDArray[Any]
+Configuration = Mapping[str, Any]
+"""Options of a runtime, as :mod:`qgraph.comparison.runtimes.worker` takes them."""
+
+_WORKER = "qgraph.comparison.runtimes.worker"
+_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one configuration computed.
+
+    Attributes:
+        batches: the outputs by name, for each batch.
+        failure: why there are none.
+    """
+
+    batches: Sequence[Mapping[str, Array]] = ()
+    failure: str | None = None
+
+
+class RuntimeJobs:
+    """A model and its inputs in files, for runs in processes of their own.
+
+    The file has the lowest version of the format that the model needs: newer ones are refused for
+    no reason.
+
+    Args:
+        model: the model.
+        batches: the inputs.
+    """
+
+    def __init__(self, model: Model, batches: Sequence[Mapping[str, Any]]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="qgraph-")
+        self._path = Path(self._folder.name)
+        copy = model.clone()
+        declare_domains(copy.ir)
+        copy.ir.ir_version = max(minimum_ir_version(copy.ir), 8)
+        copy.save(self._path / "model.onnx")
+        self._inputs = [str(value.name) for value in model.ir.graph.inputs]
+        self._outputs = [str(value.name) for value in model.outputs]
+        self._batches = len(batches)
+        for number, feeds in enumerate(batches):
+            named = {f"i{self._inputs.index(name)}": np.asarray(x) for name, x in feeds.items()}
+            np.savez(self._path / f"inputs{number}.npz", **named)  # type: ignore[arg-type]
+        self.versions: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._folder.cleanup()
+
+    def run(self, runtime: str, configurations: Sequence[Configuration]) -> list[Answer]:
+        """Return what each configuration of a runtime computes.
+
+        Args:
+            runtime: the name of its module.
+            configurations: its options.
+        """
+        job = {
+            "runtime": runtime,
+            "model": "model.onnx",
+            "inputs": self._inputs,
+            "batches": self._batches,
+            "configurations": list(configurations),
+        }
+        (self._path / "job.json").write_text(json.dumps(job))
+        answer = self._path / "answer.json"
+        answer.unlink(missing_ok=True)
+        # a file of the current folder must not take the place of a module
+        command = [sys.executable, "-P", "-m", _WORKER, str(self._path)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return [Answer(failure=str(error)) for _ in configurations]
+        if not answer.exists():
+            last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+            return [Answer(failure=last) for _ in configurations]
+        told = json.loads(answer.read_text())
+        self.versions[runtime] = told["version"]
+        return [self._answer(n, failure) for n, failure in enumerate(told["failures"])]
+
+    def _answer(self, number: int, failure: str | None) -> Answer:
+        if failure is not None:
+            return Answer(failure=failure)
+        found = []
+        for place in range(self._batches):
+            path = self._path / f"outputs{number}.{place}.npz"
+            try:
+                with np.load(path, allow_pickle=False) as content:
+                    arrays = [content[f"o{n}"] for n in range(len(self._outputs))]
+            except (OSError, ValueError, KeyError) as error:
+                raise QGraphError(
+                    f"{path}: what a runtime computed cannot be read ({error}), expected its "
+                    "outputs. Free some space and try again."
+                ) from error
+            path.unlink()
+            found.append(dict(zip(self._outputs, arrays, strict=True)))
+        return Answer(found)

@@ -1,0 +1,268 @@
+"""The thresholds of a quantizer that lie next to given data, found by the quantizer itself.
+
+Single samples of a model's inputs, run many at once where the model takes any number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import ExecutionError, OperatorError
+from qgraph.execution.executor import Executor
+from qgraph.execution.feeds import static
+from qgraph.execution.inputs import input_grid
+from qgraph.graph.constants import constant_expression
+from qgraph.model import Model
+from qgraph.numerics import Float32
+from qgraph.numerics.float32 import Keys, from_keys, to_keys
+from qgraph.numerics.values import is_nan
+from qgraph.ops.operator import Operator, operator_of
+
+Array = npt.NDArray[Any]
+
+_NOT_QUANTIZING = frozenset({"DequantizeLinear", "Cast", "Clip"})
+
+_REACHES = (1.25, 16.0, 256.0, 65536.0)
+"""In steps: there is a threshold within the first of them above any value between the limits of a
+quantizer, and further away above one below them."""
+
+_RELATIVE_REACHES = tuple(2.0**-power for power in range(10, -2, -1))
+"""Steps of floating-point quantizers grow with the values."""
+
+
+@dataclass(frozen=True)
+class DataQuantizer:
+    """A quantizer of data whose parameters are constant: a function of its first input.
+
+    Attributes:
+        node: the quantizer.
+        operator: what it is.
+        data: what it quantizes.
+        parameters: its other inputs.
+    """
+
+    node: ir.Node
+    operator: Operator
+    data: ir.Value
+    parameters: tuple[Array | None, ...]
+
+    @property
+    def label(self) -> str:
+        """Name of the node, or of its output."""
+        return self.node.name or str(self.node.outputs[0].name)
+
+    def quantize(self, data: Float32) -> Array:
+        """Return what the node makes of ``data``."""
+        return self.operator.run(self.node, [data, *self.parameters])
+
+    def step(self, data: Float32) -> Float32 | None:
+        """Return the distance of its thresholds, as large as ``data``; None if not uniform."""
+        grid = None if self.node.op_type == "FloatQuant" else input_grid(self.node, data.shape)
+        if grid is None or not np.isfinite(grid.step).all() or not grid.step.all():
+            return None
+        return np.broadcast_to(np.abs(grid.step), data.shape)
+
+
+def data_quantizers(graph: ir.Graph) -> Iterator[DataQuantizer | tuple[ir.Node, str]]:
+    """Yield the quantizers in a main graph that quantize no constants.
+
+    One with thresholds that are not fixed comes as a node, with the reason.
+    """
+    for node in graph:
+        try:
+            operator = operator_of(node)
+        except OperatorError:
+            continue
+        data = node.inputs[0] if node.inputs else None
+        if operator is None or data is None or operator.schema.name in _NOT_QUANTIZING:
+            continue
+        if constant_expression(data) is not None or data.is_initializer():
+            continue
+        arrays = [None if value is None else constant_expression(value) for value in node.inputs]
+        unknown = [
+            v for v, a in zip(node.inputs, arrays, strict=True) if v is not None and a is None
+        ]
+        if unknown != [data]:
+            yield node, "its parameters are not constant"
+        elif data.dtype not in (None, ir.DataType.FLOAT):
+            yield node, f"its data is {data.dtype.name if data.dtype else 'unknown'}, no float32"
+        else:
+            yield DataQuantizer(node, operator, data, tuple(arrays[1:]))
+
+
+def thresholds_above(quantizer: DataQuantizer, data: Float32) -> tuple[Keys, npt.NDArray[np.bool_]]:
+    """Return for each element the key of the next number above it that gets another code.
+
+    Returns: keys ``[*data]`` as of :func:`qgraph.numerics.float32.to_keys`; the number before
+    one still has the code of the element; and where there is one within reach.
+    """
+    low = to_keys(data)
+    code = quantizer.quantize(data)
+    high, found = _beyond(quantizer, data, code)
+    while True:
+        wide = found & (high - low > 1)
+        if not wide.any():
+            return high, found
+        middle = np.where(wide, (low + high) // 2, low)
+        other = _apart(quantizer.quantize(from_keys(middle)), code) & wide
+        high = np.where(other, middle, high)
+        low = np.where(wide & ~other, middle, low)
+
+
+def _beyond(
+    quantizer: DataQuantizer, data: Float32, code: Array
+) -> tuple[Keys, npt.NDArray[np.bool_]]:
+    """Return a number for each element that is larger and has another code, where there is one."""
+    high = to_keys(data)
+    found = np.zeros(data.shape, np.bool_)
+    for further in _tries(quantizer, data):
+        usable = np.isfinite(further) & (further > data) & np.isfinite(data)
+        fresh = usable & ~found & _apart(quantizer.quantize(further), code)
+        high = np.where(fresh, to_keys(further), high)
+        found |= fresh
+        if found.all():
+            break
+    return high, found
+
+
+def _tries(quantizer: DataQuantizer, data: Float32) -> Iterator[Float32]:
+    step = quantizer.step(data)
+    with np.errstate(all="ignore"):
+        if step is not None:
+            for reach in _REACHES:
+                yield (data + np.float32(reach) * step).astype(np.float32)
+            return
+        for reach in _RELATIVE_REACHES:
+            yield (data + np.abs(data) * np.float32(reach)).astype(np.float32)
+
+
+def _apart(x: Array, y: Array) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = np.asarray(x != y) & ~(is_nan(x) & is_nan(y))
+    return found
+
+
+Row = dict[str, Array]
+"""Inputs with one sample each, or with as many as the model fixes."""
+
+_AT_ONCE = 32
+
+_MOVED = 3
+"""So many numbers of each input are moved, about."""
+
+
+class Rows:
+    """Runs samples of the inputs of a model.
+
+    Args:
+        model: the model.
+        executor: runs it.
+
+    Attributes:
+        is_open: whether the model leaves the number of samples open in all its inputs.
+    """
+
+    def __init__(self, model: Model, executor: Executor) -> None:
+        self._executor = executor
+        self._halved = {str(v.name) for v in model.inputs if v.dtype == ir.DataType.FLOAT}
+        self.is_open = bool(model.inputs) and all(
+            value.shape is not None and len(value.shape) > 0 and static(value.shape.dims[0]) is None
+            for value in model.inputs
+        )
+
+    def split(self, feeds: Mapping[str, Any]) -> list[Row]:
+        """Return the samples of a batch."""
+        arrays = {name: np.asarray(array) for name, array in feeds.items()}
+        sizes = {len(array) if array.ndim else 0 for array in arrays.values()}
+        if not self.is_open or len(sizes) != 1:
+            return [arrays]
+        return [
+            {name: array[place : place + 1] for name, array in arrays.items()}
+            for place in range(sizes.pop())
+        ]
+
+    def joined(self, rows: Sequence[Row]) -> list[Row]:
+        """Return batches of samples, rounded to the types of the inputs."""
+        step = _AT_ONCE if self.is_open else 1
+        parts = [rows[start : start + step] for start in range(0, len(rows), step)]
+        return [
+            {name: np.concatenate([self.rounded(row)[name] for row in part]) for name in part[0]}
+            if len(part) > 1
+            else self.rounded(part[0])
+            for part in parts
+        ]
+
+    def values(self, rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Array]]:
+        """Return for each sample the values of some tensors."""
+        found: list[dict[str, Array]] = []
+        place = 0
+        for batch in self.joined(rows):
+            count = min(_AT_ONCE, len(rows) - place) if self.is_open else 1
+            results = self._run(batch, names, count)
+            if results is None:  # rows are not what the first axis counts
+                self.is_open = False
+                return found + self.values(rows[place:], names)
+            found += results
+            place += count
+        return found
+
+    def rounded(self, row: Row) -> Row:
+        """Return a sample in the types of the inputs; half-way is computed in float64."""
+        return {
+            name: array.astype(np.float32) if name in self._halved else array
+            for name, array in row.items()
+        }
+
+    def middle(self, one: Row, other: Row) -> Row:
+        """Return what lies half-way between two samples; numbers that are no float32 stay."""
+        return {
+            name: (array.astype(np.float64) + other[name].astype(np.float64)) / 2
+            if name in self._halved
+            else array
+            for name, array in one.items()
+        }
+
+    def moved(self, row: Row, generator: np.random.Generator) -> Row:
+        """Return a sample in which a few numbers became neighbours of theirs, or nearly."""
+        found = self.rounded(row)
+        for name, array in found.items():
+            if name not in self._halved:
+                continue
+            by = generator.integers(-2, 3, array.shape)
+            chosen = generator.random(array.shape) * array.size < _MOVED
+            found[name] = from_keys(to_keys(array) + np.where(chosen, by, 0))
+        return found
+
+    def are_equal(self, one: Row, other: Row) -> bool:
+        """Return whether no number lies between two samples in any place, and others are equal."""
+        first, second = self.rounded(one), self.rounded(other)
+        return all(
+            bool(np.all(np.nextafter(array, second[name]) == second[name]))
+            if name in self._halved
+            else np.array_equal(array, second[name])
+            for name, array in first.items()
+        )
+
+    def _run(self, batch: Row, names: Sequence[str], count: int) -> list[dict[str, Array]] | None:
+        found: dict[str, Array] = {}
+
+        def keep(name: str, value: Any) -> None:
+            found[name] = np.array(value)
+
+        try:
+            self._executor.run(batch, taps=list(dict.fromkeys(names)), observe=keep)
+        except ExecutionError:
+            if count == 1:
+                raise
+            return None
+        if count == 1:
+            return [found]
+        if any(array.ndim == 0 or len(array) % count for array in found.values()):
+            return None
+        parts = {name: np.split(array, count) for name, array in found.items()}
+        return [{name: part[place] for name, part in parts.items()} for place in range(count)]

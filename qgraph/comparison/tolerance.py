@@ -1,0 +1,216 @@
+"""How far outputs may be apart.
+
+How good the outputs of a model are where the right answers are known.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.comparison.metrics import OutputComparison, within
+from qgraph.errors import ExecutionError, OptionError, shown
+
+Limit = float | Mapping[str, float]
+"""A number for all outputs, or numbers by output name."""
+
+_ANY_SIGN = frozenset({"min_sqnr"})
+_SHARES = frozenset({"min_top1"})
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What is allowed for one output; without any limit, values have to be equal.
+
+    Attributes:
+        atol, rtol: ``|reference - candidate| <= atol + rtol * |reference|`` for every value.
+        max_steps: largest difference in steps of the quantizer that produces the output.
+        max_ulp: largest difference counted in floats of the output's type, or in integers.
+        min_sqnr: smallest ratio of signal to error, in decibels.
+        min_top1: smallest share of rows whose largest value is at the same place.
+    """
+
+    atol: float = 0.0
+    rtol: float = 0.0
+    max_steps: float | None = None
+    max_ulp: float | None = None
+    min_sqnr: float | None = None
+    min_top1: float | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing but equal values is allowed."""
+        return self == Tolerance()
+
+    def allows(self, reference: Any, candidate: Any) -> bool:
+        """Return whether one batch lies within ``atol`` and ``rtol``, if these count."""
+        if not (self.atol or self.rtol):
+            return True
+        return within(reference, candidate, atol=self.atol, rtol=self.rtol)
+
+    def judge(self, compared: OutputComparison, *, allowed: bool) -> str | None:
+        """Return why an output is beyond the tolerance, None if it is not.
+
+        Args:
+            compared: all batches.
+            allowed: whether :meth:`allows` said so of each.
+
+        Raises:
+            OptionError: a limit does not apply to this output.
+        """
+        if compared.note is not None or compared.equal:
+            return compared.note
+        if not compared.has_distance:
+            count = f"{compared.mismatches} of {compared.elements} values differ"
+            return f"{count}, of a type without distances, which no tolerance applies to"
+        apart = (
+            f"{compared.mismatches} of {compared.elements} values differ, by up to "
+            f"{compared.max_abs:g}, {compared.max_ulp} ulp"
+        )
+        reasons = [] if allowed and not self.is_exact else [apart]
+        if self.max_steps is not None:
+            if compared.max_steps is None:
+                raise OptionError(
+                    f"max_steps is given for output {compared.name!r}, which no quantizer with a "
+                    "known uniform step produces. Give atol for it, or max_steps by output name."
+                )
+            if compared.max_steps > self.max_steps:
+                reasons.append(f"{apart}, {compared.max_steps:g} steps")
+        if self.max_ulp is not None and compared.max_ulp > self.max_ulp:
+            reasons.append(f"{apart}; {self.max_ulp:.10g} ulp are allowed")
+        if self.min_sqnr is not None and (compared.sqnr_db or 0.0) < self.min_sqnr:
+            reasons.append(f"SQNR {compared.sqnr_db:.1f} dB is below {self.min_sqnr:g}")
+        if self.min_top1 is not None:
+            if compared.top1 is None:
+                raise OptionError(
+                    f"min_top1 is given for output {compared.name!r}, which has no rows of scores "
+                    "along its last axis. Give it by output name, or another limit."
+                )
+            if compared.top1 < self.min_top1:
+                share = f"{compared.top1:.4%} of the rows have the same top-1"
+                reasons.append(f"{share}, {self.min_top1:.4%} are wanted")
+        return "; ".join(reasons) or None
+
+
+def tolerances(outputs: Collection[str], **limits: Limit | None) -> dict[str, Tolerance]:
+    """Return the tolerance of each output; ``limits`` are named as the fields of Tolerance.
+
+    Raises:
+        OptionError: a limit is out of range, or names an output that there is not.
+    """
+    chosen: dict[str, dict[str, float]] = {name: {} for name in outputs}
+    for field, limit in limits.items():
+        entries = limit if isinstance(limit, Mapping) else dict.fromkeys(outputs, limit)
+        for name, number in entries.items():
+            if name not in chosen:
+                raise OptionError(
+                    f"{field} is given for output {name!r}; the outputs of the reference are "
+                    f"{', '.join(chosen)}. Use one of these names."
+                )
+            if number is not None and field not in _ANY_SIGN and not number >= 0:
+                raise OptionError(f"{field} is {number}, expected a number that is not negative.")
+            if number is not None and field in _SHARES and number > 1:
+                raise OptionError(
+                    f"{field} is {number}, expected a share of the rows from 0 to 1, as 0.99."
+                )
+            if number is not None:
+                chosen[name][field] = number
+    return {name: Tolerance(**fields) for name, fields in chosen.items()}
+
+
+Array = npt.NDArray[Any]
+Outputs = Mapping[str, Array]
+Score = Callable[[Outputs, Array], float]
+"""``score(outputs, labels)``: outputs by name, joined over the batches; larger is better."""
+
+TOP1 = "top1"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A way to measure outputs by labels.
+
+    Attributes:
+        name: ``top1``, or ``module:function``.
+        score: what computes it.
+    """
+
+    name: str
+    score: Score
+
+    def of(self, outputs: Outputs, labels: Array) -> float:
+        """Return the score.
+
+        Raises:
+            OptionError: labels and outputs do not fit.
+            ExecutionError: a function of the user fails, or returns no number.
+        """
+        try:
+            return float(self.score(outputs, labels))
+        except OptionError:
+            raise
+        except Exception as error:  # a function of the user may raise anything
+            forms = ", ".join(f"{name!r} {x.dtype}{list(x.shape)}" for name, x in outputs.items())
+            raise ExecutionError(
+                f"Metric {self.name!r} failed ({type(error).__name__}: {error}) on the outputs "
+                f"{forms} and labels {labels.dtype}{list(labels.shape)}, expected a number. "
+                "Mend the function."
+            ) from error
+
+
+def metric_of(given: str | Score) -> Metric:
+    """Return the metric of a name, or of a function.
+
+    Args:
+        given: ``top1``, ``module:function``, or a function.
+
+    Raises:
+        OptionError: there is none of this name, or it is neither a name nor a function.
+    """
+    if not isinstance(given, str):
+        if not callable(given):
+            raise OptionError(
+                f"metric is {shown(given)}, expected {TOP1!r}, a function, or its name as "
+                "module:function."
+            )
+        return Metric(getattr(given, "__name__", "metric"), given)
+    if given.casefold() == TOP1:
+        return Metric(TOP1, top1)
+    module, colon, name = given.partition(":")
+    if not (module and colon and name):
+        raise OptionError(
+            f"There is no metric {given!r}, expected {TOP1!r} or a function as module:function."
+        )
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise OptionError(
+            f"The metric {given!r} cannot be imported ({error}), expected a function "
+            "score(outputs, labels). Correct the name, or put its folder on PYTHONPATH."
+        ) from error
+    return Metric(given, found)
+
+
+def top1(outputs: Outputs, labels: Array) -> float:
+    """Return the share of rows whose largest score is that of the label.
+
+    The first output with a row of scores for each label counts, ``[samples, classes]``.
+
+    Raises:
+        OptionError: there is none.
+    """
+    flat = np.asarray(labels).reshape(-1)
+    for scores in outputs.values():
+        if scores.ndim == 2 and scores.shape[1] > 1 and len(scores) == flat.size:
+            return float(np.mean(np.argmax(scores, axis=1) == flat))
+    forms = ", ".join(f"{name!r} {list(x.shape)}" for name, x in outputs.items())
+    raise OptionError(
+        f"There are {flat.size} labels, but the outputs are {forms}; expected one with a row of "
+        "scores for each label. Give as many labels as samples, or a metric of your own as "
+        "module:function."
+    )

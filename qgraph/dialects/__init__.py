@@ -1,1 +1,0 @@
-"""Dialects: one file each, with a reader and a writer of quantizers."""

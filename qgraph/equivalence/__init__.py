@@ -1,1 +1,0 @@
-"""Comparing nodes with nodes, and models with models."""

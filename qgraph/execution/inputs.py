@@ -1,0 +1,313 @@
+"""Seeded random inputs that visit the places where quantizers decide.
+
+The grids of quantizers whose parameters are constant: where inputs tie, how far outputs step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError, OptionError
+from qgraph.execution.feeds import describe, static
+from qgraph.graph.constants import constant_expression
+from qgraph.numerics import blocks
+from qgraph.ops.operator import operator_of
+
+Array = npt.NDArray[Any]
+Float32 = npt.NDArray[np.float32]
+
+_SHAPE_ONLY = frozenset(
+    {"Identity", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Relu", "MaxPool"}
+)
+
+
+_HUGE = 1e30
+"""Beyond the range of any quantizer."""
+
+_MOST_STEPS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """The points ``offset + k * step``, real units; both broadcast to the data."""
+
+    step: Float32
+    offset: Float32
+
+
+def input_grid(node: ir.Node, shape: Sequence[int]) -> Grid | None:
+    """Return the grid on which ``node`` puts its first input, of ``shape``.
+
+    None if it is no quantizer, or its parameters are not constant or do not fit the shape.
+    """
+    found = _parameters(node)
+    if found is None:
+        return None
+    arrays, attributes = found
+    if node.op_type == "FakeQuantize":
+        low, high = arrays.get("input_low"), arrays.get("input_high")
+        return None if low is None or high is None else _ranged(low, high, attributes, shape)
+    scale, zero_point = arrays.get("scale"), arrays.get("zero_point")
+    if scale is None:
+        return None
+    step = _fit(scale, attributes, shape)
+    zero = np.zeros((), np.float32) if zero_point is None else _fit(zero_point, attributes, shape)
+    return None if step is None or zero is None else Grid(step, -zero * step)
+
+
+def input_range(node: ir.Node, shape: Sequence[int]) -> tuple[Float32, Float32] | None:
+    """Return the smallest and the largest number that ``node`` makes of its first input.
+
+    They are asked of the node itself, in real units, and are as large as the input, of ``shape``.
+    None if it is no quantizer, its parameters are not constant, or the range has too many steps to
+    be that of data.
+    """
+    grid, operator = input_grid(node, shape), operator_of(node)
+    if grid is None or operator is None:
+        return None
+    parameters = [constant_expression(value) for value in node.inputs[1:]]
+    ends = []
+    for end in (-_HUGE, _HUGE):
+        try:
+            found = operator.run(node, [np.full(shape, end, np.float32), *parameters])
+        except OperatorError:
+            return None
+        if node.op_type == "QuantizeLinear":
+            found = found.astype(np.float32) * grid.step + grid.offset
+        ends.append(found.astype(np.float32))
+    low, high = ends
+    with np.errstate(all="ignore"):
+        usable = np.isfinite(low) & np.isfinite(high) & (low < high)
+        usable &= (high - low) <= _MOST_STEPS * np.abs(grid.step)
+    return (low, high) if usable.all() else None
+
+
+def output_step(value: ir.Value, shape: Sequence[int]) -> Float32 | None:
+    """Return the distance of neighbouring numbers that ``value``, of ``shape``, can have.
+
+    Operators that only move values are looked through where the step is a single number. None if
+    no quantizer with constant parameters is found, or its grid is not uniform.
+    """
+    node, moved = value.producer(), False
+    while node is not None and node.domain == "" and node.op_type in _SHAPE_ONLY:
+        source = node.inputs[0]
+        node, moved = None if source is None else source.producer(), True
+    found = None if node is None else _parameters(node)
+    if node is None or found is None or node.op_type in ("FloatQuant", "QuantizeLinear"):
+        return None
+    arrays, attributes = found
+    if node.op_type == "FakeQuantize":
+        low, high = arrays.get("output_low"), arrays.get("output_high")
+        grid = None if low is None or high is None else _ranged(low, high, attributes, shape)
+        step = None if grid is None else grid.step
+    else:
+        scale = arrays.get("out_scale", arrays.get("scale"))
+        codes = node.inputs[0].dtype if node.inputs[0] is not None else None
+        if scale is None or (codes is not None and codes.name.startswith(("FLOAT4", "FLOAT8"))):
+            return None
+        if moved and scale.size > 1:
+            return None
+        step = _fit(scale, attributes, shape)
+    return None if step is None or (moved and step.size > 1) else step
+
+
+def _parameters(node: ir.Node) -> tuple[dict[str, Array], dict[str, Any]] | None:
+    operator = operator_of(node)
+    if operator is None:
+        return None
+    named = zip(operator.schema.inputs[1:], node.inputs[1:], strict=False)
+    arrays = {name: constant_expression(value) for name, value in named}
+    known = {name: array for name, array in arrays.items() if array is not None}
+    return known, operator.schema.attributes_of(node)
+
+
+def _ranged(
+    low: Array, high: Array, attributes: dict[str, Any], shape: Sequence[int]
+) -> Grid | None:
+    low, high = low.astype(np.float32), high.astype(np.float32)
+    step = (high - low) / np.float32(attributes["levels"] - 1)
+    aligned, offset = _fit(step, {}, shape), _fit(low, {}, shape)
+    return None if aligned is None or offset is None else Grid(aligned, offset)
+
+
+def _fit(parameter: Array, attributes: dict[str, Any], shape: Sequence[int]) -> Float32 | None:
+    numbers = parameter.astype(np.float32)
+    try:
+        if "axis" in attributes:
+            block_size = attributes["block_size"]
+            return blocks.align(numbers, shape, attributes["axis"], block_size)
+        np.broadcast_to(numbers, shape)
+    except ValueError:
+        return None
+    return numbers
+
+
+_ON_THE_GRID = 0.25
+"""Share of the elements that lie on or beside the grid of the quantizer that reads an input."""
+
+
+_BEYOND = 1.125
+"""Uniform numbers reach so far beyond the range of a quantizer."""
+
+
+def make_inputs(
+    values: Sequence[ir.Value],
+    *,
+    seed: int = 0,
+    number: int = 0,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, Array]:
+    """Return an array for each of ``values``.
+
+    Floats are half normal (deviation 1), half uniform in -3 .. 3. Where a quantizer with constant
+    parameters reads the input directly, they are spread over its range and a little beyond instead,
+    and a quarter are its grid points and the points half-way between them, and the float neighbours
+    of both; a few are zeros of either sign. Integers of up to 8 bits fill their range, larger ones
+    lie in 0 .. 3, so that they can be indices.
+
+    Args:
+        values: the inputs of a model that have to be fed.
+        seed: chooses the values.
+        number: which of the batches of this seed.
+        shapes: by input name. Without an entry a dynamic first dimension is 1.
+
+    Raises:
+        OptionError: a shape is not known, does not fit, or is given for no input; or an input has
+            no numeric type.
+    """
+    sizes = _resolve(values, dict(shapes or {}))
+    inputs = {}
+    for place, value in enumerate(values):
+        generator = np.random.default_rng([seed, number, place])
+        name = str(value.name)
+        inputs[name] = _draw(generator, value, sizes[name])
+    return inputs
+
+
+def _resolve(
+    values: Sequence[ir.Value], shapes: dict[str, Sequence[int]]
+) -> dict[str, tuple[int, ...]]:
+    known = {str(value.name): value for value in values}
+    for name in shapes:
+        if name not in known:
+            raise OptionError(
+                f"A shape is given for {name!r}, but the inputs of the model are "
+                f"{', '.join(map(describe, known.values())) or 'none'}. Use one of these names."
+            )
+    symbols: dict[str, int] = {}
+    for name, shape in shapes.items():
+        dims = known[name].shape
+        for dim, size in zip(() if dims is None else dims.dims, shape, strict=False):
+            if isinstance(dim, ir.SymbolicDim) and dim.value not in (None, "?"):
+                symbols[str(dim.value)] = size
+    return {name: _shape(value, shapes.get(name), symbols) for name, value in known.items()}
+
+
+def _shape(
+    value: ir.Value, given: Sequence[int] | None, symbols: Mapping[str, int]
+) -> tuple[int, ...]:
+    dims = None if value.shape is None else list(value.shape.dims)
+    if given is not None:
+        fits = dims is None or (
+            len(dims) == len(given)
+            and all(static(d) in (None, n) for d, n in zip(dims, given, strict=True))
+        )
+        if not fits or any(n < 0 for n in given):
+            raise OptionError(
+                f"Input {describe(value)} cannot have the shape {list(given)}. Give --shape "
+                f"{value.name}:N,... with the sizes that the model fixes."
+            )
+        return tuple(given)
+    sizes: list[int] = []
+    for axis, dim in enumerate(dims or []):
+        symbol = str(dim.value) if isinstance(dim, ir.SymbolicDim) else ""
+        size = static(dim) if static(dim) is not None else symbols.get(symbol)
+        if size is None and axis > 0:
+            dims = None
+            break
+        sizes.append(1 if size is None else size)
+    if dims is None:
+        raise OptionError(
+            f"Input {describe(value)} has no fixed shape, and only a batch dimension is guessed. "
+            f"Give it as in --shape {value.name}:1,3,224,224, or as "
+            f"shapes={{{value.name!r}: (1, 3, 224, 224)}} in Python."
+        )
+    return tuple(sizes)
+
+
+def _draw(generator: np.random.Generator, value: ir.Value, shape: tuple[int, ...]) -> Array:
+    dtype = value.dtype
+    if dtype is None or dtype == ir.DataType.STRING or not isinstance(value.type, ir.TensorType):
+        raise OptionError(
+            f"Input {describe(value)} cannot be made up: it is no tensor of numbers. Feed it: "
+            f"-i {value.name}=FILE.npy."
+        )
+    if dtype == ir.DataType.BOOL:
+        return generator.integers(0, 2, shape).astype(np.bool_)
+    if dtype.is_integer():
+        narrow = dtype.bitwidth <= 8
+        low = -(1 << (dtype.bitwidth - 1)) if narrow and dtype.is_signed() else 0
+        high = low + (1 << dtype.bitwidth) if narrow else 4
+        return generator.integers(low, high, shape).astype(dtype.numpy())
+    x = np.where(
+        generator.random(shape) < 0.5,
+        generator.standard_normal(shape),
+        generator.uniform(-3, 3, shape),
+    )
+    x = np.asarray(np.clip(x, -3, 3) if dtype.bitwidth <= 8 else x).astype(dtype.numpy())
+    if dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+        return x
+    for node in value.consumers():
+        grid = input_grid(node, shape) if node.inputs[0] is value else None
+        if grid is not None:
+            limits = input_range(node, shape)
+            spread = x if limits is None else _spread(x, *limits)
+            return _sprinkle(generator, spread, grid)
+    return x
+
+
+def _spread(x: Array, low: Array, high: Array) -> Array:
+    """Return numbers of -3 .. 3 spread over a range, and a little beyond."""
+    middle, half = low / 2 + high / 2, high / 2 - low / 2
+    return (middle + x * half * (_BEYOND / 3)).astype(x.dtype)
+
+
+def _sprinkle(generator: np.random.Generator, x: Array, grid: Grid) -> Array:
+    # Small codes matter most, yet every size up to 16 bits has to occur.
+    size = np.floor(np.exp2(generator.uniform(0, 10, x.shape))) - 1
+    code = size * generator.choice([-1, 1], x.shape) + generator.choice([0, 0.5], x.shape)
+    points = (code.astype(np.float32) * grid.step + grid.offset).astype(x.dtype)
+    beside = generator.choice([-1, 0, 1], x.shape)
+    towards = np.where(beside < 0, -np.inf, np.inf).astype(x.dtype)
+    points = np.where(beside == 0, points, np.nextafter(points, towards))
+    chance = generator.random(x.shape)
+    x = np.where(chance < _ON_THE_GRID, points, x)
+    zeros = np.where(beside < 0, x.dtype.type(-0.0), x.dtype.type(0))
+    return np.where(chance < _ON_THE_GRID / 16, zeros, x)
+
+
+def batch_shapes(
+    values: Sequence[ir.Value], samples: int, elements: int
+) -> dict[str, tuple[int, ...]]:
+    """Return shapes with several samples for inputs whose first dimension alone is open.
+
+    Args:
+        values: inputs of a model.
+        samples: the most samples.
+        elements: the most elements of an input, unless one sample has more.
+    """
+    opened = {}
+    for value in values:
+        dims = None if value.shape is None else list(value.shape.dims)
+        if dims and not isinstance(dims[0], int) and all(isinstance(d, int) for d in dims[1:]):
+            opened[str(value.name)] = tuple(int(d) for d in dims[1:] if isinstance(d, int))
+    largest = max((math.prod(sizes) for sizes in opened.values()), default=1)
+    batch = max(1, min(samples, elements // max(1, largest)))
+    return {name: (batch, *sizes) for name, sizes in opened.items()}

@@ -1,0 +1,384 @@
+"""Tensors whose bytes are computed while a model is saved, and the work that computes them.
+
+A pass over a big model only plans. What it plans is a :class:`Job`: it reads a weight piece by
+piece and computes one tensor or several, such as codes and scales. A job is cut into parts that
+know nothing of the model, so that they run in threads, in processes, or on other machines that see
+the same files. ``carry_out`` runs them and records what they write, and ``expect_written`` compares
+the files with that. ``Ledger`` is the size summary of one weight that is stored as codes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import ModelError
+from qgraph.graph.streaming import FileRange, Sink, width_of
+from qgraph.numerics.formats import numpy_dtype
+from qgraph.numerics.packing import packed_size, unpack
+
+Array = npt.NDArray[Any]
+
+PART_BYTES = 1 << 26
+"""About how many bytes one part of a job reads."""
+
+MOST_TENSORS = 8
+"""A job gives no more than so many tensors."""
+
+_PIECE_BYTES = 1 << 20
+
+_WAITING = 16
+"""Parts that are handed out before others are done."""
+
+
+class Part(Protocol):
+    """A piece of work, to be pickled and run anywhere."""
+
+    @property
+    def reads(self) -> int:
+        """How many bytes it reads."""
+
+    def __call__(self, sinks: Sequence[Sink]) -> Any:
+        """Write the tensors of the job to the sinks, by their places.
+
+        Returns: what the job should know.
+
+        The bytes that two parts write do not overlap.
+        """
+
+
+class Job(Protocol):
+    """Work that gives tensors."""
+
+    def parts(self) -> Sequence[Part]:
+        """Return the work, cut into parts."""
+
+    def conclude(self, results: Sequence[Any]) -> None:
+        """Take what the parts have returned, in their order.
+
+        Raises:
+            ModelError: the tensors are not what was promised.
+        """
+
+
+class MemorySink:
+    """Bytes in memory."""
+
+    def __init__(self, size: int) -> None:
+        self.data = np.zeros(size, np.uint8)
+
+    def write(self, at: int, data: Array) -> None:
+        """Copy the bytes of ``data`` to place ``at``."""
+        flat = data.reshape(-1).view(np.uint8)
+        self.data[at : at + flat.size] = flat
+
+
+class NoSink:
+    """Nobody wants these bytes."""
+
+    def write(self, at: int, data: Array) -> None:
+        """Do nothing."""
+
+
+class DeferredTensor(ir.LazyTensor):
+    """A tensor that a job will give; until then it has a type and a shape only.
+
+    Attributes:
+        job: what computes it.
+        place: which of the job's tensors it is, from 0.
+    """
+
+    def __init__(
+        self, job: Job, place: int, dtype: ir.DataType, shape: Sequence[int], name: str = ""
+    ) -> None:
+        super().__init__(self._array, dtype, ir.Shape(shape), name=name)
+        self.job = job
+        self.place = place
+
+    def tobytes(self) -> bytes:
+        """Compute the tensor now and return its bytes, packed as in a file."""
+        return self._compute().tobytes()
+
+    def tofile(self, file: Any) -> None:
+        """Compute the tensor now and write its bytes, packed."""
+        file.write(self.tobytes())
+
+    def __repr__(self) -> str:
+        return f"DeferredTensor<{self.dtype},{self.shape}>(name={self.name!r})"
+
+    def _array(self) -> ir.TensorProtocol:
+        return tensor_of(self._compute(), self.dtype, self.shape.numpy(), self.name)
+
+    def _compute(self) -> npt.NDArray[np.uint8]:
+        sink = MemorySink(packed_size(width_of(self.dtype.name), self.size))
+        sinks: list[Sink] = [NoSink() for _ in range(MOST_TENSORS)]
+        sinks[self.place] = sink
+        self.job.conclude([part(sinks) for part in self.job.parts()])
+        return sink.data
+
+
+def tensor_of(
+    data: npt.NDArray[np.uint8], dtype: ir.DataType, shape: Sequence[int], name: str | None = None
+) -> ir.TensorProtocol:
+    """Return the tensor that has the packed bytes ``data``."""
+    if dtype.bitwidth < 8:
+        data = unpack(data, dtype.bitwidth, math.prod(shape))
+    return ir.Tensor(data.view(numpy_dtype(dtype.name)).reshape(shape), dtype, name=name)
+
+
+def carry_out(
+    work: Iterable[tuple[Job, Sequence[Sink]]],
+    executor: Executor,
+    tell: Callable[[int], None],
+) -> list[Run]:
+    """Run all parts of all jobs; each job is concluded as soon as its last part is done.
+
+    After a failure no further part is begun, and those that run are waited for.
+
+    Args:
+        work: jobs, and where the bytes of their tensors go.
+        executor: runs the parts.
+        tell: is told how many bytes a part has read, after it.
+
+    Returns:
+        What was written into files.
+    """
+    runs: list[Run] = []
+    waiting = deque((job, sinks, list(job.parts())) for job, sinks in work)
+    running: dict[Future[Any], tuple[_Open, int, int]] = {}
+    current: _Open | None = None
+    try:
+        while waiting or running or current is not None:
+            while len(running) < _WAITING and (current is not None or waiting):
+                if current is None:
+                    current = _Open(*waiting.popleft())
+                number, part = current.next()
+                future = executor.submit(_recorded, part, current.sinks)
+                running[future] = (current, number, part.reads)
+                if current.is_handed_out:
+                    current = None
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                job, number, reads = running.pop(future)
+                result, written = future.result()
+                runs += written
+                job.take(number, result)
+                tell(reads)
+    except BaseException:
+        for future in running:
+            future.cancel()
+        wait(running)
+        raise
+    return runs
+
+
+def _recorded(part: Part, sinks: Sequence[Sink]) -> tuple[Any, list[Run]]:
+    """Run a part where it was sent to; return its result and what it wrote into files."""
+    recorders = [Recorder(sink) if isinstance(sink, FileRange) else sink for sink in sinks]
+    result = part(recorders)
+    return result, [run for each in recorders if isinstance(each, Recorder) for run in each.runs]
+
+
+class _Open:
+    """A job of which some parts are not done yet."""
+
+    def __init__(self, job: Job, sinks: Sequence[Sink], parts: Sequence[Part]) -> None:
+        self.sinks = sinks
+        self._job, self._parts = job, parts
+        self._results: dict[int, Any] = {}
+        self._next = 0
+
+    @property
+    def is_handed_out(self) -> bool:
+        return self._next == len(self._parts)
+
+    def next(self) -> tuple[int, Part]:
+        self._next += 1
+        return self._next - 1, self._parts[self._next - 1]
+
+    def take(self, number: int, result: Any) -> None:
+        self._results[number] = result
+        if len(self._results) == len(self._parts):
+            self._job.conclude([self._results[i] for i in range(len(self._parts))])
+
+
+@dataclass(frozen=True)
+class Run:
+    """Bytes that were written one after the other.
+
+    Attributes:
+        path: of the file.
+        offset: of the first byte.
+        length: in bytes.
+        checksum: CRC-32, computed from the bytes in memory when they were written.
+    """
+
+    path: str
+    offset: int
+    length: int
+    checksum: int
+
+
+class Recorder:
+    """A sink that writes into a file, and records what."""
+
+    def __init__(self, place: FileRange) -> None:
+        self._place = place
+        self.runs: list[Run] = []
+
+    def write(self, at: int, data: npt.NDArray[Any]) -> None:
+        """Put the bytes of the contiguous array ``data`` at place ``at``."""
+        content = data.reshape(-1).view(np.uint8).data
+        if not content:
+            return
+        self._place.write(at, data)
+        offset = self._place.offset + at
+        last = self.runs[-1] if self.runs else None
+        if last is not None and last.offset + last.length == offset:
+            checksum = zlib.crc32(content, last.checksum)
+            self.runs[-1] = Run(last.path, last.offset, last.length + len(content), checksum)
+        else:
+            self.runs.append(Run(self._place.path, offset, len(content), zlib.crc32(content)))
+
+
+def expect_written(path: str | os.PathLike[str], size: int, runs: Iterable[Run]) -> str:
+    """Read a file back, compare it with what was written, and return its SHA-256.
+
+    Args:
+        path: of the file.
+        size: in bytes.
+        runs: all that was written into it; together they have to fill the file.
+
+    Raises:
+        ModelError: the file has another size, a place that was not written, or other bytes.
+        OSError: it cannot be read.
+    """
+    digest, at = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise _fault(path, f"has {found} bytes, expected {size}")
+        for run in _sorted(runs):
+            if run.offset != at:
+                raise _fault(path, f"was written up to byte {at} and from {run.offset} on")
+            checksum, left = 0, run.length
+            while left:
+                content = file.read(min(left, _PIECE_BYTES))
+                if not content:
+                    raise _fault(path, f"ends {left} bytes early")
+                digest.update(content)
+                checksum = zlib.crc32(content, checksum)
+                left -= len(content)
+            if checksum != run.checksum:
+                raise _fault(path, f"has other bytes from {at} on than were written")
+            at += run.length
+    if at != size:
+        raise _fault(path, f"was written up to byte {at} of {size}")
+    return digest.hexdigest()
+
+
+def _sorted(runs: Iterable[Run]) -> Sequence[Run]:
+    return sorted(runs, key=lambda run: run.offset)
+
+
+def _fault(path: str | os.PathLike[str], what: str) -> ModelError:
+    return ModelError(
+        f"{path}: a new data file {what}; nothing was replaced. Look for a damaged disk, or choose "
+        "another place."
+    )
+
+
+@dataclass
+class Tally:
+    """Counts over elements of a weight.
+
+    Attributes:
+        elements: how many were looked at.
+        unchanged: how many have the value that the quantizer gave, -0 equal to +0.
+        clipped: how many lie beyond the range of the codes, so that they became its end.
+        used: for each code of the type, by its bits, whether it occurs; empty for 32 bits.
+    """
+
+    elements: int = 0
+    unchanged: int = 0
+    clipped: int = 0
+    used: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+
+    def add(self, other: Tally) -> None:
+        """Count the elements of another part in."""
+        self.elements += other.elements
+        self.unchanged += other.unchanged
+        self.clipped += other.clipped
+        self.used = other.used | self.used if self.used.size else other.used
+
+
+@dataclass
+class Ledger:
+    """One weight stored as codes.
+
+    Attributes:
+        tensor: name of the weight.
+        type: ONNX type of the codes.
+        scale_type: ONNX type of the scales as stored.
+        bytes_before: of the float values, as they were stored.
+        bytes_after: of codes, scales and zero points.
+        codes_available: how many codes the quantizer has.
+        scale_low, scale_high: the smallest and the largest scale.
+        count: computes the tally when it is first asked for; None if saving the model gives it.
+    """
+
+    tensor: str
+    type: str
+    scale_type: str
+    bytes_before: int
+    bytes_after: int
+    codes_available: int
+    scale_low: float
+    scale_high: float
+    count: Callable[[], Tally] | None = field(default=None, repr=False, compare=False)
+    _tally: Tally | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def tally(self) -> Tally | None:
+        """The counts; None as long as the weight has not been read."""
+        if self._tally is None and self.count is not None:
+            self._tally, self.count = self.count(), None
+        return self._tally
+
+    def close(self, tally: Tally) -> None:
+        """Take the counts that were made while the weight was written."""
+        self._tally = tally
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row for a report; counts are None for a weight that was not written yet."""
+        tally = self.tally
+        counted: dict[str, Any] = dict.fromkeys(("elements", "unchanged", "clipped", "codes_used"))
+        if tally is not None:
+            counted = {
+                "elements": tally.elements,
+                "unchanged": tally.unchanged,
+                "clipped": tally.clipped,
+                "codes_used": int(np.count_nonzero(tally.used)) if tally.used.size else None,
+            }
+        return {
+            "tensor": self.tensor,
+            "type": self.type,
+            "scale_type": self.scale_type,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "codes_available": self.codes_available,
+            "scale_low": self.scale_low,
+            "scale_high": self.scale_high,
+            **counted,
+        }

@@ -1,0 +1,274 @@
+"""The inputs and outputs of two models in pairs, and the inputs that both models take.
+
+``interface`` pairs inputs and outputs. ``common_domain`` returns one shape for each pair of inputs,
+with open sizes. A size that is open in both models is an open size of the pair. One that is fixed
+in one model is fixed for the pair: other inputs are not inputs of both. Dimensions that a model
+gives one name are one size, as ONNX defines it. For example::
+
+    reference  x: [N, 3, H]   mask: [N]
+    candidate  x: [1, 3, ?]   mask: [?]     ->   x: [1, 3, H]   mask: [1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import networkx as nx
+import onnx_ir as ir
+
+from qgraph.errors import ModelError
+from qgraph.graph.inference.dimensions import Dim, symbol
+from qgraph.graph.inference.walk import named
+
+Pair = tuple[ir.Value, ir.Value]
+"""A value of the reference and one of the candidate."""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The inputs and outputs of two graphs in pairs.
+
+    Attributes:
+        inputs: the inputs that have to be fed.
+        defaults: the inputs of both graphs that are initializers too.
+        outputs: the outputs.
+    """
+
+    inputs: list[Pair]
+    defaults: list[Pair]
+    outputs: list[Pair]
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on inputs and outputs that are paired by position."""
+        notes = []
+        for kind, pairs in (("inputs", self.inputs), ("outputs", self.outputs)):
+            renamed = ", ".join(f"{a.name!r} with {b.name!r}" for a, b in pairs if a.name != b.name)
+            if renamed:
+                notes.append(f"{kind} are matched by position: {renamed}")
+        return notes
+
+
+def interface(reference: ir.Graph, candidate: ir.Graph) -> Interface:
+    """Return the inputs and outputs of two graphs in pairs.
+
+    They are paired by name if both graphs have the same unique names, else by position. Defaults
+    are paired by name; those of one graph only are left out.
+
+    Raises:
+        ModelError: the graphs have different numbers of inputs or of outputs.
+    """
+    return Interface(
+        _paired("input", *(_fed(graph) for graph in (reference, candidate))),
+        defaults(reference, candidate),
+        _paired("output", reference.outputs, candidate.outputs),
+    )
+
+
+def inputs(reference: ir.Graph, candidate: ir.Graph) -> list[Pair]:
+    """Return the inputs of two graphs in pairs, defaults last; none are fed if numbers differ."""
+    try:
+        fed = _paired("input", *(_fed(graph) for graph in (reference, candidate)))
+    except ModelError:
+        fed = []
+    return fed + defaults(reference, candidate)
+
+
+def names(pairs: Sequence[Pair]) -> dict[str, str]:
+    """Return the names of the candidate's values by those of the reference's."""
+    return {str(a.name): str(b.name) for a, b in pairs}
+
+
+def defaults(reference: ir.Graph, candidate: ir.Graph) -> list[Pair]:
+    """Return the inputs of both graphs that are initializers too, paired by name."""
+    named = {str(value.name): value for value in candidate.inputs if value.is_initializer()}
+    ours = (value for value in reference.inputs if value.is_initializer())
+    return [(value, named[str(value.name)]) for value in ours if str(value.name) in named]
+
+
+def are_equal_defaults(reference: ir.Value, candidate: ir.Value) -> bool:
+    """Return whether two initializers hold the same bits."""
+    if reference.const_value is None or candidate.const_value is None:
+        return False
+    one, other = reference.const_value.numpy(), candidate.const_value.numpy()
+    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+
+
+def conflict(reference: ir.Value, candidate: ir.Value) -> str | None:
+    """Return why no array can be fed to both of two inputs; None if one can."""
+    types = reference.type, candidate.type
+    if None not in types and type(types[0]) is not type(types[1]):
+        return _differ(reference, *map(str, types))
+    kinds = reference.dtype, candidate.dtype
+    if None not in kinds and kinds[0] != kinds[1]:
+        return _differ(reference, *(kind.name for kind in kinds if kind is not None))
+    if reference.shape is None or candidate.shape is None:
+        return None
+    sizes = [
+        [size if isinstance(size, int) else None for size in shape.dims]
+        for shape in (reference.shape, candidate.shape)
+    ]
+    fits = len(sizes[0]) == len(sizes[1]) and all(
+        None in (a, b) or a == b for a, b in zip(*sizes, strict=True)
+    )
+    return None if fits else _differ(reference, *map(str, (reference.shape, candidate.shape)))
+
+
+def _differ(value: ir.Value, one: str, other: str) -> str:
+    return f"input {value.name!r} is {one} in one model and {other} in the other"
+
+
+def _fed(graph: ir.Graph) -> list[ir.Value]:
+    return [value for value in graph.inputs if not value.is_initializer()]
+
+
+def _paired(kind: str, reference: Sequence[ir.Value], candidate: Sequence[ir.Value]) -> list[Pair]:
+    ours, theirs = ([str(value.name) for value in side] for side in (reference, candidate))
+    if len(ours) != len(theirs):
+        raise ModelError(
+            f"The reference has the {kind}s {', '.join(ours) or 'none'}, the candidate "
+            f"{', '.join(theirs) or 'none'}; "
+            "expected as many. Compare models of one interface."
+        )
+    if len(set(ours)) == len(ours) and set(ours) == set(theirs):
+        named = dict(zip(theirs, candidate, strict=True))
+        return [(value, named[name]) for name, value in zip(ours, reference, strict=True)]
+    return list(zip(reference, candidate, strict=True))
+
+
+_Axis = tuple[int, int, int]
+"""Model (0 or 1), input and axis, as indices."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What both models take.
+
+    Attributes:
+        interfaces: for each of the two models, the shapes of its inputs by name.
+        shared: open sizes that are a dimension of several inputs, each with these dimensions.
+        reasons: for each of the two models, where the shape of an input comes from, by name.
+    """
+
+    interfaces: tuple[Mapping[str, Sequence[Dim]], Mapping[str, Sequence[Dim]]]
+    shared: Mapping[str, str] = field(default_factory=dict)
+    reasons: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+
+
+def common_domain(reference: ir.Model, candidate: ir.Model) -> Domain:
+    """Return the inputs that both of two models take.
+
+    Inputs are paired by name, and by position where their names differ. What the models contradict
+    each other in stays as each of them states it.
+    """
+    values = [list(model.graph.inputs) for model in (reference, candidate)]
+    stated = [list(map(_dims, side)) for side in values]
+    pairs = [
+        (values[0].index(ours), values[1].index(theirs))
+        for ours, theirs in inputs(reference.graph, candidate.graph)
+    ]
+    reasons: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    for pair in pairs:
+        for side, other in ((0, 1), (1, 0)):
+            name = str(values[side][pair[side]].name)
+            reasons[side][name] = "stated for the input"
+            if stated[side][pair[side]] is None:
+                stated[side][pair[side]] = stated[other][pair[other]]
+                reasons[side][name] = "stated for the input of the other model"
+    classes = _classes(stated, pairs)
+    sizes = _sizes(classes, stated, values)
+    shapes: tuple[dict[str, list[Dim]], dict[str, list[Dim]]] = ({}, {})
+    for side, dims in enumerate(stated):
+        for index, own in enumerate(dims):
+            if own is None:
+                continue
+            name = str(values[side][index].name)
+            shape = shapes[side][name] = [sizes[side, index, axis] for axis in range(len(own))]
+            if any(isinstance(a, int) and a != b for a, b in zip(shape, own, strict=True)):
+                reasons[side][name] = "stated for the inputs of both models"
+    return Domain(shapes, _shared(classes, sizes, values), reasons)
+
+
+def _dims(value: ir.Value) -> list[int | str | None] | None:
+    """Return the dimensions that an input states: a size, a name, or None."""
+    if value.shape is None:
+        return None
+    return [
+        (size if size >= 0 else None) if isinstance(size, int) else size.value
+        for size in value.shape.dims
+    ]
+
+
+def _classes(
+    sides: Sequence[Sequence[Sequence[int | str | None] | None]], pairs: Sequence[tuple[int, int]]
+) -> list[set[_Axis]]:
+    """Return the sets of dimensions that are one size."""
+    stated = {
+        (side, number, axis): size
+        for side, dims in enumerate(sides)
+        for number, sizes in enumerate(dims)
+        for axis, size in enumerate(sizes or ())
+    }
+    wanted: list[tuple[_Axis, _Axis]] = []
+    for a, b in pairs:
+        ours, theirs = sides[0][a], sides[1][b]
+        if ours is not None and theirs is not None and len(ours) == len(theirs):
+            wanted += [((0, a, axis), (1, b, axis)) for axis in range(len(ours))]
+    first: dict[tuple[int, str], _Axis] = {}
+    for dimension, size in stated.items():
+        if isinstance(size, str):
+            wanted.append((first.setdefault((dimension[0], size), dimension), dimension))
+    graph: nx.Graph[_Axis] = nx.Graph()
+    graph.add_nodes_from(stated)
+    for one, other in wanted:
+        graph.add_edge(one, other)
+        sizes = {stated[p] for p in nx.node_connected_component(graph, one)}
+        if sum(isinstance(size, int) for size in sizes) > 1:
+            graph.remove_edge(one, other)
+    return [set(part) for part in nx.connected_components(graph)]
+
+
+def _sizes(
+    classes: Sequence[set[_Axis]],
+    stated: Sequence[Sequence[Sequence[int | str | None] | None]],
+    values: Sequence[Sequence[ir.Value]],
+) -> dict[_Axis, Dim]:
+    """Return the size of each dimension: a number, or an open size with a name of its own."""
+    sizes: dict[_Axis, Dim] = {}
+    used: set[str] = set()
+    for dimensions in sorted(classes, key=min):
+        own = [(stated[side][index] or ())[axis] for side, index, axis in sorted(dimensions)]
+        size: Dim = next((size for size in own if isinstance(size, int)), None)
+        if size is None:
+            side, index, axis = min(dimensions)
+            name = next(filter(None, map(named, (s for s in own if isinstance(s, str)))), None)
+            stem = name or f"{_identifier(str(values[side][index].name))}_{axis}"
+            label = stem
+            while label in used or label == "floor":
+                label = f"{stem}_{len(used)}"
+            used.add(label)
+            size = symbol(label)
+        sizes |= dict.fromkeys(dimensions, size)
+    return sizes
+
+
+def _identifier(name: str) -> str:
+    """Return a name with the characters of an identifier."""
+    return "".join(c if c.isascii() and c.isalnum() else "_" for c in f"size_{name}")
+
+
+def _shared(
+    classes: Sequence[set[_Axis]],
+    sizes: Mapping[_Axis, Dim],
+    values: Sequence[Sequence[ir.Value]],
+) -> dict[str, str]:
+    """Return the open sizes of several dimensions of one model, with the first that has several."""
+    shared = {}
+    for dimensions in classes:
+        size = sizes[min(dimensions)]
+        for side in (0, 1):
+            own = sorted(dimension for dimension in dimensions if dimension[0] == side)
+            if len(own) > 1 and not isinstance(size, int) and str(size) not in shared:
+                shared[str(size)] = ", ".join(f"{values[k][n].name}[{axis}]" for k, n, axis in own)
+    return shared

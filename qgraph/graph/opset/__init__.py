@@ -1,0 +1,1 @@
+"""Versions of operators, and raising models to later ones."""

@@ -1,0 +1,185 @@
+"""A node whose opset is raised, and what can be done to it.
+
+What pooling means from version to version, where the number of windows is rounded up.
+
+With ``ceil_mode`` the last window may reach beyond the padding at the end. Two things about it were
+settled late:
+
+* Opset 22: a window that would start in the padding at the end is left out. The formula of earlier
+  versions counts it, though it has nothing to pool.
+* Opset 19: with ``count_include_pad`` a sum is divided by the number of elements of the window that
+  lie in the input or its padding. The text of earlier versions leaves open whether what lies beyond
+  counts as well, and runtimes divided by the size of the whole window.
+
+A node is raised where neither can happen, going by its attributes and, where these do not tell, the
+sizes of its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import UnsupportedError, where
+from qgraph.graph.edit import Editor
+from qgraph.graph.inference.rules import UNKNOWN
+from qgraph.graph.inference.walk import Facts
+from qgraph.graph.inference.windows import Axis
+
+
+@dataclass
+class Change:
+    """A node that is to be rewritten, from one opset to a higher one.
+
+    Attributes:
+        node: the node, of the standard domain.
+        source: opset of the graph or function, now.
+        target: a higher one.
+        editor: gives names and places constants.
+        float_type: the only floating type of the model; None if there are several.
+        facts: inferred types and shapes; None where they are not needed.
+        reached: the opset that the node is written for.
+    """
+
+    node: ir.Node
+    source: int
+    target: int
+    editor: Editor
+    float_type: ir.DataType | None
+    facts: Facts | None
+    reached: int
+
+    def refuse(self, reason: str) -> UnsupportedError:
+        """Return the error to raise."""
+        return UnsupportedError(
+            f"{where(self.node)}: {reason}, so its opset cannot be raised from {self.source} to "
+            f"{self.target}. Export the model with opset {self.target}."
+        )
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """Remove an attribute and return its value, ``default`` where it is absent."""
+        value = self.get(name, default)
+        self.node.attributes.pop(name, None)
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of an attribute, ``default`` where it is absent."""
+        attribute = self.node.attributes.get(name)
+        if attribute is None:
+            return default
+        if attribute.is_ref():
+            raise self.refuse(f"attribute {name!r} is a parameter of the function")
+        return attribute.value
+
+    def set(self, name: str, value: int | str) -> None:
+        """Set an attribute."""
+        self.node.attributes[name] = ir.convenience.convert_attribute(name, value)
+
+    def feed(self, place: int, name: str, array: npt.NDArray[Any]) -> None:
+        """Make a constant the input at ``place``."""
+        node = self.node
+        if len(node.inputs) <= place:
+            node.resize_inputs(place + 1)
+        node.replace_input_with(place, self.constant(name, array))
+
+    def constant(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
+        """Return a new constant within reach of the node."""
+        tensor = ir.tensor(array)
+        kind, shape = ir.TensorType(tensor.dtype), ir.Shape(array.shape)
+        value = ir.Value(name=name, type=kind, shape=shape, const_value=tensor)
+        return self.editor.place(value, self.node, self.node.graph, self.stem)
+
+    def insert(self, op_type: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Value:
+        """Put a new node before the node; return its output."""
+        made = ir.node(op_type, inputs, attributes)
+        label = self.editor.fresh(f"{self.stem}_{op_type.lower()}")
+        made.name = made.outputs[0].name = label
+        self.node.prepend(made)
+        return made.outputs[0]
+
+    @property
+    def stem(self) -> str:
+        """How the names of what is added begin."""
+        return self.node.outputs[0].name or self.node.op_type
+
+    @property
+    def x(self) -> ir.Value:
+        """The first input."""
+        value = self.node.inputs[0] if self.node.inputs else None
+        if value is None:
+            raise self.refuse("it has no input")
+        return value
+
+    def integers(self, place: int, name: str, *, required: bool = False) -> None:
+        """Turn a list of integers that is an attribute into the input at ``place``."""
+        values = self.take(name)
+        if values is not None:
+            self.feed(place, name, np.asarray(values, np.int64))
+        elif required:
+            raise self.refuse(f"it has no attribute {name!r}")
+
+    def number_like_input(self, place: int, name: str, value: float) -> None:
+        """Make a number, in the type of the first input, the input at ``place``."""
+        dtype = self.element_type(self.x) or self.float_type
+        if dtype is None:
+            raise self.refuse(f"the type of its input {self.x.name!r} is not known")
+        with np.errstate(over="ignore"):
+            self.feed(place, name, np.asarray(value, np.float64).astype(dtype.numpy()))
+
+    @property
+    def sizes(self) -> list[int | None] | None:
+        """The inferred shape of the first input, None if unknown.
+
+        Sizes that are not fixed are None.
+        """
+        return None if self.facts is None else self.facts.get(self.x, UNKNOWN).sizes
+
+    def element_type(self, value: ir.Value) -> ir.DataType | None:
+        """Return the inferred type of the elements of a value."""
+        return None if self.facts is None else self.facts.get(value, UNKNOWN).dtype
+
+
+def rounds_up(node: ir.Node) -> bool:
+    """Return whether a pooling node may round the number of its windows up."""
+    given = node.attributes.get("ceil_mode")
+    return given is not None and (given.is_ref() or bool(given.value))
+
+
+def divide_by_window(change: Change) -> None:
+    """Refuse a window that reaches beyond the padding, if padding counts."""
+    if change.get("count_include_pad", 0) and any(axis.may_overhang for axis in _axes(change)):
+        raise change.refuse(
+            "with ceil_mode and count_include_pad, a window may reach beyond the padding, and it "
+            "was open what its sum is divided by"
+        )
+
+
+def start_windows(change: Change) -> None:
+    """Refuse a window that may start in the padding at the end."""
+    if any(axis.may_start_in_padding for axis in _axes(change)):
+        raise change.refuse("with ceil_mode, windows may begin in the padding at the end")
+
+
+def _axes(change: Change) -> Iterator[Axis]:
+    """Yield the spatial axes of a pooling node whose number of windows is rounded up."""
+    auto = str(change.get("auto_pad", "NOTSET"))
+    if not change.get("ceil_mode", 0) or auto.startswith("SAME"):
+        return  # so many windows as strides fit into the data, whatever is rounded
+    kernel = list(change.get("kernel_shape", ()))
+    rank = len(kernel)
+    strides = change.get("strides", [1] * rank)
+    dilations = change.get("dilations", [1] * rank)
+    pads = change.get("pads", [0] * 2 * rank) if auto == "NOTSET" else [0] * 2 * rank
+    fits = (len(strides), len(dilations), len(pads)) == (rank, rank, 2 * rank)
+    if not rank or not fits or min(strides) < 1:
+        raise change.refuse("its kernel_shape, strides, dilations and pads do not fit together")
+    shape = change.sizes
+    sizes = shape[2:] if shape is not None and len(shape) == rank + 2 else [None] * rank
+    for place, size in enumerate(sizes):
+        reach = (kernel[place] - 1) * dilations[place] + 1
+        yield Axis(size, pads[place], pads[rank + place], strides[place], reach)

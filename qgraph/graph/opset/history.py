@@ -1,0 +1,232 @@
+"""All versions of the standard operators since opset 9, and which of them say nothing new.
+
+A version says nothing new if a node of the version before, written as it stands, computes the same
+in the new one: more types, more attributes whose defaults do what was done before, a text spelled
+anew. The texts of all versions were read for it. Versions that are not listed here have an entry in
+:data:`qgraph.graph.opset.rewrites.ADAPTERS`; a version in neither table is unknown, and no node is
+raised over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+
+import onnx_ir as ir
+from onnx import defs
+
+_OPERATORS_OF: Mapping[tuple[int, ...], str] = MappingProxyType(
+    {
+        (10, 11): "AveragePool",
+        (10, 11, 12): "MaxPool",
+        (11,): "Hardmax LogSoftmax NonMaxSuppression ReduceSum Softmax Split",
+        (11, 12, 13): "ArgMax ArgMin",
+        (11, 12, 13, 19, 21, 23, 24, 25): "Constant",
+        (11, 12, 13, 20): "ReduceMax ReduceMin",
+        (11, 13): (
+            "Concat Gather Gemm ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean "
+            "ReduceProd ReduceSumSquare Slice"
+        ),
+        (11, 13, 16, 19, 21, 23, 24, 25): "If Loop",
+        (11, 13, 19): "Equal",
+        (11, 13, 21, 23, 24, 25): "Flatten",
+        (11, 13, 28): "DepthToSpace",
+        (11, 16, 19, 21, 23, 24, 25): "Scan",
+        (11, 18, 22): "LpPool",
+        (11, 21, 23, 24, 25): "Squeeze Unsqueeze",
+        (11, 22): "Conv MaxUnpool",
+        (11, 24): "TopK",
+        (11, 28): "Compress",
+        (12, 13): "Clip GatherND Max Min",
+        (12, 13, 15): "Pow",
+        (13,): (
+            "Abs Ceil Exp Expand Floor GatherElements Greater LRN Less Log MatMul Mean "
+            "MeanVarianceNormalization Neg NonZero Reciprocal Sigmoid Sign "
+            "SoftmaxCrossEntropyLoss Sqrt Sum Tanh Tile"
+        ),
+        (13, 14): "Add Div Mul Relu Sub",
+        (13, 14, 16, 19, 21, 23, 24, 25): "Identity",
+        (13, 14, 19, 21, 23, 24, 25): "Reshape",
+        (13, 15, 19, 21, 23, 24, 25): "Shape",
+        (13, 16, 18): "ScatterElements ScatterND",
+        (13, 18, 19, 21, 23, 24, 25): "Pad",
+        (13, 19, 21, 23, 24, 25): "Size",
+        (13, 19, 21, 23, 24, 25, 28): "DequantizeLinear",
+        (13, 19, 21, 23, 25, 28): "Cast",
+        (13, 20): "IsNaN",
+        (13, 21, 23, 24, 25): "Transpose",
+        (13, 21, 23, 25, 28): "QuantizeLinear",
+        (13, 22): "Dropout NegativeLogLikelihoodLoss",
+        (13, 28): "Mod SpaceToDepth",
+        (14,): "CumSum",
+        (14, 22): "GRU LSTM RNN",
+        (16,): "GreaterOrEqual LeakyRelu LessOrEqual PRelu Where",
+        (18, 19): "Resize",
+        (18, 28): "OptionalGetElement OptionalHasElement",
+        (19, 21, 23, 25): "CastLike",
+        (20,): "IsInf",
+        (20, 21, 23, 24, 25): "ConstantOfShape",
+        (21,): "QLinearMatMul",
+        (22,): (
+            "Acos Acosh Asin Asinh Atan Atanh Bernoulli ConvTranspose Cos Cosh DeformConv Det "
+            "Elu EyeLike GlobalAveragePool GlobalLpPool GlobalMaxPool GridSample HardSigmoid "
+            "HardSwish InstanceNormalization LpNormalization MaxRoiPool Mish Multinomial "
+            "RandomNormal RandomNormalLike RandomUniform RandomUniformLike RoiAlign Round Selu "
+            "Sin Sinh Softplus Softsign Tan ThresholdedRelu"
+        ),
+        (24,): "SplitToSequence",
+        (24, 25): "Attention",
+        (27,): "Range",
+        (28,): "BitShift Celu Einsum OneHot Optional ReverseSequence Unique",
+    }
+)
+
+SAME: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {name: versions for versions, names in _OPERATORS_OF.items() for name in names.split()}
+)
+"""For an operator, its versions after opset 9 that say nothing new about older nodes."""
+
+EARLY = frozenset({"LayerNormalization"})
+"""Operators that files contain under opsets from before their first version, with its meaning:
+ONNX Runtime has them without regard to the opset."""
+
+
+@cache
+def first_version(name: str) -> int | None:
+    """Return the opset that introduced a standard operator; None if onnx has none of that name."""
+    found = _since(name, _ANY)
+    while found is not None and (earlier := _since(name, found - 1)) is not None:
+        found = earlier
+    return found
+
+
+@cache
+def versions_between(name: str, source: int, target: int) -> tuple[int, ...]:
+    """Return the opsets after ``source`` up to ``target`` in which an operator has a new version.
+
+    Args:
+        name: of a standard operator; of any other one there are no versions.
+        source: an opset.
+        target: another one.
+    """
+    found = []
+    step = _since(name, target)
+    while step is not None and step > source:
+        found.append(step)
+        step = _since(name, step - 1)
+    return tuple(reversed(found))
+
+
+def is_known(name: str, version: int) -> bool:
+    """Return whether the standard operator ``name`` exists in opset ``version``, or is foreign."""
+    first = first_version(name)
+    return first is None or first <= version or name in EARLY
+
+
+_ANY = 1 << 16
+
+
+def _since(name: str, version: int) -> int | None:
+    try:
+        return int(defs.get_schema(name, version, "").since_version)
+    except defs.SchemaError:
+        return None
+
+
+_FORM_SINCE = {
+    "Abs": 6,
+    "Add": 7,
+    "Cast": 9,
+    "Ceil": 6,
+    "Clip": 11,
+    "Div": 7,
+    "Equal": 7,
+    "Floor": 6,
+    "Gather": 1,
+    "Greater": 9,
+    "GreaterOrEqual": 12,
+    "IsNaN": 9,
+    "Less": 9,
+    "LessOrEqual": 12,
+    "Max": 8,
+    "Min": 8,
+    "Mul": 7,
+    "Not": 1,
+    "Reshape": 5,
+    "Round": 11,
+    "Sign": 9,
+    "Sub": 7,
+    "Where": 9,
+}
+"""Opset since which an operator has the form and the broadcasting that drafts use."""
+
+_CAST_SINCE = {
+    "FLOAT8E4M3FN": 19,
+    "FLOAT8E4M3FNUZ": 19,
+    "FLOAT8E5M2": 19,
+    "FLOAT8E5M2FNUZ": 19,
+    "INT4": 21,
+    "UINT4": 21,
+    "FLOAT4E2M1": 23,
+    "FLOAT8E8M0": 24,
+    "INT2": 25,
+    "UINT2": 25,
+    "FLOAT6E2M3": 28,
+    "FLOAT6E3M2": 28,
+}
+"""Opset since which Cast takes or gives numbers of a type."""
+
+
+def first_opset(node: ir.Node) -> int:
+    """Return the lowest opset that has the operator, the form and the types of a drafted node."""
+    if node.domain:
+        return 1
+    first = _FORM_SINCE.get(node.op_type, 1)
+    if node.op_type != "Cast":
+        return first
+    source = node.inputs[0].dtype if node.inputs[0] is not None else None
+    types = {source, ir.DataType(node.attributes["to"].as_int())}
+    return max(first, *(_CAST_SINCE.get(dtype.name, 1) for dtype in types if dtype is not None))
+
+
+QDQ_SINCE: Mapping[str, int] = MappingProxyType(
+    {
+        "INT8": 10,
+        "UINT8": 10,
+        "INT32": 10,
+        "FLOAT8E4M3FN": 19,
+        "FLOAT8E4M3FNUZ": 19,
+        "FLOAT8E5M2": 19,
+        "FLOAT8E5M2FNUZ": 19,
+        "INT16": 21,
+        "UINT16": 21,
+        "INT4": 21,
+        "UINT4": 21,
+        "FLOAT4E2M1": 23,
+        "INT2": 25,
+        "UINT2": 25,
+        "FLOAT6E2M3": 28,
+        "FLOAT6E3M2": 28,
+    }
+)
+"""Opset since which QuantizeLinear or DequantizeLinear take codes of a type (INT32: only the
+latter)."""
+
+IR_SINCE: Mapping[ir.DataType, int] = MappingProxyType(
+    {
+        ir.DataType.FLOAT8E4M3FN: 9,
+        ir.DataType.FLOAT8E4M3FNUZ: 9,
+        ir.DataType.FLOAT8E5M2: 9,
+        ir.DataType.FLOAT8E5M2FNUZ: 9,
+        ir.DataType.INT4: 10,
+        ir.DataType.UINT4: 10,
+        ir.DataType.FLOAT4E2M1: 11,
+        ir.DataType.FLOAT8E8M0: 12,
+        ir.DataType.INT2: 13,
+        ir.DataType.UINT2: 13,
+        ir.DataType.FLOAT6E2M3: 14,
+        ir.DataType.FLOAT6E3M2: 14,
+    }
+)
+"""Version of the file format since which there is an element type."""

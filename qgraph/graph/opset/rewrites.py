@@ -1,0 +1,304 @@
+"""The versions of standard operators that changed something, and what to do to a node then.
+
+Under the name of the operator and the version that came with the change stands a function that
+rewrites a node so that it computes what it did, or refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.constants import constant
+from qgraph.graph.opset.change import Change, divide_by_window, rounds_up, start_windows
+
+_RESIZE_WITH_ROI, _RESIZE_WITHOUT_ROI = 11, 13
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+_DATA_OF_ANY_TYPE = 23
+"""The opset in which QuantizeLinear takes data of another type than its scale again."""
+
+_FNUZ = frozenset({ir.DataType.FLOAT8E4M3FNUZ, ir.DataType.FLOAT8E5M2FNUZ})
+
+
+def _axes(change: Change) -> None:
+    # No axes in an attribute are all axes; in an input they may be none. Only Unsqueeze needs some.
+    if change.get("axes", ()) or change.node.op_type == "Unsqueeze":
+        change.integers(1, "axes")
+    else:
+        change.take("axes")
+
+
+def _slice(change: Change) -> None:
+    change.integers(1, "starts", required=True)
+    change.integers(2, "ends", required=True)
+    change.integers(3, "axes")
+
+
+def _split(change: Change) -> None:
+    change.integers(1, "split")
+
+
+def _split_evenly(change: Change) -> None:
+    if len(change.node.inputs) < 2 or change.node.inputs[1] is None:
+        change.set("num_outputs", len(change.node.outputs))
+
+
+def _pad(change: Change) -> None:
+    change.integers(1, "pads", required=True)
+    value = change.take("value", 0.0)
+    if value or np.signbit(value):
+        change.number_like_input(2, "value", value)
+
+
+def _clip(change: Change) -> None:
+    # An absent bound was the largest finite float32, and need not be since.
+    for place, name, default in ((1, "min", -_LARGEST), (2, "max", _LARGEST)):
+        change.number_like_input(place, name, change.take(name, default))
+
+
+def _top_k(change: Change) -> None:
+    count = change.take("k")
+    if count is None:
+        raise change.refuse("it has no attribute 'k'")
+    change.feed(1, "k", np.asarray([count], np.int64))
+
+
+def _dft(change: Change) -> None:
+    change.feed(2, "axis", np.asarray(change.take("axis", 1), np.int64))
+
+
+def _has_mask(change: Change) -> bool:
+    return any(value.uses() or value.is_graph_output() for value in change.node.outputs[1:])
+
+
+def _dropout_mask(change: Change) -> None:
+    if _has_mask(change):
+        raise change.refuse("its mask is used, which was a number and became a truth value")
+
+
+def _dropout(change: Change) -> None:
+    if _has_mask(change):
+        raise change.refuse("its mask is used, which was left open and is all true since")
+    change.feed(1, "ratio", np.asarray(change.take("ratio", 0.5), np.float32))
+
+
+def _batch_normalization(change: Change) -> None:
+    if any(value.name for value in change.node.outputs[1:]):
+        raise change.refuse("it has the outputs of training, which have other meanings since")
+
+
+def _batch_normalization_of_halves(change: Change) -> None:
+    if change.element_type(change.x) not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        raise change.refuse("it trains, and its statistics are computed in float32 since")
+
+
+def _trains(node: ir.Node) -> bool:
+    given = node.attributes.get("training_mode")
+    return given is not None and (given.is_ref() or bool(given.value))
+
+
+def _saturates(node: ir.Node) -> bool:
+    given = node.attributes.get("saturate")
+    return given is None or given.is_ref() or bool(given.value)
+
+
+def _casts_to_fnuz(node: ir.Node) -> bool:
+    given = node.attributes.get("to")
+    return _saturates(node) and (given is None or given.is_ref() or given.value in _FNUZ)
+
+
+def _casts_like_fnuz(node: ir.Node) -> bool:
+    return _saturates(node) and _may_be(node, 1, _FNUZ)
+
+
+def _quantizes_to_fnuz(node: ir.Node) -> bool:
+    return _saturates(node) and len(node.inputs) > 2 and _may_be(node, 2, _FNUZ)
+
+
+def _quantizes_integers(node: ir.Node) -> bool:
+    data = node.inputs[0] if node.inputs else None
+    return data is not None and data.dtype is ir.DataType.INT32
+
+
+def _may_be(node: ir.Node, place: int, types: frozenset[ir.DataType]) -> bool:
+    """Return whether an input may be of one of some types.
+
+    The type of a constant and of an input of the model is sure; others are only stated.
+    """
+    value = node.inputs[place] if len(node.inputs) > place else None
+    if value is None:
+        return False
+    tensor = value.const_value
+    stated = value.dtype if value.is_graph_input() else None
+    known = stated if tensor is None else tensor.dtype
+    return known is None or known in types
+
+
+def _infinity_of_fnuz(change: Change) -> None:
+    raise change.refuse("infinity became NaN in types without it, and the largest number since")
+
+
+def _quantize_integers(change: Change) -> None:
+    if change.target < _DATA_OF_ANY_TYPE:
+        raise change.refuse(
+            f"its data is INT32, which opsets from 19 to {_DATA_OF_ANY_TYPE - 1} only take with "
+            "a scale of that type"
+        )
+
+
+def _scatter(change: Change) -> None:
+    change.node.op_type = "ScatterElements"
+
+
+def _upsample(change: Change) -> None:
+    change.node.op_type = "Resize"
+    if change.target >= _RESIZE_WITH_ROI:
+        _resize_as_upsample(change)
+        change.reached = _RESIZE_WITH_ROI
+
+
+def _resize(change: Change) -> None:
+    scales = constant(change.node.inputs[1]) if len(change.node.inputs) > 1 else None
+    if change.get("mode", "nearest") == "nearest" and (scales is None or (scales < 1).any()):
+        raise change.refuse("it picks the nearest pixel for a scale that may be below 1")
+    _resize_as_upsample(change)
+
+
+def _resize_as_upsample(change: Change) -> None:
+    """Spell what Upsample, and Resize for scales from 1, did before they could do more."""
+    node = change.node
+    node.resize_inputs(3)
+    node.replace_input_with(2, node.inputs[1])
+    node.replace_input_with(1, None)
+    if change.target < _RESIZE_WITHOUT_ROI:
+        change.feed(1, "roi", np.zeros(0, np.float32))
+    change.set("coordinate_transformation_mode", "asymmetric")
+    change.set("nearest_mode", "floor")
+
+
+def _resize_by_sizes(change: Change) -> None:
+    if change.get("coordinate_transformation_mode") == "tf_half_pixel_for_nn":
+        raise change.refuse("coordinate_transformation_mode 'tf_half_pixel_for_nn' is no more")
+    if len(change.node.inputs) > 3 and change.node.inputs[3] is not None:
+        change.node.replace_input_with(2, None)
+
+
+def _softmax(change: Change) -> None:
+    """Softmax, LogSoftmax and Hardmax took all dimensions from ``axis`` on as one."""
+    axis, shape = change.get("axis", 1), change.sizes
+    if axis == -1 or (shape is not None and axis == len(shape) - 1):
+        change.set("axis", axis)
+        return
+    node = change.node
+    size = change.insert("Shape", [change.x])
+    flat = change.insert("Flatten", [change.x], axis=axis)
+    flat_result = change.insert(node.op_type, [flat], axis=-1)
+    node.op_type = "Reshape"
+    node.attributes.clear()
+    node.resize_inputs(2)
+    node.replace_input_with(0, flat_result)
+    node.replace_input_with(1, size)
+
+
+def _one_hot(change: Change) -> None:
+    indices = constant(change.x)
+    if indices is None or (indices < 0).any():
+        raise change.refuse("its indices may be negative, which count from the end since")
+
+
+def _conv_transpose(change: Change) -> None:
+    if change.get("output_shape") or str(change.get("auto_pad", "")).startswith("SAME"):
+        raise change.refuse("an odd padding went to the other side before opset 11")
+
+
+def _grid_sample(change: Change) -> None:
+    mode = change.get("mode", "bilinear")
+    change.set("mode", {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode))
+
+
+def _roi_align(change: Change) -> None:
+    change.set("coordinate_transformation_mode", "output_half_pixel")
+
+
+def _group_normalization(change: Change) -> None:
+    raise change.refuse("its scale and bias belong to groups, and to channels since")
+
+
+def _floats_only(change: Change) -> None:
+    dtype = change.x.dtype
+    if dtype is not None and dtype.is_integer():
+        raise change.refuse(f"its input is {dtype.name}, and it only takes floats since")
+
+
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
+
+ADAPTERS: Mapping[tuple[str, int], Callable[[Change], None]] = {
+    ("AveragePool", 19): divide_by_window,
+    ("AveragePool", 22): start_windows,
+    ("BatchNormalization", 14): _batch_normalization,
+    ("BatchNormalization", 15): _batch_normalization_of_halves,
+    ("Cast", 24): _infinity_of_fnuz,
+    ("CastLike", 24): _infinity_of_fnuz,
+    ("Clip", 11): _clip,
+    ("ConvTranspose", 11): _conv_transpose,
+    ("DFT", 20): _dft,
+    ("Dropout", 10): _dropout_mask,
+    ("Dropout", 12): _dropout,
+    ("Erf", 13): _floats_only,
+    ("GridSample", 20): _grid_sample,
+    ("GroupNormalization", 21): _group_normalization,
+    ("Hardmax", 13): _softmax,
+    ("LogSoftmax", 13): _softmax,
+    ("MaxPool", 22): start_windows,
+    ("OneHot", 11): _one_hot,
+    ("Pad", 11): _pad,
+    ("QuantizeLinear", 19): _quantize_integers,
+    ("QuantizeLinear", 24): _infinity_of_fnuz,
+    ("ReduceLogSum", 28): _floats_only,
+    ("ReduceLogSumExp", 28): _floats_only,
+    ("ReduceSum", 13): _axes,
+    ("Resize", 11): _resize,
+    ("Resize", 13): _resize_by_sizes,
+    ("RoiAlign", 16): _roi_align,
+    ("Scatter", 11): _scatter,
+    ("Slice", 10): _slice,
+    ("Softmax", 13): _softmax,
+    ("Split", 13): _split,
+    ("Split", 18): _split_evenly,
+    ("Squeeze", 13): _axes,
+    ("TopK", 10): _top_k,
+    ("Unsqueeze", 13): _axes,
+    ("Upsample", 10): _upsample,
+    **{(f"Reduce{name}", 18): _axes for name in _REDUCTIONS},
+}
+"""For an operator and the version that changed it, what to do."""
+
+CONCERNS: Mapping[tuple[str, int], Callable[[ir.Node], bool]] = {
+    ("AveragePool", 19): rounds_up,
+    ("AveragePool", 22): rounds_up,
+    ("BatchNormalization", 15): _trains,
+    ("Cast", 24): _casts_to_fnuz,
+    ("CastLike", 24): _casts_like_fnuz,
+    ("MaxPool", 22): rounds_up,
+    ("QuantizeLinear", 19): _quantizes_integers,
+    ("QuantizeLinear", 24): _quantizes_to_fnuz,
+}
+"""For some of them, which nodes they concern; the others concern all."""
+
+SHAPED = frozenset(
+    {
+        "AveragePool",
+        "BatchNormalization",
+        "Clip",
+        "Hardmax",
+        "LogSoftmax",
+        "MaxPool",
+        "Pad",
+        "Softmax",
+    }
+)
+"""Operators whose rewriting asks for the shape or the type of their data."""

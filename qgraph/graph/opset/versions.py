@@ -1,0 +1,371 @@
+"""Opset versions: facts, declaring domains, and raising a model to a later opset.
+
+Most new versions of an operator only take more types or rename a text;
+:mod:`qgraph.graph.opset.history` lists those, :mod:`qgraph.graph.opset.rewrites` the others. A
+version that stands in neither is unknown, and nodes are not raised over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import onnx
+import onnx_ir as ir
+from onnx import defs
+from onnx.helper import VERSION_TABLE  # noqa: TID251 - the table of released versions
+
+from qgraph.errors import ModelError, OptionError, UnsupportedError, where
+from qgraph.graph.constants import constant, constant_tensor
+from qgraph.graph.edit import Editor
+from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.opset.change import Change
+from qgraph.graph.opset.history import IR_SINCE, SAME, first_version, is_known, versions_between
+from qgraph.graph.opset.rewrites import ADAPTERS, CONCERNS, SHAPED
+from qgraph.graph.scopes import Body, bodies, owners
+from qgraph.graph.tensors import slots
+
+OLDEST = 9
+"""The lowest opset that can be raised."""
+
+LATEST = 28
+"""The highest opset whose operators are known here."""
+
+
+def adapt(
+    node: ir.Node,
+    source: int,
+    target: int,
+    editor: Editor,
+    float_type: ir.DataType | None,
+    facts: Facts | None,
+) -> None:
+    """Rewrite ``node``, which means what opset ``source`` says, for opset ``target``.
+
+    Args:
+        node: a node of the standard domain.
+        source: opset of the graph or function, now.
+        target: a higher one.
+        editor: gives names and places constants.
+        float_type: the only floating type of the model; None if there are several.
+        facts: inferred types and shapes, needed where :func:`asks_for_shapes`.
+
+    Raises:
+        UnsupportedError: what it computes cannot be said in opset ``target``.
+    """
+    change = Change(node, source, target, editor, float_type, facts, source)
+    if source < OLDEST:
+        raise UnsupportedError(
+            f"{where(node)}: the opset is {source}; one below {OLDEST} cannot be raised. "
+            f"Export the model with opset {target}."
+        )
+    if not is_known(node.op_type, source):
+        first = first_version(node.op_type)
+        raise change.refuse(f"the operator came with opset {first} and means nothing before")
+    while steps := changes_of(node, change.reached, target):
+        change.reached = steps[0]
+        rewrite = ADAPTERS.get((node.op_type, steps[0]))
+        if rewrite is None:
+            raise change.refuse(f"what its version {steps[0]} changed is not known here")
+        rewrite(change)
+
+
+def changes(name: str, source: int, target: int) -> list[int]:
+    """Return the opsets after ``source`` up to ``target`` that changed the operator ``name``.
+
+    Versions that are not known here count; the one that introduced the operator does not.
+    """
+    same = (first_version(name), *SAME.get(name, ()))
+    return [step for step in versions_between(name, source, target) if step not in same]
+
+
+def changes_of(node: ir.Node, source: int, target: int) -> list[int]:
+    """Return the opsets after ``source`` up to ``target`` that may have changed a standard node.
+
+    A change that only concerns other attributes or types than those of ``node`` does not count.
+    """
+    return [
+        step
+        for step in changes(node.op_type, source, target)
+        if (concerns := CONCERNS.get((node.op_type, step))) is None or concerns(node)
+    ]
+
+
+def stays(node: ir.Node, source: int, target: int) -> bool:
+    """Return whether a standard node means the same in two opsets as it stands."""
+    return is_known(node.op_type, source) and not changes_of(node, source, target)
+
+
+def asks_for_shapes(node: ir.Node, source: int, target: int) -> bool:
+    """Return whether the shapes or types of values matter for raising a standard node."""
+    return node.op_type in SHAPED and bool(changes_of(node, source, target))
+
+
+CEILING = 21
+"""Highest opset that is used unless a higher one is asked for or the model has one: INT4 needs it,
+and all runtimes that read quantized models have it."""
+
+SIGNED_CODES_SINCE = 21
+"""Opset since which QuantizeLinear states the type of its codes."""
+
+SIGNED_CODES_REASON = (
+    "ONNX Runtime refuses signed codes with a zero point at opset 21 or later where an operator "
+    "that moves values follows; store the model at a lower opset, or keep unsigned codes"
+)
+
+_MOVING = frozenset(
+    {"Dropout", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+)
+
+
+_IR_OF_FREE_INITIALIZERS = 4
+_IR_OF_FUNCTIONS = 8
+_INPUTS_OF_TRUNC_2 = 6
+
+
+def minimum_ir_version(model: ir.Model) -> int:
+    """Return the lowest version of the file format that has everything that ``model`` contains."""
+    opset = max(owner.opset_imports.get("", 1) for owner in owners(model))
+    needed = [min((row[1] for row in VERSION_TABLE if row[2] >= opset), default=onnx.IR_VERSION)]
+    if model.functions:
+        needed.append(_IR_OF_FUNCTIONS)
+    if any(not value.is_graph_input() for value in model.graph.initializers.values()):
+        needed.append(_IR_OF_FREE_INITIALIZERS)
+    needed += [IR_SINCE.get(dtype, 1) for dtype in _element_types(model)]
+    return max(needed)
+
+
+def declare_domains(model: ir.Model) -> list[str]:
+    """Import the domains that nodes use and the model or a function does not; return them.
+
+    Version 1 is imported, of ``qonnx.custom_op.general`` version 2 where a Trunc has the inputs
+    that came with it, of the standard domain the lowest that has all its nodes, from 9 upward.
+
+    Returns:
+        Each addition as ``domain version``, once.
+
+    Raises:
+        ModelError: no version of the standard domain has all its nodes.
+    """
+    added: dict[str, None] = {}
+    for owner in owners(model):
+        imports = owner.opset_imports
+        nodes = list(ir.traversal.RecursiveGraphIterator(owner))
+        for domain in dict.fromkeys(node.domain for node in nodes):
+            if domain in imports:
+                continue
+            known = model.opset_imports.get(domain)
+            imports[domain] = known or _version_of(domain, [n for n in nodes if n.domain == domain])
+            added[f"{domain or 'ai.onnx'} {imports[domain]}"] = None
+    return list(added)
+
+
+def require(model: ir.Model, version: int) -> bool:
+    """Raise the standard opset of ``model`` to ``version``, in place, if it is lower.
+
+    Where an operator has changed on the way, its nodes are rewritten so that they compute what
+    they did. Functions are raised too. If one node cannot be rewritten, nothing is changed. Zero
+    points that ONNX Runtime would refuse afterwards are left out where they are zero.
+
+    Returns:
+        Whether anything was raised.
+
+    Raises:
+        UnsupportedError: names the node that cannot be rewritten, or the version that is unknown.
+    """
+    model.opset_imports.setdefault("", OLDEST)
+    if all(owner.opset_imports.get("", version) >= version for owner in owners(model)):
+        return False
+    if version > LATEST:
+        raise UnsupportedError(
+            f"Opset {version} is required, but operators are known up to opset {LATEST} only. "
+            "Ask for a lower one."
+        )
+    if _has_changes(model, version):
+        _raise(model.clone(), version)
+    _raise(model, version)
+    model.ir_version = max(model.ir_version or 0, minimum_ir_version(model))
+    return True
+
+
+def _element_types(model: ir.Model) -> set[ir.DataType]:
+    types = {slot.tensor.dtype for slot in slots(model)}
+    for body in bodies(model):
+        values = [*body.inputs, *(value for node in body for value in node.outputs)]
+        types.update(value.dtype for value in values if value.dtype is not None)
+    return types
+
+
+def _version_of(domain: str, nodes: Sequence[ir.Node]) -> int:
+    if domain == "qonnx.custom_op.general":
+        return (
+            2
+            if any(n.op_type == "Trunc" and len(n.inputs) == _INPUTS_OF_TRUNC_2 for n in nodes)
+            else 1
+        )
+    if domain:
+        return 1
+    for version in range(OLDEST, LATEST + 1):
+        if all(_fits(node, version) for node in nodes):
+            return version
+    raise ModelError(
+        "The model does not import the standard operators, and no opset from "
+        f"{OLDEST} to {LATEST} has all of its nodes. Export the model again."
+    )
+
+
+def _fits(node: ir.Node, version: int) -> bool:
+    try:
+        schema = defs.get_schema(node.op_type, version, "")
+    except defs.SchemaError:
+        return False
+    return (
+        not schema.deprecated
+        and schema.min_input <= len(node.inputs) <= schema.max_input
+        and schema.min_output <= len(node.outputs) <= schema.max_output
+        and set(node.attributes) <= set(schema.attributes)
+    )
+
+
+def _has_changes(model: ir.Model, version: int) -> bool:
+    """Return whether any node might have to be rewritten, which may fail halfway."""
+    return any(
+        owner.opset_imports.get("", version) < OLDEST
+        or not stays(node, owner.opset_imports.get("", version), version)
+        for owner, node in _standard(model)
+    )
+
+
+def _standard(model: ir.Model) -> Iterator[tuple[Body, ir.Node]]:
+    """Yield the nodes that are operators of the standard domain, with what holds them."""
+    own = set(model.functions)
+    for owner in owners(model):
+        for node in list(ir.traversal.RecursiveGraphIterator(owner)):
+            if not node.domain and node.op_identifier() not in own:
+                yield owner, node
+
+
+def _raise(model: ir.Model, version: int) -> None:
+    editor = Editor(model)
+    float_type = only_float_type(model)
+    found = [(owner.opset_imports.get("", version), node) for owner, node in _standard(model)]
+    is_asked = any(asks_for_shapes(node, now, version) for now, node in found)
+    known = infer(model) if is_asked else None
+    for before, node in found:
+        if before < version:
+            adapt(node, before, version, editor, float_type, known)
+    if model.opset_imports.get("", version) < SIGNED_CODES_SINCE <= version:
+        leave_out_zero_points(refused_decoders(model))
+    for owner in owners(model):
+        if owner.opset_imports.get("", version) < version:
+            owner.opset_imports[""] = version
+
+
+def only_float_type(model: ir.Model) -> ir.DataType | None:
+    """Return float32 if no other floating type occurs, also as the target of a Cast."""
+    casts = {
+        ir.DataType(node.attributes["to"].as_int())
+        for body in bodies(model)
+        for node in body
+        if node.op_type == "Cast" and "to" in node.attributes and not node.attributes["to"].is_ref()
+    }
+    others = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+    return None if others & (_element_types(model) | casts) else ir.DataType.FLOAT
+
+
+def ceiling(model: ir.Model, asked: int | None = None) -> int:
+    """Return the highest opset that may be used for ``model``: ``asked``, or the default.
+
+    The default is 21, or the opset of the model if that is higher. It is 20 for a model of a lower
+    opset that ONNX Runtime would refuse at 21: see :func:`refused_decoders`.
+
+    Raises:
+        OptionError: what is asked for is no version.
+    """
+    if asked is None:
+        now = model.opset_imports.get("", 0)
+        if now < SIGNED_CODES_SINCE <= CEILING and not all(
+            map(is_symmetric, refused_decoders(model))
+        ):
+            return max(now, SIGNED_CODES_SINCE - 1)
+        return max(CEILING, now)
+    if asked < 1:
+        raise OptionError(
+            f"opset={asked} is no version of an operator set, expected 1 or more. Leave it out for "
+            "the default."
+        )
+    return asked
+
+
+def refused_decoders(model: ir.Model) -> list[ir.Node]:
+    """Return the nodes with a zero point for which ONNX Runtime refuses opset 21.
+
+    ONNX Runtime copies a quantizer over operators that only move values: Reshape(DQ(q)) becomes
+    DQ(Q(Reshape(DQ(q)))), for a scalar scale and zero point. From opset 21 on the copy states the
+    type of its codes. On processors where INT8 codes are counted as UINT8 afterwards, zero points
+    get the new type and the stated type stays INT8: "output_dtype INT8 does not match y_zero_point
+    type UINT8" (versions 1.31 and 1.32). A DequantizeLinear without a zero point is left as it is.
+    """
+    return [
+        node
+        for body in bodies(model)
+        for node in body
+        if node.op_type == "DequantizeLinear"
+        and not node.domain
+        and _has_signed_point(node)
+        and is_copied_over(node.outputs[0])
+    ]
+
+
+def refused_pairs(model: ir.Model) -> set[ir.Node]:
+    """Return the nodes for which ONNX Runtime refuses a model as it is."""
+    is_new = model.opset_imports.get("", 0) >= SIGNED_CODES_SINCE
+    return set(refused_decoders(model)) if is_new else set()
+
+
+def is_copied_over(value: ir.Value) -> bool:
+    """Return whether ONNX Runtime copies the quantizer of ``value`` over an operator.
+
+    MatMul counts where an Add follows: both become a Gemm between two Reshapes.
+    """
+    return any(
+        use.idx == 0
+        and not use.node.domain
+        and (use.node.op_type in _MOVING or _becomes_gemm(use.node))
+        for use in value.uses()
+    )
+
+
+def meets_add(value: ir.Value) -> bool:
+    """Return whether an Add takes a value."""
+    return any(use.node.op_type == "Add" and not use.node.domain for use in value.uses())
+
+
+def is_symmetric(node: ir.Node) -> bool:
+    """Return whether the zero point of a DequantizeLinear is zero, so that it can be left out."""
+    point = constant(node.inputs[2])
+    return point is not None and not point.any()
+
+
+def leave_out_zero_points(nodes: Iterable[ir.Node]) -> None:
+    """Remove the zero points of DequantizeLinear nodes where they are zero."""
+    for node in nodes:
+        if not is_symmetric(node):
+            continue
+        point, graph = node.inputs[2], node.graph
+        node.resize_inputs(2)
+        if (
+            point is not None
+            and isinstance(graph, ir.Graph)
+            and not (point.uses() or point.is_graph_input() or point.is_graph_output())
+            and graph.initializers.get(point.name or "") is point
+        ):
+            del graph.initializers[point.name or ""]
+
+
+def _has_signed_point(node: ir.Node) -> bool:
+    point = constant_tensor(node.inputs[2]) if len(node.inputs) > 2 else None
+    return point is not None and point.dtype is ir.DataType.INT8 and point.size == 1
+
+
+def _becomes_gemm(node: ir.Node) -> bool:
+    return node.op_type == "MatMul" and meets_add(node.outputs[0])

@@ -1,0 +1,151 @@
+"""Slices of a graph: what values are computed from, and what every way to a value passes.
+
+All walks are over values. Each takes a function from a value to the next ones, so that the caller
+chooses which ones count: all operands, those of elementwise nodes only, or users.
+
+    r = Relu(x)     ancestors([y])        y, a, b, r, x
+    a = Neg(r)      between(y, [r])       Neg, Exp, Add
+    b = Exp(r)      front(y, is_relu)     r
+    y = Add(a, b)   dominators(y)         y, r, x
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import networkx as nx
+import onnx_ir as ir
+
+from qgraph.graph.scopes import graphs_of, operands
+
+_FOLLOWED = 128
+
+Step = Callable[[ir.Value], Iterable[ir.Value]]
+"""Returns the values next to a value; none where a walk ends."""
+
+
+def sources(value: ir.Value) -> list[ir.Value]:
+    """Return the values that ``value`` is computed from directly.
+
+    They are the operands of its node, the outer values that subgraphs of the node use, and the
+    results of these subgraphs.
+    """
+    node = value.producer()
+    if node is None:
+        return []
+    return operands(node) + [result for graph in graphs_of(node) for result in graph.outputs]
+
+
+def reached(
+    starts: Iterable[ir.Value], step: Step, *, most: int | None = None
+) -> dict[ir.Value, list[ir.Value]]:
+    """Return the values that steps from ``starts`` lead to, each with the values next to it.
+
+    Args:
+        starts: where the walk begins; they come first.
+        step: the values next to a value.
+        most: stop before the next step if so many values are reached. Values from which no step was
+            taken have no next ones.
+    """
+    ways: dict[ir.Value, list[ir.Value]] = {start: [] for start in starts}
+    pending = deque(ways)
+    while pending and (most is None or len(ways) < most):
+        value = pending.popleft()
+        ways[value] = list(dict.fromkeys(step(value)))
+        for following in ways[value]:
+            if following not in ways:
+                ways[following] = []
+                pending.append(following)
+    return ways
+
+
+def ancestors(
+    values: Iterable[ir.Value], step: Step = sources, *, most: int | None = None
+) -> list[ir.Value]:
+    """Return ``values`` and all values that they are computed from, the nearest first.
+
+    Args:
+        values: where the walk begins.
+        step: what a value is computed from.
+        most: the number of values from which on the walk stops.
+    """
+    return list(reached(values, step, most=most))
+
+
+def front(
+    end: ir.Value,
+    is_front: Callable[[ir.Value], bool],
+    step: Step = sources,
+    *,
+    most: int | None = None,
+) -> list[ir.Value] | None:
+    """Return the nearest values of a kind from which ``end`` is computed; None if others take part.
+
+    Args:
+        end: the result; it is not in the front.
+        is_front: whether a value is of the kind.
+        step: what a value is computed from.
+        most: the number of values from which on the walk stops.
+    """
+    ways = reached([end], lambda v: () if v is not end and is_front(v) else step(v), most=most)
+    leaves = [value for value, following in ways.items() if not following]
+    return leaves if all(leaf is not end and is_front(leaf) for leaf in leaves) else None
+
+
+def between(
+    end: ir.Value, starts: Collection[ir.Value], step: Step = sources, *, most: int | None = None
+) -> list[ir.Node] | None:
+    """Return the nodes that compute ``end`` from ``starts``, operands first.
+
+    None is returned if other values without operands take part. The list is empty if ``end`` is one
+    of ``starts``.
+
+    Args:
+        end: the result.
+        starts: where the walk ends.
+        step: what a value is computed from.
+        most: the number of values from which on the walk stops.
+    """
+    ways = reached([end], lambda value: () if value in starts else step(value), most=most)
+    if any(not following and value not in starts for value, following in ways.items()):
+        return None
+    order = nx.topological_sort(_flow(ways))
+    nodes = dict.fromkeys(value.producer() for value in order if value not in starts)
+    return [node for node in nodes if node is not None]
+
+
+def dominators(value: ir.Value, step: Step = sources) -> list[ir.Value]:
+    """Return the values that every way to ``value`` passes, it included, the nearest first.
+
+    From where the ways part, about a hundred values are followed; dominators that lie farther away
+    are not returned.
+
+    Args:
+        value: the end of all ways.
+        step: what a value is computed from.
+    """
+    chain = [value]
+    while len(following := list(dict.fromkeys(step(chain[-1])))) == 1:
+        chain += following
+    if not following:
+        return chain
+    ways = reached(chain[-1:], step, most=_FOLLOWED)
+    origin = object()
+    flow = _flow(ways)
+    flow.add_edges_from((origin, leaf) for leaf, following in ways.items() if not following)
+    immediate = nx.immediate_dominators(flow, origin)
+    while (passed := immediate[chain[-1]]) is not origin:
+        chain.append(passed)
+    return chain
+
+
+def _flow(ways: Mapping[ir.Value, Sequence[ir.Value]]) -> nx.DiGraph[Any]:
+    """Return the graph that has an edge to each value from the values that it is computed from."""
+    flow: nx.DiGraph[Any] = nx.DiGraph()
+    flow.add_nodes_from(ways)
+    flow.add_edges_from(
+        (operand, value) for value, following in ways.items() for operand in following
+    )
+    return flow

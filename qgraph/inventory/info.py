@@ -1,0 +1,299 @@
+"""What a quantizer in a graph is, in words and numbers for people and programs.
+
+How many bytes weights take as packed codes, told from the formats of their quantizers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.graph.opset.history import QDQ_SINCE
+from qgraph.graph.tensors import slots, stored_bytes
+from qgraph.numerics.formats import FORMATS, IntFormat, find_minifloat
+from qgraph.numerics.rounding import Rounding
+from qgraph.quantizers.dialects.layout import layout_of
+from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Quantizer, Ranged
+from qgraph.quantizers.site import Refusal, Site
+from qgraph.reports import operator_name
+
+_SIGNED = ("INT2", "INT4", "INT8", "INT16", "INT32")
+_UNSIGNED = ("UINT2", "UINT4", "UINT8", "UINT16", "INT32")
+_SCALE_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How the values of a constant quantizer are packed.
+
+    Attributes:
+        type: ONNX type of the codes.
+        bytes: codes, scales and zero points.
+    """
+
+    type: str
+    bytes: int
+
+
+def packing_of(site: Site, opset: int) -> Packing | None:
+    """Return how a constant quantizer is packed, with the types of ``opset``.
+
+    None where it is packed already, or no type holds its codes.
+    """
+    if site.weight is None or _is_packed(site):
+        return None
+    kind = code_type(site.quantizer, opset)
+    if kind is None:
+        return None
+    bits, scales, zero_points = FORMATS[kind].bits, 1, 0
+    match site.quantizer:
+        case Affine(scale, zero_point):
+            scales = max(scale.size, zero_point.size)
+            zero_points = scales if zero_point.any() else 0
+        case Ranged(_, _, low, high):
+            # Bit for bit the same only with both limits at hand.
+            scales = 2 * max(low.size, high.size)
+        case Floating(scale) | Bipolar(scale):
+            scales = scale.size
+    size = _bytes(site.weight.size, bits) + _SCALE_BYTES * scales + _bytes(zero_points, bits)
+    return Packing(kind, size)
+
+
+def code_type(quantizer: Quantizer, opset: int) -> str | None:
+    """Return the narrowest ONNX type of ``opset`` that holds every code of ``quantizer``."""
+    match quantizer:
+        case Affine(_, zero_point, lo, hi):
+            return _integer(float(lo.min()), float(hi.max()), opset, zero_point)
+        case Ranged(levels=levels):
+            return _integer(0, levels - 1, opset)
+        case Bipolar():
+            return _integer(-1, 1, opset)
+        case Floating(format=grid):
+            found = find_minifloat(grid.exponent_bits, grid.mantissa_bits, grid.bias)
+            if found is not None and QDQ_SINCE[found.name] <= opset:
+                return found.name
+            # Every value is a multiple of the smallest subnormal.
+            top = grid.max_value / 2.0 ** (1 - grid.bias - grid.mantissa_bits)
+            return _integer(-top, top, opset)
+    return None
+
+
+def packed_bytes(model: ir.Model, found: Iterable[Site | Refusal], opset: int) -> int:
+    """Return the bytes of all weights when every constant quantizer is packed.
+
+    The rest of the model keeps its own; what only the quantizers read goes.
+
+    Args:
+        model: it is not changed.
+        found: its quantizers.
+        opset: whose types codes may have.
+    """
+    packed = [
+        (site, packing)
+        for site in found
+        if isinstance(site, Site) and (packing := packing_of(site, opset)) is not None
+    ]
+    gone = _unused({node for site, _ in packed for node in site.nodes})
+    kept = 0
+    for slot in slots(model):
+        if slot.is_weight and not _is_gone(slot.owner, gone):
+            kept += stored_bytes(slot.tensor)
+    return kept + sum(packing.bytes for _, packing in packed)
+
+
+def weight_size(site: Site) -> int:
+    """Return the bytes of a constant quantizer's input as stored."""
+    if site.weight is None:
+        return 0
+    dtype = site.x.dtype or ir.DataType.FLOAT
+    return _bytes(site.weight.size, dtype.bitwidth)
+
+
+def _is_packed(site: Site) -> bool:
+    """Return whether the constant is codes already: a lone DequantizeLinear."""
+    return site.dialect == "qdq" and site.nodes[0].op_type != "QuantizeLinear"
+
+
+def _bytes(elements: int, bits: int) -> int:
+    return (elements * bits + 7) // 8
+
+
+def _integer(
+    low: float, high: float, opset: int, zero_point: npt.NDArray[np.float32] | None = None
+) -> str | None:
+    ends = [low, high]
+    if zero_point is not None and (zero_point == np.rint(zero_point)).all():
+        ends += [float(zero_point.min()), float(zero_point.max())]
+    for kind in _SIGNED if min(ends) < 0 else _UNSIGNED:
+        form = FORMATS[kind]
+        if QDQ_SINCE[kind] <= opset and form.lo <= min(ends) and max(ends) <= form.hi:
+            return kind
+    return None
+
+
+def _unused(nodes: set[ir.Node]) -> set[ir.Node]:
+    """Return ``nodes`` and all nodes before them whose outputs only they read."""
+    gone, waiting = set(nodes), list(nodes)
+    while waiting:
+        for value in waiting.pop().inputs:
+            producer = None if value is None else value.producer()
+            if producer is None or producer in gone:
+                continue
+            if all(_only_read_by(output, gone) for output in producer.outputs):
+                gone.add(producer)
+                waiting.append(producer)
+    return gone
+
+
+def _only_read_by(value: ir.Value, nodes: set[ir.Node]) -> bool:
+    return not value.is_graph_output() and nodes.issuperset(value.consumers())
+
+
+def _is_gone(owner: ir.Value | ir.Node | ir.Function, gone: set[ir.Node]) -> bool:
+    if isinstance(owner, ir.Value):
+        used = bool(owner.consumers()) or owner.is_graph_output()
+        return used and _only_read_by(owner, gone)
+    return owner in gone
+
+
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class QuantizerInfo:
+    """A quantizer in the graph, and its parameters as far as they are constant.
+
+    Attributes:
+        node, op: name and operator of the node that reports name.
+        dialect: how it is spelled.
+        format: number format of its codes, such as ``int4``, ``int4 narrow`` or ``e4m3``.
+        bits: width of a code.
+        granularity: over which elements one scale reaches.
+        scale: smallest and largest scale, in real units per step.
+        zero_point: smallest and largest zero point, in steps.
+        rounding: how values between two codes are rounded.
+        weight: whether its input is constant.
+        weight_bytes, packed_bytes: of a constant input: bytes as stored, and as packed codes with
+            their scales and zero points; the same where it is packed already or cannot be.
+        packed_type: ONNX type of codes that are to be packed.
+        reason: why its parameters cannot be read; the other fields are None then.
+    """
+
+    node: str
+    op: str
+    dialect: str | None = None
+    format: str | None = None
+    bits: int | None = None
+    granularity: str | None = None
+    scale: tuple[float, float] | None = None
+    zero_point: tuple[float, float] | None = None
+    rounding: str | None = None
+    weight: bool = False
+    weight_bytes: int | None = None
+    packed_bytes: int | None = None
+    packed_type: str | None = None
+    reason: str | None = None
+
+
+def quantizer_info(found: Site | Refusal, opset: int) -> QuantizerInfo:
+    """Return what is known of a quantizer; packed codes may use the types of ``opset``."""
+    root = found.root
+    name, op = root.name or root.outputs[0].name or "", operator_name(root)
+    if isinstance(found, Refusal):
+        return QuantizerInfo(name, op, reason=found.reason)
+    known: dict[str, Any] = {"dialect": found.dialect, "weight": found.weight is not None}
+    kind, bits = format_of(found.quantizer)
+    known |= {"format": kind, "bits": bits}
+    match found.quantizer:
+        case Affine(scale, zero_point, _, _, rounding):
+            known |= _parameters(found, scale, zero_point, rounding)
+        case Ranged(_, _, low, high, levels):
+            with np.errstate(all="ignore"):
+                scale = (high - low) / np.float32(levels - 1)
+                zero_point = -low / scale
+            known |= _parameters(found, scale, zero_point, Rounding.ROUND)
+        case Floating(scale, _, rounding):
+            known |= _parameters(found, scale, None, rounding)
+        case Bipolar(scale):
+            known |= _parameters(found, scale, None, None)
+    if found.weight is not None:
+        packed = packing_of(found, opset)
+        known |= {"weight_bytes": weight_size(found), "packed_bytes": weight_size(found)}
+        if packed is not None:
+            known |= {"packed_bytes": packed.bytes, "packed_type": packed.type}
+    return QuantizerInfo(name, op, **known)
+
+
+def format_of(quantizer: Quantizer) -> tuple[str | None, int | None]:
+    """Return name and width in bits of the codes; None where an operator alone knows them."""
+    match quantizer:
+        case Affine(_, _, lo, hi):
+            return _integers(float(lo.min()), float(hi.max()))
+        case Ranged(levels=levels):
+            return _integers(0, levels - 1)
+        case Floating(format=grid):
+            return f"e{grid.exponent_bits}m{grid.mantissa_bits}", grid.bits
+        case Bipolar():
+            return "bipolar", 1
+    return None, None
+
+
+def _parameters(
+    site: Site, scale: Float32, zero_point: Float32 | None, rounding: Rounding | None
+) -> dict[str, Any]:
+    parameters = [scale] if zero_point is None else [scale, zero_point]
+    return {
+        "granularity": _granularity(site, parameters),
+        "scale": _ends(scale),
+        "zero_point": None if zero_point is None else _ends(zero_point),
+        "rounding": None if rounding is None else str(rounding),
+    }
+
+
+def _granularity(site: Site, parameters: list[Float32]) -> str:
+    layout = layout_of(site.shape or None, *parameters)
+    if layout is None:
+        return _blocks(site, parameters)
+    if layout.block_size:
+        return f"per {layout.block_size} along axis {layout.axis}"
+    if layout.axis is None:
+        return "per tensor"
+    return f"per channel ({layout.shape[0]}, axis {layout.axis})"
+
+
+def _blocks(site: Site, parameters: list[Float32]) -> str:
+    """Find the blocks in parameters that are spread over the elements of the data."""
+    joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
+    spread = np.stack([np.broadcast_to(parameter, joint) for parameter in parameters])
+    found = []
+    for axis, size in enumerate(joint):
+        changes = np.diff(np.moveaxis(spread, axis + 1, 0), axis=0).any(
+            axis=tuple(range(1, spread.ndim))
+        )
+        block = math.gcd(size, *(np.flatnonzero(changes) + 1).tolist())
+        if 1 < block < size:
+            found.append((block, axis + max(len(site.shape) - len(joint), 0)))
+    if len(found) == 1:
+        return f"per {found[0][0]} along axis {found[0][1]}"
+    return f"shape {list(joint)}"
+
+
+def _ends(parameter: Float32) -> tuple[float, float]:
+    # Adding zero removes the sign of a negative one.
+    return float(parameter.min()) + 0.0, float(parameter.max()) + 0.0
+
+
+def _integers(low: float, high: float) -> tuple[str, int | None]:
+    for bits in range(1, 33):
+        for narrow in (False, True):
+            for kind in (IntFormat(bits, True, narrow), IntFormat(bits, False, narrow)):
+                if (low, high) == (kind.lo, kind.hi):
+                    return kind.name.lower(), bits
+    width = int(np.ceil(np.log2(high - low + 1))) if 1 <= high - low < np.inf else None
+    return f"{low:.0f} .. {high:.0f}", width

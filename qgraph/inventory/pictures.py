@@ -1,0 +1,315 @@
+"""What the pictures of a report are drawn from: steps and codes, taken from the models."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import onnx_ir as ir
+
+from qgraph.errors import OptionError, QGraphError, UnsupportedError
+from qgraph.execution.executor import Backend
+from qgraph.execution.prepare import prepare
+from qgraph.graph.slices import between
+from qgraph.inventory.statistics import Statistics
+from qgraph.ops.static_parameters import settled
+from qgraph.proof.certify import certify
+from qgraph.proof.curves import channels, staircase
+from qgraph.proof.functions.expression import Builder, Expr, Undecidable
+from qgraph.proof.functions.lowering import lower
+from qgraph.proof.matching.known_values import KnownValues
+from qgraph.proof.matching.normalise import Plain, plain
+from qgraph.proof.matching.operators import joined
+from qgraph.quantizers.site import Refusal, Site
+from qgraph.quantizers.sites import sites
+from qgraph.quantizers.standardize import standardize
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MOST_BYTES = 1 << 30
+"""Weights of more bytes are not counted for a picture."""
+
+_STAIRCASES = 8
+"""So many places where models differ are drawn."""
+
+
+class Named:
+    """The values of a model by their names, and what constants they hold.
+
+    Args:
+        model: a copy that proofs are made of.
+    """
+
+    def __init__(self, model: Plain) -> None:
+        self.known = KnownValues(model.imports)
+        self.known.enter(model.graph)
+        self.values = {str(value.name): value for value in model.graph.inputs}
+        for node in model.graph:
+            self.values |= {str(value.name): value for value in node.outputs}
+
+    def function(self, entry: str, exit_: str, builder: Builder) -> Expr | None:
+        """Return the value called ``exit_`` as a function of the one called ``entry``.
+
+        None where the nodes between them do not work element by element.
+        """
+        start, end = self.values.get(entry), self.values.get(exit_)
+        if start is None or end is None:
+            return None
+        nodes = between(end, [start], lambda value: joined(value, self.known.has))
+        if not nodes:
+            return None
+        shape = () if start.shape is None else tuple(_size(size) for size in start.shape)
+        try:
+            return lower(nodes, start, end, shape, builder, constants=self.known.array)
+        except Undecidable:
+            return None
+
+
+def _size(size: int | ir.SymbolicDim) -> int | None:
+    return size if isinstance(size, int) else None
+
+
+def region_functions(
+    region: Mapping[str, Any], reference: Named, candidate: Named
+) -> tuple[Expr, Expr] | None:
+    """Return both sides of a region of a certificate; None where it is no function of one value."""
+    if len(region["entries"]) != 1:
+        return None
+    builder = Builder()
+    ((ours, theirs),) = region["entries"]
+    pair = (
+        reference.function(ours, region["reference_value"], builder),
+        candidate.function(theirs, region["candidate_value"], builder),
+    )
+    return None if pair[0] is None or pair[1] is None else (pair[0], pair[1])
+
+
+def named(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool) -> tuple[Named, Named]:
+    """Return the values of two models by the names that a certificate of them uses."""
+    sides = plain(reference, candidate, keep_inputs=keep_inputs)
+    return Named(sides[0]), Named(sides[1])
+
+
+def staircases(
+    certificate: Mapping[str, Any], reference: ir.Model, candidate: ir.Model
+) -> list[dict[str, Any]]:
+    """Return the steps around each difference of a certificate; see :func:`staircase`.
+
+    Args:
+        certificate: the JSON document of ``qgraph prove``.
+        reference: one model.
+        candidate: the other one.
+    """
+    wanted = [
+        region
+        for region in certificate["regions"]
+        if region["verdict"] == "different" and region["entries"] and region["witness"] is not None
+    ]
+    if not wanted:
+        return []
+    sides = named(reference, candidate, keep_inputs=bool(certificate.get("keep_inputs")))
+    drawn: list[dict[str, Any]] = []
+    for region in wanted:
+        pair = region_functions(region, *sides)
+        if pair is None or len(drawn) == _STAIRCASES:
+            continue
+        witness = region["witness"]
+        channel = min(witness.get("channel") or 0, channels(*pair) - 1)
+        spot = float(witness["input"])
+        labels = [_last(region, side) for side in ("reference", "candidate")]
+        near = spot if math.isfinite(spot) else None
+        drawn.append(staircase(pair, labels, channel, near) | {"node": labels[0]})
+    return drawn
+
+
+def _last(region: Mapping[str, Any], side: str) -> str:
+    nodes: Sequence[str] = region[f"{side}_nodes"]
+    return nodes[-1] if nodes else str(region[f"{side}_value"])
+
+
+def histograms(
+    model: ir.Model, batches: Sequence[Mapping[str, Any]] = (), *, backend: str = Backend.AUTO
+) -> list[dict[str, Any]]:
+    """Return which codes the quantizers of a model use and how often.
+
+    Args:
+        model: the model.
+        batches: inputs to run it on; without any, only weights are looked at.
+        backend: what runs it.
+
+    Returns:
+        What ``qgraph run --stats --json`` lists of each quantizer whose codes are counted; nothing
+        for a model that takes long to go through.
+    """
+    initializers = (value.const_value for value in model.graph.initializers.values())
+    if sum(tensor.nbytes for tensor in initializers if tensor is not None) > _MOST_BYTES:
+        return []
+    statistics = Statistics(model)
+    if batches and statistics.taps:
+        executor = prepare(model, backend, standardize=standardize)
+        for batch in batches:
+            executor.run(batch, taps=statistics.taps, observe=statistics.add)
+    found = [quantizer.to_json() for quantizer in statistics.quantizers]
+    return [each for each in found if each["codes"]]
+
+
+def illustrated(
+    document: Mapping[str, Any],
+    reference: ir.Model,
+    candidate: ir.Model,
+    batches: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Return a report with what its pictures are drawn from: ``staircases`` and ``quantizers``.
+
+    Args:
+        document: the JSON report of check, prove, convert, fold or transform.
+        reference: one model; the input of a rewriting.
+        candidate: the other one; its output.
+        batches: inputs of the reference, on which the codes of activations are counted.
+    """
+    models = reference, candidate
+    certificate = document
+    if "sites" in document:
+        moved = any(site["differing_inputs"] for site in document["sites"])
+        certificate = _attempt(lambda: _certificate(*models), {}) if moved else {}
+    drawn: list[dict[str, Any]] = []
+    if "regions" in certificate:
+        drawn = _attempt(lambda: staircases(certificate, *models), drawn)
+    # The codes of a model whose quantizers are spelled in plain operators cannot be told.
+    order = models if "sites" not in document else models[::-1]
+    counted: list[dict[str, Any]] = []
+    counted = _attempt(lambda: histograms(order[0], batches) or histograms(order[1]), counted)
+    return dict(document) | {"staircases": drawn, "quantizers": counted}
+
+
+def _certificate(reference: ir.Model, candidate: ir.Model) -> dict[str, Any]:
+    return certify(reference, candidate).certificate.to_json()
+
+
+def _attempt(make: Callable[[], T], otherwise: T) -> T:
+    """Return what ``make`` does; a report must not fail for want of a picture."""
+    try:
+        return make()
+    except QGraphError as error:
+        logger.info("something is not drawn: %s", error)
+        return otherwise
+
+
+def plot_data(
+    model: ir.Model, node: str, *, compare: ir.Model | None = None, channel: int | None = None
+) -> dict[str, Any]:
+    """Return what a picture of a quantizer is drawn from; see :func:`staircase`.
+
+    Args:
+        model: where the quantizer is.
+        node: name of one of its nodes, or of its output.
+        compare: a second model, whose quantizer in the same place is drawn too.
+        channel: number of the element of the parameters that is drawn; None for the one that shows
+            the widest difference, or the first.
+
+    Raises:
+        OptionError: there is no such quantizer or channel.
+        UnsupportedError: the quantizer has no definition over single values.
+    """
+    site = _site(model, node)
+    if compare is None:
+        functions = [_function(site, Builder())]
+        near = None
+    else:
+        functions, near = _pair(model, compare, site, node)
+        if channel is not None and near is not None and near[1] != channel:
+            near = None
+    number = channels(*functions)
+    chosen = channel if channel is not None else near[1] if near is not None else 0
+    if not 0 <= chosen < number:
+        raise OptionError(
+            f"channel {chosen} of {node!r}: it has {number}, expected 0 to {number - 1}. Choose "
+            "one of these."
+        )
+    labels = [node] if compare is None else [node, node]
+    spot = None if near is None else near[0]
+    return staircase(functions, labels, chosen, spot) | {"op": site.root.op_type, "node": node}
+
+
+def _site(model: ir.Model, name: str) -> Site:
+    """Return the quantizer that a node of this name belongs to.
+
+    Raises:
+        OptionError: there is none.
+    """
+    known: dict[str, Site | Refusal] = {}
+    for found in sites(settled(model)):
+        for label in _labels(found):
+            known.setdefault(label, found)
+    found_site = known.get(name)
+    if found_site is None:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "'qgraph info' lists the quantizers."
+        raise OptionError(f"{name!r} is no quantizer of the model, expected one. {hint}")
+    if isinstance(found_site, Refusal):
+        raise OptionError(
+            f"{name!r} cannot be drawn: {found_site.reason.rstrip('.')}. Choose another quantizer."
+        )
+    return found_site
+
+
+def _labels(found: Site | Refusal) -> list[str]:
+    nodes = [found.root, *(found.nodes if isinstance(found, Site) else ())]
+    labels = [node.name or "" for node in nodes]
+    labels += [str(value.name) for value in nodes[-1].outputs]
+    return [label for label in labels if label]
+
+
+def _function(site: Site, builder: Builder) -> Expr:
+    """Return what a quantizer computes.
+
+    Raises:
+        UnsupportedError: it has no definition over single values.
+    """
+    name = site.root.name or site.root.outputs[0].name
+    if site.x.dtype not in (None, ir.DataType.FLOAT):
+        raise UnsupportedError(
+            f"{name!r}: decodes {site.x.dtype} codes, expected a quantizer of float32 values. "
+            "Choose one of the data; 'qgraph run --stats' tells which codes a weight has."
+        )
+    try:
+        return lower(site.nodes, site.x, site.y, site.shape, builder)
+    except Undecidable as undecidable:
+        raise UnsupportedError(
+            f"{name!r}: {undecidable.reason}, expected operators over single values. Choose "
+            "another quantizer, or make its shapes known."
+        ) from undecidable
+
+
+def _pair(
+    reference: ir.Model, candidate: ir.Model, site: Site, name: str
+) -> tuple[list[Expr], tuple[float, int] | None]:
+    """Return a quantizer and what is in its place in another model, and where they differ most.
+
+    Raises:
+        OptionError: the other model has the same nodes there, or nothing that can be drawn.
+    """
+    certificate = _certificate(reference, candidate)
+    own = {*_labels(site), str(site.y.name)}
+    for region in certificate["regions"]:
+        if not own & {*region["reference_nodes"], region["reference_value"]}:
+            continue
+        pair = region_functions(region, *named(reference, candidate, keep_inputs=False))
+        if pair is None:
+            raise OptionError(
+                f"{name!r}: what is in its place is no function of one float32 value, expected "
+                "one. Choose a quantizer of the data."
+            )
+        witness = region["witness"]
+        differs = witness is not None and region["verdict"] == "different"
+        spot = float(witness["input"]) if differs else float("nan")
+        place = min(region["witness"].get("channel") or 0, channels(*pair) - 1) if differs else 0
+        return list(pair), (spot, place) if abs(spot) < float("inf") else None
+    # No region holds it: both models have the same nodes there.
+    function = _function(site, Builder())
+    return [function, function], None

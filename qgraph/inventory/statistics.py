@@ -1,0 +1,328 @@
+"""Statistics of quantizers from the tensors that come by: codes that occur, share clipped.
+
+Statistics of tensors that come by in parts: nothing is kept of them but numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.inventory.info import format_of
+from qgraph.numerics.minifloat import snap
+from qgraph.numerics.rounding import Rounding, round_to_integer
+from qgraph.ops.static_parameters import settled
+from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Quantizer, Ranged, Recipe
+from qgraph.quantizers.site import Refusal, Site
+from qgraph.quantizers.sites import sites
+from qgraph.reports import operator_name
+from qgraph.storage.archive import common, tensors
+
+Array = npt.NDArray[Any]
+
+
+@dataclass
+class TensorStatistics:
+    """What is known of a tensor from the parts seen so far; NaN is counted and else left out.
+
+    Attributes:
+        name: of the tensor.
+        dtype: numpy's name of its type; empty as long as nothing was seen.
+        shape: of all parts joined along the first axis; None where they cannot be.
+        elements, nan: how many there are, and how many of them are NaN.
+        min, max: ends of the values; None where there is no number.
+    """
+
+    name: str
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+    elements: int = 0
+    nan: int = 0
+    min: float | None = None
+    max: float | None = None
+    _sum: float = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of all that is a number, added in double precision; None where there is none."""
+        return None if self.min is None else self._sum / (self.elements - self.nan)
+
+    def add(self, array: Array) -> None:
+        """Take a part into account."""
+        self.shape = array.shape if not self.dtype else _joined(self.shape, array.shape)
+        self.dtype = str(array.dtype)
+        self.elements += array.size
+        numbers = common(array)
+        if numbers.dtype.kind not in "biuf":
+            return
+        if numbers.dtype.kind == "f":
+            wrong = np.isnan(numbers)
+            count = int(np.count_nonzero(wrong))
+            self.nan += count
+            numbers = numbers[~wrong] if count else numbers
+        if not numbers.size:
+            return
+        low, high = float(numbers.min()), float(numbers.max())
+        self.min = low if self.min is None else min(self.min, low)
+        self.max = high if self.max is None else max(self.max, high)
+        with np.errstate(invalid="ignore", over="ignore"):  # infinities of both signs
+            self._sum += float(numbers.sum(dtype=np.float64))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``qgraph run --json`` prints of a tensor."""
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": None if self.shape is None else list(self.shape),
+            "elements": self.elements,
+            "nan": self.nan,
+            "min": self.min,
+            "max": self.max,
+            "mean": self.mean,
+        }
+
+
+def _joined(whole: tuple[int, ...] | None, part: tuple[int, ...]) -> tuple[int, ...] | None:
+    if whole is None or whole[1:] != part[1:]:
+        return None
+    return ((whole[0] if whole else 1) + (part[0] if part else 1), *part[1:])
+
+
+Float32 = npt.NDArray[np.float32]
+
+_MOST_LEVELS = 1 << 16
+"""Codes of formats with more levels are not counted one by one."""
+
+
+class QuantizerStatistics:
+    """What is known of one quantizer from the parts of its input and output seen so far.
+
+    A value counts as clipped when the code nearest to it, in the quantizer's own rounding, lies
+    beyond the codes of the format. Codes are whole numbers; those of a float format are its
+    values.
+
+    Attributes:
+        node, op: name and operator of the node that reports name.
+        tensor: name of its output.
+        weight: whether its input is constant; it is looked at once then, and not at every run.
+        format, bits: of its codes; None where an operator alone knows them.
+        reason: why there are no statistics; None if there are.
+        values: statistics of the output.
+        inputs, clipped: how many inputs were seen, and how many of them were clipped; None where
+            clipping has no meaning: signs, and codes that are stored.
+        levels: how many codes the format has; None where they are not counted.
+    """
+
+    def __init__(self, found: Site | Refusal, main: ir.Graph) -> None:
+        root = found.root
+        self.node, self.op = root.name or root.outputs[0].name or "", operator_name(root)
+        self.tensor = str(root.outputs[0].name)
+        self.values = TensorStatistics(self.tensor)
+        self.weight = False
+        self.format: str | None = None
+        self.bits: int | None = None
+        self.reason: str | None = None
+        self.inputs = 0
+        self.clipped: int | None = None
+        self.levels: int | None = None
+        self._quantizer: Quantizer | None = None
+        self._codes: Counter[float] = Counter()
+        if isinstance(found, Refusal):
+            self.reason = found.reason
+            return
+        self.tensor = self.values.name = str(found.y.name)
+        self._quantizer = found.quantizer
+        self.format, self.bits = format_of(found.quantizer)
+        self.levels = _levels(found.quantizer)
+        self.weight = found.weight is not None
+        decoded = found.x.dtype is not None and not found.x.dtype.is_floating_point()
+        if not isinstance(found.quantizer, Bipolar) and self.format is not None and not decoded:
+            self.clipped = 0
+        if found.weight is not None and found.values is not None:
+            self.see_input(found.weight.array())
+            self.see_output(found.values)
+        elif root.graph is not main:
+            self.reason = "it stands in a subgraph or a function, which is not looked into"
+
+    @property
+    def codes(self) -> list[tuple[float, int]] | None:
+        """The codes that occur and how often, in order; None where they are not counted."""
+        return None if self.levels is None else sorted(self._codes.items())
+
+    @property
+    def clipped_share(self) -> float | None:
+        """Which part of the inputs was clipped, 0 to 1; None where that is not known."""
+        return self.clipped / self.inputs if self.clipped is not None and self.inputs else None
+
+    def see_input(self, x: Array) -> None:
+        """Take a part of the input into account."""
+        if self.clipped is None or self._quantizer is None:
+            return
+        self.inputs += x.size
+        with np.errstate(all="ignore"):
+            beyond = _is_clipped(self._quantizer, x.astype(np.float32, copy=False))
+        self.clipped += int(np.count_nonzero(beyond))
+
+    def see_output(self, y: Array) -> None:
+        """Take a part of the output into account."""
+        self.values.add(y)
+        if self.levels is None or self._quantizer is None:
+            return
+        with np.errstate(all="ignore"):
+            codes = _codes_of(self._quantizer, y.astype(np.float32, copy=False))
+        codes = codes[np.isfinite(codes)]
+        if not isinstance(self._quantizer, Floating) and codes.size:
+            # Counting is several times faster than sorting.
+            low = codes.min()
+            counts = np.bincount((codes - low).astype(np.int64))
+            places = np.flatnonzero(counts)
+            self._count(places + low, counts[places])
+        else:
+            self._count(*np.unique(codes, return_counts=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``qgraph run --stats --json`` prints of a quantizer."""
+        values = self.values.to_json()
+        return {
+            "node": self.node,
+            "op": self.op,
+            "tensor": self.tensor,
+            "weight": self.weight,
+            "format": self.format,
+            "bits": self.bits,
+            "reason": self.reason,
+            **{name: values[name] for name in ("elements", "nan", "min", "max", "mean")},
+            "inputs": self.inputs,
+            "clipped": self.clipped,
+            "clipped_share": self.clipped_share,
+            "levels": self.levels,
+            "codes": None if self.codes is None else [list(pair) for pair in self.codes],
+        }
+
+    def _count(self, codes: Array, counts: Array) -> None:
+        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+            # Sums of whole floats are whole; JSON readers expect integers then.
+            self._codes[int(code) if code == int(code) else code] += count
+
+
+class Statistics:
+    """Statistics of chosen tensors and of all quantizers of a model, over any number of runs.
+
+    Initializers that are listed as inputs too count as constants, as they do for conversions.
+
+    Args:
+        model: the model.
+        names: tensors of which statistics are wanted.
+        quantizers: whether they are wanted of the quantizers, too.
+    """
+
+    def __init__(
+        self, model: ir.Model, names: Sequence[str] = (), *, quantizers: bool = True
+    ) -> None:
+        self._tensors: dict[str, dict[str, TensorStatistics]] = {name: {} for name in names}
+        self.quantizers: list[QuantizerStatistics] = []
+        self._inputs: dict[str, list[QuantizerStatistics]] = {}
+        self._outputs: dict[str, QuantizerStatistics] = {}
+        if quantizers:
+            self._find(model)
+
+    @property
+    def tensors(self) -> list[TensorStatistics]:
+        """Those asked for, in that order; each element of a sequence has its own."""
+        return [found for parts in self._tensors.values() for found in parts.values()]
+
+    @property
+    def taps(self) -> list[str]:
+        """The tensors that quantizers are known by; they have to be tapped."""
+        return list({**self._inputs, **self._outputs})
+
+    def add(self, name: str, value: Any) -> None:
+        """Take the value of a tensor in one run into account."""
+        if name in self._tensors:
+            parts = self._tensors[name]
+            for key, array in tensors({name: value}).items():
+                parts.setdefault(key, TensorStatistics(key)).add(array)
+        if not isinstance(value, np.ndarray):
+            return
+        for quantizer in self._inputs.get(name, ()):
+            quantizer.see_input(common(value))
+        if name in self._outputs:
+            self._outputs[name].see_output(common(value))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all statistics, as ``qgraph run --json`` prints them."""
+        return {
+            "tensors": [found.to_json() for found in self.tensors],
+            "quantizers": [found.to_json() for found in self.quantizers],
+        }
+
+    def _find(self, model: ir.Model) -> None:
+        constant = settled(model)
+        for found in sites(constant):
+            quantizer = QuantizerStatistics(found, constant.graph)
+            self.quantizers.append(quantizer)
+            if isinstance(found, Site) and not quantizer.weight and quantizer.reason is None:
+                self._outputs[quantizer.tensor] = quantizer
+                if quantizer.clipped is not None:
+                    self._inputs.setdefault(str(found.x.name), []).append(quantizer)
+
+
+def _levels(quantizer: Quantizer) -> int | None:
+    match quantizer:
+        case Affine(_, _, lo, hi):
+            levels = float(hi.max()) - float(lo.min()) + 1
+        case Ranged(levels=given):
+            levels = given
+        case Floating(format=grid):
+            exponent = math.frexp(grid.max_value)[1] - 1
+            places = exponent + grid.bias + grid.max_value / 2.0**exponent - 1
+            levels = 2 * float(np.ceil(places * 2**grid.mantissa_bits)) + 1
+        case Bipolar():
+            levels = 2
+        case _:
+            return None
+    return int(levels) if 0 < levels <= _MOST_LEVELS else None
+
+
+def _is_clipped(quantizer: Quantizer, x: Float32) -> npt.NDArray[np.bool_]:
+    match quantizer:
+        case Affine(scale, zero_point, lo, hi, rounding, recipe):
+            q = x / scale
+            if recipe is Recipe.OFFSET_FIRST:
+                q = round_to_integer(q + zero_point, rounding)
+            else:
+                q = round_to_integer(q, rounding) + zero_point
+            return (q < lo) | (q > hi)
+        case Ranged(low, high, _, _, levels):
+            top = np.float32(levels - 1)
+            q = round_to_integer((x - low) / (high - low) * top, Rounding.ROUND)
+            return (q < 0) | (q > top)
+        case Floating(scale, grid, rounding):
+            q = snap(x / scale, grid.mantissa_bits, 1 - grid.bias, np.inf, rounding)
+            return np.abs(q) > np.float32(grid.max_value)
+    return np.zeros(x.shape, np.bool_)
+
+
+def _codes_of(quantizer: Quantizer, y: Float32) -> Array:
+    """Return the codes behind dequantized values, as floats; whatever is no number stays so."""
+    match quantizer:
+        case Affine(scale, zero_point, lo, hi):
+            codes: Array = np.clip(np.rint(y / scale + zero_point), lo, hi)
+            return codes
+        case Ranged(_, _, low, high, levels):
+            top = np.float32(levels - 1)
+            places: Array = np.rint((y - low) / (high - low) * top)
+            return np.clip(places, 0, top)
+        case Floating(scale, grid):
+            return grid.snap(y / scale)
+        case Bipolar(scale):
+            signs: Array = np.sign(y / scale)
+            return signs
+    return y

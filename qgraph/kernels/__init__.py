@@ -1,1 +1,0 @@
-"""Operators that NumPy computes, each by its definition."""

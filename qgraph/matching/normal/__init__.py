@@ -1,1 +1,0 @@
-"""Normal forms: both models rewritten by exact rules before they are matched."""

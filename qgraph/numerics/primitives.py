@@ -1,0 +1,111 @@
+"""The float operations in which the meaning of every operator is written.
+
+A definition is a Python function over an object ``op`` whose methods are ONNX operators,
+``op.Div(x, scale)``: onnxscript's builder turns it into nodes or a function body, the proof engine
+into an expression that it evaluates on intervals, and ``NUMPY`` into numbers. This table is what a
+proof trusts: one IEEE operation per call, in the dtype of its operands, rounded to nearest even.
+
+Codes of a narrow type (INT8, FLOAT8E4M3FN, ...) are represented by their float32 values, which is
+exact for every type of up to 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.numerics import Array, minifloat
+from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.numerics.rounding import Rounding, power, round_to_integer
+
+V_co = TypeVar("V_co", covariant=True)
+
+
+class Ops(Protocol[V_co]):
+    """Whatever can trace a definition: one method for each primitive, named as in ONNX.
+
+    Operands are what an earlier call returned, inputs of the definition, or Python numbers, which
+    stand for float32 constants.
+    """
+
+    def __getattr__(self, name: str) -> Callable[..., V_co]: ...
+
+
+def cast(
+    x: Array,
+    *,
+    to: int | str,
+    saturate: int = 1,
+    round_mode: Literal["up", "down", "nearest"] = "up",
+) -> Array:
+    """Return the float32 values of ``Cast(x, to)``; ``to`` is an ONNX type, its number or name.
+
+    A cast to an integer type truncates; that its operand lies in the range of the type is a
+    condition that the proof engine checks and this function does not.
+
+    Raises:
+        ValueError: a float type other than FLOAT, whose values are not rounded here.
+    """
+    values = np.asarray(x)
+    name = to if isinstance(to, str) else ir.DataType(to).name
+    if name == "BOOL":
+        return np.asarray(values != 0)
+    values = values.astype(np.float32, copy=False)
+    if name == "FLOAT":
+        return values
+    if name == "FLOAT8E8M0":
+        return minifloat.cast_e8m0(values, round_mode, bool(saturate))
+    if name in FORMATS and not isinstance(FORMATS[name], IntFormat):
+        return minifloat.cast(values, name, bool(saturate))
+    if name in FORMATS or name in ("UINT32", "INT64", "UINT64"):
+        return np.asarray(np.trunc(values) + np.float32(0))
+    raise ValueError(f"a cast to {name} has no meaning on float32 values here")
+
+
+def gather(table: Array, index: Array) -> Array:
+    """Return ``table[index]`` for a one-dimensional table; NaN indices select NaN."""
+    known = np.nan_to_num(index, nan=0.0, posinf=0.0, neginf=0.0).astype(np.int64)
+    inside = (known >= 0) & (known < len(table)) & np.isfinite(index)
+    return np.where(inside, np.take(table, np.where(inside, known, 0)), np.float32(np.nan))
+
+
+def _sign(x: Array) -> Array:
+    # ONNX gives no sign to zero; NumPy keeps -0 out of it as well.
+    return np.sign(x) + np.float32(0)
+
+
+NUMPY: dict[str, Callable[..., Array]] = {
+    "Identity": lambda x: x,
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "Sign": _sign,
+    "Sqrt": np.sqrt,
+    "Reciprocal": lambda x: np.float32(1) / x,
+    "Round": lambda x: round_to_integer(x, Rounding.ROUND),
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "Relu": lambda x: np.maximum(x, np.float32(0)),
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
+    "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal,
+    "Equal": np.equal,
+    "Not": np.logical_not,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "IsNaN": np.isnan,
+    "Where": np.where,
+    "Pow": power,
+    "Cast": cast,
+    "Gather": gather,
+}
+"""Name of each primitive and what it computes on float32 arrays."""

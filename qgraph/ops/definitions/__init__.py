@@ -1,0 +1,1 @@
+"""Definitions of operators, one file each."""

@@ -1,0 +1,329 @@
+"""FakeQuantize: a uniform quantizer given by an input range and an output range."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.errors import Choice
+from qgraph.graph.schema import Attribute, OpSchema
+from qgraph.numerics import Array, Float32, chunks
+from qgraph.ops import steps
+from qgraph.ops.operator import operator
+
+_MOST_LEVELS = 1 << 24
+_LITTLE = 1 << 12
+"""Elements up to which looking at the ranges costs more than it saves."""
+_LONGEST_TABLE = 1 << 22
+_TWO = 2
+
+
+class Arithmetic(Choice):
+    """Whose float operations a FakeQuantize stands for."""
+
+    REFERENCE = "reference"
+    """Those of its definition, which are those of OpenVINO's reference kernel."""
+
+    PLUGIN = "plugin"
+    """Those of OpenVINO's CPU plugin, see :func:`define_plugin`."""
+
+
+def _levels(value: int) -> int:
+    if not 2 <= value <= _MOST_LEVELS:
+        raise ValueError(
+            f"there are {value} levels, expected 2 to {_MOST_LEVELS}, beyond which float32 has no "
+            "exact codes. Correct the model's exporter"
+        )
+    return value
+
+
+SCHEMA = OpSchema(
+    name="FakeQuantize",
+    domains=("org.openvinotoolkit", ""),
+    inputs=("x", "input_low", "input_high", "output_low", "output_high"),
+    attributes=(
+        Attribute("levels", parse=_levels),
+        Attribute("auto_broadcast", "numpy", kind=ir.AttributeType.STRING),
+    ),
+)
+
+
+def define(
+    op: Any,
+    x: Any,
+    input_low: Any,
+    input_high: Any,
+    output_low: Any,
+    output_high: Any,
+    *,
+    levels: int,
+    auto_broadcast: str,
+) -> Any:
+    """Write FakeQuantize in primitives; see :func:`fake_quantize`."""
+    steps = float(levels - 1)
+    place = op.Div(op.Sub(x, input_low), op.Sub(input_high, input_low))
+    q = op.Round(op.Mul(place, steps))
+    inside = op.Add(op.Mul(op.Div(q, steps), op.Sub(output_high, output_low)), output_low)
+    below = op.LessOrEqual(x, op.Min(input_low, input_high))
+    above = op.Greater(x, op.Max(input_low, input_high))
+    return op.Where(below, output_low, op.Where(above, output_high, inside))
+
+
+@dataclass(frozen=True, eq=False)
+class PluginSteps:
+    """A FakeQuantize as OpenVINO's CPU plugin prepares it.
+
+    Attributes:
+        count: number of levels.
+        low, high: ends of the input range, float32.
+        rate, shift: ``q = round(clamp(x) * rate + shift)``.
+        fused_shift: the shift where that is one operation.
+        step, bottom: ``y = q * step + bottom``.
+        first, last: smallest and largest ``q``, over all channels.
+    """
+
+    count: int
+    low: Array
+    high: Array
+    rate: Array
+    shift: Array
+    fused_shift: Array
+    step: Array
+    bottom: Array
+    first: int
+    last: int
+
+    def levels(self, *, fused: bool) -> Array:
+        """Return every ``q * step + bottom``, ``[last - first + 1, *channels]``.
+
+        Args:
+            fused: whether it is rounded once.
+
+        Raises:
+            ValueError: there are too many to look at each.
+        """
+        shape = np.broadcast_shapes(self.step.shape, self.bottom.shape, self.rate.shape)
+        if (self.last - self.first + 1) * math.prod(shape) > _LONGEST_TABLE:
+            raise ValueError(
+                f"it has {self.count} levels in {math.prod(shape)} channels, more than can be "
+                "looked at one by one, which the plugin's fused arithmetic needs. Let the "
+                "definition count"
+            )
+        q = np.arange(self.first, self.last + 1, dtype=np.float32)
+        q = q.reshape(-1, *(1 for _ in shape))
+        found = _multiply_add(q, self.step, self.bottom, fused=fused)
+        return np.broadcast_to(found, (q.size, *shape))
+
+
+def plugin_steps(
+    input_low: Array, input_high: Array, output_low: Array, output_high: Array, levels: int
+) -> PluginSteps:
+    """Return the constants that the plugin computes from the ranges, in float32.
+
+    Raises:
+        ValueError: it computes NaN with them, or not always the same function.
+    """
+    low, high, bottom, above = (
+        np.asarray(end, np.float32) for end in (input_low, input_high, output_low, output_high)
+    )
+    if (low > high).any():
+        raise ValueError(_VARIES.format("its input range is reversed"))
+    steps = np.float32(levels - 1)
+    with np.errstate(all="ignore"):
+        rate = steps / (high - low)
+        shift, fused_shift = -low * rate, (-low * steps) / (high - low)
+        step = (above - bottom) / steps
+        ends = [np.rint(end * rate + shift) for end in (low, high)]
+    if not all(np.isfinite(array).all() for array in (rate, shift, fused_shift, step, *ends)):
+        raise ValueError(
+            "OpenVINO's CPU plugin computes NaN with this input range, expected one that is "
+            "neither a point nor near the limits of float32. Change it, or let the definition count"
+        )
+    first, last = int(np.min(ends)), int(np.max(ends))
+    return PluginSteps(levels, low, high, rate, shift, fused_shift, step, bottom, first, last)
+
+
+_VARIES = (
+    "{}, where what OpenVINO's CPU plugin computes depends on the shape of the data, expected "
+    "otherwise. Change it, or let the definition count"
+)
+
+
+def define_plugin(op: Any, x: Any, steps: PluginSteps) -> Any:
+    """Write in primitives what OpenVINO's CPU plugin computes for a FakeQuantize.
+
+    rate = (levels - 1) / (input_high - input_low), shift = -input_low * rate
+    y = max(min(x, input_high), input_low)                     NaN becomes input_low
+    q = round_half_even(y * rate + shift)                      two roundings
+    out = q * ((output_high - output_low) / (levels - 1)) + output_low
+
+    The last line is one fused operation, rounded once. Primitives have no such operation, but there
+    are few ``q``: the results are a table. For constants see :func:`plugin_codes`.
+
+    Args:
+        op: the primitives.
+        x: ``[*shape]`` the data, float32.
+        steps: what follows from the ranges.
+
+    Raises:
+        ValueError: there are 2 levels, for which the plugin has other code, or too many.
+    """
+    if steps.count == _TWO:
+        raise ValueError(_VARIES.format("there are 2 levels"))
+    q = op.Round(op.Add(op.Mul(limit(op, x, steps), steps.rate), steps.shift))
+    return level_of(op, q, steps)
+
+
+def plugin_codes(x: Array, steps: PluginSteps) -> tuple[Array, bool]:
+    """Return the codes that OpenVINO gives to a constant, and whether it fuses operations.
+
+    It computes constants with one of two other kernels, by the axes along which ranges vary: none
+    or the second of data of two axes or more, with fused operations both before and after the
+    rounding; all others with none at all.
+
+    Args:
+        x: ``[*shape]`` the constant, float32.
+        steps: what follows from the ranges.
+    """
+    joint = np.broadcast_shapes(steps.rate.shape, steps.step.shape)
+    varying = {axis - len(joint) + x.ndim for axis, size in enumerate(joint) if size != 1}
+    fused = x.ndim > 1 and varying <= {1}
+    inside = np.where(x > steps.low, np.minimum(x, steps.high), steps.low)
+    shift = steps.fused_shift if fused else steps.shift
+    return np.rint(_multiply_add(inside, steps.rate, shift, fused=fused)), fused
+
+
+def plugin_constant(x: Array, steps: PluginSteps) -> Array:
+    """Return what OpenVINO makes of a constant, see :func:`plugin_codes`."""
+    codes, fused = plugin_codes(x, steps)
+    return _multiply_add(codes, steps.step, steps.bottom, fused=fused)
+
+
+def limit(op: Any, x: Any, steps: PluginSteps) -> Any:
+    """Write ``max(min(x, input_high), input_low)``, where NaN becomes input_low."""
+    below = op.Where(op.Greater(x, steps.high), steps.high, x)
+    return op.Where(op.Greater(below, steps.low), below, steps.low)
+
+
+def level_of(op: Any, q: Any, steps: PluginSteps) -> Any:
+    """Write the selection of level ``q`` from the table of all, each rounded once."""
+    levels = steps.levels(fused=True)
+    count, channels = len(levels), levels.shape[1:]
+    start = np.arange(levels.size // count).reshape(channels) * count - steps.first
+    place = op.Add(q, start.astype(np.float32)) if start.any() else q
+    table = np.ascontiguousarray(np.moveaxis(levels, 0, -1)).reshape(-1)
+    return op.Gather(table, op.Cast(place, to=ir.DataType.INT64))
+
+
+def _multiply_add(a: Array, b: Array, c: Array, *, fused: bool) -> Float32:
+    """Return ``a * b + c`` of float32 numbers, rounded once if fused."""
+    if not fused:
+        return np.asarray(a * b + c)
+    product = a.astype(np.float64) * b.astype(np.float64)  # exact
+    addend = c.astype(np.float64)
+    total = np.asarray(product + addend)
+    part = total - product
+    error = (product - (total - part)) + (addend - part)
+    # Rounded to odd instead: then rounding to float32 is not misled by the first rounding.
+    odd = (total.view(np.int64) & 1) == 1
+    towards = np.where(error > 0, np.inf, -np.inf)
+    kept = np.where((error != 0) & ~odd, np.nextafter(total, towards), total)
+    return np.asarray(kept.astype(np.float32))
+
+
+@operator(SCHEMA, define=define)
+def fake_quantize(
+    x: Array,
+    input_low: Array,
+    input_high: Array,
+    output_low: Array,
+    output_high: Array,
+    *,
+    levels: int,
+    auto_broadcast: str,
+) -> Array:
+    """Round to one of ``levels`` evenly spaced levels (OpenVINO FakeQuantize).
+
+    q = round_half_even((x - input_low) / (input_high - input_low) * (levels - 1))
+    inside = q / (levels - 1) * (output_high - output_low) + output_low
+    out = output_low   if x <= min(input_low, input_high)
+          output_high  if x > max(input_low, input_high)
+          inside       otherwise, also for NaN           one rounding per operation, in this order
+
+    A range may be reversed, and may be a point: then the result is a step there. At input_high the
+    result may differ from output_high by an ulp.
+
+    Args:
+        x: ``[*shape]`` real values of a floating-point type.
+        input_low: one end of the range that is divided, in real units of ``x``. It and the other
+            ends broadcast to ``x`` as NumPy does, and are cast to its type.
+        input_high: the other end.
+        output_low: real value of level 0.
+        output_high: real value of level ``levels - 1``.
+        levels: number of levels, 2 to 2**24.
+        auto_broadcast: "numpy"; the only rule that is known.
+
+    Returns: ``[*shape]`` real values, dtype of ``x``.
+    Raises: ValueError if a range does not broadcast or would enlarge ``x``, or ``x`` is not
+        floating-point.
+    Source: OpenVINO FakeQuantize-1, its first formula, which is its reference kernel.
+    """
+    if auto_broadcast != "numpy":
+        raise ValueError(f"auto_broadcast is {auto_broadcast!r}, expected 'numpy'. Change it")
+    x = steps.real_data(x)
+    il, ih, ol, oh = (
+        np.asarray(p).astype(x.dtype) for p in (input_low, input_high, output_low, output_high)
+    )
+    shape = steps.broadcast(x, input_low=il, input_high=ih, output_low=ol, output_high=oh)
+    if shape != x.shape:
+        raise ValueError(
+            f"its ranges would enlarge the data from shape {list(x.shape)} to {list(shape)}, "
+            "expected ranges that broadcast to the data. Reshape them"
+        )
+    last = x.dtype.type(levels - 1)
+    plain = x.size > _LITTLE and _clamps(il, ih, ol, oh)
+
+    def work(
+        y: Array,
+        x: Array,
+        il: Array,
+        ol: Array,
+        oh: Array,
+        width: Array,
+        height: Array,
+        lowest: Array,
+        highest: Array,
+    ) -> None:
+        inside = x
+        if plain:
+            inside = np.maximum(x, lowest, out=y)
+            np.minimum(y, highest, out=y)
+        np.subtract(inside, il, out=y)
+        np.divide(y, width, out=y)
+        np.multiply(y, last, out=y)
+        np.rint(y, out=y)
+        np.divide(y, last, out=y)
+        np.multiply(y, height, out=y)
+        np.add(y, ol, out=y)
+        if not plain:
+            chunks.put(y, oh, x > highest)
+            chunks.put(y, ol, x <= lowest)
+
+    ends = np.minimum(il, ih), np.maximum(il, ih)
+    return chunks.fill(work, np.empty(shape, x.dtype), x, il, ol, oh, ih - il, oh - ol, *ends)
+
+
+def _clamps(il: Array, ih: Array, ol: Array, oh: Array) -> bool:
+    """Return whether the formula for the inside, of data clamped to the range, gives the ends, too.
+
+    That saves two choices, which are slower than everything else together.
+    """
+    width, height = ih - il, oh - ol
+    ends = (height + ol == oh) & np.isfinite(height)
+    # A sum that is zero is +0.
+    ends &= ~((ol == 0) & np.signbit(ol)) & ~((oh == 0) & np.signbit(oh))
+    return bool(np.all(ends)) and bool(np.all((il < ih) & np.isfinite(width)))

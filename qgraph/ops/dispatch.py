@@ -1,0 +1,175 @@
+"""Computing one node: the kernel of its operator, applied to arrays.
+
+Quantizers have kernels of their own, standard operators fast ones where they are needed; onnx's
+reference implementation computes the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import ExecutionError, QGraphError, UnsupportedError, forms, where
+from qgraph.graph.constants import array_of
+from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.integer.kernels import foreign_kernel
+from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits, mat_mul_n_bits
+from qgraph.ops.kernels.reference import reference_kernel
+from qgraph.ops.kernels.standard import Kernel, kernel_of
+from qgraph.ops.operator import Operator, operator_of
+
+Array = npt.NDArray[Any]
+
+Imports = Mapping[str, int]
+"""Versions of operator sets, by domain."""
+
+Environment = dict[ir.Value, Any]
+"""Arrays by the values that hold them. The plan of a subgraph adds to that of the graph around it:
+values are keys by identity, so equal names do no harm."""
+
+logger = logging.getLogger(__name__)
+
+
+def kernel_for(node: ir.Node, imports: Imports) -> Kernel:
+    """Return the kernel of a node that neither calls a function nor runs subgraphs.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    operator = operator_of(node)
+    if operator is not None:
+        return _Quantizer(node, operator)
+    if is_mat_mul_n_bits(node):
+        return mat_mul_n_bits(node)
+    version = imports.get(node.domain)
+    fast = foreign_kernel(node) or (None if version is None else kernel_of(node, version))
+    return fast or reference_kernel(node, imports)
+
+
+class _Quantizer:
+    """The kernel of a quantizer; it warns once if a scale is zero, infinite or NaN."""
+
+    def __init__(self, node: ir.Node, operator: Operator) -> None:
+        self._node = node
+        self._operator = operator
+        self._warned = False
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        if not self._warned and any(map(_is_odd, self._scales(arrays))):
+            self._warned = True
+            logger.warning(
+                "%s: a scale is zero, infinite or NaN; computed by IEEE arithmetic",
+                where(self._node),
+            )
+        return [self._operator.run(self._node, arrays)]
+
+    def _scales(self, arrays: Sequence[Any]) -> list[Any]:
+        named = zip(self._operator.schema.inputs, arrays, strict=False)
+        return [array for name, array in named if "scale" in name]
+
+
+def _is_odd(scale: Array | None) -> bool:
+    if scale is None:
+        return False
+    numbers = scale.astype(np.float32, copy=False)
+    return not bool(np.all(np.isfinite(numbers) & (numbers != 0)))
+
+
+class NodeStep:
+    """One node and the kernel that computes it.
+
+    Attributes:
+        node: the node.
+        reads: the values that it needs.
+        outputs: the values that it computes; outputs without a name are left out.
+    """
+
+    def __init__(self, node: ir.Node, kernel: Kernel) -> None:
+        self.node = node
+        self.reads = [value for value in node.inputs if value is not None]
+        self.outputs = [value for value in node.outputs if value.name != ""]
+        self._kernel = kernel
+
+    def run(self, known: Environment, keep: frozenset[ir.Value] = frozenset()) -> None:
+        """Add the outputs to ``known``, contiguous: sums depend on the layout of their operands."""
+        arrays = [None if value is None else known[value] for value in self.node.inputs]
+        try:
+            results = [_contiguous(result) for result in self._compute(known, arrays)]
+            known.update(zip(self.outputs, results, strict=True))
+        except QGraphError:
+            raise
+        except Exception as error:
+            raise ExecutionError(
+                f"{where(self.node)} failed on inputs {forms(arrays)}: {error}. Expected types and "
+                "shapes that the operator accepts: check what is fed and the nodes before this one."
+            ) from error
+
+    def _compute(self, known: Environment, arrays: Sequence[Any]) -> Sequence[Any]:
+        return self._kernel(*arrays)
+
+
+def _contiguous(result: Any) -> Any:
+    return np.asarray(result, order="C") if isinstance(result, np.ndarray | np.generic) else result
+
+
+def compute(node: ir.Node, imports: Imports, known: Environment) -> Any:
+    """Return the first output of ``node``, and add all of them to ``known``.
+
+    Infinities and NaN are ordinary results, so NumPy does not warn of them.
+
+    Args:
+        node: it neither calls a function nor runs subgraphs.
+        imports: versions of operator sets.
+        known: an array for each input that is present.
+
+    Raises:
+        UnsupportedError: there is no kernel.
+        OperatorError: the node violates its operator's definition.
+        ExecutionError: the kernel fails.
+    """
+    step = NodeStep(node, kernel_for(node, imports))
+    with np.errstate(all="ignore"):
+        step.run(known)
+    return known[node.outputs[0]]
+
+
+def evaluate(nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, data: Array) -> Array:
+    """Return the value of ``y`` when ``x`` is ``data``, by quantizers and primitives alone.
+
+    Raises:
+        UnsupportedError: a node is neither a quantizer nor a primitive, or has an operand that is
+            only known at run time.
+        OperatorError: a node violates its operator's definition.
+    """
+    known: dict[ir.Value, Array] = {x: data}
+
+    def array(node: ir.Node, value: ir.Value | None) -> Array | None:
+        if value is None or value in known:
+            return None if value is None else known[value]
+        stored = array_of(value)
+        if stored is None:
+            raise UnsupportedError(
+                f"{where(node)}: operand {value.name!r} is only known at run time."
+            )
+        return stored
+
+    for node in nodes:
+        operands = [array(node, value) for value in node.inputs]
+        operator = operator_of(node)
+        if operator is not None:
+            known[node.outputs[0]] = operator.run(node, operands)
+        elif node.domain == "" and node.op_type in NUMPY:
+            attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+            with np.errstate(all="ignore"):
+                known[node.outputs[0]] = np.asarray(NUMPY[node.op_type](*operands, **attributes))
+        elif node.domain == "" and node.op_type == "Reshape":
+            data, sizes = (np.asarray(operand) for operand in operands)
+            known[node.outputs[0]] = data.reshape(sizes.tolist())
+        else:
+            raise UnsupportedError(f"{where(node)}: no kernel is known for it here.")
+    return known[y]

@@ -1,0 +1,1 @@
+"""Operators on integer codes: reading, bounding and running products and tables."""

@@ -1,0 +1,232 @@
+"""Kernels of operators on integer codes, of the standard domain and of com.microsoft.
+
+Those that sum products make an exact sum of integers first, ``acc``, in int32; see
+:mod:`qgraph.ops.integer.products` for what follows. It is written in float32, each operation
+rounded once, in the order that ONNX Runtime has. The sum is rounded to float32 before it is scaled,
+if it exceeds 2**24. The text of ONNX leaves order and precision open. Its reference evaluator
+scales in float64 and adds the zero point before it rounds, so that with odd zero points every tie
+goes the other way.
+
+Source: ONNX QLinearMatMul-21, QLinearConv-10, MatMulInteger-10, ConvInteger-10; ONNX Runtime's
+documentation of its own operators; the order of operations was found by running ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.ops.integer.codes import (
+    fitted,
+    float32,
+    int32,
+    ratio,
+    requantize,
+    result,
+    saturated,
+    shifted,
+    single,
+)
+from qgraph.ops.integer.products import SIGNATURES, Result
+from qgraph.ops.integer.sums import conv_attributes
+from qgraph.ops.integer.tables import (
+    q_linear_average_pool,
+    q_linear_concat,
+    q_linear_global_average_pool,
+    q_linear_leaky_relu,
+    q_linear_sigmoid,
+    q_linear_softmax,
+    q_linear_where,
+)
+from qgraph.ops.kernels.standard import Kernel, kernel_of, matmul
+
+Array = npt.NDArray[Any]
+Float32 = npt.NDArray[np.float32]
+Int32 = npt.NDArray[np.int32]
+
+_OPSET_OF_CONV = 11
+
+
+def q_linear_mul(node: ir.Node) -> Kernel:
+    """``code = saturate(round_half_even(float32(acc) * m + z_y))``: the zero point comes first."""
+
+    def run(
+        a: Array,
+        s_a: Array,
+        z_a: Array | None,
+        b: Array,
+        s_b: Array,
+        z_b: Array | None,
+        s_y: Array,
+        z_y: Array | None = None,
+    ) -> Sequence[Array]:
+        left, right = shifted(a, z_a, np.int32), shifted(b, z_b, np.int32)
+        m = ratio(single(s_a), single(s_b), single(s_y))
+        z = np.zeros((), a.dtype) if z_y is None else single(z_y)
+        product = (left * right).astype(np.float32)
+        return [saturated(product * m + z.astype(np.float32), z)]
+
+    return run
+
+
+def q_linear_add(node: ir.Node) -> Kernel:
+    """``y = fma(a, r_a, fma(b, r_b, z_y - fma(z_a, r_a, z_b * r_b)))`` with ``r = s / s_y``.
+
+    Fused operations, rounded once, are what ONNX Runtime uses on processors that have them; others
+    differ by a step for some codes near a tie. Then ``code = saturate(round_half_even(y))``.
+    """
+
+    def run(
+        a: Array,
+        s_a: Array,
+        z_a: Array | None,
+        b: Array,
+        s_b: Array,
+        z_b: Array | None,
+        s_y: Array,
+        z_y: Array | None = None,
+    ) -> Sequence[Array]:
+        z = np.zeros((), a.dtype) if z_y is None else single(z_y)
+        unit = float32(single(s_y))
+        of_a, of_b = float32(single(s_a)) / unit, float32(single(s_b)) / unit
+        left, right = (shifted(x, None, np.float32) for x in (a, b))
+        none = np.zeros((), np.float32)
+        zero_a, zero_b = (none if x is None else single(x).astype(np.float32) for x in (z_a, z_b))
+        fixed = z.astype(np.float32) - _fused(zero_a, of_a, zero_b * of_b)
+        return [saturated(_fused(left, of_a, _fused(right, of_b, fixed)), z)]
+
+    return run
+
+
+def _fused(a: Array, b: Array, c: Array) -> Float32:
+    """Return ``a * b + c``, rounded once to float32: the product of a code and a float32 is exact.
+
+    The sum in float64 may not be. Where it is not, it gets an odd last bit on the side of what was
+    lost, so that rounding it to float32 does what rounding the exact sum would.
+    """
+    product, other = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    with np.errstate(all="ignore"):
+        total = np.asarray(product + other)
+        part = total - product
+        lost = (product - (total - part)) + (other - part)
+        toward = np.where(lost > 0, np.inf, -np.inf)
+        is_even = total.view(np.int64) & 1 == 0
+        inexact = is_even & ((lost > 0) | (lost < 0))
+        return np.asarray(np.where(inexact, np.nextafter(total, toward), total), np.float32)
+
+
+def code_kernel(node: ir.Node) -> Kernel:
+    """Return the kernel of an operator on integer codes.
+
+    Raises:
+        KeyError: it is another operator; see :func:`is_on_codes`.
+    """
+    return _BUILDERS[OpKey.of(node)](node)
+
+
+def foreign_kernel(node: ir.Node) -> Kernel | None:
+    """Return the kernel of an operator on integer codes; None for any other operator."""
+    return code_kernel(node) if is_on_codes(node) else None
+
+
+def is_on_codes(node: ir.Node) -> bool:
+    """Return whether there is a kernel for a node here."""
+    return OpKey.of(node) in _BUILDERS
+
+
+def is_unknown_on_codes(node: ir.Node) -> bool:
+    """Return whether a node is an operator of ONNX Runtime on codes that has no kernel here."""
+    return node.domain == MICROSOFT and node.op_type in _WITHOUT_KERNELS
+
+
+def _product(node: ir.Node) -> Kernel:
+    """Return the kernel of an operator that sums products."""
+    signature = SIGNATURES[OpKey.of(node)]
+    trans_a, trans_b = (node.attributes.get_int(name, 0) for name in ("transA", "transB"))
+    alpha = np.float32(node.attributes.get_float("alpha", 1.0))
+    total = _conv(node) if signature.kind == "Conv" else _matmul
+
+    def run(*arrays: Array | None) -> Sequence[Array]:
+        inputs = dict(zip(signature.inputs, arrays, strict=False))
+        codes = {side: np.asarray(inputs[side]) for side in "ab"}
+        rank = codes["b"].ndim
+
+        def aligned(name: str) -> Array:
+            array = inputs.get(name)
+            if array is None:
+                raise ValueError(f"its input {name} is missing")
+            return signature.align(node, name, array, rank)
+
+        def whole(side: str) -> Array:
+            is_zero = inputs.get(f"z_{side}") is None
+            return shifted(codes[side], None if is_zero else aligned(f"z_{side}"))
+
+        a, b = whole("a"), whole("b")
+        acc = total(a.T if trans_a else a, b.T if trans_b else b)
+        bias, added = inputs.get("bias"), inputs.get("added")
+        if bias is not None:
+            is_conv = signature.kind == "Conv"
+            acc = acc + (int32(bias).reshape(-1, *(1,) * (rank - 2)) if is_conv else int32(bias))
+        kind = signature.result(inputs)
+        if kind is Result.SUMS:
+            return [acc]
+        unit = alpha * float32(aligned("s_a")) * float32(aligned("s_b"))
+        if kind is Result.REALS:
+            y = acc.astype(np.float32) * fitted(unit, acc)
+            return [y if added is None else y + float32(added)]
+        with np.errstate(all="ignore"):
+            multiplier = unit / float32(aligned("s_y"))
+        return [requantize(acc, fitted(multiplier, acc), fitted(result(aligned("z_y")), acc))]
+
+    return run
+
+
+def _matmul(a: Array, b: Array) -> Int32:
+    """Return ``a @ b`` of whole numbers as int32, which wraps around as it does in runtimes."""
+    # Whole numbers below 2**53 add up without rounding, and float64 has the fast product.
+    return _to_int32(matmul(a.astype(np.float64), b.astype(np.float64)))
+
+
+def _conv(node: ir.Node) -> Callable[[Array, Array], Int32]:
+    """Return a function that convolves whole numbers as ``node`` does, like :func:`_matmul`."""
+    conv = ir.node("Conv", [ir.val("x"), ir.val("w")], conv_attributes(node))
+    kernel = kernel_of(conv, _OPSET_OF_CONV)
+    if kernel is None:
+        raise AssertionError("there is a kernel of Conv")
+    return lambda x, w: _to_int32(kernel(x.astype(np.float64), w.astype(np.float64))[0])
+
+
+def _to_int32(total: npt.NDArray[np.float64]) -> Int32:
+    """Return whole numbers as int32, modulo 2**32."""
+    return total.astype(np.int64).astype(np.int32)
+
+
+_BUILDERS: dict[OpKey, Callable[[ir.Node], Kernel]] = {
+    **dict.fromkeys(SIGNATURES, _product),
+    OpKey(MICROSOFT, "QLinearAdd"): q_linear_add,
+    OpKey(MICROSOFT, "QLinearAveragePool"): q_linear_average_pool,
+    OpKey(MICROSOFT, "QLinearConcat"): q_linear_concat,
+    OpKey(MICROSOFT, "QLinearGlobalAveragePool"): q_linear_global_average_pool,
+    OpKey(MICROSOFT, "QLinearLeakyRelu"): q_linear_leaky_relu,
+    OpKey(MICROSOFT, "QLinearMul"): q_linear_mul,
+    OpKey(MICROSOFT, "QLinearSigmoid"): q_linear_sigmoid,
+    OpKey(MICROSOFT, "QLinearSoftmax"): q_linear_softmax,
+    OpKey(MICROSOFT, "QLinearWhere"): q_linear_where,
+}
+
+_WITHOUT_KERNELS = frozenset(
+    {
+        "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul",
+        "MatMulInteger16",
+        "QAttention",
+        "QEmbedLayerNormalization",
+        "QLinearConv",
+        "QLinearReduceMean",
+    }
+)

@@ -1,0 +1,352 @@
+"""NumPy kernels of the standard operators for which onnx's reference is slow or wrong.
+
+Convolution, pooling and matrix products are too slow there. Batch normalization below opset 14
+always runs in training mode, LRN takes the number of samples for that of channels, and Optional
+makes a list of its element.
+
+Each kernel depends on the values of its operands only, never on their memory layout, so that two
+models with equal values get equal sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.ops.kernels import elementary
+
+Array = npt.NDArray[Any]
+Kernel = Callable[..., Sequence[Any]]
+"""Positional input arrays, None for an absent optional one, to the outputs."""
+
+_COLUMN_BYTES = 1 << 22
+"""Bytes of unfolded windows held at a time: what stays in the cache is fastest."""
+
+
+def kernel_of(node: ir.Node, version: int) -> Kernel | None:
+    """Return the kernel of a standard operator as of opset ``version``; None if there is none."""
+    build = _BUILDERS.get(node.op_type) if node.domain == "" else None
+    return None if build is None else build(node, version)
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which values of ``dtype`` are summed."""
+    half = dtype in (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+    return np.dtype(np.float32) if half else dtype
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """Return ``a @ b``; 16-bit floats are multiplied and summed in float32 and rounded once."""
+    # BLAS chooses its order of additions by memory layout as well.
+    left = np.ascontiguousarray(a, _wide(a.dtype))
+    right = np.ascontiguousarray(b, _wide(b.dtype))
+    return np.asarray(np.matmul(left, right)).astype(a.dtype, copy=False)
+
+
+def _matmul(node: ir.Node, version: int) -> Kernel:
+    return lambda a, b: (matmul(a, b),)
+
+
+def _gemm(node: ir.Node, version: int) -> Kernel | None:
+    """``y = alpha * (a @ b) + beta * c``, each operation rounded once."""
+    if version < 7:
+        return None
+    trans_a, trans_b = (node.attributes.get_int(name, 0) for name in ("transA", "transB"))
+    alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
+
+    def run(a: Array, b: Array, c: Array | None = None) -> Sequence[Array]:
+        wide = _wide(a.dtype)
+        left, right = (x.astype(wide, copy=False) for x in (a, b))
+        y = matmul(left.T if trans_a else left, right.T if trans_b else right)
+        if alpha != 1:
+            y = y * np.asarray(alpha).astype(wide)
+        if c is not None:
+            c = c.astype(wide, copy=False)
+            y = y + (c if beta == 1 else c * np.asarray(beta).astype(wide))
+        return (y.astype(a.dtype, copy=False),)
+
+    return run
+
+
+def _batch_normalization(node: ir.Node, version: int) -> Kernel | None:
+    """``y = x * f + (bias - mean * f)`` with ``f = scale / sqrt(var + epsilon)``."""
+    if version >= 14:
+        training = node.attributes.get_int("training_mode", 0) != 0
+    elif version >= 7:
+        training = sum(bool(output.name) for output in node.outputs) > 1
+    else:
+        training = node.attributes.get_int("is_test", 0) == 0
+    if training or node.attributes.get_int("spatial", 1) == 0:
+        return None
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+
+    def run(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Sequence[Array]:
+        wide = _wide(x.dtype)
+        scale, bias, mean, var = (p.astype(wide, copy=False) for p in (scale, bias, mean, var))
+        factor = scale / np.sqrt(var + wide.type(epsilon))
+        offset = bias - mean * factor
+        shape = (-1,) + (1,) * (x.ndim - 2)
+        y = x * factor.reshape(shape)
+        y += offset.reshape(shape)
+        return (y.astype(x.dtype, copy=False),)
+
+    return run
+
+
+def _lrn(node: ir.Node, version: int) -> Kernel:
+    """``y = x / (bias + alpha / size * sum(x ** 2)) ** beta``, summed over ``size`` channels."""
+    size = node.attributes["size"].as_int()
+    defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
+    alpha, beta, bias = (node.attributes.get_float(name, n) for name, n in defaults.items())
+
+    def run(x: Array) -> Sequence[Array]:
+        wide = _wide(x.dtype)
+        before = (size - 1) // 2
+        margins = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
+        squares = np.pad(np.square(x.astype(wide, copy=False)), margins)
+        total = sum(squares[:, k : k + x.shape[1]] for k in range(size))
+        y = x / (wide.type(bias) + wide.type(alpha / size) * total) ** wide.type(beta)
+        return (y.astype(x.dtype, copy=False),)
+
+    return run
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where the windows of a convolution or a pooling lie, one entry for each spatial axis.
+
+    Attributes:
+        kernel, strides, dilations: as in ONNX.
+        before, after: padding, in elements; ``after`` reaches to the end of the last window.
+        counted: the part of ``after`` that was asked for, not added by ``ceil_mode``.
+        out: number of windows.
+    """
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    counted: tuple[int, ...]
+    out: tuple[int, ...]
+
+    @classmethod
+    def of(cls, node: ir.Node, size: Sequence[int], kernel: Sequence[int]) -> Windows:
+        """Read strides, dilations and padding of ``node`` for an input of spatial ``size``."""
+        rank = len(size)
+        get = node.attributes.get_ints
+        strides, dilations = (get(name, [1] * rank) for name in ("strides", "dilations"))
+        pads = get("pads", [0] * (2 * rank))
+        auto = node.attributes.get_string("auto_pad", "NOTSET")
+        rows = []
+        for axis, (n, k, stride) in enumerate(zip(size, kernel, strides, strict=True)):
+            reach = dilations[axis] * (k - 1) + 1
+            before, end = (0, 0) if auto == "VALID" else (pads[axis], pads[rank + axis])
+            room = n + before + end - reach
+            if auto in ("SAME_UPPER", "SAME_LOWER"):
+                out = -(-n // stride)
+                total = max((out - 1) * stride + reach - n, 0)
+                before = total // 2 if auto == "SAME_UPPER" else total - total // 2
+                end = total - before
+            elif node.attributes.get_int("ceil_mode", 0):
+                out = -(-room // stride) + 1
+                # The last window has to start inside the input or its leading padding.
+                out -= (out - 1) * stride >= n + before
+            else:
+                out = room // stride + 1
+            if out < 1:
+                raise ValueError(f"a window of {reach} elements does not fit axis {axis + 2}")
+            after = max((out - 1) * stride + reach - n - before, 0)
+            rows.append((k, stride, dilations[axis], before, after, min(end, after), out))
+        return cls(*zip(*rows, strict=True))
+
+    def unfold(self, x: Array, fill: float = 0) -> Array:
+        """Return a view ``[n, c, *kernel, *out]`` of ``x`` ``[n, c, *size]``, padded."""
+        if any(self.before) or any(self.after):
+            inner = zip(self.before, x.shape[2:], strict=True)
+            size = zip(self.before, x.shape[2:], self.after, strict=True)
+            padded = np.full((*x.shape[:2], *map(sum, size)), fill, x.dtype)
+            spatial = tuple(slice(start, start + n) for start, n in inner)
+            padded[(slice(None), slice(None), *spatial)] = x
+            x = padded
+        x = np.ascontiguousarray(x)
+        steps = x.strides[2:]
+        return np.lib.stride_tricks.as_strided(
+            x,
+            (*x.shape[:2], *self.kernel, *self.out),
+            (
+                *x.strides[:2],
+                *(step * d for step, d in zip(steps, self.dilations, strict=True)),
+                *(step * s for step, s in zip(steps, self.strides, strict=True)),
+            ),
+            writeable=False,
+        )
+
+    def positions(self, unfolded: Array) -> Iterator[Array]:
+        """Yield ``[n, c, *out]`` for each position in the window, the last axis fastest."""
+        for place in np.ndindex(self.kernel):
+            yield unfolded[(slice(None), slice(None), *place)]
+
+
+def _conv(node: ir.Node, version: int) -> Kernel:
+    """Windows are unfolded to columns, a few samples at a time, and multiplied."""
+    groups = node.attributes.get_int("group", 1)
+
+    def run(x: Array, w: Array, bias: Array | None = None) -> Sequence[Array]:
+        if x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
+            raise ValueError(
+                f"{x.shape[1]} channels do not fit weights {list(w.shape)} in {groups} groups"
+            )
+        wide = _wide(x.dtype)
+        windows = Windows.of(node, x.shape[2:], w.shape[2:])
+        unfolded = windows.unfold(x.astype(wide, copy=False))
+        depth, places = math.prod(w.shape[1:]), math.prod(windows.out)
+        rows = np.ascontiguousarray(w, wide).reshape(groups, -1, depth)
+        y = np.empty((len(x), groups, rows.shape[1], places), wide)
+        at_once = max(1, _COLUMN_BYTES // max(1, groups * depth * places * wide.itemsize))
+        for start in range(0, len(x), at_once):
+            chunk = slice(start, start + at_once)
+            columns = unfolded[chunk].reshape(-1, groups, depth, places)
+            np.matmul(rows, columns, out=y[chunk])
+        y = y.reshape(len(x), w.shape[0], *windows.out)
+        if bias is not None:
+            y += bias.astype(wide, copy=False).reshape(-1, *(1,) * len(windows.out))
+        return (y.astype(x.dtype, copy=False),)
+
+    return run
+
+
+def _average_pool(node: ir.Node, version: int) -> Kernel:
+    """Sums run over the window in row order; one division follows."""
+    include = node.attributes.get_int("count_include_pad", 0)
+
+    def run(x: Array) -> Sequence[Array]:
+        wide = _wide(x.dtype)
+        windows = Windows.of(node, x.shape[2:], node.attributes.get_ints("kernel_shape", []))
+        total = np.zeros((*x.shape[:2], *windows.out), wide)
+        for part in windows.positions(windows.unfold(x.astype(wide, copy=False))):
+            total += part
+        ones = np.ones((1, 1, *x.shape[2:]), wide)
+        if include:
+            margins = zip(windows.before, windows.counted, strict=True)
+            ones = np.pad(ones, ((0, 0), (0, 0), *margins), constant_values=1)
+            extra = zip(windows.after, windows.counted, strict=True)
+            rest = tuple(after - counted for after, counted in extra)
+            edge = Windows(**{**vars(windows), "before": (0,) * len(rest), "after": rest})
+        else:
+            edge = windows
+        count = sum(edge.positions(edge.unfold(ones)), start=np.zeros((), wide))
+        total /= count
+        return (total.astype(x.dtype, copy=False),)
+
+    return run
+
+
+def _max_pool(node: ir.Node, version: int) -> Kernel | None:
+    if sum(bool(output.name) for output in node.outputs) > 1:
+        return None
+
+    def run(x: Array) -> Sequence[Array]:
+        windows = Windows.of(node, x.shape[2:], node.attributes.get_ints("kernel_shape", []))
+        lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+        parts = windows.positions(windows.unfold(x, lowest))
+        y = next(parts).copy()
+        for part in parts:
+            np.maximum(y, part, out=y)
+        return (y,)
+
+    return run
+
+
+def _optional(node: ir.Node, version: int) -> Kernel:
+    """An optional is its element, or None."""
+    return lambda x=None: (x,)
+
+
+def _has_element(node: ir.Node, version: int) -> Kernel:
+    return lambda x=None: (np.asarray(x is not None),)
+
+
+def _get_element(node: ir.Node, version: int) -> Kernel:
+    def run(x: Any) -> Sequence[Any]:
+        if x is None:
+            raise ValueError("the optional is empty")
+        return (x,)
+
+    return run
+
+
+_BUILDERS: dict[str, Callable[[ir.Node, int], Kernel | None]] = {
+    "AveragePool": _average_pool,
+    "BatchNormalization": _batch_normalization,
+    "Conv": _conv,
+    "Gemm": _gemm,
+    "LRN": _lrn,
+    "MatMul": _matmul,
+    "MaxPool": _max_pool,
+    "Optional": _optional,
+    "OptionalGetElement": _get_element,
+    "OptionalHasElement": _has_element,
+    "Pow": elementary.power,
+    **dict.fromkeys(elementary.FUNCTIONS, elementary.elementary),
+}
+
+
+_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
+"""Operators that sum products of two operands, and add a third operand."""
+
+SUMMING = _PRODUCTS | {"ReduceSum"}
+"""Operators of which :func:`is_any_order_exact` can tell whether the order matters."""
+
+_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def is_any_order_exact(node: ir.Node, kernel: Kernel, operands: Sequence[Array | None]) -> bool:
+    """Return whether a node of ``SUMMING`` computes the same in whatever order it adds.
+
+    A sum of floating-point numbers depends on the order of its additions, which a processor
+    chooses, unless no addition rounds. All terms are multiples of a unit. If their magnitudes add
+    up to less than 2**p units, p being the bits of a significand, no addition rounds:
+
+        1.5 + 0.25 - 3      unit 0.25, magnitudes add up to 4.75 = 19 units, 19 < 2**24: exact
+        1.5 + 2**-30        unit 2**-30, 1.5 is more than 2**24 units: depends
+
+    Args:
+        node: the node.
+        kernel: its kernel.
+        operands: what the kernel takes.
+    """
+    if any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
+        return False
+    terms = operands[: 3 if node.op_type in _PRODUCTS else 1]
+    if any(a is not None and (a.dtype not in _TYPES or not np.isfinite(a).all()) for a in terms):
+        return False
+    units = [_unit_exponent(array) for array in terms if array is not None]
+    unit = sum(units[:2]) if node.op_type in _PRODUCTS else units[0]
+    unit = min([unit, *units[2:]])
+    magnitudes = [None if array is None else np.abs(array) for array in terms]
+    # Additions that round cannot bring a sum of magnitudes below the limit.
+    with np.errstate(all="ignore"):
+        total = np.asarray(kernel(*magnitudes, *operands[len(terms) :])[0])
+    info = np.finfo(total.dtype)
+    is_representable = unit >= int(info.minexp) - int(info.nmant)
+    limit = float(np.ldexp(1.0, min(unit + int(info.nmant) + 1, 1023)))
+    return is_representable and bool((total < limit).all())
+
+
+def _unit_exponent(array: Array) -> int:
+    """Return the exponent of a power of two that all elements are multiples of."""
+    numbers = array[array != 0].astype(np.float64)
+    if not numbers.size:
+        return 0
+    mantissa, exponent = np.frexp(numbers)
+    whole = np.abs(np.ldexp(mantissa, 53)).astype(np.int64)
+    trailing = np.frexp((whole & -whole).astype(np.float64))[1] - 1
+    return int((exponent - 53 + trailing).min())

@@ -1,0 +1,246 @@
+"""Parameters of quantizers that are computed from dimensions which never change.
+
+Exporters with a batch of any size write what follows from the other sizes as nodes: the window of
+a pooling by Shape and Gather, the scale and the bit width behind it by Div, Log and Ceil. Sizes are
+those that are inferred from the inputs of the model (:mod:`qgraph.graph.inference`), not what it
+states of inner values.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
+from qgraph.graph.constants import constant, constant_tensor, freeze_inputs, overridable
+from qgraph.graph.edit import Draft, Editor, Region
+from qgraph.graph.inference.rules import UNKNOWN
+from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.scopes import nodes_of
+from qgraph.ops.dispatch import compute
+from qgraph.ops.operator import operator_of
+
+Array = npt.NDArray[Any]
+
+_MOVING = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
+"""Operators whose elements are elements of their first operand, for Concat of any."""
+
+_MONOTONE = frozenset({"Add", "Cast", "Ceil", "Div", "Floor", "Log", "Mul", "Round", "Sub"})
+"""Operators that rise or fall in each operand alone: their bounds lie where the operands' do."""
+
+_LOG_MARGIN = 2.0**-12
+"""How far a logarithm may be off, relatively or around zero; ONNX leaves its last bits open."""
+
+_ANY_SIZE = 1 << 40
+"""Stands for the largest size of a dimension that is not known."""
+
+_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64})
+_CASTABLE = 1 << 31
+
+_FEW_ELEMENTS = 1 << 12
+_DEEP = 100
+
+
+def freeze_static_parameters(model: ir.Model) -> int:
+    """Put constants in the place of parameters that static dimensions determine; return how many.
+
+    Parameters are the inputs of quantizers but the first, in the main graph and the graphs in it.
+    A logarithm counts as known only if the parameter is the same for every result within a
+    relative 2**-12 of it. What feeds nothing else goes. No shapes are inferred for a model none of
+    whose parameters asks for a size.
+    """
+    found = static_parameters(model)
+    if found:
+        editor = Editor(model)
+        editor.replace_all([_constant(editor, value, array) for value, array in found.items()])
+    return len(found)
+
+
+def settled(model: ir.Model) -> ir.Model:
+    """Return the model with constants where a pass would see them: itself, or else a copy.
+
+    Initializers are no graph inputs in it, and parameters of quantizers that follow from static
+    dimensions are constants.
+    """
+    if not overridable(model.graph) and not static_parameters(model):
+        return model
+    copy = model.clone()
+    freeze_inputs(copy)
+    freeze_static_parameters(copy)
+    return copy
+
+
+def static_parameters(model: ir.Model) -> dict[ir.Value, Array]:
+    """Return what :func:`freeze_static_parameters` would make constants, with what they hold."""
+    sizes = _Sizes(model)
+    found: dict[ir.Value, Array] = {}
+    for node in nodes_of(model.graph):
+        for value in node.inputs[1:]:
+            maker = None if value is None else value.producer()
+            if value is None or maker is None or value in found or maker.op_type not in _FOLLOWED:
+                continue
+            bounds = sizes.bounds(value) if _is_quantizer(node) else None
+            if bounds is not None and bounds.sized and bounds.exact:
+                found[value] = bounds.low
+    return found
+
+
+_FOLLOWED = _MOVING | _MONOTONE | {"Shape", "Size"}
+
+
+def _is_quantizer(node: ir.Node) -> bool:
+    try:
+        return operator_of(node) is not None
+    except OperatorError:
+        return False
+
+
+def _constant(editor: Editor, value: ir.Value, array: Array) -> Draft:
+    maker = value.producer()
+    assert maker is not None  # noqa: S101 - only computed values are found
+    # What the file states of the value may be wrong, and the constant takes it over.
+    value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+    value.shape = ir.Shape(array.shape)
+    draft = editor.draft(Region(maker.inputs[0] or value, value, (maker,)))
+    return draft.giving(draft.node("Constant", [], {"value": ir.Tensor(np.array(array))}))
+
+
+@dataclass(frozen=True, eq=False)
+class _Bounds:
+    """Between which arrays a value lies, and whether a size is in it."""
+
+    low: Array
+    high: Array
+    sized: bool
+
+    @property
+    def exact(self) -> bool:
+        return self.low is self.high or self.low.tobytes() == self.high.tobytes()
+
+
+class _Sizes:
+    """What is known of values that are computed from sizes."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self._imports = {
+            "" if domain == "ai.onnx" else domain: version
+            for domain, version in model.opset_imports.items()
+        }
+        self._known: dict[ir.Value, _Bounds | None] = {}
+
+    @cached_property
+    def _facts(self) -> Facts:
+        return infer(self._model)
+
+    def bounds(self, value: ir.Value, depth: int = 0) -> _Bounds | None:
+        """Return what is known of ``value``; None if that is nothing."""
+        if value not in self._known:
+            self._known[value] = None if depth > _DEEP else self._found(value, depth)
+        return self._known[value]
+
+    def _found(self, value: ir.Value, depth: int) -> _Bounds | None:
+        node, tensor = value.producer(), constant_tensor(value)
+        if tensor is not None:
+            if tensor.dtype not in _TYPES or tensor.size > _FEW_ELEMENTS:
+                return None
+            array = constant(value)
+            return None if array is None else _Bounds(array, array, sized=False)
+        if node is None or node.domain != "" or node.op_type not in _FOLLOWED:
+            return None
+        if node.op_type in ("Shape", "Size"):
+            return self._of_shape(node)
+        operands = [None if v is None else self.bounds(v, depth + 1) for v in node.inputs]
+        known = [operand for operand in operands if operand is not None]
+        if len(known) < sum(v is not None for v in node.inputs) or not known:
+            return None
+        try:
+            with np.errstate(all="ignore"):
+                return self._computed(node, operands, any(b.sized for b in known))
+        except (ExecutionError, ModelError, OperatorError, UnsupportedError):
+            return None
+
+    def _of_shape(self, node: ir.Node) -> _Bounds | None:
+        data = node.inputs[0]
+        if data is None or data.graph is not self._model.graph:
+            return None  # in the body of a Loop or a Scan a size may change from round to round
+        sizes = self._facts.get(data, UNKNOWN).sizes
+        if sizes is None:
+            return None
+        if node.op_type == "Size":
+            static = [size for size in sizes if size is not None]
+            total = np.array(np.prod(static, dtype=np.int64))
+            return None if len(static) < len(sizes) else _Bounds(total, total, sized=True)
+        start, end = (node.attributes.get(name) for name in ("start", "end"))
+        asked = sizes[
+            0 if start is None else start.as_int() : len(sizes) if end is None else end.as_int()
+        ]
+        low = np.array([0 if size is None else size for size in asked], np.int64)
+        high = np.array([_ANY_SIZE if size is None else size for size in asked], np.int64)
+        return _Bounds(low, high, sized=True)
+
+    def _computed(
+        self, node: ir.Node, operands: Sequence[_Bounds | None], sized: bool
+    ) -> _Bounds | None:
+        pairs = [
+            (None,) if b is None else (b.low,) if b.exact else (b.low, b.high) for b in operands
+        ]
+        if all(len(pair) == 1 for pair in pairs):
+            choices = [tuple(pair[0] for pair in pairs)]
+        elif node.op_type in _MONOTONE:
+            choices = list(itertools.product(*pairs))
+        elif node.op_type == "Concat" or all(len(pair) == 1 for pair in pairs[1:]):
+            choices = [tuple(pair[end] for pair in pairs) for end in (0, -1)]
+        else:
+            return None
+        if not _is_safe(node, pairs):
+            return None
+        results = [self._run(node, arrays) for arrays in choices]
+        low, high = results[0], results[0]
+        for result in results[1:]:
+            low, high = np.minimum(low, result), np.maximum(high, result)
+        if node.op_type == "Log":
+            low, high = (end + side * _margin(end) for end, side in ((low, -1), (high, 1)))
+        if low.dtype.kind == "f" and not (np.isfinite(low) & np.isfinite(high)).all():
+            return None
+        return _Bounds(low, low if len(results) == 1 and node.op_type != "Log" else high, sized)
+
+    def _run(self, node: ir.Node, arrays: Sequence[Array | None]) -> Array:
+        values: dict[ir.Value, Any] = {
+            value: array
+            for value, array in zip(node.inputs, arrays, strict=True)
+            if value is not None
+        }
+        return np.asarray(compute(node, self._imports, values))
+
+
+def _margin(logarithm: Array) -> Array:
+    share = np.maximum(np.abs(logarithm), logarithm.dtype.type(1))
+    return np.asarray(share * logarithm.dtype.type(_LOG_MARGIN))
+
+
+def _is_safe(node: ir.Node, pairs: Sequence[tuple[Array | None, ...]]) -> bool:
+    """Return whether an operator has one result only, and bounds where its operands have theirs."""
+    arrays = [array for pair in pairs for array in pair if array is not None]
+    if node.op_type in _MONOTONE and any(
+        len(pair) > 1 and pair[0] is not None and pair[0].dtype.kind != "f" for pair in pairs
+    ):
+        return False  # sizes that are not known could overflow
+    if node.op_type == "Cast":
+        to = node.attributes.get("to")
+        fits = all(bool((np.abs(array) < _CASTABLE).all()) for array in arrays)
+        return fits and to is not None and not to.is_ref() and to.as_int() in _TYPES
+    if node.op_type == "Div":
+        ends = [array for array in pairs[1] if array is not None]
+        whole = any(array.dtype.kind != "f" for array in arrays)
+        # Quotients of negative whole numbers are rounded in more than one way.
+        below = whole and any(bool((array < 0).any()) for array in arrays)
+        return not below and all(bool((array > 0).all()) for array in ends)
+    return True

@@ -1,1 +1,0 @@
-"""Versions of operator sets: what changed between them, and raising models over it."""

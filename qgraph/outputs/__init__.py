@@ -1,1 +1,0 @@
-"""Files that a run writes: guarded, locked, and published together or not at all."""

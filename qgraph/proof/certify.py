@@ -1,0 +1,411 @@
+"""Proving two whole models equal for every input, or showing exactly where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from qgraph.certificate import (
+    AFTER_DIFFERENCE,
+    AS_WRITTEN,
+    BIAS_LAST,
+    EQUAL_OPERATORS,
+    NO_NAN,
+    NOT_FED,
+    OPEN_BOUNDS,
+    SUMMED_ALIKE,
+    WHOLE_SUMS,
+    ZERO_SIGNS,
+    Boxes,
+    Certificate,
+    Identity,
+    ProofVerdict,
+    Region,
+)
+from qgraph.errors import OptionError, member
+from qgraph.exactness import Exactness, Method
+from qgraph.graph.interface import Pair
+from qgraph.graph.slices import between
+from qgraph.proof.discharge import Shown, discharge, names, try_all_inputs
+from qgraph.proof.forced import Demonstrate, Established, adds_bias, establish
+from qgraph.proof.functions.boxes import boxes
+from qgraph.proof.functions.decide import Outcome
+from qgraph.proof.functions.expression import Undecidable
+from qgraph.proof.matching.match import Claim, Kind, Matching
+from qgraph.proof.matching.normalise import Plain, listed_facts, plain
+from qgraph.proof.matching.sums import has_packed_products
+from qgraph.proof.normal.normalise import NormalForm, normalise
+from qgraph.proof.regions import Decided
+from qgraph.proof.zero_signs import Step, sightings
+
+ROUNDED_ONCE = (
+    "constants that {} compute are the exact results, rounded once; "
+    "ONNX leaves their last bits open"
+)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A certificate, and what it was read off.
+
+    Attributes:
+        certificate: names no files.
+        matching: of the two models, whose claims were proved or not.
+        shown: each claim and its outcome.
+    """
+
+    certificate: Certificate
+    matching: Matching
+    shown: Sequence[Shown]
+
+
+def certify(
+    reference: ir.Model,
+    candidate: ir.Model,
+    *,
+    exact: str = Exactness.VALUES,
+    keep_inputs: bool = False,
+    evidence: bool = False,
+    demonstrate: Demonstrate | None = None,
+) -> Proof:
+    """Prove that two models compute equal outputs for every input, without running them.
+
+    The graphs are matched from their inputs. Where they differ in form, the smallest regions that
+    compute a value from an equal one are compared over all inputs, by their operators' definitions.
+    After a difference the values are assumed equal, so that all differing places are found. Regions
+    that differ make the models different if their pairing is forced, or if an input of the models
+    shows a difference in the outputs; else they are undecided.
+
+    Args:
+        reference: the model to compare with.
+        candidate: the model that should be equal.
+        exact: what counts as equal: values, or bits, which covers NaN and the sign of zero.
+        keep_inputs: leave initializers that are inputs too; they are not constant then.
+        evidence: list in the certificate how the inputs of each region were divided, so that it can
+            be verified.
+        demonstrate: finds an input on which the outputs of the models differ. Without it no input
+            of the models is tried.
+
+    Raises:
+        ModelError: their inputs or outputs differ.
+        OptionError: ``exact`` is neither values nor bits.
+        UnsupportedError: a function cannot be inlined, or this thread does not compute as IEEE 754
+            says.
+    """
+    level = member(Exactness, exact, "exact")
+    if level < Exactness.VALUES:
+        raise OptionError(
+            f"exact={level}: only equal values can be put together to a proof of two models, "
+            "expected values or bits. Ask for one of these."
+        )
+    sides = plain(reference, candidate, keep_inputs=keep_inputs)
+    (matching, shown, shown_by), form = _show(sides, level, demonstrate)
+    sides = matching.reference.plain, matching.candidate.plain
+    divided = _Divided() if evidence else None
+    regions = [_region(s, matching, level, divided) for s in shown if not _is_trivial(s)]
+    seen = (
+        Region(
+            reference_nodes=names([node]),
+            candidate_nodes=names([node]),
+            reference_value=str(node.outputs[0].name),
+            candidate_value=str(node.outputs[0].name),
+            reason=reason,
+        )
+        for node, reason in _sightings(matching, shown)
+    )
+    regions += dict.fromkeys(seen)  # both models may have the node that sees it
+    facts, of_sizes = listed_facts(sides, _names_of_values(regions))
+    packed = any(map(has_packed_products, (reference, candidate)))
+    certificate = Certificate(
+        _verdict(regions),
+        _exactness(regions, form),
+        Identity(None, None),
+        Identity(None, None),
+        tuple(regions),
+        (
+            *_conditions(regions, sides),
+            *(() if form is None else form.conditions),
+            *_of_constants(matching),
+            *of_sizes,
+            *([SUMMED_ALIKE] if packed else ()),
+        ),
+        (*matching.notes, *(() if form is None else (form.note,))),
+        kept_inputs=keep_inputs,
+        facts=tuple(facts),
+        shown_by=shown_by,
+    )
+    return Proof(certificate, matching, shown)
+
+
+def _names_of_values(regions: Sequence[Region]) -> tuple[set[str], set[str]]:
+    """Return the names of the values that regions begin with and end in, of both models."""
+    names: tuple[set[str], set[str]] = (set(), set())
+    for region in regions:
+        for pair in ((region.reference_value, region.candidate_value), *region.entries):
+            names[0].add(pair[0])
+            names[1].add(pair[1])
+        for cases in region.cases:
+            if cases.side is not None and cases.start is not None:
+                names[cases.side == "candidate"].add(cases.start)
+    return names
+
+
+_Shown = tuple[Matching, list[Shown], NormalForm | None]
+
+
+def _show(
+    sides: tuple[Plain, Plain], level: Exactness, demonstrate: Demonstrate | None
+) -> tuple[Established, NormalForm | None]:
+    """Match two models and show what follows, as they are, or in normal form if claims fail.
+
+    Where the matching of the models as they are pairs results of different operators, the normal
+    form is tried first. The attempt in which the fewest claims fail is kept.
+    """
+    tried: list[_Shown] = []
+    known: Decided = {}
+    first = Matching(*sides)
+    forms = _normal_forms(sides, level) if any(map(_is_doubtful, first.claims)) else []
+    left: list[tuple[NormalForm, Matching | None]] = []
+    for form in forms:
+        matching = Matching(*form.sides)
+        if len(matching.claims) >= len(first.claims):
+            left.append((form, matching))
+            continue
+        tried.append((*_attempt(matching, level, known), form))
+        if not _failed(tried[-1][1], level):
+            return _concluded(tried[-1], level, known, demonstrate)
+    tried.insert(0, (*_attempt(first, level, known), None))
+    if not _failed(tried[0][1], level):
+        return _concluded(tried[0], level, known, demonstrate)
+    if not forms:
+        left = [(form, None) for form in _normal_forms(sides, level)]
+    for form, matched in left:
+        tried.append((*_attempt(matched or Matching(*form.sides), level, known), form))
+        if not _failed(tried[-1][1], level):
+            return _concluded(tried[-1], level, known, demonstrate)
+    best = min(tried, key=lambda attempt: _failed(attempt[1], level))
+    concluded = _concluded(best, level, known, demonstrate)
+    if best is tried[0] or _is_decided(concluded[0], level):
+        return concluded
+    as_written = _concluded(tried[0], level, known, demonstrate)
+    return as_written if _is_decided(as_written[0], level) else concluded
+
+
+def _concluded(
+    attempt: _Shown, level: Exactness, known: Decided, demonstrate: Demonstrate | None
+) -> tuple[Established, NormalForm | None]:
+    """Return an attempt whose differences are established, and whose inputs are all tried.
+
+    All inputs of a region are only tried where that can change the verdict.
+    """
+    matching, shown, form = attempt
+    established = _established(matching, shown, level, known, demonstrate)
+    matching, shown, example = established
+    if any(s.outcome.differs(level) for s in shown):
+        return (matching, try_all_inputs(shown), example), form
+    if any(s.verdict.exactness is None and not _is_given_up(s) for s in shown):
+        return established, form  # whatever the others give, the models are undecided
+    return _established(matching, try_all_inputs(shown), level, known, demonstrate), form
+
+
+def _established(
+    matching: Matching,
+    shown: Sequence[Shown],
+    level: Exactness,
+    known: Decided,
+    demonstrate: Demonstrate | None,
+) -> Established:
+    is_decided = all(s.verdict.reaches(level) or s.outcome.differs(level) for s in shown)
+    biases = matching.reference.plain.bias_sums | matching.candidate.plain.bias_sums
+    same_sums = is_decided and not biases and not _sightings(matching, shown)
+    return establish(matching, shown, level, known, demonstrate, same_sums=same_sums)
+
+
+def _is_decided(established: Established, level: Exactness) -> bool:
+    shown = established[1]
+    return not _failed(shown, level) or any(s.outcome.differs(level) for s in shown)
+
+
+def _is_given_up(s: Shown) -> bool:
+    return s.outcome.finding is not None and s.outcome.finding.given_up
+
+
+def _normal_forms(sides: tuple[Plain, Plain], level: Exactness) -> list[NormalForm]:
+    """Return the models in the normal form that keeps bits, and in that which keeps ``level``."""
+    forms = (normalise(sides, kept) for kept in dict.fromkeys((Exactness.BITS, level)))
+    return [form for form in forms if form is not None]
+
+
+def _is_doubtful(claim: Claim) -> bool:
+    """Return whether a claim is open, or says of a region that one side computes nothing."""
+    if claim.kind is Kind.OPEN:
+        return True
+    nearest = claim.entries[:1] if claim.kind is Kind.REGION else ()
+    return any(claim.reference is a or claim.candidate is b for a, b in nearest)
+
+
+def _attempt(matching: Matching, level: Exactness, known: Decided) -> tuple[Matching, list[Shown]]:
+    """Show what follows from a matching; names may mislead, and are left out then."""
+    shown = discharge(matching, level, known)
+    failed = _failed(shown, level)
+    if failed and matching.is_hinted:
+        sides = matching.reference.plain, matching.candidate.plain
+        other = Matching(*sides, by_name=False)
+        without = discharge(other, level, known)
+        if _failed(without, level) < failed:
+            matching, shown = other, without
+    return matching, shown
+
+
+def _failed(shown: Sequence[Shown], level: Exactness) -> int:
+    """Return how many claims are not shown."""
+    return sum(not s.verdict.reaches(level) for s in shown)
+
+
+def _sightings(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node, str]]:
+    """Return the nodes of both models that see signs of zeros that are not shared."""
+    found = []
+    # equal but for the sign of zero is all that takes part in a chain of claims, on both sides
+    lossy = {
+        matching.class_of(matching.reference, s.claim.reference)
+        for s in shown
+        if _loses_zero_sign(s)
+    }
+    for place, side in enumerate((matching.reference, matching.candidate)):
+        exits = {value for value in side.classes if matching.class_of(side, value) in lossy}
+        steps = [
+            Step(
+                s.region.entry[place],
+                s.region.exit[place],
+                frozenset((s.region.reference_nodes, s.region.candidate_nodes)[place]),
+                s.outcome.distinguishes_zeros,
+            )
+            for s in shown
+            if s.region is not None
+        ]
+        found += sightings(side.nodes, side.plain.graph.outputs, exits, steps)
+    return found
+
+
+def _loses_zero_sign(s: Shown) -> bool:
+    finding = s.outcome.finding
+    at_infinity = finding is not None and finding.infinity_sign_differs
+    return s.verdict.zero_sign_inputs > 0 or at_infinity
+
+
+def _is_trivial(s: Shown) -> bool:
+    """Return whether two constants turned out to be the same one, stored in the same way."""
+    plain_constants = s.claim.reference.is_initializer() and s.claim.candidate.is_initializer()
+    return plain_constants and s.verdict.exactness is Exactness.BITS
+
+
+def _region(s: Shown, matching: Matching, level: Exactness, divided: _Divided | None) -> Region:
+    outcome, finding = s.outcome, s.outcome.finding
+    nodes, entries = _extent(s, matching)
+    verdict = ProofVerdict.DIFFERENT if outcome.differs(level) else ProofVerdict.UNDECIDED
+    return Region(
+        **vars(s.verdict),
+        reference_nodes=names(nodes[0]),
+        candidate_nodes=names(nodes[1]),
+        reference_value=str(s.claim.reference.name),
+        candidate_value=str(s.claim.candidate.name),
+        entries=entries,
+        verdict=ProofVerdict.PROVED if s.verdict.reaches(level) else verdict,
+        counted=outcome.is_counted,
+        channels=1 if finding is None else finding.channels,
+        differing_channels=() if finding is None else finding.by_channel,
+        conditions=(BIAS_LAST,) if adds_bias(matching, s) else (),
+        boxes=() if divided is None else divided.boxes(outcome),
+        cases=() if divided is None else outcome.cases,
+    )
+
+
+def _extent(
+    s: Shown, matching: Matching
+) -> tuple[list[Sequence[ir.Node]], tuple[tuple[str, str], ...]]:
+    """Return the nodes of both sides and the names of the entries."""
+    if s.region is not None:
+        nodes: list[Sequence[ir.Node]] = [s.region.reference_nodes, s.region.candidate_nodes]
+        pairs: tuple[Pair, ...] = (s.region.entry,)
+    elif s.claim.kind is Kind.JOINT:
+        pairs = s.claim.entries
+        nodes = [
+            between(value, [pair[place] for pair in pairs], side.joined) or ()
+            for place, (value, side) in enumerate(
+                zip(s.exit, (matching.reference, matching.candidate), strict=True)
+            )
+        ]
+    else:
+        producers = (value.producer() for value in s.exit)
+        nodes, pairs = [() if node is None else (node,) for node in producers], ()
+    return nodes, tuple((str(a.name), str(b.name)) for a, b in pairs)
+
+
+class _Divided:
+    """The division of all inputs of each outcome, which many regions may share."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[int, tuple[Outcome, tuple[Boxes, ...]]] = {}
+
+    def boxes(self, outcome: Outcome) -> tuple[Boxes, ...]:
+        """Return how the inputs divide; the outcome is kept, so that its id stays its own."""
+        if id(outcome) not in self._boxes:
+            self._boxes[id(outcome)] = outcome, _boxes(outcome)
+        return self._boxes[id(outcome)][1]
+
+
+def _boxes(outcome: Outcome) -> tuple[Boxes, ...]:
+    pair, finding = outcome.pair, outcome.finding
+    if pair is None or finding is None or finding.undecided is not None or finding.enumerated:
+        return ()
+    try:
+        return boxes(*pair.functions)
+    except Undecidable:
+        return ()  # the same function, and none of steps: its form is all there is to check
+
+
+def _verdict(regions: Sequence[Region]) -> ProofVerdict:
+    verdicts = {region.verdict for region in regions}
+    for verdict in (ProofVerdict.DIFFERENT, ProofVerdict.UNDECIDED):
+        if verdict in verdicts:
+            return verdict
+    return ProofVerdict.PROVED
+
+
+def _exactness(regions: Sequence[Region], form: NormalForm | None) -> Exactness | None:
+    if any(region.exactness is None for region in regions):
+        return None
+    rungs = [region.exactness for region in regions if region.exactness is not None]
+    return min([*rungs, Exactness.BITS if form is None else form.exactness])
+
+
+def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[str]:
+    conditions = [AS_WRITTEN]
+    frozen = max(side.frozen for side in sides)
+    if frozen:
+        conditions.append(NOT_FED.format(frozen))
+    nan = sum(region.nan_differs for region in regions)
+    if nan:
+        conditions.append(NO_NAN.format(nan))
+    if any(side.has_common_sums for side in sides):
+        conditions.append(WHOLE_SUMS)
+    if any(side.bias_sums for side in sides):
+        conditions.append(BIAS_LAST)
+    if sides[0].open_clips != sides[1].open_clips:
+        conditions.append(OPEN_BOUNDS)
+    signs = sum(bool(region.zero_sign_inputs) for region in regions)
+    if signs:
+        conditions.append(ZERO_SIGNS.format(signs))
+    if any(region.verdict is ProofVerdict.DIFFERENT for region in regions):
+        conditions.append(AFTER_DIFFERENCE)
+    if any(region.method is Method.CONGRUENCE for region in regions):
+        conditions.append(EQUAL_OPERATORS)
+    return conditions
+
+
+def _of_constants(matching: Matching) -> list[str]:
+    """Return what is taken for granted of constants that nodes compute."""
+    found = matching.reference.known.inexact | matching.candidate.known.inexact
+    return [ROUNDED_ONCE.format(", ".join(sorted(found)))] if found else []

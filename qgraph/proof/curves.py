@@ -1,0 +1,237 @@
+"""The values of one or two quantizers along their input: what a picture of their steps shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.numerics import Float32
+from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys, to_keys
+from qgraph.proof.functions.boxes import Plateaus, plateaus
+from qgraph.proof.functions.decide import decide
+from qgraph.proof.functions.expression import (
+    CONSTANT,
+    INPUT,
+    Builder,
+    Expr,
+    Undecidable,
+    evaluate,
+    in_order,
+    known,
+)
+from qgraph.proof.functions.finding import Runs
+
+_MAX_BOXES = 1 << 20
+_MAX_STEPS = 2048
+"""More steps than that are not told apart in a picture."""
+
+_SAMPLES = 513
+_MARGIN = 0.08
+_FAR = 1e30
+_FEW_FLOATS = 4096
+_SHOWN_FLOATS = 65
+_SHOWN_RUNS = 512
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The value of a quantizer on stretches of its input.
+
+    Attributes:
+        x: where stretches begin, and where the last one ends.
+        y: the value on each; one fewer than ``x`` has.
+    """
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+    def to_json(self) -> dict[str, list[float]]:
+        """Return both lists."""
+        return {"x": list(self.x), "y": list(self.y)}
+
+
+def channels(*functions: Expr) -> int:
+    """Return in how many channels the parameters of functions differ, or may."""
+    return math.prod(np.broadcast_shapes(*(function.shape for function in functions)))
+
+
+def in_channel(functions: Sequence[Expr], channel: int) -> list[Expr]:
+    """Return functions with the parameters of one channel, as expressions of one builder.
+
+    Args:
+        functions: expressions of one variable.
+        channel: number of an element of what all their constants broadcast to.
+    """
+    shape = np.broadcast_shapes(*(function.shape for function in functions))
+    builder = Builder()
+    made: dict[int, Expr] = {}
+    for e in in_order(functions):
+        if e.op == INPUT:
+            made[id(e)] = builder.input
+        elif e.op == CONSTANT:
+            value = np.broadcast_to(known(e), shape).reshape(-1)[channel]
+            made[id(e)] = builder.constant(value)
+        elif e.value is not None:
+            made[id(e)] = builder.constant(e.value)
+        else:
+            operands = [made[id(operand)] for operand in e.inputs]
+            made[id(e)] = getattr(builder, e.op)(*operands, **dict(e.attributes))
+    return [made[id(function)] for function in functions]
+
+
+def staircase(
+    functions: Sequence[Expr], labels: Sequence[str], channel: int = 0, near: float | None = None
+) -> dict[str, Any]:
+    """Return what a picture of one quantizer, or of two side by side, needs; plain numbers.
+
+    Args:
+        functions: one, or a reference and a candidate.
+        labels: what to call them.
+        channel: number of the element whose parameters are used.
+        near: an input on which they differ, to be looked at closely; None for the one whose values
+            lie farthest apart.
+
+    Returns:
+        ``channel``, ``channels``, ``labels``; ``curves`` over the whole range; and of two also
+        ``differing``: how many inputs, ``places``: first and last of each stretch of them, and
+        ``near``: the neighbourhood of one, None where nothing differs.
+    """
+    number = channels(*functions)
+    alone = in_channel(functions, channel)
+    steps = [_plateaus(function) for function in alone]
+    low, high = _range(steps, near)
+    document: dict[str, Any] = {
+        "channel": channel,
+        "channels": number,
+        "labels": list(labels),
+        "curves": [
+            _curve(function, some, low, high).to_json()
+            for function, some in zip(alone, steps, strict=True)
+        ],
+    }
+    if len(alone) == 2:
+        document |= _differences(alone[0], alone[1], near, (low, high))
+    return document
+
+
+def _differences(
+    reference: Expr, candidate: Expr, near: float | None, ends: tuple[float, float]
+) -> dict[str, Any]:
+    found = decide(reference, candidate, max_boxes=_MAX_BOXES)
+    runs = found.runs
+    sizes = runs.hi - runs.lo
+    shown = np.sort(np.argsort(-sizes, kind="stable")[:_SHOWN_RUNS])
+    places = zip(*(from_keys(keys[shown]).tolist() for keys in (runs.lo, runs.hi)), strict=True)
+    stretch = _stretch(reference, candidate, runs, near, ends)
+    return {
+        "differing": None if found.undecided else found.differing,
+        "places": [list(pair) for pair in places],
+        "near": None if stretch is None else _around(reference, candidate, stretch, ends),
+    }
+
+
+def _stretch(
+    reference: Expr, candidate: Expr, runs: Runs, near: float | None, ends: tuple[float, float]
+) -> tuple[int, int] | None:
+    """Return the keys of a stretch of differing inputs to look at; None if none is to be seen.
+
+    That is the one around ``near``, or else the one whose values lie farthest apart.
+    """
+    low, high = to_keys(np.array(ends, np.float32)).tolist()
+    seen = np.flatnonzero((runs.hi >= low) & (runs.lo <= high))
+    if near is not None:
+        (key,) = to_keys([near]).tolist()
+        around = seen[(runs.lo[seen] <= key) & (key <= runs.hi[seen])]
+        seen = around if len(around) else seen
+        if not len(seen) and low <= key <= high:
+            # where stretches could not be found, one input may be known
+            x = np.array([near], np.float32)
+            a, b = (_values(function, x) for function in (reference, candidate))
+            return (key, key) if (a != b).any() else None
+    if not len(seen):
+        return None
+    with np.errstate(all="ignore"):
+        gaps = np.abs(runs.reference[seen].astype(np.float64) - runs.candidate[seen])
+    place = seen[int(np.argmax(np.where(np.isnan(gaps), np.inf, gaps)))]
+    return int(runs.lo[place]), int(runs.hi[place])
+
+
+def _around(
+    reference: Expr, candidate: Expr, stretch: tuple[int, int], ends: tuple[float, float]
+) -> dict[str, Any] | None:
+    """Return the values of both around a stretch, at each float where it is short.
+
+    ``places`` are distances from the first input of the stretch, in floats, where ``unit`` is
+    ``floats``; else inputs between ``ends``. None where too little of the stretch is there.
+    """
+    lo, hi = stretch
+    if hi - lo < _FEW_FLOATS:
+        pad = max(6, (hi - lo + 1) // 2)
+        first, last = max(lo - pad, LOWEST), min(hi + pad, HIGHEST)
+        number = min(last - first + 1, _SHOWN_FLOATS)
+        keys = np.unique(np.linspace(first, last, number).round().astype(np.int64))
+        x = from_keys(keys)
+        places, unit = (keys - lo).tolist(), "floats"
+    else:
+        left, right = (min(max(float(end), ends[0]), ends[1]) for end in from_keys([lo, hi]))
+        width = right - left
+        if not width > 0:
+            return None
+        around = max(left - width, ends[0]), min(right + width, ends[1])
+        x = np.linspace(*around, _SAMPLES).astype(np.float32)
+        places, unit = x.tolist(), "input"
+    return {
+        "unit": unit,
+        "first": float(from_keys([lo])[0]),
+        "last": float(from_keys([hi])[0]),
+        "count": hi - lo + 1,
+        "places": places,
+        "values": [_values(function, x).tolist() for function in (reference, candidate)],
+    }
+
+
+def _plateaus(function: Expr) -> Plateaus | None:
+    """Return the steps of a function; None if it has none, or too many to be seen."""
+    try:
+        found = plateaus(function, max_boxes=_MAX_BOXES)
+    except Undecidable:
+        return None
+    return found if len(found.value) <= _MAX_STEPS else None
+
+
+def _range(steps: Sequence[Plateaus | None], near: float | None) -> tuple[float, float]:
+    """Return the ends of the input that are worth a picture: all steps and a margin."""
+    ends: list[float] = []
+    for some in steps:
+        if some is not None and len(some.value) > 1:
+            ends += [float(from_keys(some.hi[:1])[0]), float(from_keys(some.lo[-1:])[0])]
+            # where there is one step only, its height tells the scale
+            ends += [float(v) for v in (some.value[0], some.value[-1]) if abs(v) < _FAR]
+    ends = [end for end in ends if math.isfinite(end)]
+    if near is not None and (not ends or abs(near) < 4 * max(map(abs, ends))):
+        # a difference far away would leave nothing to be seen of the steps
+        ends.append(near)
+    if not ends or max(map(abs, ends)) > _FAR:
+        return -8.0, 8.0
+    low, high = min(ends), max(ends)
+    margin = _MARGIN * (high - low) or max(abs(low), 1.0)
+    return low - margin, high + margin
+
+
+def _curve(function: Expr, steps: Plateaus | None, low: float, high: float) -> Curve:
+    if steps is None:
+        x = np.linspace(low, high, _SAMPLES).astype(np.float32)
+        return Curve(tuple(x.tolist()), tuple(_values(function, x[:-1]).tolist()))
+    first, last = from_keys(steps.lo).astype(np.float64), from_keys(steps.hi).astype(np.float64)
+    seen = (last >= low) & (first <= high)
+    starts = np.maximum(first[seen], low)
+    return Curve((*starts.tolist(), high), tuple(steps.value[seen].astype(np.float64).tolist()))
+
+
+def _values(function: Expr, x: Float32) -> npt.NDArray[np.float64]:
+    return np.broadcast_to(evaluate(function, x), x.shape).astype(np.float64)

@@ -1,0 +1,296 @@
+"""Which regions that differ make two models different.
+
+A region compares two values that were paired because the models would be equal if the values were.
+That two such values differ says little: another difference further on may undo it. It counts if
+
+1. the entries of the region are equal, by claims that were proved and by nothing else;
+2. the models are one function of the two values, so that no second difference can undo it; others
+   may only be moved thresholds, which give no other values than those around them;
+3. the entry can be one of the inputs that differ;
+4. the difference shows in an output of which 2 holds.
+
+3 and 4 are read off the operators around the region; nothing is run. If no region counts, an input
+of the models may show a difference. If none does, the regions and the models are undecided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.certificate import Demonstration
+from qgraph.exactness import Exactness
+from qgraph.graph.interface import Pair
+from qgraph.graph.scopes import graphs_of
+from qgraph.numerics.float32 import from_keys
+from qgraph.proof.discharge import Shown, discharge
+from qgraph.proof.functions.decide import undecided
+from qgraph.proof.matching.attained import Attained
+from qgraph.proof.matching.match import Closure, Context, Implication, Kind, Matching
+from qgraph.proof.matching.normalise import live_nodes
+from qgraph.proof.matching.operators import is_exact, is_random
+from qgraph.proof.matching.visible import visible
+from qgraph.proof.regions import Decided, cut, decide_cuts
+
+_MOST = 32
+"""Regions that are looked at."""
+
+
+def forced(
+    matching: Matching, shown: Sequence[Shown], level: Exactness, known: Decided
+) -> tuple[Shown, Shown] | None:
+    """Return a region that differs and makes the models different; None if there is none.
+
+    Returns: the region among ``shown``, and the same from the entry from which it counts.
+
+    Args:
+        matching: of the two models.
+        shown: all its claims, and what became of them.
+        level: what was asked for: bits or values.
+        known: see :func:`~qgraph.proof.regions.decide_cuts`.
+    """
+    differing = [s for s in shown if s.outcome.differs(level)]
+    if not differing:
+        return None
+    proved = [_fact(s) for s in shown if s.verdict.reaches(level)]
+    closure = Closure(matching, proved)
+    moved = [s for s in differing if _only_moves_thresholds(s)]
+    attained = Attained(matching.reference.known, matching.reference.plain.imports)
+    for s in differing[:_MOST]:
+        others = [other.exit for other in moved if other is not s]
+        without = Context(matching, closure, proved, others)
+        including = Context(matching, closure, proved, [*others, s.exit])
+        decided = [
+            p for p in matching.interface.outputs if not without.holds(p) and including.holds(p)
+        ]
+        if not decided or adds_bias(matching, s) or not _shows(matching, s, decided, level):
+            continue
+        for version in _versions(matching, s, known):
+            entries = _entries(version)
+            if (
+                version.outcome.differs(level)
+                and all(map(without.holds, entries))
+                and _occurs(version, attained, level)
+            ):
+                return s, version
+    return None
+
+
+def _entries(s: Shown) -> tuple[Pair, ...]:
+    return s.claim.entries if s.region is None else (s.region.entry,)
+
+
+def _fact(s: Shown) -> Implication:
+    return Implication(s.exit, _entries(s))
+
+
+def _only_moves_thresholds(s: Shown) -> bool:
+    """Return whether values differ on narrow stretches between two of them on which both agree."""
+    return s.verdict.exactness is Exactness.NEAR and s.outcome.is_counted
+
+
+def adds_bias(matching: Matching, s: Shown) -> bool:
+    """Return whether a region adds the bias of a sum, which ONNX lets be rounded otherwise."""
+    if s.region is None:
+        return False
+    parts = s.region.reference_nodes, s.region.candidate_nodes
+    sides = matching.reference, matching.candidate
+    return any(
+        value.name in side.plain.bias_sums
+        for side, nodes in zip(sides, parts, strict=True)
+        for node in nodes
+        for value in node.outputs
+    )
+
+
+def _shows(matching: Matching, s: Shown, outputs: Sequence[Pair], level: Exactness) -> bool:
+    return visible(
+        s.claim.reference,
+        matching.reference.known,
+        {a for a, _ in outputs},
+        everywhere=s.outcome.finding is not None and s.outcome.finding.channels == 1,
+        # sums do not show the sign of a zero, but NaN
+        through_sums=_differs_in_value(s, level) or s.verdict.nan_differs,
+    )
+
+
+def _differs_in_value(s: Shown, level: Exactness) -> bool:
+    """Return whether numbers differ; where bits are asked for it may be signs of zero and NaN."""
+    if level is Exactness.VALUES:
+        return True
+    return s.outcome.differs(Exactness.VALUES)
+
+
+def _versions(matching: Matching, s: Shown, known: Decided) -> Iterator[Shown]:
+    """Yield a region, then the same from entries that lie farther away."""
+    yield s
+    if s.claim.kind is not Kind.REGION or s.region is None:
+        return
+    for entry in s.claim.entries:
+        if entry != s.region.entry:
+            region = cut(matching, s.exit, entry)
+            (outcome,) = decide_cuts(matching, [region], known)
+            yield replace(s, outcome=outcome, region=region)
+
+
+def _occurs(s: Shown, attained: Attained, level: Exactness) -> bool:
+    """Return whether the entry of a region can be one of the inputs that differ."""
+    if s.claim.kind is Kind.CONSTANT:
+        return True
+    if s.region is None:
+        return False
+    source = s.region.entry[0]
+    if not _differs_in_value(s, level):
+        return attained.is_fed(source)
+    limits = attained.source(source)
+    return limits is not None and any(limits.admit(*stretch) for stretch in _stretches(s))
+
+
+def _stretches(s: Shown) -> Iterator[tuple[int, int, float, float]]:
+    """Yield channels, how many there are, and the first and last of some inputs that differ."""
+    finding, witness = s.outcome.finding, s.verdict.witness
+    channels = 0 if finding is None else finding.channels
+    if witness is not None:
+        yield s.verdict.witness_channel or 0, channels, witness.input, witness.input
+    if finding is not None and not finding.enumerated:
+        runs = finding.runs
+        bounds = (from_keys(keys).astype(np.float64).tolist() for keys in (runs.lo, runs.hi))
+        for channel, first, last in zip(runs.channel.tolist(), *bounds, strict=True):
+            yield channel, channels, first, last
+
+
+_BATCHES = 3
+"""Random inputs that are tried."""
+
+_WITNESSES = 4
+"""Regions whose witnesses are tried as inputs."""
+
+Established = tuple[Matching, list[Shown], Demonstration | None]
+
+
+class Demonstrate(Protocol):
+    """Runs two models, see :func:`qgraph.execution.demonstration.demonstrate`."""
+
+    def __call__(
+        self,
+        models: tuple[ir.Model, ir.Model],
+        inputs: Sequence[Pair],
+        outputs: Sequence[tuple[ir.Value, ir.Value, bool]],
+        tried: Iterable[Demonstration],
+        *,
+        same_sums: bool,
+    ) -> Demonstration | None:
+        """Return the first of some inputs on which the outputs differ; None if there is none."""
+
+
+def establish(
+    matching: Matching,
+    shown: Sequence[Shown],
+    level: Exactness,
+    known: Decided,
+    demonstrate: Demonstrate | None,
+    *,
+    same_sums: bool,
+) -> Established:
+    """Return what was shown, differences only if they make the models different, and what shows it.
+
+    Args:
+        matching: of the two models.
+        shown: its claims, and what became of them.
+        level: what was asked for: bits or values.
+        known: see :func:`~qgraph.proof.regions.decide_cuts`.
+        demonstrate: runs the models; None to run nothing.
+        same_sums: whether all else is proved, so that the models add the same numbers.
+    """
+    differing = [s for s in shown if s.outcome.differs(level)]
+    if not differing:
+        return matching, list(shown), None
+    found = forced(matching, shown, level, known)
+    if found is None and matching.is_hinted:
+        # names may have divided the models into regions that are too small to be seen through
+        sides = matching.reference.plain, matching.candidate.plain
+        other = Matching(*sides, by_name=False)
+        without = discharge(other, level, known)
+        found = forced(other, without, level, known)
+        if found is not None:
+            matching, shown = other, without
+    if found is not None:
+        nearest, forcing = found
+        return matching, [forcing if s is nearest else s for s in shown], None
+    if demonstrate is not None:
+        pairs = matching.interface
+        example = demonstrate(
+            (matching.reference.plain.model, matching.candidate.plain.model),
+            pairs.inputs,
+            comparable(pairs.outputs),
+            _demonstrations(matching, differing, known),
+            same_sums=same_sums,
+        )
+        if example is not None:
+            return matching, list(shown), example
+    return matching, [_left_open(s) if s.outcome.differs(level) else s for s in shown], None
+
+
+def _demonstrations(
+    matching: Matching, differing: Sequence[Shown], known: Decided
+) -> Iterator[Demonstration]:
+    """Yield inputs full of a number on which a region differs, then random ones."""
+    aimed = [s for s in differing if s.region is not None]
+    for s in aimed[:_WITNESSES]:
+        for entry in s.claim.entries:
+            if entry[0].is_graph_input():
+                (outcome,) = decide_cuts(matching, [cut(matching, s.exit, entry)], known)
+                if outcome.verdict.witness is not None:
+                    yield Demonstration(0, str(entry[0].name), outcome.verdict.witness.input)
+    yield from map(Demonstration, range(_BATCHES))
+
+
+def comparable(outputs: Iterable[Pair]) -> list[tuple[ir.Value, ir.Value, bool]]:
+    """Return the pairs of outputs that ONNX determines, and whether both are so to the last bit."""
+    pairs = ((a, b, {_reliance(value) for value in (a, b)}) for a, b in outputs)
+    return [(a, b, kinds == {"exact"}) for a, b, kinds in pairs if "undetermined" not in kinds]
+
+
+def _reliance(value: ir.Value) -> str:
+    """Return whether a value is exact, rounded or undetermined, by the nodes that make it."""
+    reliance = "exact"
+    for node in live_nodes([value]):
+        if is_random(node, {"": 1}) or _is_open_cast(node):
+            return "undetermined"
+        if not graphs_of(node) and not (is_exact(node) and not _divides_by_data(node)):
+            reliance = "rounded"
+    return reliance
+
+
+def _is_open_cast(node: ir.Node) -> bool:
+    """Return whether a node casts numbers to integers, which may leave their range."""
+    if node.op_type not in ("Cast", "CastLike") or node.inputs[0] is None:
+        return False
+    before, after = node.inputs[0].dtype, node.outputs[0].dtype
+    if before is None or after is None:
+        return True
+    return before.is_floating_point() and after.is_integer()
+
+
+def _divides_by_data(node: ir.Node) -> bool:
+    """Return whether a node may tell zeros of both signs apart, which some operators leave open."""
+    return node.op_type in ("Div", "Reciprocal", "Mod", "Atan2")
+
+
+def _left_open(s: Shown) -> Shown:
+    differing, witness = s.verdict.differing_inputs, s.verdict.witness
+    count = f"{differing} of its inputs" if differing else "some of its inputs"
+    if not s.outcome.is_counted and differing:
+        count = f"at least {count}"
+    such = "" if witness is None else f", such as {witness.input!r}"
+    return replace(
+        s,
+        outcome=undecided(
+            f"its sides differ on {count}{such}, but nothing forces the models to differ: "
+            "another difference may undo it, or these inputs may not occur"
+        ),
+    )

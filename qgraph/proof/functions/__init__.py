@@ -1,0 +1,1 @@
+"""Equality of two functions of one number, proved over all inputs."""

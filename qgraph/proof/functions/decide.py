@@ -1,0 +1,443 @@
+"""Deciding where two expressions differ, over all float32 inputs.
+
+The quantizers of a network are often the same formula with other numbers. Pairs of one form are
+decided together: their constants are laid side by side as channels of one pair, so that NumPy works
+on all of them at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from qgraph.certificate import Cases
+from qgraph.exactness import Exactness, Method, Verdict, Witness
+from qgraph.numerics.float32 import check_float_environment, from_keys
+from qgraph.proof.functions.expression import (
+    CONSTANT,
+    INPUT,
+    Builder,
+    Expr,
+    Undecidable,
+    evaluate,
+    in_order,
+    known,
+    text,
+)
+from qgraph.proof.functions.finding import (
+    Collector,
+    Finding,
+    PointResults,
+    compare_special_inputs,
+    sample,
+)
+from qgraph.proof.functions.interval import Interval, Mask
+from qgraph.proof.functions.level import grade
+from qgraph.proof.functions.program import Program
+from qgraph.proof.functions.search import MAX_BOXES, Boxes, Search
+
+Shape: TypeAlias = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionPair:
+    """Two functions of one variable to compare.
+
+    Attributes:
+        reference: the function to keep to.
+        candidate: the other one, of the same builder if common parts are to be recognised.
+        shape: of the variable, None for unknown dimensions; None if not even the rank is known.
+    """
+
+    reference: Expr
+    candidate: Expr
+    shape: Shape | None = None
+
+    @property
+    def functions(self) -> tuple[Expr, Expr]:
+        """Both functions."""
+        return self.reference, self.candidate
+
+    @cached_property
+    def key(self) -> Key:
+        """What two pairs share only if they are the same."""
+        return text(self.functions), self.shape
+
+
+Key: TypeAlias = tuple[str, Shape | None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The verdict on a pair of functions, and what it rests on.
+
+    Attributes:
+        verdict: what holds.
+        finding: counts and stretches of inputs; None if no intervals were evaluated.
+        pair: both functions, likewise.
+        distinguishes_zeros: whether -0 and +0 have different results, on either side.
+        at_most: the highest level that is left if the verdict is open.
+        cases: of a region with two inputs, what each of them may be.
+    """
+
+    verdict: Verdict
+    finding: Finding | None = None
+    pair: FunctionPair | None = None
+    distinguishes_zeros: bool = False
+    at_most: Exactness = Exactness.BITS
+    cases: tuple[Cases, ...] = ()
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether all inputs were compared; numbers of inputs are lower bounds otherwise."""
+        return self.verdict.method is not Method.NONE
+
+    def differs(self, level: Exactness) -> bool:
+        """Return whether the values were shown to differ, and the highest level is lower."""
+        highest = self.verdict.exactness or self.at_most
+        return highest < level
+
+
+def undecided(reason: str) -> Outcome:
+    """Return the outcome of what cannot be decided."""
+    return Outcome(Verdict(reason=reason))
+
+
+def remarks(reason: str | None, *, nan: bool, infinity: bool = False) -> str | None:
+    """Return a reason with the remarks that NaN is not kept and that infinities differ."""
+    parts = [reason, "NaN is not kept" if nan else None, "infinities differ" if infinity else None]
+    return "; ".join(filter(None, parts)) or None
+
+
+def decide_pairs(
+    pairs: Sequence[FunctionPair | Outcome],
+    decided: dict[Key, Outcome],
+    *,
+    at_least: Exactness | None = None,
+) -> list[Outcome]:
+    """Return an outcome for each pair; what is an outcome already is returned as it is.
+
+    Pairs that are written the same are decided once, those of one form together.
+
+    Args:
+        pairs: the functions.
+        decided: outcomes of earlier calls, which are used again; new ones are added.
+        at_least: the level that is wanted. A pair that is not even equal in values may then be left
+            undecided.
+
+    Raises:
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    soon = at_least is not None and at_least >= Exactness.VALUES
+    keys = {i: pair.key for i, pair in enumerate(pairs) if isinstance(pair, FunctionPair)}
+    new: dict[Key, FunctionPair] = {}
+    for i, pair in enumerate(pairs):
+        if isinstance(pair, FunctionPair) and keys[i] not in decided:
+            new[keys[i]] = pair
+    below: dict[Key, Outcome] = {}
+    findings = decide_all(list(new.values()), until_difference=soon)
+    for (key, pair), finding in zip(new.items(), findings, strict=True):
+        if soon and (finding.differing or finding.infinity_differs):
+            below[key] = undecided("values differ")
+        else:
+            decided[key] = judge(pair, finding)
+    outcomes = decided | below
+    return [
+        pair if isinstance(pair, Outcome) else outcomes[keys[i]] for i, pair in enumerate(pairs)
+    ]
+
+
+def judge(pair: FunctionPair, finding: Finding) -> Outcome:
+    """Return what a finding says of a pair of functions."""
+    level, largest = grade(finding, pair.reference)
+    method = Method.CONGRUENCE if pair.reference is pair.candidate else Method.INTERVALS
+    reason, at_most = finding.undecided, Exactness.BITS
+    witness, channel = finding.witness, finding.witness_channel
+    if finding.enumerated:
+        method, reason = Method.EXHAUSTIVE, "all inputs were tried one by one"
+        if finding.largest_ulps is not None:
+            reason += f"; values are up to {finding.largest_ulps} floats apart"
+    elif finding.undecided is not None:
+        method = Method.NONE
+        shown = sample(finding, *pair.functions)
+        if shown is not None:
+            at_most, witness, channel = shown.at_most, shown.witness, shown.channel
+        if at_most is Exactness.DIFFERENT:
+            level = at_most
+            reason = f"the inputs that differ are not counted, there are more: {reason}"
+    verdict = Verdict(
+        level,
+        method,
+        finding.differing,
+        finding.zero_sign,
+        witness,
+        remarks(reason, nan=finding.nan_differs, infinity=finding.infinity_differs),
+        channel,
+        largest,
+        finding.nan_differs,
+        finding.infinity_differs,
+    )
+    return Outcome(verdict, finding, pair, _distinguishes_zeros(pair), at_most)
+
+
+def _distinguishes_zeros(pair: FunctionPair) -> bool:
+    for function in pair.functions:
+        shape = (1,) * len(function.shape)
+        a, b = (evaluate(function, np.full(shape, zero, np.float32)) for zero in (0.0, -0.0))
+        if not np.array_equal(a, b, equal_nan=True):
+            return True
+    return False
+
+
+def decide(
+    reference: Expr,
+    candidate: Expr,
+    *,
+    input_shape: Shape | None = None,
+    max_boxes: int = MAX_BOXES,
+    domain: tuple[float, float] | None = None,
+    until_difference: bool = False,
+) -> Finding:
+    """Compare two expressions on every float32 input and in every channel.
+
+    Args:
+        reference: the function to keep to.
+        candidate: the other one, of the same builder if common parts are to be recognised.
+        input_shape: shape of the variable, None for unknown dimensions; used to check that the two
+            results have one shape.
+        max_boxes: number of evaluated boxes after which to give up.
+        domain: restricts the finite inputs to those from the first to the second number.
+        until_difference: stop at the first inputs of different value; the finding then only says
+            that there are some.
+
+    Raises:
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    channels = math.prod(reference.shape)
+    if reference is candidate:
+        return Finding(channels)
+    try:
+        check_shapes(reference.shape, candidate.shape, input_shape)
+        program = Program(reference, candidate)
+    except Undecidable as undecidable:
+        return Finding(channels, undecided=undecidable.reason)
+    (finding,), end = explore(
+        Collector(program),
+        program,
+        max_boxes=max_boxes,
+        domain=domain,
+        until_difference=until_difference,
+    )
+    given_up = end is not None and end.by_effort
+    return replace(replayed(finding, reference, candidate), given_up=given_up)
+
+
+def replayed(finding: Finding, reference: Expr, candidate: Expr) -> Finding:
+    """Return a finding whose witness has the values of both expressions at its input.
+
+    Of inputs on which values differ but vary, only bounds are known before.
+    """
+    witness = finding.witness
+    if witness is None or not finding.differing:
+        return finding
+    x = np.asarray(witness.input, np.float32)
+    shape = np.broadcast_shapes(reference.shape, candidate.shape)
+    values = [
+        np.broadcast_to(evaluate(root, x), shape).reshape(-1)[finding.witness_channel or 0]
+        for root in (reference, candidate)
+    ]
+    return replace(finding, witness=Witness(witness.input, *map(float, values)))
+
+
+def explore(
+    collector: Collector,
+    program: Program,
+    *,
+    max_boxes: int = MAX_BOXES,
+    domain: tuple[float, float] | None = None,
+    until_difference: bool = False,
+) -> tuple[list[Finding], Undecidable | None]:
+    """Return where the expressions of a program differ, and why the search was given up, if it was.
+
+    With ``until_difference``, functions that are known to differ are not explored on.
+
+    Raises:
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    check_float_environment()
+    comparison = _Comparison(program, collector, until_difference=until_difference)
+    search = Search(program, comparison, max_boxes, domain, refines=not until_difference)
+    end = None
+    with np.errstate(all="ignore"):
+        compare_special_inputs(program, collector)
+        try:
+            finished = comparison.finished()
+            if finished is None or not finished.all():
+                search.run()
+        except Undecidable as undecidable:
+            end = undecidable
+    check_float_environment()
+    return collector.findings(search.boxes, undecided=None if end is None else end.reason), end
+
+
+class _Comparison:
+    """The judge of a search that counts differences."""
+
+    def __init__(self, program: Program, collector: Collector, *, until_difference: bool) -> None:
+        self._program = program
+        self._until_difference = until_difference
+        self._collector = collector
+
+    def finished(self) -> Mask | None:
+        return self._collector.finished() if self._until_difference else None
+
+    def settle(self, boxes: Boxes, a: Interval, b: Interval, apart: Mask, done: Mask) -> None:
+        if apart.any():
+            # of two intervals that do not meet, the ends that lie farthest apart
+            up = a.hi - b.lo > b.hi - a.lo
+            ends = np.where(up, a.hi, a.lo), np.where(up, b.lo, b.hi)
+            self._collector.note("value", boxes, *ends, apart)
+        signs = np.asarray(a.lo.view(np.int32) != b.lo.view(np.int32))
+        for result in (a, b):
+            if result.open is not None:
+                signs |= result.open
+        self._collector.note("zero", boxes, a.lo, b.hi, signs & done)
+
+    def enumerate(self, boxes: Boxes) -> None:
+        x = from_keys(boxes.lo)
+        found = PointResults.of(self._program, x, boxes.kind)
+        found.check(x)
+        self._collector.note("value", boxes, *found[:2], found.differ)
+        self._collector.note("zero", boxes, *found[:2], found.zero_sign)
+
+
+def check_shapes(
+    reference: tuple[int, ...],
+    candidate: tuple[int, ...],
+    shape: Shape | None,
+    *,
+    exactly: bool = False,
+) -> None:
+    """Check that the constants on both sides give the result the same shape.
+
+    Args:
+        reference: what the constants of the reference broadcast to.
+        candidate: what those of the candidate do.
+        shape: of the variable, None for unknown dimensions; None if not even the rank is known.
+        exactly: whether the results must have one shape whatever the rank, that of a single number
+            included; otherwise nothing is checked where the rank is not known.
+
+    Raises:
+        Undecidable: they do not.
+    """
+    if shape is None:
+        if exactly and reference != candidate:
+            raise Undecidable(
+                "the shape of its data is not known, and the parameters have the shapes "
+                f"{list(reference)} and {list(candidate)}"
+            )
+        return
+    found = [_result_shape(shape, constants) for constants in (reference, candidate)]
+    if found[0] != found[1]:
+        raise Undecidable(f"the results have shapes {list(found[0])} and {list(found[1])}")
+
+
+def _result_shape(data: Shape, constants: tuple[int, ...]) -> Shape:
+    rank = max(len(data), len(constants))
+    sizes: Shape = (1,) * (rank - len(data)) + data
+    others = (1,) * (rank - len(constants)) + constants
+    for size, other in zip(sizes, others, strict=True):
+        if size is not None and 1 not in (size, other) and size != other:
+            raise Undecidable(
+                f"constants of shape {list(constants)} do not fit data of shape {list(data)}"
+            )
+    # what is not known may be 1, and is enlarged then
+    return tuple(b if a == 1 or b != 1 else a for a, b in zip(sizes, others, strict=True))
+
+
+def form(pair: Sequence[Expr]) -> tuple[Any, ...] | None:
+    """Return what pairs must share to be decided together; None for one to be decided alone.
+
+    Pairs that can go together have the same operators in the same places and differ in the values
+    of single constants.
+    """
+    order = in_order(pair)
+    place = {id(e): i for i, e in enumerate(order)}
+    lines: list[Any] = []
+    for e in order:
+        if e.op == "Gather" or e.shape != ():
+            return None
+        lines.append((e.op, e.dtype, e.attributes, tuple(place[id(o)] for o in e.inputs)))
+    return (*lines, *(place[id(root)] for root in pair))
+
+
+def decide_all(pairs: Sequence[FunctionPair], *, until_difference: bool = False) -> list[Finding]:
+    """Return the findings for pairs of any forms, those of one form decided together.
+
+    Args:
+        pairs: with the shapes of their variables.
+        until_difference: see :func:`decide`.
+
+    Raises:
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    groups: dict[object, list[int]] = {}
+    for i, pair in enumerate(pairs):
+        shared = None if pair.reference is pair.candidate else form(pair.functions)
+        groups.setdefault(i if shared is None else shared, []).append(i)
+    decided: dict[int, Finding] = {}
+    for group in groups.values():
+        together = [pairs[i] for i in group]
+        found = decide_together(together, until_difference=until_difference)
+        decided.update(zip(group, found, strict=True))
+    return [decided[i] for i in range(len(pairs))]
+
+
+def decide_together(
+    pairs: Sequence[FunctionPair], *, until_difference: bool = False
+) -> list[Finding]:
+    """Return what :func:`decide` finds for each of ``pairs``, which have one form.
+
+    Raises:
+        ValueError: they are not of one form.
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    if len({form(pair.functions) for pair in pairs}) > 1:
+        raise ValueError("pairs of several forms cannot be decided together")
+    if len(pairs) > 1 and pairs[0].reference is not pairs[0].candidate:
+        program = Program(*_side_by_side([pair.functions for pair in pairs]))
+        if len(program.first) == len(pairs):
+            collector = Collector(program, separate=True)
+            found, end = explore(collector, program, until_difference=until_difference)
+            # If one of them cannot be decided, each is tried alone.
+            if end is None:
+                pairs_found = zip(found, pairs, strict=True)
+                return [replayed(finding, *pair.functions) for finding, pair in pairs_found]
+    return [
+        decide(*pair.functions, input_shape=pair.shape, until_difference=until_difference)
+        for pair in pairs
+    ]
+
+
+def _side_by_side(pairs: Sequence[tuple[Expr, Expr]]) -> tuple[Expr, Expr]:
+    """Return one pair whose channels are ``pairs``."""
+    builder = Builder()
+    orders = [in_order(pair) for pair in pairs]
+    made: dict[int, Expr] = {}
+    for column in zip(*orders, strict=True):
+        first = column[0]
+        if first.op == INPUT:
+            result = builder.input
+        elif first.op == CONSTANT:
+            result = builder.constant(np.stack([known(e) for e in column]))
+        else:
+            operands = [made[id(o)] for o in first.inputs]
+            result = getattr(builder, first.op)(*operands, **dict(first.attributes))
+        made[id(first)] = result
+    reference, candidate = pairs[0]
+    return made[id(reference)], made[id(candidate)]

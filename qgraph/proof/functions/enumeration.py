@@ -1,0 +1,397 @@
+"""Comparing two functions on all inputs, one by one.
+
+Functions of float32 that are no step functions are compared at 2**32 inputs, which takes some
+seconds for each channel: branch and bound does not end with them. Most inputs are evaluated a block
+at a time, as the primitives are written; blocks in which ONNX leaves something open, such as the
+sign of a zero, are evaluated once more with all that it may be.
+
+Types of up to 16 bits have few values, which the kernels of the operators compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Method, Verdict, Witness
+from qgraph.graph.constants import array_of
+from qgraph.numerics import Float32
+from qgraph.numerics.chunks import available_cores
+from qgraph.numerics.float32 import check_float_environment, from_keys, to_keys
+from qgraph.numerics.values import compare_pieces, compare_values, is_nan
+from qgraph.proof.functions.decide import Outcome, Shape, check_shapes, remarks, replayed
+from qgraph.proof.functions.expression import Expr, Undecidable
+from qgraph.proof.functions.finding import (
+    Collector,
+    Finding,
+    Mask,
+    PointResults,
+    compare_special_inputs,
+)
+from qgraph.proof.functions.lowering import Constants, laid_out
+from qgraph.proof.functions.program import Program, Quick
+from qgraph.proof.functions.search import Boxes
+
+Array = npt.NDArray[Any]
+
+NARROW_BITS = 16
+"""Types of up to this many bits have few enough values to try all."""
+_AT_ONCE = 1 << 20
+"""Elements that are computed at once."""
+_MOST_CHANNELS = 1 << 12
+
+_BLOCK = 1 << 17
+_FINITE = 0x7F800000
+"""How many finite floats of one sign there are; their bits count up from 0."""
+_INFINITY = 0x7F800000
+"""The bits of infinity; NaN has larger ones."""
+_MOST_THREADS = 4
+"""More of them wait for the interpreter."""
+_COMPARISON = 8
+"""What it takes to compare and count, in operations."""
+
+Bits: TypeAlias = npt.NDArray[np.uint32]
+Gap: TypeAlias = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What a block of inputs shows.
+
+    Attributes:
+        differing, zero_sign: numbers of inputs.
+        stretch: keys of the first input that differs, and of the last one after it without a gap.
+        sign_at: key of the first input at which zeros differ in sign.
+        ulps: the largest number of floats from one value to the other; None where one is NaN.
+    """
+
+    differing: int
+    zero_sign: int
+    stretch: tuple[int, int] | None
+    sign_at: int | None
+    ulps: int | None
+
+
+def enumerate_inputs(
+    reference: Expr, candidate: Expr, *, input_shape: Shape | None = None
+) -> Finding:
+    """Compare two expressions at every float32 input, in every channel.
+
+    Args:
+        reference: the function to keep to.
+        candidate: the other one.
+        input_shape: shape of the variable, None for unknown dimensions.
+
+    Raises:
+        Undecidable: they cannot be evaluated, or ONNX leaves open what is computed for an input.
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    check_float_environment()
+    check_shapes(reference.shape, candidate.shape, input_shape)
+    program = Program(reference, candidate)
+    collector = Collector(program)
+    ulps: list[int | None] = [0]
+    with np.errstate(all="ignore"):
+        compare_special_inputs(program, collector)
+    for kind in range(len(program.first)):
+        blocks = _blocks(program, kind)
+        _note(collector, program, kind, blocks)
+        ulps += [block.ulps for block in blocks]
+    check_float_environment()
+    numbers = [number for number in ulps if number is not None]
+    largest = max(numbers) if len(numbers) == len(ulps) else None
+    (finding,) = collector.findings(0)
+    finding = replace(finding, enumerated=True, largest_ulps=largest or None)
+    return replayed(finding, reference, candidate)
+
+
+def effort(reference: Expr, candidate: Expr) -> int:
+    """Return about how many operations on all inputs :func:`enumerate_inputs` takes.
+
+    Each takes one or two seconds of processor time.
+
+    Raises:
+        Undecidable: the expressions cannot be evaluated.
+    """
+    program = Program(reference, candidate)
+    return (len(program.order) + _COMPARISON) * len(program.first)
+
+
+def _blocks(program: Program, kind: int) -> list[_Block]:
+    """Return what the blocks show in which anything differs, in the order of their bits."""
+    starts, threads = _starts(), min(available_cores(), _MOST_THREADS)
+    # the share of a thread is spread over all magnitudes
+    shares = [starts[first::threads] for first in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(_compare_blocks, program, kind, share) for share in shares]
+    found: dict[int, _Block] = {}
+    for future in futures:
+        found.update(future.result())
+    return [found[start] for start in sorted(found)]
+
+
+def _starts() -> list[int]:
+    """Return the bits of the first input of each block."""
+    return [*range(0, _FINITE, _BLOCK), *range(1 << 31, (1 << 31) + _FINITE, _BLOCK)]
+
+
+def _compare_blocks(program: Program, kind: int, starts: Sequence[int]) -> dict[int, _Block]:
+    check_float_environment()
+    quick = Quick(program, kind, _BLOCK)
+    gap: Gap = np.empty(_BLOCK, np.int32)
+    found = {}
+    with np.errstate(all="ignore"):
+        for start, x in _inputs(starts):
+            results = quick(x)
+            block = _compared(x, *results, gap) if results else _carefully(program, kind, x)
+            if block is not None:
+                found[start] = block
+    check_float_environment()
+    return found
+
+
+def _inputs(starts: Sequence[int]) -> Iterator[tuple[int, Float32]]:
+    """Yield blocks of inputs, in one buffer."""
+    bits: Bits = np.empty(_BLOCK, np.uint32)
+    first = np.arange(_BLOCK, dtype=np.uint32)
+    for start in starts:
+        np.add(first, np.uint32(start), out=bits)
+        yield start, bits.view(np.float32)
+
+
+def _carefully(program: Program, kind: int, x: Float32) -> _Block | None:
+    """Compare where ONNX leaves something open.
+
+    Raises:
+        Undecidable: it is more than the sign of a zero.
+    """
+    found = PointResults.of(program, x, np.full(len(x), kind, np.int64))
+    found.check(x)
+    if not (found.differ.any() or found.zero_sign.any()):
+        return None
+    return _block(x, found.reference, found.candidate, found.differ, found.zero_sign)
+
+
+def _compared(x: Float32, a: Float32, b: Float32, gap: Gap) -> _Block | None:
+    """Compare where every value is what ONNX says, with ``gap`` to compute in."""
+    ours, theirs = a.view(np.int32), b.view(np.int32)
+    np.subtract(ours, theirs, out=gap)
+    least, most = int(gap.min()), int(gap.max())
+    if least == most == 0:
+        return None
+    side = _side(ours)
+    if side and side == _side(theirs):
+        # no NaN, and no zeros of two signs: other bits are another value
+        count = int(np.count_nonzero(gap))
+        return _Block(count, 0, _stretch(x, gap, count), None, max(most, -least))
+    differ = np.asarray(a != b) & ~(np.isnan(a) & np.isnan(b))
+    signs = np.asarray(a == 0) & ~differ & (np.signbit(a) != np.signbit(b))
+    if not (differ.any() or signs.any()):
+        return None
+    return _block(x, a, b, differ, signs)
+
+
+def _side(bits: Gap) -> int:
+    """Return the sign that all values have, in which zero counts as well; 0 for two, or NaN."""
+    least, most = int(bits.min()), int(bits.max())
+    if least >= 0 and most <= _INFINITY:
+        return 1
+    return -1 if most <= _INFINITY - (1 << 31) else 0
+
+
+def _block(x: Float32, a: Float32, b: Float32, differ: Mask, signs: Mask) -> _Block:
+    counts = int(np.count_nonzero(differ)), int(np.count_nonzero(signs))
+    stretch = _stretch(x, differ, counts[0]) if counts[0] else None
+    sign_at = int(to_keys(x[int(np.argmax(signs))])) if counts[1] else None
+    return _Block(*counts, stretch, sign_at, _ulps(a[differ], b[differ]))
+
+
+def _stretch(x: Float32, differ: Mask | Gap, count: int) -> tuple[int, int]:
+    """Return the keys of the first input that differs, and of the last without a gap."""
+    first, last = 0, len(x) - 1
+    if count < len(x):
+        mask = differ != 0
+        first = int(np.argmax(mask))
+        length = int(np.argmin(mask[first:]))
+        last = first + length - 1 if length else last
+    ends = sorted(to_keys(x[[first, last]]).tolist())
+    return ends[0], ends[1]
+
+
+def _ulps(a: Float32, b: Float32) -> int | None:
+    """Return the most floats from a value to its other one, None where one is NaN.
+
+    Both zeros are one float.
+    """
+    if np.isnan(a).any() or np.isnan(b).any():
+        return None
+    one, other = (keys + (keys < 0) for keys in (to_keys(a), to_keys(b)))
+    return int(np.abs(one - other).max(initial=0))
+
+
+def _note(collector: Collector, program: Program, kind: int, blocks: Sequence[_Block]) -> None:
+    """Note what blocks of one kind of channels show, with the values at the inputs to show."""
+    stretches = [block.stretch for block in blocks if block.stretch is not None]
+    signs = [block.sign_at for block in blocks if block.sign_at is not None][:1]
+    for what, ends in (("value", stretches), ("zero", [(key, key) for key in signs])):
+        lo, hi = np.array(ends, np.int64).reshape(-1, 2).T
+        boxes = Boxes(np.full(len(lo), kind), lo, hi, np.zeros(len(lo), np.uint8))
+        with np.errstate(all="ignore"):
+            found = PointResults.of(program, from_keys(lo), boxes.kind)
+        collector.note(what, boxes, *found[:2], np.ones(len(lo), np.bool_))
+    collector.add(
+        kind,
+        sum(block.differing for block in blocks) - sum(hi - lo + 1 for lo, hi in stretches),
+        sum(block.zero_sign for block in blocks) - len(signs),
+    )
+
+
+class Segment(NamedTuple):
+    """Nodes that compute a value from another one and constants.
+
+    Attributes:
+        nodes: operands first.
+        x, y: the value that they start from, and the result.
+        constants: returns the array of a constant operand, None for another value.
+    """
+
+    nodes: Sequence[ir.Node]
+    x: ir.Value
+    y: ir.Value
+    constants: Constants = array_of
+
+
+Run: TypeAlias = Callable[[Array], Array]
+
+
+def all_values(kind: ir.DataType) -> Array:
+    """Return all values of a type of few bits, NaN and infinities included."""
+    dtype = np.dtype(kind.numpy())
+    if kind is ir.DataType.BOOL:
+        return np.array([False, True])
+    patterns = np.arange(1 << int(kind.bitwidth), dtype=f"u{dtype.itemsize}")
+    if kind.bitwidth < 8 and kind.is_signed() and kind.is_integer():
+        # sub-byte integers are stored with their sign extended over the byte
+        half = 1 << (int(kind.bitwidth) - 1)
+        return (patterns.astype(np.int64) - half).astype(dtype)
+    return patterns.view(dtype)
+
+
+def free_axis(segments: Sequence[Segment], shape: Shape | None) -> tuple[list[int], int]:
+    """Return the sizes of data with all channels, and an axis that no parameter varies along.
+
+    Args:
+        segments: two of the same data, whose parameters make the channels.
+        shape: of the data, None for unknown dimensions; None if not even the rank is known.
+
+    Raises:
+        Undecidable: there is no such axis, there are too many channels, or parameters may give the
+            results different shapes.
+    """
+    spread = []
+    for segment in segments:
+        inner = {segment.x, *(value for node in segment.nodes for value in node.outputs)}
+        shapes: list[tuple[int, ...]] = [()]
+        for node in segment.nodes:
+            if node.domain == "" and node.op_type == "Reshape":
+                raise Undecidable("its data is reshaped")
+            for value in node.inputs:
+                if value is None or value in inner or segment.constants(value) is None:
+                    continue
+                array = laid_out(node, value, shape or (), segment.constants)
+                is_table = (node.domain, node.op_type) == ("", "Gather") and value is node.inputs[0]
+                if is_table and array.ndim == 1:
+                    continue  # its elements are chosen by the data, in all channels alike
+                # even a single number of more dimensions moves the axes of what comes after it
+                if shape and array.ndim > len(shape):
+                    raise Undecidable("a parameter has more dimensions than the data")
+                shapes.append(array.shape)
+        spread.append(_broadcast(shapes))
+    check_shapes(spread[0], spread[1], shape, exactly=True)
+    sizes = list(_broadcast([(1,) * max(len(shape or ()), 1), *spread]))
+    free = [axis for axis, size in enumerate(sizes) if size == 1]
+    if not free:
+        raise Undecidable(f"its parameters of shape {sizes} leave no axis for all inputs")
+    if math.prod(sizes) > _MOST_CHANNELS:
+        raise Undecidable("there are too many channels to try all values in each")
+    return sizes, free[0]
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError as error:
+        raise Undecidable("its parameters do not broadcast") from error
+
+
+def enumerate_values(
+    kind: ir.DataType, runs: Sequence[Run], sizes: list[int], axis: int
+) -> Outcome:
+    """Compare two functions at all values of a type of few bits, in every channel.
+
+    Args:
+        kind: the type of the data, of at most 16 bits.
+        runs: computes the results of the reference, and of the candidate, for an array of data.
+        sizes: of data with all channels.
+        axis: along which values are laid, of size 1.
+
+    Raises:
+        Undecidable: the results are of different types or shapes.
+    """
+
+    def results(x: Array) -> tuple[Array, Array, Array]:
+        along = [1] * len(sizes)
+        along[axis] = sizes[axis] = len(x)
+        data = buffer[: math.prod(sizes)].reshape(sizes)
+        np.copyto(data, x.reshape(along))
+        a, b = (run(data) for run in runs)
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            kinds = [f"{side.dtype}{list(side.shape)}" for side in (a, b)]
+            raise Undecidable(f"the results are {kinds[0]} and {kinds[1]}")
+        return np.broadcast_to(data, a.shape), a, b
+
+    sizes = [*sizes]
+    channels = math.prod(sizes)
+    values = all_values(kind)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        nan = is_nan(values)
+        numbers, zeros = values[~nan], values[~nan & (values.astype(np.float64) == 0)]
+    block = max(_AT_ONCE // channels, 1)
+    buffer = np.empty(min(block, len(values)) * channels, values.dtype)
+    starts = range(0, len(numbers), block)
+    found = compare_pieces(lambda: (_flat(results(numbers[i : i + block])[1:]) for i in starts))
+    nan_differs = False
+    if nan.any():
+        at_nan = compare_values(*results(values[nan])[1:])
+        nan_differs = Exactness.of(at_nan) < Exactness.BITS
+    witness, index = None, -1 if found.place is None else found.place
+    for i in starts if index >= 0 else ():
+        arrays = results(numbers[i : i + block])
+        if index < arrays[0].size:
+            witness = Witness(*(float(array.reshape(-1)[index]) for array in arrays))
+            break
+        index -= arrays[0].size
+    at_zeros = [np.moveaxis(side, axis, 0) for side in results(zeros)[1:]] if len(zeros) > 1 else []
+    verdict = Verdict(
+        min(Exactness.of(found), Exactness.VALUES if nan_differs else Exactness.BITS),
+        Method.EXHAUSTIVE,
+        found.differing,
+        found.zero_sign,
+        witness,
+        remarks(None, nan=nan_differs),
+        nan_differs=nan_differs,
+    )
+    distinguishes_zeros = any(compare_values(*side).differing > 0 for side in at_zeros)
+    return Outcome(verdict, distinguishes_zeros=distinguishes_zeros)
+
+
+def _flat(sides: Sequence[Array]) -> tuple[Array, Array]:
+    a, b = (np.ascontiguousarray(side).reshape(-1) for side in sides)
+    return a, b

@@ -1,0 +1,356 @@
+"""Expressions of one float32 variable over the primitives, equal ones being the same object."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.numerics.formats import FORMATS
+from qgraph.numerics.primitives import NUMPY
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+Float32 = npt.NDArray[np.float32]
+
+INPUT = "input"
+CONSTANT = "constant"
+TABLE = "table"
+FLOAT = "FLOAT"
+BOOL = "BOOL"
+
+_COMPARISONS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN"})
+_LOGIC = frozenset({"Not", "And", "Or"})
+_TYPED = frozenset({"Cast", "Gather", "Where", *_LOGIC})
+_SELECTIONS = frozenset({"Min", "Max", "Relu", "Where", "Gather"})
+_ARITY = {
+    **dict.fromkeys(["Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Gather"], 2),
+    **dict.fromkeys(["Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"], 2),
+    "Where": 3,
+}
+_INTEGER = re.compile(r"(U?)INT(\d+)")
+_ALL_WHOLE = np.float32(2**23)
+"""Up to here float32 holds all integers, and rounding to it does not reach here from beyond."""
+
+
+class Undecidable(Exception):  # noqa: N818 - a finding, not a fault
+    """An expression cannot be built or decided.
+
+    Attributes:
+        reason: why.
+        by_effort: whether only the effort was too large.
+    """
+
+    def __init__(self, reason: str, *, by_effort: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.by_effort = by_effort
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Expr:
+    """One operation; compared by identity, as a builder makes each only once.
+
+    Attributes:
+        op: ``"input"``, ``"constant"``, ``"table"`` or the name of a primitive.
+        inputs: operands.
+        attributes: sorted (name, value) pairs.
+        value: of a constant, its float32 or bool array, which broadcasts against the variable; of
+            the table of a Gather, its one-dimensional array.
+        dtype: ONNX type name; values of all but BOOL are represented in float32.
+        shape: what all constants below broadcast to; tables do not count.
+    """
+
+    op: str
+    inputs: tuple[Expr, ...] = ()
+    attributes: tuple[tuple[str, Any], ...] = ()
+    value: Array | None = None
+    dtype: str = FLOAT
+    shape: tuple[int, ...] = ()
+
+
+Operand: TypeAlias = Expr | Array | float
+
+
+class Builder:
+    """Traces a definition into expressions: ``builder.Div(builder.input, 0.5)``.
+
+    Operands are expressions, NumPy arrays and Python numbers. Equal operations on equal operands
+    return the same object; operations on constants are computed at once.
+
+    Attributes:
+        input: the variable.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Expr] = {}
+        self._folded: dict[tuple[Any, ...], tuple[list[Expr], Expr]] = {}
+        self.input = self._unique(Expr(INPUT))
+
+    def constant(self, array: npt.ArrayLike) -> Expr:
+        """Return a constant; its type is float32 or bool.
+
+        Raises:
+            Undecidable: the array is of another floating type, or holds integers that float32
+                does not.
+        """
+        given = np.asarray(array)
+        if given.dtype == np.bool_ or given.dtype == np.float32:
+            value = np.array(given)
+        elif given.dtype.kind in "iu":
+            value = whole_numbers(given)
+        else:
+            raise Undecidable(f"a constant is of type {given.dtype}; only float32 is proved")
+        value.flags.writeable = False
+        dtype = BOOL if value.dtype == np.bool_ else FLOAT
+        return self._unique(Expr(CONSTANT, value=value, dtype=dtype, shape=value.shape))
+
+    def like(self, expression: Expr, inputs: tuple[Expr, ...]) -> Expr:
+        """Return the operation of ``expression`` on operands of the same types and shapes."""
+        e = expression
+        return self._unique(Expr(e.op, inputs, e.attributes, e.value, e.dtype, e.shape))
+
+    def __getattr__(self, name: str) -> Callable[..., Expr]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in NUMPY:
+            raise Undecidable(f"{name} is not a primitive")
+
+        def call(*operands: Operand, **attributes: Any) -> Expr:
+            return self._call(name, [self._expression(o) for o in operands], attributes)
+
+        return call
+
+    def _expression(self, operand: Operand) -> Expr:
+        if isinstance(operand, Expr):
+            return operand
+        if isinstance(operand, (bool, np.ndarray, np.generic)):
+            return self.constant(operand)
+        return self.constant(np.float32(operand))
+
+    def _call(self, name: str, operands: list[Expr], attributes: dict[str, Any]) -> Expr:
+        if name in ("Min", "Max") and len(operands) != 2:
+            first, *others = operands
+            for other in others:
+                first = self._call(name, [first, other], attributes)
+            return first
+        if len(operands) != _ARITY.get(name, 2 if name in ("Min", "Max") else 1):
+            raise Undecidable(f"{name} with {len(operands)} operands")
+        pairs = _normalised(name, attributes)
+        if name == "Gather":
+            operands[0] = self._table(operands[0])
+        dtype = _result_type(name, operands, dict(pairs))
+        if name == "Identity" or (name == "Cast" and dtype == operands[0].dtype):
+            return operands[0]
+        if name == "Where" and (branch := _chosen(operands)) is not None:
+            return branch
+        shape = _result_shape(name, operands)
+        for operand in operands:
+            if operand.op not in (CONSTANT, TABLE):
+                return self._unique(Expr(name, tuple(operands), pairs, dtype=dtype, shape=shape))
+        key = (name, tuple(map(id, operands)), pairs)
+        if key not in self._folded:
+            # The operands are kept, so that no other expression gets the number of one of them.
+            self._folded[key] = operands, self._fold(name, operands, dict(pairs), dtype)
+        return self._folded[key][1]
+
+    def _table(self, constant: Expr) -> Expr:
+        """Return a constant that is kept apart from those that broadcast."""
+        if constant.op != CONSTANT or constant.dtype != FLOAT or known(constant).ndim != 1:
+            raise Undecidable("Gather from a table that is not a constant list of float32 numbers")
+        return self._unique(Expr(TABLE, value=constant.value))
+
+    def _fold(
+        self, name: str, operands: list[Expr], attributes: dict[str, Any], dtype: str
+    ) -> Expr:
+        values = [known(operand) for operand in operands]
+        if name in ("Cast", "Gather") and undefined(name, values, attributes).any():
+            raise Undecidable(f"{name} of a constant is undefined: its operand leaves the range")
+        with np.errstate(all="ignore"):
+            value = np.asarray(NUMPY[name](*values, **attributes))
+        folded = Expr(CONSTANT, value=value.copy(), dtype=dtype, shape=value.shape)
+        return self._unique(folded)
+
+    def _unique(self, made: Expr) -> Expr:
+        value = made.value
+        constant = None if value is None else (value.dtype.str, value.shape, value.tobytes())
+        key = (made.op, tuple(map(id, made.inputs)), made.attributes, made.dtype, constant)
+        return self._known.setdefault(key, made)
+
+
+def whole_numbers(given: Array) -> Float32:
+    """Return integers in float32.
+
+    Raises:
+        Undecidable: float32 does not hold them.
+    """
+    value = given.astype(np.float32)
+    large = np.abs(value) > _ALL_WHOLE
+    if value[large].tolist() != given[large].tolist():
+        raise Undecidable(f"a constant of type {given.dtype} exceeds float32")
+    return value
+
+
+def known(constant: Expr) -> Array:
+    """Return the array of a constant expression."""
+    if constant.value is None:
+        raise ValueError(f"{constant.op} is not a constant")
+    return constant.value
+
+
+def undefined(name: str, values: list[Array], attributes: dict[str, Any]) -> Mask:
+    """Return where ONNX leaves the result of a primitive open, sign of zero apart.
+
+    These are casts to an integer type of what lies outside its range, casts of negative numbers to
+    E8M0, casts of NaN to FP6, and indices outside of a table.
+    """
+    first = values[0]
+    to = attributes.get("to", "")
+    if name == "Gather":
+        table, index = values
+        return ~((index >= 0) & (index < table.size))
+    if (integer := _INTEGER.fullmatch(to)) is not None and first.dtype != np.bool_:
+        signed, bits = not integer[1], int(integer[2])
+        low = np.float32(-(2.0 ** (bits - 1)) if signed else 0)
+        beyond = np.float32(2.0 ** (bits - signed))
+        return ~((np.trunc(first) >= low) & (first < beyond))
+    if to == "FLOAT8E8M0":
+        return np.asarray(first < 0)
+    if to in ("FLOAT6E2M3", "FLOAT6E3M2"):
+        return np.asarray(np.isnan(first))
+    return np.zeros(np.shape(first), np.bool_)
+
+
+def in_order(roots: Iterable[Expr]) -> list[Expr]:
+    """Return all expressions that ``roots`` consist of, operands first."""
+    found: dict[int, Expr] = {}
+    for root in roots:
+        stack = [root]
+        while stack:
+            expression = stack[-1]
+            pending = [o for o in expression.inputs if id(o) not in found]
+            if pending:
+                stack += reversed(pending)
+                continue
+            found.setdefault(id(expression), expression)
+            stack.pop()
+    return list(found.values())
+
+
+def evaluate(root: Expr, x: Float32) -> Array:
+    """Return the values of ``root`` at ``x``, ``[*shape]``, constants broadcast against it."""
+    values: dict[int, Array] = {}
+    with np.errstate(all="ignore"):
+        for e in in_order([root]):
+            if e.op == INPUT:
+                values[id(e)] = x
+            elif e.op in (CONSTANT, TABLE):
+                values[id(e)] = known(e)
+            else:
+                operands = [values[id(operand)] for operand in e.inputs]
+                values[id(e)] = np.asarray(NUMPY[e.op](*operands, **dict(e.attributes)))
+    return values[id(root)]
+
+
+def text(roots: Iterable[Expr]) -> str:
+    """Return a description that two lists of expressions share only if they are the same.
+
+    Constants enter with type, shape and all their bits.
+    """
+    wanted = list(roots)
+    order = in_order(wanted)
+    number = {id(e): i for i, e in enumerate(order)}
+    lines = []
+    for e in order:
+        operands = ",".join(str(number[id(operand)]) for operand in e.inputs)
+        constant = ""
+        if e.value is not None:
+            digest = hashlib.sha256(e.value.tobytes()).hexdigest()
+            constant = f"{e.value.dtype.str}{list(e.value.shape)}{digest}"
+        lines.append(f"{e.op}({operands}){list(e.attributes)}{constant}")
+    lines.append(",".join(str(number[id(root)]) for root in wanted))
+    return "\n".join(lines)
+
+
+def _normalised(name: str, attributes: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    if name == "Gather" and attributes.get("axis", 0) == 0:
+        return ()
+    if name != "Cast":
+        if attributes:
+            raise Undecidable(f"{name} with attributes {', '.join(sorted(attributes))}")
+        return ()
+    to = attributes["to"]
+    target = to if isinstance(to, str) else ir.DataType(to).name
+    pairs: dict[str, Any] = {"to": target}
+    if target not in (BOOL, FLOAT) and _INTEGER.fullmatch(target) is None:
+        if target not in FORMATS:
+            raise Undecidable(f"Cast to {target}; only float32 is proved")
+        pairs["saturate"] = int(attributes.get("saturate", 1))
+        if target == "FLOAT8E8M0":
+            pairs["round_mode"] = str(attributes.get("round_mode", "up"))
+    return tuple(sorted(pairs.items()))
+
+
+def _result_type(name: str, operands: list[Expr], attributes: dict[str, Any]) -> str:
+    types = [operand.dtype for operand in operands]
+    if types.count(FLOAT) == len(types) and name not in _TYPED:
+        return BOOL if name in _COMPARISONS else FLOAT
+    match name:
+        case "Cast":
+            return str(attributes["to"])
+        case "Identity":
+            return types[0]
+        case "Gather":
+            if _INTEGER.fullmatch(types[1]) is None:
+                raise Undecidable(f"Gather with an index of type {types[1]}")
+            return FLOAT
+        case "Where":
+            if types[0] != BOOL:
+                raise Undecidable(f"Where with a condition of type {types[0]}")
+            types = types[1:]
+    if name in _LOGIC and set(types) == {BOOL}:
+        return BOOL
+    if (BOOL in types and (name != "Where" or set(types) != {BOOL})) or name in _LOGIC:
+        raise Undecidable(f"{name} of operands of type {', '.join(types)}")
+    # codes are constants of any type, so a FLOAT constant adapts to the other operand
+    narrow = {t for t, o in zip(types, operands[-len(types) :], strict=True) if o.op != CONSTANT}
+    narrow = narrow or set(types)
+    if name in _COMPARISONS:
+        return BOOL
+    if len(narrow) != 1:
+        raise Undecidable(f"{name} of operands of types {', '.join(sorted(narrow))}")
+    if name not in _SELECTIONS and narrow != {FLOAT}:
+        raise Undecidable(f"{name} in type {min(narrow)}; only float32 arithmetic is proved")
+    return narrow.pop()
+
+
+def _result_shape(name: str, operands: list[Expr]) -> tuple[int, ...]:
+    shapes = {operand.shape for operand in operands if operand.shape}
+    if len(shapes) < 2:
+        return shapes.pop() if shapes else ()
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError as error:
+        listed = ", ".join(str(list(operand.shape)) for operand in operands)
+        raise Undecidable(f"{name} of constants whose shapes do not fit: {listed}") from error
+
+
+def _chosen(operands: list[Expr]) -> Expr | None:
+    """Return the branch that a constant condition always takes, if the result keeps its shape."""
+    condition, yes, no = operands
+    if condition.op != CONSTANT:
+        return None
+    always = known(condition)
+    if not always.all() and always.any():
+        return None
+    branch, other = (yes, no) if always.all() else (no, yes)
+    if branch.dtype != other.dtype and CONSTANT not in (branch.op, other.op):
+        return None
+    whole = _result_shape("Where", operands)
+    return branch if whole == branch.shape else None

@@ -1,0 +1,375 @@
+"""What a comparison of two expressions finds: collected box by box, or shown by single inputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.exactness import Exactness, Witness
+from qgraph.numerics import Float32
+from qgraph.numerics.float32 import HIGHEST, LOWEST, Keys, from_keys, to_keys
+from qgraph.proof.functions.expression import CONSTANT, Expr, Undecidable, in_order, known
+from qgraph.proof.functions.program import Channels, Program
+from qgraph.proof.functions.search import Boxes
+
+Mask = npt.NDArray[np.bool_]
+
+_KEY_BITS = 33
+"""Bits that hold the key of any float32 number, and its sign."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Stretches of inputs on which the values differ, in the order of channels and inputs.
+
+    Attributes:
+        channel: ``[n]`` the first channel with these constants.
+        lo, hi: ``[n]`` keys of the first and the last input.
+        reference, candidate: ``[n]`` the two values; where they vary within a stretch, the two
+            bounds that lie farthest apart.
+    """
+
+    channel: Channels
+    lo: Keys
+    hi: Keys
+    reference: Float32
+    candidate: Float32
+
+    def __len__(self) -> int:
+        return len(self.lo)
+
+
+_Columns: TypeAlias = tuple[Channels, Keys, Keys, Float32, Float32]
+
+_NOTHING: _Columns = (*(np.zeros(0, np.int64),) * 3, *(np.zeros(0, np.float32),) * 2)
+
+NO_RUNS = Runs(*_NOTHING)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How two expressions compare.
+
+    Counts sum over all channels. When undecided, they cover what was settled until then.
+
+    Attributes:
+        channels: number of elements that the constants broadcast to.
+        boxes: number of evaluated boxes.
+        differing: finite inputs whose outputs differ in value; -0 equals +0, and NaN equals NaN.
+        zero_sign: finite inputs whose outputs are zeros that differ in sign, or may, because ONNX
+            leaves the sign open (Min, Max and Relu of both zeros).
+        infinity_differs, infinity_sign_differs: the same for the inputs -Inf and +Inf.
+        nan_differs: whether NaN inputs give different outputs, zero sign included.
+        witness: an input to show: the widest difference of value, else at infinity, of zero sign,
+            at NaN.
+        witness_channel: its channel.
+        runs: all inputs of ``differing``; of each set of channels with equal constants, the first.
+            Where all inputs were tried, some of them.
+        at_infinity: the infinities of ``infinity_differs``, in the same form.
+        by_channel: channel and number of differing inputs, of the channels that ``runs`` names.
+        undecided: why there is no result; None if there is.
+        given_up: whether that is only because it would have taken too long.
+        enumerated: whether all inputs were tried, one by one.
+        largest_ulps: where they were, the largest number of floats from one value to the other;
+            None if nothing differs, or NaN is one of them.
+    """
+
+    channels: int
+    boxes: int = 0
+    differing: int = 0
+    zero_sign: int = 0
+    infinity_differs: bool = False
+    infinity_sign_differs: bool = False
+    nan_differs: bool = False
+    witness: Witness | None = None
+    witness_channel: int | None = None
+    runs: Runs = NO_RUNS
+    at_infinity: Runs = NO_RUNS
+    by_channel: tuple[tuple[int, int], ...] = ()
+    undecided: str | None = None
+    given_up: bool = False
+    enumerated: bool = False
+    largest_ulps: int | None = None
+
+
+class Collector:
+    """Adds up what boxes show.
+
+    Args:
+        program: the two expressions.
+        separate: whether each kind of channels is a pair of functions of its own.
+    """
+
+    def __init__(self, program: Program, *, separate: bool = False) -> None:
+        self._program = program
+        self._separate = separate
+        kinds = len(program.first)
+        self._noted: dict[str, list[_Columns]] = {
+            what: [_NOTHING] for what in ("value", "infinity", "zero", "nan")
+        }
+        self._unlisted = np.zeros(kinds, np.int64)
+        self._zero_sign = np.zeros(kinds, np.int64)
+        self._infinity_sign = np.zeros(kinds, np.bool_)
+        self._differing = np.zeros(kinds, np.bool_)
+
+    def note(self, what: str, boxes: Boxes, a: Float32, b: Float32, where: Mask) -> None:
+        """Note boxes ``[n]`` on which results differ in some way.
+
+        Args:
+            what: "value" and "infinity" where the values differ throughout, "zero" where both are
+                zeros whose signs differ or may, "nan" for NaN inputs whose results differ at all.
+            boxes: the inputs.
+            a: ``[n]`` results of the reference.
+            b: ``[n]`` results of the candidate.
+            where: ``[n]`` the boxes that count.
+        """
+        if not where.any():
+            return
+        kind, lo, hi, _ = boxes.at(where)
+        columns = kind, lo, hi, a[where], b[where]
+        if what in ("value", "infinity"):
+            self._differing[kind] = True
+        elif what == "zero":
+            finite = (lo >= LOWEST) & (hi <= HIGHEST)
+            np.add.at(self._zero_sign, kind, (hi - lo + 1) * finite)
+            self._infinity_sign[kind[~finite]] = True
+        if what in ("zero", "nan"):  # one witness of each kind is enough
+            chosen = np.sort(np.unique(kind, return_index=True)[1])
+            columns = kind[chosen], lo[chosen], hi[chosen], columns[3][chosen], columns[4][chosen]
+        self._noted[what].append(columns)
+
+    def add(self, kind: int, differing: int, zero_sign: int) -> None:
+        """Note how many more inputs differ, in value and in the sign of zero, than are noted."""
+        self._unlisted[kind] += differing
+        self._zero_sign[kind] += zero_sign
+
+    def finished(self) -> Mask:
+        """Return for each kind whether its pair of functions is known to differ in value."""
+        everywhere = np.full(len(self._differing), self._differing.any())
+        return self._differing if self._separate else everywhere
+
+    def findings(self, boxes: int, *, undecided: str | None = None) -> list[Finding]:
+        """Return what was noted in ``boxes`` boxes, for each pair of functions."""
+        noted = {what: _joined(columns) for what, columns in self._noted.items()}
+        noted["value"], noted["infinity"] = (_merged(noted[w]) for w in ("value", "infinity"))
+        kinds = len(self._program.first)
+        if not self._separate:
+            return [self._finding(noted, slice(0, kinds), boxes, undecided)]
+        return [self._finding(noted, slice(k, k + 1), boxes, undecided) for k in range(kinds)]
+
+    def _finding(
+        self, noted: dict[str, _Columns], own: slice, boxes: int, undecided: str | None
+    ) -> Finding:
+        first, count = self._program.first[own], self._program.count[own]
+        channels = self._program.channels
+        if self._separate:
+            first, count, channels = np.zeros_like(first), np.ones_like(count), 1
+        parts: dict[str, Runs] = {}
+        differing = self._unlisted[own].copy()
+        for what, (kind, lo, hi, a, b) in noted.items():
+            inside = (kind >= own.start) & (kind < own.stop)
+            place = kind[inside] - own.start
+            parts[what] = Runs(first[place], lo[inside], hi[inside], a[inside], b[inside])
+            if what == "value":
+                np.add.at(differing, place, hi[inside] - lo[inside] + 1)
+        runs = parts["value"]
+        with np.errstate(all="ignore"):
+            gap = np.abs(runs.reference.astype(np.float64) - runs.candidate)
+        widest = int(np.argmax(np.where(np.isnan(gap), np.inf, gap))) if len(runs) else 0
+        shown = [(part, widest * (what == "value")) for what, part in parts.items() if len(part)]
+        witness, channel = None, None
+        if shown:
+            part, i = shown[0]
+            x = float(from_keys(part.lo[i : i + 1])[0])
+            witness = Witness(x, float(part.reference[i]), float(part.candidate[i]))
+            channel = int(part.channel[i])
+        return Finding(
+            channels=channels,
+            boxes=boxes,
+            differing=int((differing * count).sum()),
+            zero_sign=int((self._zero_sign[own] * count).sum()),
+            infinity_differs=bool(len(parts["infinity"])),
+            infinity_sign_differs=bool(self._infinity_sign[own].any()),
+            nan_differs=bool(len(parts["nan"])),
+            witness=witness,
+            witness_channel=channel,
+            runs=runs,
+            at_infinity=parts["infinity"],
+            by_channel=tuple((int(first[k]), int(differing[k])) for k in np.flatnonzero(differing)),
+            undecided=undecided,
+        )
+
+
+def _joined(noted: list[_Columns]) -> _Columns:
+    kind, lo, hi, a, b = (np.concatenate(column) for column in zip(*noted, strict=True))
+    return kind, lo, hi, a, b
+
+
+def _merged(columns: _Columns) -> _Columns:
+    """Return boxes in order, joined where neighbours have equal values, bit for bit."""
+    order = np.argsort((columns[0] << _KEY_BITS) + columns[1], kind="stable")
+    ordered: list[Any] = [column[order] for column in columns]
+    kind, lo, hi, a, b = ordered
+    starts = np.ones(len(lo), np.bool_)
+    starts[1:] = (kind[1:] != kind[:-1]) | (lo[1:] != hi[:-1] + 1)
+    for values in (a, b):
+        bits = values.view(np.int32)
+        starts[1:] |= bits[1:] != bits[:-1]
+    return kind[starts], lo[starts], hi[np.roll(starts, -1)], a[starts], b[starts]
+
+
+class PointResults(NamedTuple):
+    """How single inputs ``[n]`` compare, whatever signs Min, Max and Relu give to zeros.
+
+    Attributes:
+        reference, candidate: the two values; the candidate's with the other choice of signs.
+        differ: where the values differ.
+        zero_sign: where both are zeros whose signs differ, or may differ.
+        unknown: where ONNX leaves a value open.
+    """
+
+    reference: Float32
+    candidate: Float32
+    differ: Mask
+    zero_sign: Mask
+    unknown: Mask
+
+    @classmethod
+    def of(cls, program: Program, x: Float32, kind: Channels) -> PointResults:
+        """Compare at inputs ``x`` ``[n]`` in the channels ``kind``."""
+        a, b = program.points(x, kind, zero=False)
+        others = program.points(x, kind, zero=True)
+        unknown = a.undefined | b.undefined
+        differ = ~_same(a.values, b.values)
+        sign = np.zeros(len(x), np.bool_)
+        for one, other in zip((a, b), others, strict=True):
+            unknown = unknown | ~_same(one.values, other.values)
+            for zeros in (one, other):
+                sign |= np.signbit(zeros.values) != np.signbit(a.values)
+        sign &= ~differ & (a.values == 0)
+        return cls(a.values, others[1].values, differ & ~unknown, sign & ~unknown, unknown)
+
+    def check(self, x: Float32) -> None:
+        """Check that ONNX defines all results.
+
+        Raises:
+            Undecidable: it leaves open what is computed for one of the inputs.
+        """
+        if self.unknown.any():
+            at = float(x[np.argmax(self.unknown)])
+            raise Undecidable(f"ONNX leaves open what is computed for the input {at!r}")
+
+
+def compare_special_inputs(program: Program, collector: Collector) -> None:
+    """Note how both infinities and NaN of both signs compare, in every kind of channel."""
+    special = np.array([np.inf, -np.inf, np.nan, -np.nan], np.float32)
+    count = len(program.first)
+    x, kinds = np.repeat(special, count), np.tile(np.arange(count, dtype=np.int64), 4)
+    with np.errstate(all="ignore"):
+        found = PointResults.of(program, x, kinds)
+    differ, nan, keys = found.differ | found.unknown, np.isnan(x), to_keys(x)
+    boxes, results = Boxes(kinds, keys, keys, np.zeros(len(x), np.uint8)), found[:2]
+    collector.note("nan", boxes, *results, (differ | found.zero_sign) & nan)
+    collector.note("infinity", boxes, *results, differ & ~nan)
+    collector.note("zero", boxes, *results, found.zero_sign & ~nan)
+
+
+def _same(a: Float32, b: Float32) -> Mask:
+    return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
+
+
+_RANDOM = 4096
+_MOST = 1 << 21
+"""Inputs and channels that are tried, taken together."""
+_NEAR = 2
+_CONSTANTS = 256
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One input, and what it shows.
+
+    Attributes:
+        at_most: the highest level that it leaves: values where zeros differ in sign or NaN has
+            another result, else different.
+        witness, channel: the input.
+    """
+
+    at_most: Exactness
+    witness: Witness
+    channel: int
+
+
+def sample(finding: Finding, reference: Expr, candidate: Expr) -> Sample | None:
+    """Return an input that shows that two functions are not equal; None if none was found.
+
+    A difference shows that two functions differ. That none was found shows nothing.
+
+    Args:
+        finding: what was found until the comparison was given up.
+        reference: one function.
+        candidate: the other one.
+    """
+    shown = None
+    if finding.witness is not None:
+        unequal = finding.differing or finding.infinity_differs
+        level = Exactness.DIFFERENT if unequal else Exactness.VALUES
+        shown = Sample(level, finding.witness, finding.witness_channel or 0)
+        if unequal:
+            return shown
+    try:
+        program = Program(reference, candidate)
+    except Undecidable:
+        return shown
+    x = special_inputs(reference, candidate)
+    kinds = program.first[: max(1, _MOST // len(x))]
+    index = np.repeat(np.arange(len(kinds), dtype=np.int64), len(x))
+    with np.errstate(all="ignore"):
+        found = PointResults.of(program, np.tile(x, len(kinds)), index)
+    number = np.tile(~np.isnan(x), len(kinds))  # NaN inputs are no difference in value
+    masks = {
+        Exactness.DIFFERENT: found.differ & number,
+        Exactness.VALUES: found.zero_sign | (found.differ & ~number),
+    }
+    for level, mask in masks.items():
+        if mask.any() and (shown is None or level is Exactness.DIFFERENT):
+            i = int(np.argmax(mask))
+            results = float(found.reference[i]), float(found.candidate[i])
+            return Sample(level, Witness(float(x[i % len(x)]), *results), int(kinds[i // len(x)]))
+    return shown
+
+
+def special_inputs(*functions: Expr) -> Float32:
+    """Return inputs that are likely to show a difference of some functions, without repetition.
+
+    They are zeros, infinities, NaN, powers of two, constants of the functions with their products
+    and quotients, all with their neighbours, small multiples of a quarter, and random floats.
+    """
+    constants = [known(e) for e in in_order(functions) if e.op == CONSTANT]
+    numbers = [np.unique(c)[:_CONSTANTS] for c in constants if c.dtype == np.float32]
+    given: npt.NDArray[Any] = np.concatenate([*numbers, np.ones(1, np.float32)])[:_CONSTANTS]
+    some = given[: math.isqrt(_CONSTANTS)]
+    powers = np.float32(2) ** np.arange(-149, 128, dtype=np.float32)
+    with np.errstate(all="ignore"):
+        seeds = np.concatenate(
+            [
+                powers,
+                given,
+                np.multiply.outer(some, some).reshape(-1),
+                np.divide.outer(some, some).reshape(-1),
+                np.arange(0, 64, 0.25, dtype=np.float32),
+                np.array([0, from_keys(HIGHEST)], np.float32),
+            ]
+        )
+    seeds = seeds[np.isfinite(seeds)]
+    keys = to_keys(np.concatenate([seeds, -seeds]))
+    around = (keys[:, None] + np.arange(-_NEAR, _NEAR + 1)).reshape(-1)
+    around = np.unique(np.clip(around, LOWEST, HIGHEST))
+    random = np.random.default_rng(0).integers(LOWEST, HIGHEST + 1, _RANDOM)
+    inner = from_keys(np.concatenate([around, random]))
+    ends = np.array([np.inf, -np.inf, np.nan, -np.nan], np.float32)
+    return np.asarray(np.concatenate([inner, ends]))

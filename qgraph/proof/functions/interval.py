@@ -1,0 +1,426 @@
+"""What a primitive makes of an interval: one exact rule for each.
+
+An interval [lo, hi] is ordered as the keys are, so -0 < +0 (T-order). Rounding to nearest is
+monotone, so the results at the ends of the operands, computed in float32, bound all results exactly
+and nothing is rounded outwards. A truth value is the interval [surely, possibly].
+
+Elements are *bad* where a rule has no bounds: NaN is possible, the primitive may be undefined, or a
+denominator changes sign. Nothing may be concluded from bad elements, unless they are known to be
+*NaN*: beyond the range of a minifloat that does not saturate every input gives NaN.
+
+ONNX does not say which zero Min, Max and Relu return for -0 and +0. Both are allowed for here; an
+element is *open* where the result is a zero whose sign that leaves open for every input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.numerics.float32 import from_keys, to_keys
+from qgraph.numerics.primitives import NUMPY
+from qgraph.proof.functions.expression import Undecidable, undefined
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+
+_ZERO = np.float32(0)
+_MINUS_ZERO = np.float32(-0.0)
+_ONE = np.float32(1)
+
+
+@dataclass(slots=True)
+class Interval:
+    """Bounds of many elements at once.
+
+    Attributes:
+        lo, hi: ``[n]`` ends, float32 or bool; the same object where every element is a point.
+            Those of a constant may be scalars.
+        bad: ``[n]``, where the ends mean nothing; None for nowhere.
+        nan: ``[n]``, where every value is NaN, which is bad too; None for nowhere.
+        open: ``[n]``, where the value is a zero of either sign; None for nowhere.
+        sign: 1 or -1 if all elements are finite, not zero, and of this sign; 0 otherwise.
+        finite: whether no element can be infinite; False if not known.
+    """
+
+    lo: Array
+    hi: Array
+    bad: Mask | None = None
+    nan: Mask | None = None
+    open: Mask | None = None
+    sign: int = 0
+    finite: bool = False
+
+    @classmethod
+    def constant(cls, value: Array, *, like: Array | None = None) -> Interval:
+        """Return ``value`` as an interval; what is known of its sign is read off ``like``."""
+        table = value if like is None else like
+        if table.dtype == np.bool_:
+            return cls(value, value, bad=None)
+        finite = bool(np.isfinite(table).all())
+        sign = int((table > 0).all()) - int((table < 0).all()) if finite else 0
+        unknown = np.isnan(value)
+        bad = np.asarray(unknown) if unknown.any() else None
+        return cls(value, value, bad=bad, nan=bad, sign=sign, finite=finite)
+
+    @property
+    def is_point(self) -> bool:
+        """Whether all elements are points."""
+        return self.lo is self.hi
+
+
+Attributes: TypeAlias = Mapping[str, Any]
+Rule: TypeAlias = Callable[..., Interval]
+"""Maps the operands' intervals, and attributes, to an interval and where it is newly bad."""
+
+
+def apply(name: str, operands: Sequence[Interval], attributes: Attributes) -> Interval:
+    """Return the interval of a primitive's results, bad where an operand that matters is bad.
+
+    NumPy warnings about infinities and NaN are the caller's to switch off.
+
+    Raises:
+        Undecidable: there is no rule for the primitive.
+    """
+    if name not in RULES:
+        raise Undecidable(f"there is no interval rule for {name}")
+    result = RULES[name](*operands, **attributes)
+    if name != "Where":
+        for operand in operands:
+            result.bad = either(result.bad, operand.bad)
+            if operand.nan is not None and name in _KEEP_NAN:
+                result.nan = either(result.nan, operand.nan)
+        if result.open is None and any(operand.open is not None for operand in operands):
+            result.open = _open(result, operands)
+    return result
+
+
+_KEEP_NAN = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil"}
+    | {"Min", "Max", "Relu"}
+)
+"""Primitives that are NaN where an operand is; Where and Cast see to that themselves."""
+
+
+def either(a: Mask | None, b: Mask | None) -> Mask | None:
+    """Return the union of two masks."""
+    if a is None or b is None:
+        return b if a is None else a
+    return np.asarray(a | b)
+
+
+def settled(a: Interval) -> Mask:
+    """Return where an interval is one number, or a zero of open sign."""
+    if a.is_point or a.lo.dtype == np.bool_:
+        same = np.asarray(a.lo == a.hi)
+    else:
+        same = np.asarray(a.lo.view(np.int32) == a.hi.view(np.int32))
+    return same if a.open is None else same | a.open
+
+
+def _open(result: Interval, operands: Sequence[Interval]) -> Mask | None:
+    """Where a result [-0, +0] comes from operands that are each one number, or open."""
+    if result.lo.dtype == np.bool_ or result.is_point:
+        return None
+    mask = np.asarray((result.lo == 0) & (result.hi == 0))
+    mask &= np.signbit(result.lo) & ~np.signbit(result.hi)
+    for operand in operands:
+        if mask.any() and not operand.is_point:
+            mask &= settled(operand)
+    return mask if mask.any() else None
+
+
+def _lower(a: Array, b: Array) -> Array:
+    """The smaller one in T-order."""
+    low = np.asarray(np.minimum(a, b))
+    zero = low == 0
+    if zero.any():
+        np.copyto(low, _MINUS_ZERO, where=zero & (np.signbit(a) | np.signbit(b)))
+        np.copyto(low, _ZERO, where=zero & ~(np.signbit(a) | np.signbit(b)))
+    return low
+
+
+def _upper(a: Array, b: Array) -> Array:
+    """The larger one in T-order."""
+    high = np.asarray(np.maximum(a, b))
+    zero = high == 0
+    if zero.any():
+        np.copyto(high, _ZERO, where=zero & ~(np.signbit(a) & np.signbit(b)))
+        np.copyto(high, _MINUS_ZERO, where=zero & np.signbit(a) & np.signbit(b))
+    return high
+
+
+def _hull(corners: Sequence[Array]) -> Interval:
+    lo = hi = corners[0]
+    for corner in corners[1:]:
+        lo, hi = _lower(lo, corner), _upper(hi, corner)
+    return Interval(lo, hi)
+
+
+def _monotone(function: Callable[..., Array]) -> Rule:
+    """The rule of a function that never decreases in T-order."""
+
+    def rule(a: Interval, **attributes: Any) -> Interval:
+        lo = np.asarray(function(a.lo, **attributes))
+        return Interval(lo, lo if a.is_point else np.asarray(function(a.hi, **attributes)))
+
+    return rule
+
+
+def _has_zero(a: Interval) -> Mask:
+    return np.asarray((a.lo <= 0) & (a.hi >= 0))
+
+
+def _has_infinity(a: Interval) -> Mask:
+    return np.asarray(np.isinf(a.lo) | np.isinf(a.hi))
+
+
+def _add(a: Interval, b: Interval) -> Interval:
+    lo = a.lo + b.lo
+    point = a.is_point and b.is_point
+    hi = lo if point else a.hi + b.hi
+    if a.finite or b.finite:
+        return Interval(lo, hi)
+    # infinities of opposite sign, from whichever ends
+    return Interval(lo, hi, bad=np.isnan(a.lo + b.hi) | np.isnan(a.hi + b.lo))
+
+
+def _sub(a: Interval, b: Interval) -> Interval:
+    lo = a.lo - b.hi
+    point = a.is_point and b.is_point
+    hi = lo if point else a.hi - b.lo
+    if a.finite or b.finite:
+        return Interval(lo, hi)
+    return Interval(lo, hi, bad=np.isnan(a.lo - b.lo) | np.isnan(a.hi - b.hi))
+
+
+def _mul(a: Interval, b: Interval) -> Interval:
+    if a.sign:
+        a, b = b, a
+    if b.sign and b.is_point:
+        return _by_constant(np.multiply, a, b)
+    if a.is_point and b.is_point:
+        product = a.lo * b.lo
+        return Interval(product, product, bad=np.isnan(product))
+    if a is b:
+        a = b = _abs(a)
+        return Interval(a.lo * a.lo, a.hi * a.hi)
+    result = _hull([a.lo * b.lo, a.lo * b.hi, a.hi * b.lo, a.hi * b.hi])
+    result.bad = (_has_zero(a) & _has_infinity(b)) | (_has_zero(b) & _has_infinity(a))
+    return result
+
+
+def _div(a: Interval, b: Interval) -> Interval:
+    if b.sign and b.is_point:
+        return _by_constant(np.divide, a, b)
+    if a.is_point and b.is_point:
+        quotient = a.lo / b.lo
+        return Interval(quotient, quotient, bad=np.isnan(quotient))
+    result = _hull([a.lo / b.lo, a.lo / b.hi, a.hi / b.lo, a.hi / b.hi])
+    result.bad = (_has_zero(a) & _has_zero(b)) | (_has_infinity(a) & _has_infinity(b))
+    result.bad |= np.signbit(b.lo) != np.signbit(b.hi)
+    return result
+
+
+def _by_constant(function: Callable[..., Array], a: Interval, b: Interval) -> Interval:
+    lo = function(a.lo, b.lo)
+    hi = lo if a.is_point else function(a.hi, b.lo)
+    return Interval(lo, hi) if b.sign > 0 else Interval(hi, lo)
+
+
+def _neg(a: Interval) -> Interval:
+    lo = -a.hi
+    return Interval(lo, lo if a.is_point else -a.lo)
+
+
+def _abs(a: Interval) -> Interval:
+    lo = np.abs(a.lo)
+    if a.is_point:
+        return Interval(lo, lo)
+    hi = np.abs(a.hi)
+    crossing = np.signbit(a.lo) & ~np.signbit(a.hi)
+    low = np.minimum(lo, hi)
+    np.copyto(low, _ZERO, where=crossing)
+    return Interval(low, np.maximum(lo, hi))
+
+
+def _sqrt(a: Interval) -> Interval:
+    lo = np.sqrt(a.lo)
+    return Interval(lo, lo if a.is_point else np.sqrt(a.hi), bad=np.asarray(a.lo < 0))
+
+
+def _min(a: Interval, b: Interval) -> Interval:
+    if a.sign or b.sign:
+        lo = np.minimum(a.lo, b.lo)
+        return Interval(lo, lo if a.is_point and b.is_point else np.minimum(a.hi, b.hi))
+    lo, hi = _lower(a.lo, b.lo), np.asarray(np.minimum(a.hi, b.hi))
+    zero = hi == 0
+    if not zero.any():
+        return Interval(lo, lo if a.is_point and b.is_point else hi)
+    plus = (~np.signbit(a.hi) & (a.lo <= 0)) | (~np.signbit(b.hi) & (b.lo <= 0))
+    np.copyto(hi, np.where(plus, _ZERO, _MINUS_ZERO), where=zero)
+    result = Interval(lo, hi)
+    result.open = _open(result, (a, b))
+    return result
+
+
+def _max(a: Interval, b: Interval) -> Interval:
+    if a.sign or b.sign:
+        lo = np.maximum(a.lo, b.lo)
+        return Interval(lo, lo if a.is_point and b.is_point else np.maximum(a.hi, b.hi))
+    lo, hi = np.asarray(np.maximum(a.lo, b.lo)), _upper(a.hi, b.hi)
+    zero = lo == 0
+    if not zero.any():
+        return Interval(lo, lo if a.is_point and b.is_point else hi)
+    minus = (np.signbit(a.lo) & (a.hi >= 0)) | (np.signbit(b.lo) & (b.hi >= 0))
+    np.copyto(lo, np.where(minus, _MINUS_ZERO, _ZERO), where=zero)
+    result = Interval(lo, hi)
+    result.open = _open(result, (a, b))
+    return result
+
+
+def _truth(surely: Array, possibly: Array) -> Interval:
+    return Interval(np.asarray(surely), np.asarray(possibly))
+
+
+def _less(compare: Callable[..., Array]) -> Rule:
+    """The rule of a comparison that holds the better, the smaller its first operand is."""
+
+    def rule(a: Interval, b: Interval) -> Interval:
+        surely = np.asarray(compare(a.hi, b.lo))
+        point = a.is_point and b.is_point
+        return Interval(surely, surely if point else np.asarray(compare(a.lo, b.hi)))
+
+    return rule
+
+
+def _greater(compare: Callable[..., Array]) -> Rule:
+    return lambda a, b: _less(lambda x, y: compare(y, x))(b, a)
+
+
+def _equal(a: Interval, b: Interval) -> Interval:
+    possibly = np.asarray((a.lo <= b.hi) & (b.lo <= a.hi))
+    return _truth(possibly & (a.lo == a.hi) & (b.lo == b.hi), possibly)
+
+
+def _is_nan(a: Interval) -> Interval:
+    never = np.zeros(np.shape(a.lo), np.bool_)
+    return Interval(never, never)
+
+
+def _where(c: Interval, a: Interval, b: Interval) -> Interval:
+    if a.lo.dtype == np.bool_:
+        lo, hi = np.minimum(a.lo, b.lo), np.maximum(a.hi, b.hi)
+    else:
+        lo, hi = _lower(a.lo, b.lo), _upper(a.hi, b.hi)
+    lo = np.where(c.lo, a.lo, np.where(c.hi, lo, b.lo))
+    point = c.is_point and a.is_point and b.is_point
+    hi = lo if point else np.where(c.lo, a.hi, np.where(c.hi, hi, b.hi))
+    bad = c.bad
+    for branch, taken in ((a, c.hi), (b, ~c.lo)):
+        if branch.bad is not None:
+            bad = either(bad, np.asarray(branch.bad & taken))
+    result = Interval(lo, hi, bad=bad)
+    if a.nan is not None or b.nan is not None:
+        none = np.zeros(np.shape(lo), np.bool_)
+        yes, no = (none if m is None else m for m in (a.nan, b.nan))
+        sure = ~none if c.bad is None else ~c.bad
+        result.nan = (yes & no) | (sure & np.where(c.lo, yes, ~c.hi & no))
+    if a.open is not None or b.open is not None:
+        none = np.zeros(np.shape(lo), np.bool_)
+        yes, no = (none if m is None else m for m in (a.open, b.open))
+        result.open = np.where(c.lo, yes, np.where(c.hi, yes & no, no))
+    return result
+
+
+def _cast(a: Interval, **attributes: Any) -> Interval:
+    to = attributes["to"]
+    if to == "BOOL":
+        if a.lo.dtype == np.bool_:
+            return Interval(a.lo, a.hi)
+        return _truth((a.lo > 0) | (a.hi < 0), (a.lo != 0) | (a.hi != 0))
+    result = _monotone(NUMPY["Cast"])(a, **attributes)
+    if to == "FLOAT":
+        result.nan = a.nan
+        return result
+    bad = undefined("Cast", [a.lo], dict(attributes))
+    if not a.is_point:
+        bad |= undefined("Cast", [a.hi], dict(attributes))
+    # All formats have 1, and beyond their largest number there is none again.
+    nan = np.isnan(result.lo) & np.isnan(result.hi) & ((a.lo >= 1) | (a.hi <= -1)) & ~bad
+    bad |= np.isnan(result.lo) | np.isnan(result.hi)
+    if bad.any():
+        result.bad = bad
+        result.nan = nan if a.bad is None else nan & ~a.bad
+    if a.nan is not None and _keeps_nan(attributes):
+        result.nan = either(result.nan, a.nan)
+    return result
+
+
+def _keeps_nan(attributes: Attributes) -> bool:
+    """Return whether a Cast of NaN is NaN."""
+    nan = np.full(1, np.nan, np.float32)
+    if undefined("Cast", [nan], dict(attributes)).any():
+        return False
+    return bool(np.isnan(NUMPY["Cast"](nan, **attributes)).all())
+
+
+def _gather(table: Interval, index: Interval) -> Interval:
+    values = np.asarray(table.lo)
+    if np.isnan(values).any():
+        raise Undecidable("the table of a Gather contains NaN")
+    bad = undefined("Gather", [values, index.lo], {}) | undefined("Gather", [values, index.hi], {})
+    first, last = (np.where(bad, 0, end).astype(np.int64) for end in (index.lo, index.hi))
+    level = np.frexp((last - first + 1).astype(np.float64))[1] - 1
+    start = last - (np.int64(1) << level) + 1
+    keys = to_keys(values)
+    ends = []
+    for pick in (np.minimum, np.maximum):
+        pyramid = _pyramid(keys, pick)
+        ends.append(from_keys(pick(pyramid[level, first], pyramid[level, start])))
+    return Interval(ends[0], ends[1], bad=bad)
+
+
+def _pyramid(keys: Array, pick: Callable[..., Array]) -> Array:
+    """Row j: the smallest (or largest) of the 2**j keys from each place on."""
+    rows = [keys]
+    for j in range(len(keys).bit_length() - 1):
+        step = 1 << j
+        rows.append(np.append(pick(rows[-1][:-step], rows[-1][step:]), rows[-1][-step:]))
+    return np.stack(rows)
+
+
+RULES: dict[str, Rule] = {
+    "Add": _add,
+    "Sub": _sub,
+    "Mul": _mul,
+    "Div": _div,
+    "Neg": _neg,
+    "Abs": _abs,
+    "Sign": _monotone(NUMPY["Sign"]),
+    "Sqrt": _sqrt,
+    "Reciprocal": lambda a: _div(Interval.constant(np.asarray(_ONE)), a),
+    "Round": _monotone(NUMPY["Round"]),
+    "Floor": _monotone(np.floor),
+    "Ceil": _monotone(np.ceil),
+    "Min": _min,
+    "Max": _max,
+    "Relu": lambda a: _max(a, Interval.constant(np.asarray(_ZERO))),
+    "Less": _less(np.less),
+    "LessOrEqual": _less(np.less_equal),
+    "Greater": _greater(np.greater),
+    "GreaterOrEqual": _greater(np.greater_equal),
+    "Equal": _equal,
+    "Not": lambda a: _truth(~a.hi, ~a.lo),
+    "And": lambda a, b: _truth(a.lo & b.lo, a.hi & b.hi),
+    "Or": lambda a, b: _truth(a.lo | b.lo, a.hi | b.hi),
+    "IsNaN": _is_nan,
+    "Where": _where,
+    "Cast": _cast,
+    "Gather": _gather,
+}
+"""The rule of each primitive that has one; Pow has none but for constants."""

@@ -1,0 +1,346 @@
+"""Nodes lowered to expressions by their operators' definitions.
+
+Which nodes are lowered to the same expressions, so that one of them is lowered for all.
+
+Models hold many nodes of few forms: the same operator with the same attributes and parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError
+from qgraph.graph.constants import array_of, constant_tensor
+from qgraph.numerics import blocks
+from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.operator import operator_of
+from qgraph.proof.functions.expression import Builder, Expr, Undecidable, whole_numbers
+
+Array = npt.NDArray[Any]
+Shape = tuple[int | None, ...]
+
+
+Constants = Callable[[ir.Value], Array | None]
+"""Returns the array of a constant value, None for others."""
+
+
+def lower(
+    nodes: Sequence[ir.Node],
+    x: ir.Value,
+    y: ir.Value,
+    shape: Shape,
+    builder: Builder,
+    *,
+    constants: Constants = array_of,
+) -> Expr:
+    """Return ``y`` as an expression of one float32 variable, ``x``.
+
+    Every node is replaced by its operator's definition, or is a primitive itself. Constants keep
+    their shapes, aligned to the data as NumPy broadcasts; scale and zero point of
+    QuantizeLinear and DequantizeLinear are laid along their axis or blocks first. Between a Reshape
+    and the one that undoes it constants apply to the data in its other shape.
+
+    Args:
+        nodes: in topological order.
+        x: the value that is the variable.
+        y: the value to express.
+        shape: of the data, None for unknown dimensions.
+        builder: collects the expressions; share it between regions to share common parts.
+        constants: what operands that no node computes from ``x`` are.
+
+    Raises:
+        Undecidable: a node has no definition here, or an operand is neither constant nor
+            computed by the nodes.
+    """
+    known: dict[ir.Value, Expr] = {x: builder.input}
+    seen: dict[ir.Value, Shape] = {x: shape}
+    for node in nodes:
+        if not any(value in known for value in node.inputs):
+            continue
+        view = _view(node, seen)
+        if node.op_type == "Reshape" and node.domain == "" and node.inputs[0] in known:
+            known[node.outputs[0]] = known[node.inputs[0]]
+            seen[node.outputs[0]] = _reshaped(node, shape, constants)
+            continue
+        if view != shape:
+            _check_rank(node, view, constants)
+        apply = builder if view == shape else _Viewing(builder, view, shape)
+        known[node.outputs[0]] = lower_node(node, known, view, apply, constants)
+        seen[node.outputs[0]] = view
+    if y not in known:
+        raise Undecidable(f"{y.name!r} does not depend on the data")
+    if seen[y] != shape:
+        raise Undecidable(f"the result has shape {list(seen[y])}, the data {list(shape)}")
+    return known[y]
+
+
+def _view(node: ir.Node, seen: Mapping[ir.Value, Shape]) -> Shape:
+    """Return the shape in which a node sees the data.
+
+    Raises:
+        Undecidable: its operands are seen in different ones.
+    """
+    first, *others = {seen[value] for value in node.inputs if value is not None and value in seen}
+    if others:
+        raise Undecidable(f"the operands of {node.op_type} have different shapes")
+    return first
+
+
+def _check_rank(node: ir.Node, view: Shape, constants: Constants) -> None:
+    """See that no constant gives the data more dimensions, from which axes would count.
+
+    Raises:
+        Undecidable: one does.
+    """
+    for value in node.inputs:
+        given = None if value is None else constants(value)
+        if given is not None and given.ndim > max(len(view), 1):
+            raise Undecidable("a parameter has more dimensions than the data")
+
+
+def _reshaped(node: ir.Node, shape: Shape, constants: Constants) -> Shape:
+    """Return what shape a Reshape gives to data of a known ``shape``.
+
+    Raises:
+        Undecidable: a shape is not known, or the elements are not those of the data.
+    """
+    sizes = None if node.inputs[1] is None else constants(node.inputs[1])
+    if sizes is None or None in shape:
+        raise Undecidable("the shape of a Reshape is only known at run time")
+    target = tuple(int(size) for size in sizes)
+    if min(target, default=1) < 1 or math.prod(target) != math.prod(size or 0 for size in shape):
+        raise Undecidable(f"Reshape of {list(shape)} to {list(target)}")
+    return target
+
+
+class _Viewing(Builder):
+    """Makes constants that apply to the data in another shape, in that of the data itself."""
+
+    def __init__(self, builder: Builder, view: Shape, shape: Shape) -> None:
+        self.input = builder.input
+        self._builder = builder
+        self._view = tuple(size or 0 for size in view)
+        self._shape = tuple(size or 0 for size in shape)
+
+    def constant(self, array: npt.ArrayLike) -> Expr:
+        given = np.asarray(array)
+        if given.size == 1:
+            given = given.reshape(())
+        else:
+            try:
+                given = np.broadcast_to(given, self._view).reshape(self._shape)
+            except ValueError as error:
+                raise Undecidable(f"a constant {list(given.shape)} does not fit") from error
+        return self._builder.constant(given)
+
+    def _call(self, name: str, operands: list[Expr], attributes: dict[str, Any]) -> Expr:
+        return self._builder._call(name, operands, attributes)
+
+
+def parameter_array(
+    node: ir.Node, value: ir.Value, shape: Shape, constants: Constants = array_of
+) -> Array:
+    """Return a constant operand in float32 (or bool), laid out so that it broadcasts to the data.
+
+    Raises:
+        Undecidable: it is not constant, holds integers that float32 does not, or its axis cannot be
+            placed.
+    """
+    array = laid_out(node, value, shape, constants)
+    if array.dtype.kind in "iu":
+        return whole_numbers(array)
+    return array if array.dtype == bool else array.astype(np.float32)
+
+
+def laid_out(
+    node: ir.Node, value: ir.Value, shape: Shape, constants: Constants = array_of
+) -> Array:
+    """Return a constant operand in its own type, laid out so that it broadcasts to the data.
+
+    Raises:
+        Undecidable: it is not constant, or its axis cannot be placed.
+    """
+    array = constants(value)
+    if array is None:
+        raise Undecidable(f"operand {value.name!r} of {node.op_type} is only known at run time")
+    return _aligned(node, array, shape) if node.op_type in _ALONG_AXIS else array
+
+
+_ALONG_AXIS = ("QuantizeLinear", "DequantizeLinear")
+
+
+def lower_node(
+    node: ir.Node,
+    known: Mapping[ir.Value, Expr],
+    shape: Shape,
+    builder: Builder,
+    constants: Constants = array_of,
+) -> Expr:
+    """Return the output of one node, its data being ``known``; see :func:`lower`."""
+
+    def operand(value: ir.Value | None) -> Expr | None:
+        if value is None:
+            return None
+        if value in known:
+            return known[value]
+        return builder.constant(parameter_array(node, value, shape, constants))
+
+    try:
+        operator = operator_of(node)
+        if operator is not None:
+            operands = [operand(value) for value in operator.schema.values(node)]
+            result: Expr = operator.define(builder, *operands, **operator.arguments(node))
+            return result
+    except OperatorError as error:
+        raise Undecidable(str(error)) from error
+    if node.domain != "" or node.op_type not in NUMPY:
+        raise Undecidable(f"{node.op_type} has no definition over single values")
+    for value in node.inputs:
+        given = None if value is None or value in known else constants(value)
+        if given is not None and given.dtype.kind == "f" and given.dtype != np.float32:
+            raise Undecidable(f"{node.op_type} with a constant of type {given.dtype}")
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    primitive: Expr = getattr(builder, node.op_type)(*map(operand, node.inputs), **attributes)
+    return primitive
+
+
+def _aligned(node: ir.Node, parameter: Array, shape: Shape) -> Array:
+    if parameter.size == 1:
+        return parameter.reshape(())
+    if not shape:
+        raise Undecidable(f"the rank of the data of {node.op_type} is not known")
+    axis = node.attributes.get_int("axis", 1)
+    size = node.attributes.get_int("block_size", 0)
+    place = axis % len(shape)
+    if size:
+        sizes = list(parameter.shape)
+        sizes[place] = shape[place] or sizes[place] * size
+    else:
+        sizes = [1] * len(shape)
+        sizes[place] = parameter.size
+    try:
+        return blocks.align(parameter, sizes, axis, size)
+    except ValueError as error:
+        raise Undecidable(str(error)) from error
+
+
+Form: TypeAlias = tuple[object, ...]
+"""Equal for nodes that compute the same from the same operands."""
+
+_LARGEST = 1 << 12
+"""Bytes up to which constants are compared by what they hold; others by which value they are."""
+
+_PLAIN = frozenset(
+    {
+        ir.AttributeType.INT,
+        ir.AttributeType.INTS,
+        ir.AttributeType.FLOAT,
+        ir.AttributeType.FLOATS,
+        ir.AttributeType.STRING,
+        ir.AttributeType.STRINGS,
+    }
+)
+
+
+class Forms:
+    """Tells the forms of nodes; while it is in use, no constant may change."""
+
+    def __init__(self) -> None:
+        self._constants: dict[ir.Value, object] = {}
+
+    def of(self, node: ir.Node, operands: Mapping[ir.Value, object]) -> Form | None:
+        """Return the form of a node of one output; None for one that is like no other.
+
+        Args:
+            node: the node.
+            operands: for each input that is not a constant what it is, in a way that can be
+                compared.
+        """
+        attributes = []
+        for name, attribute in node.attributes.items():
+            if attribute.is_ref() or attribute.type not in _PLAIN:
+                return None
+            attributes.append((name, attribute.type, repr(attribute.value)))
+        inputs: list[object] = []
+        for value in node.inputs:
+            if value is None:
+                inputs.append(None)
+            elif value in operands:
+                inputs.append((value.dtype, operands[value]))
+            else:
+                inputs.append((value.dtype, self._constant(value)))
+        kind = node.domain, node.op_type, node.overload
+        return (*kind, tuple(attributes), tuple(inputs), node.outputs[0].dtype)
+
+    def of_region(
+        self, nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value
+    ) -> tuple[object, ...] | None:
+        """Return what regions share that compute the same; None for one that is like no other."""
+        operands: dict[ir.Value, object] = {x: -1}
+        forms: list[Form] = []
+        for place, node in enumerate(nodes):
+            form = self.of(node, operands)
+            if form is None:
+                return None
+            forms.append(form)
+            operands[node.outputs[0]] = place
+        return (*forms, operands.get(y))
+
+    def _constant(self, value: ir.Value) -> object:
+        found = self._constants.get(value)
+        if found is None:
+            array = array_of(value)
+            found = value
+            if array is not None and array.nbytes <= _LARGEST:
+                # Some operators ask whether a parameter is a constant itself or made of one.
+                direct = constant_tensor(value) is not None
+                found = str(array.dtype), array.shape, array.tobytes(), direct
+            self._constants[value] = found
+        return found
+
+
+@dataclass(frozen=True)
+class Template:
+    """An expression over others, to be made again over other ones of the same types and shapes."""
+
+    steps: tuple[tuple[Expr, tuple[int | Expr, ...]], ...]
+    result: int | Expr
+
+    @classmethod
+    def of(cls, result: Expr, operands: Iterable[Expr]) -> Template:
+        """Return ``result`` with ``operands``, in this order, left open."""
+        place: dict[int, int | Expr] = {id(operand): i for i, operand in enumerate(operands)}
+        count = len(place)
+        steps: list[tuple[Expr, tuple[int | Expr, ...]]] = []
+        stack = [result]
+        while stack:
+            e = stack[-1]
+            if id(e) not in place:
+                pending = [o for o in e.inputs if id(o) not in place]
+                if pending:
+                    stack += reversed(pending)
+                    continue
+                inputs = tuple(place[id(o)] for o in e.inputs)
+                if any(isinstance(i, int) for i in inputs):
+                    place[id(e)] = count + len(steps)
+                    steps.append((e, inputs))
+                else:
+                    place[id(e)] = e
+            stack.pop()
+        return cls(tuple(steps), place[id(result)])
+
+    def over(self, builder: Builder, operands: Iterable[Expr]) -> Expr:
+        """Return the expression over ``operands``."""
+        made = list(operands)
+        for e, inputs in self.steps:
+            made.append(
+                builder.like(e, tuple([made[i] if isinstance(i, int) else i for i in inputs]))
+            )
+        return made[self.result] if isinstance(self.result, int) else self.result

@@ -1,0 +1,1 @@
+"""Matching of two graphs: which values are equal, and why."""

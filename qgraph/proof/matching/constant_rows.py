@@ -1,0 +1,293 @@
+"""Big constants, computed and compared some rows at a time.
+
+The kernels are those that compute them whole; only their operands are cut, along the first axis.
+Nothing is shared with the passes that store weights: a mistake there must not hide here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
+from qgraph.exactness import Witness
+from qgraph.graph.constants import constant_elements
+from qgraph.graph.streaming import Stream
+from qgraph.numerics.values import Comparison, compare_pieces, compare_values
+from qgraph.ops.dispatch import NodeStep, kernel_for
+from qgraph.ops.operator import operator_of
+from qgraph.proof.matching.known_values import KnownValues
+
+Array = npt.NDArray[Any]
+
+_ELEMENTWISE = frozenset(
+    {"Abs", "Add", "Ceil", "Div", "Floor", "Identity", "Max", "Min", "Mul", "Neg", "Relu", "Sub"}
+)
+"""Operators of ONNX that are computed some rows at a time; those of ours are too."""
+
+_ALONG_AXIS = ("QuantizeLinear", "DequantizeLinear")
+
+_WHOLE_ELEMENTS = 1 << 20
+"""Smaller constants are compared whole."""
+
+_PIECE = 1 << 18
+"""About so many elements are computed at a time, or one row."""
+
+_FAILURES = (ExecutionError, ModelError, OperatorError, UnsupportedError)
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """A constant of which a piece is read; each of its rows belongs to ``per`` rows."""
+
+    value: ir.Value
+    stream: Stream
+    per: int
+
+    def read(self, start: int, stop: int) -> Array:
+        first, last = start // self.per, -(-stop // self.per)
+        size = math.prod(self.stream.shape[1:])
+        piece = self.stream.read(first * size, last * size)
+        return piece.reshape(last - first, *self.stream.shape[1:])
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """A node, its operands that are not cut, and the shape of its whole result.
+
+    ``compute`` is absent for Reshape, which keeps the rows.
+    """
+
+    node: ir.Node
+    compute: NodeStep | None
+    whole: dict[ir.Value, Array]
+    shape: tuple[int, ...]
+    per: int
+
+    def __call__(self, held: dict[ir.Value, Any], start: int, stop: int) -> None:
+        source, result = self.node.inputs[0], self.node.outputs[0]
+        rows = -(-stop // self.per) - start // self.per
+        if self.compute is None:
+            held[result] = held[source].reshape(rows, *self.shape[1:])  # type: ignore[index]
+            return
+        known = {**held, **self.whole}
+        self.compute.run(known)
+        held[result] = known[result]
+        if held[result].shape != (rows, *self.shape[1:]):
+            raise ExecutionError(f"{self.node.name}: {held[result].shape} are not the rows.")
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A constant that is computed some rows at a time, by the kernels that compute it whole.
+
+    Attributes:
+        value: the constant.
+        shape: of all of it.
+        multiple: pieces begin at a multiple of so many rows.
+    """
+
+    value: ir.Value
+    shape: tuple[int, ...]
+    multiple: int
+    sources: tuple[_Source, ...]
+    steps: tuple[_Step, ...]
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows ``start`` to before ``stop``.
+
+        Raises:
+            QGraphError: a node cannot be computed.
+        """
+        held: dict[ir.Value, Any] = {
+            source.value: source.read(start, stop) for source in self.sources
+        }
+        with np.errstate(all="ignore"):
+            for step in self.steps:
+                step(held, start, stop)
+        found: Array = held[self.value]
+        return found
+
+
+def rows_of(known: KnownValues, value: ir.Value) -> Rows | None:
+    """Return how some rows of a big constant are computed; None if only all of them can be."""
+    if not known.has(value):
+        return None
+    found = _Compiler(known)
+    try:
+        stream = _root(value)
+        if stream is None or stream.size < _WHOLE_ELEMENTS or stream.kind == "STRING":
+            return None
+        shape = found.visit(value, 1)
+    except _FAILURES:
+        return None
+    if shape is None or any(isinstance(s.stream.stored, ir.LazyTensor) for s in found.sources):
+        return None
+    return Rows(value, shape, found.multiple, tuple(found.sources), tuple(found.steps))
+
+
+class _Compiler:
+    """Finds how rows of a constant follow from rows of others."""
+
+    def __init__(self, known: KnownValues) -> None:
+        self.multiple = 1
+        self.sources: list[_Source] = []
+        self.steps: list[_Step] = []
+        self._known = known
+        self._seen: dict[ir.Value, tuple[int, tuple[int, ...]]] = {}
+
+    def visit(self, value: ir.Value, per: int) -> tuple[int, ...] | None:
+        """Return the shape of a value of which a row belongs to ``per`` rows; None: not by rows."""
+        if value in self._seen:
+            seen, shape = self._seen[value]
+            return shape if seen == per else None
+        stream = constant_elements(value)
+        if stream is None:
+            found = self._computed(value, per)
+        else:
+            found = stream.shape or None
+            self.sources.append(_Source(value, stream, per))
+            self.multiple = math.lcm(self.multiple, per)
+        if found is not None:
+            self._seen[value] = per, found
+        return found
+
+    def _computed(self, value: ir.Value, per: int) -> tuple[int, ...] | None:
+        node = value.producer()
+        if node is None or (data := _data(node)) is None:
+            return None
+        shape = self.visit(data, per)
+        if shape is None:
+            return None
+        if node.op_type == "Reshape":
+            return self._reshaped(node, shape, per)
+        whole: dict[ir.Value, Array] = {}
+        for operand in dict.fromkeys(node.inputs[1:]):
+            if operand is None:
+                continue
+            rows = self._rows_of(node, operand, shape)
+            if rows is None or (rows and self.visit(operand, per * rows) is None):
+                return None
+            if rows == 0:
+                array = self._known.array(operand)
+                if array is None or array.size > _PIECE or operand is data:
+                    return None
+                whole[operand] = array
+        step = NodeStep(node, kernel_for(node, self._known.imports))
+        self.steps.append(_Step(node, step, whole, shape, per))
+        return shape
+
+    def _rows_of(self, node: ir.Node, operand: ir.Value, shape: tuple[int, ...]) -> int | None:
+        """Return to how many rows a row of an operand belongs; 0: it has none, None: not known."""
+        stored = constant_elements(operand)
+        found = self._known.array(operand) if stored is None else stored
+        if found is None:
+            return None
+        sizes = found.shape
+        if math.prod(sizes) == 1:
+            return 0
+        if node.op_type in _ALONG_AXIS:
+            axis, size = (_number(node, name, n) for name, n in (("axis", 1), ("block_size", 0)))
+            if size == 0:
+                return int(len(sizes) == 1 and axis % len(shape) == 0)
+            rows = size if axis % len(shape) == 0 else 1
+            return rows if sizes[0] == -(-shape[0] // rows) else None
+        missing = len(shape) - len(sizes)
+        if missing < 0 or any(n not in (1, m) for n, m in zip(sizes, shape[missing:], strict=True)):
+            return None
+        return int(missing == 0 and sizes[0] > 1)
+
+    def _reshaped(self, node: ir.Node, shape: tuple[int, ...], per: int) -> tuple[int, ...] | None:
+        target = node.inputs[1] if len(node.inputs) > 1 else None
+        wanted = None if target is None else self._known.array(target)
+        if wanted is None or 0 in wanted:
+            return None
+        sizes = tuple(int(size) for size in wanted)
+        rest = math.prod(shape) // max(-math.prod(sizes), 1)
+        sizes = tuple(rest if size == -1 else size for size in sizes)
+        if not sizes or sizes[0] != shape[0] or math.prod(sizes) != math.prod(shape):
+            return None
+        self.steps.append(_Step(node, None, {}, sizes, per))
+        return sizes
+
+
+def _data(node: ir.Node) -> ir.Value | None:
+    """Return the operand of the shape of the result, if the node is computed row by row."""
+    if len(node.outputs) != 1 or not node.inputs:
+        return None
+    plain = node.domain == "" and node.op_type in _ELEMENTWISE and not node.attributes
+    moved = node.domain == "" and node.op_type == "Reshape"
+    return node.inputs[0] if plain or moved or operator_of(node) is not None else None
+
+
+def _root(value: ir.Value | None) -> Stream | None:
+    """Return the stored constant whose rows become those of a value."""
+    while value is not None:
+        stream = constant_elements(value)
+        if stream is not None:
+            return stream
+        node = value.producer()
+        value = None if node is None else _data(node)
+    return None
+
+
+def _number(node: ir.Node, name: str, default: int) -> int:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
+
+
+def compare_constants(
+    reference: tuple[KnownValues, ir.Value], candidate: tuple[KnownValues, ir.Value]
+) -> tuple[Comparison, Witness | None] | None:
+    """Return how two constants of one type and shape compare, and an element that shows it.
+
+    Big ones are computed and compared some rows at a time, where that is possible. None is returned
+    where they cannot be compared.
+
+    Raises:
+        ModelError: the data of a constant cannot be read.
+    """
+    rows = [rows_of(known, value) for known, value in (reference, candidate)]
+    if rows[0] is not None and rows[1] is not None:
+        try:
+            return _compared_by_rows(rows[0], rows[1])
+        except _FAILURES:
+            pass  # told, or tried again, with all of it
+    ours, theirs = (known.array(value) for known, value in (reference, candidate))
+    if ours is None or theirs is None or ours.dtype.kind in "OSU":
+        return None
+    if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+        return None
+    found = compare_values(ours, theirs)
+    if found.place is None or ours.dtype.kind == "c":
+        return found, None
+    at = (array.reshape(-1)[found.place] for array in (ours, theirs))
+    return found, Witness(float(found.place), *map(float, at))
+
+
+def _compared_by_rows(ours: Rows, theirs: Rows) -> tuple[Comparison, Witness | None] | None:
+    if ours.shape != theirs.shape:
+        return None
+    size = math.prod(ours.shape[1:])
+    multiple = math.lcm(ours.multiple, theirs.multiple)
+    step = max(_PIECE // (size * multiple), 1) * multiple
+    ends = [(at, min(at + step, ours.shape[0])) for at in range(0, ours.shape[0], step)]
+
+    def both(start: int, stop: int) -> tuple[Array, Array]:
+        pair = ours.read(start, stop), theirs.read(start, stop)
+        return pair[0].reshape(-1), pair[1].reshape(-1)
+
+    kinds = [array.dtype for array in both(*ends[0])]
+    if kinds[0] != kinds[1]:
+        return None
+    found = compare_pieces(lambda: (both(*part) for part in ends))
+    if found.place is None or kinds[0].kind == "c":
+        return found, None
+    start, stop = ends[found.place // (step * size)]
+    at = (array[found.place - start * size] for array in both(start, stop))
+    return found, Witness(float(found.place), *map(float, at))

@@ -1,0 +1,191 @@
+"""Constant values of a model: stored ones, computed ones, and those that sizes determine.
+
+``KnownValues`` computes what nodes make of constants. ``fix_static_values`` turns the results of
+shape computations into constants: a chain of Shape, Gather and Concat that always gives [1, 300] is
+the constant [1, 300], and can then be compared with an initializer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
+from qgraph.graph.constants import constant, constant_tensor
+from qgraph.graph.inference.walk import Facts
+from qgraph.graph.scopes import graphs_of, is_control, nodes_of
+from qgraph.ops.dispatch import Imports, NodeStep, kernel_for
+from qgraph.ops.kernels.elementary import FUNCTIONS, is_rounded_once
+from qgraph.ops.kernels.standard import SUMMING, is_any_order_exact
+from qgraph.proof.matching.operators import is_exact, is_random
+
+Array = npt.NDArray[Any]
+
+_ROUNDED_ONCE = frozenset(FUNCTIONS) | {"Pow"}
+"""Operators whose kernels give the exact results, rounded once, for types narrower than float64."""
+
+_KEPT_BYTES = 1 << 16
+"""Larger results are computed again when they are asked for again, rather than kept."""
+
+
+class KnownValues:
+    """Computes constants by the kernels of the operators.
+
+    Args:
+        imports: domains of the model and their versions.
+
+    Attributes:
+        imports: as given.
+        inexact: operators that computed floating-point constants which were asked for, and whose
+            last bits ONNX leaves open, as it does for functions such as Exp. The constants are the
+            exact results, rounded once.
+
+    A floating-point constant whose bits depend on the processor, such as most sums, is not known.
+    """
+
+    def __init__(self, imports: Imports) -> None:
+        self.inexact: set[str] = set()
+        self.imports = imports
+        self._is_known: dict[ir.Value, bool] = {}
+        self._kept: dict[ir.Value, Array] = {}
+        self._open: dict[ir.Value, frozenset[str]] = {}
+
+    def enter(self, nodes: Iterable[ir.Node]) -> None:
+        """Take note of nodes, in their order: which of their outputs are constant.
+
+        Results that may depend on the processor are computed here, to know whether they do.
+        """
+        for node in nodes:
+            used = [value for value in node.inputs if value is not None]
+            computed = bool(used) and all(map(self.has, used)) and not self._is_opaque(node)
+            for value in node.outputs:
+                stored = constant_tensor(value) is not None
+                self._is_known[value] = stored or computed
+                if computed and not stored and not is_exact(node):
+                    self._is_known[value] = self._array(value) is not None
+
+    def has(self, value: ir.Value) -> bool:
+        """Return whether ``value`` is constant."""
+        found = self._is_known.get(value)
+        return constant_tensor(value) is not None if found is None else found
+
+    def array(self, value: ir.Value) -> Array | None:
+        """Return the array of a constant, None for another value, or one without kernel.
+
+        Raises:
+            ModelError: the data of a constant cannot be read.
+        """
+        found = self._array(value)
+        self.inexact |= self._open.get(value, frozenset())
+        return found
+
+    def _array(self, value: ir.Value) -> Array | None:
+        if not self.has(value):
+            return None
+        if value in self._kept:
+            return self._kept[value]
+        found = constant(value)
+        return self._computed(value) if found is None else found
+
+    def _computed(self, value: ir.Value) -> Array | None:
+        node = value.producer()
+        if node is None:
+            return None
+        operands = [None if operand is None else self._array(operand) for operand in node.inputs]
+        known = dict(zip(node.inputs, operands, strict=True))
+        if any(operand is not None and array is None for operand, array in known.items()):
+            return None
+        array = self._run(node, value, operands)
+        used = (self._open.get(operand, frozenset()) for operand in known if operand is not None)
+        self._open[value] = self._open.get(value, frozenset()).union(*used)
+        if array is None:
+            self._is_known[value] = False
+        elif array.nbytes <= _KEPT_BYTES:
+            self._kept[value] = array
+        return array
+
+    def _run(
+        self, node: ir.Node, value: ir.Value, operands: Sequence[Array | None]
+    ) -> Array | None:
+        """Return an output of a node; None where it fails, or other processors compute others."""
+        known = zip(node.inputs, operands, strict=True)
+        results: dict[ir.Value, Any] = {v: array for v, array in known if v is not None}
+        try:
+            kernel = kernel_for(node, self.imports)
+            with np.errstate(all="ignore"):
+                NodeStep(node, kernel).run(results)
+        except (ExecutionError, ModelError, OperatorError, UnsupportedError):
+            return None
+        array = results.get(value)
+        if not isinstance(array, np.ndarray):
+            return None
+        if array.dtype.kind in "iubOSU" or is_exact(node):
+            return array
+        if node.domain != "":
+            return None
+        if node.op_type in SUMMING:
+            exact = is_any_order_exact(node, kernel, operands)
+            return np.asarray(array + array.dtype.type(0)) if exact else None  # -0 may be 0 too
+        if node.op_type in _ROUNDED_ONCE and is_rounded_once(array.dtype):
+            self._open[value] = frozenset({node.op_type})
+            return array
+        return None
+
+    def _is_opaque(self, node: ir.Node) -> bool:
+        return is_control(node) or is_random(node, self.imports) or bool(graphs_of(node))
+
+
+def fix_static_values(graph: ir.Graph, facts: Facts) -> dict[str, str]:
+    """Turn nodes whose result is known into Constant nodes, in place, under their own names.
+
+    What is computed from constants alone stays as it is.
+
+    Args:
+        graph: the main graph; graphs in attributes are treated too.
+        facts: what is known of its values.
+
+    Returns: the operators that the nodes were, with their operands, by the names of the results.
+    """
+    constants: set[ir.Value] = set()
+    fixed: dict[str, str] = {}
+    for node in nodes_of(graph):
+        if _is_constant(node, constants):
+            constants.update(node.outputs)
+            continue
+        if len(node.outputs) != 1 or graphs_of(node):
+            continue
+        (result,) = node.outputs
+        fact = facts.get(result)
+        array = None if fact is None else fact.array
+        if array is None:
+            continue
+        fixed[str(result.name)] = origin(result)
+        node.resize_inputs(0)
+        node.attributes.clear()
+        node.domain, node.op_type = "", "Constant"
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(array))
+    return fixed
+
+
+def origin(value: ir.Value) -> str:
+    """Return which operator makes a value, of which operands."""
+    node = value.producer()
+    if node is None:
+        return "stored in the file" if value.is_initializer() else "stated for the input"
+    operands = ", ".join(str(operand.name) for operand in node.inputs if operand is not None)
+    return f"{node.op_type} of {operands}" if operands else node.op_type
+
+
+def _is_constant(node: ir.Node, constants: set[ir.Value]) -> bool:
+    """Return whether a node computes from constants alone."""
+    if node.op_type == "Constant" and not node.domain:
+        return True
+    used = [value for value in node.inputs if value is not None]
+    return bool(used) and all(
+        value in constants or (value.is_initializer() and not value.is_graph_input())
+        for value in used
+    )

@@ -1,0 +1,226 @@
+"""What a node computes, apart from its operands: one label for all ways to write it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError
+from qgraph.graph.opset.history import is_known
+from qgraph.graph.opset.versions import OLDEST, changes_of
+from qgraph.graph.schema import attribute_values
+from qgraph.ops.dispatch import Imports
+from qgraph.ops.operator import operator_of
+from qgraph.proof.matching.operators import RESHAPING, is_random
+
+_COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr"})
+"""Operators whose operands may be swapped without changing a bit of the result."""
+
+_NEUTRAL = {
+    "BatchNormalization": frozenset({"spatial"}),
+    "Dropout": frozenset({"ratio", "seed"}),
+}
+"""Attributes that inference does not read, from the lowest opset that is raised."""
+
+_WINDOWS = frozenset(
+    {"AveragePool", "Conv", "ConvInteger", "ConvTranspose", "LpPool", "MaxPool", "QLinearConv"}
+)
+_WEIGHT_PLACE = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "QLinearConv": 3}
+
+
+def label(node: ir.Node, imports: Imports) -> tuple[Hashable, ...]:
+    """Return what nodes share that compute the same from the same operands.
+
+    Names do not enter. Attributes that are absent have their defaults; versions of an operator
+    between which nothing changed are one. Graphs in attributes do not enter either.
+    """
+    own = _own(node)
+    if own is not None:
+        return own
+    version = imports.get(node.domain, 1)
+    attributes = attribute_values(node, version)
+    if node.domain == "" and version >= OLDEST:
+        for name in _NEUTRAL.get(node.op_type, ()):
+            attributes.pop(name, None)
+    if node.op_type == "BatchNormalization" and not _trains(node):
+        attributes.pop("momentum", None)
+    if node.domain == "" and node.op_type in _WINDOWS:
+        attributes = _windows(node) | attributes
+    key = _version(node, version), _outputs(node), node.overload
+    return (node.domain, node.op_type, key, _places(node), tuple(sorted(attributes.items())))
+
+
+def is_commutative(of: Hashable) -> bool:
+    """Return whether the operands of an operator may be swapped, by its label."""
+    return isinstance(of, tuple) and of[0] == "" and of[1] in _COMMUTATIVE
+
+
+def _outputs(node: ir.Node) -> int:
+    """Return the number of outputs where it is part of what is computed."""
+    if node.op_type == "Split":
+        return len(node.outputs)
+    if node.op_type == "BatchNormalization":
+        return sum(bool(value.name) for value in node.outputs)
+    return 0
+
+
+def _trains(node: ir.Node) -> bool:
+    """Return whether a BatchNormalization has results that depend on its momentum."""
+    return _outputs(node) > 1 or node.attributes.get_int("training_mode", 0) != 0
+
+
+def _places(node: ir.Node) -> tuple[bool, ...]:
+    """Return which operands are there; absent ones at the end do not count."""
+    places = tuple(value is not None for value in node.inputs)
+    while places and not places[-1]:
+        places = places[:-1]
+    return places
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to tell what a node computes: its label, and the operands that matter besides."""
+
+    label: tuple[Hashable, ...]
+    operands: tuple[ir.Value, ...]
+
+
+def forms(node: ir.Node, imports: Imports) -> list[Form]:
+    """Return all ways to tell what a node computes: as written, and by the shape that it gives.
+
+    Reshapes one after another are one, to the last shape. A Dropout that does not train reads
+    neither its ratio nor that it does not.
+    """
+    used = tuple(value for value in node.inputs if value is not None)
+    if _keeps_all(node, imports):
+        version = _version(node, imports.get("", 1))
+        return [Form(("", "Dropout", "without training", version), used[:1])]
+    found = [Form(label(node, imports), used)]
+    if (shape := new_shape(node)) is not None:
+        found.append(Form(("", "Reshape", "to", shape), (_before_reshapes(used[0]),)))
+    return found
+
+
+def common_form(
+    first: ir.Node, imports: Imports, second: ir.Node, others: Imports
+) -> tuple[Form, Form] | None:
+    """Return the forms in which two nodes are one operator; None if there are none."""
+    for one in forms(first, imports):
+        for other in forms(second, others):
+            if one.label == other.label and len(one.operands) == len(other.operands):
+                return one, other
+    return None
+
+
+def _keeps_all(node: ir.Node, imports: Imports) -> bool:
+    """Return whether a node is a Dropout in inference, which drops nothing."""
+    is_dropout = (node.domain, node.op_type) == ("", "Dropout")
+    return is_dropout and imports.get("", 1) >= OLDEST and not is_random(node, imports)
+
+
+def new_shape(node: ir.Node) -> Hashable:
+    """Return the shape that a Reshape or the like gives to its data, None where not known.
+
+    An open size stands in it by its text, which equal sizes share.
+    """
+    shape = node.outputs[0].shape if node.outputs else None
+    if node.domain != "" or node.op_type not in RESHAPING or shape is None:
+        return None
+    sizes = _sizes(shape)
+    return None if None in sizes else sizes
+
+
+def _sizes(shape: ir.Shape) -> tuple[int | str | None, ...]:
+    return tuple(size if isinstance(size, int) else size.value for size in shape.dims)
+
+
+def _before_reshapes(value: ir.Value) -> ir.Value:
+    """Return the value whose elements, in their order, are those of ``value``."""
+    node = value.producer()
+    while node is not None and node.domain == "" and node.op_type in RESHAPING:
+        if node.inputs[0] is None:
+            break
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def keeps_shape(node: ir.Node) -> bool:
+    """Return whether a Reshape or the like gives its data the shape that it has."""
+    shape = new_shape(node)
+    data = node.inputs[0] if shape is not None and node.inputs else None
+    return data is not None and data.shape is not None and shape == _sizes(data.shape)
+
+
+def is_identity(node: ir.Node, imports: Imports) -> bool:
+    """Return whether a node only hands its first operand on: Identity, Dropout in inference.
+
+    So do a Cast to the type, and a Reshape to the shape, that its operand has.
+    """
+    if node.domain != "":
+        return False
+    if node.op_type in RESHAPING:
+        return keeps_shape(node)
+    if node.op_type == "Dropout":
+        unmasked = all(not value.name for value in node.outputs[1:])
+        return unmasked and not is_random(node, imports)
+    if node.op_type == "Cast" and node.inputs[0] is not None:
+        known = node.inputs[0].dtype
+        return known is not None and known.value == node.attributes.get_int("to", 0)
+    return node.op_type == "Identity"
+
+
+def _own(node: ir.Node) -> tuple[Hashable, ...] | None:
+    """Return the label of an operator that is defined here, its attributes as it reads them."""
+    try:
+        operator = operator_of(node)
+        if operator is None or operator.schema.standard:
+            return None
+        items = operator.schema.attributes_of(node).items()
+        values = tuple((name, str(value)) for name, value in sorted(items))
+    except OperatorError:
+        return None
+    key = operator.schema.since, node.overload
+    return ("", operator.schema.name, key, _places(node), values)
+
+
+def _version(node: ir.Node, version: int) -> Hashable:
+    """Return the version that gave the operator the meaning that it has in ``version``."""
+    if node.domain != "":
+        return version
+    if version < OLDEST:
+        known = onnx.defs.has(node.op_type, version, "")
+        since = onnx.defs.get_schema(node.op_type, version, "").since_version if known else version
+        return "since", since
+    if not is_known(node.op_type, version):
+        return "before", version
+    steps = changes_of(node, OLDEST, version)
+    return steps[-1] if steps else 0
+
+
+def _windows(node: ir.Node) -> dict[str, Hashable]:
+    """Return what the operators with windows take where their attributes say nothing."""
+    place = _WEIGHT_PLACE.get(node.op_type)
+    kernel: list[int] | None = None
+    given = node.attributes.get("kernel_shape")
+    weight = None if place is None or len(node.inputs) <= place else node.inputs[place]
+    if given is not None:
+        kernel = list(given.as_ints())
+    elif weight is not None and weight.shape is not None and weight.shape.is_static():
+        kernel = [int(size) for size in weight.shape.numpy()[2:]]
+    if kernel is None:
+        return {}
+    ones = (1,) * len(kernel)
+    return {
+        "kernel_shape": _ints(kernel),
+        "strides": _ints(ones),
+        "dilations": _ints(ones),
+        "pads": _ints((0,) * 2 * len(kernel)),
+    }
+
+
+def _ints(values: list[int] | tuple[int, ...]) -> Hashable:
+    return tuple(map(int, values))

@@ -1,0 +1,380 @@
+"""Matching of two models: the claims that have to be proved for their outputs to be equal.
+
+All values start in classes by form (:mod:`qgraph.proof.matching.classes`). From the outputs on, two
+values that should be equal and are in two classes are followed back to something that can be proved
+alone: two constants, or two regions that compute both values from one pair of equal values. Each is
+a :class:`Claim`. Its values are assumed equal from then on, so that later differences are found
+too. Claims are in an order in which each rests on earlier ones only.
+
+``Closure`` says which values are equal if only some claims hold. ``Context`` says whether both
+models are one function of values that differ: with a reference C[u] and a candidate C[v], u and v
+are all in which they differ, and nothing makes up for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Witness
+from qgraph.graph.interface import Pair, are_equal_defaults, conflict
+from qgraph.graph.scopes import graphs_of
+from qgraph.graph.slices import ancestors, dominators, front
+from qgraph.numerics.values import Comparison
+from qgraph.proof.matching.classes import Class, Classes, Side
+from qgraph.proof.matching.constant_rows import compare_constants
+from qgraph.proof.matching.known_values import KnownValues
+from qgraph.proof.matching.normalise import Plain
+from qgraph.proof.matching.operators import is_moving, is_reshape
+from qgraph.proof.matching.visible import distinguishes_signed_zeros
+
+_MOST = 64
+"""Number of values among which the two inputs of a region are sought."""
+
+_MOST_PAIRS = 200_000
+
+
+class Kind(StrEnum):
+    """How a claim is to be proved."""
+
+    CONSTANT = "constant"
+    REGION = "region"
+    JOINT = "joint"
+    OPEN = "open"
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """Two values that have to be equal if the models are.
+
+    Attributes:
+        kind: constants are compared by value, regions over all inputs, joint regions over all pairs
+            of codes of their two inputs; an open claim cannot be proved.
+        reference, candidate: the values.
+        entries: of a region, pairs of equal values from which both can be computed, the nearest
+            first; of a joint one, the two pairs from which both are computed.
+        reason: why the claim is open.
+    """
+
+    kind: Kind
+    reference: ir.Value
+    candidate: ir.Value
+    entries: tuple[Pair, ...] = ()
+    reason: str = ""
+
+
+class Matching(Classes):
+    """Two models, the classes of their values, and the claims on which the classes rest.
+
+    Args:
+        reference: one model.
+        candidate: the other one.
+        by_name: first try whether values of one name, on the way to values that should be equal,
+            are equal; regions are smaller then.
+
+    Attributes:
+        is_hinted: whether names were used.
+        claims: what has to be proved.
+        notes: remarks, such as inputs that were matched by position.
+        runs_graphs: results of pairs of nodes that run graphs, and the pairs of operands and of
+            results of these graphs on whose equality theirs rests.
+
+    Raises:
+        ModelError: the models have different inputs or outputs.
+    """
+
+    def __init__(self, reference: Plain, candidate: Plain, *, by_name: bool = True) -> None:
+        super().__init__(*(Side(p, KnownValues(p.imports)) for p in (reference, candidate)))
+        self._by_name = by_name
+        self.is_hinted = False
+        self.claims: list[Claim] = []
+        self.runs_graphs: list[tuple[Pair, tuple[Pair, ...]]] = []
+        self._compared: dict[Pair, tuple[Comparison, Witness | None] | None] = {}
+        self.notes = self.interface.notes
+        for a, b in self.interface.defaults:
+            if not are_equal_defaults(a, b):
+                reason = f"the defaults of input {a.name!r} differ"
+                self.claims.append(Claim(Kind.OPEN, a, b, reason=reason))
+        for a, b in self.interface.inputs + self.interface.defaults:
+            if (conflicting := conflict(a, b)) is not None:
+                self.claims.append(Claim(Kind.OPEN, a, b, reason=conflicting))
+        for pair in self.interface.outputs:
+            self._resolve_all(pair)
+
+    def _resolve_all(self, pair: Pair) -> None:
+        """Resolve a pair, and before it the pairs on which it rests."""
+        stack = [iter([pair])]
+        while stack:
+            needed = next(stack[-1], None)
+            if needed is None:
+                stack.pop()
+            elif not self.equal(needed):
+                stack.append(self._resolve(needed))
+
+    def _resolve(self, pair: Pair) -> Iterator[Pair]:
+        """Claim what makes two values equal, after yielding the pairs on which this rests."""
+        a, b = pair
+        if self.reference.known.has(a) and self.candidate.known.has(b):
+            node = a.producer()
+            if node is not None and is_moving(node) and self.mismatch(pair) is None:
+                yield from self._rest_on_operands(pair)
+            else:
+                self._settle(Kind.CONSTANT, pair)
+            return
+        if self._needs_no_region(pair):
+            yield from self._rest_on_operands(pair)
+            return
+        ours = dominators(a, self.reference.operands)
+        theirs = dominators(b, self.candidate.operands)
+        first = ours[-1], theirs[-1]
+        if first != pair:
+            types = {value.dtype for value in first}
+            if len(types) > 1 and None not in types:
+                # One side joins codes where the other joins real numbers.
+                is_settled = yield from self._resolve_codes(pair, ours, theirs)
+                if is_settled:
+                    return
+            yield first
+            for named in _namesakes(ours[1:], theirs[1:]) if self._by_name else ():
+                self.is_hinted = True
+                yield named
+            if self.equal(pair):
+                return
+            if entries := self._common(ours, theirs):
+                self._settle(Kind.REGION, pair, entries)
+                return
+        yield from self._rest_on_operands(pair)
+
+    def _resolve_codes(
+        self, pair: Pair, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]
+    ) -> Generator[Pair, None, bool]:
+        """Claim two values by the codes from which they are computed; return whether that works."""
+        entries, codes = self._joint_entries(pair), _farthest_codes(ours, theirs)
+        if entries is None and codes is not None and codes != pair:
+            yield codes
+            if common := self._common(ours, theirs):
+                if not self.equal(pair):
+                    self._settle(Kind.REGION, pair, common)
+                return True
+        if entries is None:
+            yield from self._code_pairs(pair)
+            entries = self._joint_entries(pair)
+        if entries is not None:
+            self._settle(Kind.JOINT, pair, entries)
+        return entries is not None
+
+    def _needs_no_region(self, pair: Pair) -> bool:
+        """Return whether one operator computes both values, of constants that are equal in value.
+
+        They are bit for bit equal behind a Reshape, which can be done after all else; otherwise
+        zeros differ in sign, which the operator must not distinguish.
+        """
+        first, second = (value.producer() for value in pair)
+        if first is None or second is None or self.mismatch(pair) is not None:
+            return False
+        one, other = self._common_operands(first, second)
+        pairs = zip(one.operands, other.operands, strict=True)
+        differing = [p for p in pairs if self.reference.known.has(p[0]) and not self.equal(p)]
+        if distinguishes_signed_zeros(first, [ours for ours, _ in differing]):
+            return False
+        return all(map(self._have_equal_values, differing)) and bool(differing or is_reshape(first))
+
+    def _have_equal_values(self, pair: Pair) -> bool:
+        compared = self.compare_constants(pair)
+        return compared is not None and Exactness.of(compared[0]) >= Exactness.VALUES
+
+    def compare_constants(self, pair: Pair) -> tuple[Comparison, Witness | None] | None:
+        """Return how two constants of one type and shape compare, and an element that shows it.
+
+        Each pair is computed and compared once. None is returned where they cannot be compared.
+        """
+        if pair not in self._compared:
+            sides = (self.reference.known, pair[0]), (self.candidate.known, pair[1])
+            self._compared[pair] = compare_constants(*sides)
+        return self._compared[pair]
+
+    def _common(self, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> tuple[Pair, ...]:
+        """Return the equal pairs among the dominators, the nearest first, without the results."""
+        candidates = {self.class_of(self.candidate, value): value for value in reversed(theirs)}
+        pairs = []
+        for value in ours:
+            other = candidates.get(self.class_of(self.reference, value))
+            if other is not None and (value, other) != (ours[0], theirs[0]):
+                pairs.append((value, other))
+        return tuple(pairs)
+
+    def _rest_on_operands(self, pair: Pair) -> Iterator[Pair]:
+        """Rest the equality of two results of one operator on that of its operands."""
+        first, second = (value.producer() for value in pair)
+        reason = self.mismatch(pair)
+        operands: tuple[Pair, ...] = ()
+        names = {node.op_type for node in (first, second) if node is not None}
+        if first is not None and second is not None and (reason is None or len(names) == 1):
+            # differences before two nodes are reported even if the nodes differ
+            operands = tuple(self._operand_pairs(first, second))
+        yield from operands
+        if reason is not None or first is None or second is None:
+            entries = self._joint_entries(pair)
+            if entries is not None:
+                self._settle(Kind.JOINT, pair, entries)
+            else:
+                self._settle(Kind.OPEN, pair, reason=reason or "")
+            return
+        if graphs_of(first):
+            results = self._enter_bodies(first, second)
+            yield from results
+            self.runs_graphs.append((pair, (*operands, *results)))
+        self.merge(pair)
+
+    def _code_pairs(self, pair: Pair) -> Iterator[Pair]:
+        """Yield the nearest codes from which two values are computed, if both have two."""
+        ours, theirs = (
+            front(value, _are_codes, side.joined, most=_MOST) or []
+            for value, side in zip(pair, (self.reference, self.candidate), strict=True)
+        )
+        if not len(ours) == len(theirs) == 2:
+            return
+        crossed = list(zip(ours, theirs[::-1], strict=True))
+        is_crossed = self._by_name and any(x.name == y.name for x, y in crossed)
+        for x, y in crossed if is_crossed else zip(ours, theirs, strict=True):
+            if x.dtype is y.dtype:
+                yield x, y
+
+    def _joint_entries(self, pair: Pair) -> tuple[Pair, ...] | None:
+        """Return the two pairs of equal values from which both are computed, if there are two."""
+        sides = list(zip(pair, (self.reference, self.candidate), strict=True))
+        nearest = [
+            {self.class_of(side, v): v for v in reversed(ancestors([end], side.joined, most=_MOST))}
+            for end, side in sides
+        ]
+        shared = nearest[0].keys() & nearest[1].keys()
+        fronts = []
+        for end, side in sides:
+            is_shared = partial(self._is_among, side, shared)
+            cut = front(end, is_shared, side.joined, most=_MOST)
+            fronts.append(None if cut is None else {self.class_of(side, value) for value in cut})
+        if fronts[0] is None or fronts[0] != fronts[1] or len(fronts[0]) != 2:
+            return None
+        return tuple((nearest[0][key], nearest[1][key]) for key in sorted(fronts[0]))
+
+    def _is_among(self, side: Side, classes: Collection[Class], value: ir.Value) -> bool:
+        return self.class_of(side, value) in classes
+
+    def _settle(
+        self, kind: Kind, pair: Pair, entries: tuple[Pair, ...] = (), reason: str = ""
+    ) -> None:
+        self.claims.append(Claim(kind, *pair, entries, reason))
+        self.merge(pair)
+
+
+def _namesakes(ours: Iterable[ir.Value], theirs: Iterable[ir.Value]) -> list[Pair]:
+    """Return the values of two chains that have one name and may have one type, far ones first."""
+    named = {value.name: value for value in theirs}
+    pairs = [(value, named[value.name]) for value in ours if value.name in named]
+    return [(a, b) for a, b in reversed(pairs) if None in (a.dtype, b.dtype) or a.dtype == b.dtype]
+
+
+def _farthest_codes(ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> Pair | None:
+    """Return the last integers among the values of two chains, if they are of one type."""
+    last = [code for chain in (ours, theirs) for code in list(filter(_are_codes, chain))[-1:]]
+    if len(last) < 2 or last[0].dtype is not last[1].dtype:
+        return None
+    return last[0], last[1]
+
+
+def _are_codes(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer()
+
+
+@dataclass(frozen=True)
+class Implication:
+    """Two values that are equal if all entries are."""
+
+    values: Pair
+    entries: Sequence[Pair] = ()
+
+
+class Closure:
+    """The values of two models that are equal if some facts hold, and nothing else is claimed.
+
+    Args:
+        matching: of the models; its claims are not used.
+        facts: what holds.
+    """
+
+    def __init__(self, matching: Matching, facts: Iterable[Implication]) -> None:
+        self._classes = matching.without_claims()
+        self._pending = [*facts, *(Implication(*pairs) for pairs in matching.runs_graphs)]
+        before = -1
+        while len(self._pending) != before:  # merge facts until nothing more follows
+            before = len(self._pending)
+            waiting = []
+            for fact in self._pending:
+                if self.all_equal(fact.entries):
+                    self._classes.merge(fact.values)
+                else:
+                    waiting.append(fact)
+            self._pending = waiting
+
+    def equal(self, pair: Pair) -> bool:
+        """Return whether it follows that two values are equal."""
+        return self._classes.equal(pair)
+
+    def all_equal(self, pairs: Iterable[Pair]) -> bool:
+        """Return whether it follows that the values of each pair are equal."""
+        return all(map(self.equal, pairs))
+
+
+class Context:
+    """Corresponding values of two models that may differ in some pairs of values only.
+
+    Values correspond if they are equal by what was proved, if they are one of these pairs, or if
+    one operator computes them from values that correspond. Unlike equality this is not transitive.
+
+    Args:
+        matching: of the models.
+        closure: what is equal by what was proved.
+        proved: the claims that were proved.
+        differing: pairs that correspond, though they differ.
+    """
+
+    def __init__(
+        self,
+        matching: Matching,
+        closure: Closure,
+        proved: Sequence[Implication],
+        differing: Iterable[Pair],
+    ) -> None:
+        self._matching = matching
+        self._closure = closure
+        self._proved: dict[Pair, list[Implication]] = {}
+        for fact in proved:
+            self._proved.setdefault(fact.values, []).append(fact)
+        self._corresponds: dict[Pair, bool] = dict.fromkeys(differing, True)
+
+    def holds(self, pair: Pair) -> bool:
+        """Return whether two values correspond."""
+        stack = [pair]
+        while stack:
+            top = stack[-1]
+            if top not in self._corresponds:
+                if len(self._corresponds) > _MOST_PAIRS:
+                    return False
+                ways = self._ways(top)
+                undecided = [p for way in ways for p in way if p not in self._corresponds]
+                if undecided:
+                    stack += undecided
+                    continue
+                self._corresponds[top] = any(all(self._corresponds[p] for p in w) for w in ways)
+            stack.pop()
+        return self._corresponds[pair]
+
+    def _ways(self, pair: Pair) -> list[list[Pair]]:
+        if self._closure.equal(pair):
+            return [[]]
+        claimed = [list(fact.entries) for fact in self._proved.get(pair, ())]
+        return claimed + self._matching.ways(pair)

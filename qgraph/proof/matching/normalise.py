@@ -1,0 +1,246 @@
+"""Models as proofs see them, and the types and shapes that their proofs rest on.
+
+``plain`` returns copies of two models with functions inlined, of one opset, with types and shapes
+inferred anew from the inputs that both models take. ``listed_facts`` returns the types and shapes
+for a certificate:
+
+* the inputs, in the form that both models take;
+* the values at the two ends of each region, and those from which its inputs are computed;
+* the results of Reshape, Flatten, Squeeze and Unsqueeze, which are compared by their shapes;
+* the operands of Casts that change nothing;
+* values that sizes determine, and that are constants in the proof.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from qgraph.certificate import ListedFact
+from qgraph.errors import UnsupportedError
+from qgraph.graph.constants import constant, freeze_inputs
+from qgraph.graph.inference.walk import infer, with_facts
+from qgraph.graph.interface import Domain, common_domain
+from qgraph.graph.opset.versions import declare_domains, require
+from qgraph.graph.scopes import graphs_of, nodes_of, owners
+from qgraph.graph.slices import ancestors
+from qgraph.ops.static_parameters import freeze_static_parameters
+from qgraph.proof.matching.known_values import fix_static_values, origin
+from qgraph.proof.matching.label import is_identity, keeps_shape, new_shape
+from qgraph.proof.matching.sums import (
+    has_packed_products,
+    split_biases,
+    with_common_sums,
+    write_products,
+)
+
+logger = logging.getLogger(__name__)
+
+OPEN_SIZES = "open sizes of the inputs ({}) and their products are below 2**40"
+ONE_SIZE = "dimensions of one name are equal: {} is the size of {}"
+
+_SIDES = "reference", "candidate"
+
+_BOUNDS_ARE_INPUTS = 11
+"""The opset from which on the bounds of Clip are inputs, and an absent one has no number."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A private copy of a model.
+
+    Attributes:
+        model: the copy.
+        frozen: how many initializers were inputs too and are constants here.
+        has_common_sums: whether sums of products of codes are written in one way here.
+        place: 0 for the reference, 1 for the candidate.
+        domain: the inputs that both models take, on which all types and shapes rest.
+        fixed: the operators of values that sizes determine and that are constants here, by name.
+        bias_sums: names of sums that a node of its own adds the bias to here, and an operator with
+            a bias in the model.
+        open_clips: names of the results of each Clip of real numbers that lacks a bound.
+    """
+
+    model: ir.Model
+    frozen: int
+    has_common_sums: bool = False
+    place: int = 0
+    domain: Domain = field(default_factory=lambda: Domain(({}, {})))
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    bias_sums: frozenset[str] = frozenset()
+    open_clips: frozenset[str] = frozenset()
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The main graph."""
+        return self.model.graph
+
+    @property
+    def imports(self) -> dict[str, int]:
+        """Domains and their versions."""
+        imports = self.model.opset_imports
+        return {("" if domain == "ai.onnx" else domain): n for domain, n in imports.items()}
+
+
+def plain(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool) -> tuple[Plain, Plain]:
+    """Return copies of two models that can be matched node by node.
+
+    Both get the higher one of the two opsets, as far as their nodes can be raised to it. If one
+    has products with packed weights, all products are written in one way; so are sums of products
+    of codes, and biases, if the models have other operators for them. The types and shapes of the
+    inputs are those that both models take, all others are inferred from them; what the models state
+    of inner values is not used. Values that sizes determine are constants.
+
+    Args:
+        reference: one model.
+        candidate: the other one.
+        keep_inputs: leave initializers that are inputs too, which are not constant then.
+
+    Raises:
+        UnsupportedError: a function cannot be inlined.
+        ModelError: no opset has all nodes of a model.
+    """
+    copies = [_flat(model) for model in (reference, candidate)]
+    counts = [0 if keep_inputs else freeze_inputs(copy) for copy in copies]
+    for copy in copies:
+        freeze_static_parameters(copy)
+    domain = common_domain(*copies)
+    fixed = []
+    for place, copy in enumerate(copies):
+        fixed.append(fix_static_values(copy.graph, infer(copy, domain.interfaces[place])))
+        copies[place] = with_facts(copy, domain.interfaces[place])
+    packed = any(map(has_packed_products, copies))
+    summed = with_common_sums(copies)
+    biased = split_biases(summed or copies)
+    highest = max(copy.opset_imports.get("", 0) for copy in copies)
+    made = []
+    for place, copy in enumerate(summed or copies):
+        if packed:
+            write_products(copy)
+        try:
+            raised = require(copy, highest)
+        except UnsupportedError as error:
+            logger.info("left at its opset: %s", error)
+            raised = False
+        is_changed = packed or summed or biased or raised
+        model = with_facts(copy, domain.interfaces[place]) if is_changed else copy
+        made.append(
+            Plain(
+                model,
+                counts[place],
+                summed is not None,
+                place,
+                domain,
+                fixed[place],
+                biased,
+                frozenset(_open_clips(model)),
+            )
+        )
+    return made[0], made[1]
+
+
+def _open_clips(model: ir.Model) -> Iterator[str]:
+    if model.opset_imports.get("", 0) < _BOUNDS_ARE_INPUTS:
+        return
+    for node in nodes_of(model.graph):
+        if node.domain == "" and node.op_type == "Clip":
+            bounds = [*node.inputs[1:], None, None][:2]
+            x = node.inputs[0]
+            if None in bounds and (x is None or x.dtype is None or x.dtype.is_floating_point()):
+                yield str(node.outputs[0].name)
+
+
+def _flat(model: ir.Model) -> ir.Model:
+    copy = model.clone()
+    declare_domains(copy)
+    if not copy.functions:
+        return copy
+    versions = {key.opset_imports.get("") for key in owners(copy)} - {None}
+    if len(versions) > 1:
+        require(copy, max(version for version in versions if version is not None))
+    try:
+        InlinePass()(copy)
+    except (ir.passes.PassError, ValueError, KeyError) as error:
+        raise UnsupportedError(
+            f"The functions of the model cannot be inlined ({error}), expected functions of the "
+            "opsets of the model and without a circle. Inline them with the tool that wrote them."
+        ) from error
+    return copy
+
+
+def inner_results(node: ir.Node) -> list[ir.Value]:
+    """Return the outputs of the graphs that a node runs."""
+    return [value for graph in graphs_of(node) for value in graph.outputs]
+
+
+def live_nodes(outputs: Iterable[ir.Value]) -> set[ir.Node]:
+    """Return the nodes on which the outputs depend, those in graphs of attributes included."""
+    producers = (value.producer() for value in ancestors(outputs))
+    return {node for node in producers if node is not None}
+
+
+def listed_facts(
+    sides: Sequence[Plain], names: Sequence[Collection[str]]
+) -> tuple[list[ListedFact], list[str]]:
+    """Return the facts that a proof rests on, and the conditions under which they hold.
+
+    Args:
+        sides: the reference and the candidate.
+        names: for each of them, the names of the values of regions.
+    """
+    facts: dict[ListedFact, None] = {}
+    used: set[str] = set()
+    for side, wanted in zip(sides, names, strict=True):
+        own = {value.name: value for value in side.graph.inputs}
+        facts.update(dict.fromkeys(_fact(side, value) for value in own.values()))
+        live = live_nodes(side.graph.outputs)
+        for node in nodes_of(side.graph):
+            for value in _compared(side, node) if node in live else ():
+                fact = _fact(side, value)
+                facts[fact] = None
+                used |= _open_sizes(fact)
+            for value in node.outputs:
+                if value.name in wanted:
+                    facts[_fact(side, value)] = None
+    conditions = [OPEN_SIZES.format(", ".join(sorted(used)))] if used else []
+    for size, places in sorted(sides[0].domain.shared.items()):
+        if size in used:
+            conditions.append(ONE_SIZE.format(size, places))
+    return list(facts), conditions
+
+
+def _compared(side: Plain, node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values whose type or shape decides what a node is equal to."""
+    if node.op_type == "Cast" and is_identity(node, side.imports) and node.inputs[0] is not None:
+        yield node.inputs[0]
+    elif new_shape(node) is not None or str(node.outputs[0].name) in side.fixed:
+        yield node.outputs[0]
+        if keeps_shape(node) and node.inputs[0] is not None:
+            yield node.inputs[0]
+
+
+def _fact(side: Plain, value: ir.Value) -> ListedFact:
+    name = str(value.name)
+    shape = None
+    if value.shape is not None:
+        shape = tuple(n if isinstance(n, int) else n.value for n in value.shape.dims)
+    held = None
+    if name in side.fixed and (array := constant(value)) is not None:
+        held = tuple(array.reshape(-1).tolist())
+    because = side.fixed.get(name) or side.domain.reasons[side.place].get(name) or origin(value)
+    kind = None if value.dtype is None else _type_name(value.dtype)
+    return ListedFact(_SIDES[side.place], name, kind, shape, because, held)
+
+
+def _type_name(dtype: ir.DataType) -> str:
+    return "string" if dtype is ir.DataType.STRING else str(dtype.numpy())
+
+
+def _open_sizes(fact: ListedFact) -> set[str]:
+    texts = [size for size in fact.shape or () if isinstance(size, str)]
+    return {name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text)} - {"floor"}

@@ -1,0 +1,232 @@
+"""Properties of operators that proofs rely on: elementwise, moving, exact, random, forms of sums.
+
+is_elementwise   each element of the result follows from one element of each operand
+is_move          the results are elements of the first operand
+is_exact         IEEE 754 and ONNX determine the result to the last bit
+is_random        equal operands may give different results
+rewritten_sum    two operators are two forms of one sum over real numbers, but not over floats
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError, where
+from qgraph.graph.constants import constant
+from qgraph.graph.schema import OpKey
+from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.dispatch import Imports
+from qgraph.ops.operator import is_defined, operator_of
+
+Array = npt.NDArray[Any]
+
+KEEP_ALL = frozenset(
+    {"DepthToSpace", "Flatten", "Identity", "Reshape", "SpaceToDepth", "Squeeze", "Transpose"}
+    | {"Unsqueeze"}
+)
+"""Operators whose results are the elements of their first operand, none left out."""
+
+_MOVES = KEEP_ALL | {
+    *("Expand", "Gather", "GatherElements", "GatherND", "GlobalMaxPool", "MaxPool", "Slice"),
+    *("Split", "Tile"),
+}
+"""Operators whose results are elements of their first operand, and can be equal to all of them."""
+
+RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+
+_EXACT = frozenset(NUMPY) - {"Pow"} | {
+    *("ArgMax", "ArgMin", "CastLike", "Clip", "Compress", "Concat", "ConstantOfShape"),
+    *("DepthToSpace", "Expand", "EyeLike", "Flatten", "GatherElements", "GatherND", "IsInf"),
+    *("MaxPool", "Mod", "NonZero", "OneHot", "Pad", "ReduceMax", "ReduceMin", "Reshape"),
+    *("ScatterElements", "ScatterND", "Shape", "Size", "Slice", "SpaceToDepth", "Split"),
+    *("Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Xor"),
+}
+"""Operators whose results IEEE 754 and ONNX determine to the last bit."""
+
+_OF_TWO_CODES = frozenset({"QLinearAdd", "QLinearMul"})
+_OF_ONE_CODE = frozenset({"QLinearLeakyRelu", "QLinearSigmoid"})
+"""Operators of com.microsoft that compute each code from one code."""
+
+_RANDOM = {
+    "": frozenset(
+        {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}
+        | {"RandomUniformLike"}
+    ),
+    "com.microsoft": frozenset({"Sampling"}),
+}
+
+_DROPOUT_FOR_INFERENCE = 7
+"""Before this version Dropout trains unless an attribute says otherwise."""
+
+_TRAINING_INPUT = {
+    OpKey("", "Dropout"): 2,
+    OpKey("com.microsoft", "BiasDropout"): 4,
+    OpKey("com.microsoft", "BitmaskBiasDropout"): 4,
+    OpKey("com.microsoft", "BitmaskDropout"): 2,
+}
+"""Index of the input that says whether an operator that drops data trains."""
+
+
+def is_exact(node: ir.Node) -> bool:
+    """Return whether IEEE 754 and ONNX determine the results of a node to the last bit."""
+    return (node.domain == "" and node.op_type in _EXACT) or is_defined(node)
+
+
+def is_elementwise(node: ir.Node) -> bool:
+    """Return whether a node has a definition over single elements."""
+    return (node.domain == "" and node.op_type in NUMPY) or is_defined(node)
+
+
+def is_move(node: ir.Node) -> bool:
+    """Return whether the results of a node are elements of its first operand."""
+    return node.domain == "" and node.op_type in _MOVES
+
+
+def is_moving(node: ir.Node) -> bool:
+    """Return whether a node is a Transpose, or gives its data another shape."""
+    return node.domain == "" and (node.op_type in RESHAPING or node.op_type == "Transpose")
+
+
+def is_reshape(node: ir.Node) -> bool:
+    """Return whether a node is a Reshape to a shape that is an input."""
+    return node.domain == "" and node.op_type == "Reshape" and len(node.inputs) == 2
+
+
+def is_random(node: ir.Node, imports: Imports) -> bool:
+    """Return whether a node may give different results for equal operands."""
+    index = _TRAINING_INPUT.get(OpKey.of(node))
+    if index is None:
+        return node.op_type in _RANDOM.get(node.domain, ())
+    if node.domain == "" and imports.get("", _DROPOUT_FOR_INFERENCE) < _DROPOUT_FOR_INFERENCE:
+        return not node.attributes.get_int("is_test", 0)
+    mode = node.inputs[index] if len(node.inputs) > index else None
+    array = constant(mode)
+    return mode is not None and (array is None or bool(array.any()))
+
+
+def operands(value: ir.Value, is_known: Callable[[ir.Value], bool]) -> list[ir.Value]:
+    """Return the values, constants apart, from which an elementwise operator computes ``value``.
+
+    A Reshape to a constant shape keeps the elements, and counts as elementwise. The list is empty
+    for results of other operators.
+
+    Args:
+        value: the value.
+        is_known: whether a value is constant.
+    """
+    node = value.producer()
+    if node is None or is_known(value):
+        return []
+    if is_reshape(node):
+        data, shape = node.inputs[:2]
+        return [data] if data is not None and shape is not None and is_known(shape) else []
+    coded = node.domain == "com.microsoft" and node.op_type in _OF_ONE_CODE
+    if not coded and not is_elementwise(node):
+        return []
+    used = _computed_operands(node, is_known)
+    if node.domain == "" and node.op_type in NUMPY:
+        return [] if node.op_type == "Gather" and node.inputs[0] in used else used
+    # the parameters of a quantizer have forms of their own, and are no data
+    return used if used == list(node.inputs[:1]) else []
+
+
+def joined(value: ir.Value, is_known: Callable[[ir.Value], bool]) -> list[ir.Value]:
+    """Return what :func:`operands` does, also for operators that join codes of two tensors."""
+    node = value.producer()
+    if node is None or node.domain != "com.microsoft" or node.op_type not in _OF_TWO_CODES:
+        return operands(value, is_known)
+    return [] if is_known(value) else _computed_operands(node, is_known)
+
+
+def _computed_operands(node: ir.Node, is_known: Callable[[ir.Value], bool]) -> list[ir.Value]:
+    return list(dict.fromkeys(v for v in node.inputs if v is not None and not is_known(v)))
+
+
+def check_parameters(node: ir.Node, array_of: Callable[[ir.Value], Array | None]) -> None:
+    """Check that a quantizer accepts the values of its parameters.
+
+    Raises:
+        OperatorError: it does not.
+    """
+    operator = operator_of(node)
+    if operator is None or operator.schema.standard:
+        return
+    parameters = [None if value is None else array_of(value) for value in node.inputs[1:]]
+    try:
+        sizes = np.broadcast_shapes(*(array.shape for array in parameters if array is not None))
+    except ValueError as error:
+        raise OperatorError(f"{where(node)}: its parameters do not broadcast: {error}") from error
+    operator.run(node, [np.zeros(sizes, np.float32), *parameters])
+
+
+_STEPS = frozenset({"Add", "Div", "Mul", "Sub"})
+"""Last steps of operators that are written as several nodes."""
+
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
+_MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
+_NORMALIZATIONS = frozenset(
+    {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization"}
+    | {"LpNormalization", "RMSNormalization", "SimplifiedLayerNormalization"}
+)
+
+_REWRITES = (
+    (_PRODUCTS, _PRODUCTS | {"Add", "Mul", "ReduceSum"}),
+    (_MEANS, _MEANS | {"Conv", "Div", "Mul", "ReduceSum"}),
+    (_NORMALIZATIONS, _NORMALIZATIONS | _STEPS | {"Conv", "Gemm", "MatMul"}),
+    ({"Softmax"}, {"Div", "Mul", "Exp"}),
+    ({"LogSoftmax"}, {"Log", "Sub"}),
+    ({"ReduceL2", "ReduceLogSumExp", "ReduceSumSquare"}, {"Log", "ReduceSum", "Sqrt"}),
+    ({"Attention", "MultiHeadAttention"}, {"MatMul", "Transpose"}),
+    ({"Gelu"}, {"Mul"}),
+    ({"FusedConv", "FusedGemm", "FusedMatMul"}, _PRODUCTS | _STEPS | {"Relu"}),
+)
+"""Operators, and the operators in which other forms of them end."""
+
+_PAIRS = {
+    frozenset(pair)
+    for ours, theirs in _REWRITES
+    for pair in itertools.product(ours, theirs)
+    if len(set(pair)) == 2
+}
+
+
+def rewritten_sum(reference: ir.Node, candidate: ir.Node) -> str | None:
+    """Return why two operators cannot be proved equal if they are two forms of one sum.
+
+    None is returned for other operators. An operator with a bias and the same one without it are
+    two forms. Nodes that only move elements may follow them.
+    """
+    first, second = _moved(reference), _moved(candidate)
+    names = frozenset({first.op_type, second.op_type})
+    biases = {len(node.inputs) > 2 and node.inputs[2] is not None for node in (first, second)}
+    if names not in _PAIRS and not (names <= _PRODUCTS and len(names) == 1 and len(biases) == 2):
+        return None
+    return (
+        f"{described(first.outputs[0])} and {described(second.outputs[0])} are forms of a sum that "
+        "add in another order or with other roundings, which ONNX does not fix; so they are not "
+        "equal for all inputs, and only a bound of their difference could be proved"
+    )
+
+
+def _moved(node: ir.Node) -> ir.Node:
+    """Return the node that computes the elements of ``node``, where that only moves them."""
+    while is_move(node) and node.inputs[0] is not None:
+        producer = node.inputs[0].producer()
+        if producer is None:
+            break
+        node = producer
+    return node
+
+
+def described(value: ir.Value) -> str:
+    """Return the operator that computes a value, with the name of its node, for a message."""
+    node = value.producer()
+    if node is None:
+        return f"value {value.name!r}"
+    return f"{node.op_type} {node.name or value.name!r}"

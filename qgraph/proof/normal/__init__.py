@@ -1,0 +1,1 @@
+"""A normal form of data movement, maxima, activations and products of codes."""

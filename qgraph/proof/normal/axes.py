@@ -1,0 +1,257 @@
+"""Axes counted from the front, and operators along axes in one form.
+
+    axis, axes below zero             -> counted from the front
+    axes that are absent              -> all axes of a reduction
+    ReduceX(x, axes, keepdims = 0)    -> Reshape(ReduceX(x, axes, keepdims = 1))
+    Softmax along an axis after which all sizes are 1, likewise LogSoftmax, Hardmax
+                                      -> Reshape(Softmax(Reshape(x, [rows, columns]), 1))
+    axis of a QuantizeLinear or DequantizeLinear with one scale   -> left out
+    GlobalMaxPool(x)                  -> ReduceMax(x, all axes from 2 on)
+
+Exact to the bit: the same elements meet in the same order; only GlobalMaxPool keeps values, as
+ONNX leaves open which zero is the largest and what becomes of NaN.
+
+Whether every window of a MaxPool contains an element of the data.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.proof.normal.elementwise import is_along_axis
+from qgraph.proof.normal.movements import Reshaping, write
+from qgraph.proof.normal.rewriter import Rewriter, Sizes, has_elements, sizes_of, static_count
+
+_ONE_AXIS = frozenset({"ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "TopK"}) | {
+    "Hardmax",
+    "LayerNormalization",
+    "LogSoftmax",
+    "LpNormalization",
+    "Softmax",
+    "ScatterElements",
+    "QuantizeLinear",
+    "DequantizeLinear",
+}
+_DEFAULT = {"Concat": None, "Hardmax": -1, "LogSoftmax": -1, "Softmax": -1, "TopK": -1}
+_DEFAULT |= {"LayerNormalization": -1, "LpNormalization": -1}
+_DEFAULT |= {"QuantizeLinear": 1, "DequantizeLinear": 1}
+_ROWS = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
+_SINCE = 13
+"""Opset since which Softmax and its kin work along one axis."""
+
+_AXES_AS_INPUT = 18
+
+
+def count_axis(graph: Rewriter, node: ir.Node) -> bool:
+    """Count the axis of a node from the front."""
+    if node.domain or node.op_type not in _ONE_AXIS or not node.inputs or node.inputs[0] is None:
+        return False
+    if node.op_type in _ROWS and graph.imports.get("", 1) < _SINCE:
+        return False
+    if is_along_axis(node) and _has_one_scale(graph, node):
+        if "axis" not in node.attributes or node.attributes.get_int("block_size", 0) > 0:
+            return False
+        node.attributes.pop("axis")
+        return True
+    sizes = sizes_of(node.inputs[0])
+    axis = node.attributes.get_int("axis", _DEFAULT.get(node.op_type, 0) or 0)
+    if sizes is None or axis >= 0 or axis < -len(sizes):
+        return False
+    node.attributes["axis"] = ir.AttrInt64("axis", axis + len(sizes))
+    return True
+
+
+def write_reduction(graph: Rewriter, node: ir.Node) -> bool:
+    """Write a reduction with all its axes, and its result with all dimensions."""
+    if node.domain or not node.op_type.startswith("Reduce") or graph.known.has(node.outputs[0]):
+        return False
+    x = node.inputs[0]
+    sizes = None if x is None else sizes_of(x)
+    axes = None if sizes is None else reduced_axes(graph, node, len(sizes))
+    if x is None or sizes is None or not axes:
+        return False
+    kept = node.attributes.get_int("keepdims", 1)
+    inputs = [x] if "axes" in node.attributes else list(node.inputs[:2])
+    if kept and _states(graph, node, axes):
+        return False
+    result = tuple(1 if axis in axes else size for axis, size in enumerate(sizes))
+    listed = np.asarray(axes, np.int64)
+    attributes: dict[str, object] = {"keepdims": 1}
+    if _takes_axes_as_input(graph, node):
+        inputs = [x, graph.constant(listed, "axes")]
+    else:
+        inputs, attributes["axes"] = [x], axes
+    dtype = node.outputs[0].dtype
+    whole = graph.node(node, node.op_type, inputs, attributes, dtype=dtype, sizes=result)
+    target = tuple(size for axis, size in enumerate(result) if axis not in axes)
+    reshaping = Reshaping(result, result if kept else target)
+    if reshaping.shape is None:
+        return False
+    return graph.replace(node.outputs[0], write(graph, reshaping, whole, node))
+
+
+def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int] | None:
+    """Return the axes of a reduction in ascending order; None where they are not known."""
+    given = node.attributes.get("axes")
+    operand = node.inputs[1] if len(node.inputs) > 1 else None
+    if given is not None:
+        axes = [int(axis) for axis in given.as_ints()]
+    elif operand is not None:
+        array = graph.array(operand)
+        if array is None:
+            return None
+        axes = [int(axis) for axis in array.reshape(-1)]
+    else:
+        axes = []
+    if not axes and node.attributes.get_int("noop_with_empty_axes", 0) > 0:
+        return None
+    if any(not -rank <= axis < rank for axis in axes):
+        return None
+    return sorted({axis % rank for axis in axes}) or list(range(rank))
+
+
+def write_rows(graph: Rewriter, node: ir.Node) -> bool:
+    """Write a Softmax along the last axis that is not of size 1 over rows."""
+    if node.domain or node.op_type not in _ROWS or graph.imports.get("", 1) < _SINCE:
+        return False
+    x = node.inputs[0]
+    sizes = None if x is None else sizes_of(x)
+    if x is None or not sizes or None in sizes:
+        return False
+    axis = node.attributes.get_int("axis", -1) % len(sizes)
+    if any(size != 1 for size in sizes[axis + 1 :]) or (len(sizes), axis) == (2, 1):
+        return False
+    rows = _product(sizes[:axis])
+    if rows is None:
+        return False
+    flat = Reshaping(sizes, (rows, sizes[axis]))
+    back = Reshaping((rows, sizes[axis]), sizes)
+    if flat.shape is None or back.shape is None:
+        return False
+    data = write(graph, flat, x, node)
+    dtype = node.outputs[0].dtype
+    made = graph.node(node, node.op_type, [data], {"axis": 1}, dtype=dtype, sizes=flat.target)
+    return graph.replace(node.outputs[0], write(graph, back, made, node))
+
+
+def write_global_maximum(graph: Rewriter, node: ir.Node) -> bool:
+    """Write a GlobalMaxPool as a ReduceMax."""
+    if (node.domain, node.op_type) != ("", "GlobalMaxPool") or node.inputs[0] is None:
+        return False
+    sizes = sizes_of(node.inputs[0])
+    axes = list(range(2, len(sizes or ())))
+    if sizes is None or not axes or not has_elements(sizes, axes):
+        return False  # of no elements there is a ReduceMax, and no GlobalMaxPool
+    if not graph.may_lose_zero_sign(node.outputs[0]):
+        return False
+    graph.lose_zero_sign()
+    graph.exchanged += 1
+    inputs = [node.inputs[0]]
+    attributes: dict[str, object] = {"keepdims": 1}
+    if graph.imports.get("", 1) >= _AXES_AS_INPUT:
+        inputs.append(graph.constant(np.asarray(axes, np.int64), "axes"))
+    else:
+        attributes["axes"] = axes
+    made = graph.node(
+        node,
+        "ReduceMax",
+        inputs,
+        attributes,
+        dtype=node.outputs[0].dtype,
+        sizes=(*sizes[:2], *[1] * (len(sizes) - 2)),
+    )
+    return graph.replace(node.outputs[0], made)
+
+
+def _states(graph: Rewriter, node: ir.Node, axes: list[int]) -> bool:
+    """Return whether a reduction states just these axes, and nothing that is a default."""
+    if node.attributes.get_int("noop_with_empty_axes", 0) or "keepdims" not in node.attributes:
+        return False
+    if "axes" in node.attributes:
+        return list(node.attributes["axes"].as_ints()) == axes
+    array = graph.array(node.inputs[1]) if len(node.inputs) > 1 else None
+    return array is not None and array.tolist() == axes
+
+
+def _takes_axes_as_input(graph: Rewriter, node: ir.Node) -> bool:
+    if "axes" in node.attributes:
+        return False
+    opset = graph.imports.get("", 1)
+    return len(node.inputs) > 1 or opset >= (13 if node.op_type == "ReduceSum" else _AXES_AS_INPUT)
+
+
+def _product(sizes: Sizes) -> int | str | None:
+    """Return a product of sizes as one size: a number, or a single open size."""
+    names = [size for size in sizes if isinstance(size, str)]
+    if not names:
+        return static_count(sizes)
+    return names[0] if len(names) == 1 and static_count(sizes) == 1 else None
+
+
+def _has_one_scale(graph: Rewriter, node: ir.Node) -> bool:
+    array = graph.array(node.inputs[1])
+    return array is not None and array.size == 1
+
+
+_MOST_WINDOWS = 1 << 16
+
+
+def is_never_empty(node: ir.Node, sizes: Sizes) -> bool:
+    """Return whether no window of a MaxPool lies in the padding alone.
+
+    A window of neighbouring elements reaches into the data if the padding at either end is smaller
+    than the window. Windows with gaps are looked at one by one. Where ``ceil_mode`` may add windows
+    nothing is certain, as versions and runtimes disagree on which.
+
+    Args:
+        node: the MaxPool.
+        sizes: of its data.
+    """
+    kernel = (
+        list(node.attributes["kernel_shape"].as_ints()) if "kernel_shape" in node.attributes else []
+    )
+    rank = len(kernel)
+    if not rank or len(sizes) != rank + 2 or 0 in sizes:
+        return False
+    strides = _ints(node, "strides", [1] * rank)
+    dilations = _ints(node, "dilations", [1] * rank)
+    pads = _ints(node, "pads", [0] * 2 * rank)
+    auto = node.attributes.get_string("auto_pad", "NOTSET")
+    if node.attributes.get_int("ceil_mode", 0):
+        return False
+    if (len(strides), len(dilations), len(pads)) != (rank, rank, 2 * rank) or min(pads) < 0:
+        return False
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        return set(dilations) == {1}
+    if auto == "VALID":
+        return True
+    return auto == "NOTSET" and all(
+        _reaches_data(size, *window)
+        for size, window in zip(
+            sizes[2:],
+            zip(kernel, strides, dilations, pads[:rank], pads[rank:], strict=True),
+            strict=True,
+        )
+    )
+
+
+def _reaches_data(
+    size: int | str | None, kernel: int, stride: int, dilation: int, before: int, after: int
+) -> bool:
+    if not before and not after:
+        return True
+    if not isinstance(size, int):  # it may be 0; then no window fits into so little padding
+        return dilation == 1 and before + after < kernel
+    if dilation == 1:
+        return before < kernel and after < kernel
+    count = (size + before + after - (kernel - 1) * dilation - 1) // stride + 1
+    return count <= _MOST_WINDOWS and all(
+        any(0 <= window * stride - before + place * dilation < size for place in range(kernel))
+        for window in range(count)
+    )
+
+
+def _ints(node: ir.Node, name: str, default: list[int]) -> list[int]:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else [int(number) for number in attribute.as_ints()]

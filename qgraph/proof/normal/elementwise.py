@@ -1,0 +1,258 @@
+"""Operators on single elements, done to operands that were moved.
+
+A node ``f`` makes each element of its result of one element of each operand, operands of lower
+rank or of size 1 being repeated. So ``M(f(a, p)) = f(M(a), M(p))`` bit for bit, NaN and signs of
+zeros included, for a movement ``M`` and a parameter ``p`` that is moved as it broadcasts. The axis
+of a QuantizeLinear or DequantizeLinear moves with its scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError
+from qgraph.graph.schema import OpKey
+from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.operator import operator_of
+from qgraph.proof.normal.rewriter import Rewriter, Sizes, is_single, sizes_of
+
+Array = npt.NDArray[Any]
+
+MoveValue = Callable[[ir.Value], "ir.Value | None"]
+"""Returns the moved form of an operand that is not constant; None where it has none."""
+
+MoveArray = Callable[[Array], "Array | None"]
+"""Returns the moved form of a parameter of the rank of the data; None where it has none."""
+
+_OTHERS = frozenset(
+    {"Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot"}
+    | {"BitwiseOr", "BitwiseXor", "CastLike", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu"}
+    | {"HardSigmoid", "HardSwish", "IsInf", "LeakyRelu", "Log", "Mean", "Mish", "Mod", "PRelu"}
+    | {"Selu", "Shrink", "Sigmoid", "Sin", "Sinh", "Softplus", "Softsign", "Sum", "Swish", "Tan"}
+    | {"Tanh", "ThresholdedRelu", "Xor"}
+)
+"""Standard operators on single elements that have no definition over primitives here."""
+
+_OF_CODES = frozenset(
+    {"Gelu", "QLinearAdd", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QuickGelu"}
+)
+_ALONG_AXIS = frozenset({"DequantizeLinear", "QuantizeLinear"})
+
+
+def is_on_elements(node: ir.Node) -> bool:
+    """Return whether a node works on single elements and has one result."""
+    if sum(bool(value.name) for value in node.outputs) != 1:
+        return False
+    if node.domain == "com.microsoft" and node.op_type in _OF_CODES:
+        return True
+    if node.domain == "" and (node.op_type in NUMPY or node.op_type in _OTHERS):
+        return node.op_type not in ("Gather", "Identity")
+    try:
+        return operator_of(node) is not None
+    except OperatorError:
+        return False
+
+
+def leaves_zero_open(graph: Rewriter, node: ir.Node) -> bool:
+    """Return whether ONNX leaves open which zero a node gives: it compares zeros of both signs.
+
+    An implementation may choose by the place of an element, as vector units and the loop over the
+    rest differ. A bound that is certain not to be zero settles the choice.
+    """
+    if node.domain or node.op_type not in ("Clip", "Max", "Min", "Relu"):
+        return False
+    dtype = node.outputs[0].dtype
+    if dtype is not None and not dtype.is_floating_point():
+        return False
+    if node.op_type == "Relu":
+        return True
+    others = [value for value in node.inputs if value is not None]
+    if node.op_type == "Clip":
+        if others and others[0] is node.inputs[0]:
+            others = others[1:]
+        if "min" in node.attributes or "max" in node.attributes:  # opset 10 and earlier
+            bounds = node.attributes
+            return any(bounds.get_float(name, 1.0) == 0 for name in ("min", "max"))
+        return any(_may_be_zero(graph, value) for value in others)
+    return sum(_may_be_zero(graph, value) for value in others) > 1
+
+
+def _may_be_zero(graph: Rewriter, value: ir.Value) -> bool:
+    array = graph.array(value)
+    return array is None or bool((array == 0).any())
+
+
+def data_of(graph: Rewriter, node: ir.Node) -> list[ir.Value]:
+    """Return the operands of a node that are neither constant nor certain to be single numbers.
+
+    The only operand that is not constant counts also where it is a single number.
+    """
+    found = [value for value in node.inputs if value is not None and not graph.known.has(value)]
+    several = [value for value in found if not is_single(sizes_of(value))]
+    return several or found[:1]
+
+
+def parameter_sizes(
+    graph: Rewriter, node: ir.Node, rank: int | None
+) -> list[tuple[int, ...]] | None:
+    """Return the shapes of a node's constants as they broadcast to data of a rank.
+
+    None is returned where that is not certain.
+    """
+    shapes = []
+    for place, value in enumerate(node.inputs):
+        if value is None or not graph.known.has(value) or _is_type_only(node, place):
+            continue
+        array = graph.array(value)
+        if array is None:
+            return None
+        aligned = aligned_parameter(node, array, rank)
+        if aligned is None:
+            return None
+        shapes.append(aligned.shape)
+    return shapes
+
+
+def moved(
+    graph: Rewriter,
+    node: ir.Node,
+    before: ir.Node,
+    move_value: MoveValue,
+    move_array: MoveArray,
+    sizes: Sizes | None,
+    result: Sizes | None,
+) -> ir.Value | None:
+    """Return the result of ``node`` on moved operands, by a node before another one.
+
+    Args:
+        graph: what is rewritten.
+        node: works on single elements.
+        before: where the new node is inserted.
+        move_value: moves an operand; single numbers stay as they are.
+        move_array: moves a parameter likewise.
+        sizes: of the result of ``node``; None where not even its rank is known.
+        result: of the moved result.
+    """
+    rank = None if sizes is None else len(sizes)
+    inputs: list[ir.Value | None] = []
+    attributes = dict(node.attributes)
+    data = data_of(graph, node)
+    if is_along_axis(node) and data != [node.inputs[0]]:
+        return None
+    moved_values: list[tuple[int, ir.Value]] = []
+    parameters: dict[int, Array] = {}
+    for place, value in enumerate(node.inputs):
+        inputs.append(value)
+        if value is None or _is_type_only(node, place):
+            continue
+        if not graph.known.has(value):
+            if value in data:
+                moved_values.append((place, value))
+            elif len(sizes_of(value) or ()) > (0 if result is None else len(result)):
+                return None
+            continue
+        array = graph.array(value)
+        if array is None:
+            return None
+        if array.size == 1 and (is_along_axis(node) or array.ndim <= len(result or ())):
+            continue
+        aligned = aligned_parameter(node, array, rank)
+        if aligned is None or rank is None or result is None:
+            return None
+        other = move_array(aligned)
+        if other is None or other.ndim != len(result):
+            return None
+        if is_along_axis(node):
+            parameters[place] = other
+            continue
+        inputs[place] = graph.constant(other, str(value.name))
+    if parameters:
+        shape = np.broadcast_shapes(*(array.shape for array in parameters.values()))
+        axes = [axis for axis, size in enumerate(shape) if size != 1]
+        if len(axes) > 1 or 0 in shape:
+            return None
+        for place, array in parameters.items():
+            # one scale for all that is left, or one for each element of the axis
+            listed = np.broadcast_to(array, shape).reshape((-1,) if axes else ())
+            inputs[place] = graph.constant(
+                np.ascontiguousarray(listed).reshape(listed.shape), "moved"
+            )
+        if axes:
+            attributes["axis"] = ir.AttrInt64("axis", axes[0])
+    for place, value in moved_values:
+        new = move_value(value)
+        if new is None:
+            return None
+        inputs[place] = new
+    return graph.node(
+        before,
+        node.op_type,
+        inputs,
+        list(attributes.values()),
+        domain=node.domain,
+        of=node,
+        dtype=node.outputs[0].dtype,
+        sizes=result,
+    )
+
+
+def aligned_parameter(node: ir.Node, array: Array, rank: int | None) -> Array | None:
+    """Return a constant operand with the rank of the data, None where it has more dimensions."""
+    if array.size == 1 and (is_along_axis(node) or array.ndim == 0):
+        return array.reshape((1,) * (rank or 0))
+    if rank is None:
+        return None
+    if is_along_axis(node):
+        axis = node.attributes.get_int("axis", 1)
+        if array.ndim != 1 or node.attributes.get_int("block_size", 0) > 0:
+            return None
+        if not -rank <= axis < rank:
+            return None
+        axis %= rank
+        return array.reshape((1,) * axis + array.shape + (1,) * (rank - axis - 1))
+    if node.domain or array.ndim > rank or not _broadcasts(node):
+        return None if array.size > 1 or array.ndim > rank else array.reshape((1,) * rank)
+    return array.reshape((1,) * (rank - array.ndim) + array.shape)
+
+
+def keeps_sizes(graph: Rewriter, node: ir.Node, value: ir.Value) -> bool:
+    """Return whether the result of a node is certain to have the shape of one of its operands."""
+    own, sizes = sizes_of(value), sizes_of(node.outputs[0])
+    if own is not None and sizes is not None and (None not in own + sizes or len(own) < len(sizes)):
+        return own == sizes
+    if data_of(graph, node) != [value] or not _has_rank(graph, node, own):
+        return False
+    shapes = parameter_sizes(graph, node, None if own is None else len(own))
+    if shapes is None:
+        return False
+    return all(
+        size == 1 or (own is not None and own[axis] == size)
+        for shape in shapes
+        for axis, size in enumerate(shape)
+    )
+
+
+def _has_rank(graph: Rewriter, node: ir.Node, own: Sizes | None) -> bool:
+    """Return whether no single number among the operands has more dimensions than the data."""
+    others = [v for v in node.inputs if v is not None and not graph.known.has(v)]
+    ranks = [len(sizes_of(value) or ()) for value in others]
+    return max(ranks, default=0) <= len(own or ())
+
+
+def is_along_axis(node: ir.Node) -> bool:
+    """Return whether the parameters of a node lie along an axis that an attribute names."""
+    return node.op_type in _ALONG_AXIS and node.domain in ("", "com.microsoft")
+
+
+def _is_type_only(node: ir.Node, place: int) -> bool:
+    return OpKey.of(node) == OpKey("", "CastLike") and place == 1
+
+
+def _broadcasts(node: ir.Node) -> bool:
+    """Return whether parameters broadcast to the data as NumPy arrays do."""
+    return node.attributes.get_string("auto_broadcast", "numpy") == "numpy"

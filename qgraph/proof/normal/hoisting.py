@@ -1,0 +1,291 @@
+"""Movements before operators on single elements: ``M(f(a, b)) -> f(M(a), M(b))``.
+
+Exact to the bit, NaN and signs of zeros included, but for the sign of a zero that Clip, Max, Min
+or Relu leave open; see :mod:`qgraph.proof.normal.elementwise`.
+Movements that meet become one:
+
+    Transpose(Transpose(x, p), q)  -> Transpose(x, p[q])       the identity is removed
+    Reshape(Reshape(x, s), t)      -> Reshape(x, t)
+    Gather(Gather(x, i), j)        -> Gather(x, i[j])           along one axis
+    Transpose(Gather(x, i))        -> Gather(Transpose(x), i)   also of Concat
+
+Every movement is written in one way; a Split becomes one Gather for each part.
+
+Concat and Pad around functions of single elements.
+
+    Concat(f(a), f(b))   -> f(Concat(a, b))        the same parameters, constant along the axis
+    f(Pad(x, v))         -> Pad(f(x), f(v))        f with parameters that are single numbers
+
+Exact to the bit: every element of both sides is one element of the data, or the padding, to which
+``f`` was applied once. ``f(v)`` is computed by the kernel of ``f``, whose result IEEE 754
+determines. Values are kept only where Clip, Max, Min or Relu leave the sign of a zero open.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
+from qgraph.ops.dispatch import compute
+from qgraph.proof.matching.operators import is_elementwise
+from qgraph.proof.normal.elementwise import (
+    aligned_parameter,
+    data_of,
+    is_on_elements,
+    keeps_sizes,
+    leaves_zero_open,
+    moved,
+)
+from qgraph.proof.normal.maxima import common_function
+from qgraph.proof.normal.movements import (
+    Movement,
+    Permutation,
+    Rearrangement,
+    Reshaping,
+    Selection,
+    is_written,
+    write,
+)
+from qgraph.proof.normal.reading import read
+from qgraph.proof.normal.rewriter import Rewriter, sizes_of
+
+
+def write_movements(graph: Rewriter, node: ir.Node) -> bool:
+    """Write a node that moves elements as the nodes of its movements."""
+    used = [value for value in node.outputs if value.uses() or value.is_graph_output()]
+    if not used or is_written(graph, node) or any(map(graph.known.has, used)):
+        return False
+    moves = [read(graph, value) for value in used]
+    if any(move is None for move in moves):
+        return False
+    for value, move in zip(used, moves, strict=True):
+        if move is None:
+            continue
+        result = move.data
+        for step in move.steps:
+            result = write(graph, step, result, node)
+        graph.replace(value, result)
+    return True
+
+
+def join_movements(graph: Rewriter, node: ir.Node) -> bool:
+    """Write two movements that follow each other as one, or in their order."""
+    if not is_written(graph, node) or node.inputs[0] is None:
+        return False
+    last: Movement = graph.movements[node]
+    before = read(graph, node.inputs[0])
+    if before is None or len(before.steps) != 1:
+        return _permute_concat(graph, node, last)
+    (first,) = before.steps
+    steps: list[Movement]
+    match first, last:
+        case Permutation(), Permutation():
+            steps = [last.after(first)]
+        case Reshaping(), Reshaping():
+            steps = [Reshaping(first.source, last.target)]
+            if Reshaping(first.source, last.target).shape is None:
+                return False
+        case Selection(), Selection() if first.axis == last.axis:
+            steps = [last.after(first)]
+        case Selection(), Selection() if last.axis < first.axis:
+            steps = [last, first]
+        case Selection(), Permutation():
+            steps = [last, Selection(last.order.index(first.axis), first.chosen)]
+        case _:
+            return False
+    result = before.data
+    for step in steps:
+        result = write(graph, step, result, node)
+    return graph.replace(node.outputs[0], result)
+
+
+def hoist(graph: Rewriter, node: ir.Node) -> bool:
+    """Move operands instead of the result of an operator on single elements."""
+    if not is_written(graph, node) or node.inputs[0] is None:
+        return False
+    movement: Movement = graph.movements[node]
+    value = node.inputs[0]
+    inner = value.producer()
+    if inner is None or graph.known.has(value) or not is_on_elements(inner):
+        return False
+    is_open = leaves_zero_open(graph, inner)
+    if is_open and not graph.may_lose_zero_sign(node.outputs[0]):
+        return False
+    sizes = sizes_of(value)
+    data = data_of(graph, inner)
+    if not data or (isinstance(movement, Rearrangement) and len(data) > 1):
+        return False
+    if isinstance(movement, Permutation):
+        rank = len(movement.order)
+        if sizes is None and len(data) == 1 and not _has_ranks(graph, inner):
+            sizes = (None,) * rank
+        ranks = {rank if sizes_of(x) is None else len(sizes_of(x) or ()) for x in data}
+        if sizes is None or len(sizes) != rank or ranks != {rank}:
+            return False
+        if len(data) > 1 and any(sizes_of(x) is None for x in data):
+            return False
+    elif sizes is None or not all(keeps_sizes(graph, inner, x) for x in data):
+        return False
+    new = moved(
+        graph,
+        inner,
+        node,
+        lambda x: write(graph, movement, x, node),
+        lambda array: movement.parameter(array, sizes),
+        sizes,
+        sizes_of(node.outputs[0]) or movement.result(sizes),
+    )
+    if new is None:
+        return False
+    if is_open:
+        graph.lose_zero_sign()
+    return graph.replace(node.outputs[0], new)
+
+
+def _has_ranks(graph: Rewriter, node: ir.Node) -> bool:
+    """Return whether a constant of a node has dimensions, which might enlarge the data."""
+    arrays = [graph.array(v) for v in node.inputs if v is not None and graph.known.has(v)]
+    return any(array is None or array.ndim > 0 for array in arrays)
+
+
+def _permute_concat(graph: Rewriter, node: ir.Node, last: Movement) -> bool:
+    value = node.inputs[0]
+    inner = None if value is None else value.producer()
+    if not isinstance(last, Permutation) or inner is None or graph.known.has(inner.outputs[0]):
+        return False
+    if (inner.domain, inner.op_type) != ("", "Concat") or "axis" not in inner.attributes:
+        return False
+    rank, axis = len(last.order), inner.attributes["axis"].as_int()
+    if not -rank <= axis < rank:
+        return False
+    parts = [write(graph, last, part, node) for part in inner.inputs if part is not None]
+    new = graph.node(
+        node,
+        "Concat",
+        parts,
+        {"axis": last.order.index(axis % rank)},
+        of=inner,
+        dtype=inner.outputs[0].dtype,
+        sizes=sizes_of(node.outputs[0]),
+    )
+    return graph.replace(node.outputs[0], new)
+
+
+Array = npt.NDArray[Any]
+
+
+def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:
+    """Concatenate data of one function instead of its results."""
+    if node.domain or node.op_type != "Concat" or "axis" not in node.attributes:
+        return False
+    parts = [value for value in node.inputs if value is not None]
+    inner = [part.producer() for part in parts]
+    if len(parts) < 2 or any(n is None or graph.known.has(n.outputs[0]) for n in inner):
+        return False
+    makers = [maker for maker in inner if maker is not None]
+    found = common_function(graph, makers)
+    sizes = sizes_of(node.outputs[0])
+    if found is None or sizes is None:
+        return False
+    axis = node.attributes["axis"].as_int() % len(sizes)
+    for value in makers[0].inputs[1:]:
+        array = graph.array(value)
+        if value is None:
+            continue
+        aligned = None if array is None else aligned_parameter(makers[0], array, len(sizes))
+        if aligned is None or aligned.shape[axis] != 1:
+            return False
+    if leaves_zero_open(graph, makers[0]):
+        if not graph.may_lose_zero_sign(node.outputs[0]):
+            return False
+        graph.lose_zero_sign()
+    joined = graph.node(node, "Concat", found, {"axis": axis}, dtype=found[0].dtype, sizes=sizes)
+    first = makers[0]
+    result = graph.node(
+        node,
+        first.op_type,
+        [joined, *first.inputs[1:]],
+        list(first.attributes.values()),
+        domain=first.domain,
+        of=first,
+        dtype=first.outputs[0].dtype,
+        sizes=sizes,
+    )
+    return graph.replace(node.outputs[0], result)
+
+
+def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
+    """Pad the results of a function instead of its data."""
+    if not is_on_elements(node) or not is_elementwise(node) or graph.known.has(node.outputs[0]):
+        return False
+    data = data_of(graph, node)
+    if len(data) != 1 or node.inputs[0] is not data[0] or node.inputs.count(data[0]) != 1:
+        return False
+    pad = data[0].producer()
+    if pad is None or (pad.domain, pad.op_type) != ("", "Pad") or pad.inputs[0] is None:
+        return False
+    if pad.attributes.get_string("mode", "constant") != "constant" or "pads" in pad.attributes:
+        return False
+    x = pad.inputs[0]
+    operands = [*pad.inputs[1:], None, None, None][:3]
+    constants = [graph.array(value) for value in operands]
+    known = all((a is None) == (v is None) for a, v in zip(constants, operands, strict=True))
+    if not known or x.dtype is None or constants[0] is None:
+        return False
+    value = constants[1] if constants[1] is not None else np.zeros((), x.dtype.numpy())
+    arrays = [None if v is None else graph.array(v) for v in node.inputs[1:]]
+    if value.size != 1 or any(a is None or a.size != 1 for a in arrays):
+        return False
+    result = _computed(graph, node, value.reshape(()))
+    if result is None or result.size != 1:
+        return False
+    if leaves_zero_open(graph, node):
+        if not graph.may_lose_zero_sign(node.outputs[0]):
+            return False
+        graph.lose_zero_sign()
+    inner = graph.node(
+        node,
+        node.op_type,
+        [x, *node.inputs[1:]],
+        list(node.attributes.values()),
+        domain=node.domain,
+        dtype=node.outputs[0].dtype,
+        sizes=sizes_of(x),
+    )
+    filler = graph.constant(result.reshape(()), "pad_value")
+    outer = graph.node(
+        node,
+        "Pad",
+        [inner, operands[0], filler, *operands[2:]],
+        list(pad.attributes.values()),
+        of=pad,
+        dtype=node.outputs[0].dtype,
+        sizes=sizes_of(node.outputs[0]),
+    )
+    return graph.replace(node.outputs[0], outer)
+
+
+def _computed(graph: Rewriter, node: ir.Node, value: Array) -> Array | None:
+    """Return what a node makes of one number; None where that is NaN or not determined.
+
+    A Cast may leave the range of its type.
+    """
+    if node.op_type in ("Cast", "Pow") or np.isnan(value.astype(np.float64)).any():
+        return None
+    data = node.inputs[0]
+    if data is None:
+        return None
+    # parameters along an axis are single numbers, so that one dimension is enough
+    known: dict[ir.Value, Any] = {data: value.reshape((1,) * max(len(sizes_of(data) or ()), 2))}
+    for other in node.inputs[1:]:
+        if other is not None:
+            known[other] = graph.array(other)
+    try:
+        result = np.asarray(compute(node, graph.imports, known))
+    except (ExecutionError, OperatorError, UnsupportedError, ValueError):
+        return None
+    return None if np.isnan(result.astype(np.float64)).any() else result

@@ -1,0 +1,333 @@
+"""Maxima before functions that never decrease: ``max(f(x)) -> f(max(x))``.
+
+    MaxPool, GlobalMaxPool, ReduceMax, ReduceMin of f(x)     -> f of it
+    Max(f(a), f(b)), Min(f(a), f(b))                         -> f(Max(a, b)), f(Min(a, b))
+
+``f`` is one node or several, with parameters that do not vary within a window. That it never
+decreases is proved over all inputs by :mod:`qgraph.proof.functions.monotone`. Equal in values: of
+zeros of both signs, ONNX leaves open which one is the largest; and what a maximum makes of NaN,
+which the condition on NaN excludes. From codes to numbers without -0 the results are equal bit for
+bit.
+
+The padding of a MaxPool is no element: every window has to contain an element of the data. So has
+a reduction: the maximum of nothing is the least number, whatever ``f`` makes of it.
+
+Whether some nodes compute a function that never decreases, by the engine or on all codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
+from qgraph.graph.slices import between, dominators
+from qgraph.numerics.values import is_nan
+from qgraph.ops.dispatch import compute
+from qgraph.proof.functions.expression import Builder, Undecidable, text
+from qgraph.proof.functions.lowering import lower
+from qgraph.proof.functions.monotone import never_decreases
+from qgraph.proof.matching.operators import check_parameters, operands
+from qgraph.proof.normal.axes import is_never_empty, reduced_axes
+from qgraph.proof.normal.elementwise import aligned_parameter, data_of, is_on_elements, keeps_sizes
+from qgraph.proof.normal.rewriter import Rewriter, Sizes, are_equal, has_elements, sizes_of
+
+Array = npt.NDArray[Any]
+
+_NARROW_BITS = 16
+_MOST_CHANNELS = 1 << 12
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is known of a function that never decreases.
+
+    Attributes:
+        keeps_bits: whether equal numbers have equal bits among its results, and NaN cannot occur,
+            so that exchanging it with a maximum changes no bit.
+    """
+
+    keeps_bits: bool
+
+
+def order_of(
+    graph: Rewriter,
+    nodes: Sequence[ir.Node],
+    x: ir.Value,
+    y: ir.Value,
+    axes: Sequence[int],
+    rank: int,
+) -> Order | None:
+    """Return what is known of ``y`` as a function of ``x``; None where it may decrease.
+
+    Args:
+        graph: what is rewritten.
+        nodes: make ``y`` of ``x`` and constants, operands first.
+        x: the variable.
+        y: the result.
+        axes: of the data, along which parameters must not vary.
+        rank: of the data.
+    """
+    channels = _channels(graph, nodes, axes, rank)
+    if channels is None or x.dtype is None:
+        return None
+    try:
+        for node in nodes:
+            check_parameters(node, graph.known.array)
+        if x.dtype is ir.DataType.FLOAT:
+            return _by_engine(graph, nodes, x, y, channels)
+        if x.dtype.bitwidth <= _NARROW_BITS and x.dtype is not ir.DataType.BOOL:
+            return _by_values(graph, nodes, x, y, channels, axes)
+    except (ExecutionError, OperatorError, Undecidable, UnsupportedError, ValueError):
+        return None
+    return None
+
+
+def _channels(
+    graph: Rewriter, nodes: Sequence[ir.Node], axes: Sequence[int], rank: int
+) -> tuple[int, ...] | None:
+    """Return the shape to which all parameters broadcast; None where they vary along ``axes``."""
+    shape: tuple[int, ...] = (1,) * rank
+    for node in nodes:
+        for value in node.inputs:
+            if value is None or not graph.known.has(value):
+                continue
+            array = graph.array(value)
+            aligned = None if array is None else aligned_parameter(node, array, rank)
+            if aligned is None or any(aligned.shape[axis] != 1 for axis in axes):
+                return None
+            try:
+                shape = np.broadcast_shapes(shape, aligned.shape)
+            except ValueError:
+                return None
+    return shape if np.prod(shape) <= _MOST_CHANNELS else None
+
+
+def _by_engine(
+    graph: Rewriter,
+    nodes: Sequence[ir.Node],
+    x: ir.Value,
+    y: ir.Value,
+    channels: tuple[int, ...],
+) -> Order | None:
+    root = lower(nodes, x, y, channels, Builder(), constants=graph.known.array)
+    key = text([root])
+    if key not in graph.monotone:
+        graph.monotone[key] = never_decreases(root)
+    # data may be NaN, and results zeros of either sign
+    return Order(keeps_bits=False) if graph.monotone[key] else None
+
+
+def _by_values(
+    graph: Rewriter,
+    nodes: Sequence[ir.Node],
+    x: ir.Value,
+    y: ir.Value,
+    channels: tuple[int, ...],
+    axes: Sequence[int],
+) -> Order | None:
+    """Compute all values of a type of few bits, in every channel."""
+    data = _all_values(x.dtype)
+    axes = axes or [axis for axis, size in enumerate(channels) if size == 1]
+    if not axes:
+        return None
+    sizes = list(channels)
+    sizes[axes[0]] = data.size
+    along = [1] * len(sizes)
+    along[axes[0]] = data.size
+    known: dict[ir.Value, Any] = {x: np.array(np.broadcast_to(data.reshape(along), sizes))}
+    for node in nodes:
+        for value in node.inputs:
+            if value is not None and value not in known:
+                known[value] = graph.known.array(value)
+        compute(node, graph.imports, known)
+    results = np.asarray(known[y])
+    if results.shape != tuple(sizes) or is_nan(results).any():
+        return None
+    numbers = np.moveaxis(results.astype(np.float64), axes[0], 0)
+    given = data.astype(np.float64)
+    rises = numbers[1:] >= numbers[:-1]
+    ties = (given[1:] == given[:-1]).reshape(-1, *[1] * (numbers.ndim - 1))
+    if not (rises & (~ties | (numbers[1:] == numbers[:-1]))).all():
+        return None
+    whole = x.dtype is not None and x.dtype.is_integer()
+    minus_zero = (numbers == 0) & np.signbit(numbers)
+    return Order(keeps_bits=whole and not minus_zero.any())
+
+
+def _all_values(kind: ir.DataType | None) -> Array:
+    """Return all values of a type of few bits in ascending order, NaN left out."""
+    if kind is None:
+        raise ValueError("the type is not known")
+    dtype = np.dtype(kind.numpy())
+    if kind.is_integer():
+        bits = int(kind.bitwidth)
+        low = -(1 << (bits - 1)) if kind.is_signed() else 0
+        return np.arange(low, low + (1 << bits)).astype(dtype)
+    patterns = np.arange(1 << int(kind.bitwidth), dtype=f"u{dtype.itemsize}").view(dtype)
+    numbers = patterns[~is_nan(patterns)]
+    return numbers[np.argsort(numbers.astype(np.float64), kind="stable")]
+
+
+_MOST_NODES = 32
+_MOST_GATES = 12
+
+
+def hoist_maximum(graph: Rewriter, node: ir.Node) -> bool:
+    """Take the maximum of the data of a function instead of its results."""
+    axes = _axes(graph, node)
+    value = node.inputs[0] if node.inputs else None
+    sizes = None if value is None else sizes_of(value)
+    if axes is None or value is None or sizes is None or graph.known.has(value):
+        return False
+    chain = dominators(value, lambda v: operands(v, graph.known.has))[1:_MOST_GATES]
+    for start in chain:
+        nodes = _between(graph, start, value)
+        if nodes is None:
+            return False
+        order = order_of(graph, nodes, start, value, axes, len(sizes))
+        if order is None or not _may_exchange(graph, node, order):
+            continue
+        result = sizes_of(node.outputs[0])
+        inputs = [start, *node.inputs[1:]]
+        maximum = graph.node(
+            node,
+            node.op_type,
+            inputs,
+            list(node.attributes.values()),
+            dtype=start.dtype,
+            sizes=result,
+        )
+        return graph.replace(
+            node.outputs[0], _copied(graph, nodes, {start: maximum}, value, node, result)
+        )
+    return False
+
+
+def join_maximum(graph: Rewriter, node: ir.Node) -> bool:
+    """Take the maximum of two data of one function instead of that of its results."""
+    if node.domain or node.op_type not in ("Max", "Min") or len(node.inputs) != 2:
+        return False
+    pair = [value for value in node.inputs if value is not None and not graph.known.has(value)]
+    inner = [value.producer() for value in pair]
+    if len(pair) != 2 or inner[0] is None or inner[1] is None or pair[0] is pair[1]:
+        return False
+    found = common_function(graph, [inner[0], inner[1]])
+    sizes = sizes_of(pair[0])
+    if found is None or sizes is None or not are_equal(sizes, sizes_of(pair[1]) or (None,)):
+        return False
+    order = order_of(graph, [inner[0]], found[0], pair[0], (), len(sizes))
+    if order is None or not _may_exchange(graph, node, order):
+        return False
+    maximum = graph.node(node, node.op_type, found, dtype=found[0].dtype, sizes=sizes)
+    new = _copied(graph, [inner[0]], {found[0]: maximum}, pair[0], node, sizes)
+    return graph.replace(node.outputs[0], new)
+
+
+def common_function(graph: Rewriter, nodes: Sequence[ir.Node]) -> list[ir.Value] | None:
+    """Return the data of nodes that do the same with the same parameters; None for others."""
+    first = nodes[0]
+    data: list[ir.Value] = []
+    for node in nodes:
+        own = data_of(graph, node)
+        if not is_on_elements(node) or len(own) != 1 or node.inputs[0] is not own[0]:
+            return None
+        if node.op_identifier() != first.op_identifier() or len(node.inputs) != len(first.inputs):
+            return None
+        if {k: a.value for k, a in node.attributes.items()} != {
+            k: a.value for k, a in first.attributes.items()
+        }:
+            return None
+        for one, other in zip(node.inputs[1:], first.inputs[1:], strict=True):
+            if one is not other and not _are_equal_constants(graph, one, other):
+                return None
+        if own[0].dtype is None or own[0].dtype is not data_of(graph, first)[0].dtype:
+            return None
+        if not keeps_sizes(graph, node, own[0]):
+            return None
+        data += own
+    return data
+
+
+def _are_equal_constants(graph: Rewriter, a: ir.Value | None, b: ir.Value | None) -> bool:
+    one, other = graph.array(a), graph.array(b)
+    if one is None or other is None:
+        return False
+    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+
+
+def _may_exchange(graph: Rewriter, node: ir.Node, order: Order) -> bool:
+    """Return whether the exchange keeps what has to be kept; take note of what it loses."""
+    if order.keeps_bits:
+        return True
+    if not graph.may_lose_zero_sign(node.outputs[0]):
+        return False
+    graph.lose_zero_sign()
+    graph.exchanged += 1
+    return True
+
+
+def _axes(graph: Rewriter, node: ir.Node) -> list[int] | None:
+    """Return the axes along which a node takes maxima; None for other nodes."""
+    if node.domain or not node.inputs or node.inputs[0] is None:
+        return None
+    sizes = sizes_of(node.inputs[0])
+    if sizes is None or any(output.uses() for output in node.outputs[1:]):
+        return None
+    if node.op_type == "GlobalMaxPool":
+        spatial = list(range(2, len(sizes)))
+        return spatial if has_elements(sizes, spatial) else None
+    if node.op_type == "MaxPool":
+        if any(output.name for output in node.outputs[1:]) or not is_never_empty(node, sizes):
+            return None
+        return list(range(2, len(sizes)))
+    if node.op_type not in ("ReduceMax", "ReduceMin"):
+        return None
+    axes = reduced_axes(graph, node, len(sizes))
+    if not node.attributes.get_int("keepdims", 1):
+        return None
+    return axes if axes and has_elements(sizes, axes) else None
+
+
+def _between(graph: Rewriter, start: ir.Value, end: ir.Value) -> list[ir.Node] | None:
+    """Return the nodes that make ``end`` of ``start``, operands first, if none enlarges it."""
+    nodes = between(end, [start], lambda v: operands(v, graph.known.has), most=_MOST_NODES)
+    if nodes is None or not all(map(is_on_elements, nodes)):
+        return None
+    one, other = sizes_of(start), sizes_of(end)
+    if one is None or other is None or len(one) != len(other):
+        return None
+    if not are_equal(one, other) and not all(
+        keeps_sizes(graph, node, data) for node in nodes for data in data_of(graph, node)
+    ):
+        return None
+    return nodes
+
+
+def _copied(
+    graph: Rewriter,
+    nodes: Sequence[ir.Node],
+    values: dict[ir.Value, ir.Value],
+    end: ir.Value,
+    before: ir.Node,
+    sizes: Sizes | None,
+) -> ir.Value:
+    """Return ``end`` as copies of nodes compute it of other values."""
+    for node in nodes:
+        inputs = [value if value is None else values.get(value, value) for value in node.inputs]
+        values[node.outputs[0]] = graph.node(
+            before,
+            node.op_type,
+            inputs,
+            list(node.attributes.values()),
+            domain=node.domain,
+            of=node,
+            dtype=node.outputs[0].dtype,
+            sizes=sizes,
+        )
+    return values[end]

@@ -1,0 +1,289 @@
+"""What operators that only move elements do, apart from the operators that express it.
+
+A movement M gives every element of its result one element of its data, whatever the elements are.
+So ``f(M(x)) = M(f(x))`` bit for bit for every ``f`` that works on single elements, if what ``f``
+takes besides is moved too: a parameter that broadcasts to the data broadcasts to the moved data
+after ``M`` was done to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.proof.normal.rewriter import Rewriter, Sizes, are_equal, have_equal_counts, sizes_of
+
+Array = npt.NDArray[Any]
+Written = tuple[str, Sequence[object], dict[str, object]]
+"""Operator, operands besides the data, and attributes that do a movement."""
+
+_LAID_OUT = 1 << 20
+"""A parameter is laid out over at most this many elements to find its form after a Reshape."""
+
+
+class Movement(Protocol):
+    """What is done to data of a known rank."""
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result for data of ``sizes``."""
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return a parameter that broadcasts to the result as ``array`` does to data of ``sizes``.
+
+        Args:
+            array: of the rank of the data; each dimension is 1 or that of the data.
+            sizes: of the data.
+
+        Returns: the parameter with the rank of the result; None where it has no such form.
+        """
+
+    def written(self) -> Written:
+        """Return the operator that does the movement."""
+
+    def does_nothing(self, sizes: Sizes | None) -> bool:
+        """Return whether data of ``sizes`` stay as they are."""
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """``y[i_0, ...] = x[...]`` with dimension ``order[k]`` of the data at place ``k``."""
+
+    order: tuple[int, ...]
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
+        return tuple(sizes[axis] for axis in self.order)
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
+        return array.transpose(self.order)
+
+    def after(self, first: Permutation) -> Permutation:
+        """Return this permutation of what ``first`` gives."""
+        return Permutation(tuple(first.order[axis] for axis in self.order))
+
+    def written(self) -> Written:
+        """Return the operator that does the movement."""
+        return "Transpose", [], {"perm": list(self.order)}
+
+    def does_nothing(self, sizes: Sizes | None) -> bool:
+        """Return whether data of ``sizes`` stay as they are."""
+        return self.order == tuple(range(len(self.order)))
+
+
+@dataclass(frozen=True)
+class Reshaping:
+    """The elements in their order, in the shape ``target``."""
+
+    source: Sizes
+    target: Sizes
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
+        return self.target
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
+        if array.size == 1:
+            return array.reshape((1,) * len(self.target))
+        shared = 0
+        for old, new in zip(self.source, self.target, strict=False):
+            if old != new or old is None or array.shape[shared] != 1:
+                break
+            shared += 1
+        source, target = self.source[shared:], self.target[shared:]
+        numbers = [size for size in source if isinstance(size, int)]
+        if len(numbers) < len(source) or any(not isinstance(size, int) for size in target):
+            return None
+        if math.prod(numbers) > _LAID_OUT:
+            return None
+        full = np.broadcast_to(array.reshape(array.shape[shared:]), numbers)
+        moved = full.reshape([int(size) for size in target if isinstance(size, int)])
+        return reduced(moved).reshape((1,) * shared + reduced(moved).shape)
+
+    @property
+    def shape(self) -> list[int] | None:
+        """The shape input of a Reshape that does this, None where there is none."""
+        if not have_equal_counts(self.source, self.target):
+            return None
+        shape: list[int] = []
+        for place, size in enumerate(self.target):
+            if isinstance(size, int):
+                shape.append(size)
+            elif place < len(self.source) and self.source[place] == size:
+                shape.append(0)
+            else:
+                shape.append(-1)
+        return shape if shape.count(-1) < 2 else None
+
+    def written(self) -> Written:
+        """Return the operator that does the movement."""
+        return "Reshape", [self.shape], {}
+
+    def does_nothing(self, sizes: Sizes | None) -> bool:
+        """Return whether data of ``sizes`` stay as they are."""
+        return are_equal(self.source, self.target)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The elements whose indices along one axis are listed, in the order of the list."""
+
+    axis: int
+    chosen: tuple[int, ...]
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
+        return (*sizes[: self.axis], len(self.chosen), *sizes[self.axis + 1 :])
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
+        if array.shape[self.axis] == 1:
+            return array
+        return array.take(list(self.chosen), axis=self.axis)
+
+    def after(self, first: Selection) -> Selection:
+        """Return this selection from what ``first`` selects along the same axis."""
+        return Selection(self.axis, tuple(first.chosen[index] for index in self.chosen))
+
+    def written(self) -> Written:
+        """Return the operator that does the movement."""
+        return "Gather", [self.chosen], {"axis": self.axis}
+
+    def does_nothing(self, sizes: Sizes | None) -> bool:
+        """Return whether data of ``sizes`` stay as they are."""
+        return (
+            sizes is not None
+            and sizes[self.axis] == len(self.chosen)
+            and (self.chosen == tuple(range(len(self.chosen))))
+        )
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The data broadcast to the shape ``target``."""
+
+    target: Sizes
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
+        return self.target
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
+        return array.reshape((1,) * (len(self.target) - array.ndim) + array.shape)
+
+    def written(self) -> Written:
+        """Return the operator that does the movement."""
+        return (
+            "Expand",
+            [[n if isinstance(n, int) else 1 for n in self.target]],
+            {},
+        )  # a size of 1 keeps that of the data
+
+    def does_nothing(self, sizes: Sizes | None) -> bool:
+        """Return whether data of ``sizes`` stay as they are."""
+        return sizes is not None and are_equal(sizes, self.target)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The data repeated along its axes."""
+
+    repeats: tuple[int, ...]
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
+        return tuple(
+            size * count if isinstance(size, int) else size if count == 1 else None
+            for size, count in zip(sizes, self.repeats, strict=True)
+        )
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
+        counts = [1 if size == 1 else n for size, n in zip(array.shape, self.repeats, strict=True)]
+        return np.tile(array, counts)
+
+    def written(self) -> Written:
+        """Return the operator that does the movement."""
+        return "Tile", [self.repeats], {}
+
+    def does_nothing(self, sizes: Sizes | None) -> bool:
+        """Return whether data of ``sizes`` stay as they are."""
+        return set(self.repeats) <= {1}
+
+
+@dataclass(frozen=True)
+class Rearrangement:
+    """What an operator does that keeps the rank, such as DepthToSpace; parameters are single."""
+
+    op_type: str
+    attributes: tuple[tuple[str, Any], ...]
+    operands: tuple[tuple[int, ...], ...]
+    target: Sizes
+
+    def result(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of the result."""
+        return self.target
+
+    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
+        """Return the parameter for the result."""
+        return array if array.size == 1 else None
+
+    def written(self) -> Written:
+        """Return the operator that does the movement."""
+        return self.op_type, self.operands, dict(self.attributes)
+
+    def does_nothing(self, sizes: Sizes | None) -> bool:
+        """Return whether data of ``sizes`` stay as they are."""
+        return False
+
+
+def reduced(array: Array) -> Array:
+    """Return ``array`` with size 1 along the axes along which nothing varies."""
+    for axis in range(array.ndim):
+        if is_constant_along(array, axis):
+            array = array.take([0], axis=axis)
+    return array
+
+
+def is_constant_along(array: Array, axis: int) -> bool:
+    """Return whether nothing varies along an axis, by the bits of the elements."""
+    same = np.broadcast_to(array.take([0], axis=axis), array.shape)
+    return np.ascontiguousarray(same).tobytes() == np.ascontiguousarray(array).tobytes()
+
+
+def write(graph: Rewriter, movement: Movement, data: ir.Value, before: ir.Node) -> ir.Value:
+    """Return ``movement`` of ``data``, by a node before another one, or by one that is there."""
+    sizes = sizes_of(data)
+    if movement.does_nothing(sizes):
+        return data
+    key = "movement", movement, data, graph.is_delicate(before)
+    known = graph.shared(key)
+    if known is not None:
+        return known
+    op_type, operands, attributes = movement.written()
+    constants = [graph.constant(np.asarray(o, np.int64), f"{op_type}_operand") for o in operands]
+    result = graph.node(
+        before,
+        op_type,
+        [data, *constants],
+        attributes,
+        dtype=data.dtype,
+        sizes=None if sizes is None else movement.result(sizes),
+    )
+    node = result.producer()
+    if node is not None:
+        graph.movements[node] = movement
+    return graph.share(key, result)
+
+
+def is_written(graph: Rewriter, node: ir.Node) -> bool:
+    """Return whether a node was written for a movement."""
+    return node in graph.movements

@@ -1,0 +1,236 @@
+"""Which movement a node does.
+
+    Transpose(x, perm)                              Permutation, composed with one before it
+    Reshape, Flatten, Squeeze, Unsqueeze            Reshaping; so is a Transpose that only moves
+                                                    dimensions of size 1
+    Slice, Split, Gather with constant indices      Selection
+    Expand, Tile                                    Expansion, Tiling
+    DepthToSpace, SpaceToDepth, Pad that repeats    Rearrangement
+
+All are exact: elements are moved, and nothing is computed from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.proof.normal.movements import (
+    Expansion,
+    Movement,
+    Permutation,
+    Rearrangement,
+    Reshaping,
+    Selection,
+    Tiling,
+)
+from qgraph.proof.normal.rewriter import Rewriter, Sizes, sizes_of
+
+_MOST_INDICES = 1 << 14
+
+
+@dataclass(frozen=True)
+class Move:
+    """Movements that make a value of its data, the first one first."""
+
+    data: ir.Value
+    steps: tuple[Movement, ...]
+
+
+def read(graph: Rewriter, value: ir.Value) -> Move | None:
+    """Return the movement that makes ``value`` of data; None where it is another operator."""
+    node = value.producer()
+    if node is None or node.domain != "" or not node.inputs or node.inputs[0] is None:
+        return None
+    if node in graph.movements:
+        return Move(node.inputs[0], (graph.movements[node],))
+    reader = _READERS.get(node.op_type)
+    if reader is None:
+        return None
+    steps = reader(graph, node, value)
+    return None if steps is None else Move(node.inputs[0], tuple(steps))
+
+
+def _data_sizes(node: ir.Node) -> Sizes | None:
+    return None if node.inputs[0] is None else sizes_of(node.inputs[0])
+
+
+def _numbers(graph: Rewriter, value: ir.Value | None) -> list[int] | None:
+    """Return the whole numbers of a constant; None for other values."""
+    array = graph.array(value)
+    return None if array is None else [int(number) for number in array.reshape(-1)]
+
+
+def _transpose(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
+    sizes = _data_sizes(node)
+    given = node.attributes.get("perm")
+    if given is None and sizes is None:
+        return None
+    order = tuple(range(len(sizes or ())))[::-1] if given is None else tuple(given.as_ints())
+    if sorted(order) != list(range(len(order))) or (sizes and len(sizes) != len(order)):
+        return None
+    movement = Permutation(order)
+    if sizes is not None:
+        moved = [axis for axis in order if sizes[axis] != 1]
+        reshaping = Reshaping(sizes, movement.result(sizes))
+        if moved == sorted(moved) and reshaping.shape is not None:
+            return [reshaping]
+    return [movement]
+
+
+def _reshape(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
+    source, target = _data_sizes(node), sizes_of(value)
+    if source is None or target is None:
+        return None
+    movement = Reshaping(source, target)
+    return None if movement.shape is None else [movement]
+
+
+def _slice(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
+    sizes = _data_sizes(node)
+    if sizes is None or "starts" in node.attributes:
+        return None
+    used = [*node.inputs[1:], None, None][:4]
+    starts, ends, axes, steps = (_numbers(graph, operand) for operand in used)
+    absent = [(axes, used[2]), (steps, used[3])]
+    if starts is None or ends is None or any(a is None and v is not None for a, v in absent):
+        return None
+    axes = list(range(len(starts))) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+        return None
+    chosen: dict[int, tuple[int, ...]] = {}
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        place = axis % len(sizes) if -len(sizes) <= axis < len(sizes) else -1
+        size = sizes[place] if place >= 0 else None
+        if place < 0 or place in chosen:
+            return None
+        if not isinstance(size, int):
+            if (start, step) == (0, 1) and end >= np.iinfo(np.int32).max:
+                continue
+            return None
+        if size > _MOST_INDICES or (step < 0 and start < -size):
+            return None  # such a start is clamped to the first element, or to none
+        indices = _range(start, end, step, size)
+        if indices != tuple(range(size)):
+            chosen[place] = indices
+    return [Selection(place, chosen[place]) for place in sorted(chosen)]
+
+
+def _range(start: int, end: int, step: int, size: int) -> tuple[int, ...]:
+    """Return the indices that a Slice takes, ends clamped as its definition has it."""
+    start += size if start < 0 else 0
+    end += size if end < 0 else 0
+    if step > 0:
+        return tuple(range(min(max(start, 0), size), min(max(end, 0), size), step))
+    return tuple(range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), step))
+
+
+def _split(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
+    sizes = _data_sizes(node)
+    if sizes is None or "split" in node.attributes:
+        return None
+    axis = node.attributes.get_int("axis", 0)
+    if not -len(sizes) <= axis < len(sizes):
+        return None
+    axis %= len(sizes)
+    size, count = sizes[axis], len(node.outputs)
+    if not isinstance(size, int) or size > _MOST_INDICES:
+        return None
+    operand = node.inputs[1] if len(node.inputs) > 1 else None
+    parts = _numbers(graph, operand)
+    if parts is None:
+        if operand is not None or ("num_outputs" not in node.attributes and size % count):
+            return None
+        chunk = -(-size // count)
+        parts = [min(chunk, max(size - i * chunk, 0)) for i in range(count)]
+    if sum(parts) != size or len(parts) != count or min(parts, default=-1) < 0:
+        return None
+    place = list(node.outputs).index(value)
+    start = sum(parts[:place])
+    indices = tuple(range(start, start + parts[place]))
+    return [Selection(axis, indices)]
+
+
+def _gather(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
+    sizes = _data_sizes(node)
+    indices = graph.array(node.inputs[1])
+    axis = node.attributes.get_int("axis", 0)
+    if sizes is None or indices is None or not -len(sizes) <= axis < len(sizes):
+        return None
+    axis %= len(sizes)
+    size = sizes[axis]
+    if not isinstance(size, int) or indices.ndim > 1 or indices.size > _MOST_INDICES:
+        return None
+    listed = [int(index) for index in indices.reshape(-1)]
+    if any(not -size <= index < size for index in listed):
+        return None
+    chosen = tuple(index % size for index in listed)
+    select = Selection(axis, chosen)
+    if indices.ndim:
+        return [select]
+    kept = select.result(sizes)
+    dropped = Reshaping(kept, kept[:axis] + kept[axis + 1 :])
+    return None if dropped.shape is None else [select, dropped]
+
+
+def _expand(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
+    source, target = _data_sizes(node), sizes_of(value)
+    if source is None or target is None or len(source) > len(target):
+        return None
+    own = (1,) * (len(target) - len(source)) + source
+    # an open size has no number to be written down: only the data can have it
+    if any(
+        not isinstance(m, int) and (m is None or m != n) for m, n in zip(target, own, strict=True)
+    ):
+        return None
+    return [Expansion(target)]
+
+
+def _tile(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
+    repeats = _numbers(graph, node.inputs[1]) if len(node.inputs) > 1 else None
+    if repeats is None or min(repeats, default=0) < 0:
+        return None
+    return [Tiling(tuple(repeats))]
+
+
+def _rearranged(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
+    target = sizes_of(value)
+    if target is None or (node.op_type == "Pad" and not _repeats(node)):
+        return None
+    operands = [_numbers(graph, operand) for operand in node.inputs[1:]]
+    if any(numbers is None for numbers in operands):
+        return None
+    defaults: dict[str, object] = {"mode": "DCR"} if node.op_type == "DepthToSpace" else {}
+    given = {name: attribute.value for name, attribute in node.attributes.items()}
+    attributes = tuple(sorted((defaults | given).items()))
+    return [
+        Rearrangement(node.op_type, attributes, tuple(tuple(o or ()) for o in operands), target)
+    ]
+
+
+def _repeats(node: ir.Node) -> bool:
+    mode = node.attributes.get_string("mode", "constant")
+    return mode in ("edge", "reflect", "wrap") and len(node.inputs) == 2
+
+
+_Reader = Callable[[Rewriter, ir.Node, ir.Value], "Sequence[Movement] | None"]
+
+_READERS: dict[str, _Reader] = {
+    "DepthToSpace": _rearranged,
+    "Expand": _expand,
+    "Flatten": _reshape,
+    "Gather": _gather,
+    "Pad": _rearranged,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "SpaceToDepth": _rearranged,
+    "Split": _split,
+    "Squeeze": _reshape,
+    "Tile": _tile,
+    "Transpose": _transpose,
+    "Unsqueeze": _reshape,
+}

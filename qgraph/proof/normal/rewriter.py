@@ -1,0 +1,330 @@
+"""The main graph of one model while rules rewrite it, node by node.
+
+Nodes are visited in order. The first rule that applies to a node replaces it by new nodes, which
+are visited next, so that whatever stands before a node is in normal form when the node is visited.
+
+Sizes of dimensions as rules compare them: numbers, names of open sizes, or unknown.
+
+Which values of a graph reach an operator that distinguishes -0 from +0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness
+from qgraph.graph.scopes import graphs_of
+from qgraph.ops.dispatch import Imports
+from qgraph.proof.matching.known_values import KnownValues
+from qgraph.proof.matching.visible import distinguished
+
+Size: TypeAlias = int | str | None
+"""A number, the name of an open size, or None where nothing is known."""
+
+Sizes: TypeAlias = tuple[Size, ...]
+
+
+def sizes_of(value: ir.Value) -> Sizes | None:
+    """Return the sizes of a value's dimensions; None if not even the rank is known."""
+    if value.shape is None:
+        return None
+    return tuple(
+        int(dim) if isinstance(dim, int) else getattr(dim, "value", None)
+        for dim in value.shape.dims
+    )
+
+
+def set_sizes(value: ir.Value, sizes: Sizes | None) -> None:
+    """State the sizes of a new value."""
+    value.shape = None if sizes is None else ir.Shape(list(sizes))
+
+
+def are_equal(one: Sizes, other: Sizes) -> bool:
+    """Return whether two shapes are certain to be equal."""
+    return one == other and None not in one
+
+
+def have_equal_counts(one: Sizes, other: Sizes) -> bool:
+    """Return whether two shapes are certain to have the same number of elements."""
+    if None in one or None in other or 0 in one or 0 in other:
+        return False
+    names = [Counter(size for size in sizes if isinstance(size, str)) for sizes in (one, other)]
+    return names[0] == names[1] and static_count(one) == static_count(other)
+
+
+def static_count(sizes: Sizes) -> int:
+    """Return the product of the sizes that are numbers."""
+    return math.prod(size for size in sizes if isinstance(size, int))
+
+
+def has_elements(sizes: Sizes, axes: Sequence[int]) -> bool:
+    """Return whether dimensions are certain not to be empty; an open size may be 0."""
+    return all(isinstance(size := sizes[axis], int) and size > 0 for axis in axes)
+
+
+def is_single(sizes: Sizes | None) -> bool:
+    """Return whether a shape is certain to hold one element."""
+    return sizes is not None and all(size == 1 for size in sizes)
+
+
+Array = npt.NDArray[Any]
+
+_PARAMETER_BYTES = 1 << 22
+"""Larger constants are not moved to the other side of an operator."""
+
+_NEW_NODES = 8
+"""At most this many new nodes for each node of the model; then the model is left as it was."""
+
+
+class TooLargeError(Exception):
+    """The rules would enlarge the model too much."""
+
+
+class Rule(Protocol):
+    """Rewrites a node."""
+
+    def __call__(self, graph: Rewriter, node: ir.Node) -> bool:
+        """Replace ``node`` if the rule applies; return whether it does."""
+
+
+@dataclass
+class Rewriter:
+    """The main graph of a model, and what rules may do to it.
+
+    Attributes:
+        model: a private copy.
+        imports: domains and their versions.
+        level: what rules have to keep: bits, or values only.
+        used: how many times each rule was applied.
+        exchanged: how many maxima were exchanged with functions that do not keep NaN apart.
+        loses_zero_signs: whether a rule was applied that keeps values only.
+        conditions: what rules that were applied rest on besides.
+    """
+
+    model: ir.Model
+    imports: Imports
+    level: Exactness
+    used: Counter[str] = field(default_factory=Counter)
+    exchanged: int = 0
+    loses_zero_signs: bool = False
+    conditions: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.graph = self.model.graph
+        self.known = KnownValues(self.imports)
+        self.known.enter(self.graph)
+        self._distinguished = set(
+            distinguished(self.graph) if self.level is Exactness.VALUES else ()
+        )
+        self._names = {str(value.name) for value in _values(self.graph)}
+        self._memo: dict[Hashable, ir.Value] = {}
+        self._replaced: dict[ir.Value, ir.Value] = {}
+        self._fresh: set[ir.Value] = set()
+        self._pending: list[ir.Node] = []
+        self._left = _NEW_NODES * len(self.graph) + 64
+        self.movements: dict[ir.Node, Any] = {}
+        self.monotone: dict[Hashable, Any] = {}
+
+    def apply(self, rules: Sequence[tuple[str, Rule]]) -> None:
+        """Rewrite all nodes until no rule applies.
+
+        Raises:
+            TooLargeError: the graph grows too much.
+        """
+        self._pending = list(self.graph)[::-1]
+        while self._pending:
+            node = self._pending.pop()
+            if node.graph is None or not node.outputs or self._is_handed_out(node):
+                continue
+            waiting = len(self._pending)
+            for name, rule in rules:
+                if rule(self, node):
+                    self.used[name] += 1
+                    if node.graph is not None:
+                        self._pending.insert(waiting, node)  # it was changed in place
+                    break
+            self._pending[waiting:] = self._pending[waiting:][::-1]
+        self.graph.sort()  # a shared value may stand after the first node that uses it
+        self._prune()
+
+    def _is_handed_out(self, node: ir.Node) -> bool:
+        """Return whether a graph inside of the main graph has a result of the node as output."""
+        outputs = [output for output in node.outputs if output.is_graph_output()]
+        return any(all(output is not o for o in self.graph.outputs) for output in outputs)
+
+    def may_lose_zero_sign(self, value: ir.Value) -> bool:
+        """Return whether ``value`` may be a zero of the other sign in a normal form."""
+        return self.level is Exactness.VALUES and value not in self._distinguished
+
+    def is_delicate(self, node: ir.Node) -> bool:
+        """Return whether a result of ``node`` has to keep the sign of its zeros."""
+        return any(output in self._distinguished for output in node.outputs)
+
+    def lose_zero_sign(self) -> None:
+        """State that a rule keeps values only."""
+        self.loses_zero_signs = True
+
+    def array(self, value: ir.Value | None) -> Array | None:
+        """Return the array of a small constant; None for others."""
+        if value is None or not self.known.has(value):
+            return None
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes > _PARAMETER_BYTES:
+            return None
+        array = self.known.array(value)
+        return None if array is None or array.nbytes > _PARAMETER_BYTES else array
+
+    def single(self, value: ir.Value | None) -> Any:
+        """Return the element of a float32 constant that has one, as a NumPy number, else None."""
+        array = self.array(value)
+        if array is None or array.size != 1 or array.dtype != np.float32:
+            return None
+        return array.reshape(())[()]
+
+    def constant(self, array: Array, stem: str) -> ir.Value:
+        """Return a new initializer; equal ones are one value."""
+        key = "constant", array.dtype.str, str(array.dtype), array.shape, array.tobytes()
+        if key not in self._memo:
+            tensor = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape))
+            value = ir.Value(
+                name=self.name(stem),
+                type=ir.TensorType(tensor.dtype),
+                shape=ir.Shape(array.shape),
+                const_value=tensor,
+            )
+            self.graph.register_initializer(value)
+            self._memo[key] = value
+        return self._memo[key]
+
+    def node(
+        self,
+        before: ir.Node,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Iterable[ir.Attr] | dict[str, Any] = (),
+        *,
+        domain: str = "",
+        of: ir.Node | None = None,
+        dtype: ir.DataType | None = None,
+        sizes: Sizes | None = None,
+    ) -> ir.Value:
+        """Insert a node before another one and return its output.
+
+        Args:
+            before: where it is inserted.
+            op_type: of the node.
+            inputs: of the node.
+            attributes: of the node.
+            domain: of the node.
+            of: the node of the model whose name it gets; ``before`` by default.
+            dtype: of the output.
+            sizes: of the output.
+        """
+        self._left -= 1
+        if self._left < 0:
+            raise TooLargeError
+        origin = of or before
+        listed = (
+            ir.convenience.convert_attributes(attributes)
+            if isinstance(attributes, dict)
+            else list(attributes)
+        )
+        made = ir.Node(domain, op_type, list(inputs), listed, num_outputs=1)
+        made.name = origin.name or str(origin.outputs[0].name)
+        (output,) = made.outputs
+        output.name = self.name(f"{origin.outputs[0].name}_{op_type}")
+        output.type = None if dtype is None else ir.TensorType(dtype)
+        set_sizes(output, sizes)
+        before.prepend(made)
+        self.known.enter([made])
+        self._fresh.add(output)
+        if self.is_delicate(before):
+            self._distinguished.add(output)
+        self._pending.append(made)
+        return output
+
+    def shared(self, key: Hashable) -> ir.Value | None:
+        """Return the value that was stored under a key, or what replaced it."""
+        value = self._memo.get(key)
+        while value in self._replaced:
+            value = self._replaced[value]
+        return value
+
+    def share(self, key: Hashable, value: ir.Value) -> ir.Value:
+        """Store a value that other nodes may use too."""
+        self._memo[key] = value
+        return value
+
+    def replace(self, value: ir.Value, new: ir.Value) -> bool:
+        """Let ``new`` take the place of the only output in use of a node, which is removed."""
+        node = value.producer()
+        if node is None:
+            return False
+        is_output, name = value.is_graph_output(), value.name
+        if is_output:
+            self._hand_on(value, new)
+        value.replace_all_uses_with(new)
+        self._replaced[value] = new
+        if value in self._distinguished:
+            self._distinguished.add(new)
+        for output in node.outputs:
+            if output.uses() or output.is_graph_output():
+                return True
+        self.graph.remove(node, safe=True)
+        if new in self._fresh and not is_output:
+            new.name = name
+            self._fresh.discard(new)
+        return True
+
+    def _hand_on(self, value: ir.Value, new: ir.Value) -> None:
+        """Make an output of the graph of ``new`` under the name of ``value``."""
+        places = [i for i, output in enumerate(self.graph.outputs) if output is value]
+        if new in self._fresh and not new.is_graph_output():
+            value.name, new.name = f"{value.name}_replaced", value.name
+            self._fresh.discard(new)
+        else:
+            handed = ir.Node("", "Identity", [new], num_outputs=1)
+            handed.name = str(value.name)
+            (output,) = handed.outputs
+            output.type, output.shape = value.type, value.shape
+            output.name, value.name = value.name, f"{value.name}_replaced"
+            self.graph.append(handed)
+            self.known.enter([handed])
+            new = output
+        if new.type is None:
+            new.type = value.type
+        for place in places:
+            self.graph.outputs[place] = new
+
+    def name(self, stem: str) -> str:
+        """Return a name that no value has."""
+        name, count = stem, 0
+        while name in self._names:
+            count += 1
+            name = f"{stem}_{count}"
+        self._names.add(name)
+        return name
+
+    def _prune(self) -> None:
+        """Remove new nodes, and nodes they replaced, whose results nothing uses."""
+        for node in reversed(list(self.graph)):
+            if any(output.uses() or output.is_graph_output() for output in node.outputs):
+                continue
+            self.graph.remove(node, safe=True)
+
+
+def _values(graph: ir.Graph) -> Iterable[ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+        for inner in graphs_of(node):
+            yield from _values(inner)

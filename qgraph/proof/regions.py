@@ -1,0 +1,280 @@
+"""Deciding a region: two sets of nodes that compute a value each from one pair of equal values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
+from qgraph.graph.interface import Pair
+from qgraph.graph.slices import between
+from qgraph.numerics.values import is_nan
+from qgraph.ops.dispatch import compute
+from qgraph.proof.functions.decide import (
+    FunctionPair,
+    Key,
+    Outcome,
+    Shape,
+    check_shapes,
+    decide_pairs,
+    judge,
+    undecided,
+)
+from qgraph.proof.functions.enumeration import (
+    NARROW_BITS,
+    Segment,
+    enumerate_inputs,
+    enumerate_values,
+    free_axis,
+)
+from qgraph.proof.functions.expression import Builder, Expr, Undecidable, undefined
+from qgraph.proof.functions.lowering import lower
+from qgraph.proof.matching.classes import Side
+from qgraph.proof.matching.match import Matching
+from qgraph.proof.matching.operators import check_parameters
+from qgraph.proof.zero_signs import meets_both_zeros
+
+Array = npt.NDArray[Any]
+
+_PARAMETERS_ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+
+Decided: TypeAlias = dict[Key, Outcome]
+"""Outcomes by what both sides compute."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A region between an entry and an exit on both sides.
+
+    Attributes:
+        entry: the pair of equal values; the variable.
+        exit: the pair of values to compare.
+        reference_nodes, candidate_nodes: what lies between, in the order of computation.
+        shape: of the variable; None where not even the rank is known.
+    """
+
+    entry: Pair
+    exit: Pair
+    reference_nodes: tuple[ir.Node, ...]
+    candidate_nodes: tuple[ir.Node, ...]
+    shape: Shape | None
+
+    def segments(self, matching: Matching) -> tuple[Segment, Segment]:
+        """Return both sides."""
+        (a, b), (x, y) = self.entry, self.exit
+        return (
+            Segment(self.reference_nodes, a, x, matching.reference.known.array),
+            Segment(self.candidate_nodes, b, y, matching.candidate.known.array),
+        )
+
+
+def cut(matching: Matching, exit_: Pair, entry: Pair) -> Cut:
+    """Return the region between two pairs."""
+    sides = matching.reference, matching.candidate
+    ours, theirs = (
+        tuple(between(value, [start], side.operands) or ())
+        for value, start, side in zip(exit_, entry, sides, strict=True)
+    )
+    return Cut(entry, exit_, ours, theirs, _shape(entry))
+
+
+def decide_cuts(
+    matching: Matching, cuts: Sequence[Cut], decided: Decided | None = None
+) -> list[Outcome]:
+    """Return the outcomes of regions, those of one form decided together.
+
+    Args:
+        matching: of the two models.
+        cuts: the regions.
+        decided: see :func:`~qgraph.proof.functions.decide.decide_pairs`.
+
+    Raises:
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    builder = Builder()
+    pairs = [_lower_or_enumerate(matching, region, builder) for region in cuts]
+    return decide_pairs(pairs, {} if decided is None else decided)
+
+
+def _lower_or_enumerate(
+    matching: Matching, region: Cut, builder: Builder
+) -> FunctionPair | Outcome:
+    try:
+        kind = _element_type(region)
+        if kind is ir.DataType.FLOAT:
+            return _lower(matching, region, builder)
+        return _enumerate(matching, region, kind)
+    except Undecidable as reason:
+        return undecided(reason.reason)
+
+
+def count_all(outcome: Outcome) -> Outcome:
+    """Return the outcome of a region whose comparison was given up, from all inputs one by one.
+
+    Raises:
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    pair = outcome.pair
+    if pair is None:
+        return outcome
+    try:
+        finding = enumerate_inputs(*pair.functions, input_shape=pair.shape)
+    except Undecidable as end:
+        reason = f"{outcome.verdict.reason}; not all inputs could be tried: {end.reason}"
+        return replace(outcome, verdict=replace(outcome.verdict, reason=reason))
+    return judge(pair, finding)
+
+
+def _shape(entry: Pair) -> Shape | None:
+    known = [value.shape for value in entry if value.shape is not None]
+    if not known:
+        return None
+    sizes = [[d if isinstance(d, int) else None for d in shape.dims] for shape in known]
+    if len(sizes) == 2 and len(sizes[0]) == len(sizes[1]):
+        return tuple(a if a is not None else b for a, b in zip(*sizes, strict=True))
+    return tuple(sizes[0])
+
+
+def _element_type(region: Cut) -> ir.DataType:
+    """Return the type of the variable, which is not guessed; its two values have one shape."""
+    shapes = [value.shape.dims for value in region.entry if value.shape is not None]
+    sizes = zip(*shapes, strict=False) if len(shapes) == 2 else ()
+    apart = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
+    if apart or len({len(dims) for dims in shapes}) > 1:
+        names = " and ".join(repr(value.name) for value in region.entry)
+        raise Undecidable(f"the shapes of {names} differ")
+    stated = {value.dtype for value in region.entry} - {None}
+    (kind,) = stated if len(stated) == 1 else (None,)
+    if kind is None:
+        raise Undecidable("the type of its data is not known")
+    if not (kind is ir.DataType.FLOAT or _is_narrow(kind)):
+        raise Undecidable(f"its data is {kind.name}; types of that size are not proved")
+    return kind
+
+
+def _is_narrow(kind: ir.DataType) -> bool:
+    return kind not in (ir.DataType.STRING, ir.DataType.UNDEFINED) and (
+        kind.bitwidth <= NARROW_BITS
+    )
+
+
+def _lower(matching: Matching, region: Cut, builder: Builder) -> FunctionPair:
+    shape = region.shape or ()
+    if 0 in shape:
+        raise Undecidable("its data has no elements")
+    sides: list[Expr] = []
+    for segment in region.segments(matching):
+        _check_ranks(segment, region)
+        try:
+            for node in segment.nodes:
+                check_parameters(node, segment.constants)
+        except OperatorError as error:
+            raise Undecidable(str(error)) from error
+        nodes, x, y, constants = segment
+        sides.append(lower(nodes, x, y, shape, builder, constants=constants))
+    if region.shape is None:
+        check_shapes(sides[0].shape, sides[1].shape, None, exactly=True)
+    kinds = [
+        expression.dtype if value.dtype is None else value.dtype.name
+        for expression, value in zip(sides, region.exit, strict=True)
+    ]
+    if kinds[0] != kinds[1]:
+        raise Undecidable(f"the results are {kinds[0]} and {kinds[1]}")
+    return FunctionPair(sides[0], sides[1], region.shape)
+
+
+def _check_ranks(segment: Segment, region: Cut) -> None:
+    """Check that no parameter has more dimensions than the variable, from which axes count."""
+    nodes, *_, constants = segment
+    if any(node.op_type in _PARAMETERS_ALONG_AXIS for node in nodes):
+        values = (value for node in nodes for value in node.inputs if value is not None)
+        arrays = [array for value in values if (array := constants(value)) is not None]
+        if any(array.ndim > max(len(region.shape or ()), 1) for array in arrays):
+            raise Undecidable("a parameter has more dimensions than the data")
+
+
+def _enumerate(matching: Matching, region: Cut, kind: ir.DataType) -> Outcome:
+    """Try all values of a type of few bits, in every channel.
+
+    Raises:
+        Undecidable: there are too many, or they cannot be computed.
+    """
+    segments = region.segments(matching)
+    sizes, axis = free_axis(segments, region.shape)
+    ties: list[str] = []
+    runs = [
+        lambda x, side=side, part=part: run_nodes(side, part.nodes, {part.x: x}, part.y, ties)
+        for side, part in zip((matching.reference, matching.candidate), segments, strict=True)
+    ]
+    outcome = enumerate_values(kind, runs, sizes, axis)
+    if ties and not (outcome.verdict.differing_inputs or outcome.verdict.zero_sign_inputs):
+        raise Undecidable(f"ONNX leaves open which zero {ties[0]} takes of two")
+    return outcome
+
+
+def run_nodes(
+    side: Side,
+    nodes: Sequence[ir.Node],
+    given: Mapping[ir.Value, Array],
+    y: ir.Value,
+    ties: list[str] | None = None,
+) -> Array:
+    """Return ``y``, which ``nodes`` compute from what is given and constants, by the kernels.
+
+    Args:
+        side: the model of the nodes.
+        nodes: operands first.
+        given: values to begin with.
+        y: the result.
+        ties: gets the operators that meet zeros of both signs.
+
+    Raises:
+        Undecidable: it cannot be computed.
+    """
+    known: dict[ir.Value, Any] = dict(given)
+    imports = side.plain.imports
+    with np.errstate(invalid="ignore"):
+        numbers = ~np.logical_or.reduce([is_nan(array) for array in given.values()])
+    try:
+        with np.errstate(all="ignore"):
+            for node in nodes:
+                for value in node.inputs:
+                    if value is not None and value not in known:
+                        known[value] = side.known.array(value)
+                _check_cast(node, known, numbers)
+                if ties is not None and meets_both_zeros(node, known):
+                    ties.append(node.op_type)
+                compute(node, imports, known)
+    except (ExecutionError, OperatorError, UnsupportedError) as error:
+        raise Undecidable(f"it cannot be computed: {error}") from error
+    return np.asarray(known[y])
+
+
+def _check_cast(node: ir.Node, known: Mapping[ir.Value, Any], numbers: Array) -> None:
+    """Check that a Cast of floating-point data to integers stays within their range.
+
+    Args:
+        node: any node.
+        known: its operands.
+        numbers: where the data of the region is not NaN.
+
+    Raises:
+        Undecidable: it does not.
+    """
+    if node.domain != "" or node.op_type != "Cast" or node.inputs[0] is None:
+        return
+    x = np.asarray(known[node.inputs[0]])
+    to = ir.DataType(node.attributes.get_int("to", 0))
+    if not to.is_integer() or x.dtype.kind in "iub":
+        return
+    beyond = undefined("Cast", [x.astype(np.float32)], {"to": to.name})
+    if x.size == numbers.size:
+        beyond = beyond & numbers.reshape(x.shape)
+    if beyond.any():
+        at = float(x[beyond].reshape(-1)[0])
+        raise Undecidable(f"ONNX leaves open what {at!r} is as {to.name}")

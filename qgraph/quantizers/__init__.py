@@ -1,0 +1,1 @@
+"""What a quantizer means: its readers, writers and weights."""

@@ -1,0 +1,142 @@
+"""Comparing a draft with the nodes it would replace, both by their operators' definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError, UnsupportedError
+from qgraph.exactness import Exactness, Method, Verdict, Witness
+from qgraph.graph.edit import HALF_TYPES, Draft
+from qgraph.graph.opset.versions import only_float_type
+from qgraph.graph.schema import element_type
+from qgraph.numerics.values import compare_values
+from qgraph.ops.dispatch import evaluate
+from qgraph.proof.functions.decide import (
+    FunctionPair,
+    Key,
+    Outcome,
+    decide_pairs,
+    undecided,
+)
+from qgraph.proof.functions.enumeration import Segment, enumerate_values, free_axis
+from qgraph.proof.functions.expression import Builder, Undecidable
+from qgraph.proof.functions.lowering import Form, Forms, lower
+from qgraph.quantizers.site import Site
+
+Array = npt.NDArray[Any]
+
+
+class Comparer:
+    """Compares sites of one model with drafts; equal pairs of functions are decided once.
+
+    Args:
+        model: the model; where it holds one floating type only, data of unknown type has that one.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._decided: dict[Key, Outcome] = {}
+        self._model = model
+
+    @cached_property
+    def _float(self) -> ir.DataType | None:
+        return only_float_type(self._model)
+
+    def compare(self, site: Site, draft: Draft) -> Verdict:
+        """Return how equal ``draft`` is to ``site``; see :meth:`compare_all`."""
+        return self.compare_all([(site, draft)])[0]
+
+    def compare_all(
+        self, drafts: Sequence[tuple[Site, Draft]], *, at_least: Exactness | None = None
+    ) -> list[Verdict]:
+        """Return how equal each draft is to its site.
+
+        For a constant input the values that occur are compared. Otherwise both sides are lowered
+        to primitives and decided for every float32 input; the parameters that the reader found play
+        no part. Pairs of one form are decided together. Data of 16 bits is tried value by value.
+
+        Args:
+            drafts: with their sites.
+            at_least: the level that is wanted. A draft that is not even equal in values may then be
+                left undecided.
+        """
+        lowering = _Lowering()
+        pairs = [self._lower(site, draft, lowering) for site, draft in drafts]
+        return [_counted(found) for found in decide_pairs(pairs, self._decided, at_least=at_least)]
+
+    def _lower(self, site: Site, draft: Draft, lowering: _Lowering) -> FunctionPair | Outcome:
+        if draft.promise is not None:
+            return Outcome(draft.promise)
+        try:
+            if site.weight is not None:
+                return Outcome(_compare_constant(site, draft))
+            dtype = element_type(site.x, self._model.opset_imports) or self._float
+            if dtype is None:
+                return undecided("the type of its data is not known; run shape inference first")
+            if dtype in HALF_TYPES:
+                return _enumerate(site, draft, dtype)
+            if dtype is not ir.DataType.FLOAT:
+                return undecided(f"its data is {dtype.name}; only 16 and 32 bits are compared")
+            return lowering.of(site, draft)
+        except (OperatorError, UnsupportedError, Undecidable) as error:
+            return undecided(str(error))
+
+
+def _counted(outcome: Outcome) -> Verdict:
+    """Return the verdict; a difference that was not counted leaves it open."""
+    verdict = outcome.verdict
+    if outcome.finding is None or outcome.is_counted:
+        return verdict
+    return replace(verdict, exactness=None)
+
+
+def _enumerate(site: Site, draft: Draft, kind: ir.DataType) -> Outcome:
+    """Compare on all values of a type of 16 bits, in every channel, by the operators' kernels."""
+    parts = [Segment(region.nodes, region.x, region.y) for region in (site, draft)]
+    runs = [partial(evaluate, part.nodes, part.x, part.y) for part in parts]
+    return enumerate_values(kind, runs, *free_axis(parts, site.shape))
+
+
+class _Lowering:
+    """Lowers pairs of regions with one builder, those of one form once."""
+
+    def __init__(self) -> None:
+        self._builder = Builder()
+        self._forms = Forms()
+        self._pairs: dict[Form, FunctionPair] = {}
+
+    def of(self, site: Site, draft: Draft) -> FunctionPair:
+        """Return both sides as expressions.
+
+        Raises:
+            Undecidable: there is no expression for one of them.
+        """
+        own, new = (self._forms.of_region(r.nodes, r.x, r.y) for r in (site, draft))
+        form = None if own is None or new is None else (own, new, site.shape)
+        if form is not None and form in self._pairs:
+            return self._pairs[form]
+        reference = lower(site.nodes, site.x, site.y, site.shape, self._builder)
+        candidate = lower(draft.nodes, draft.x, draft.y, site.shape, self._builder)
+        pair = FunctionPair(reference, candidate, site.shape)
+        if form is not None:
+            self._pairs[form] = pair
+        return pair
+
+
+def _compare_constant(site: Site, draft: Draft) -> Verdict:
+    weight, reference = np.asarray(site.weight), np.asarray(site.values)
+    candidate = evaluate(draft.nodes, draft.x, draft.y, weight)
+    if reference.shape != candidate.shape:
+        return Verdict(reason=f"shape {list(reference.shape)} became {list(candidate.shape)}")
+    found = compare_values(reference, candidate)
+    witness = None
+    if found.differing and found.place is not None:
+        at = (array.reshape(-1)[found.place] for array in (weight, reference, candidate))
+        witness = Witness(*map(float, at))
+    return Verdict(Exactness.of(found), Method.CONSTANT, found.differing, found.zero_sign, witness)

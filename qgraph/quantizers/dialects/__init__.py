@@ -1,0 +1,1 @@
+"""Dialects: reading quantizers from their operators, and writing them."""

@@ -1,0 +1,152 @@
+"""The dialect ``onnx``: float operators as the operators' definitions have them.
+
+Every quantizer has this form, and it is always exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError
+from qgraph.graph.edit import HALF_TYPES, Draft, Editor, Operand, Tracer
+from qgraph.graph.schema import OpKey
+from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.ops.operator import operator_of
+from qgraph.proof.functions.lowering import laid_out, parameter_array
+from qgraph.quantizers.dialects.dialect import dialect
+from qgraph.quantizers.quantizer import Affine, Floating
+from qgraph.quantizers.site import Refusal, Site
+
+
+@dialect
+class PlainOnnx:
+    """Quantizers written as Div, Add, Max, Min, Round, Sub, Mul, and the rest of the primitives."""
+
+    name: ClassVar[str] = "onnx"
+    roots: ClassVar[frozenset[OpKey]] = frozenset()
+
+    def read(self, node: ir.Node) -> Site | Refusal | None:
+        """Return None: no operator alone is a quantizer here; the pattern matcher finds them."""
+        return None
+
+    def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
+        """Yield the operators' definitions."""
+        yield from by_definition(site, editor)
+
+    def reason(self, site: Site) -> str:
+        """Return why a definition was not accepted."""
+        try:
+            for node in site.nodes:
+                operator = operator_of(node)
+                if operator is not None and site.x.dtype not in HALF_TYPES:
+                    operator.arguments(node)
+        except OperatorError as error:
+            return str(error)
+        return "its parameters do not broadcast to the data as they are written"
+
+
+def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
+    """Yield the quantizer in float operators: first as defined, then for opsets without E8M0."""
+    draft = editor.draft(site)
+    try:
+        _trace(site, draft, _Values(draft))
+    except OperatorError:
+        # Definitions are written for float32, which the data, or a difference of codes, is not.
+        yield from _difference_of_codes(site, editor)
+        return
+    yield draft
+    if isinstance(site.quantizer, Floating):
+        low = editor.draft(site)
+        _trace(site, low, _Binades(low, site.quantizer))
+        yield low
+
+
+def decoded_in_float(site: Site, editor: Editor) -> Iterator[Draft]:
+    """Yield the definition of stored codes; for those of 32 bits few dialects have another form."""
+    if site.dialect == "qdq" and site.weight is not None and isinstance(site.quantizer, Affine):
+        yield from by_definition(site, editor)
+
+
+def _trace(site: Site, draft: Draft, op: Tracer) -> None:
+    data: Operand = draft.x
+    if site.x.dtype not in (None, ir.DataType.FLOAT, *HALF_TYPES):
+        # Definitions are written for the float32 values of stored codes.
+        data = draft.op.Cast(draft.x, to=ir.DataType.FLOAT)
+    results: dict[ir.Value | None, Operand | None] = {site.x: data, None: None}
+    for node in site.nodes:
+        operator = operator_of(node)
+        values = node.inputs if operator is None else operator.schema.values(node)
+        operands: list[Any] = [
+            parameter_array(node, value, site.shape)
+            if value is not None and value not in results
+            else results[value]
+            for value in values
+        ]
+        if operator is None:
+            attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+            results[node.outputs[0]] = getattr(op, node.op_type)(*operands, **attributes)
+        else:
+            is_half = site.x.dtype in HALF_TYPES
+            arguments = operator.half_arguments(node) if is_half else operator.arguments(node)
+            results[node.outputs[0]] = operator.define(op, *operands, **arguments)
+    y = results[site.y]
+    if y is not None:
+        draft.giving(y)
+
+
+def _difference_of_codes(site: Site, editor: Editor) -> Iterator[Draft]:
+    """Yield ``Cast(codes - zero_point) * scale`` with the difference in int32, for INT32 codes."""
+    node = site.root
+    if len(site.nodes) > 1 or node.op_type != "DequantizeLinear" or len(node.inputs) < 3:
+        return
+    scale, zero_point = node.inputs[1:3]
+    if scale is None or zero_point is None or site.y.dtype not in (None, ir.DataType.FLOAT):
+        return
+    factor, offset = (laid_out(node, value, site.shape) for value in (scale, zero_point))
+    if site.x.dtype is not ir.DataType.INT32 or factor.dtype != np.float32:
+        return
+    draft = editor.draft(site)
+    steps = draft.node("Sub", [draft.x, offset], dtype=ir.DataType.INT32)
+    yield draft.giving(draft.op.Mul(draft.op.Cast(steps, to=ir.DataType.FLOAT), factor))
+
+
+class _Values(Tracer):
+    """Keeps integer codes as float32 values, in which definitions are written."""
+
+    def Cast(self, v: Operand, **attributes: Any) -> Operand:  # noqa: N802 - an ONNX operator
+        """Leave whole numbers in float where a cast to an integer type is asked for."""
+        if v.dtype in HALF_TYPES and attributes["to"] == ir.DataType.FLOAT:
+            return v
+        if isinstance(FORMATS.get(ir.DataType(attributes["to"]).name), IntFormat):
+            return v
+        return self._call("Cast", [v], attributes)
+
+
+class _Binades(_Values):
+    """Finds the power of two below |v| by comparing it with every binade of the format.
+
+    E8M0, which gives it in one cast, exists since opset 24 only.
+    """
+
+    def __init__(self, draft: Draft, quantizer: Floating) -> None:
+        super().__init__(draft)
+        grid = quantizer.format
+        self._exponents = range(1 - grid.bias, math.frexp(grid.max_value)[1])
+        self._power: Operand | None = None
+
+    def Cast(self, v: Operand, **attributes: Any) -> Operand:  # noqa: N802 - an ONNX operator
+        """Return the power of two where a cast to E8M0 is asked for."""
+        if attributes["to"] == ir.DataType.FLOAT8E8M0:
+            first, *others = self._exponents
+            power: Operand = np.asarray(2.0**first, np.float32)
+            for exponent in others:
+                step = 2.0**exponent
+                power = self.Where(self.GreaterOrEqual(v, step), step, power)
+            self._power = power
+            return power
+        return v if v is self._power else super().Cast(v, **attributes)

@@ -1,0 +1,180 @@
+"""The dialect ``qdq``: QuantizeLinear, Clip and DequantizeLinear, with packed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError, where
+from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.schema import OpKey
+from qgraph.numerics import Float32, blocks
+from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
+from qgraph.ops.operator import operator_of
+from qgraph.quantizers.dialects.dialect import dialect, parameter
+from qgraph.quantizers.dialects.onnx import by_definition
+from qgraph.quantizers.dialects.qdq_codes import packed
+from qgraph.quantizers.dialects.qdq_pairs import pairs
+from qgraph.quantizers.quantizer import Affine, Decoding, Floating, Quantizer, Recipe
+from qgraph.quantizers.site import Refusal, Site, shape_of, weight_of
+
+DOMAINS = ("", "com.microsoft")
+
+
+@dialect
+class Qdq:
+    """Codes between a QuantizeLinear and a DequantizeLinear; constants stored as codes."""
+
+    name: ClassVar[str] = "qdq"
+    roots: ClassVar[frozenset[OpKey]] = frozenset(
+        OpKey(domain, name) for domain in DOMAINS for name in ("QuantizeLinear", "DequantizeLinear")
+    )
+
+    def read(self, node: ir.Node) -> Site | Refusal | None:
+        """Return the quantizer that ends in the DequantizeLinear ``node``."""
+        if node.op_type == "QuantizeLinear":
+            return _lone_quantize(node)
+        nodes = _chain(node)
+        x = nodes[0].inputs[0]
+        if x is None:
+            return None
+        if len(nodes) == 1 and weight_of(x) is None:
+            return Refusal(node, f"{where(node)}: its input is not the output of a QuantizeLinear")
+        quantizer, shape = _meaning(nodes, x)
+        return Site(x, node.outputs[0], nodes, node, self.name, quantizer, shape, weight_of(x))
+
+    def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
+        """Yield codes of a constant; then pairs, from the plain one to float operators."""
+        if site.weight is not None:
+            yield from packed(site, editor)
+        yield from pairs(site, editor)
+        if site.dialect != "onnx":
+            yield from by_definition(site, editor)
+
+    def reason(self, site: Site) -> str:
+        """Say why nothing fits."""
+        return "no pair, and no form with the same float operations, is available"
+
+
+def _chain(node: ir.Node) -> tuple[ir.Node, ...]:
+    """Return QuantizeLinear, Clip, DequantizeLinear as far as they are there."""
+    nodes = [node]
+    while (value := nodes[0].inputs[0]) is not None and (producer := value.producer()) is not None:
+        if producer.op_type == "QuantizeLinear" and producer.domain in DOMAINS:
+            nodes.insert(0, producer)
+            break
+        if producer.op_type != "Clip" or len(nodes) > 1 or producer.domain != "":
+            break
+        nodes.insert(0, producer)
+    if nodes[0].op_type == "Clip" and nodes[0].inputs[0] is not None:
+        # A Clip on stored codes belongs to the weight; on anything else it is not ours.
+        return tuple(nodes) if weight_of(nodes[0].inputs[0]) is not None else tuple(nodes[1:])
+    return tuple(nodes)
+
+
+def _lone_quantize(node: ir.Node) -> Refusal | None:
+    users = [use.node for use in node.outputs[0].uses()]
+    users += [
+        use.node for user in users if user.op_type == "Clip" for use in user.outputs[0].uses()
+    ]
+    if any(user.op_type == "DequantizeLinear" for user in users):
+        return None
+    return Refusal(node, f"{where(node)}: no DequantizeLinear follows; its codes are used as such")
+
+
+def _meaning(nodes: tuple[ir.Node, ...], x: ir.Value) -> tuple[Quantizer, tuple[int | None, ...]]:
+    decode = nodes[-1]
+    scale, zero_point, storage = _parameters(decode, x)
+    shape = shape_of(x, scale)
+    decoding = None
+    if nodes[0].op_type == "QuantizeLinear" and len(nodes) > 1:
+        decoding = Decoding(scale, zero_point)
+        scale, zero_point, storage = _parameters(nodes[0], x)
+        parameters = zip((scale, zero_point), vars(decoding).values(), strict=True)
+        if all(np.array_equal(one, other) for one, other in parameters):
+            decoding = None
+    kind = FORMATS[storage]
+    if decoding is not None and not isinstance(kind, IntFormat):
+        raise OperatorError(
+            f"{where(decode)}: its scale differs from that of {nodes[0].name!r}, so that the pair "
+            "is not one quantizer to a minifloat. Give both the same scale, or leave them out."
+        )
+    if not isinstance(kind, IntFormat):
+        if not isinstance(kind, Minifloat):
+            raise OperatorError(f"{where(decode)}: codes of type {storage} are not a number format")
+        saturates = nodes[0].attributes.get_int("saturate", 1) != 0
+        return Floating(scale, kind, saturating=saturates), shape
+    lo, hi = _clip_bounds(nodes, kind)
+    meaning = Affine(scale, zero_point, lo, hi, recipe=Recipe.ROUND_FIRST, decoding=decoding)
+    return meaning, shape
+
+
+def _parameters(node: ir.Node, x: ir.Value) -> tuple[Float32, Float32, str]:
+    """Return scale and zero point, broadcastable to the data, and the type of the codes."""
+    operator = operator_of(node)
+    if operator is None:
+        raise OperatorError(f"{where(node)}: no such operator is known")
+    attributes = operator.schema.attributes_of(node)
+    _, scale_value, zero_value = operator.schema.values(node)
+    scale = parameter(node, scale_value, "scale")
+    zero = np.zeros_like(scale) if zero_value is None else parameter(node, zero_value, "zero point")
+    if scale.size > 1 or attributes["block_size"]:
+        sizes = _sizes(node, x, scale, attributes)
+        scale = blocks.align(scale, sizes, attributes["axis"], attributes["block_size"])
+        zero = blocks.align(zero, sizes, attributes["axis"], attributes["block_size"])
+    else:
+        scale, zero = scale.reshape(()), zero.reshape(())
+    return scale, zero, _code_type(node, attributes, zero_value)
+
+
+def _sizes(node: ir.Node, x: ir.Value, scale: Float32, attributes: dict[str, Any]) -> list[int]:
+    """Return sizes to which a scale is aligned: those of the data, as far as they matter."""
+    axis, is_blocked = attributes["axis"], bool(attributes["block_size"])
+    known = None if x.shape is None else tuple(x.shape)
+    if is_blocked:
+        if known is None or len(known) != scale.ndim or not isinstance(known[axis], int):
+            raise OperatorError(
+                f"{where(node)}: how many elements {x.name!r} has along axis {axis} is not known, "
+                "so that blocks cannot be placed. Give it a fixed shape there."
+            )
+        # Along the other axes there is one scale for each element.
+        pairs = zip(known, scale.shape, strict=True)
+        return [size if isinstance(size, int) else count for size, count in pairs]
+    if known is None and axis < 0:
+        return [scale.size, *[1] * (-axis - 1)]
+    if known is None:
+        raise OperatorError(
+            f"{where(node)}: the rank of {x.name!r} is not known and cannot be inferred, so that "
+            f"axis {axis} cannot be placed. State its shape in the model."
+        )
+    sizes = [size if isinstance(size, int) else None for size in known]
+    if -len(sizes) <= axis < len(sizes):
+        sizes[axis] = sizes[axis] or scale.size
+    return [size or 1 for size in sizes]
+
+
+def _code_type(node: ir.Node, attributes: dict[str, Any], zero_point: ir.Value | None) -> str:
+    codes = node.inputs[0] if node.op_type == "DequantizeLinear" else None
+    for value in (zero_point, codes):
+        if value is not None and value.dtype is not None:
+            return value.dtype.name
+    if node.op_type == "QuantizeLinear" and attributes["output_dtype"]:
+        return ir.DataType(attributes["output_dtype"]).name
+    return "UINT8"
+
+
+def _clip_bounds(nodes: tuple[ir.Node, ...], kind: IntFormat) -> tuple[Float32, Float32]:
+    lo, hi = np.asarray(kind.lo, np.float32), np.asarray(kind.hi, np.float32)
+    for node in nodes:
+        if node.op_type != "Clip":
+            continue
+        bounds = [
+            parameter(node, value, "bound") if value is not None else None
+            for value in (*node.inputs[1:], None, None)[:2]
+        ]
+        lo = lo if bounds[0] is None else np.asarray(np.maximum(lo, bounds[0].reshape(())))
+        hi = hi if bounds[1] is None else np.asarray(np.minimum(hi, bounds[1].reshape(())))
+    return lo, hi

@@ -1,0 +1,168 @@
+"""Bounds of the magnitudes of a network's values. A value with a bound is never NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.execution.feeds import MODERATE
+from qgraph.graph.constants import constant
+from qgraph.graph.opset.versions import only_float_type
+from qgraph.numerics import Array
+from qgraph.ops.operator import operator_of
+from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged
+from qgraph.quantizers.site import Site
+from qgraph.quantizers.sites import site_of
+
+_LARGEST = 2.0**100
+"""Beyond this a bound is none: a product of two such values would be infinite."""
+_SLACK = 1.001
+"""For the rounding of the few float operations of one element."""
+
+Bounds = dict[ir.Value, float]
+Rule = Callable[[ir.Node, list[float]], float | None]
+
+
+def magnitudes(model: ir.Model) -> Bounds:
+    """Return bounds of ``|value|`` in the main graph, for inputs of magnitude up to
+    :data:`qgraph.execution.feeds.MODERATE`.
+
+    A value that has a bound is neither NaN nor infinite. Results of operators without a rule have
+    no bound, and neither has what is computed from them.
+    """
+    known: Bounds = {}
+    if only_float_type(model) is not ir.DataType.FLOAT:
+        return known
+    graph = model.graph
+    for value in graph.inputs:
+        if not value.is_initializer() and value.dtype is ir.DataType.FLOAT:
+            known[value] = MODERATE
+    for node in graph:
+        if node.op_identifier() in model.functions:
+            continue
+        bound = _bound(node, known)
+        if bound is not None and bound <= _LARGEST:
+            known[node.outputs[0]] = bound
+    return known
+
+
+def _bound(node: ir.Node, known: Mapping[ir.Value, float]) -> float | None:
+    if operator_of(node) is not None:
+        found = site_of(node)
+        # Quantizers keep NaN.
+        return _of_quantizer(found) if isinstance(found, Site) and found.x in known else None
+    rule = _RULES.get(node.op_type) if node.domain == "" else None
+    if rule is None:
+        return None
+    operands = [value for value in node.inputs if value is not None]
+    bounds = [known[v] if v in known else _largest(constant(v)) for v in operands]
+    numbers = [bound for bound in bounds if bound is not None]
+    return rule(node, numbers) if len(numbers) == len(bounds) else None
+
+
+def _largest(array: Array | None) -> float | None:
+    if array is None or array.dtype.kind not in "fiu" or not array.size:
+        return None
+    largest = float(np.abs(array.astype(np.float64)).max())
+    return largest if np.isfinite(largest) else None
+
+
+def _of_quantizer(site: Site) -> float | None:
+    match site.quantizer:
+        case Affine(scale, zero_point, lo, hi):
+            ends = [np.abs(end.astype(np.float64) - zero_point).max() for end in (lo, hi)]
+            bound = max(ends) * np.abs(scale).max()
+        case Ranged(low, high, below, above):
+            with np.errstate(all="ignore"):
+                spans = np.stack([np.abs(high - low).max(), np.abs(above - below).max()])
+            bound = 2 * max(np.abs(below).max(), np.abs(above).max()) + 0 * spans.sum()
+        case Floating(scale, format=grid, saturating=True):
+            bound = float(grid.max_value) * np.abs(scale).max()
+        case Bipolar(scale):
+            bound = np.abs(scale).max()
+        case _:
+            return None
+    # A comparison with NaN is false, so that no bound comes of it.
+    return float(bound) * _SLACK if bound <= _LARGEST else None
+
+
+def _same(node: ir.Node, bounds: list[float]) -> float:
+    return bounds[0] * _SLACK
+
+
+def _pool(node: ir.Node, bounds: list[float]) -> float | None:
+    # With ceil_mode a window may hold nothing but padding.
+    return None if node.attributes.get_int("ceil_mode", 0) else bounds[0] * _SLACK
+
+
+def _quotient(node: ir.Node, bounds: list[float]) -> float | None:
+    divisor = constant(node.inputs[1])
+    least = 0.0 if divisor is None or not divisor.size else float(np.abs(divisor).min())
+    return bounds[0] / least * _SLACK if least > 0 else None
+
+
+def _convolution(node: ir.Node, bounds: list[float]) -> float | None:
+    """Each output is a sum over all but the first axis of the weight, plus the bias."""
+    weight = constant(node.inputs[1])
+    if weight is None or weight.ndim < 2:
+        return None
+    sums = np.abs(weight).reshape(weight.shape[0], -1).sum(axis=1, dtype=np.float64)
+    return _accumulated(bounds[0] * float(sums.max(initial=0)), weight[0].size, bounds[2:])
+
+
+def _matrix_product(node: ir.Node, bounds: list[float]) -> float | None:
+    """Each output is a sum along the axis of a matrix that the other operand shares."""
+    right = node.inputs[1]
+    transposed = node.attributes.get_int("transB", 0) != 0
+    matrix = constant(right)
+    if matrix is not None and matrix.ndim == 2:
+        axis = 1 if transposed else 0
+        sums = np.abs(matrix).sum(axis=axis, dtype=np.float64)
+        terms, product = matrix.shape[axis], bounds[0] * float(sums.max(initial=0))
+    else:
+        shape = None if right is None or right.shape is None else list(right.shape)
+        place = -1 if transposed else -2
+        terms = shape[place] if shape is not None and len(shape) > 1 else None
+        if not isinstance(terms, int):
+            return None
+        product = terms * bounds[0] * bounds[1]
+    product *= abs(node.attributes.get_float("alpha", 1.0))
+    beta = abs(node.attributes.get_float("beta", 1.0))
+    return _accumulated(product, terms, [beta * bound for bound in bounds[2:]])
+
+
+def _accumulated(product: float, terms: int, others: list[float]) -> float:
+    """Return the bound of a sum of ``terms`` float32 products in any order, and of ``others``."""
+    return (product * (1 + 2.0**-22 * terms) + sum(others)) * _SLACK
+
+
+def _normalization(node: ir.Node, bounds: list[float]) -> float | None:
+    scale, bias, mean, variance = map(constant, node.inputs[1:5])
+    if scale is None or bias is None or mean is None or variance is None:
+        return None
+    if len(node.outputs) > 1 or node.attributes.get_int("training_mode", 0) != 0:
+        return None
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    if not (variance + epsilon > 0).all():
+        return None
+    factor = np.abs(scale.astype(np.float64)) / np.sqrt(variance.astype(np.float64) + epsilon)
+    worst = factor * (bounds[0] + np.abs(mean)) + np.abs(bias)
+    return float(worst.max(initial=0)) * _SLACK
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("Abs", "Neg", "Relu", "GlobalAveragePool", "GlobalMaxPool"), _same),
+    **dict.fromkeys(("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"), _same),
+    **dict.fromkeys(("AveragePool", "MaxPool"), _pool),
+    **dict.fromkeys(("Clip", "Concat", "Max", "Min"), lambda _, bounds: max(bounds)),
+    **dict.fromkeys(("Add", "Sub", "Sum"), lambda _, bounds: sum(bounds) * _SLACK),
+    **dict.fromkeys(("HardSigmoid", "Sigmoid", "Softmax", "Tanh"), lambda *_: 1.0),
+    "Mul": lambda _, bounds: bounds[0] * bounds[1] * _SLACK,
+    "Div": _quotient,
+    "Conv": _convolution,
+    "MatMul": _matrix_product,
+    "Gemm": _matrix_product,
+    "BatchNormalization": _normalization,
+}

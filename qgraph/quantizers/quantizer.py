@@ -1,0 +1,169 @@
+"""What a quantizer means, whatever its dialect.
+
+Readers state a quantizer's parameters here, writers choose their forms by them. Two quantizers
+with equal parameters may still be two different float functions: ``recipe`` is the order of the
+float operations, and every draft is compared with the nodes it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import numpy as np
+
+from qgraph.numerics import Float32
+from qgraph.numerics.formats import Minifloat
+from qgraph.numerics.rounding import Rounding
+
+
+class Recipe(StrEnum):
+    """Order of the float32 operations of a uniform quantizer."""
+
+    OFFSET_FIRST = "offset-first"
+    """``(round(clamp(x / scale + zero_point)) - zero_point) * scale``: Quant."""
+
+    ROUND_FIRST = "round-first"
+    """``(clamp(round(x / scale) + zero_point) - zero_point) * scale``: QuantizeLinear."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decoding:
+    """``real = (code - zero_point) * scale`` of a quantizer whose codes are made otherwise."""
+
+    scale: Float32
+    zero_point: Float32
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """A uniform quantizer: ``real = (code - zero_point) * scale``.
+
+    Attributes:
+        scale: real units per step; broadcasts to the data.
+        zero_point: code of the real zero, possibly fractional; broadcasts to the data.
+        lo, hi: smallest and largest code, float32; broadcast to the data.
+        rounding: how ``x / scale`` becomes a whole number.
+        recipe: where the zero point is added.
+        decoding: how codes become real values where not by ``scale`` and ``zero_point``.
+    """
+
+    scale: Float32
+    zero_point: Float32
+    lo: Float32
+    hi: Float32
+    rounding: Rounding = Rounding.ROUND
+    recipe: Recipe = Recipe.OFFSET_FIRST
+    decoding: Decoding | None = None
+
+    @property
+    def to_real(self) -> Decoding:
+        """How codes become real values."""
+        return self.decoding or Decoding(self.scale, self.zero_point)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranged:
+    """A uniform quantizer given by its ranges: FakeQuantize.
+
+    ``q = round((x - input_low) / (input_high - input_low) * (levels - 1))`` and
+    ``y = q / (levels - 1) * (output_high - output_low) + output_low``, clamped outside the input
+    range. The ranges are real values that broadcast to the data.
+
+    Attributes:
+        input_low, input_high: ends of the range that is divided.
+        output_low, output_high: values of the lowest and the highest level.
+        levels: how many there are.
+        decoding: how ``q`` becomes a real value where not by the output range, which then tells
+            its ends only.
+    """
+
+    input_low: Float32
+    input_high: Float32
+    output_low: Float32
+    output_high: Float32
+    levels: int
+    decoding: Decoding | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Floating:
+    """A quantizer to a minifloat grid: ``y = snap(x / scale) * scale``.
+
+    Attributes:
+        scale: real units per unit of the format; broadcasts to the data.
+        format: grid and largest value.
+        rounding: direction of rounding to the grid.
+        saturating: whether values beyond the largest become the largest.
+    """
+
+    scale: Float32
+    format: Minifloat
+    rounding: Rounding = Rounding.ROUND
+    saturating: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Bipolar:
+    """The sign of x, zero counting as positive, times ``scale``; no division."""
+
+    scale: Float32
+
+
+@dataclass(frozen=True, eq=False)
+class Truncating:
+    """Drops low bits of codes: Trunc.
+
+    ``c = round_half_even(x / scale + zero_point)``, ``q = round(clamp(c / ratio))`` and
+    ``y = (q - out_zero_point) * out_scale``.
+
+    Attributes:
+        scale, zero_point: grid on which the data lies, up to noise; broadcast to the data.
+        ratio: a power of two, how many steps of the input grid make one code.
+        lo, hi: smallest and largest code; infinite where codes are not clamped.
+        rounding: how ``c / ratio`` becomes a whole number.
+        out_scale, out_zero_point: how codes become real values.
+    """
+
+    scale: Float32
+    zero_point: Float32
+    ratio: Float32
+    lo: Float32
+    hi: Float32
+    rounding: Rounding
+    out_scale: Float32
+    out_zero_point: Float32
+
+
+@dataclass(frozen=True)
+class Unnamed:
+    """A quantizer known by its operators' definitions alone: a FloatQuant of several formats."""
+
+
+Quantizer = Affine | Ranged | Floating | Bipolar | Truncating | Unnamed
+
+Part = TypeVar("Part", Affine, Ranged, Floating, Bipolar, Truncating, Decoding)
+
+
+def arrays_of(part: Quantizer | Decoding) -> list[Float32]:
+    """Return the parameters that broadcast to the data, those of another decoding last."""
+    arrays: list[Float32] = []
+    for value in vars(part).values():
+        if isinstance(value, Decoding):
+            arrays += arrays_of(value)
+        elif isinstance(value, np.ndarray):
+            arrays.append(value)
+    return arrays
+
+
+def with_arrays(part: Part, change: Callable[[Float32], Float32]) -> Part:
+    """Return the same quantizer with ``change`` applied to each of :func:`arrays_of`."""
+    changed: dict[str, Any] = {}
+    for name, value in vars(part).items():
+        if isinstance(value, Decoding):
+            changed[name] = with_arrays(value, change)
+        elif isinstance(value, np.ndarray):
+            changed[name] = change(value)
+    return replace(part, **changed)

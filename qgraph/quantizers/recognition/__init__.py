@@ -1,0 +1,1 @@
+"""Quantizers recognised among plain operators."""

@@ -1,0 +1,337 @@
+"""Step chains of expressions.
+
+Each rule matches the last steps of an expression and returns what they start from. Rules are
+applied from the outer end inward until none matches::
+
+    Mul(Round(Div(x, 0.5)), 0.5)   ->   x: Div 0.5, Round, Mul 0.5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from qgraph.numerics import Array
+from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
+from qgraph.numerics.primitives import NUMPY
+from qgraph.numerics.rounding import Rounding, round_to_integer
+from qgraph.proof.functions.expression import CONSTANT, FLOAT, Expr, in_order, known
+from qgraph.quantizers.recognition.steps import (
+    Arithmetic,
+    Bound,
+    Chain,
+    Encoded,
+    End,
+    LastSteps,
+    Overflow,
+    Rounded,
+    Signed,
+    Snapped,
+    Step,
+    close,
+    same,
+    simplified,
+)
+
+LONGEST = 40
+"""Steps of the longest chain that is followed."""
+
+_ALMOST = 1e-5
+"""Share by which the value beyond a range may miss that of its last level."""
+
+
+class Memory:
+    """The last steps of expressions, as long as these all exist; equal steps are one object."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, LastSteps | None] = {}
+        self._steps: dict[tuple[object, ...], Step] = {}
+
+    def last_steps(self, e: Expr) -> LastSteps | None:
+        """Return the last steps of ``e``, the innermost first, and what they start from."""
+        key = id(e)
+        if key not in self._last:
+            rule = _RULES.get(e.op)
+            last = None if rule is None else rule(e)
+            if last is not None:
+                last = [self._steps.setdefault(_key(step), step) for step in last[0]], last[1]
+            self._last[key] = last
+        return self._last[key]
+
+
+def _key(step: Step) -> tuple[object, ...]:
+    parts = (id(v) if isinstance(v, np.ndarray | Expr) else v for v in vars(step).values())
+    return type(step), *parts
+
+
+def chain_of(expression: Expr, memory: Memory | None = None) -> Chain:
+    """Return the chain that ends in ``expression``, as far in as it can be followed."""
+    memory = memory or Memory()
+    steps: list[Step] = []
+    starts: list[list[Expr]] = []
+    whole = expression
+    while len(steps) < LONGEST:
+        if expression.op == "Sign" and (signs := _of_sign(whole, expression)) is not None:
+            steps, starts, expression = [signs], [[expression.inputs[0]]], expression.inputs[0]
+        last = memory.last_steps(expression)
+        if last is None:
+            break
+        new, expression = last
+        steps += reversed(new)
+        # Between the parts of one step there is nothing to start from.
+        starts += [[] for _ in new]
+        if starts:
+            starts[-1].append(expression)
+    steps.reverse()
+    starts.reverse()
+    _move_ends(steps, starts)
+    return Chain(tuple(steps), tuple(map(tuple, starts)))
+
+
+def _of_sign(whole: Expr, sign: Expr) -> Signed | None:
+    """Return what ``whole`` makes of a sign, if zero counts as positive."""
+    numbers = np.asarray([-1, 0, 1], np.float32)
+    values: dict[int, list[Array]] = {id(sign): [number.reshape(()) for number in numbers]}
+    with np.errstate(all="ignore"):
+        for e in in_order([whole]):
+            operands = [values[id(operand)] for operand in e.inputs if id(operand) in values]
+            if e.op == CONSTANT:
+                values[id(e)] = [known(e)] * 3
+            elif id(e) not in values and e.inputs and len(operands) == len(e.inputs):
+                compute, attributes = NUMPY[e.op], dict(e.attributes)
+                columns = zip(*operands, strict=True)
+                values[id(e)] = [np.asarray(compute(*row, **attributes)) for row in columns]
+    results = values.get(id(whole))
+    if results is None or not same(results[1], results[2]):
+        return None
+    return Signed(results[2], results[0])
+
+
+def _move_ends(steps: list[Step], starts: list[list[Expr]]) -> None:
+    """Move each ``End`` to where the number that it looks at enters the chain.
+
+    If more steps follow, it stays only as the clamp that it is to the steps that it skips.
+    """
+    for step in [step for step in steps if isinstance(step, End)]:
+        before = steps.index(step)
+        place = next((i for i in range(before) if step.x in starts[i]), None)
+        if place is None:
+            continue
+        new: Step = step
+        if not all(isinstance(later, End) for later in steps[before + 1 :]):
+            value = _value_after(steps[place:before], step.threshold)
+            if value is None or not close(value, step.value, _ALMOST):
+                continue
+            new = Bound("Min" if step.above else "Max", step.threshold)
+        del steps[before]
+        del starts[before]
+        steps.insert(place, new)
+        starts.insert(place, starts[place])
+        starts[place + 1] = []
+
+
+def _value_after(steps: list[Step], value: Array) -> Array | None:
+    """Return what ``steps`` make of a number, None where that is not easily said."""
+    with np.errstate(all="ignore"):
+        for step in steps:
+            match step:
+                case Arithmetic(name, operand) | Bound(name, operand):
+                    value = np.asarray(NUMPY[name](value, operand))
+                case Rounded(mode):
+                    value = round_to_integer(value, mode)
+                case End():
+                    pass
+                case _:
+                    return None
+    return value
+
+
+def _arithmetic(e: Expr) -> LastSteps | None:
+    left, right = e.inputs
+    if right.op == CONSTANT:
+        return [Arithmetic(e.op, known(right))], left
+    if left.op == CONSTANT and e.op in ("Add", "Mul"):
+        return [Arithmetic(e.op, known(left))], right
+    if e.op != "Mul":
+        return None
+    for one, other in ((left, right), (right, left)):
+        last = _of_magnitude(one, chain_of(other)) if one.op == "Sign" else None
+        if last is None and other.op == "Max":
+            last = _snapped(chain_of(one), other)
+        if last is not None:
+            return last
+    return None
+
+
+def _bound(e: Expr) -> LastSteps | None:
+    left, right = e.inputs
+    if right.op == CONSTANT:
+        return [Bound(e.op, known(right))], left
+    return ([Bound(e.op, known(left))], right) if left.op == CONSTANT else None
+
+
+def _always(step: Step) -> Callable[[Expr], LastSteps | None]:
+    return lambda e: ([step], e.inputs[0])
+
+
+def _cast(e: Expr) -> LastSteps | None:
+    attributes = dict(e.attributes)
+    kind = FORMATS.get(attributes["to"])
+    if attributes["to"] == FLOAT or isinstance(kind, IntFormat):
+        return [], e.inputs[0]
+    if not isinstance(kind, Minifloat):
+        return None
+    return [Encoded(kind, bool(attributes.get("saturate", 1)))], e.inputs[0]
+
+
+def _choice(e: Expr) -> LastSteps | None:
+    condition, yes, no = e.inputs
+    test, *operands = condition.op, *condition.inputs
+    if test == "IsNaN":
+        return ([], no) if no is operands[0] and yes.op == CONSTANT else None
+    if test not in _SIDES or operands[1].op != CONSTANT:
+        return None
+    v, limit = operands[0], known(operands[1])
+    above, includes = _SIDES[test]
+    zero = not limit.any()
+    if zero and (last := _truncated(v, yes, no, above=above)) is not None:
+        return last
+    if v.op == "Abs" and above and no is v.inputs[0]:
+        return [Overflow(limit)], no
+    if zero and yes.op == no.op == CONSTANT and above == includes:
+        both = known(yes), known(no)
+        return [Signed(*(both if above else both[::-1]))], v
+    if yes.op != CONSTANT:
+        return None
+    if no is v and same(known(yes), limit):
+        return [Bound("Min" if above else "Max", limit)], v
+    return [End(v, limit, known(yes), above)], no
+
+
+_SIDES = {
+    "Greater": (True, False),
+    "GreaterOrEqual": (True, True),
+    "Less": (False, False),
+    "LessOrEqual": (False, True),
+}
+"""Comparisons: whether they hold above the limit, and at it."""
+
+
+def _truncated(v: Expr, yes: Expr, no: Expr, *, above: bool) -> LastSteps | None:
+    positive, negative = (yes, no) if above else (no, yes)
+    if (positive.op, negative.op) != ("Floor", "Ceil"):
+        return None
+    return ([Rounded(Rounding.DOWN)], v) if positive.inputs == negative.inputs == (v,) else None
+
+
+def _of_magnitude(sign: Expr, size: Chain) -> LastSteps | None:
+    """Read ``Sign(v)`` times something of ``Abs(v)`` that rounds."""
+    v = sign.inputs[0]
+    for place, start in enumerate(size.starts):
+        if any(e.op == "Abs" and e.inputs[0] is v for e in start):
+            steps = _of_magnitudes(size.steps[place:])
+            return None if steps is None else (steps, v)
+    return None
+
+
+def _of_magnitudes(steps: tuple[Step, ...]) -> list[Step] | None:
+    """Return what ``steps`` on magnitudes do to numbers of both signs."""
+    result: list[Step] = []
+    half: str | None = None
+    for step in simplified(steps):
+        match step:
+            case Bound("Min", value):
+                result += [Bound("Min", value), Bound("Max", -value)]
+            case Bound("Max", value) if not value.any():
+                pass
+            case Arithmetic("Add" | "Sub" as name, value) if same(value, 0.5) and half is None:
+                half = name
+            case Rounded(mode):
+                signed = _SIGNED_MODES.get((mode, half))
+                if signed is None:
+                    return None
+                result.append(Rounded(signed))
+                half = None
+            case _:
+                return None
+    return result if half is None else None
+
+
+_SIGNED_MODES = {
+    (Rounding.ROUND, None): Rounding.ROUND,
+    (Rounding.FLOOR, None): Rounding.DOWN,
+    (Rounding.CEIL, None): Rounding.UP,
+    (Rounding.FLOOR, "Add"): Rounding.HALF_UP,
+    (Rounding.CEIL, "Sub"): Rounding.HALF_DOWN,
+}
+
+
+def _snapped(rounded: Chain, step: Expr) -> LastSteps | None:
+    """Read ``round(v / step) * step``, the step being a power of two that depends on v."""
+    if not rounded.steps:
+        return None
+    rounding, quotient = rounded.steps[-1], rounded.starts[-1]
+    if not isinstance(rounding, Rounded) or not quotient or quotient[0].op != "Div":
+        return None
+    v, divisor = quotient[0].inputs
+    grid = _grid(step, v) if divisor is step else None
+    return None if grid is None else ([Snapped(*grid, rounding.mode)], v)
+
+
+def _grid(step: Expr, v: Expr) -> tuple[int, int] | None:
+    """Return mantissa bits and smallest exponent of ``max(power(|v|) * ulp, finest)``."""
+    scaled, finest = step.inputs
+    ulp: Array = np.ones((), np.float32)
+    power = scaled
+    if scaled.op == "Mul" and scaled.inputs[1].op == CONSTANT:
+        power, ulp = scaled.inputs[0], known(scaled.inputs[1])
+    if finest.op != CONSTANT or not (_is_power(power, v)):
+        return None
+    numbers = [_exponent(ulp), _exponent(known(finest))]
+    if numbers[0] is None or numbers[1] is None:
+        return None
+    return -numbers[0], numbers[1] - numbers[0]
+
+
+def _is_power(power: Expr, v: Expr) -> bool:
+    """Return whether ``power`` is the power of two below |v|, at least in some range."""
+    if power.op == "Cast" and power.inputs[0].op == "Cast":
+        inner = power.inputs[0]
+        to = dict(inner.attributes)
+        down = to.get("to") == "FLOAT8E8M0" and to.get("round_mode") == "down"
+        return down and _is_magnitude(inner.inputs[0], v)
+    has_branch = False
+    while power.op == "Where":
+        condition, taken, power = power.inputs
+        if condition.op != "GreaterOrEqual" or not _is_magnitude(condition.inputs[0], v):
+            return False
+        if condition.inputs[1] is not taken or taken.op != CONSTANT:
+            return False
+        has_branch = True
+    return has_branch and power.op == CONSTANT
+
+
+def _is_magnitude(e: Expr, v: Expr) -> bool:
+    return e.op == "Abs" and e.inputs[0] is v
+
+
+def _exponent(value: Array) -> int | None:
+    number = float(value.reshape(-1)[0])
+    if not same(value, number) or not number > 0:
+        return None
+    mantissa, exponent = np.frexp(number)
+    return int(exponent) - 1 if mantissa == 0.5 else None
+
+
+_RULES: dict[str, Callable[[Expr], LastSteps | None]] = {
+    **dict.fromkeys(["Add", "Sub", "Mul", "Div"], _arithmetic),
+    **dict.fromkeys(["Min", "Max"], _bound),
+    "Relu": _always(Bound("Max", np.zeros((), np.float32))),
+    "Neg": _always(Arithmetic("Mul", np.asarray(-1, np.float32))),
+    "Round": _always(Rounded(Rounding.ROUND)),
+    "Floor": _always(Rounded(Rounding.FLOOR)),
+    "Ceil": _always(Rounded(Rounding.CEIL)),
+    "Cast": _cast,
+    "Where": _choice,
+}

@@ -1,0 +1,396 @@
+"""Read quantizers from step chains.
+
+A reader matches the steps of a chain with the formula of one kind of quantizer and returns the
+parameters, or raises NoMatch::
+
+    Div 0.5, Add 3, Max 0, Min 15, Round, Sub 3, Mul 0.5
+    -> Affine(scale=0.5, zero_point=3, lo=0, hi=15)
+
+Writers choose forms by these parameters. They may be off by a rounding error or be wrong for
+numbers that never occur: nodes are compared with nodes before anything is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from qgraph.numerics import Array, Float32
+from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
+from qgraph.numerics.minifloat import MINIFLOATS
+from qgraph.numerics.rounding import Rounding
+from qgraph.quantizers.quantizer import (
+    Affine,
+    Bipolar,
+    Decoding,
+    Floating,
+    Quantizer,
+    Ranged,
+    Recipe,
+    Truncating,
+)
+from qgraph.quantizers.recognition.steps import (
+    HIGHEST,
+    LOWEST,
+    ONE,
+    SAME_SCALE,
+    ZERO,
+    AfterRounding,
+    Arithmetic,
+    BeforeRounding,
+    Bound,
+    Encoded,
+    End,
+    NoMatch,
+    Notation,
+    Overflow,
+    Rounded,
+    Signed,
+    Snapped,
+    Step,
+    both,
+    close,
+    constant_of,
+    float32,
+    index_of,
+    is_bounded,
+    is_step,
+    narrow,
+    number,
+    require,
+    same,
+    simplified,
+    summand,
+)
+
+_NEAR_WHOLE = 1e-3
+"""A clamp at the value of a code misses the code's number by less."""
+
+_SAME_STEP = 1e-3
+
+
+def quantizer_of(steps: Sequence[Step], notation: Notation) -> Quantizer | None:
+    """Return the quantizer that ``steps`` are, the innermost first, or None."""
+    plain = simplified(tuple(steps))
+    rounded = [i for i, step in enumerate(plain) if isinstance(step, Rounded)]
+    readers: list[Callable[[], Quantizer]]
+    if notation.codes is not None:
+        readers = [partial(stored, plain, notation.codes)]
+    elif any(isinstance(step, Snapped | Encoded) for step in plain):
+        readers = [partial(floating, plain)]
+    elif any(isinstance(step, Signed) for step in plain):
+        readers = [partial(bipolar, plain)]
+    elif not 1 <= len(rounded) <= 2 or (notation.dialect == "onnx" and not _scales(steps)):
+        readers = []
+    elif len(rounded) == 2:
+        readers = [partial(truncating, plain, *rounded)]
+    else:
+        parts = plain[: rounded[0]], plain[rounded[0]], plain[rounded[0] + 1 :]
+        readers = [
+            partial(affine, *parts, notation),
+            partial(ranged, *parts, notation),
+            partial(regridded, *parts, steps),
+        ]
+    with np.errstate(all="ignore"):
+        for read in readers:
+            try:
+                return read()
+            except NoMatch:
+                continue
+    return None
+
+
+def _scales(steps: Sequence[Step]) -> bool:
+    """Return whether ``steps`` divide before they round, and multiply afterwards."""
+    names = [step.name if isinstance(step, Arithmetic) else "" for step in steps]
+    places = [i for i, step in enumerate(steps) if isinstance(step, Rounded)]
+    return not {"Div", "Mul"}.isdisjoint(names[: places[0]]) and "Mul" in names[places[-1] :]
+
+
+def affine(
+    inner: Sequence[Step], rounding: Step, outer: Sequence[Step], notation: Notation
+) -> Affine:
+    """Read ``clamp(x / scale + zero_point)``, rounded, minus the zero point, times the scale."""
+    before, after = BeforeRounding.of(inner), AfterRounding.of(outer)
+    if after.top is not None or not isinstance(rounding, Rounded):
+        raise NoMatch
+    out_scale = after.factor
+    scale = _scale(before, out_scale)
+    offset_first = bool(before.offset.any())
+    # A sum after the rounding is where codes are counted from, unless that is settled already.
+    zero_point = before.offset if offset_first else after.added
+    shift = ZERO if offset_first else after.added
+    decoded = after.zero_point if offset_first else after.taken
+    limits = _limits(before, scale, both(before.codes, after.codes))
+    if is_bounded(after.real):
+        # A clamp of the result that narrows the codes is read like one of the data.
+        result = BeforeRounding(offset=after.zero_point, real=after.real)
+        limits = _limits(result, out_scale, limits)
+    lo, hi = (float32(end + shift) for end in limits)
+    round_first = notation.dialect == "qdq" and not offset_first
+    recipe = Recipe.ROUND_FIRST if round_first else Recipe.OFFSET_FIRST
+    decoding = None
+    if not (same(scale, out_scale) and same(zero_point, decoded)):
+        require(notation.is_pair)
+        decoding = Decoding(float32(out_scale), float32(decoded))
+    for end in before.ends:
+        # Large numbers become the value of the last code.
+        code = hi if end.above == (scale > 0).all() else lo
+        require(close((code - zero_point) * scale, end.value, SAME_SCALE))
+    return Affine(float32(scale), float32(zero_point), lo, hi, rounding.mode, recipe, decoding)
+
+
+def _scale(before: BeforeRounding, out_scale: Array) -> Array:
+    """Return the scale; a product with its reciprocal is off by a rounding error."""
+    is_near = before.is_reciprocal and close(before.divisor, out_scale, SAME_SCALE)
+    return out_scale if is_near else before.divisor
+
+
+def _limits(before: BeforeRounding, scale: Array, codes: list[Array]) -> list[Array]:
+    """Return the smallest and largest rounded number; a clamp of the data counts if it narrows."""
+    lo, hi = codes
+    for bounds, needed in ((before.range, bool(before.ends)), (before.real, False)):
+        if is_bounded(bounds):
+            require(all(np.isfinite(end).all() for end in bounds))
+            ends = [end / scale + before.offset for end in bounds]
+            low, high = np.minimum(*ends), np.maximum(*ends)
+            require(needed or not ((low <= lo).all() and (high >= hi).all()))
+            lo, hi = np.maximum(lo, low), np.minimum(hi, high)
+    whole = [np.rint(end) for end in (lo, hi)]
+    for end, near in zip((lo, hi), whole, strict=True):
+        tolerance = _NEAR_WHOLE * np.maximum(1, np.abs(near) * 2.0**-12)
+        require(np.isfinite(end).all() and (np.abs(end - near) <= tolerance).all())
+    require((whole[0] <= whole[1]).all())
+    return whole
+
+
+def bipolar(plain: Sequence[Step]) -> Bipolar | Affine:
+    """Read one of two values by the sign of ``x`` or of ``x / scale + zero_point``."""
+    (place, *others) = [i for i, step in enumerate(plain) if isinstance(step, Signed)]
+    before, after = BeforeRounding.of(plain[:place]), AfterRounding.of(plain[place + 1 :])
+    signs = plain[place]
+    if others or not isinstance(signs, Signed):
+        raise NoMatch
+    require(not is_bounded([*after.real, *before.real, *before.codes]))
+    require(not before.ends and after.top is None and not after.added.any())
+    sides = signs.positive, signs.negative
+    positive, negative = ((side - after.taken) * after.factor for side in sides)
+    if before.scale is None:
+        require(same(positive, -negative))
+        return Bipolar(float32(positive))
+    scale, offset = before.scale, before.offset
+    for value, sign in ((positive, ONE), (negative, -ONE)):
+        require(close(value, (sign - offset) * scale, SAME_SCALE))
+    if not offset.any():
+        return Bipolar(float32(scale))
+    return Affine(float32(scale), float32(offset), -ONE, ONE)
+
+
+def ranged(
+    inner: Sequence[Step], rounding: Step, outer: Sequence[Step], notation: Notation
+) -> Ranged:
+    """Read ``(x - low) / width * top``, rounded."""
+    steps, outer = _with_width(list(inner), list(outer))
+    place = index_of(steps, "Div")
+    rest = steps[place + 1 :]
+    require(place < len(steps) and index_of(rest, "Div") == len(rest))
+    require(rounding == Rounded(Rounding.ROUND))
+    width, top = constant_of(steps[place]), ONE
+    if rest and is_step(rest[0], "Mul"):
+        top, rest = constant_of(rest[0]), rest[1:]
+    else:
+        # Of two levels: products and quotients with 1 were left out.
+        outer.insert(index_of(outer, "Mul"), Arithmetic("Div", ONE))
+    before, after = BeforeRounding.of(steps[:place]), AfterRounding.of(outer)
+    tail = BeforeRounding.of([Arithmetic("Div", ONE), *rest])
+    require(not tail.offset.any() and not tail.ends and not is_bounded(after.real))
+    levels = _levels(top)
+    last = np.float32(levels - 1)
+    require(after.top is None or same(after.top, top))
+    codes = both(tail.codes, after.codes)
+    clamped = same(codes[0], ZERO) and same(codes[1], top)
+    require(not is_bounded(before.codes))
+    require(not (is_bounded(before.real) and (before.ends or clamped)))
+    low = -before.offset
+    high = _high(low, width, before.range if before.ends else before.real, clamped=clamped)
+    decoding = None
+    if after.top is not None or (after.scale is None and not after.taken.any()):
+        out_low = after.low if after.top is not None else after.added
+        marked = [end.value for end in before.ends if end.above]
+        span = np.asarray(last if after.scale is None else after.scale)
+        out_high = marked[0] if marked else summand(out_low, span)
+    else:
+        scale, zero_point = after.factor, after.zero_point
+        step = np.abs(width / last)
+        require(notation.dialect != "openvino" or close(np.abs(scale), step, _SAME_STEP))
+        decoding = Decoding(float32(scale), float32(zero_point))
+        out_low, out_high = -zero_point * scale, (last - zero_point) * scale
+    return Ranged(
+        float32(low), float32(high), float32(out_low), float32(out_high), levels, decoding
+    )
+
+
+def _with_width(inner: list[Step], outer: list[Step]) -> tuple[list[Step], list[Step]]:
+    """Put in the division by a width of 1, or the product with 1, that were left out."""
+    divided, times = index_of(outer, "Div"), index_of(inner, "Mul")
+    if index_of(inner, "Div") < len(inner) or divided == len(outer):
+        return inner, outer
+    top = constant_of(outer[divided])
+    if index_of(outer, "Mul") == len(outer):
+        outer = [*outer[: divided + 1], Arithmetic("Mul", ONE), *outer[divided + 1 :]]
+    if times < len(inner):
+        return [*inner[:times], Arithmetic("Div", ONE), *inner[times:]], outer
+    place = next((i for i, step in enumerate(inner) if isinstance(step, Bound)), len(inner))
+    width = [Arithmetic("Div", top), Arithmetic("Mul", top)]
+    return [*inner[:place], *width, *inner[place:]], outer
+
+
+def _levels(top: Array) -> int:
+    last = number(top)
+    if last is None or last < 1:
+        raise NoMatch
+    return int(last) + 1
+
+
+def _high(low: Array, width: Array, ends: list[Array], *, clamped: bool) -> Array:
+    """Return the upper end of an input range, which a clamp at ``ends`` may name."""
+    is_low, is_high = (bool(np.isfinite(end).all()) for end in ends)
+    if is_low and is_high:
+        high = np.where(low == ends[0], ends[1], ends[0])
+        require(close(np.asarray(high - low), width, SAME_SCALE))
+        return high
+    require(clamped)
+    return ends[1] if is_high else summand(low, width)
+
+
+def stored(plain: Sequence[Step], codes: str) -> Affine | Ranged:
+    """Read ``(code - zero_point) * scale``, or ``code / top * span + low``, of stored codes."""
+    kind = FORMATS.get(codes)
+    ends = [step for step in plain if isinstance(step, End)]
+    after = AfterRounding.of([step for step in plain if not isinstance(step, End)])
+    if after.scale is None or not isinstance(kind, IntFormat) or is_bounded(after.real):
+        raise NoMatch
+    if after.top is not None:
+        high = ends[0].value if ends else summand(after.low, after.scale)
+        low, high = float32(after.low), float32(high)
+        # What is put in the place of codes above the range lies above it.
+        last = np.nextafter(high, low) if ends else high
+        return Ranged(low, last, low, high, _levels(after.top))
+    require(not ends and not after.added.any())
+    lo, hi = np.maximum(after.codes[0], kind.lo), np.minimum(after.codes[1], kind.hi)
+    scale, zero_point = float32(after.scale), float32(after.taken)
+    return Affine(scale, zero_point, float32(lo), float32(hi), recipe=Recipe.ROUND_FIRST)
+
+
+def truncating(plain: Sequence[Step], first: int, second: int) -> Truncating:
+    """Read ``round(clamp(round(x / scale + zero_point) / ratio))``."""
+    start, last = plain[first], plain[second]
+    middle, moved = list(plain[first + 1 : second]), ZERO
+    if middle and (is_step(middle[0], "Add") or is_step(middle[0], "Sub")):
+        sign = ONE if is_step(middle[0], "Sub") else -ONE
+        moved = sign * constant_of(middle.pop(0))
+    if start != Rounded(Rounding.ROUND) or not middle or not isinstance(last, Rounded):
+        raise NoMatch
+    require(is_step(middle[0], "Div") or is_step(middle[0], "Mul"))
+    ratio = constant_of(middle[0])
+    ratio = ratio if is_step(middle[0], "Div") else ONE / ratio
+    require((np.frexp(ratio)[0] == 0.5).all())
+    before, after = BeforeRounding.of(plain[:first]), AfterRounding.of(plain[second + 1 :])
+    rest = BeforeRounding.of([Arithmetic("Div", ONE), *middle[1:]])
+    require(not is_bounded([*after.real, *before.real, *before.codes]))
+    require(after.top is None and not before.ends and not rest.ends and not rest.offset.any())
+    mode = _mode_of_shift(moved, ratio, last.mode)
+    lo, hi = both(rest.codes, after.codes)
+    return Truncating(
+        float32(before.divisor),
+        float32(before.offset),
+        float32(ratio),
+        float32(lo),
+        float32(hi),
+        mode,
+        float32(after.factor),
+        float32(after.zero_point),
+    )
+
+
+def regridded(
+    inner: Sequence[Step], rounding: Step, outer: Sequence[Step], steps: Sequence[Step]
+) -> Truncating:
+    """Read a truncation that drops nothing and clamps nothing: rounding to a grid, twice."""
+    require(sum(isinstance(step, Rounded) for step in steps) >= 2)
+    doubled = [*inner, rounding, Arithmetic("Div", ONE), rounding, *outer]
+    return truncating(doubled, len(inner), len(inner) + 2)
+
+
+def _mode_of_shift(moved: Array, ratio: Array, mode: Rounding) -> Rounding:
+    """Return the rounding that subtracting ``moved`` and rounding to nearest amounts to."""
+    if not moved.any():
+        return mode
+    half = ratio / np.float32(2) - np.float32(0.5)
+    require(mode is Rounding.ROUND and (same(moved, half) or same(moved, -half)))
+    return Rounding.FLOOR if same(moved, half) else Rounding.CEIL
+
+
+def floating(plain: Sequence[Step]) -> Floating:
+    """Read ``x / scale`` snapped to the grid of a minifloat, times the scale."""
+    (place, *others) = [i for i, s in enumerate(plain) if isinstance(s, Snapped | Encoded)]
+    before, core, outer = BeforeRounding.of(plain[:place]), plain[place], plain[place + 1 :]
+    require(not others and not before.offset.any() and not before.ends)
+    limit = _symmetric(before.codes)
+    if is_bounded(before.real):
+        require(same(before.real[0], -before.real[1]))
+        limit = np.minimum(limit, _symmetric(before.real) / np.abs(before.divisor))
+    saturates, ends = True, [LOWEST, HIGHEST]
+    out_scale: Array | None = None
+    for step in outer:
+        match step:
+            case Bound(name, value) if out_scale is None:
+                narrow(ends, name, value)
+            case Overflow(value) if out_scale is None:
+                saturates, limit = False, np.minimum(limit, value)
+            case Arithmetic("Mul", value) if out_scale is None:
+                out_scale = value
+            case _:
+                raise NoMatch
+    require(same(ends[0], -ends[1]))
+    limit = np.minimum(limit, ends[1])
+    out_scale = ONE if out_scale is None else out_scale
+    scale = _scale(before, out_scale)
+    require(same(scale, out_scale))
+    if isinstance(core, Encoded):
+        kind = _clamped(core.kind, limit)
+        return Floating(float32(scale), kind, Rounding.ROUND, core.saturates)
+    top = number(limit)
+    if top is None or not np.isfinite(top) or not isinstance(core, Snapped):
+        raise NoMatch
+    return Floating(float32(scale), _format(core, top), core.mode, saturates)
+
+
+def _clamped(kind: Minifloat, limit: Array) -> Minifloat:
+    """Return a format whose largest value is at most ``limit``, which lies on its grid."""
+    if not np.isfinite(limit).any():
+        return kind
+    # Bounds of the data are multiples of the scale up to a rounding error.
+    near = float(kind.snap(limit.reshape(-1)[0]))
+    require(close(limit, np.asarray(near), SAME_SCALE))
+    if near == kind.max_value:
+        return kind
+    return Minifloat(kind.exponent_bits, kind.mantissa_bits, kind.bias, near)
+
+
+def _format(core: Snapped, top: float) -> Minifloat:
+    """Return a format with the grid of ``core`` and the largest value ``top``."""
+    mantissa, bias = core.mantissa_bits, 1 - core.min_exponent
+    for minifloat in MINIFLOATS.values():
+        if (minifloat.mantissa_bits, minifloat.bias, minifloat.max_value) == (mantissa, bias, top):
+            return minifloat
+    exponent = 1
+    while (2.0 - 2.0**-mantissa) * 2.0 ** (2.0**exponent - 1 - bias) < top and exponent < 8:
+        exponent += 1
+    return Minifloat(exponent, mantissa, bias, top)
+
+
+def _symmetric(ends: list[Array]) -> Float32:
+    return float32(np.maximum(np.abs(ends[0]), np.abs(ends[1])))

@@ -1,0 +1,260 @@
+"""Lower connected elementwise nodes to expressions; find the use-def region between two values.
+
+Every node that computes each element from one element of its inputs is lowered to primitives once;
+the result of any other node is a variable. A quantizer, in however many nodes it is written, is
+then a part of one expression between two values of the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Iterator
+
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError
+from qgraph.graph.constants import constant_expression, constant_tensor
+from qgraph.graph.edit import HALF_TYPES
+from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.operator import operator_of
+from qgraph.proof.functions.expression import CONSTANT, FLOAT, INPUT, Builder, Expr, Undecidable
+from qgraph.proof.functions.lowering import (
+    Form,
+    Forms,
+    Shape,
+    Template,
+    lower_node,
+    parameter_array,
+)
+
+_LARGEST_CONSTANT = 1 << 22
+"""Elements up to which a constant operand of an elementwise operator is a parameter, not data."""
+_MOST_NODES = 800
+"""Nodes of a region: two for each of the binades of a minifloat of 8 exponent bits, and some."""
+_MOST_FORWARD = 40
+"""Nodes that are tried behind the core of a quantizer."""
+_MOST_PARAMETERS = 1 << 16
+
+_COMMUTATIVE = ("Add", "Mul", "Max", "Min")
+
+
+class UseDefGraph:
+    """The elementwise nodes of one graph with their expressions.
+
+    Args:
+        nodes: all nodes of the graph, in topological order, those of subgraphs included.
+        alone: names of operators that are left out without an elementwise neighbour.
+    """
+
+    def __init__(self, nodes: Iterable[ir.Node], alone: Container[str] = ()) -> None:
+        self._builder = Builder()
+        self._forms = Forms()
+        self._templates: dict[Form, Template] = {}
+        self._elementwise: dict[tuple[str, str, int], bool] = {}
+        self._fixed: dict[ir.Value, bool] = {}
+        self._users: dict[ir.Value, tuple[ir.Node, ...]] = {}
+        self._expressions: dict[ir.Value, Expr] = {}
+        self._values: dict[int, list[ir.Value]] = {}
+        self._shapes: dict[ir.Value, Shape] = {}
+        self._order: dict[ir.Node, int] = {}
+        for node in nodes:
+            if self._is_elementwise(node) and not (node.op_type in alone and self._is_alone(node)):
+                self._lower(node)
+
+    def has(self, node: ir.Node) -> bool:
+        """Return whether ``node`` is elementwise and was lowered."""
+        return node in self._order
+
+    def expression(self, value: ir.Value) -> Expr | None:
+        """Return the expression of an output of an elementwise node."""
+        return self._expressions.get(value) if value.producer() in self._order else None
+
+    def values(self, expression: Expr) -> Iterator[ir.Value]:
+        """Yield the values that have an expression, those computed last first."""
+        yield from reversed(self._values.get(id(expression), []))
+
+    def exits(self, node: ir.Node) -> list[ir.Value]:
+        """Return the values through which everything computed from ``node`` goes, nearest first.
+
+        Only elementwise nodes lie between ``node`` and them.
+        """
+        value = node.outputs[0]
+        exits, waiting = [value], set[ir.Node]()
+        for _ in range(_MOST_FORWARD):
+            users = self._users_of(value, node)
+            if not users:
+                break
+            if len(users) == 1 and not waiting:
+                value = users[0].outputs[0]
+                exits.append(value)
+                continue
+            waiting.update(users)
+            following = min(waiting, key=self._order.__getitem__)
+            waiting.discard(following)
+            value = following.outputs[0]
+            if not waiting:
+                exits.append(value)
+        return exits
+
+    def _users_of(self, value: ir.Value, node: ir.Node) -> tuple[ir.Node, ...]:
+        """Return the users of a value if all are elementwise nodes of the graph of ``node``."""
+        if value not in self._users:
+            consumers = set(value.consumers())
+            graphs = {user.graph for user in consumers}
+            is_inside = consumers <= self._order.keys() and len(graphs) == 1
+            is_inside = is_inside and not value.is_graph_output()
+            self._users[value] = tuple(consumers) if is_inside else ()
+        users = self._users[value]
+        return users if users and users[0].graph is node.graph else ()
+
+    def region(self, x: ir.Value, y: ir.Value) -> tuple[ir.Node, ...] | None:
+        """Return the nodes that compute ``y`` from ``x`` and constants, and serve nothing else."""
+        nodes: dict[ir.Node, None] = {}
+        pending, reached = [y], False
+        while pending:
+            value = pending.pop()
+            node = value.producer()
+            if node is None or node not in self._order or len(nodes) > _MOST_NODES:
+                return None
+            if node in nodes:
+                continue
+            if node.graph is not y.producer().graph:  # type: ignore[union-attr]
+                return None
+            nodes[node] = None
+            for operand in node.inputs:
+                if operand is x:
+                    reached = True
+                elif operand is not None and not self._is_fixed(operand):
+                    pending.append(operand)
+        for node in nodes:
+            value = node.outputs[0]
+            if value is not y and (
+                value.is_graph_output() or not all(user in nodes for user in value.consumers())
+            ):
+                return None
+        return tuple(sorted(nodes, key=self._order.__getitem__)) if reached else None
+
+    def _lower(self, node: ir.Node) -> None:
+        if len(node.outputs) != 1 or _has_many_parameters(node):
+            return
+        data = (node.inputs[index] for index in self._data_indices(node))
+        known = {value: self._of(value) for value in data if value is not None}
+        # The longest shape is that of the data, unless parameters enlarge it, which none should.
+        sizes = max((self._shapes.get(value, ()) for value in known), key=len, default=())
+        try:
+            result = self._lowered(node, known, sizes)
+        except (Undecidable, OperatorError, ValueError):
+            return
+        output = node.outputs[0]
+        self._order[node] = len(self._order)
+        self._shapes[output] = _sizes(output) or sizes
+        self._expressions[output] = result
+        self._values.setdefault(id(result), []).append(output)
+
+    def _lowered(self, node: ir.Node, known: dict[ir.Value, Expr], sizes: Shape) -> Expr:
+        """Return the expression of a node; nodes of one form are lowered once."""
+        operands = list(dict.fromkeys(known.values()))
+        places = {
+            value: (operands.index(e), e.dtype, e.shape, e.op == CONSTANT)
+            for value, e in known.items()
+        }
+        form = self._forms.of(node, places)
+        key = None if form is None else (*form, sizes)
+        if key is not None and key in self._templates:
+            return self._templates[key].over(self._builder, operands)
+        if any(value.dtype in HALF_TYPES for value in node.inputs if value is not None):
+            result = self._lower_half(node, known, sizes)
+        else:
+            result = lower_node(node, known, sizes, self._builder)
+        # Of several steps, one may be what another operand is: Clip(x, lo, Max(x, lo)).
+        one_step = len(node.inputs) < 3 or node.op_type == "Where"
+        is_open = len(operands) == 1 or one_step
+        if key is not None and is_open and not any(e.op == CONSTANT for e in operands):
+            self._templates[key] = Template.of(result, operands)
+        return result
+
+    def _lower_half(self, node: ir.Node, known: dict[ir.Value, Expr], sizes: Shape) -> Expr:
+        """Lower a node on data of 16 bits as if it had 32: its parameters are the same."""
+        operator = operator_of(node)
+        if operator is None:
+            return lower_node(node, known, sizes, self._builder)
+        operands = [
+            known.get(value) or self._builder.constant(parameter_array(node, value, sizes))
+            if value is not None
+            else None
+            for value in operator.schema.values(node)
+        ]
+        arguments = operator.half_arguments(node)
+        result: Expr = operator.define(self._builder, *operands, **arguments)
+        return result
+
+    def _of(self, value: ir.Value) -> Expr:
+        if value not in self._expressions:
+            kind = None if value.dtype in HALF_TYPES else value.dtype
+            variable = Expr(INPUT, dtype=FLOAT if kind is None else kind.name)
+            self._expressions[value] = variable
+            self._shapes[value] = _sizes(value)
+            self._values.setdefault(id(variable), []).append(value)
+        return self._expressions[value]
+
+    def _data_indices(self, node: ir.Node) -> list[int]:
+        """Return which inputs of ``node`` are data; of constants, the one that is rounded."""
+        inputs = [value for value in node.inputs if value is not None]
+        if operator_of(node) is not None and node.op_type != "Clip":
+            return [0]
+        varying = [i for i, value in enumerate(node.inputs) if self._varies(value)]
+        if varying or not inputs:
+            return varying
+        if node.op_type in _COMMUTATIVE:
+            sizes = [0 if value.shape is None else _size(value) for value in inputs]
+            return [max(range(len(sizes)), key=sizes.__getitem__)]
+        return [0]
+
+    def _varies(self, value: ir.Value | None) -> bool:
+        if value is None:
+            return False
+        return _size(value) > _LARGEST_CONSTANT or not self._is_fixed(value)
+
+    def _is_fixed(self, value: ir.Value) -> bool:
+        """Return whether a value is a constant, or one seen through operators on shapes."""
+        if value not in self._fixed:
+            is_constant = constant_tensor(value) is not None
+            self._fixed[value] = is_constant or constant_expression(value) is not None
+        return self._fixed[value]
+
+    def _is_elementwise(self, node: ir.Node) -> bool:
+        # Which operator of ours a node is follows from this much.
+        key = node.domain, node.op_type, len(node.inputs)
+        if key not in self._elementwise:
+            is_primitive = node.domain == "" and node.op_type in NUMPY.keys() - {"Gather"}
+            try:
+                self._elementwise[key] = operator_of(node) is not None or is_primitive
+            except OperatorError:
+                self._elementwise[key] = False
+        return self._elementwise[key]
+
+    def _is_alone(self, node: ir.Node) -> bool:
+        """Return whether no elementwise node feeds ``node`` or is fed by it."""
+        producers = (None if value is None else value.producer() for value in node.inputs)
+        if any(producer is not None and self._is_elementwise(producer) for producer in producers):
+            return False
+        users = (user for value in node.outputs for user in value.consumers())
+        return not any(map(self._is_elementwise, users))
+
+
+def _has_many_parameters(node: ir.Node) -> bool:
+    """Return whether a parameter has a value for each of very many blocks, as those of weights.
+
+    Such a node is read by itself: its parameters are copied for each expression they occur in.
+    """
+    tensors = [constant_tensor(value) for value in node.inputs[1:]]
+    return any(tensor is not None and tensor.size > _MOST_PARAMETERS for tensor in tensors)
+
+
+def _size(value: ir.Value) -> int:
+    return math.prod(size or 1 for size in _sizes(value))
+
+
+def _sizes(value: ir.Value) -> Shape:
+    shape = () if value.shape is None else tuple(value.shape)
+    return tuple(size if isinstance(size, int) else None for size in shape)

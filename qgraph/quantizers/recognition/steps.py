@@ -1,0 +1,373 @@
+"""Step chains: what is done to a number, one step after the other, before and after its rounding.
+
+A step takes one number and gives one. Roundings of several primitives, clamps written as choices,
+casts there and back, and the snapping to a minifloat grid are one step each::
+
+    Div 0.5, Max 0, Min 15, Round, Mul 0.5
+    BeforeRounding(scale=0.5, codes=[0, 15])    Rounded(ROUND)    AfterRounding(scale=0.5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self, TypeAlias
+
+import numpy as np
+
+from qgraph.numerics import Array, Float32
+from qgraph.numerics.formats import Minifloat
+from qgraph.numerics.rounding import Rounding
+from qgraph.proof.functions.expression import Expr
+
+SAME_SCALE = 1e-5
+"""Share by which scales may differ that are meant to be the same."""
+
+ZERO, ONE = np.zeros((), np.float32), np.ones((), np.float32)
+LOWEST, HIGHEST = np.asarray(-np.inf, np.float32), np.asarray(np.inf, np.float32)
+
+
+class NoMatch(Exception):  # noqa: N818 - no error: other readers may match
+    """Steps do not have the form of a quantizer."""
+
+
+def require(condition: object) -> None:
+    """Raise NoMatch unless ``condition`` holds."""
+    if not condition:
+        raise NoMatch
+
+
+@dataclass(frozen=True)
+class Notation:
+    """Which operators a region is written in.
+
+    Attributes:
+        dialect: whose operators they are.
+        is_pair: nothing but QuantizeLinear, Clip and DequantizeLinear.
+        codes: type of the stored codes that the region decodes; None for one that rounds.
+    """
+
+    dialect: str
+    is_pair: bool = False
+    codes: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _WithConstant:
+    """An operator with a constant."""
+
+    name: str
+    value: Array
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether its constant is of whole numbers."""
+        return not (self.value != np.rint(self.value)).any()
+
+
+class Bound(_WithConstant):
+    """``Max`` or ``Min`` with a constant."""
+
+
+class Arithmetic(_WithConstant):
+    """``Add``, ``Sub``, ``Mul`` or ``Div`` of a constant."""
+
+    @cached_property
+    def is_idle(self) -> bool:
+        """Whether it changes no number."""
+        return same(self.value, ZERO if self.name in ("Add", "Sub") else ONE)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Rounding to whole numbers."""
+
+    mode: Rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Signed:
+    """One of two constants, ``positive`` from 0 upward."""
+
+    positive: Array
+    negative: Array
+
+
+@dataclass(frozen=True)
+class Snapped:
+    """Rounding to multiples of ``2**(max(floor(log2|v|), min_exponent) - mantissa_bits)``."""
+
+    mantissa_bits: int
+    min_exponent: int
+    mode: Rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Overflow:
+    """What is beyond ``limit`` in magnitude becomes infinite or NaN."""
+
+    limit: Array
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A cast to a minifloat and back."""
+
+    kind: Minifloat
+    saturates: bool
+
+
+@dataclass(frozen=True, eq=False)
+class End:
+    """From ``threshold`` upward (or downward) all other steps are skipped: the result is ``value``.
+
+    ``x`` is what is compared with the threshold.
+    """
+
+    x: Expr
+    threshold: Array
+    value: Array
+    above: bool
+
+
+Step: TypeAlias = Arithmetic | Bound | Rounded | Signed | Snapped | Overflow | Encoded | End
+LastSteps: TypeAlias = tuple[list[Step], Expr]
+"""The last steps of an expression, the innermost first, and what they start from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Steps that lead from an inner expression to an outer one.
+
+    Attributes:
+        steps: the innermost first; an ``End`` stands before the first step that it skips.
+        starts: for each step the expressions that it may be said to start from.
+    """
+
+    steps: tuple[Step, ...]
+    starts: tuple[tuple[Expr, ...], ...]
+
+
+def simplified(steps: tuple[Step, ...]) -> list[Step]:
+    """Leave out steps that change nothing, or that the step before makes unnecessary."""
+    result: list[Step] = []
+    for step in steps:
+        if isinstance(step, Arithmetic):
+            if step.is_idle:
+                continue
+            if result and _undoes(step, result):
+                result.pop()
+                continue
+        elif isinstance(step, Rounded) and _is_whole(result):
+            continue
+        result.append(step)
+    return result
+
+
+def _undoes(step: Arithmetic, steps: list[Step]) -> bool:
+    """Return whether ``step`` undoes the last of ``steps`` without an error that matters."""
+    last = steps[-1]
+    if not isinstance(last, Arithmetic) or not same(last.value, step.value):
+        return False
+    names = last.name, step.name
+    return names == ("Div", "Mul") or (names == ("Sub", "Add") and _is_whole(steps))
+
+
+def _is_whole(steps: list[Step]) -> bool:
+    """Return whether the result of ``steps`` is a whole number, or a bound that is one."""
+    for step in reversed(steps):
+        if isinstance(step, Rounded):
+            return True
+        if isinstance(step, Arithmetic) and step.name not in ("Add", "Sub"):
+            return False
+        if not isinstance(step, Arithmetic | Bound) or not step.is_whole:
+            return False
+    return False
+
+
+@dataclass
+class BeforeRounding:
+    """What happens before the rounding: ``round(clamp(x / scale + offset))``.
+
+    Attributes:
+        scale: None if nothing divides.
+        is_reciprocal: whether the data is multiplied by ``1 / scale``.
+        offset: what is added.
+        real, codes: bounds of the data, and of the codes.
+        range: bounds between which ``ends`` leave the data alone.
+        ends: what happens outside of them.
+    """
+
+    scale: Array | None = None
+    is_reciprocal: bool = False
+    offset: Array = field(default_factory=lambda: ZERO)
+    real: list[Array] = field(default_factory=lambda: [LOWEST, HIGHEST])
+    codes: list[Array] = field(default_factory=lambda: [LOWEST, HIGHEST])
+    range: list[Array] = field(default_factory=lambda: [LOWEST, HIGHEST])
+    ends: list[End] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> Self:
+        """Return what ``steps`` do.
+
+        Raises:
+            NoMatch: they do anything else.
+        """
+        result = cls()
+        for step in steps:
+            result._take(step)
+        return result
+
+    @property
+    def divisor(self) -> Array:
+        """The scale, 1 if nothing divides."""
+        return ONE if self.scale is None else self.scale
+
+    def _take(self, step: Step) -> None:
+        match step:
+            case Arithmetic("Div" | "Mul" as name, value) if self.scale is None:
+                self.is_reciprocal = name == "Mul"
+                self.scale = ONE / value if self.is_reciprocal else value
+            case Arithmetic("Add" | "Sub" as name, value):
+                self.scale = self.divisor
+                move = value if name == "Add" else -value
+                self.offset = self.offset + move
+                self.codes = [end + move for end in self.codes]
+            case Bound(name, value):
+                narrow(self.real if self.scale is None else self.codes, name, value)
+            case End(threshold=value, above=above) if self.scale is None:
+                self.ends.append(step)
+                narrow(self.range, "Min" if above else "Max", value)
+            case _:
+                raise NoMatch
+
+
+@dataclass
+class AfterRounding:
+    """What happens after the rounding: ``(clamp(q + added) - taken) * scale``.
+
+    Attributes:
+        codes, real: bounds of the codes, and of the result.
+        added, taken: see above.
+        scale: None if nothing multiplies.
+        top, low: those of ``q / top * scale + low``; ``top`` is None for another formula.
+    """
+
+    codes: list[Array] = field(default_factory=lambda: [LOWEST, HIGHEST])
+    real: list[Array] = field(default_factory=lambda: [LOWEST, HIGHEST])
+    added: Array = field(default_factory=lambda: ZERO)
+    taken: Array = field(default_factory=lambda: ZERO)
+    scale: Array | None = None
+    top: Array | None = None
+    low: Array = field(default_factory=lambda: ZERO)
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> Self:
+        """Return what ``steps`` do.
+
+        Raises:
+            NoMatch: they do anything else.
+        """
+        result = cls()
+        for step in steps:
+            result._take(step)
+        return result
+
+    @property
+    def factor(self) -> Array:
+        """The scale, 1 if nothing multiplies."""
+        return ONE if self.scale is None else self.scale
+
+    @property
+    def zero_point(self) -> Array:
+        """What is subtracted from the rounded numbers in all."""
+        return self.taken - self.added
+
+    def _take(self, step: Step) -> None:
+        has_scale, has_top = self.scale is not None, self.top is not None
+        match step:
+            case Bound(name, value) if not has_top and not has_scale:
+                narrow(self.codes, name, value - self.added + self.taken)
+            case Bound(name, value) if not has_top:
+                narrow(self.real, name, value)
+            case Arithmetic("Add", value) if has_scale and has_top:
+                self.low = self.low + value
+            case Arithmetic("Add", value) if not has_scale and not has_top:
+                self.added = self.added + value
+            case Arithmetic("Sub", value) if not has_scale and not has_top:
+                self.taken = self.taken + value
+            case Arithmetic("Div", value) if not has_scale and not has_top:
+                self.top = value
+            case Arithmetic("Mul", value) if not has_scale:
+                self.scale = value
+            case _:
+                raise NoMatch
+
+
+def narrow(ends: list[Array], name: str, value: Array) -> None:
+    """Let a clamp narrow ``ends``."""
+    if name == "Max":
+        ends[0] = np.maximum(ends[0], value)
+    else:
+        ends[1] = np.minimum(ends[1], value)
+
+
+def both(codes: list[Array], others: list[Array]) -> list[Array]:
+    """Return the narrower of two clamps."""
+    return [np.maximum(codes[0], others[0]), np.minimum(codes[1], others[1])]
+
+
+def is_step(step: Step, name: str) -> bool:
+    """Return whether a step is the arithmetic called ``name``."""
+    return isinstance(step, Arithmetic) and step.name == name
+
+
+def index_of(steps: Sequence[Step], name: str) -> int:
+    """Return the index of the first arithmetic called ``name``, the number of steps without one."""
+    return next((i for i, step in enumerate(steps) if is_step(step, name)), len(steps))
+
+
+def constant_of(step: Step) -> Array:
+    """Return the constant of an arithmetic step.
+
+    Raises:
+        NoMatch: it is another step.
+    """
+    if not isinstance(step, Arithmetic):
+        raise NoMatch
+    return step.value
+
+
+def is_bounded(ends: Sequence[Array]) -> bool:
+    """Return whether any of ``ends`` is a number."""
+    return any(np.isfinite(end).any() for end in ends)
+
+
+def same(a: Array, b: Array | float) -> bool:
+    """Return whether arrays are equal."""
+    return bool((np.asarray(a) == b).all())
+
+
+def close(a: Array, b: Array, share: float) -> bool:
+    """Return whether ``a`` is ``b`` up to a ``share`` of it."""
+    return bool((np.abs(a - b) <= share * np.abs(b)).all())
+
+
+def number(value: Array) -> float | None:
+    """Return the number that all elements are, or None."""
+    first = value.reshape(-1)[0]
+    return float(first) if (value == first).all() else None
+
+
+def float32(value: Array) -> Float32:
+    """Return an array in float32."""
+    return np.asarray(value, np.float32)
+
+
+def summand(low: Array, width: Array) -> Array:
+    """Return ``high`` of which ``high - low`` is ``width``, as near to ``low + width`` as it is."""
+    high = np.asarray(low + width, np.float32)
+    for other in (np.nextafter(high, HIGHEST), np.nextafter(high, LOWEST)):
+        high = np.where((high - low != width) & (other - low == width), other, high)
+    return high

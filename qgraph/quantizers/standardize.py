@@ -1,0 +1,294 @@
+"""Convert quantizers of custom domains to standard operators, for a single ONNX Runtime session.
+
+Every such quantizer is compared, over all inputs, with forms that ONNX Runtime computes fast. It is
+replaced by the first that is equal bit for bit, the sign of zero included, and NaN too unless its
+input is known to be a number. Quantizers of constants are computed once, by our kernels, as are
+operators that only reshape constants.
+
+Forms, the fastest first:
+
+* A pair of QuantizeLinear and DequantizeLinear. It touches the data twice and codes of a quarter of
+  its size. It loses NaN, which another Max and Min keep, and gives +0 for small negative values.
+* Float operators, which touch the data once each and keep both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import UnsupportedError
+from qgraph.exactness import Exactness, Verdict
+from qgraph.graph.constants import constant_expression, freeze_inputs
+from qgraph.graph.edit import Draft, Editor, Operand
+from qgraph.graph.opset.versions import minimum_ir_version, require
+from qgraph.graph.scopes import bodies
+from qgraph.numerics.rounding import Rounding
+from qgraph.ops.operator import operator_of
+from qgraph.ops.steps import round_to_integer
+from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.dialects.layout import layout_of
+from qgraph.quantizers.dialects.onnx import by_definition
+from qgraph.quantizers.dialects.parts import (
+    CLIPPABLE,
+    CodeType,
+    clip,
+    dequantize,
+    range_steps,
+    range_values,
+    real_values,
+    split_top,
+)
+from qgraph.quantizers.dialects.qdq_pairs import pairs
+from qgraph.quantizers.magnitudes import magnitudes
+from qgraph.quantizers.quantizer import Affine, Floating, Ranged
+from qgraph.quantizers.site import Refusal, Site
+from qgraph.quantizers.sites import site_of
+
+
+def runtime_forms(site: Site, editor: Editor, *, numbers: bool) -> Iterator[Draft]:
+    """Yield the forms of ``site``, the fastest first, its definition last.
+
+    Nodes that are no quantizers may precede the quantizer in ``site``; its forms do without them.
+
+    Args:
+        site: the quantizer.
+        editor: makes the drafts.
+        numbers: also yield forms that lose NaN.
+    """
+    match site.quantizer:
+        case Affine() as meaning:
+            for keeps_nan in (False, True) if numbers else (True,):
+                yield from _pair(site, editor, meaning, keeps_nan=keeps_nan)
+            yield from _affine_chains(site, editor, meaning)
+        case Ranged() as meaning:
+            yield from _ranged_chains(site, editor, meaning)
+        case Floating():
+            yield from pairs(site, editor)
+    if all(operator_of(node) is not None for node in site.nodes):
+        yield from by_definition(site, editor)
+
+
+def _pair(site: Site, editor: Editor, meaning: Affine, *, keeps_nan: bool) -> Iterator[Draft]:
+    """Yield the pair, or ``min(max(x, top), pair)``: no value exceeds it, so that NaN is kept."""
+    scale, zero = meaning.scale, np.zeros_like(meaning.scale)
+    codes = CodeType.of(meaning.lo, meaning.hi, CLIPPABLE)
+    layout = layout_of(site.shape or None, scale)
+    is_plain = meaning.rounding is Rounding.ROUND and not meaning.zero_point.any()
+    if codes is None or layout is None or not codes.is_uniform or not is_plain:
+        return
+    draft = editor.draft(site)
+    q = codes.quantize(draft, draft.x, scale, zero, layout)
+    pair: Operand = dequantize(draft, q, scale, zero, codes.kind, layout)
+    if keeps_nan:
+        with np.errstate(over="ignore"):
+            top = np.maximum(np.float32(codes.lo) * scale, np.float32(codes.hi) * scale)
+        pair = draft.op.Min(draft.op.Max(draft.x, top), pair)
+    yield draft.giving(pair)
+
+
+def _affine_chains(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
+    """Yield ``(round(clip(x / s + z)) - z) * s``, for z = 0 also without the addition.
+
+    The addition of 0 makes +0 of -0.
+    """
+    zero_point = meaning.zero_point
+    for adds in (True,) if zero_point.any() else (False, True):
+        draft = editor.draft(site)
+        y = draft.op.Div(draft.x, meaning.scale)
+        y = draft.op.Add(y, zero_point) if adds else y
+        y = round_to_integer(draft.op, clip(draft, y, meaning.lo, meaning.hi), meaning.rounding)
+        yield draft.giving(real_values(draft, y, meaning.scale, zero_point))
+
+
+def _ranged_chains(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
+    """Yield FakeQuantize's formula on data clamped to the range, without its comparisons.
+
+    Operations with 0 are left out first. At the top of the range the formula may miss the upper
+    end by an ulp: then what lies above is a level of its own.
+    """
+    low, high = meaning.output_low, meaning.output_high
+    if not (meaning.input_low < meaning.input_high).all():
+        return
+    moves = [False] if low.any() else [False, True]
+    for adds, splits in [(adds, splits) for splits in (False, True) for adds in moves]:
+        draft = editor.draft(site)
+        inside = clip(draft, draft.x, meaning.input_low, meaning.input_high)
+        codes = draft.op.Round(range_steps(draft, inside, meaning))
+        y = range_values(draft, codes, low, high, meaning.levels - 1)
+        y = draft.op.Add(y, low) if adds else y
+        yield draft.giving(split_top(draft, y, draft.x, meaning.input_high, high) if splits else y)
+
+
+logger = logging.getLogger(__name__)
+
+_OPSET = 13
+"""Has all operators of the forms of uniform quantizers, also per axis."""
+_OPSET_OF_FLOATS = 24
+"""Has the cast to E8M0, which gives powers of two."""
+
+Offer = tuple[Site, Draft]
+
+
+def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
+    """Return a copy of ``model`` in which quantizers are written in standard operators.
+
+    With ``bounded`` it serves inputs only that are numbers of a magnitude up to
+    :data:`qgraph.execution.feeds.MODERATE`, and is the faster for it.
+
+    All values that the main graph had are still there under their names, unused ones too.
+    Initializers that are inputs too are constants in the copy. Quantizers for which no form is
+    known to be equal stay as they are. A model without quantizers of custom domains is returned
+    itself.
+    """
+    if not any(_is_custom(node, model) for body in bodies(model) for node in body):
+        return model
+    copy = model.clone()
+    freeze_inputs(copy)
+    editor = Editor(copy)
+    _fold(copy, editor)
+    _raise_opset(copy)
+    editor.learn()
+    limit = copy.opset_imports.get("", 0)
+    numbers = magnitudes(copy) if bounded else {}
+    # Chosen before the first is put in place: a site speaks of the graph as it was found.
+    for draft in list(_choose(list(_sites(copy)), numbers, editor, Comparer(copy), limit)):
+        draft.commit(sweep=False)
+    copy.ir_version = max(copy.ir_version or 0, minimum_ir_version(copy))
+    return copy
+
+
+def _is_custom(node: ir.Node, model: ir.Model) -> bool:
+    """Return whether ``node`` is a quantizer that ONNX Runtime does not have."""
+    if node.op_identifier() in model.functions:
+        return False
+    # Versions are a matter of the reader; here only the name counts.
+    return node.op_type in _NAMES and (node.domain not in _THEIRS or node.op_type == "FakeQuantize")
+
+
+_NAMES = frozenset({"Quant", "IntQuant", "BipolarQuant", "Trunc", "FloatQuant", "FakeQuantize"})
+_THEIRS = frozenset({"", "com.microsoft"})
+
+
+def _sites(model: ir.Model) -> Iterator[Site]:
+    for body in bodies(model):
+        for node in list(body):
+            if not _is_custom(node, model):
+                continue
+            found = site_of(node)
+            if isinstance(found, Site) and _is_sane(found):
+                yield found
+            elif isinstance(found, Refusal):
+                logger.info("computed by its kernel: %s", found.reason)
+
+
+def _is_sane(site: Site) -> bool:
+    """Return whether the kernel has nothing to warn of."""
+    if not isinstance(site.quantizer, Affine | Floating):
+        return True
+    scale = site.quantizer.scale
+    return bool((np.isfinite(scale) & (scale != 0)).all())
+
+
+def _fold(model: ir.Model, editor: Editor) -> None:
+    """Put constants in the place of quantizers and reshaping operators whose input is constant."""
+    for body in bodies(model):
+        if not isinstance(body, ir.Graph) or body in _function_graphs(model):
+            continue
+        for node in list(body):
+            array = _folded(node, model)
+            if array is not None:
+                _settle(node, array, editor)
+
+
+def _function_graphs(model: ir.Model) -> list[ir.Graph]:
+    return [function.graph for function in model.functions.values()]
+
+
+def _folded(node: ir.Node, model: ir.Model) -> npt.NDArray[np.generic] | None:
+    if _is_custom(node, model):
+        found = site_of(node)
+        sane = isinstance(found, Site) and _is_sane(found)
+        return found.values if isinstance(found, Site) and sane else None
+    is_reshaping = node.domain == "" and node.op_type != "Constant" and len(node.outputs) == 1
+    return constant_expression(node.outputs[0]) if is_reshaping else None
+
+
+def _settle(node: ir.Node, array: npt.NDArray[np.generic], editor: Editor) -> None:
+    """Replace ``node`` by an initializer that has the name of its output."""
+    old, graph = node.outputs[0], node.graph
+    if not isinstance(graph, ir.Graph):
+        return
+    name = old.name
+    old.name = editor.fresh(f"{name}_folded")
+    tensor = ir.Tensor(np.asarray(array, order="C"), name=name)
+    new = ir.Value(
+        name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+    )
+    graph.register_initializer(new)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+
+
+def _raise_opset(model: ir.Model) -> None:
+    """Raise the opset as far as the forms want it, if that changes nothing else."""
+    nodes = (node for body in bodies(model) for node in body)
+    floats = any(node.op_type == "FloatQuant" and _is_custom(node, model) for node in nodes)
+    for opset in (_OPSET_OF_FLOATS, _OPSET) if floats else (_OPSET,):
+        try:
+            require(model, opset)
+        except UnsupportedError as error:
+            logger.info("opset %d is out of reach: %s", opset, error)
+        else:
+            return
+
+
+def _choose(
+    sites: Iterable[Site],
+    numbers: Container[ir.Value],
+    editor: Editor,
+    comparer: Comparer,
+    limit: int,
+) -> Iterator[Draft]:
+    """Yield for each site the first form that is equal; forms of one rank are compared together."""
+    pending = [_offers(site, numbers, editor, limit) for site in sites]
+    while pending:
+        rounds = [(offers, offer) for offers in pending if (offer := next(offers, None))]
+        verdicts = comparer.compare_all([offer for _, offer in rounds])
+        pending = []
+        for (offers, (site, draft)), verdict in zip(rounds, verdicts, strict=True):
+            if _is_equal(verdict, but_nan=site.x in numbers):
+                yield draft
+            else:
+                logger.debug("%s of %r: %s", draft.spelling, site.y.name, verdict)
+                pending.append(offers)
+
+
+def _is_equal(verdict: Verdict, *, but_nan: bool) -> bool:
+    if but_nan and verdict.reaches(Exactness.VALUES):
+        return not verdict.zero_sign_inputs
+    return verdict.reaches(Exactness.BITS)
+
+
+def _offers(
+    site: Site, numbers: Container[ir.Value], editor: Editor, limit: int
+) -> Iterator[Offer]:
+    for start in (*_with_relu(site), site):
+        for draft in runtime_forms(start, editor, numbers=start.x in numbers):
+            if draft.opset <= limit:
+                yield start, draft
+
+
+def _with_relu(site: Site) -> Iterator[Site]:
+    """Yield the site that starts before a Relu: an unsigned quantizer needs none."""
+    relu = site.x.producer()
+    if not isinstance(site.quantizer, Affine | Ranged) or relu is None or relu.op_type != "Relu":
+        return
+    x = relu.inputs[0]
+    if x is not None and relu.domain == "" and relu.graph is site.root.graph:
+        yield replace(site, x=x, nodes=(relu, *site.nodes))

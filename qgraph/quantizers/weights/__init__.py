@@ -1,0 +1,1 @@
+"""Weights stored as codes, computed while the file is written."""

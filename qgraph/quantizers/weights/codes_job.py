@@ -1,0 +1,319 @@
+"""Codes of big constants, computed while the model is saved, and every value checked on the way.
+
+The weight is read piece by piece. The operators that quantize it give the values, from which codes
+follow as they do for small constants: no rounding rule is repeated here. Codes are packed, written,
+unpacked again and decoded by the operators that were drafted. Any value that is not the one that
+the quantizer gave stops the saving. Where a table has proved beforehand that every level with every
+parameter is decoded to its value, an element only has to be at some level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.errors import ModelError
+from qgraph.graph.deferred import Ledger, Tally
+from qgraph.graph.streaming import Sink, Stream, box_at
+from qgraph.numerics import Array
+from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.numerics.minifloat import encode
+from qgraph.quantizers.weights import job
+from qgraph.quantizers.weights.job import CodeWriter, JobPart, flat_parts
+from qgraph.quantizers.weights.level_table import LevelTable, Spread, container, numbers_of
+from qgraph.quantizers.weights.piecewise import Parameter, Program, pieces
+
+Box = tuple[Sequence[int], Sequence[int]]
+
+LEAST_BYTES = 1 << 20
+"""Weights in files are left there by passes if they have so many bytes; smaller ones are read."""
+
+_MOST_COUNTED_BITS = 16
+
+_FEW = 16
+"""So many codes are looked for one by one; that is faster than counting all."""
+
+_EXACT = 1 << 20
+"""Whole numbers below it come out of a float32 division right: the error is far below a half."""
+
+
+@dataclass(frozen=True, eq=False)
+class Coding:
+    """How codes follow from the values that a quantizer gives.
+
+    ``code = round((value - low) / scale + zero_point)``, or the minifloat next to
+    ``value / scale``.
+
+    Attributes:
+        kind: ONNX type of the codes.
+        scale: real units per step.
+        lo, hi: the smallest and the largest code, in steps or units.
+        zero_point: code of the real zero; None for 0.
+        low: real value of code 0; None for 0.
+        above: data beyond this has the code ``hi``, whatever its value is; None: nothing has.
+        margin: data is clipped if it lies farther outside of ``lo`` .. ``hi``, in units of
+            ``scale``.
+    """
+
+    kind: str
+    scale: Parameter
+    lo: float
+    hi: float
+    zero_point: Parameter | None = None
+    low: Parameter | None = None
+    above: Parameter | None = None
+    margin: float = 0.5
+
+    @property
+    def bits(self) -> int:
+        """Width of a code as stored."""
+        return FORMATS[self.kind].bits
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Data beyond them, in units of ``scale``, is clipped."""
+        return self.lo - self.margin, self.hi + self.margin
+
+    def codes(self, values: Array, data: Array, scale: Array, box: Box) -> Array:
+        """Return the code of each value, in a NumPy type that has room for it.
+
+        Args:
+            values: what the quantizer gave.
+            data: what it was given.
+            scale: what :attr:`scale` is there.
+            box: corner and sizes of the piece in the weight.
+        """
+        form = FORMATS[self.kind]
+        if not isinstance(form, IntFormat):
+            return encode(np.divide(values, scale, dtype=np.float32), self.kind).view(np.uint8)
+        wide = np.float64 if max(-self.lo, self.hi) >= _EXACT else np.float32
+        steps = values if self.low is None else values - self.low.at(*box)
+        steps = np.asarray(np.divide(steps, scale, dtype=wide))
+        if self.zero_point is not None:
+            steps += self.zero_point.at(*box)
+        np.rint(steps, out=steps)
+        if self.above is not None:
+            np.copyto(steps, wide(self.hi), where=data > self.above.at(*box))
+        return steps.astype(container(self.kind))
+
+    def fits(self, other: Coding, codes: Array) -> bool:
+        """Return whether ``codes`` of ``other``, the same but for the type, are codes of this."""
+        form = FORMATS[self.kind]
+        if not (isinstance(form, IntFormat) and isinstance(FORMATS[other.kind], IntFormat)):
+            return False
+        rest = (part.name for part in fields(self) if part.name != "kind")
+        if any(getattr(self, name) is not getattr(other, name) for name in rest):
+            return False
+        return bool(form.lo <= codes.min() and codes.max() <= form.hi)
+
+    def clipped(self, codes: Array, data: Array, scale: Array, box: Box) -> int:
+        """Return how many elements lie farther beyond the ends of the range than rounding goes."""
+        form = FORMATS[self.kind]
+        if isinstance(form, IntFormat) and self.lo < codes.min() and codes.max() < self.hi:
+            return 0
+        places = (data if self.low is None else data - self.low.at(*box)) / scale
+        if self.zero_point is not None:
+            places += self.zero_point.at(*box)
+        low, high = (np.float32(end) for end in self.ends)
+        return int(np.count_nonzero(places < low) + np.count_nonzero(places > high))
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All that is needed to compute and to check the codes of one weight.
+
+    Attributes:
+        label: names the quantizer in messages.
+        weight: its elements.
+        quantize: what the quantizer's operators compute.
+        coding: how values become codes.
+        dequantize: what the drafted operators make of the codes.
+        shape: of the codes.
+        same_zeros: whether zeros must have the sign that the quantizer gives them.
+        table: proves all levels, so that elements need not be compared; None if there is none.
+    """
+
+    label: str
+    weight: Stream
+    quantize: Program
+    coding: Coding
+    dequantize: Program
+    shape: tuple[int, ...]
+    same_zeros: bool
+    table: LevelTable | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for plans that give the same codes."""
+        digest = sha256()
+        for part in (self.quantize, self.coding, self.dequantize, self.same_zeros):
+            _enter(digest, part)
+        return (*self.weight.key, digest.digest())
+
+    def compute(self, span: tuple[int, int], sinks: Sequence[Sink]) -> Tally:
+        """Write the codes of some elements; return their counts.
+
+        Raises:
+            ModelError: a value would change.
+        """
+        start, stop = span
+        table = [] if self.table is None else [self.table.shape]
+        shapes = sorted({*self.quantize.shapes, *self.dequantize.shapes, self.shape, *table})
+        buffer, spread = np.empty(min(job.PIECE, stop - start), self.weight.dtype), Spread()
+        tally = _no_elements(self.coding.bits)
+        writer = CodeWriter(sinks[0], self.coding.kind, start, self.label)
+        for first, last in pieces(shapes, start, stop, job.PIECE):
+            data = self.weight.read(first, last, buffer[: last - first])
+            codes = self._by_table(data, first, tally, spread)
+            is_proved = codes is not None
+            if codes is None:
+                codes = self._by_element(self.weight.read(first, last, data), first, tally)
+            writer.write(codes, is_last=last == stop, checks=not is_proved)
+        return tally
+
+    def _by_table(self, data: Array, start: int, tally: Tally, spread: Spread) -> Array | None:
+        """Return codes of proved levels and overwrite ``data``; None if that cannot be done."""
+        if self.table is None:
+            return None
+        found = self.table.read(data, start, spread)
+        if found is None:
+            return None
+        codes, clipped = found
+        tally.elements += codes.size
+        tally.unchanged += codes.size
+        tally.clipped += clipped
+        _note_used(codes, self.coding.bits, tally.used)
+        return codes
+
+    def _by_element(self, data: Array, start: int, tally: Tally) -> Array:
+        coding = self.coding
+        box = box_at(self.shape, start, data.size)
+        values = self.quantize(data, start)
+        with np.errstate(all="ignore"):
+            shaped, seen = values.reshape(box[1]), data.reshape(box[1])
+            scale = coding.scale.at(*box)
+            codes = coding.codes(shaped, seen, scale, box)
+            decoded = self.dequantize(numbers_of(codes.reshape(-1), coding.kind), start)
+            self._compare(data, values, decoded, start, tally)
+            tally.clipped += coding.clipped(codes, seen, scale, box)
+        flat = codes.reshape(-1)
+        _note_used(flat, coding.bits, tally.used)
+        return flat
+
+    def _compare(
+        self, data: Array, values: Array, decoded: Array, start: int, tally: Tally
+    ) -> None:
+        """Compare what is decoded with what the quantizer gave, element by element."""
+        tally.elements += values.size
+        tally.unchanged += values.size
+        if values.dtype != decoded.dtype:
+            wrong = np.ones(values.shape, bool)
+        elif self.same_zeros:
+            integer = np.dtype(f"i{values.itemsize}")
+            wrong = values.view(integer) != decoded.view(integer)
+        else:
+            wrong = values != decoded
+        if not wrong.any():
+            return
+        at = int(np.flatnonzero(wrong)[0])
+        raise ModelError(
+            f"{self.label}: element {start + at} is {float(data[at]):g}, which becomes "
+            f"{float(values[at]):g}; stored as {self.coding.kind} it would be "
+            f"{float(decoded[at]):g}, expected the same. Leave this quantizer as it is, or correct "
+            "the weight."
+        )
+
+
+class CodesJob:
+    """Computes the codes of one weight, and closes its ledger."""
+
+    plan: Plan
+    """Set before the model is saved."""
+
+    def __init__(self) -> None:
+        self.ledgers: list[Ledger] = []
+
+    def parts(self) -> Sequence[JobPart]:
+        """Return the parts, which begin at whole bytes of codes."""
+        return flat_parts(self.plan.weight, self.plan.compute)
+
+    def conclude(self, results: Sequence[Tally]) -> None:
+        """Sum up the counts of all parts."""
+        total = Tally()
+        for tally in results:
+            total.add(tally)
+        for ledger in self.ledgers:
+            ledger.close(total)
+
+
+def _enter(digest: Any, what: Any) -> None:
+    """Let ``digest`` depend on all of ``what``."""
+    if isinstance(what, np.ndarray):
+        digest.update(f"{what.dtype}{what.shape}".encode())
+        digest.update(what.tobytes())
+    elif is_dataclass(what):
+        digest.update(type(what).__name__.encode())
+        for part in fields(what):
+            _enter(digest, getattr(what, part.name))
+    elif isinstance(what, tuple | list):
+        digest.update(f"[{len(what)}]".encode())
+        for part in what:
+            _enter(digest, part)
+    elif isinstance(what, dict):
+        _enter(digest, sorted(what.items()))
+    else:
+        digest.update(f"{type(what).__name__}:{what!r};".encode())
+
+
+def tally_of(
+    coding: Coding,
+    codes: Array,
+    values: Array,
+    decoded: Array,
+    data: Array,
+    box: Box,
+) -> Tally:
+    """Return the counts of elements whose values and codes are all at hand, of one shape."""
+    tally = _no_elements(coding.bits)
+    tally.elements, tally.unchanged = values.size, int(np.count_nonzero(values == decoded))
+    _note_used(codes.reshape(-1), coding.bits, tally.used)
+    with np.errstate(all="ignore"):
+        tally.clipped = coding.clipped(codes, data, coding.scale.at(*box), box)
+    return tally
+
+
+def _no_elements(bits: int) -> Tally:
+    return Tally(used=np.zeros(1 << bits if bits <= _MOST_COUNTED_BITS else 0, bool))
+
+
+def _note_used(codes: Array, bits: int, used: npt.NDArray[np.bool_]) -> None:
+    """Mark the codes that occur; most pieces hold none that was not seen before."""
+    if used.all():
+        return
+    if bits > 8:
+        used[np.unique(codes.view(np.uint16))] = True
+        return
+    plain = codes.view(np.uint8)
+    if bits < 8:
+        plain = plain & np.uint8((1 << bits) - 1)
+    missing = np.flatnonzero(~used).astype(np.uint8)
+    if missing.size <= _FEW:
+        for code in missing:
+            used[code] = (plain == code).any()
+    else:
+        used |= np.bincount(plain, minlength=used.size).astype(bool)
+
+
+@cache
+def step_at_top(kind: str, top: float) -> float:
+    """Return the distance of the numbers of a minifloat just below ``top``, in its units."""
+    form = FORMATS[kind]
+    mantissa: int = getattr(form, "mantissa_bits", 0)
+    return float(2.0 ** (math.floor(math.log2(top)) - mantissa))

@@ -1,0 +1,301 @@
+"""Codes of a weight from its levels alone, once a table has proved every level to be stored right.
+
+A quantizer of few bits has few levels, many fewer than a weight has elements. The value that the
+quantizer gives to each level, and the value to which the level's code is decoded, are computed for
+every level with every parameter by the operators themselves, and compared. What is left to find
+while a weight is read is the level of each element.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.graph.streaming import box_at
+from qgraph.numerics import Array
+from qgraph.numerics.float32 import look_up, representatives
+from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
+from qgraph.numerics.minifloat import decode, encode
+from qgraph.ops.steps import Stages
+from qgraph.quantizers.weights.piecewise import Parameter, Program
+
+Shape = tuple[int, ...]
+
+_COMPARED = 1 << 18
+"""Entries of the table at a time."""
+
+_SHORT = 64
+"""Runs of fewer elements with one parameter are slow; then it is spread out."""
+
+
+@dataclass(frozen=True, eq=False)
+class LevelTable:
+    """How the elements of a weight become codes, all of which are proved.
+
+    Attributes:
+        shape: of the data, cut so that each parameter is constant along an axis, or has an entry
+            for each index.
+        stages: the operations of the quantizer.
+        arrays: their parameters; they broadcast to ``shape``.
+        kind: ONNX type of the codes.
+        ends: places beyond them count as clipped.
+        codes: for each representative place its code; None if levels are their own codes.
+    """
+
+    shape: Shape
+    stages: Stages
+    arrays: tuple[Array, ...]
+    kind: str
+    ends: tuple[float, float]
+    codes: npt.NDArray[np.uint8] | None
+
+    @classmethod
+    def of(
+        cls, quantize: Program, dequantize: Program, kind: str, ends: tuple[float, float]
+    ) -> LevelTable | None:
+        """Return the table of a quantizer and its decoder; None if it has none, or is not equal.
+
+        Args:
+            quantize: what the quantizer's operators compute.
+            dequantize: what is made of the codes.
+            kind: ONNX type of the codes.
+            ends: places beyond them count as clipped.
+        """
+        plan = quantize.stages()
+        views = [_viewed(p) for p in (*quantize.parameters, *dequantize.parameters)]
+        if plan is None or any(view is None for view in views):
+            return None
+        known = [view for view in views if view is not None]
+        shape = _common([quantize.shape, *(view for view, _ in known)])
+        if shape is None:
+            return None
+        laid = [_laid(array, view, shape) for view, array in known]
+        shape, laid = _merged(shape, laid)
+        count = len(quantize.parameters)
+        stages = plan(laid[:count])
+        levels = stages.levels()
+        form = FORMATS[kind]
+        if levels is None or isinstance(form, IntFormat) == stages.by_upper_half:
+            return None
+        table = cls(shape, stages, stages.arrays, kind, ends, None)
+        if not table._proves(levels, dequantize, laid[count:]):
+            return None
+        if not stages.by_upper_half:
+            return table
+        places = representatives()
+        with np.errstate(all="ignore"):
+            stages.level(places, *(a.reshape(-1)[:1].reshape(()) for a in stages.arrays))
+            codes = encode(places, kind).view(np.uint8)
+        return cls(shape, stages, stages.arrays, kind, ends, codes)
+
+    def read(self, data: Array, start: int, spread: Spread) -> tuple[Array, int] | None:
+        """Return the codes of flat ``data``, which is overwritten, and how many were clipped.
+
+        Args:
+            data: ``[n]`` elements that are a box of :attr:`shape`.
+            start: place of the first.
+            spread: memory for parameters.
+
+        Returns:
+            None if an element is NaN, which is at no level.
+        """
+        corner, sizes = box_at(self.shape, start, data.size)
+        y = data.reshape(sizes)
+        with np.errstate(all="ignore"):
+            arrays = [spread(i, _cut(a, corner, sizes), sizes) for i, a in enumerate(self.arrays)]
+            self.stages.place(y, y, *arrays)
+            low, high = data.min(), data.max()
+            if np.isnan(low):
+                return None
+            clipped = 0
+            if low < self.ends[0]:
+                clipped += int(np.count_nonzero(data < np.float32(self.ends[0])))
+            if high > self.ends[1]:
+                clipped += int(np.count_nonzero(data > np.float32(self.ends[1])))
+            if self.codes is not None:
+                return look_up(data, self.codes), clipped
+            self.stages.level(y, *arrays)
+            return data.astype(container(self.kind)), clipped
+
+    def _proves(self, levels: Array, dequantize: Program, others: Sequence[Array]) -> bool:
+        """Return whether each level with each parameter has the value that its code decodes to."""
+        arrays = [*self.arrays, *others]
+        joint = np.broadcast_shapes(*(array.shape for array in arrays))
+        flat = _distinct([np.broadcast_to(a, joint).reshape(-1) if a.ndim else a for a in arrays])
+        entries = max((array.size for array in flat), default=1)
+        if levels.size * entries > math.prod(self.shape):
+            return False
+        form = FORMATS[self.kind]
+        if isinstance(form, IntFormat):
+            if levels[0] < form.lo or levels[-1] > form.hi:
+                return False
+            codes = levels.astype(container(self.kind))
+        else:
+            codes = encode(levels, self.kind).view(np.uint8)
+        numbers = numbers_of(codes, self.kind)[:, None]
+        count, step = len(self.arrays), max(_COMPARED // levels.size, 1)
+        for start in range(0, entries, step):
+            part = [a[start : start + step] if a.ndim else a for a in flat]
+            width = min(step, entries - start)
+            values = np.empty((levels.size, width), np.float32)
+            values[...] = levels[:, None]
+            with np.errstate(all="ignore"):
+                self.stages.value(values, *part[:count])
+                decoded = np.broadcast_to(dequantize.apply(numbers, part[count:]), values.shape)
+                if decoded.dtype != values.dtype:
+                    return False
+                if self.stages.by_upper_half and getattr(form, "has_negative_zero", False):
+                    same = values.view(np.int32) == np.ascontiguousarray(decoded).view(np.int32)
+                else:
+                    same = values == decoded
+            if not same.all():
+                return False
+        return True
+
+
+class Spread:
+    """Memory in which parameters of short runs are laid out for each element."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[int, Array] = {}
+
+    def __call__(self, place: int, array: Array, sizes: Sequence[int]) -> Array:
+        """Return ``array`` so that it broadcasts to ``sizes`` in long runs."""
+        if array.ndim == 0 or array.shape[-1] == sizes[-1] or sizes[-1] >= _SHORT:
+            return array
+        count = math.prod(sizes)
+        known = self._arrays.get(place)
+        if known is None or known.size < count:
+            known = self._arrays[place] = np.empty(count, array.dtype)
+        laid = known[:count].reshape(sizes)
+        np.copyto(laid, array)
+        return laid
+
+
+def container(kind: str) -> np.dtype[Any]:
+    """Return the NumPy type that holds one code of an integer type."""
+    form = FORMATS[kind]
+    if not isinstance(form, IntFormat):
+        return np.dtype(np.uint8)
+    return np.dtype(f"{'' if form.signed else 'u'}int{max(form.bits, 8)}")
+
+
+def numbers_of(codes: Array, kind: str) -> Array:
+    """Return the numbers that codes stand for, after what packing keeps of them."""
+    form = FORMATS[kind]
+    if not isinstance(form, IntFormat):
+        return decode(codes.view(numpy_dtype(kind)))
+    if form.bits >= 8 or (codes.min() >= form.lo and codes.max() <= form.hi):
+        return codes
+    shift = codes.dtype.type(8 - form.bits)
+    return np.asarray((codes << shift) >> shift)
+
+
+def _viewed(parameter: Parameter) -> tuple[Shape, Array] | None:
+    """Return a shape of the data, and the parameter as an array that broadcasts to it.
+
+    None if the last block is smaller than others.
+    """
+    array, shape, axis = parameter.array, parameter.shape, parameter.axis
+    if array.size == 1:
+        return shape, array.reshape(())
+    if axis is None:
+        return shape, array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+    size = parameter.block_size
+    if size == 0:
+        return shape, array.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    if shape[axis] % size:
+        return None
+    view = (*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :])
+    return view, array.reshape((*array.shape[: axis + 1], 1, *array.shape[axis + 1 :]))
+
+
+def _common(shapes: Sequence[Shape]) -> Shape | None:
+    """Return the coarsest shape of which each of ``shapes`` is made by merging axes."""
+    cuts = {math.prod(shape[axis:]) for shape in shapes for axis in range(len(shape) + 1)}
+    ordered = sorted(cuts, reverse=True)
+    pairs = list(itertools.pairwise(ordered))
+    if any(big % small for big, small in pairs):
+        return None
+    return tuple(big // small for big, small in pairs)
+
+
+def _laid(array: Array, view: Shape, shape: Shape) -> Array:
+    """Return an array that broadcasts to ``view`` as one that broadcasts to the finer ``shape``."""
+    if array.ndim == 0:
+        return array
+    sizes: list[int] = []
+    for length, count in zip(array.shape, view, strict=True):
+        covered = 1
+        while covered < count:
+            covered *= shape[len(sizes)]
+            sizes.append(shape[len(sizes)] if length != 1 else 1)
+    return array.reshape(sizes)
+
+
+def _merged(shape: Shape, arrays: Sequence[Array]) -> tuple[Shape, list[Array]]:
+    """Return the same with neighbouring axes made one where all arrays allow it."""
+    varying = [array for array in arrays if array.ndim]
+    sizes: list[int] = []
+    patterns: list[tuple[bool, ...]] = []
+    for axis, size in enumerate(shape):
+        pattern = tuple(array.shape[axis] == 1 for array in varying)
+        if patterns and patterns[-1] == pattern:
+            sizes[-1] *= size
+        else:
+            sizes.append(size)
+            patterns.append(pattern)
+    columns = iter(range(len(varying)))
+    merged = []
+    for array in arrays:
+        if array.ndim:
+            place = next(columns)
+            array = array.reshape(
+                [1 if p[place] else n for p, n in zip(patterns, sizes, strict=True)]
+            )
+        merged.append(array)
+    return tuple(sizes), merged
+
+
+def _distinct(arrays: Sequence[Array]) -> list[Array]:
+    """Return flat parameters without entries that occur more than once, if that is easily seen."""
+    arrays = [a[0] if a.ndim and (a == a[0]).all() else a for a in arrays]
+    varying: list[Array] = []
+    places: list[int | None] = []
+    for array in arrays:
+        if array.ndim == 0:
+            places.append(None)
+            continue
+        if array.dtype != np.float32:
+            return arrays
+        same = (i for i, known in enumerate(varying) if np.array_equal(_bits(known), _bits(array)))
+        place = next(same, len(varying))
+        if place == len(varying):
+            varying.append(array)
+        places.append(place)
+    if len(varying) == 1:
+        once = [np.unique(_bits(varying[0])).view(np.float32)]
+    elif len(varying) == 2:
+        pairs = np.stack([_bits(array) for array in varying], axis=1).view(np.uint64)
+        found = np.unique(pairs).view(np.uint32).reshape(-1, 2)
+        once = [np.ascontiguousarray(found[:, i]).view(np.float32) for i in range(2)]
+    else:
+        return arrays
+    return [a if i is None else once[i] for a, i in zip(arrays, places, strict=True)]
+
+
+def _bits(array: Array) -> npt.NDArray[np.uint32]:
+    return array.view(np.uint32)
+
+
+def _cut(array: Array, corner: Sequence[int], sizes: Sequence[int]) -> Array:
+    if array.ndim == 0:
+        return array
+    places = zip(array.shape, corner, sizes, strict=True)
+    return array[tuple(slice(0, 1) if n == 1 else slice(c, c + k) for n, c, k in places)]

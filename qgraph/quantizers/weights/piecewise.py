@@ -1,0 +1,317 @@
+"""Nodes that work element by element, run on a piece of their data at a time, anywhere.
+
+A program keeps what the nodes compute but no graph: operators by name, parameters as arrays. It can
+be pickled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError
+from qgraph.graph.constants import array_of
+from qgraph.graph.streaming import box_at
+from qgraph.numerics import Array, blocks
+from qgraph.numerics.formats import numpy_dtype
+from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.dispatch import evaluate
+from qgraph.ops.operator import OPERATORS, operator_of
+from qgraph.ops.steps import Stages
+
+Shape = tuple[int, ...]
+
+_ALONG_AXIS = ("QuantizeLinear", "DequantizeLinear")
+
+_NOTHING = np.zeros(0, np.float32)
+
+_SHORT = 64
+"""Runs of fewer elements with one parameter are slow; then it is spread out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """An operand that is the same for all data, or for a part of it.
+
+    Attributes:
+        array: its values; without an axis they broadcast to the data.
+        shape: of the data.
+        axis: along which a one-dimensional ``array`` lies, or in which its blocks lie.
+        block_size: elements of the data along ``axis`` for each entry; 0 when not blocked.
+    """
+
+    array: Array
+    shape: Shape
+    axis: int | None = None
+    block_size: int = 0
+
+    def at(self, corner: Sequence[int], sizes: Sequence[int]) -> Array:
+        """Return the values for a box of the data, so that they broadcast to it."""
+        if self.array.size == 1:
+            return self.array.reshape(())
+        if self.axis is None:
+            missing = len(sizes) - self.array.ndim
+            places = zip(self.array.shape, corner[missing:], sizes[missing:], strict=True)
+            cut = self.array[tuple(slice(0 if n == 1 else c, c + k) for n, c, k in places)]
+        elif self.block_size == 0:
+            start, length = corner[self.axis], sizes[self.axis]
+            cut = self.array[start : start + length]
+            cut = cut.reshape([-1 if axis == self.axis else 1 for axis in range(len(sizes))])
+        else:
+            cut = self._blocks(corner, sizes)
+        if cut.size > 1 and sizes and sizes[-1] < _SHORT:
+            return np.array(np.broadcast_to(cut, sizes))
+        return cut
+
+    def _blocks(self, corner: Sequence[int], sizes: Sequence[int]) -> Array:
+        ends = zip(self.array.shape, corner, sizes, strict=True)
+        places = [slice(0, 1) if n == 1 else slice(c, c + k) for n, c, k in ends]
+        axis, size = self.axis or 0, self.block_size
+        start, length = corner[axis], sizes[axis]
+        first = start // size
+        places[axis] = slice(first, -(-(start + length) // size))
+        spread = np.repeat(self.array[tuple(places)], size, axis=axis)
+        inside = [slice(None)] * len(sizes)
+        inside[axis] = slice(start - first * size, start - first * size + length)
+        return spread[tuple(inside)]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One operator: a registered one, or else a primitive.
+
+    ``operands`` are parameters, places of earlier results (0: the data), or None.
+    """
+
+    name: str
+    registered: bool
+    defined: bool
+    operands: tuple[Parameter | int | None, ...]
+    arguments: dict[str, Any]
+    shape: Shape
+    dtype: np.dtype[Any] | None = None
+
+    def __call__(self, results: Sequence[Array], start: int) -> Array:
+        corner, sizes = box_at(self.shape, start, results[0].size)
+        shaped = [result.reshape(sizes) for result in results]
+        return self.compute(shaped, lambda parameter: parameter.at(corner, sizes))
+
+    def compute(self, results: Sequence[Array], value: Callable[[Parameter], Array]) -> Array:
+        """Return the result for operands that broadcast together.
+
+        Args:
+            results: the data and earlier results.
+            value: gives the array of a parameter.
+        """
+        arrays = [
+            value(operand)
+            if isinstance(operand, Parameter)
+            else None
+            if operand is None
+            else results[operand]
+            for operand in self.operands
+        ]
+        compute: Callable[..., Any]
+        if not self.registered:
+            compute = NUMPY[self.name]
+        elif self.defined:
+            definition = OPERATORS.find(self.name).define
+            result = np.asarray(definition(_NUMPY, *arrays, **self.arguments))
+            return result if self.dtype is None else result.astype(self.dtype, copy=False)
+        else:
+            compute = OPERATORS.find(self.name).kernel
+        return np.asarray(compute(*arrays, **self.arguments))
+
+
+@dataclass(frozen=True)
+class Program:
+    """What elementwise nodes compute.
+
+    Attributes:
+        shape: of the data.
+        shapes: all shapes in which the data is seen on the way.
+    """
+
+    shape: Shape
+    shapes: tuple[Shape, ...]
+    calls: tuple[_Call, ...]
+
+    @classmethod
+    def of(cls, nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, shape: Shape) -> Program | None:
+        """Return what ``nodes`` make of ``x``; None if that is not known element by element.
+
+        Args:
+            nodes: in topological order.
+            x: the data.
+            y: the result.
+            shape: of ``x``.
+        """
+        places: dict[ir.Value, int] = {x: 0}
+        shapes, calls = [shape], []
+        known: dict[ir.Value, Array] = {}
+        for node in nodes:
+            if places.keys().isdisjoint(node.inputs):
+                # It depends on constants alone: a scale that is stored as codes itself.
+                known[node.outputs[0]] = evaluate([node], x, node.outputs[0], _NOTHING)
+                continue
+            if node.op_type == "Reshape" and node.domain == "" and node.inputs[0] in places:
+                target = reshaped(node, shapes[-1])
+                if target is None:
+                    return None
+                shapes.append(target)
+                places[node.outputs[0]] = places[node.inputs[0]]
+                continue
+            call = _call(node, places, known, shapes[-1])
+            if call is None:
+                return None
+            calls.append(call)
+            places[node.outputs[0]] = len(calls)
+        if not calls or places.get(y) != len(calls):
+            return None
+        return cls(shape, tuple(dict.fromkeys(shapes)), tuple(calls))
+
+    def __call__(self, data: Array, start: int) -> Array:
+        """Return the flat results for flat ``data``, which begins at place ``start``."""
+        results = [data]
+        with np.errstate(all="ignore"):
+            for call in self.calls:
+                results.append(call(results, start))
+        return results[-1].reshape(-1)
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """Parameters of all operators, in their order."""
+        return [p for call in self.calls for p in call.operands if isinstance(p, Parameter)]
+
+    def apply(self, data: Array, parameters: Iterable[Array]) -> Array:
+        """Return the results for ``data`` with other values of :attr:`parameters`.
+
+        All broadcast together.
+        """
+        results, values = [data], iter(parameters)
+        with np.errstate(all="ignore"):
+            for call in self.calls:
+                results.append(call.compute(results, lambda _: next(values)))
+        return results[-1]
+
+    def stages(self) -> Callable[[Sequence[Array]], Stages] | None:
+        """Return what makes the stages of the operator, if there is one and it has stages.
+
+        The function is given the values of :attr:`parameters`.
+        """
+        call, *more = self.calls
+        if more or not call.registered or call.operands[0] != 0:
+            return None
+        known, arguments = OPERATORS.find(call.name).stages, call.arguments
+        if known is None or not all(isinstance(p, Parameter) for p in call.operands[1:]):
+            return None
+        return lambda arrays: known(np.dtype(np.float32), *arrays, **arguments)
+
+
+def pieces(shapes: Sequence[Shape], start: int, stop: int, most: int) -> Iterable[tuple[int, int]]:
+    """Yield start and end of pieces of at most ``most`` elements, boxes in all ``shapes``."""
+    while start < stop:
+        count = min(most, stop - start)
+        while True:
+            # Each shape may shorten the piece, which then has to fit the others again.
+            shorter = min((_fitting(shape, start, count) for shape in shapes), default=count)
+            if shorter == count:
+                break
+            count = shorter
+        yield start, start + count
+        start += count
+
+
+def _fitting(shape: Shape, start: int, most: int) -> int:
+    return math.prod(box_at(shape, start, most)[1])
+
+
+class _Numpy:
+    """The ``op`` of definitions: computes with NumPy."""
+
+    def __getattr__(self, name: str) -> Callable[..., Array]:
+        compute = NUMPY[name]
+
+        def call(*operands: Any, **attributes: Any) -> Array:
+            arrays = (
+                np.asarray(x, np.float32) if isinstance(x, float | int) else x for x in operands
+            )
+            return np.asarray(compute(*arrays, **attributes))
+
+        return call
+
+
+_NUMPY = _Numpy()
+
+
+def _call(
+    node: ir.Node, places: dict[ir.Value, int], known: dict[ir.Value, Array], shape: Shape
+) -> _Call | None:
+    def operand(value: ir.Value | None, *along: int) -> Any:
+        if value is None or value in places:
+            return None if value is None else places[value]
+        return _parameter(known[value] if value in known else array_of(value), shape, *along)
+
+    try:
+        operator = operator_of(node)
+        if operator is None:
+            if node.domain or node.op_type not in NUMPY:
+                return None
+            operands = [operand(value) for value in node.inputs]
+            arguments = {name: attribute.value for name, attribute in node.attributes.items()}
+            name, registered, defined, dtype = node.op_type, False, False, None
+        else:
+            arguments = operator.schema.attributes_of(node)
+            name = f"{operator.schema.name}-{operator.schema.since}"
+            registered, defined = True, operator.schema.name in _ALONG_AXIS
+            along = (arguments["axis"], arguments["block_size"]) if defined else ()
+            dtype = _result_type(node, arguments) if defined else None
+            operands = [operand(value, *along) for value in operator.schema.values(node)]
+            if node.op_type == "QuantizeLinear":
+                arguments = arguments | operator.resolve(node)
+    except (OperatorError, ValueError):
+        return None
+    if any(operand is NotImplemented for operand in operands):
+        return None
+    return _Call(name, registered, defined, tuple(operands), arguments, shape, dtype)
+
+
+def _result_type(node: ir.Node, attributes: dict[str, Any]) -> np.dtype[Any]:
+    """Return the type of what DequantizeLinear gives; codes are their float32 values."""
+    scale = node.inputs[1]
+    kind = attributes["output_dtype"]
+    if node.op_type == "QuantizeLinear" or scale is None:
+        return np.dtype(np.float32)
+    if kind == ir.DataType.UNDEFINED:
+        kind = scale.dtype or ir.DataType.FLOAT
+    return numpy_dtype(kind.name)
+
+
+def _parameter(
+    array: Array | None, shape: Shape, axis: int | None = None, block_size: int = 0
+) -> Any:
+    """Return a parameter, or NotImplemented where it is known at run time only, or does not fit."""
+    if array is None or array.ndim > len(shape):
+        return NotImplemented
+    if axis is not None:
+        numbers = array.astype(np.float32, copy=False)
+        return Parameter(numbers, shape, axis % max(len(shape), 1), block_size)
+    return Parameter(array, shape) if blocks.fits(array.shape, shape) else NotImplemented
+
+
+def reshaped(node: ir.Node, shape: Shape) -> Shape | None:
+    """Return the shape that a Reshape gives to data of ``shape``; None where it is not known."""
+    sizes = array_of(node.inputs[1])
+    if sizes is None:
+        return None
+    target = [int(size) for size in sizes]
+    if not node.attributes.get_int("allowzero", 0):
+        target = [shape[i] if size == 0 else size for i, size in enumerate(target)]
+    if -1 in target:
+        target[target.index(-1)] = math.prod(shape) // max(-math.prod(target), 1)
+    return tuple(target) if math.prod(target) == math.prod(shape) else None

@@ -1,0 +1,358 @@
+"""Scales, zero points and codes of float weights, and how far the codes are from the weights.
+
+Weights come as tiles ``[rows, groups, size, columns]``: each group of ``size`` elements has one
+scale. Everything is float32 and computed in place; what a tile needs stays in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.errors import Choice
+from qgraph.numerics import Float32
+from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
+from qgraph.numerics.minifloat import MINIFLOATS, cast, decode, encode, floor_power_of_two
+
+Codes = npt.NDArray[np.uint8]
+
+E8M0 = "FLOAT8E8M0"
+E4M3 = "FLOAT8E4M3FN"
+
+_ONE = np.float32(1)
+_SMALLEST_E8M0 = np.float32(2.0**-127)
+_SMALLEST_E4M3 = np.float32(2.0**-9)
+_LARGEST_E4M3 = np.float32(448)
+
+_STEP = 0.96
+"""Ratio of neighbours among the scales that are tried."""
+
+_HIGHEST = 1.05
+_LOWEST = {2: 0.2}
+_USUAL_LOWEST = 0.4
+"""Scales that are tried, in units of that of the extreme values; with fewer bits it pays to clip
+more."""
+
+_POWERS = (0.5, 2.0)
+
+_SHORT = 64
+"""Elements of a group below which it is worth while to turn it."""
+
+
+class Search(Choice):
+    """How the scale of a group is found."""
+
+    MINMAX = "minmax"
+    """The largest magnitude gets the largest code: nothing is clipped."""
+
+    MSE = "mse"
+    """The scale whose squared error is least, among dozens 4% apart."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What codes are made of a weight.
+
+    Attributes:
+        codes: ONNX type of the codes.
+        symmetric: whether the real zero has the middle code: 0, or 2**(bits - 1) if unsigned.
+        search: how scales are found.
+        scales: ONNX type of stored scales. FLOAT8E8M0 is a power of two as the microscaling
+            formats choose it, FLOAT8E4M3FN counts in units of one float32 number per tensor.
+        result: ONNX type of the decoded values.
+    """
+
+    codes: str
+    symmetric: bool = True
+    search: Search = Search.MINMAX
+    scales: str = "FLOAT"
+    result: str = "FLOAT"
+
+    @property
+    def has_zero_point(self) -> bool:
+        """Whether zero points are stored: they differ, or are not 0."""
+        form = FORMATS[self.codes]
+        return isinstance(form, IntFormat) and not (form.signed and self.symmetric)
+
+    @property
+    def may_clip(self) -> bool:
+        """Whether a weight may lie beyond the codes: not where its magnitude made the scale."""
+        return not self.symmetric or self.search is Search.MSE or self.scales != "FLOAT"
+
+
+@dataclass(frozen=True, eq=False)
+class Parameters:
+    """Scale and zero point of each group; they broadcast to the tile.
+
+    Attributes:
+        scale: real units per step, as DequantizeLinear will have it, float32.
+        zero_point: code of the real zero; None for 0.
+    """
+
+    scale: Float32
+    zero_point: Float32 | None = None
+
+    def cut(self, at: slice) -> Parameters:
+        """Return the parameters of some groups."""
+        point = self.zero_point
+        return Parameters(self.scale[:, at], None if point is None else point[:, at])
+
+
+@dataclass
+class Losses:
+    """What the codes of a weight, or of a part of it, are like.
+
+    Attributes:
+        signal: sum of the squares of the weights.
+        noise: sum of the squares of the errors.
+        worst: largest magnitude of an error, in real units.
+        worst_steps: the same in units of the scale.
+        clipped: how many weights lie beyond the codes.
+        lowest_scale, highest_scale: range of the scales.
+        finite: whether all weights are numbers.
+    """
+
+    signal: float = 0.0
+    noise: float = 0.0
+    worst: float = 0.0
+    worst_steps: float = 0.0
+    clipped: int = 0
+    lowest_scale: float = float("inf")
+    highest_scale: float = 0.0
+    finite: bool = True
+
+    def add(self, other: Losses) -> None:
+        """Take another part in."""
+        self.signal += other.signal
+        self.noise += other.noise
+        self.worst = max(self.worst, other.worst)
+        self.worst_steps = max(self.worst_steps, other.worst_steps)
+        self.clipped += other.clipped
+        self.lowest_scale = min(self.lowest_scale, other.lowest_scale)
+        self.highest_scale = max(self.highest_scale, other.highest_scale)
+        self.finite = self.finite and other.finite
+
+    @property
+    def sqnr(self) -> float:
+        """Signal to quantization noise in dB; infinite where nothing has changed."""
+        if self.noise == 0:
+            return float("inf")
+        return float(10 * np.log10(self.signal / self.noise)) if self.signal else float("-inf")
+
+
+def extremes(
+    w: Float32, scheme: Scheme, axes: tuple[int, ...], y: Float32
+) -> tuple[Float32, Float32]:
+    """Return the ends, 0 between them, of the weights of each group, of length 1 along ``axes``.
+
+    For a symmetric scheme these are minus and plus the largest magnitude. ``y``, in the shape of
+    ``w``, is overwritten.
+    """
+    shape = tuple(1 if axis in axes else size for axis, size in enumerate(w.shape))
+    if axes == (2,) and w.shape[-1] == 1 and 1 < w.shape[2] <= _SHORT:
+        # Loops over few elements are slow: groups become columns.
+        w = w.reshape(-1, w.shape[2]).T
+        y, axes = y.reshape(w.shape), (0,)
+    zero = np.float32(0)
+    if scheme.symmetric:
+        high = np.max(np.abs(w, out=y), axis=axes, initial=zero).reshape(shape)
+        return -high, high
+    np.copyto(y, w)
+    low = np.min(y, axis=axes, initial=zero).reshape(shape)
+    return low, np.max(y, axis=axes, initial=zero).reshape(shape)
+
+
+def unit_of(high: float, scheme: Scheme) -> np.float32:
+    """Return the unit of E4M3 scales: the largest magnitude of the tensor gets the largest scale.
+
+    It is the largest weight divided by the largest code and the largest E4M3 number, or 1.
+    """
+    largest = np.float32(FORMATS[scheme.codes].hi) * _LARGEST_E4M3
+    unit = np.float32(high) / largest
+    return unit if unit > 0 else _ONE
+
+
+def parameters(
+    low: Float32, high: Float32, scheme: Scheme, unit: np.float32 = _ONE, factor: float = 1.0
+) -> Parameters:
+    """Return scale and zero point for weights from ``low`` to ``high``.
+
+    symmetric   scale = high / largest code
+    otherwise   scale = high / codes - low / codes, zero point = round(lowest code - low / scale)
+    E8M0        scale = 2**(floor(log2(high)) - floor(log2(largest code)))
+    E4M3        scale = E4M3(high / largest code / unit) * unit
+
+    Args:
+        low: lower end of each group, see :func:`extremes`.
+        high: upper end.
+        scheme: what codes are made.
+        unit: see :func:`unit_of`; for E4M3 scales.
+        factor: by which the scale is multiplied before it is stored.
+
+    Source: scales of E8M0: OCP Microscaling Formats specification, version 1.0, section 6.3.
+    """
+    form = FORMATS[scheme.codes]
+    scaled = np.float32(factor)
+    if scheme.scales == E8M0:
+        top = floor_power_of_two(np.float32(form.hi))
+        power = floor_power_of_two(high) / top * scaled
+        return Parameters(np.clip(power, _SMALLEST_E8M0, np.float32(2.0**127)))
+    if not isinstance(form, IntFormat) or scheme.symmetric:
+        # The most negative code of a signed type has no counterpart and stays unused.
+        middle = 1 << (form.bits - 1) if isinstance(form, IntFormat) and not form.signed else 0
+        steps = high / np.float32(form.hi - middle) * scaled
+        scale = _stored(steps, scheme, unit)
+        return Parameters(scale, np.full_like(scale, middle) if middle else None)
+    count = np.float32(form.hi - form.lo)
+    scale = _stored((high / count - low / count) * scaled, scheme, unit)
+    zero_point = np.rint(np.float32(form.lo) - low * scaled / scale)
+    return Parameters(scale, np.clip(zero_point, np.float32(form.lo), np.float32(form.hi)))
+
+
+def _stored(scale: Float32, scheme: Scheme, unit: np.float32) -> Float32:
+    """Return scales as they are after being stored; 1 for a group of zeros."""
+    if scheme.scales == E4M3:
+        with np.errstate(over="ignore"):
+            counted = np.maximum(cast(scale / unit, E4M3), _SMALLEST_E4M3)
+        return counted * unit
+    if scheme.scales != "FLOAT":
+        dtype = numpy_dtype(scheme.scales)
+        with np.errstate(over="ignore"):
+            scale = scale.astype(dtype).astype(np.float32)
+        # Beyond the type: the largest scale there is, so that large weights are clipped.
+        np.copyto(scale, _largest(scheme.scales), where=np.isinf(scale))
+    return np.where(scale > 0, scale, _ONE)
+
+
+def _largest(kind: str) -> np.float32:
+    return np.float32(65504.0) if kind == "FLOAT16" else np.float32(3.3895314e38)
+
+
+def choices(
+    low: Float32, high: Float32, scheme: Scheme, unit: np.float32 = _ONE
+) -> Iterator[Parameters]:
+    """Yield the parameters among which a search by squared error chooses, those by range first."""
+    yield parameters(low, high, scheme, unit)
+    if scheme.search is Search.MSE:
+        for factor in _POWERS if scheme.scales == E8M0 else _factors(FORMATS[scheme.codes].bits):
+            yield parameters(low, high, scheme, unit, factor)
+
+
+def _factors(bits: int) -> list[float]:
+    factors = [_HIGHEST]
+    while factors[-1] > _LOWEST.get(bits, _USUAL_LOWEST):
+        factors.append(factors[-1] * _STEP)
+    return factors
+
+
+def noise(
+    w: Float32, chosen: Parameters, scheme: Scheme, axes: tuple[int, ...], y: Float32
+) -> Float32:
+    """Return the sum of the squared errors of each group.
+
+    ``y``, in the shape of ``w``, is overwritten.
+    """
+    form = FORMATS[scheme.codes]
+    np.divide(w, chosen.scale, out=y)
+    if isinstance(form, IntFormat):
+        np.rint(y, out=y)
+        point = np.float32(0) if chosen.zero_point is None else chosen.zero_point
+        np.clip(y, np.float32(form.lo) - point, np.float32(form.hi) - point, out=y)
+    else:
+        np.copyto(y, cast(y, scheme.codes))
+    np.multiply(y, chosen.scale, out=y)
+    np.subtract(y, w, out=y)
+    np.square(y, out=y)
+    total: Float32 = np.sum(y, axis=axes, keepdims=True)
+    return total
+
+
+def best(
+    w: Float32, scheme: Scheme, axes: tuple[int, ...], unit: np.float32, y: Float32
+) -> Parameters:
+    """Return the parameters of each group by the search that the scheme asks for.
+
+    ``y``, in the shape of ``w``, is overwritten.
+    """
+    offers = choices(*extremes(w, scheme, axes, y), scheme, unit)
+    chosen = next(offers)
+    if scheme.search is Search.MINMAX:
+        return chosen
+    scale, zero_point = chosen.scale.copy(), chosen.zero_point
+    zero_point = None if zero_point is None else zero_point.copy()
+    least = noise(w, chosen, scheme, axes, y)
+    for offer in offers:
+        found = noise(w, offer, scheme, axes, y)
+        better = found < least
+        np.copyto(least, found, where=better)
+        np.copyto(scale, offer.scale, where=better)
+        if zero_point is not None and offer.zero_point is not None:
+            np.copyto(zero_point, offer.zero_point, where=better)
+    return Parameters(scale, zero_point)
+
+
+def quantize(w: Float32, chosen: Parameters, scheme: Scheme, y: Float32, codes: Codes) -> int:
+    """Write codes, and into ``y`` what they decode to; return how many weights are clipped.
+
+    integers    code = clip(round_half_even(w / scale) + zero_point)
+    minifloats  code = the nearest one to w / scale, saturating
+    y = (code - zero_point) * scale                        rounded to the type of the result
+
+    Args:
+        w: weights, of any shape.
+        chosen: broadcasts to ``w``.
+        scheme: what codes are made.
+        y: in the shape of ``w``, to be written.
+        codes: likewise.
+    """
+    form, clipped = FORMATS[scheme.codes], 0
+    np.divide(w, chosen.scale, out=y)
+    if isinstance(form, IntFormat):
+        np.rint(y, out=y)
+        if chosen.zero_point is not None:
+            np.add(y, chosen.zero_point, out=y)
+        lo, hi = np.float32(form.lo), np.float32(form.hi)
+        if scheme.may_clip:
+            clipped = int(np.count_nonzero(y < lo)) + int(np.count_nonzero(y > hi))
+        np.clip(y, lo, hi, out=y)
+        container = codes.view(np.int8) if form.signed else codes
+        np.copyto(container, y, casting="unsafe")
+        if chosen.zero_point is not None:
+            np.subtract(y, chosen.zero_point, out=y)
+    else:
+        if scheme.may_clip:
+            top = _rounds_to_top(scheme.codes)
+            clipped = int(np.count_nonzero(y > top)) + int(np.count_nonzero(y < -top))
+        encoded = encode(y, scheme.codes)
+        codes[...] = encoded.view(np.uint8)
+        decode(encoded, y)
+    np.multiply(y, chosen.scale, out=y)
+    if scheme.result != "FLOAT":
+        np.copyto(y, y.astype(numpy_dtype(scheme.result)), casting="unsafe")
+    return clipped
+
+
+def _rounds_to_top(codes: str) -> np.float32:
+    """Return the largest number that is rounded to the largest of a minifloat, not clipped."""
+    grid = MINIFLOATS[codes]
+    step = float(floor_power_of_two(grid.max_value)) * 2.0**-grid.mantissa_bits
+    return np.float32(grid.max_value + step / 2)
+
+
+def measure(w: Float32, y: Float32, chosen: Parameters, clipped: int) -> Losses:
+    """Return what codes that decode to ``y`` are like; ``y`` is overwritten."""
+    np.subtract(y, w, out=y)
+    flat = y.reshape(-1)
+    lost = float(np.dot(flat, flat))
+    np.abs(y, out=y)
+    scale = chosen.scale
+    if scale.ndim == y.ndim and y.shape[-1] > 1:
+        spread = tuple(axis for axis in range(y.ndim) if scale.shape[axis] == 1)
+        y = y.max(axis=spread, keepdims=True)
+    worst = float(y.max(initial=0))
+    steps = float(np.divide(y, scale, out=y).max(initial=0))
+    ends = float(scale.min(initial=np.inf)), float(scale.max(initial=0))
+    return Losses(0.0, lost, worst, steps, clipped, *ends)

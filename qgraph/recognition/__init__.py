@@ -1,1 +1,0 @@
-"""Quantizers found in a graph, however many operators spell them."""

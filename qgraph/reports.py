@@ -1,0 +1,160 @@
+"""What passes did to a model, site by site: the report of convert, fold and transform."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx_ir as ir
+
+from qgraph.errors import Choice, member
+from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.deferred import Ledger
+
+
+class Outcome(Choice):
+    """What became of a site."""
+
+    CHANGED = "changed"
+    KEPT = "kept"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """One quantizer, or one tensor, that a pass looked at.
+
+    Attributes:
+        node: name of the node that spelled the site.
+        op: its operator, ``domain::Name``.
+        pass_name: the pass that reports.
+        outcome: changed, kept (nothing to do) or refused (with ``reason``).
+        spelling: operators of the new spelling joined by ``+``; None when nothing was written.
+        verdict: how equal old and new are; for a refusal, of the best spelling that was tried.
+        reason: why it was refused, or a remark.
+        figures: numbers about the site, by name; each pass says which.
+        ledger: what became of the bytes of a constant that is stored as codes.
+    """
+
+    node: str
+    op: str
+    pass_name: str
+    outcome: Outcome
+    spelling: str | None = None
+    verdict: Verdict | None = None
+    reason: str | None = None
+    figures: Mapping[str, float | int | str] = field(default_factory=dict)
+    ledger: Ledger | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that the JSON report has for each site."""
+        verdict = self.verdict
+        witness = verdict.witness if verdict else None
+        rung = verdict.exactness if verdict else None
+        return {
+            "node": self.node,
+            "op": self.op,
+            "pass": self.pass_name,
+            "outcome": str(self.outcome),
+            "spelling": self.spelling,
+            "exactness": str(rung) if rung else None,
+            "method": str(verdict.method if verdict else Method.NONE),
+            "differing_inputs": verdict.differing_inputs if verdict else 0,
+            "witness": None
+            if witness is None
+            else {
+                "input": witness.input,
+                "reference": witness.reference,
+                "candidate": witness.candidate,
+            },
+            "reason": self.reason or (verdict.reason if verdict else None),
+            "figures": dict(self.figures),
+            "stored": None if self.ledger is None else self.ledger.to_json(),
+        }
+
+
+def operator_name(node: ir.Node) -> str:
+    """Return ``domain::Name``, or the bare name for a standard operator."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+@dataclass
+class Report:
+    """What a sequence of passes did, in order.
+
+    Attributes:
+        sites: an entry for each site that a pass looked at.
+        notes: remarks on the model as a whole, such as the raising of its opset.
+        frozen_inputs: how many initializers were dropped from the graph inputs.
+        weight_bytes_before, weight_bytes_after: bytes of all initializers and constants as stored.
+    """
+
+    sites: list[SiteReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    frozen_inputs: int = 0
+    weight_bytes_before: int = 0
+    weight_bytes_after: int = 0
+
+    def __iter__(self) -> Iterator[SiteReport]:
+        return iter(self.sites)
+
+    def count(self, outcome: str) -> int:
+        """Return how many sites ended this way."""
+        wanted = member(Outcome, outcome, "outcome")
+        return sum(site.outcome is wanted for site in self.sites)
+
+    @property
+    def modified(self) -> bool:
+        """Whether any site was changed or the opset was raised."""
+        return bool(self.notes) or self.count(Outcome.CHANGED) > 0
+
+    @property
+    def exactness(self) -> Exactness:
+        """The lowest level among the changed sites; ``bits`` when nothing changed."""
+        rungs = [
+            site.verdict.exactness
+            for site in self.sites
+            if site.outcome is Outcome.CHANGED and site.verdict and site.verdict.exactness
+        ]
+        return min(rungs, default=Exactness.BITS)
+
+    def stored(self) -> dict[str, int]:
+        """Return the totals over all weights that were stored as codes; see :class:`Ledger`."""
+        rows = [site.ledger for site in self.sites if site.ledger is not None]
+        tallies = [row.tally for row in rows]
+        return {
+            "weights": len(rows),
+            "bytes_before": sum(row.bytes_before for row in rows),
+            "bytes_after": sum(row.bytes_after for row in rows),
+            "elements": sum(tally.elements for tally in tallies if tally is not None),
+            "unchanged": sum(tally.unchanged for tally in tallies if tally is not None),
+            "clipped": sum(tally.clipped for tally in tallies if tally is not None),
+        }
+
+    def under(self, pass_name: str) -> Report:
+        """Return a copy whose entries all carry ``pass_name``."""
+        sites = [replace(site, pass_name=pass_name) for site in self.sites]
+        return replace(self, sites=sites)
+
+    def extend(self, other: Report) -> None:
+        """Append what a later pass did."""
+        self.sites += other.sites
+        self.notes += other.notes
+        self.weight_bytes_after = other.weight_bytes_after
+
+    def to_json(self) -> dict[str, Any]:
+        """Return ``sites`` and ``summary`` of the JSON report."""
+        return {
+            "sites": [site.to_json() for site in self.sites],
+            "notes": list(self.notes),
+            "summary": {
+                "changed": self.count(Outcome.CHANGED),
+                "kept": self.count(Outcome.KEPT),
+                "refused": self.count(Outcome.REFUSED),
+                "frozen_inputs": self.frozen_inputs,
+                "weight_bytes_before": self.weight_bytes_before,
+                "weight_bytes_after": self.weight_bytes_after,
+                "stored": self.stored(),
+            },
+        }

@@ -1,1 +1,0 @@
-"""What runtimes can load, told from their documentation and from trials."""

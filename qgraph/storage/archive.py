@@ -1,0 +1,174 @@
+"""NumPy archives (.npz) that are written array by array, and batch by batch.
+
+Files other than models that appear as a whole or not at all: reports and results.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import UnsupportedError
+from qgraph.storage.outputs import Outputs, joined
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], outputs: Outputs | None = None) -> Iterator[IO[bytes]]:
+    """Open a file that takes the name ``path`` when the block ends, and vanishes if it fails.
+
+    Args:
+        path: the file to write.
+        outputs: the outputs with which it appears; None for: alone, when the block ends.
+
+    Raises:
+        QGraphError: the file cannot be written; an old one is untouched then.
+    """
+    with joined(outputs) as together, together.open(path) as file:
+        yield file
+
+
+def write_text(path: str | os.PathLike[str], text: str, outputs: Outputs | None = None) -> None:
+    """Write a text file in UTF-8, as :func:`replacing` does."""
+    with replacing(path, outputs) as file:
+        file.write(text.encode())
+
+
+Array = npt.NDArray[Any]
+
+
+class Archive:
+    """An archive that grows: no more than one array, or one batch of one, is held at a time.
+
+    A type that numpy lacks becomes a wider one with the same values; the elements of a sequence
+    are numbered, ``name.0`` and on.
+    """
+
+    def __init__(self, file: zipfile.ZipFile, folder: Path, *, batched: bool) -> None:
+        self._file = file
+        self._folder = folder
+        self._batched = batched
+        self._members: dict[str, _Member] = {}
+        self._written: set[str] = set()
+
+    def add(self, name: str, value: Any) -> None:
+        """Write a value; in a batched archive, append it along the first axis.
+
+        Outside a batched archive only the first value of a name counts.
+
+        Raises:
+            UnsupportedError: it does not fit to the batches before it.
+        """
+        for key, array in tensors({name: value}).items():
+            if self._batched:
+                self._append(key, np.atleast_1d(common(array)))
+            elif key not in self._written:
+                self._written.add(key)
+                with self._file.open(f"{key}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, common(array), allow_pickle=False)
+
+    def finish(self) -> None:
+        """Gather the batches of each array."""
+        for name, member in self._members.items():
+            with self._file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                member.write(entry)
+            member.path.unlink()
+
+    def _append(self, name: str, array: Array) -> None:
+        if name not in self._members:
+            path = self._folder / f"{len(self._members)}.batches"
+            self._members[name] = _Member(path, array.dtype, array.shape[1:])
+        self._members[name].append(name, array)
+
+
+@contextmanager
+def archive(
+    path: str | os.PathLike[str], outputs: Outputs | None = None, *, batched: bool = False
+) -> Iterator[Archive]:
+    """Open an archive that takes the name ``path`` when the block ends, and vanishes if it fails.
+
+    Args:
+        path: where it goes; batches wait in the same folder until the end.
+        outputs: the outputs with which it appears; None for: alone, when the block ends.
+        batched: whether the arrays of a name follow each other, and are one in the archive.
+
+    Raises:
+        QGraphError: the file cannot be written; an old one is untouched then.
+    """
+    with (
+        replacing(path, outputs) as file,
+        tempfile.TemporaryDirectory(dir=Path(file.name).parent) as folder,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as content,
+    ):
+        growing = Archive(content, Path(folder), batched=batched)
+        yield growing
+        growing.finish()
+
+
+def tensors(results: Mapping[str, Any]) -> dict[str, Array]:
+    """Return tensors by name; the elements of a sequence are numbered, what is absent left out."""
+    flat: dict[str, Array] = {}
+    for name, value in results.items():
+        if isinstance(value, list | tuple):
+            flat |= {f"{name}.{place}": np.asarray(part) for place, part in enumerate(value)}
+        elif value is not None:
+            flat[name] = np.asarray(value)
+    return flat
+
+
+def common(array: Array) -> Array:
+    """Return the array in a type that every numpy reads, with the same values."""
+    if array.dtype.kind == "O":
+        return array.astype(np.str_)
+    if array.dtype.kind != "V":
+        return array
+    real = ir.DataType.from_numpy(array.dtype).is_floating_point()
+    return array.astype(np.float32 if real else np.int8)
+
+
+@dataclass
+class _Member:
+    """The batches of one array, one after the other in a file of their own."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    sizes: tuple[int, ...]
+    rows: int = 0
+
+    def append(self, name: str, array: Array) -> None:
+        same_kind = array.dtype == self.dtype or array.dtype.kind == self.dtype.kind == "U"
+        if array.shape[1:] != self.sizes or not same_kind:
+            raise UnsupportedError(
+                f"Output {name!r} cannot be joined over the batches: one is "
+                f"{self.dtype}[*,{','.join(map(str, self.sizes))}], another "
+                f"{array.dtype}{list(array.shape)}, expected the same but for the first axis. "
+                "Run one batch."
+            )
+        # Texts are as wide as the longest of their batch.
+        self.dtype = np.promote_types(self.dtype, array.dtype)
+        self.rows += len(array)
+        with self.path.open("ab") as file:
+            np.lib.format.write_array(file, array, allow_pickle=False)
+
+    def write(self, entry: IO[bytes]) -> None:
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self.dtype),
+            "fortran_order": False,
+            "shape": (self.rows, *self.sizes),
+        }
+        np.lib.format.write_array_header_1_0(entry, header)
+        with self.path.open("rb") as file:
+            end = os.fstat(file.fileno()).st_size
+            while file.tell() < end:
+                part = np.lib.format.read_array(file, allow_pickle=False)
+                rows = np.ascontiguousarray(part, self.dtype).reshape(-1)
+                entry.write(rows.view(np.uint8).data)

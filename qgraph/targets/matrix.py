@@ -1,0 +1,391 @@
+"""What each runtime is known to take, form by form.
+
+A rule says what was seen with the version that its target names, or what that version's
+documentation or source says. Where nothing was found out, the verdict is ``unknown``.
+"""
+
+from __future__ import annotations
+
+from qgraph.targets.rules import Granularity, Loads, Rule, Target
+
+YES, NO, UNKNOWN = Loads.YES, Loads.NO, Loads.UNKNOWN
+
+_PAIR = frozenset({"QuantizeLinear", "DequantizeLinear"})
+_QONNX = frozenset({"Quant", "IntQuant", "BipolarQuant", "Trunc", "FloatQuant"})
+_CODED = frozenset({"QLinearConv", "QLinearMatMul"})
+_INTEGER_OPERATORS = frozenset({"ConvInteger", "MatMulInteger"})
+_PLAIN = frozenset({"", "ai.onnx.ml"})
+_MICROSOFT = frozenset({"com.microsoft"})
+_INT2 = frozenset({"INT2", "UINT2"})
+_INT4 = frozenset({"INT4", "UINT4"})
+_INT8 = frozenset({"INT8", "UINT8"})
+_INT16 = frozenset({"INT16", "UINT16"})
+_INT32 = frozenset({"INT32"})
+_E4M3 = frozenset({"FLOAT8E4M3FN"})
+_E5M2 = frozenset({"FLOAT8E5M2"})
+_FNUZ = frozenset({"FLOAT8E4M3FNUZ", "FLOAT8E5M2FNUZ"})
+_FP8 = _E4M3 | _E5M2 | _FNUZ
+_FP4 = frozenset({"FLOAT4E2M1"})
+_FP6 = frozenset({"FLOAT6E2M3", "FLOAT6E3M2"})
+_E8M0 = frozenset({"FLOAT8E8M0"})
+_BFLOAT16 = frozenset({"BFLOAT16"})
+_BLOCK = frozenset({Granularity.BLOCK})
+_AXIS = frozenset({Granularity.AXIS})
+_TENSOR = frozenset({Granularity.TENSOR})
+_COMMON_CODES = _INT8 | _INT16 | _INT4
+
+_FAKE_QUANTIZE = frozenset({"FakeQuantize"})
+_MATMUL_NBITS = frozenset({"MatMulNBits"})
+
+_FOREIGN = Rule(
+    UNKNOWN, "whether it takes {name} of domain {domain!r} is not recorded", known=False
+)
+
+_UNDECLARED = Rule(
+    NO, "domain {domain!r} is used, but not imported; any conversion adds the import",
+    declared=False,
+)  # fmt: skip
+
+_NO_QONNX = Rule(NO, "it has no {name}; convert to qdq or onnx", names=_QONNX)
+_NO_FAKE_QUANTIZE = Rule(NO, "it has no FakeQuantize; convert to qdq or onnx", names=_FAKE_QUANTIZE)
+
+_HLS4ML = frozenset(
+    {
+        *("MatMul", "BatchNormalization", "Add", "Sub", "Mul", "Div", "Sum", "Max", "Min"),
+        *(
+            "Average",
+            "Concat",
+            "Transpose",
+            "Reshape",
+            "Flatten",
+            "GlobalAveragePool",
+            "GlobalMaxPool",
+        ),
+        *("Relu", "Tanh", "Sigmoid", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "PRelu"),
+        *("Softmax", "Softsign", "Softplus", "Clip", "Constant", "Identity"),
+    }
+)
+
+# What sessions of ONNX Runtime share, whatever computes: nodes that no provider takes stop it.
+_ORT_REFUSES = (
+    Rule(
+        NO,
+        "it has no {name}; convert to qdq or onnx, or apply make-portable",
+        names=_QONNX | _FAKE_QUANTIZE,
+        call=False,
+    ),
+    _UNDECLARED,
+    Rule(YES, call=True),
+    Rule(
+        NO,
+        "{name} of com.microsoft has no codes of type {codes}",
+        names=_PAIR,
+        domains=_MICROSOFT,
+        codes=_INT2 | _FP8 | _FP4 | _FP6,
+    ),
+    Rule(
+        NO,
+        "it has no kernel for E8M0 scales; fold to another type or convert to onnx",
+        names=_PAIR,
+        scales=_E8M0,
+    ),
+    Rule(
+        NO,
+        "it has no kernel for {codes}; allow opset 21 only, or convert to onnx",
+        names=_PAIR,
+        codes=_FP4 | _FP6,
+    ),
+    Rule(
+        NO,
+        "it has no kernel for bfloat16 scales of {codes}",
+        names=_PAIR,
+        codes=_INT4,
+        scales=_BFLOAT16,
+    ),
+    Rule(
+        UNKNOWN,
+        "whether it takes bfloat16 scales of {codes} is not recorded",
+        names=_PAIR,
+        scales=_BFLOAT16,
+    ),
+)
+
+_ORT_LEAVES = "{name} on {codes} is left to the CPU"
+
+TARGETS: tuple[Target, ...] = (
+    Target(
+        "onnxruntime-cpu",
+        "ONNX Runtime 1.31, run",
+        (7, 26),
+        13,
+        (
+            *_ORT_REFUSES,
+            Rule(
+                YES,
+                "its default optimizations may quantize the data of a MatMul with such weights; "
+                "not at level BASIC or with session.qdq_matmulnbits_accuracy_level=1",
+                names=frozenset({"DequantizeLinear"}),
+                codes=_INT2 | _INT4 | _INT8,
+                weight=True,
+                readers=frozenset({"MatMul"}),
+            ),
+            Rule(YES, names=_PAIR | _MATMUL_NBITS),
+            _FOREIGN,
+        ),
+    ),
+    Target(
+        "onnxruntime-cuda",
+        "ONNX Runtime 1.31, table of kernels",
+        (7, 26),
+        13,
+        (
+            *_ORT_REFUSES,
+            Rule(YES, _ORT_LEAVES, names=_PAIR, codes=_INT16 | _INT2 | _INT32 | _FNUZ),
+            Rule(
+                UNKNOWN,
+                "whether its kernels take blocks of {codes} is not recorded",
+                names=_PAIR,
+                granularities=_BLOCK,
+            ),
+            Rule(YES, "{name} is left to the CPU", names=_CODED | _INTEGER_OPERATORS),
+            Rule(YES, names=_PAIR | _MATMUL_NBITS),
+            _FOREIGN,
+        ),
+    ),
+    Target(
+        "tensorrt",
+        "TensorRT 11, documentation",
+        (9, 25),
+        None,
+        (
+            _NO_QONNX,
+            _NO_FAKE_QUANTIZE,
+            Rule(NO, "it has no {name}", names=_MATMUL_NBITS | _CODED | _INTEGER_OPERATORS),
+            Rule(UNKNOWN, "whether it takes functions in a model is not recorded", call=True),
+            Rule(
+                NO,
+                "zero points other than 0: it takes symmetric quantizers only",
+                names=_PAIR,
+                offset=True,
+            ),
+            Rule(
+                NO,
+                "codes of type {codes}: of integers it takes INT8, and INT4 weights",
+                names=_PAIR,
+                codes=frozenset({"UINT8", "UINT4"}) | _INT16 | _INT2 | _INT32,
+            ),
+            Rule(
+                NO,
+                "codes of type {codes}: of 8 bit floats it takes FLOAT8E4M3FN",
+                names=_PAIR,
+                codes=_E5M2 | _FNUZ | _FP6,
+            ),
+            Rule(
+                NO,
+                "INT4 codes of data: it takes INT4 weights only",
+                names=_PAIR,
+                codes=_INT4,
+                weight=False,
+            ),
+            Rule(
+                YES,
+                "INT4 blocks have to lie along one of the last two axes",
+                names=_PAIR,
+                codes=_INT4,
+                blocks=frozenset({64, 128}),
+            ),
+            Rule(NO, "INT4 weights: it takes blocks of 64 or 128 only", names=_PAIR, codes=_INT4),
+            Rule(
+                NO,
+                "blocks of INT8: it takes blocks of INT4, FP4 and FP8",
+                names=_PAIR,
+                codes=_INT8,
+                granularities=_BLOCK,
+            ),
+            Rule(YES, names=_PAIR, codes=_E4M3, scales=_E8M0, blocks=frozenset({32})),
+            Rule(NO, "E8M0 scales of {codes}", names=_PAIR, scales=_E8M0),
+            Rule(
+                UNKNOWN,
+                "whether it takes blocks of {codes} with such scales is not recorded",
+                names=_PAIR,
+                codes=_E4M3,
+                granularities=_BLOCK,
+            ),
+            Rule(
+                YES,
+                "FP4 counts in matrix products only; a convolution runs in float silently",
+                names=_PAIR,
+                codes=_FP4,
+            ),
+            Rule(YES, names=_PAIR, domains=_PLAIN),
+            _FOREIGN,
+        ),
+    ),
+    Target(
+        "openvino-cpu",
+        "OpenVINO 2026.4, run",
+        (1, 28),
+        14,
+        (
+            Rule(YES, names=_FAKE_QUANTIZE, domains=frozenset({"", "org.openvinotoolkit"})),
+            _NO_QONNX,
+            Rule(UNKNOWN, "whether it takes functions in a model is not recorded", call=True),
+            Rule(NO, "{codes} stops the import", names=_PAIR, codes=_INT2 | _FNUZ),
+            Rule(
+                NO,
+                "it refuses QuantizeLinear to FP4",
+                names=frozenset({"QuantizeLinear"}),
+                codes=_FP4,
+            ),
+            Rule(
+                YES,
+                "it removes such pairs on data: the result is that of the float model",
+                names=_PAIR,
+                codes=_INT16,
+                granularities=_TENSOR,
+                weight=False,
+            ),
+            Rule(
+                YES,
+                "its default quantizes the data of a MatMul with such weights; "
+                "EXECUTION_MODE_HINT=ACCURACY does not",
+                names=frozenset({"DequantizeLinear"}),
+                codes=_INT8 | frozenset({"UINT4"}),
+                weight=True,
+                readers=frozenset({"MatMul"}),
+            ),
+            Rule(
+                YES,
+                "its QuantizeLinear misses by one ulp beside some ties of {codes}",
+                names=frozenset({"QuantizeLinear"}),
+                codes=_E4M3 | _E5M2,
+            ),
+            Rule(
+                UNKNOWN,
+                "whether it takes codes of type {codes} is not recorded",
+                names=_PAIR,
+                codes=_FP6 | _INT32,
+            ),
+            Rule(YES, "values were not compared", names=_MATMUL_NBITS, bits=frozenset({4})),
+            Rule(
+                UNKNOWN,
+                "whether it takes MatMulNBits of {bits} bits is not recorded",
+                names=_MATMUL_NBITS,
+            ),
+            Rule(YES, "values of {name} were not compared", names=_CODED),
+            Rule(UNKNOWN, "whether it takes {name} is not recorded", names=_INTEGER_OPERATORS),
+            Rule(YES, names=_PAIR, domains=_PLAIN),
+            _FOREIGN,
+        ),
+    ),
+    Target(
+        "qnn",
+        "QNN provider of ONNX Runtime 1.31, source",
+        (7, 26),
+        13,
+        (
+            *(rule for rule in _ORT_REFUSES if not (rule.codes and "FLOAT4E2M1" in rule.codes)),
+            Rule(
+                UNKNOWN,
+                "whether it takes codes of type {codes} is not recorded",
+                names=_PAIR,
+                codes=_FP8 | _FP4 | _FP6,
+            ),
+            Rule(YES, _ORT_LEAVES, names=_PAIR, codes=_INT2),
+            Rule(
+                YES,
+                "blocks are left to the CPU but for the idiom of two chained scales",
+                names=_PAIR,
+                granularities=_BLOCK,
+            ),
+            Rule(
+                YES,
+                "inside full units of Q and DQ around a node; else left to the CPU",
+                names=_PAIR,
+                codes=_INT8,
+            ),
+            Rule(YES, names=_PAIR, codes=_INT16, weight=False),
+            Rule(
+                UNKNOWN,
+                "whether it takes weights of type {codes} is not recorded",
+                names=_PAIR,
+                codes=_INT16 | _INT32,
+            ),
+            Rule(YES, names=_PAIR, codes=_INT4, weight=True, granularities=_AXIS, offset=False),
+            Rule(YES, _ORT_LEAVES, names=_PAIR, codes=_INT4),
+            Rule(YES, "{name} is left to the CPU", names=_MATMUL_NBITS | _INTEGER_OPERATORS),
+            _FOREIGN,
+        ),
+    ),
+    Target(
+        "hls4ml",
+        "hls4ml main, source",
+        (9, 20),
+        None,
+        (
+            Rule(
+                YES,
+                "after the cleanup of qonnx; scale, zero point and width constant, best with zero "
+                "point 0 and one power of two as scale",
+                names=frozenset({"Quant", "IntQuant", "BipolarQuant"}),
+            ),
+            Rule(NO, "it has no {name}", names=_QONNX | _FAKE_QUANTIZE | _MATMUL_NBITS),
+            Rule(
+                NO,
+                "it has no {name}; convert to qonnx",
+                names=_PAIR | _CODED | _INTEGER_OPERATORS,
+            ),
+            Rule(YES, "Gemm has to be split first", names=frozenset({"Gemm"})),
+            Rule(
+                YES,
+                "{name} has to be brought into channels-last form first",
+                names=frozenset({"Conv", "MaxPool", "AveragePool"}),
+            ),
+            Rule(
+                YES,
+                names=_HLS4ML,
+            ),
+            Rule(UNKNOWN, "{name} is not among its operators; the cleanup of qonnx may remove it"),
+        ),
+        by_name=True,
+        beyond=UNKNOWN,
+    ),
+    Target(
+        "finn",
+        "FINN main, source",
+        (9, 22),
+        10,
+        (
+            Rule(
+                NO,
+                "zero points other than 0",
+                names=frozenset({"Quant", "IntQuant"}),
+                offset=True,
+            ),
+            Rule(
+                YES,
+                "each weight may feed one node only",
+                names=frozenset({"Quant", "IntQuant"}),
+                weight=True,
+            ),
+            Rule(
+                YES,
+                "quantizers of data of more than 8 bits are left in place",
+                names=frozenset({"Quant", "IntQuant"}),
+                bits=frozenset(range(9, 65)),
+            ),
+            Rule(YES, names=frozenset({"Quant", "IntQuant"})),
+            Rule(YES, "with scale 1 only", names=frozenset({"BipolarQuant"})),
+            Rule(YES, "Trunc behind an average pool only", names=frozenset({"Trunc"})),
+            Rule(NO, "it has no {name}", names=_QONNX | _FAKE_QUANTIZE | _MATMUL_NBITS),
+            Rule(
+                NO,
+                "it has no {name}; convert to qonnx",
+                names=_PAIR | _CODED | _INTEGER_OPERATORS,
+            ),
+            _FOREIGN,
+        ),
+        by_name=True,
+    ),
+)
+"""The runtimes, in the order in which they are shown."""

@@ -1,0 +1,269 @@
+"""The form of what is known of a runtime: rules about nodes, and limits of versions.
+
+What runtimes look at in a node before they load a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.opset.history import QDQ_SINCE
+from qgraph.graph.schema import is_declared
+from qgraph.graph.scopes import owners
+
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
+_STANDARD = ("", "ai.onnx")
+_OPSET_OF_BLOCKS = 21
+
+
+class Granularity(StrEnum):
+    """Over which elements one scale reaches."""
+
+    TENSOR = "tensor"
+    AXIS = "axis"
+    BLOCK = "block"
+
+
+@dataclass(frozen=True)
+class Form:
+    """A node as far as runtimes care.
+
+    Attributes:
+        domain, name: its operator; the standard domain is empty.
+        label: the name of the node, or of its first output.
+        call: whether it is defined by a function of the model.
+        inside: whether it stands in a function of the model.
+        declared: whether its domain is imported.
+        known: whether onnx defines the operator in the version that is imported.
+        codes: ONNX type of the codes of QuantizeLinear and DequantizeLinear.
+        scale: ONNX type of their scales, or of what the scales are decoded from.
+        granularity, block: how far their scales reach; elements of a block.
+        weight: whether the data are constant.
+        offset: whether a zero point is, or may be, other than zero.
+        bits: width of the codes of MatMulNBits and Quant; 0 if not known.
+        readers: operators that read the output, also behind a Transpose.
+        since: opset that the types and attributes need.
+        opset: version of the domain.
+    """
+
+    domain: str
+    name: str
+    label: str
+    call: bool = False
+    inside: bool = False
+    declared: bool = True
+    known: bool = True
+    codes: str | None = None
+    scale: str | None = None
+    granularity: Granularity | None = None
+    block: int = 0
+    weight: bool = False
+    offset: bool = False
+    bits: int = 0
+    readers: frozenset[str] = frozenset()
+    since: int = 0
+    opset: int = 0
+
+
+def forms(model: ir.Model) -> Iterator[Form]:
+    """Yield the form of each node, those in subgraphs and functions too."""
+    for owner in owners(model):
+        inside = isinstance(owner, ir.Function)
+        for node in ir.traversal.RecursiveGraphIterator(owner):
+            yield _form(node, owner.opset_imports, call=_is_call(model, node), inside=inside)
+
+
+def _is_call(model: ir.Model, node: ir.Node) -> bool:
+    return node.op_identifier() in model.functions
+
+
+def _form(node: ir.Node, imports: Mapping[str, int], *, call: bool, inside: bool) -> Form:
+    domain = "" if node.domain in _STANDARD else node.domain
+    version = next((imports[d] for d in (domain, node.domain, "ai.onnx") if d in imports), 0)
+    common = Form(
+        domain,
+        node.op_type,
+        node.name or str(node.outputs[0].name if node.outputs else ""),
+        call=call,
+        inside=inside,
+        declared=domain in imports or (domain == "" and "ai.onnx" in imports),
+        known=version > 0 and is_declared(node.op_type, version, domain),
+        opset=version,
+    )
+    values = [*node.inputs, None, None, None, None]
+    if node.op_type in _PAIR:
+        return _pair(node, common)
+    if node.op_type == "MatMulNBits":
+        return replace(common, bits=node.attributes.get_int("bits", 4) or 4)
+    if node.op_type in ("Quant", "IntQuant"):
+        return replace(
+            common,
+            weight=_is_constant(values[0]),
+            offset=_may_be_set(values[2]),
+            bits=_width(values[3]),
+        )
+    return common
+
+
+def _pair(node: ir.Node, common: Form) -> Form:
+    x, scale, zero_point = [*node.inputs, None, None, None][:3]
+    block = node.attributes.get_int("block_size", 0) or 0
+    granularity = Granularity.TENSOR
+    if block:
+        granularity = Granularity.BLOCK
+    elif scale is not None and scale.shape is not None and len(scale.shape) > 0:
+        granularity = Granularity.TENSOR if scale.shape.dims == (1,) else Granularity.AXIS
+    codes = _codes(node)
+    since = max(QDQ_SINCE.get(codes, 0), _OPSET_OF_BLOCKS if block else 0)
+    return replace(
+        common,
+        codes=codes,
+        scale=_scale_type(scale),
+        granularity=granularity,
+        block=block,
+        weight=_is_constant(x),
+        offset=_may_be_set(zero_point),
+        readers=frozenset(_readers(node)),
+        since=0 if common.domain else since,
+    )
+
+
+def _codes(node: ir.Node) -> str:
+    """Return the type of the codes: of the zero point, of the input, or as the attribute says."""
+    values = [*node.inputs, None, None, None][:3]
+    candidates = [values[2]]
+    if node.op_type == "DequantizeLinear":
+        candidates.append(values[0])
+    for value in candidates:
+        if value is not None and value.dtype is not None:
+            return value.dtype.name
+    source = values[0].producer() if node.op_type == "DequantizeLinear" and values[0] else None
+    if source is not None and source.op_type == "QuantizeLinear":
+        return _codes(source)
+    wanted = node.attributes.get_int("output_dtype", 0)
+    return ir.DataType(wanted).name if wanted and node.op_type == "QuantizeLinear" else "UINT8"
+
+
+def _scale_type(scale: ir.Value | None) -> str | None:
+    if scale is None:
+        return None
+    source = scale.producer()
+    if source is not None and source.op_type == "DequantizeLinear":
+        return _codes(source)
+    return None if scale.dtype is None else scale.dtype.name
+
+
+def _readers(node: ir.Node) -> Iterator[str]:
+    for reader in node.outputs[0].consumers():
+        yield reader.op_type
+        if reader.op_type == "Transpose":
+            yield from _readers(reader)
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    return constant_expression(value) is not None
+
+
+def _width(value: ir.Value | None) -> int:
+    array = constant_expression(value)
+    if array is None or not array.size or not np.isfinite(array).all():
+        return 0
+    return int(array.max())
+
+
+def _may_be_set(zero_point: ir.Value | None) -> bool:
+    if zero_point is None:
+        return False
+    array = constant_expression(zero_point)
+    return array is None or bool((array != 0).any())
+
+
+class Loads(StrEnum):
+    """Whether a runtime takes a model: ``yes`` if nothing is known against it."""
+
+    YES = "yes"
+    UNKNOWN = "unknown"
+    NO = "no"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a runtime makes of some nodes; the conditions that are given have to hold together.
+
+    Attributes:
+        loads: the verdict.
+        reason: why, or what to mind; empty where there is nothing to say.
+        domains, names, codes, scales, granularities, blocks, bits: what the node has one of.
+        readers: operators one of which reads the output.
+        weight, offset, call: as in :class:`qgraph.targets.rules.Form`.
+        known, declared: the same.
+    """
+
+    loads: Loads
+    reason: str = ""
+    domains: frozenset[str] | None = None
+    names: frozenset[str] | None = None
+    codes: frozenset[str] | None = None
+    scales: frozenset[str] | None = None
+    granularities: frozenset[Granularity] | None = None
+    blocks: frozenset[int] | None = None
+    bits: frozenset[int] | None = None
+    readers: frozenset[str] | None = None
+    weight: bool | None = None
+    offset: bool | None = None
+    call: bool | None = None
+    known: bool | None = None
+    declared: bool | None = None
+
+    def fits(self, form: Form) -> bool:
+        """Return whether the rule speaks of such a node."""
+        several = (
+            (self.domains, form.domain),
+            (self.names, form.name),
+            (self.codes, form.codes),
+            (self.scales, form.scale),
+            (self.granularities, form.granularity),
+            (self.blocks, form.block),
+            (self.bits, form.bits),
+        )
+        if self.readers is not None and self.readers.isdisjoint(form.readers):
+            return False
+        single = (
+            (self.weight, form.weight),
+            (self.offset, form.offset),
+            (self.call, form.call),
+            (self.known, form.known),
+            (self.declared, form.declared),
+        )
+        return all(wanted is None or found in wanted for wanted, found in several) and all(
+            wanted is None or found is wanted for wanted, found in single
+        )
+
+
+@dataclass(frozen=True)
+class Target:
+    """A runtime, and what is known of it.
+
+    Attributes:
+        name: to ask for it.
+        knowledge: the version that the rules were found with, and how.
+        opsets: lowest and highest version of the standard operators.
+        ir_version: highest version of the file format; None if not known.
+        rules: the first that fits a node counts; a node that none fits is taken.
+        by_name: whether it goes by the names of operators, so that functions are not looked into.
+        beyond: the verdict on other opsets and formats.
+    """
+
+    name: str
+    knowledge: str
+    opsets: tuple[int, int]
+    ir_version: int | None
+    rules: tuple[Rule, ...]
+    by_name: bool = False
+    beyond: Loads = Loads.NO

@@ -1,0 +1,95 @@
+"""Which runtimes can load a model, and why not: the rules of the matrix, put to each node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from qgraph.targets.matrix import TARGETS
+from qgraph.targets.rules import Form, Loads, Target, forms
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One reason, or remark, of a verdict.
+
+    Attributes:
+        loads: what follows of it; ``yes`` is a remark.
+        text: what it is.
+        nodes: how many nodes it is about; 0 for the model as a whole.
+        example: the first of them.
+    """
+
+    loads: Loads
+    text: str
+    nodes: int = 0
+    example: str | None = None
+
+
+@dataclass(frozen=True)
+class RuntimeVerdict:
+    """Whether a runtime can load a model.
+
+    Attributes:
+        runtime, knowledge: as in :class:`Target`.
+        loads: the worst of all reasons.
+        reasons: the worst first.
+    """
+
+    runtime: str
+    knowledge: str
+    loads: Loads
+    reasons: list[Reason] = field(default_factory=list)
+
+
+def runtimes_of(model: ir.Model, targets: Sequence[Target] = TARGETS) -> list[RuntimeVerdict]:
+    """Return for each runtime whether it can load ``model``; by default all that are known.
+
+    Nothing is loaded or run: the verdicts follow from rules about operators, types and versions.
+    Parameters that are graph inputs too count as unknown; freeze them first.
+    """
+    found = list(forms(model))
+    return [_judge(target, model, found) for target in targets]
+
+
+def _judge(target: Target, model: ir.Model, found: Iterable[Form]) -> RuntimeVerdict:
+    reasons = list(_of_versions(target, model.ir_version or 0, model.graph.opset_imports))
+    nodes: dict[tuple[Loads, str], list[Form]] = {}
+    for form in found:
+        if form.inside and target.by_name:
+            continue
+        loads, text = _of_node(target, form)
+        if text:
+            nodes.setdefault((loads, text), []).append(form)
+    reasons += [
+        Reason(loads, text, len(group), group[0].label) for (loads, text), group in nodes.items()
+    ]
+    order = [Loads.NO, Loads.UNKNOWN, Loads.YES]
+    reasons.sort(key=lambda reason: order.index(reason.loads))
+    return RuntimeVerdict(
+        target.name, target.knowledge, reasons[0].loads if reasons else Loads.YES, reasons
+    )
+
+
+def _of_versions(target: Target, version: int, imports: Mapping[str, int]) -> Iterable[Reason]:
+    opset = imports.get("", imports.get("ai.onnx", 0))
+    low, high = target.opsets
+    if opset and not low <= opset <= high:
+        yield Reason(target.beyond, f"it takes opset {low} to {high}, the model has {opset}")
+    if target.ir_version is not None and version > target.ir_version:
+        yield Reason(
+            target.beyond,
+            f"it reads files up to IR version {target.ir_version}, the model has {version}",
+        )
+
+
+def _of_node(target: Target, form: Form) -> tuple[Loads, str]:
+    if form.since > form.opset:
+        kind = f"codes of type {form.codes}" if not form.block else f"blocks of {form.codes}"
+        return Loads.NO, f"{kind} need opset {form.since}, the model has {form.opset}"
+    for rule in target.rules:
+        if rule.fits(form):
+            return rule.loads, rule.reason.format(**vars(form))
+    return Loads.YES, ""

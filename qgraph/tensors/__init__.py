@@ -1,1 +1,0 @@
-"""Tensors that are read, made and written piece by piece."""

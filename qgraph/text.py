@@ -1,0 +1,138 @@
+"""Texts for terminals, Markdown, XML and JSON. Names of a model may have any character."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import types
+import typing
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+_MARKDOWN = re.compile(
+    r"[\\`*\[\]<|~$]|(?<!\w)_|_(?!\w)|&(?=[#\w])|^[#>+-](?=\s|#|>)|(?<=^\d)\.(?=\s)|(?<=^\d\d)\.(?=\s)"
+)
+"""What begins something in GitHub's Markdown; a backslash before it takes its meaning away."""
+
+_NOT_CODE = re.compile(r"[`|\\]|^\s|\s$")
+"""What a code span cannot hold in a cell of a table, or not at its ends."""
+
+
+def printable(text: str) -> str:
+    """Return text without control characters; what they were can be seen.
+
+    None is left that XML forbids, or that steers a terminal; ends of lines stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c == "\n" or unicodedata.category(c)[0] != "C" else _code(c) for c in text)
+
+
+def one_line(text: str) -> str:
+    """Return text as :func:`printable` does, in which ends of lines are shown, too."""
+    return printable(text).replace("\n", "\\n")
+
+
+def markdown(text: str) -> str:
+    """Return text that Markdown shows as it is, in one line, also in a cell of a table."""
+    line = " ".join(printable(text).split("\n"))
+    return _MARKDOWN.sub(lambda found: f"\\{found[0]}", line)
+
+
+def markdown_code(text: str) -> str:
+    """Return a name as Markdown shows code; as plain text where that cannot hold it."""
+    line = one_line(text)
+    return markdown(line) if not line or _NOT_CODE.search(line) else f"`{line}`"
+
+
+def _code(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def json_text(document: dict[str, Any]) -> str:
+    """Return a JSON document; ``NaN``, ``Infinity`` and ``-Infinity`` become strings.
+
+    JSON has no such numbers, and strict readers stop at them.
+    """
+    return json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _plain(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_plain(value) for value in node]
+    if isinstance(node, float) and not math.isfinite(node):
+        return "NaN" if math.isnan(node) else "Infinity" if node > 0 else "-Infinity"
+    return node
+
+
+T = TypeVar("T")
+
+_SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+def read_fields(kind: type[T], known: Mapping[str, Any]) -> T:
+    """Return a dataclass from a mapping that has all of its fields, of exactly their types.
+
+    A class with a method ``from_json`` is read by that.
+
+    Raises:
+        KeyError: a field is missing.
+        TypeError: a value is of another type.
+        ValueError: a value is no member of an enumeration.
+    """
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: read_json(hints[name], known[name]) for name in names})
+
+
+def read_json(kind: Any, value: Any) -> Any:
+    """Return a JSON value as a type, which has to be exactly that; see :func:`read_fields`.
+
+    Raises:
+        TypeError: the value is of another type.
+        ValueError: it is no member of an enumeration.
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or origin is dict:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        choices = [choice for choice in inner if choice is not types.NoneType]
+        if value is None and types.NoneType in inner:
+            return None
+        fitting = [choice for choice in choices if type(value) is choice]
+        return read_json(fitting[0] if fitting else choices[0], value)
+    if origin is tuple:
+        items = value if isinstance(value, list) else list(value) if type(value) is tuple else None
+        if items is None:
+            raise TypeError(f"list: {value!r}")
+        each = [inner[0]] * len(items) if inner[1:] == (...,) else inner
+        return tuple(read_json(k, item) for k, item in zip(each, items, strict=True))
+    if hasattr(kind, "from_json"):
+        return kind.from_json(_mapping(value))
+    if isinstance(kind, type) and is_dataclass(kind):
+        return read_fields(kind, _mapping(value))
+    if kind is float:
+        number = _SPECIAL[value] if isinstance(value, str) else value
+        if type(number) not in (int, float):
+            raise TypeError(f"number: {value!r}")
+        return float(number)
+    if issubclass(kind, StrEnum) and type(value) is str:
+        member = kind(value)
+        if str(member) != value:
+            raise ValueError(f"{kind.__name__}: {value!r}")
+        return member
+    if type(value) is not kind:
+        raise TypeError(f"{kind.__name__}: {value!r}")
+    return value
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"object: {value!r}")
+    return value

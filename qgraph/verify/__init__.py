@@ -1,0 +1,1 @@
+"""Checks certificates by definitions alone; nothing here knows the prover."""

@@ -1,0 +1,355 @@
+"""Regions as functions of one number, and how two of them compare over all inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import EquivalenceError, OperatorError, UnsupportedError
+from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys
+from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.operator import Operator, operator_of
+from qgraph.verify.primitives import HALVES, Range, Ranges
+from qgraph.verify.reading import Side
+from qgraph.verify.shapes import Shape
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+Keys = npt.NDArray[np.int64]
+
+_REAL = HALVES | {ir.DataType.FLOAT}
+_ZEROS = (-0.0, 0.0)
+_SMALL = 16
+"""Boxes of so few inputs are evaluated input by input."""
+
+_BATCH = 1 << 16
+_MOST_OPEN = 1 << 21
+_MOST_BOXES = 1 << 23
+
+
+class Function:
+    """What nodes compute of one value, element by element.
+
+    Args:
+        side: the model.
+        nodes: operands first.
+        x: the variable.
+        y: the result.
+        shape: of ``x``; None where not even the rank is known.
+
+    Attributes:
+        constants: arrays of the constant operands, each as it broadcasts to the data.
+
+    Raises:
+        UnsupportedError: a node has no definition over single elements.
+    """
+
+    def __init__(
+        self, side: Side, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, shape: Shape | None
+    ) -> None:
+        self._side = side
+        self._shape = shape
+        self._x, self._y = x, y
+        self.constants: dict[tuple[ir.Node, int], Array] = {}
+        self._steps: list[tuple[ir.Node, Operator | None, dict[str, Any]]] = []
+        for node in nodes:
+            try:
+                operator = operator_of(node)
+                self._steps.append((node, operator, self._arguments(node, operator)))
+            except (OperatorError, ValueError) as error:
+                raise UnsupportedError(str(error)) from error
+            for place, value in enumerate(node.inputs):
+                if value is not None and side.has(value):
+                    self._enter(node, place, value)
+
+    def result_shape(self) -> Shape:
+        """Return the shape of the result: that of the constants, broadcast to that of the data.
+
+        Raises:
+            UnsupportedError: they may not fit.
+        """
+        own: Shape = np.broadcast_shapes(*(array.shape for array in self.constants.values()))
+        if self._shape is None:
+            return own
+        before = len(self._shape) - len(own)
+        sizes = list(zip((1,) * before + own, self._shape, strict=before >= 0))
+        if before < 0 or any(c != 1 and isinstance(d, int) and d not in (1, c) for c, d in sizes):
+            raise UnsupportedError("its constants do not fit its data, or have more dimensions")
+        return tuple(d if c == 1 else c for c, d in sizes)
+
+    def run(self, ranges: Ranges, x: Range, take: Callable[[Array], Array]) -> Range:
+        """Return bounds of the result; ``take`` gives the elements of a constant for the inputs."""
+        known: dict[ir.Value | None, Any] = {None: None, self._x: x}
+        for node, operator, arguments in self._steps:
+            operands = [
+                known[value]
+                if (node, place) not in self.constants
+                else ranges.constant(take(self.constants[node, place]))
+                for place, value in enumerate(node.inputs)
+            ]
+            data, result = node.inputs[0], node.outputs[0]
+            if operator is None:
+                found = getattr(ranges, node.op_type)(*operands, **arguments)
+            elif data is not None and data.dtype in HALVES and not operator.schema.standard:
+                kernel = _kernel(operator, node)
+                found = ranges.kernel(kernel, data.dtype, operands)
+            else:
+                operands += [None] * (len(operator.schema.inputs) - len(operands))
+                ranges.division = _division(node)
+                found = operator.define(ranges, *operands, **arguments)
+                ranges.division = None
+            if result.dtype in HALVES:
+                found = ranges.apply("Cast", [found], {"to": result.dtype})
+            known[result] = found
+        return known[self._y]  # type: ignore[no-any-return]
+
+    def _arguments(self, node: ir.Node, operator: Operator | None) -> dict[str, Any]:
+        """Return the keyword arguments of the definition of a node."""
+        sources = self._side.sources(node)
+        if not sources:
+            raise UnsupportedError(f"{node.op_type} of constants is not computed here")
+        if operator is None:
+            _check_types(node)
+            return {name: attribute.value for name, attribute in node.attributes.items()}
+        data, result = sources[0].dtype, node.outputs[0].dtype
+        if sources != [node.inputs[0]]:
+            raise UnsupportedError(f"the parameters of {node.op_type} are computed from data")
+        if not operator.schema.standard:
+            parameters = [None if v is None else self._side.array(v) for v in node.inputs[1:]]
+            sizes = np.broadcast_shapes(*(a.shape for a in parameters if a is not None))
+            operator.run(node, [np.zeros(sizes, np.float32), *parameters])  # refuses bad values
+            return {} if data in HALVES else operator.arguments(node)
+        arguments = operator.schema.attributes_of(node)
+        fits = True
+        match operator.schema.name:
+            case "QuantizeLinear":
+                division = _division(node)
+                fits = data in _REAL and (division not in HALVES or data is division)
+                fits = fits and division is not ir.DataType.DOUBLE and result is not None
+                arguments |= {"to": result}
+            case "DequantizeLinear":
+                zero = self._side.array(node.inputs[2]) if len(node.inputs) > 2 else None
+                fits = zero is None or zero.dtype != np.int32 or not zero.any()
+                fits = fits and result in _REAL
+            case "Clip":
+                fits = bool(node.attributes) or None not in (*node.inputs[1:], None, None)[:2]
+        if not fits:
+            raise UnsupportedError(f"{node.op_type} of these types, or without its bounds")
+        return arguments
+
+    def _enter(self, node: ir.Node, place: int, value: ir.Value) -> None:
+        """Keep a constant operand so that it broadcasts to the data."""
+        array = self._side.array(value)
+        if array is None or array.dtype.kind in "OSU":
+            raise UnsupportedError(f"the constant {value.name!r} is not computed here")
+        wide = array if array.dtype == np.bool_ else array.astype(np.float32)
+        if not np.array_equal(wide.astype(np.float64), array.astype(np.float64), equal_nan=True):
+            raise UnsupportedError(f"a constant of type {array.dtype} is not exact in float32")
+        if node.op_type in ("Clip", "DequantizeLinear", "QuantizeLinear") and wide.size == 1:
+            wide = wide.reshape(())
+        elif node.op_type in ("DequantizeLinear", "QuantizeLinear"):
+            rank, axis = len(self._shape or ()), node.attributes.get_int("axis", 1)
+            blocked = node.attributes.get_int("block_size", 0) > 0 or wide.ndim != 1
+            if blocked or not -rank <= axis < rank:
+                raise UnsupportedError(f"the axis of {node.op_type} is not known, or blocked")
+            wide = wide.reshape([wide.size if i == axis % rank else 1 for i in range(rank)])
+        self.constants[node, place] = wide
+
+
+def _kernel(operator: Operator, node: ir.Node) -> Callable[..., Array]:
+    return lambda *arrays: operator.run(node, arrays)
+
+
+def _division(node: ir.Node) -> ir.DataType | None:
+    """Return the type in which a QuantizeLinear divides; None for other operators."""
+    if node.op_type != "QuantizeLinear" or node.inputs[1] is None:
+        return None
+    precision = ir.DataType(node.attributes.get_int("precision", 0))
+    return node.inputs[1].dtype if precision == ir.DataType.UNDEFINED else precision
+
+
+def _check_types(node: ir.Node) -> None:
+    """Refuse what is no primitive, and primitives on types that float32 does not represent."""
+    name, kinds = node.op_type, [None if v is None else v.dtype for v in node.inputs]
+    if node.domain or name not in NUMPY or name in ("Cast", "Gather", "Pow"):
+        raise UnsupportedError(f"{name} has no definition over single elements")
+    truth = kinds[0] is ir.DataType.BOOL
+    if name in ("And", "Not", "Or"):
+        fits = truth and len(set(kinds)) == 1
+    else:
+        data = set(kinds[1:] if name == "Where" else kinds)
+        fits = len(data) == 1 and (data <= _REAL or name == "Identity") and None not in data
+        fits = fits and truth is (name == "Where")
+    if not fits:
+        types = ", ".join("unknown" if kind is None else kind.name for kind in kinds)
+        raise UnsupportedError(f"{name} in type {types}")
+
+
+class Compared(NamedTuple):
+    """Results at inputs ``[n]``, and where they differ, -0 equal to +0 and NaN equal to NaN.
+
+    Zeros differ, or may, in ``signs``. ONNX leaves open signs of zeros where they are ``tied``, and
+    a whole result where it ``is_open``.
+    """
+
+    reference: Array
+    candidate: Array
+    differ: Mask
+    signs: Mask
+    tied: Mask
+    is_open: Mask
+
+
+class _Boxes(NamedTuple):
+    """Boxes ``[n]`` of inputs: channel, end keys, and how many channels are like it."""
+
+    channel: Keys
+    lo: Keys
+    hi: Keys
+    likes: Keys
+
+    def at(self, chosen: Mask | slice) -> _Boxes:
+        return _Boxes(*(column[chosen] for column in self))
+
+    def halves(self) -> _Boxes:
+        middle = (self.lo + self.hi) >> 1
+        lo, hi = np.concatenate([self.lo, middle + 1]), np.concatenate([middle, self.hi])
+        return _Boxes(np.tile(self.channel, 2), lo, hi, np.tile(self.likes, 2))
+
+
+class Both:
+    """Two functions of one variable, for each channel: each element of their broadcast constants.
+
+    Attributes:
+        channels: how many there are.
+        kinds: the first channel of each set of channels with equal constants.
+        counts: how many channels are of each kind.
+
+    Raises:
+        UnsupportedError: the constants do not broadcast.
+    """
+
+    def __init__(self, reference: Function, candidate: Function) -> None:
+        self._functions = reference, candidate
+        arrays = [array for function in self._functions for array in function.constants.values()]
+        try:
+            self._shape = np.broadcast_shapes(*(array.shape for array in arrays))
+        except ValueError as error:
+            raise UnsupportedError("the constants of the two sides do not broadcast") from error
+        self.channels = int(np.prod(self._shape, dtype=np.int64))
+        columns = [self._column(array).astype("f4") for array in arrays if array.size > 1]
+        bits = [np.zeros(self.channels, "u4"), *(column.view("u4") for column in columns)]
+        rows = np.stack(bits, axis=1)
+        found = np.unique(rows, axis=0, return_index=True, return_counts=True)
+        order = np.argsort(found[1])
+        self.kinds, self.counts = found[1][order], found[2][order]
+
+    def _column(self, array: Array) -> Array:
+        return np.ascontiguousarray(np.broadcast_to(array, self._shape)).reshape(-1)
+
+    def _run(self, channel: Keys, lo: Array, hi: Array, tie: float | None) -> list[Range]:
+        """Return bounds of both results on boxes."""
+
+        def take(array: Array) -> Array:
+            return self._column(array)[channel] if array.size > 1 else array.reshape(-1)
+
+        x, ranges = Range(lo, hi, np.zeros(lo.shape, np.bool_)), Ranges(tie)
+        with np.errstate(all="ignore"):
+            found = [function.run(ranges, x, take) for function in self._functions]
+        return [Range(*(np.broadcast_to(c, lo.shape) for c in vars(r).values())) for r in found]
+
+    def at(self, channel: Keys, x: Array) -> Compared:
+        """Return the results at inputs ``[n]``; of results that ONNX leaves open, one."""
+        results = [r for tie in _ZEROS for r in self._run(channel, x, x, tie)]
+        a, b, c, d = (r.lo.astype(np.float32) for r in results)
+        is_open = np.logical_or.reduce([r.bad for r in results]) | ~_same(a, c) | ~_same(b, d)
+        differ, bits = ~_same(a, b), [np.signbit(result) for result in (a, b, c, d)]
+        tied = np.asarray((bits[0] != bits[2]) | (bits[1] != bits[3]))
+        signs = (tied | (bits[0] != bits[1])) & ~differ & (a == 0)
+        return Compared(a, d, differ, signs, tied, is_open)
+
+    def everywhere(self, x: Array) -> Compared:
+        """Return the results at inputs ``[n]`` in all kinds of channels, ``[n * kinds]``."""
+        return self.at(np.tile(self.kinds, len(x)), np.repeat(x, len(self.kinds)))
+
+    def count_signs(self, hints: Mapping[int, Sequence[int]]) -> int:
+        """Return for how many finite inputs, in all channels, zeros differ in sign.
+
+        Args:
+            hints: keys at which results of a channel may change, which save halving.
+
+        Raises:
+            EquivalenceError: the results differ in value for an input.
+            UnsupportedError: it would take too long, or ONNX leaves a result open.
+        """
+        parts = []
+        for kind, count in zip(self.kinds.tolist(), self.counts.tolist(), strict=True):
+            known = [key for key in hints.get(kind, ()) if LOWEST < key <= HIGHEST]
+            lo = np.unique(np.array([LOWEST, 0, *known], np.int64))
+            ends = np.append(lo[1:] - 1, HIGHEST)
+            parts.append((np.full_like(lo, kind), lo, ends, np.full_like(lo, count)))
+        boxes = _Boxes(*map(np.concatenate, zip(*parts, strict=True)))
+        signs, budget = 0, 64 * len(boxes.lo) + _MOST_BOXES
+        while len(boxes.lo):
+            budget -= len(boxes.lo)
+            if budget < 0 or len(boxes.lo) > _MOST_OPEN:
+                raise UnsupportedError("its values vary on too many boxes")
+            rests = []
+            for start in range(0, len(boxes.lo), _BATCH):
+                batch = boxes.at(slice(start, start + _BATCH))
+                settled, sign = self._settle(batch)
+                signs += int(((batch.hi - batch.lo + 1) * batch.likes)[sign].sum())
+                small = ~settled & (batch.hi - batch.lo < _SMALL)
+                signs += self._count(batch.at(small))
+                rests.append(batch.at(~settled & ~small))
+            boxes = _Boxes(*map(np.concatenate, zip(*rests, strict=True))).halves()
+        return signs
+
+    def _count(self, boxes: _Boxes) -> int:
+        """Evaluate small boxes input by input."""
+        sizes = boxes.hi - boxes.lo + 1
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        offset = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        x = from_keys(boxes.lo[owner] + offset)
+        found = self.at(boxes.channel[owner], x)
+        check_equal(found, x)
+        return int(boxes.likes[owner][found.signs].sum())
+
+    def _settle(self, boxes: _Boxes) -> tuple[Mask, Mask]:
+        """Return where results are equal throughout a box, and where they differ only in sign."""
+        lo, hi = from_keys(boxes.lo), from_keys(boxes.hi)
+        a, b = self._run(boxes.channel, lo, hi, None)
+        settled = ~(a.bad | b.bad) & _same(a.lo, a.hi) & _same(b.lo, b.hi) & _same(a.lo, b.lo)
+        sign = np.zeros_like(settled)
+        zero = settled & (a.lo == 0)
+        if zero.any():
+            ends = boxes.channel[zero], lo[zero], hi[zero]
+            ranges = [r for tie in _ZEROS for r in self._run(*ends, tie)]
+            points = np.logical_and.reduce([r.is_point() for r in ranges])
+            first = np.signbit(ranges[0].lo)
+            others = np.logical_or.reduce([np.signbit(r.lo) != first for r in ranges])
+            settled[zero], sign[zero] = points, others & points
+        return settled, sign
+
+
+def check_equal(found: Compared, x: Array) -> None:
+    """Check that results at inputs have equal values.
+
+    Raises:
+        EquivalenceError: they differ.
+        UnsupportedError: ONNX leaves one open.
+    """
+    for wrong, kind, text in (
+        (found.is_open, UnsupportedError, "ONNX leaves open what is computed"),
+        (found.differ, EquivalenceError, "its values differ"),
+    ):
+        if wrong.any():
+            raise kind(f"{text} for the input {float(x[wrong][0])!r}")
+
+
+def _same(a: Array, b: Array) -> Mask:
+    return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))

@@ -1,0 +1,134 @@
+"""What the checker knows of operators: which are one function, and which see signs of zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+import onnx
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError
+from qgraph.graph.constants import constant
+from qgraph.graph.opset.history import SAME, first_version, versions_between
+from qgraph.graph.schema import attribute_values
+from qgraph.graph.scopes import subgraphs
+from qgraph.ops.operator import operator_of
+
+
+def names(text: str) -> frozenset[str]:
+    """Return the names in a text."""
+    return frozenset(text.split())
+
+
+_OLDEST = 9
+"""The lowest opset from which all changes of operators are listed."""
+
+_REVIEWED = 28
+"""The opset up to which the standard operators were reviewed for signs of zeros."""
+
+_RANDOM = names(
+    "Bernoulli BiasDropout BitmaskBiasDropout BitmaskDropout Multinomial RandomNormal "
+    "RandomNormalLike RandomUniform RandomUniformLike Sampling"
+)
+_SWAPPABLE = names("Add And BitwiseAnd BitwiseOr Equal Mul Or Xor")
+_BY_SIGN = frozenset({"Atan2", "BitCast", "Pow", "Reciprocal", "Unique"})
+_BY_DIVISION = {"BatchNormalization": 4, "Div": 1, "QuantizeLinear": 1}
+_EVEN = names("Abs Cos Cosh Exp Sigmoid Softplus")
+_OF_MICROSOFT = names(
+    "DequantizeLinear DynamicQuantizeMatMul FusedConv FusedGemm FusedMatMul Gelu MatMulInteger16 "
+    "MatMulIntegerToFloat QLinearAdd QLinearMul QuantizeLinear"
+)
+_BY_SCALES = frozenset({"QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMul"})
+
+
+def graphs_of(node: ir.Node) -> list[ir.Graph]:
+    """Return the graphs that a node runs."""
+    attributes = sorted(node.attributes.items())
+    return [graph for _, attribute in attributes for graph in subgraphs(attribute)]
+
+
+def is_apart(node: ir.Node) -> bool:
+    """Return whether more than its operands determine the results of a node, or it runs graphs."""
+    if graphs_of(node):
+        return True
+    if node.domain == "" and node.op_type == "Dropout":
+        mode = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+        return len(node.inputs) > 2 and (mode is None or bool(mode.any()))
+    return node.op_type in _RANDOM and node.domain in ("", "com.microsoft")
+
+
+def is_swappable(node: ir.Node) -> bool:
+    """Return whether the two operands of a node may be swapped."""
+    return node.domain == "" and node.op_type in _SWAPPABLE
+
+
+def meaning(node: ir.Node, imports: Mapping[str, int]) -> Hashable:
+    """Return what nodes share that compute the same from the same operands.
+
+    Attributes that are absent have their defaults; graphs do not count. Versions of an operator
+    between which only types or texts changed are one.
+    """
+    places = [value is not None for value in node.inputs]
+    while places and not places[-1]:
+        places.pop()
+    outputs = len(node.outputs) if node.op_type == "Split" else 0
+    try:
+        operator = operator_of(node)
+        if operator is not None and not operator.schema.standard:
+            values = sorted(operator.schema.attributes_of(node).items())
+            return operator.schema.name, operator.schema.since, tuple(places), str(values)
+    except OperatorError:
+        pass  # compared as an operator that is not known
+    opset = imports.get(node.domain, 1)
+    attributes = attribute_values(node, opset)
+    version = opset if node.domain else _version(node.op_type, opset)
+    identity = node.domain, node.op_type, node.overload, version
+    return (*identity, tuple(places), outputs, tuple(sorted(attributes.items())))
+
+
+def _version(name: str, opset: int) -> Hashable:
+    """Return the last opset that changed the meaning of a standard operator."""
+    if opset < _OLDEST:
+        return "opset", opset
+    same = (first_version(name), *SAME.get(name, ()))
+    changed = [step for step in versions_between(name, _OLDEST, opset) if step not in same]
+    return changed[-1] if changed else 0
+
+
+def tells_zeros_apart(node: ir.Node, place: int) -> bool:
+    """Return whether the sign of a zero in one operand may change the result of a node.
+
+    This table is separate from that of the search on purpose.
+    """
+    name, domain = node.op_type, node.domain
+    if name in _BY_SCALES and domain in ("", "com.microsoft"):
+        return place not in (0, 3)  # codes, which have one zero
+    try:
+        operator = operator_of(node)
+    except OperatorError:
+        return True
+    if operator is not None and not operator.schema.standard:
+        return place > 0  # scales, ranges and zero points
+    if name == "QuantizeLinear" and domain in ("", "com.microsoft"):
+        return place > 0
+    if domain == "com.microsoft":
+        return name not in _OF_MICROSOFT and (name != "MatMulNBits" or place > 0)
+    if domain:
+        return domain != "ai.onnx.ml" or name == "Normalizer"
+    if name == "Cast":
+        return node.attributes.get_int("to", 1) == ir.DataType.STRING
+    if name == "CastLike":
+        like = node.inputs[1]
+        return like is None or like.dtype in (None, ir.DataType.STRING)
+    if name in _BY_SIGN or _BY_DIVISION.get(name) == place:
+        return place == 1 or not forgets_zero_signs(node)
+    known = onnx.defs.has(name, "")
+    return not known or onnx.defs.get_schema(name).since_version > _REVIEWED
+
+
+def forgets_zero_signs(node: ir.Node) -> bool:
+    """Return whether a node has one result for zeros of both signs: it is an even function."""
+    if node.domain == "" and node.op_type == "Pow":
+        exponents = constant(node.inputs[1])
+        return exponents is not None and bool(((exponents >= 0) & (exponents % 2 == 0)).all())
+    return node.domain == "" and node.op_type in _EVEN

@@ -1,0 +1,133 @@
+"""Whether the outputs of two models are equal if the checked regions are.
+
+All values of both models get classes: values of one class are equal. One operator on operands of
+the same classes has results of one class, equal constants have one, and a region puts its two
+values into one class if its entries are in one. A class may hold but for the sign of zeros; that
+passes through operators that do not tell zeros apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import onnx_ir as ir
+
+from qgraph.numerics.values import fingerprint
+from qgraph.verify.operators import (
+    forgets_zero_signs,
+    graphs_of,
+    is_apart,
+    is_swappable,
+    meaning,
+    tells_zeros_apart,
+)
+from qgraph.verify.reading import Pair, Side
+from qgraph.verify.regions import Claim
+
+
+class Classes:
+    """The classes of the values of two models.
+
+    Args:
+        sides: the reference and the candidate.
+        claims: the equalities that regions show.
+        inputs: pairs of equal inputs.
+    """
+
+    def __init__(
+        self, sides: tuple[Side, Side], claims: Sequence[Claim], inputs: Sequence[Pair]
+    ) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._classes: dict[ir.Value, int] = {}
+        self._lossy: set[int] = set()
+        self._merged: dict[int, int] = {}
+        self._claims: dict[ir.Value, list[Claim]] = {}
+        self._known: set[int | None] = set()
+        self._unequal: ir.Node | None = None
+        self._loses_signs = any(claim.loses_signs for claim in claims)
+        for place, pair in enumerate(inputs):
+            self._classes.update(dict.fromkeys(pair, self._number(("input", place))))
+        self._read(sides[0], sides[0].graph)
+        for claim in claims:
+            self._claims.setdefault(claim.values[1], []).append(claim)
+        self._known = {None, *self._classes.values()}
+        self._read(sides[1], sides[1].graph)
+
+    def difference(self, outputs: Sequence[Pair]) -> str | None:
+        """Return why the outputs are not seen to be equal; None if they are."""
+        for a, b in outputs:
+            if self._class(a) != self._class(b):
+                told = f"nothing makes output {a.name!r} equal in both models"
+                node = self._unequal
+                return told if node is None else f"{told}; {node.op_type} {node.name!r} differs"
+        return None
+
+    def _number(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _class(self, value: ir.Value) -> int:
+        if value not in self._classes:
+            self._classes[value] = self._number(id(value))
+        return self._classes[value]
+
+    def _read(self, side: Side, graph: ir.Graph) -> None:
+        for value in graph.initializers.values():
+            array = None if value.is_graph_input() else side.array(value)
+            if array is not None:
+                self._classes[value] = self._number(fingerprint(array))
+        for node in graph:
+            known = [None if value is None else self._class(value) for value in node.inputs]
+            key = self._key(side, node, known)
+            for place, value in enumerate(node.outputs):
+                array = side.array(value)
+                natural = self._number((*key, place))
+                if (node.domain, node.op_type) == ("", "Identity") and known[0] is not None:
+                    natural = known[0]
+                own = natural if array is None else self._number(fingerprint(array))
+                if array is not None and (not self._known or own in self._known):
+                    self._merged.setdefault(natural, own)  # as the constant that it computes
+                else:
+                    own = self._merged.get(natural, natural)
+                    own = self._keep_signs(node, value, known, own)
+                self._classes[value] = own
+                self._merge(natural, value)
+            first = map(self._class, node.outputs[:1])
+            if self._known.issuperset(known) and not self._known.issuperset(first):
+                self._unequal = self._unequal or (node if self._known else None)
+
+    def _key(self, side: Side, node: ir.Node, known: list[int | None]) -> tuple[Hashable, ...]:
+        """Return what determines the results of a node; the graphs that it runs are read for it."""
+        graphs = graphs_of(node)
+        if is_apart(node) and not graphs:
+            return ("apart", id(node))
+        operands = sorted(known, key=str) if is_swappable(node) else known
+        key: tuple[Hashable, ...] = (meaning(node, side.imports), *operands)
+        for place, graph in enumerate(graphs):
+            for index, value in enumerate(graph.inputs):
+                self._classes[value] = self._number((*key, "inner", place, index))
+                self._lossy |= {self._classes[value]} if self._loses_signs else set()
+            self._read(side, graph)
+            key = (*key, len(graph.inputs), *map(self._class, graph.outputs))
+        return key
+
+    def _keep_signs(self, node: ir.Node, value: ir.Value, known: list[int | None], own: int) -> int:
+        """Return the class of a result; zeros among its operands may differ in sign."""
+        lossy = [place for place, number in enumerate(known) if number in self._lossy]
+        if any(tells_zeros_apart(node, place) for place in lossy):
+            return self._number(id(value))
+        is_real = value.dtype is None or value.dtype.is_floating_point()
+        inner = self._loses_signs and bool(graphs_of(node))
+        if is_real and (inner or (lossy and not forgets_zero_signs(node))):
+            self._lossy.add(own)
+        return own
+
+    def _merge(self, natural: int, value: ir.Value) -> None:
+        """Put a value of the candidate into the class of the value that a region names."""
+        for claim in self._claims.get(value, ()):
+            pairs = [tuple(map(self._class, entry)) for entry in claim.entries]
+            seen = claim.tells_zeros_apart and any(a in self._lossy for a, _ in pairs)
+            if seen or any(a != b for a, b in pairs):
+                continue
+            self._merged[natural] = self._classes[value] = self._class(claim.values[0])
+            if claim.loses_signs or any(a in self._lossy for a, _ in pairs):
+                self._lossy.add(self._classes[value])

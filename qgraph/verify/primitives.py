@@ -1,0 +1,218 @@
+"""What definitions of operators compute over ranges of numbers.
+
+Numbers are float32, in which codes and halves are exact.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import UnsupportedError
+from qgraph.numerics.float32 import from_keys, to_keys
+from qgraph.numerics.formats import numpy_dtype
+from qgraph.numerics.primitives import NUMPY
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+Attributes = Mapping[str, Any]
+
+HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_INTEGER = re.compile(r"(U?)INT(\d+)")
+_MONOTONE = frozenset(
+    {"Add", "And", "Cast", "Ceil", "Div", "Floor", "Greater", "GreaterOrEqual", "Less"}
+    | {"LessOrEqual", "Max", "Min", "Mul", "Neg", "Not", "Or", "Relu", "Round", "Sign", "Sqrt"}
+    | {"Sub"}
+)
+"""Primitives that rise or fall in each operand, so that their bounds are results at ends."""
+
+
+def _compute(name: str, operands: list[Array], attributes: Attributes) -> Array:
+    if name == "Cast" and (kind := _type(attributes)) in HALVES:
+        return operands[0].astype(numpy_dtype(kind.name)).astype(np.float32)
+    return np.asarray(NUMPY[name](*operands, **attributes))
+
+
+def _type(attributes: Attributes) -> ir.DataType:
+    to = attributes["to"]
+    return ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
+
+
+def _is_open(attributes: Attributes, x: Array) -> Mask:
+    """Return where ONNX defines no result of a Cast."""
+    to = _type(attributes).name if x.dtype != np.bool_ else ""
+    if (integer := _INTEGER.fullmatch(to)) is None:
+        return np.asarray(x < 0) if to == "FLOAT8E8M0" else np.zeros(x.shape, np.bool_)
+    bits = int(integer[2])
+    low, high = (0.0, 2.0**bits) if integer[1] else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1))
+    whole = np.trunc(x)
+    return np.asarray(~((whole >= np.float32(low)) & (whole < np.float32(high))))
+
+
+def _float32(operand: Any) -> Array:
+    array = np.asarray(operand)
+    return array if array.dtype == np.bool_ else array.astype(np.float32)
+
+
+@dataclass
+class Range:
+    """Bounds of the results on boxes ``[n]`` of inputs.
+
+    Attributes:
+        lo, hi: the bounds, in the order of keys, in which -0 comes before +0. Both are NaN where
+            all results are.
+        bad: where the bounds mean nothing: some results may be NaN, or are not defined.
+    """
+
+    lo: Array
+    hi: Array
+    bad: Mask
+
+    def is_point(self) -> Mask:
+        """Return where there is one result, zeros of both signs being two."""
+        if self.lo is self.hi or self.lo.dtype == np.bool_:
+            return np.asarray((self.lo == self.hi) | (self.lo != self.lo))
+        both = np.isnan(self.lo) & np.isnan(self.hi)
+        return np.asarray((to_keys(self.lo) == to_keys(self.hi)) | both)
+
+
+class Ranges:
+    """Bounds what definitions compute. Rounding keeps order, so bounds are results at ends.
+
+    A definition calls ``ranges.Div(x, scale)``; operands are ranges, arrays and numbers.
+
+    Args:
+        tie: the result of Min, Max and Relu for zeros of both signs, of which ONNX allows either;
+            None for both.
+
+    Attributes:
+        division: type in which the next definition divides; None for float32.
+    """
+
+    def __init__(self, tie: float | None) -> None:
+        self._tie = tie
+        self.division: ir.DataType | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., Range]:
+        if name not in NUMPY:
+            raise AttributeError(name)
+        return functools.partial(self._call, name)
+
+    def _call(self, name: str, *operands: Any, **attributes: Any) -> Range:
+        numbers = (np.ndarray, np.generic, float, int)
+        values = [self.constant(_float32(o)) if isinstance(o, numbers) else o for o in operands]
+        if name == "Identity":
+            return values[0]
+        if name in ("Max", "Min"):
+            return functools.reduce(lambda a, b: self.apply(name, [a, b], {}), values)
+        if name == "Gather" or (attributes and name != "Cast"):
+            raise UnsupportedError(f"{name} with attributes, or from a table")
+        found = self.apply(name, values, attributes)
+        if name == "Div" and self.division in HALVES:
+            return self.apply("Cast", [found], {"to": self.division})
+        return found
+
+    def constant(self, array: Array) -> Range:
+        """Return a constant."""
+        return Range(array, array, np.zeros(array.shape, np.bool_))
+
+    def kernel(self, run: Callable[..., Array], kind: ir.DataType, operands: list[Range]) -> Range:
+        """Return what the kernel of an operator computes on data of a half type, input by input."""
+        x, *rest = (operand.lo for operand in operands)
+        found = run(x.astype(numpy_dtype(kind.name)), *rest).astype(np.float32)
+        return Range(found, found, operands[0].bad | ~operands[0].is_point())
+
+    def apply(self, name: str, operands: list[Range], attributes: Attributes) -> Range:
+        """Return bounds of what a primitive computes."""
+        if name == "Where":
+            return self._where(*operands)
+        a, b = operands[0], operands[-1]
+        if name == "Reciprocal":
+            one = np.ones((), np.float32)
+            return self.apply("Div", [self.constant(one), a], {})
+        bad: Mask = functools.reduce(np.logical_or, [o.bad for o in operands])
+        points = functools.reduce(np.logical_and, [o.is_point() for o in operands])
+        if name not in _MONOTONE or (name == "Cast" and _type(attributes) is ir.DataType.BOOL):
+            return self._other(name, operands, attributes, bad, points)
+        ends = itertools.product(*((o.lo,) if o.lo is o.hi else (o.lo, o.hi) for o in operands))
+        corners = [_compute(name, list(corner), attributes) for corner in ends]
+        if corners[0].dtype == np.bool_:
+            known = [end for o in operands for end in (o.lo, o.hi) if end.dtype != np.bool_]
+            nan = functools.reduce(np.logical_or, map(np.isnan, known), np.zeros((), np.bool_))
+            lo, hi = np.logical_and.reduce(corners), np.logical_or.reduce(corners)
+            return Range(lo, hi, bad | (nan & ~points))
+        nan = np.logical_or.reduce([np.isnan(corner) for corner in corners])
+        if name in ("Div", "Mul"):
+            zero = [(o.lo <= 0) & (o.hi >= 0) for o in (a, b)]
+            infinite = [np.isinf(o.lo) | np.isinf(o.hi) for o in (a, b)]
+            if name == "Mul":
+                nan = nan | (zero[0] & infinite[1]) | (zero[1] & infinite[0])
+            else:
+                nan = nan | (zero[0] & zero[1]) | (infinite[0] & infinite[1])
+                nan = nan | (np.signbit(b.lo) != np.signbit(b.hi))
+        if name == "Cast":
+            for end in (a.lo, a.hi):
+                bad = bad | _is_open(attributes, end)
+            # all formats have 1; beyond their largest number there is none again
+            all_nan = np.logical_and.reduce([np.isnan(corner) for corner in corners])
+            points = points | (all_nan & ((a.lo >= 1) | (a.hi <= -1)))
+        keys = [to_keys(corner) for corner in corners]
+        lo, hi = from_keys(np.minimum.reduce(keys)), from_keys(np.maximum.reduce(keys))
+        if name in ("Max", "Min", "Relu"):
+            other = b if name != "Relu" else self.constant(np.zeros((), np.float32))
+            lo, hi = self._tied(a, other, lo, hi)
+        return Range(lo, hi, np.asarray(bad | (nan & ~points)))
+
+    def _tied(self, a: Range, b: Range, lo: Array, hi: Array) -> tuple[Array, Array]:
+        """Return bounds of Min, Max or Relu where zeros of both signs may meet."""
+        both = (a.lo <= 0) & (a.hi >= 0) & (b.lo <= 0) & (b.hi >= 0)
+        signs = [np.signbit(end) for end in (a.lo, a.hi, b.lo, b.hi)]
+        mixed = both & ((signs[0] != signs[3]) | (signs[1] != signs[2]))
+        zeros = np.float32(-0.0), np.float32(0.0)
+        if self._tie is not None:
+            sure = mixed & a.is_point() & b.is_point()
+            lo, hi = (np.where(sure, np.float32(self._tie), end) for end in (lo, hi))
+            mixed = mixed & ~sure
+        return np.where(mixed & (lo == 0), zeros[0], lo), np.where(mixed & (hi == 0), zeros[1], hi)
+
+    def _where(self, c: Range, a: Range, b: Range) -> Range:
+        yes, no = c.lo & ~c.bad, ~c.hi & ~c.bad
+        if a.lo.dtype == np.bool_:
+            lo, hi, nan = np.minimum(a.lo, b.lo), np.maximum(a.hi, b.hi), np.zeros((), np.bool_)
+        else:
+            lo = from_keys(np.minimum(to_keys(a.lo), to_keys(b.lo)))
+            hi = from_keys(np.maximum(to_keys(a.hi), to_keys(b.hi)))
+            nan = np.isnan(a.lo) ^ np.isnan(b.lo)
+        lo = np.where(yes, a.lo, np.where(no, b.lo, lo))
+        hi = np.where(yes, a.hi, np.where(no, b.hi, hi))
+        bad = c.bad | np.where(yes, a.bad, np.where(no, b.bad, a.bad | b.bad | nan))
+        return Range(lo, hi, np.asarray(bad))
+
+    def _other(
+        self, name: str, operands: list[Range], attributes: Attributes, bad: Mask, points: Mask
+    ) -> Range:
+        """Return bounds of a primitive without a general rule: exact at points."""
+        a, b = operands[0], operands[-1]
+        found = _compute(name, [o.lo for o in operands], attributes)
+        if name == "Abs":
+            hi = np.abs(a.hi)
+            across = np.signbit(a.lo) & ~np.signbit(a.hi)
+            lo = np.where(across, np.float32(0), np.minimum(found, hi))
+            return Range(lo, np.maximum(found, hi), bad)
+        if name == "IsNaN":
+            return Range(found, found, bad)
+        if name == "Cast":
+            sure, maybe = (a.lo > 0) | (a.hi < 0), (a.lo != 0) | (a.hi != 0)
+            return Range(np.where(points, found, sure), np.where(points, found, maybe), bad)
+        if name == "Equal":
+            meet = (a.lo <= b.hi) & (b.lo <= a.hi)
+            return Range(np.where(points, found, meet & (a.lo == a.hi) & (b.lo == b.hi)), meet, bad)
+        return Range(found, found, bad | ~points)

@@ -1,0 +1,255 @@
+"""Deciding a region of a certificate again: what its nodes compute, by their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.certificate import Region
+from qgraph.errors import EquivalenceError, OperatorError, UnsupportedError
+from qgraph.exactness import Exactness, Finding, Method, ProofVerdict, Status
+from qgraph.numerics.formats import numpy_dtype
+from qgraph.numerics.values import compare_values
+from qgraph.verify.functions import Both, Compared, Function, check_equal
+from qgraph.verify.reading import Pair, Side
+from qgraph.verify.shapes import Shape, merged, shape_of
+
+Array = npt.NDArray[Any]
+Sides = tuple[Side, Side]
+Found = dict[str, Any]
+
+_MOST_BITS = 16
+_INFINITE, _NAN, _ZEROS = np.array([[np.inf, -np.inf], [np.nan, -np.nan], [0, -0.0]], np.float32)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Two values that are equal if the entries are.
+
+    Attributes:
+        values: the values.
+        entries: the pair of values that they are computed from; none for constants.
+        tells_zeros_apart: whether -0 and +0 as entries have other results.
+        loses_signs: whether zeros may differ in sign.
+    """
+
+    values: Pair
+    entries: tuple[Pair, ...]
+    tells_zeros_apart: bool
+    loses_signs: bool
+
+
+class _OtherFormError(EquivalenceError):
+    """The models as they are written do not have the values or nodes of a region."""
+
+
+def check(region: Region, sides: Sides, *, as_written: bool) -> tuple[Finding, Claim | None]:
+    """Return what is so about a region, and the equality that it shows.
+
+    Args:
+        region: as the certificate states it.
+        sides: the models.
+        as_written: whether the certificate is about the nodes of the models as they are. If not,
+            other names than theirs do not refute it.
+    """
+    if region.verdict is not ProofVerdict.PROVED:
+        reason = f"that it is {region.verdict} is not decided here"
+        return Finding(Status.UNCHECKED, f"{reason}: {region.reason}"), None
+    try:
+        exit_, *entries = (
+            (_named(sides[0], a), _named(sides[1], b))
+            for a, b in ((region.reference_value, region.candidate_value), *region.entries)
+        )
+        return Finding(Status.CHECKED), _check(region, sides, exit_, tuple(entries))
+    except EquivalenceError as error:
+        if as_written or not isinstance(error, _OtherFormError):
+            return Finding(Status.REFUTED, str(error)), None
+        return Finding(Status.UNCHECKED, f"the prover may have rewritten nodes: {error}"), None
+    except (UnsupportedError, OperatorError, ValueError, TypeError) as error:
+        return Finding(Status.UNCHECKED, str(error)), None
+
+
+def _named(side: Side, name: str) -> ir.Value:
+    values = side.named(name)
+    if not values:
+        raise _OtherFormError(f"there is no value {name!r}")
+    if len(values) > 1:
+        raise UnsupportedError(f"several values have the name {name!r}")
+    return values[0]
+
+
+def _check(region: Region, sides: Sides, exit_: Pair, entries: tuple[Pair, ...]) -> Claim:
+    """Return the claim of a region for values of its names.
+
+    Raises:
+        EquivalenceError: it states what is not so.
+        UnsupportedError: it is not decided here.
+    """
+    if len(entries) > 1:
+        raise UnsupportedError("it has several inputs")
+    facts: Found = {
+        "counted": True,
+        "differing_inputs": 0,
+        "channels": 1,
+        "differing_channels": (),
+        "largest_steps": None,
+        "nan_differs": False,
+        "infinity_differs": False,
+        "apart": False,
+    }
+    if entries:
+        facts |= _of_data(region, sides, exit_, entries[0])
+    else:
+        facts |= _of_constants(region, sides, exit_)
+    tells_zeros_apart, lossy = facts.pop("apart"), facts.pop("lossy") or facts["nan_differs"]
+    facts["reason"] = "NaN is not kept" if facts["nan_differs"] else None
+    facts["exactness"] = Exactness.VALUES if lossy else Exactness.BITS
+    for name, found in facts.items():
+        if found != (stated := getattr(region, name)):
+            label = name.replace("_", " ")
+            raise EquivalenceError(f"{label}: {found!s:.60} was found, not {stated!s:.60}")
+    return Claim(exit_, entries, tells_zeros_apart, lossy)
+
+
+def node_name(node: ir.Node) -> str:
+    """Return the name of a node; an unnamed one is named after its first output."""
+    return node.name or str(node.outputs[0].name)
+
+
+def _check_nodes(region: Region, parts: Sequence[Sequence[ir.Node]]) -> None:
+    stated = region.reference_nodes, region.candidate_nodes
+    if any(sorted(map(node_name, p)) != sorted(s) for p, s in zip(parts, stated, strict=True)):
+        raise _OtherFormError("it does not consist of the nodes that are named")
+
+
+def _of_constants(region: Region, sides: Sides, exit_: Pair) -> Found:
+    producers = (value.producer() for value in exit_)
+    _check_nodes(region, [[] if node is None else [node] for node in producers])
+    if not all(side.has(value) for side, value in zip(sides, exit_, strict=True)):
+        raise _OtherFormError("its values are not constant")
+    a, b = (side.array(value) for side, value in zip(sides, exit_, strict=True))
+    if a is None or b is None or a.dtype.kind in "OSU":
+        raise UnsupportedError("a constant is not computed here")
+    if a.shape != b.shape or a.dtype != b.dtype:
+        raise EquivalenceError("the constants have different types or shapes")
+    found = compare_values(a, b)
+    if found.differing:
+        raise EquivalenceError(f"the constants differ in {found.differing} elements")
+    shown = () if found.place is None else (c.reshape(-1)[found.place] for c in (a, b))
+    _check_witness(region, [] if found.place is None else [found.place, *shown])
+    lossy = Exactness.of(found) is not Exactness.BITS
+    return {"method": Method.CONSTANT, "zero_sign_inputs": found.zero_sign, "lossy": lossy}
+
+
+def _of_data(region: Region, sides: Sides, exit_: Pair, entry: Pair) -> Found:
+    """Return what is so about a region with an entry."""
+    parts = []
+    for side, end, start in zip(sides, exit_, entry, strict=True):
+        nodes = side.between(end, start)
+        if nodes is None:
+            raise _OtherFormError("it is not computed from its entry alone")
+        parts.append(nodes)
+    _check_nodes(region, parts)
+    kinds = [{value.dtype for value in pair} for pair in (entry, exit_)]
+    if any(len(kind - {None}) > 1 for kind in kinds):
+        raise EquivalenceError("values that are called equal have different types")
+    (kind, *others) = kinds[0]
+    if others or kind is None or None in kinds[1]:
+        raise UnsupportedError("a type is not known here")
+    shape = _merged(*map(shape_of, entry))
+    one, other = (
+        Function(side, part, x, y, shape)
+        for side, part, x, y in zip(sides, parts, entry, exit_, strict=True)
+    )
+    results = one.result_shape(), other.result_shape()
+    if _merged(*results) != results[0] or results[0] != results[1]:
+        raise UnsupportedError("the shape of its data is not read to the end here")
+    both = Both(one, other)
+    facts = _of_floats(region, both) if kind is ir.DataType.FLOAT else _of_codes(region, both, kind)
+    zeros = both.everywhere(_ZEROS)
+    plus, minus = np.stack([zeros.reference, zeros.candidate]).reshape(2, 2, -1).swapaxes(0, 1)
+    return facts | {"apart": not np.array_equal(plus, minus, equal_nan=True)}
+
+
+def _merged(a: Shape | None, b: Shape | None) -> Shape | None:
+    try:
+        return merged(a, b)
+    except ValueError as error:
+        raise EquivalenceError(f"values that are called equal have the {error}") from error
+
+
+def _of_floats(region: Region, both: Both) -> Found:
+    """Search all inputs."""
+    if region.method is Method.EXHAUSTIVE:
+        raise UnsupportedError("all its inputs were tried one by one, which the checker does not")
+    infinity, nan = both.everywhere(_INFINITE), both.everywhere(_NAN)
+    check_equal(infinity, np.repeat(_INFINITE, len(both.kinds)))
+    signs = both.count_signs({boxes.channel: boxes.starts for boxes in region.boxes})
+    nan_differs = bool((nan.differ | nan.signs | nan.is_open).any())
+    lossy = signs > 0 or bool(infinity.signs.any())
+    _check_shown(region, both, is_needed=lossy or nan_differs)
+    found_so = Method.CONGRUENCE, Method.INTERVALS
+    return {
+        "method": region.method if region.method in found_so else Method.INTERVALS,
+        "zero_sign_inputs": signs,
+        "channels": both.channels,
+        "nan_differs": nan_differs,
+        "lossy": lossy,
+    }
+
+
+def _of_codes(region: Region, both: Both, kind: ir.DataType) -> Found:
+    """Try all values of a type of at most 16 bits."""
+    if kind in (ir.DataType.BOOL, ir.DataType.STRING) or kind.bitwidth > _MOST_BITS:
+        raise UnsupportedError(f"data of type {kind.name} is not decided here")
+    bits = int(kind.bitwidth)
+    if kind.is_integer():
+        x = np.arange(1 << bits) - (1 << (bits - 1) if kind.is_signed() else 0)
+    else:
+        dtype = numpy_dtype(kind.name)
+        x = np.arange(1 << bits, dtype=f"u{dtype.itemsize}").view(dtype)
+    x = x.astype(np.float32)
+    found, x = both.everywhere(x), np.repeat(x, len(both.kinds))
+    if found.tied.any():
+        raise UnsupportedError("ONNX leaves open which zero is computed for some of its inputs")
+    nan = np.isnan(x)
+    check_equal(Compared(*(column[~nan] for column in found)), x[~nan])
+    signs = int(np.tile(both.counts, len(x) // len(both.counts))[found.signs & ~nan].sum())
+    _check_shown(region, both, is_needed=signs > 0)
+    found_so = Method.CONGRUENCE, Method.EXHAUSTIVE
+    return {
+        "method": region.method if region.method in found_so else Method.EXHAUSTIVE,
+        "zero_sign_inputs": signs,
+        "nan_differs": bool(((found.differ | found.signs) & nan).any()),
+        "lossy": signs > 0,
+    }
+
+
+def _check_shown(region: Region, both: Both, *, is_needed: bool) -> None:
+    """Check that a witness is there if it is needed, and shows what it states."""
+    witness, channel = region.witness, region.witness_channel or 0
+    shown: list[float] = []
+    if witness is not None and is_needed:
+        x = np.array([witness.input], np.float32)
+        if not 0 <= channel < both.channels:
+            raise EquivalenceError("its witness is of no channel")
+        found = both.at(np.array([channel]), x)
+        if not (found.differ | found.signs | found.is_open).any():
+            raise EquivalenceError("its witness shows nothing")
+        shown = [float(c[0]) for c in (x, found.reference, found.candidate)]
+    elif is_needed:
+        raise EquivalenceError("it has no witness")
+    _check_witness(region, shown)
+
+
+def _check_witness(region: Region, shown: Sequence[float]) -> None:
+    witness = region.witness
+    stated = [] if witness is None else [witness.input, witness.reference, witness.candidate]
+    texts = [", ".join(repr(float(number)) for number in numbers) for numbers in (stated, shown)]
+    if texts[0] != texts[1]:  # by their texts NaN is one number, and zeros are two
+        raise EquivalenceError(f"its witness is [{texts[0]}], but [{texts[1]}] was found")

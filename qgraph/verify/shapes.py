@@ -1,0 +1,148 @@
+"""The checker's own reading of element types and ranks, from inputs and constants alone.
+
+A shape is a tuple of sizes: a number, the name of an open size, or None if it is not read here.
+What a file states of inner values is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError
+from qgraph.graph.constants import constant
+from qgraph.ops.operator import operator_of
+from qgraph.verify.operators import names
+
+Size = int | str | None
+Shape = tuple[Size, ...]
+
+_ELEMENTWISE = names(
+    "Abs Add Ceil Clip Cos Div Dropout Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity "
+    "LeakyRelu Log Max Mean Min Mish Mod Mul Neg PRelu Pow Reciprocal Relu Round Selu Sigmoid "
+    "Sign Sin Softplus Softsign Sqrt Sub Sum Tanh"
+)
+_TRUTHS = names("And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor")
+_SAME_SHAPE = names(
+    "BatchNormalization CumSum Hardmax InstanceNormalization LRN LayerNormalization LogSoftmax "
+    "LpNormalization Softmax"
+)
+_SAME_RANK = names(
+    "AveragePool Concat Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool LpPool "
+    "MaxPool Pad Resize Slice SpaceToDepth Split Tile Transpose"
+)
+_REDUCING = names("ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum")
+_OTHERS = names(
+    "Expand Flatten Gather GatherElements GatherND Gemm MatMul Reshape Squeeze Unsqueeze"
+)
+_SAME_TYPE = _ELEMENTWISE | _SAME_SHAPE | _SAME_RANK | _REDUCING | _OTHERS
+_INT64 = names("ArgMax ArgMin NonZero Shape Size")
+
+
+def read(node: ir.Node) -> tuple[ir.DataType | None, Shape | None]:
+    """Return element type and shape of the first output of a node, as far as they are read here.
+
+    Its operands have the types and shapes that were read.
+    """
+    array = constant(node.outputs[0]) if node.op_type == "Constant" else None
+    if array is not None:
+        text = array.dtype.kind in "OSU"
+        return ir.DataType.STRING if text else ir.DataType.from_numpy(array.dtype), array.shape
+    try:
+        operator = operator_of(node)
+        if operator is not None and not operator.schema.standard:
+            return _type(node, 0), _broadcast(node)
+        if node.domain == "" and node.inputs:
+            return _read_type(node), _read_shape(node)
+    except (IndexError, TypeError, ValueError, OperatorError):
+        pass  # the node violates its definition
+    return None, None
+
+
+def write(value: ir.Value, kind: ir.DataType | None, shape: Shape | None) -> None:
+    """Give a value the type and shape that were read, in place of those that a file states."""
+    value.type = None if kind is None else ir.TensorType(kind)
+    value.shape = None if shape is None else ir.Shape(list(shape))
+
+
+def shape_of(value: ir.Value | None) -> Shape | None:
+    """Return the shape that was read of a value."""
+    if value is None or value.shape is None:
+        return None
+    return tuple(size if isinstance(size, int) else size.value for size in value.shape.dims)
+
+
+def merged(a: Shape | None, b: Shape | None) -> Shape | None:
+    """Return the shape of two equal values.
+
+    Raises:
+        ValueError: the values cannot have one shape.
+    """
+    if a is None or b is None:
+        return a if b is None else b
+    if len(a) != len(b) or any(
+        isinstance(m, int) and isinstance(n, int) and m != n for m, n in zip(a, b, strict=True)
+    ):
+        raise ValueError(f"shapes {list(a)} and {list(b)}")
+    return tuple(m if isinstance(m, int) or n is None else n for m, n in zip(a, b, strict=True))
+
+
+def _type(node: ir.Node, place: int) -> ir.DataType | None:
+    value = node.inputs[place] if place < len(node.inputs) else None
+    return None if value is None else value.dtype
+
+
+def _read_type(node: ir.Node) -> ir.DataType | None:
+    name = node.op_type
+    if name in _SAME_TYPE:
+        return _type(node, 0)
+    if name in _TRUTHS:
+        return ir.DataType.BOOL
+    if name in _INT64:
+        return ir.DataType.INT64
+    stated = ir.DataType(node.attributes.get_int("output_dtype", 0)) or None
+    match name:
+        case "Cast":
+            return ir.DataType(node.attributes.get_int("to", 0))
+        case "CastLike" | "Where":
+            return _type(node, 1)
+        case "QuantizeLinear":
+            return _type(node, 2) if len(node.inputs) > 2 else stated or ir.DataType.UINT8
+        case "DequantizeLinear":
+            return stated or _type(node, 1)
+    return None
+
+
+def _read_shape(node: ir.Node) -> Shape | None:
+    name = node.op_type
+    if name in _ELEMENTWISE or name in _TRUTHS or name == "Where":
+        return _broadcast(node)
+    data = shape_of(node.inputs[0])
+    if name in _SAME_SHAPE or name in ("Cast", "CastLike", "DequantizeLinear", "QuantizeLinear"):
+        return data
+    if name in ("Flatten", "Gemm"):
+        return None, None
+    is_kept = name in _SAME_RANK or (
+        name in _REDUCING and node.attributes.get_int("keepdims", 1) != 0
+    )
+    return (None,) * len(data) if data is not None and is_kept else None
+
+
+def _broadcast(node: ir.Node) -> Shape | None:
+    """Return the shape that the operands broadcast to."""
+    shapes = [shape_of(value) for value in node.inputs if value is not None]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes):
+        return None
+    rank = max(map(len, known))
+    columns = zip(*((1,) * (rank - len(shape)) + shape for shape in known), strict=True)
+    return tuple(map(_common, columns))
+
+
+def _common(sizes: Sequence[Size]) -> Size:
+    others = set(sizes) - {1}
+    numbers = [size for size in others if isinstance(size, int)]
+    return (
+        numbers[0] if numbers else 1 if not others else others.pop() if len(others) == 1 else None
+    )

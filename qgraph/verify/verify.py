@@ -1,0 +1,156 @@
+"""Checking a certificate: what it says about two models is decided again from definitions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from qgraph import certificate as schema
+from qgraph.certificate import Certificate, ListedFact, ProofVerdict
+from qgraph.errors import ModelError, UnsupportedError
+from qgraph.exactness import Exactness, Finding, Method, Status, Verification
+from qgraph.numerics.float32 import check_float_environment
+from qgraph.numerics.values import fingerprint
+from qgraph.verify.outputs import Classes
+from qgraph.verify.reading import Pair, Side
+from qgraph.verify.regions import Claim, check
+from qgraph.verify.shapes import merged, shape_of
+
+_REWRITTEN = frozenset({schema.BIAS_LAST, schema.SUMMED_ALIKE, schema.WHOLE_SUMS})
+
+
+def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -> Verification:
+    """Decide again what a certificate says about two models.
+
+    Raises:
+        ModelError: the models have different numbers of inputs or outputs.
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    check_float_environment()
+    try:
+        sides = tuple(
+            Side(model, keep_inputs=certificate.kept_inputs) for model in (reference, candidate)
+        )
+    except UnsupportedError as error:
+        no = Finding(Status.UNCHECKED, str(error))
+        regions = (no,) * len(certificate.regions)
+        return Verification(ProofVerdict.UNDECIDED, regions, no, no)
+    one, other = sides
+    as_written = (
+        one.imports.get("") == other.imports.get("")
+        and not certificate.notes
+        and _REWRITTEN.isdisjoint(certificate.conditions)
+        and not any(
+            node.op_type in ("Shape", "Size") for side in (one, other) for node in side.order
+        )
+    )
+    findings: list[Finding] = []
+    claims: list[Claim] = []
+    for region in certificate.regions:
+        finding, claim = check(region, (one, other), as_written=as_written)
+        findings.append(finding)
+        claims += [] if claim is None else [claim]
+    outputs = _conclude(certificate, (one, other), claims)
+    problem = next(iter(_overclaims(certificate, (one, other))), None)
+    check_float_environment()
+    proved = all(finding.status is Status.CHECKED for finding in (*findings, outputs))
+    return Verification(
+        ProofVerdict.PROVED if proved else ProofVerdict.UNDECIDED,
+        tuple(findings),
+        outputs,
+        Finding(Status.REFUTED if problem else Status.CHECKED, problem),
+    )
+
+
+def _conclude(
+    certificate: Certificate, sides: tuple[Side, Side], claims: Sequence[Claim]
+) -> Finding:
+    """Return whether the outputs follow from what regions show."""
+    if certificate.verdict is not ProofVerdict.PROVED:
+        told = f"that the models are {certificate.verdict} is not decided here"
+        return Finding(Status.UNCHECKED, told)
+    inputs, outputs = (_paired(kind, sides) for kind in ("input", "output"))
+    problem = Classes(sides, claims, [pair for pair in inputs if _fits(pair)]).difference(outputs)
+    return Finding(Status.UNCHECKED if problem else Status.CHECKED, problem)
+
+
+def _paired(kind: str, sides: tuple[Side, Side]) -> list[Pair]:
+    """Return the pairs of inputs or outputs, by name or else by position."""
+    ours, theirs = (getattr(side.graph, f"{kind}s") for side in sides)
+    defaults = {v.name: v for v in theirs if v.is_initializer() and kind == "input"}
+    pairs = [(v, defaults[v.name]) for v in ours if v.is_initializer() and v.name in defaults]
+    pairs = [(a, b) for a, b in pairs if _default(a) == _default(b)]
+    if kind == "input":
+        ours, theirs = ([v for v in values if not v.is_initializer()] for values in (ours, theirs))
+    if len(ours) != len(theirs):
+        raise ModelError(
+            f"The models have {len(ours)} and {len(theirs)} {kind}s, expected as many. Name the "
+            "models that were proved."
+        )
+    named = {value.name: value for value in theirs}
+    if len(named) == len(ours) and {value.name for value in ours} == set(named):
+        return pairs + [(value, named[value.name]) for value in ours]
+    return pairs + list(zip(ours, theirs, strict=True))
+
+
+def _default(value: ir.Value) -> Any:
+    return None if value.const_value is None else fingerprint(value.const_value.numpy())
+
+
+def _fits(pair: Pair) -> bool:
+    """Return whether one array can be fed to both of two inputs."""
+    try:
+        merged(*map(shape_of, pair))
+    except ValueError:
+        return False
+    return pair[0].type == pair[1].type
+
+
+def _overclaims(certificate: Certificate, sides: tuple[Side, Side]) -> Iterable[str]:
+    """Yield what a certificate as a whole claims beyond its regions and the models."""
+    regions = certificate.regions
+    verdicts = {region.verdict for region in regions}
+    order = ProofVerdict.DIFFERENT, ProofVerdict.UNDECIDED
+    worst = next((verdict for verdict in order if verdict in verdicts), ProofVerdict.PROVED)
+    if certificate.verdict is not worst:
+        yield f"its regions add up to {worst}, but its verdict is {certificate.verdict}"
+    known = [region.exactness for region in regions if region.exactness is not None]
+    lowest = None if len(known) < len(regions) else min([*known, Exactness.BITS])
+    if certificate.exactness is not None and (lowest is None or certificate.exactness > lowest):
+        yield f"its regions are equal in {lowest}, not {certificate.exactness}"
+    frozen = max(side.frozen for side in sides)
+    nan = sum(region.nan_differs for region in regions)
+    signs = sum(region.zero_sign_inputs > 0 for region in regions)
+    needed = {
+        schema.AS_WRITTEN: True,
+        schema.NOT_FED.format(frozen): frozen,
+        schema.NO_NAN.format(nan): nan,
+        schema.ZERO_SIGNS.format(signs): signs,
+        schema.AFTER_DIFFERENCE: certificate.verdict is ProofVerdict.DIFFERENT,
+        schema.EQUAL_OPERATORS: any(region.method is Method.CONGRUENCE for region in regions),
+    }
+    for condition, is_needed in needed.items():
+        if is_needed and condition not in certificate.conditions:
+            yield f"it leaves out the condition {condition!r}"
+    for kind in ("input", "output"):
+        pairs = _paired(kind, sides)
+        moved = ", ".join(f"{a.name!r} with {b.name!r}" for a, b in pairs if a.name != b.name)
+        if moved and f"{kind}s are matched by position: {moved}" not in certificate.notes:
+            yield f"it does not say that {kind}s are matched by position: {moved}"
+    for fact in certificate.facts:
+        values = sides[fact.model == "candidate"].named(fact.tensor)
+        if values and not any(_agrees(fact, value) for value in values):
+            yield f"{fact.tensor!r} of the {fact.model} has another type or shape"
+
+
+def _agrees(fact: ListedFact, value: ir.Value) -> bool:
+    """Return whether a listed type and shape do not contradict those that are read here."""
+    kind = value.dtype
+    text = "string" if kind is ir.DataType.STRING else kind and str(kind.numpy())
+    try:
+        merged(shape_of(value), fact.shape)
+    except ValueError:
+        return False
+    return text is None or fact.type in (text, None)

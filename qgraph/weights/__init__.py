@@ -1,1 +1,0 @@
-"""Weights as packed codes, at any size."""

@@ -1,0 +1,220 @@
+"""Models are called different only where a forced pairing or an input of the models shows it."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph.errors import EquivalenceError
+from qgraph.proof import certify
+from qgraph.proof.functions import enumeration
+from tests.verify.checking import verify
+
+HEADER = '<ir_version: 10, opset_import: ["": 21]>'
+SCALE = "float s = {0.1}, int8 z = {0}"
+POOL = "MaxPool <kernel_shape = [2,2], strides = [2,2]>"
+
+
+def model(body: str, constants: str = SCALE, signature: str = "") -> ir.Model:
+    signature = signature or "(float[1,2,4,4] x) => (float[N,C,H,W] y)"
+    return ir.from_onnx_text(f"{HEADER} g {signature} <{constants}> {{ {body} }}")
+
+
+def verdict(ours: str, theirs: str, constants: str = SCALE, signature: str = "") -> str:
+    pair = model(ours, constants, signature), model(theirs, constants, signature)
+    return str(qgraph.prove(*pair).verdict)
+
+
+@pytest.fixture(autouse=True)
+def few_inputs(monkeypatch):
+    """Where all inputs would be tried one by one, try one block in 128."""
+    starts = enumeration._starts()[::128]
+    monkeypatch.setattr(enumeration, "_starts", lambda: starts)
+
+
+def fake(x: str, y: str, scale: str = "s") -> str:
+    return f"q_{y} = QuantizeLinear({x}, {scale}, z) {y} = DequantizeLinear(q_{y}, {scale}, z) "
+
+
+EQUAL = {
+    "a quantizer behind and before a permutation": (
+        "t = Transpose <perm = [0,2,3,1]> (x) " + fake("t", "y"),
+        fake("x", "t") + "y = Transpose <perm = [0,2,3,1]> (t)",
+    ),
+    "a quantizer behind and before a pool": (
+        f"t = {POOL} (x) " + fake("t", "y"),
+        fake("x", "t") + f"y = {POOL} (t)",
+    ),
+    "Relu behind and before a pool": (
+        f"t = {POOL} (x) y = Relu(t)",
+        f"t = Relu(x) y = {POOL} (t)",
+    ),
+    "a quantizer that is repeated behind a pool": (
+        fake("x", "a") + f"y = {POOL} (a)",
+        fake("x", "a") + f"t = {POOL} (a) " + fake("t", "y"),
+    ),
+    "Relu that is repeated behind a pool": (
+        f"a = Relu(x) t = {POOL} (a) y = Relu(t)",
+        f"t = {POOL} (x) y = Relu(t)",
+    ),
+    "Relu of what is never negative": (
+        "a = Softmax(x) y = Relu(a)",
+        "y = Softmax(x)",
+    ),
+    "Relu of an average of what is never negative": (
+        "a = Relu(x) b = GlobalAveragePool(a) y = Relu(b)",
+        "a = Relu(x) y = GlobalAveragePool(a)",
+    ),
+    "factors that cancel in series": (
+        "a = Mul(x, two) b = GlobalAveragePool(a) y = Mul(b, half)",
+        "y = GlobalAveragePool(x)",
+    ),
+    "factors that cancel around an operator without a rule": (
+        "a = Mul(x, two) b = Softmax(a) c = Relu(b) y = Exp(c)",
+        "a = Add(x, x) b = Softmax(a) y = Exp(b)",
+    ),
+    "differences in parallel": (
+        "a = Relu(x) b = Neg(x) p = Sigmoid(a) q = Sigmoid(b) y = Max(p, q)",
+        "b = Neg(x) a = Relu(x) p = Sigmoid(b) q = Sigmoid(a) y = Max(p, q)",
+    ),
+    "a size that nothing sees": (
+        "a = Mul(x, two) b = Transpose <perm = [0,2,1,3]> (a) y = Sign(b)",
+        "b = Transpose <perm = [0,2,1,3]> (x) y = Sign(b)",
+    ),
+    "names that mislead": (
+        "a = Relu(x) b = Sigmoid(a) c = Transpose <perm = [0,1,3,2]> (b) y = Neg(c)",
+        "b = Relu(x) a = Sigmoid(b) c = Transpose <perm = [0,1,3,2]> (a) y = Neg(c)",
+    ),
+}
+"""Pairs that compute the same, by the definitions of their operators."""
+
+
+def half(body: str) -> ir.Model:
+    """Return a model of float16, whose values are few."""
+    # float16 numbers are written by their bits
+    constants = "float16 s = {11878}, int8 z = {0}, float16 two = {16384}, float16 half = {14336}"
+    return model(body, constants, "(float16[1,2,4,4] x) => (float16[N,C,H,W] y)")
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_equal_models_are_never_different(name):
+    pair = tuple(map(half, EQUAL[name]))
+    found = qgraph.prove(*pair, evidence=True)
+    assert found.verdict in ("proved", "undecided")
+    assert verify(found.to_json(), *pair) == found.verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EQUAL)
+def test_equal_models_of_float32_are_never_different(name):
+    constants = f"{SCALE}, float two = {{2}}, float half = {{0.5}}"
+    pair = [model(body, constants) for body in EQUAL[name]]
+    assert qgraph.prove(*pair).verdict in ("proved", "undecided")
+
+
+def test_weights_that_are_permuted_are_not_different():
+    constants = "float[2,2] v = {1,2,3,4}, float[2,1] w = {5,6}"
+    swapped = "float[2,2] v = {2,1,4,3}, float[2,1] w = {6,5}"
+    signature = "(float[N,2] x) => (float[N,1] y)"
+    body = "a = MatMul(x, v) b = Relu(a) y = MatMul(b, w)"
+    pair = model(body, constants, signature), model(body, swapped, signature)
+    assert qgraph.prove(*pair).verdict == "undecided"
+
+
+def test_constants_that_change_places_are_not_different():
+    signature = "(float[N,2] x) => (float[N,2] y)"
+    constants = "float[2,2] v = {1,2,3,4}, float[2,2] w = {5,6,7,8}"
+    body = "a = MatMul(x, {}) b = MatMul(x, {}) y = Sum(a, b)"
+    pair = (body.format(*names) for names in (("v", "w"), ("w", "v")))
+    assert verdict(*pair, constants, signature) == "proved"
+
+
+IF = """c = ReduceMax <keepdims = 0> (x) d = Less(c, s)
+    y = If (d) <then_branch = t () => (float[N,4] p) {{ {} p = Transpose <perm = [1,0]> (r) }},
+                else_branch = e () => (float[N,4] o) {{ o = Neg(x) }}>"""
+
+
+def test_branches_are_not_different_by_a_guess():
+    ours = IF.format("q = Transpose <perm = [1,0]> (x) r = Relu(q)")
+    theirs = IF.format("q = Relu(x) r = Transpose <perm = [1,0]> (q)")
+    assert verdict(ours, theirs, SCALE, "(float[4,4] x) => (float[4,4] y)") == "undecided"
+
+
+DIFFERENT = {
+    "a scale at the input": (
+        fake("x", "y"),
+        fake("x", "y", "t"),
+    ),
+    "a scale behind a sum": (
+        "a = Conv(x, w) " + fake("a", "b") + "y = Conv(b, w)",
+        "a = Conv(x, w) " + fake("a", "b", "t") + "y = Conv(b, w)",
+    ),
+    "two thresholds that moved by a bit": (
+        fake("x", "a", "u") + "b = Conv(a, w) " + fake("b", "y", "u"),
+        fake("x", "a", "v") + "b = Conv(a, w) " + fake("b", "y", "v"),
+    ),
+    "Relu that is left out": (
+        "a = Conv(x, w) b = Relu(a) y = Conv(b, w)",
+        "a = Conv(x, w) y = Conv(a, w)",
+    ),
+    "a weight": ("y = Conv(x, w)", "y = Conv(x, k)"),
+    "two weights": ("a = Conv(x, w) y = Conv(a, w)", "a = Conv(x, k) y = Conv(a, k)"),
+    "one of two branches": (
+        "a = Relu(x) p = Conv(a, w) q = Conv(x, w) y = Sub(p, q)",
+        "p = Conv(x, w) q = Conv(x, w) y = Sub(p, q)",
+    ),
+    "quantizers on either side of a pool": (
+        fake("x", "a") + f"b = {POOL} (a) " + fake("b", "y"),
+        fake("x", "a") + f"b = {POOL} (a) " + fake("b", "y", "t"),
+    ),
+}
+
+
+@pytest.mark.cases(fast=4)
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_different_models_are_different(name):
+    constants = (
+        f"{SCALE}, float t = {{0.3}}, float u = {{0.1}}, float v = {{0.10000001}},"
+        "float[2,2,1,1] w = {1,-0.5,0.75,1}, float[2,2,1,1] k = {1,-0.5,0.75,3}"
+    )
+    assert verdict(*DIFFERENT[name], constants) == "different"
+
+
+def test_one_of_several_outputs_is_enough():
+    signature = "(float[2,2] x) => (float[2,2] y, float[2,2] z, float[2,2] e)"
+    rest = "e = Relu(x) a = Neg(x) z = {}(a)"
+    ours, theirs = (
+        f"y = {first} {rest.format(other)}"
+        for first, other in (
+            ("Relu(x)", "Erf"),
+            ("Abs(x)", "Tanh"),
+        )
+    )
+    assert verdict(ours, theirs, SCALE.replace("z", "k"), signature) == "different"
+
+
+def test_a_certificate_whose_difference_another_one_undoes_is_refused(monkeypatch):
+    pair = tuple(map(half, EQUAL["factors that cancel in series"]))
+    honest = qgraph.prove(*pair, evidence=True)
+    assert honest.verdict == "undecided"
+    unforced = lambda matching, shown, *_, **__: (matching, shown, None)  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(certify, "establish", unforced)
+        made = qgraph.prove(*pair, evidence=True).to_json()
+    assert made["verdict"] == "different"
+    with pytest.raises(EquivalenceError, match="the prover finds"):
+        verify(made, *pair)
+
+
+def test_an_input_that_shows_nothing_is_refused():
+    pair = [half(text) for text in EQUAL["Relu behind and before a pool"]]
+    changed = half(EQUAL["Relu behind and before a pool"][1].replace("Relu", "Abs"))
+    found = qgraph.prove(pair[0], changed, evidence=True).to_json()
+    assert found["verdict"] == "different"
+    assert found["shown_by"] is not None
+    assert verify(found, pair[0], changed) == "different"
+    with pytest.raises(EquivalenceError):
+        verify(found | {"shown_by": None}, pair[0], changed)
+    with pytest.raises(EquivalenceError, match="by another input"):
+        verify(found | {"shown_by": {"batch": 0, "input": "x", "value": 1.0}}, pair[0], changed)

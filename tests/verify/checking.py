@@ -1,0 +1,43 @@
+"""Checking certificates in tests: by the checker alone, and with the prover for what it leaves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import onnx_ir as ir
+
+import qgraph
+from qgraph.certificate import Certificate
+from qgraph.comparison.replay import replay
+from qgraph.errors import EquivalenceError
+from qgraph.exactness import Verification
+from qgraph.text import json_text
+from qgraph.verify.verify import verify as check
+
+Model = ir.Model | qgraph.Model
+
+
+def certificate(ours: Model, theirs: Model) -> dict[str, Any]:
+    """What the file would hold."""
+    return dict(json.loads(json_text(qgraph.prove(ours, theirs, evidence=True).to_json())))
+
+
+def checked(document: dict[str, Any], ours: Model, theirs: Model) -> Verification:
+    """What the checker alone says."""
+    sides = [qgraph.load(model).ir for model in (ours, theirs)]
+    return check(Certificate.from_json(document), *sides)
+
+
+def verify(document: dict[str, Any], ours: Model, theirs: Model) -> str:
+    """The verdict that checker and prover confirm.
+
+    Raises:
+        EquivalenceError: a part is refuted.
+    """
+    found = checked(document, ours, theirs)
+    found = replay(Certificate.from_json(document), found, ours, theirs)
+    for part in found.parts:
+        if part.status == "refuted":
+            raise EquivalenceError(f"does not hold: {part.reason}")
+    return str(found.verdict)

@@ -1,0 +1,273 @@
+"""Certificates made up by hand for models that are not equal, or for no reason, are refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph.certificate import AS_WRITTEN, EQUAL_OPERATORS
+from qgraph.errors import EquivalenceError, ModelError
+from qgraph.proof.functions import enumeration
+from qgraph.text import json_text
+from tests.verify.checking import checked, verify
+
+HEADER = '<ir_version: 10, opset_import: ["": 21]>'
+
+
+def model(
+    body: str, parameters: str = "", x: str = "float[4] x", y: str = "float[4] y"
+) -> ir.Model:
+    return ir.from_onnx_text(f"{HEADER} g ({x}) => ({y}) <{parameters}> {{ {body} }}")
+
+
+def region(nodes: tuple[list[str], list[str]], values: tuple[str, str], **changes: Any) -> dict:
+    return {
+        "reference_nodes": nodes[0],
+        "candidate_nodes": nodes[1],
+        "reference_value": values[0],
+        "candidate_value": values[1],
+        "entries": [["x", "x"]],
+        "verdict": "proved",
+        "exactness": "bits",
+        "method": "congruence",
+        "counted": True,
+        "conditions": [],
+        "differing_inputs": 0,
+        "zero_sign_inputs": 0,
+        "channels": 1,
+        "differing_channels": [],
+        "largest_steps": None,
+        "nan_differs": False,
+        "infinity_differs": False,
+        "witness": None,
+        "reason": None,
+        "boxes": [],
+        "cases": [],
+    } | changes
+
+
+def document(*regions: dict, **changes: Any) -> dict:
+    return {
+        "verdict": "proved",
+        "exactness": "bits",
+        "keep_inputs": False,
+        "conditions": [AS_WRITTEN, EQUAL_OPERATORS],
+        "notes": [],
+        "shown_by": None,
+        "facts": [],
+        "regions": list(regions),
+    } | changes
+
+
+def refused(
+    made: dict, ours: ir.Model, theirs: ir.Model, match: str = "", *, outright: bool = True
+) -> None:
+    """Assert that a certificate is refuted, or at least confirmed by nobody.
+
+    Args:
+        made: the certificate.
+        ours: the reference.
+        theirs: the candidate.
+        match: what the checker gives as a reason.
+        outright: whether the checker refutes it alone, or leaves that to the prover.
+    """
+    found = checked(made, ours, theirs)
+    reasons = [str(part.reason) for part in found.parts if part.status != "checked"]
+    assert (found.is_refuted, str(found.verdict)) == (outright, "undecided"), reasons
+    assert re.search(match, "; ".join(reasons)), reasons
+    if not outright:
+        try:
+            verdict = verify(made, ours, theirs)
+        except EquivalenceError:
+            return
+        assert verdict == "undecided"
+
+
+def test_a_made_up_certificate_holds_where_it_is_true():
+    ours = model("[n] a = Sign(x) [y] y = Exp(a)")
+    theirs = model("[n] b = Sign(x) [y] y = Exp(b)")
+    made = document(region((["n"], ["n"]), ("a", "b")))
+    assert verify(made, ours, theirs) == "proved"
+
+
+def test_nothing_rests_on_itself():
+    ours, theirs = model("[y] y = Exp(x)"), model("[y] y = Sin(x)")
+    empty = region(([], []), ("y", "y"), entries=[["y", "y"]])
+    refused(document(empty), ours, theirs, "nothing makes", outright=False)
+    ours, theirs = (model(f"[f] e = {name}(x) [y] y = Identity(e)") for name in ("Exp", "Sin"))
+    handed_on = region((["y"], ["y"]), ("y", "y"), entries=[["e", "e"]])
+    refused(document(handed_on), ours, theirs, "nothing makes", outright=False)
+
+
+def test_two_regions_do_not_carry_each_other():
+    ours = model("[f] e = Exp(x) [a] a = Neg(e) [b] y = Neg(a)")
+    theirs = model("[f] e = Sin(x) [a] a = Neg(e) [b] y = Neg(a)")
+    regions = [
+        region((["a"], ["a"]), ("a", "a"), entries=[["e", "e"]]),
+        region((["a", "b"], ["a", "b"]), ("y", "y"), entries=[["e", "e"]]),
+    ]
+    refused(document(*regions), ours, theirs, "nothing makes", outright=False)
+
+
+def test_a_difference_has_to_concern_the_outputs():
+    """Two values that differ, as they may: nothing is said of the outputs by that."""
+    ours, theirs = model("[n] a = Neg(x) [y] y = Exp(x)"), model("[n] a = Abs(x) [y] y = Exp(x)")
+    shown = {"input": 1.0, "reference": -1.0, "candidate": 1.0, "channel": 0}
+    apart = region(
+        (["n"], ["n"]),
+        ("a", "a"),
+        verdict="different",
+        exactness="different",
+        method="none",
+        counted=False,
+        infinity_differs=True,
+        witness=shown,
+        reason="the inputs that differ are not counted: as is said",
+    )
+    made = document(apart, verdict="different", exactness="different")
+    made["conditions"].append("after a difference the values were taken for equal")
+    refused(made, ours, theirs, "is not decided here", outright=False)
+
+
+def test_integers_wrap():
+    """Over real numbers both sides are one function, in INT8 they are not."""
+    int8 = "int8 k = {100}"
+    ours = model("[c] i = Cast <to = 3> (x) [a] j = Add(i, k) [d] y = Cast <to = 1> (j)", int8)
+    theirs = model("[c] i = Cast <to = 3> (x) [a] j = Add(k, i) [d] y = Cast <to = 1> (j)", int8)
+    made = document(region((["c", "a", "d"], ["c", "a", "d"]), ("y", "y")))
+    refused(made, ours, theirs, "Add in type INT8", outright=False)
+
+
+def test_elements_stay_where_they_are():
+    reshape = "int64[2] n = {1, 4}"
+    flat = {"x": "float[4,1] x", "y": "float[4,4] y"}
+    ours = model("[r] r = Reshape(x, n) [y] y = Add(r, x)", reshape, **flat)
+    theirs = model("[r] r = Reshape(x, n) [y] y = Add(x, x)", reshape, **flat)
+    made = document(region((["r", "y"], ["y"]), ("y", "y")))
+    refused(made, ours, theirs, "Reshape has no definition", outright=False)
+    ours = model("[r] y = Reshape(x, n)", "int64[2] n = {1, 4}", **flat)
+    theirs = model("[r] y = Identity(x)", "", **flat)
+    refused(
+        document(region((["r"], ["r"]), ("y", "y"))),
+        ours,
+        theirs,
+        "Reshape has no definition",
+        outright=False,
+    )
+
+
+def test_parameters_do_not_enlarge_one_side_only():
+    ours, theirs = (
+        model("[y] y = Add(x, c)", "float c = {1}"),
+        model("[y] y = Add(x, c)", "float[3,1] c = {1,1,1}"),
+    )
+    refused(
+        document(region((["y"], ["y"]), ("y", "y"))),
+        ours,
+        theirs,
+        "more dimensions",
+        outright=False,
+    )
+
+
+def test_ranks_count_from_the_data():
+    """A constant that adds a dimension moves the axis of the scales."""
+    parameters = "float[2,2] c = {0, 0, 0, 0}, float[2] s = {1, 2}"
+    ours = model(
+        "[a] a = Add(x, c) [q] y = QuantizeLinear <axis = 0> (a, s)",
+        parameters,
+        "float[2] x",
+        "uint8[2,2] y",
+    )
+    theirs = model(
+        "[a] a = Add(x, c) [q] y = QuantizeLinear <axis = -1> (a, s)",
+        parameters,
+        "float[2] x",
+        "uint8[2,2] y",
+    )
+    refused(
+        document(region((["a", "q"], ["a", "q"]), ("y", "y"))),
+        ours,
+        theirs,
+        "more dimensions",
+        outright=False,
+    )
+
+
+def test_the_sign_of_zero_that_is_left_open_is_no_equality_in_bits():
+    """ONNX does not say which zero Max takes of -0 and +0, which Ceil makes of what is above -1."""
+    clipped = "[c] c = Ceil(x) [l] l = Min(c, h)"
+    ours = model(f"{clipped} [r] y = Relu(l)", "float h = {3}")
+    theirs = model(f"{clipped} [r] y = Max(l, o)", "float h = {3}, float o = {0}")
+    found = json.loads(json_text(qgraph.prove(ours, theirs, evidence=True).to_json()))
+    assert verify(found, ours, theirs) == "proved"
+    (made,) = found["regions"]
+    assert made["method"] == "intervals"
+    assert made["zero_sign_inputs"] > 1 << 29
+    changed = copy.deepcopy(found)
+    changed["regions"][0] |= {"exactness": "bits", "zero_sign_inputs": 0, "witness": None}
+    changed["exactness"] = "bits"
+    for boxes in changed["regions"][0]["boxes"]:
+        boxes["signs"] = ""
+    refused(changed, ours, theirs, "it has no witness")
+
+
+def test_all_inputs_are_tried_again(monkeypatch):
+    # all that there are here: some millions around zero
+    finite = 1 << 20
+    monkeypatch.setattr(enumeration, "_FINITE", finite)
+    chosen = "g = Greater(x, o) [r] y = Where(g, x, o)"
+    ours, theirs = model("[r] y = Relu(x)"), model(chosen, "float o = {0}")
+    found = json.loads(json_text(qgraph.prove(ours, theirs, evidence=True).to_json()))
+    (made,) = found["regions"]
+    assert made["method"] == "exhaustive"
+    assert verify(found, ours, theirs) == "proved"
+    made["zero_sign_inputs"] = 2
+    refused(found, ours, theirs, "tried one by one", outright=False)
+
+
+def test_operators_that_see_the_sign_of_zeros():
+    """Whatever the search says: a certificate that leaves a Reciprocal behind is refused."""
+    bounded = (
+        "[d] d = Div(x, s) [r] r = Round(d) [c] c = Clip(r, l, h) [m] m = Mul(c, s) [y] y = {}(m)"
+    )
+    linear = (
+        "[q] q = QuantizeLinear <output_dtype = 5> (x, s) [m] m = DequantizeLinear(q, s) "
+        "[y] y = {}(m)"
+    )
+    constants = "<float s = {0.5}, float l = {-32768}, float h = {32767}>"
+    ours, theirs = (
+        [
+            ir.from_onnx_text(
+                f"{HEADER} g (float[4] x) => (float[4] y) {constants} {{ {body.format(last)} }}"
+            )
+            for last in ("Neg", "Reciprocal")
+        ]
+        for body in (bounded, linear)
+    )
+    found = json.loads(json_text(qgraph.prove(ours[0], theirs[0], evidence=True).to_json()))
+    assert verify(found, ours[0], theirs[0]) == "proved"
+    kept = [r for r in found["regions"] if r["reference_value"] == "m"]
+    if kept:
+        refused(found, ours[1], theirs[1], "nothing makes", outright=False)
+
+
+@pytest.mark.parametrize("made", [{}, {"regions": 3}, {"regions": [{}]}, {"verdict": "certain"}])
+def test_what_is_no_certificate(made):
+    ours = model("[y] y = Exp(x)")
+    whole = {} if not made else document() | made
+    with pytest.raises(ModelError, match="cannot be read"):
+        verify(whole, ours, ours)
+
+
+def test_what_is_counted_follows_from_the_method():
+    ours = model("[n] a = Sign(x) [y] y = Exp(a)")
+    theirs = model("[n] b = Sign(x) [y] y = Exp(b)")
+    uncounted = region((["n"], ["n"]), ("a", "b"), counted=False)
+    refused(document(uncounted), ours, theirs, "counted: True was found")

@@ -1,0 +1,172 @@
+"""Whatever is changed in a certificate, so that it says something else, is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph import transforms
+from qgraph.errors import QGraphError
+from qgraph.text import json_text
+from tests.verify.checking import verify
+from tests.verify.tampering import tamperings
+
+HEADER = '<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>'
+
+CHAIN = f"""{HEADER} g (float[N,2] x, float[2] unused) => (float[N,2] y)
+    <float[1,2] s = {{0.1, 0.3}}, float z = {{0}}, float b = {{3}}, float t = {{0.25}},
+     float[2,2] w = {{1, -0.26, 0.6, 0.1}}, float[2] unused = {{1, 2}}> {{
+        [act] a = qonnx.custom_op.general.Quant
+            <signed = 1, narrow = 0, rounding_mode = "ROUND">(x, s, z, b)
+        [weight] v = qonnx.custom_op.general.Quant
+            <signed = 1, narrow = 1, rounding_mode = "ROUND">(w, t, z, b)
+        [product] m = MatMul(a, v)
+        [kept] r = Add(m, unused)
+        [out] y = qonnx.custom_op.general.Quant
+            <signed = 0, narrow = 0, rounding_mode = "FLOOR">(r, t, z, b)
+    }}"""
+
+HALF = [
+    f"""<ir_version: 10, opset_import: ["": 21]> g (float16[N,2] x) => (float16[N,2] y)
+    <float[2] f = {{1, 2}}, float[2] g = {{-1, -2}}> {{
+        [cast] c = Cast <to = 10> ({of}) [last] y = {body} }}"""
+    for body, of in (("Add(x, c)", "f"), ("Sub(x, c)", "g"))
+]
+
+RESIDUAL = [
+    f"""<ir_version: 10, opset_import: ["": 21]> g (float[N] x, float[N] u) => (float[N] y)
+    <float s = {{0.5}}, float t = {{0.25}}, int8 z = {{0}}> {{
+        [qx] c = QuantizeLinear(x, s, z)  [dx] a = DequantizeLinear(c, s, z)
+        [qu] d = QuantizeLinear(u, t, z)  [du] b = DequantizeLinear(d, t, z)
+        {body} }}"""
+    for body in (
+        "[sum] p = Add(a, b)  [last] y = Relu(p)",
+        "[minus] n = Neg(b)  [sum] p = Sub(a, n)  [last] y = Relu(p)",
+    )
+]
+
+
+def chain(*, differs: bool) -> tuple[ir.Model, ir.Model]:
+    ours = ir.from_onnx_text(CHAIN)
+    theirs = qgraph.load(ours).clone()
+    theirs.apply(transforms.ConvertDialect(to="qdq"))
+    if differs:
+        for node in theirs.ir.graph:
+            if node.op_type == "Clip":
+                high = node.inputs[2]
+                high.const_value = ir.tensor(high.const_value.numpy() - 1, name=high.name)
+                break
+    return ours, theirs.ir
+
+
+def pair(texts: list[str]) -> tuple[ir.Model, ir.Model]:
+    ours, theirs = map(ir.from_onnx_text, texts)
+    return ours, theirs
+
+
+HARMLESS = {
+    "chain": {"regions: 1 missing"},  # constants that are equal in bits are seen to be
+    # equal values are a difference where bits were asked for
+    "different": {
+        "regions: 1 missing",
+        "regions.1.verdict: undecided",
+        "regions.2.verdict: different",
+    },
+    "half": {"keep_inputs: the opposite"},  # none of its initializers can be fed
+    "residual": {"keep_inputs: the opposite"},
+}
+"""Changes after which a certificate says no more than before."""
+
+MAKERS = {
+    "chain": lambda: chain(differs=False),
+    "different": lambda: chain(differs=True),
+    "half": lambda: pair(HALF),
+    "residual": lambda: pair(RESIDUAL),
+}
+
+
+def certificate(models: tuple[ir.Model, ir.Model]) -> dict[str, Any]:
+    found = qgraph.prove(*models, evidence=True)
+    return json.loads(json_text(found.to_json()))
+
+
+def survivors(
+    document: dict[str, Any], models: tuple[Any, Any], *, step: int = 1
+) -> tuple[int, list[str]]:
+    """Return how many changed certificates were tried, and what was changed in those that hold."""
+    found, count = [], 0
+    for what, changed in itertools.islice(tamperings(document), 0, None, step):
+        count += 1
+        with contextlib.suppress(QGraphError):
+            verify(changed, *models)
+            found.append(what)
+    return count, found
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_few_of_all_changes(name):
+    models = MAKERS[name]()
+    document = certificate(models)
+    assert verify(document, *models) == ("different" if name == "different" else "proved")
+    count, found = survivors(document, models, step=17)
+    assert count >= 6
+    assert set(found) <= HARMLESS[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_quarter_of_all_changes(name):
+    models = MAKERS[name]()
+    count, found = survivors(certificate(models), models, step=4)
+    assert count > 25
+    assert set(found) <= HARMLESS[name]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", MAKERS)
+def test_all_changes(name):
+    models = MAKERS[name]()
+    count, found = survivors(certificate(models), models)
+    assert count > 100
+    assert set(found) == HARMLESS[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [("brev_cnn_fp8e4m3", "qdq"), ("nncf_cnn_w4a4", "qdq"), ("brev_cnn_w4a4", "openvino")],
+)
+def test_changes_in_certificates_of_real_models(real_models: dict[str, Path], name, to):
+    model = qgraph.load(real_models[name])
+    changed = model.clone()
+    changed.apply(transforms.ConvertDialect(to=to))
+    document = certificate((model, changed))
+    assert verify(document, model, changed) == "proved"
+    assert survivors(document, (model, changed), step=97)[1] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["qdq", "openvino", "onnx", "qonnx", "folded"])
+def test_certificates_of_all_models_hold(real_models: dict[str, Path], model_name, to):
+    model = qgraph.load(real_models[model_name])
+    changed = model.clone()
+    changed.apply(transforms.FoldWeights() if to == "folded" else transforms.ConvertDialect(to=to))
+    document = certificate((model, changed))
+    assert verify(document, model, changed) == document["verdict"] == "proved"
+
+
+def test_a_witness_has_to_show_the_difference():
+    models = chain(differs=True)
+    document = certificate(models)
+    region = next(r for r in document["regions"] if r["verdict"] == "different")
+    assert region["witness"]["input"] != 0.0
+    region["witness"] |= {"input": 0.0, "reference": 0.0, "candidate": 0.0}
+    with pytest.raises(QGraphError, match="prover finds something else"):
+        verify(document, *models)

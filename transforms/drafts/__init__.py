@@ -1,0 +1,1 @@
+"""Choosing, writing and committing drafts."""

@@ -1,0 +1,235 @@
+"""Choosing the draft that replaces a site, carrying choices out, and reporting every site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Verdict
+from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.opset import versions as opset
+from qgraph.graph.scopes import owners
+from qgraph.model import Model
+from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.quantizer import Quantizer, Ranged, Unnamed
+from qgraph.quantizers.site import Refusal, Site
+from qgraph.reports import Outcome, Report, SiteReport, operator_name
+from qgraph.transforms.drafts.versions import raise_opset
+
+T = TypeVar("T")
+
+
+def entry(node: ir.Node, outcome: Outcome, reason: str | None = None, **fields: Any) -> SiteReport:
+    """Return the entry of the report for a site that the report names by one of its nodes.
+
+    Args:
+        node: the node.
+        outcome: what became of the site.
+        reason: why, or a remark.
+        fields: other fields of the entry.
+    """
+    return SiteReport(label(node), operator_name(node), "", outcome, reason=reason, **fields)
+
+
+def label(node: ir.Node) -> str:
+    """Return the name of a node; of one without a name, that of its first output."""
+    return node.name or (node.outputs[0].name if node.outputs else None) or node.op_type
+
+
+def readable(sites: Iterable[T | Refusal], others: list[SiteReport]) -> Iterator[T]:
+    """Yield the sites that can be read; add an entry to ``others`` for each refusal."""
+    for site in sites:
+        if isinstance(site, Refusal):
+            others.append(entry(site.root, Outcome.REFUSED, site.reason))
+        else:
+            yield site
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of one site: a draft with its verdict, or a reason for a refusal."""
+
+    site: Site
+    draft: Draft | None
+    verdict: Verdict | None
+    reason: str | None = None
+    figures: Mapping[str, float | int | str] = field(default_factory=dict)
+
+    @property
+    def opset(self) -> int:
+        """The lowest opset that has the draft; 0 without one."""
+        return 0 if self.draft is None else self.draft.opset
+
+    @property
+    def stands(self) -> bool:
+        """Whether all nodes that it is about are still in the graph."""
+        return self.site.stands
+
+    def prepare(self, editor: Editor) -> None:
+        """Change what has to be changed before drafts are carried out: nothing."""
+
+    def report(self) -> SiteReport:
+        """Return the entry of the report."""
+        if self.draft is None:
+            found = {"verdict": self.verdict, "figures": self.figures}
+            return entry(self.site.root, Outcome.REFUSED, self.reason, **found)
+        return entry(
+            self.site.root,
+            Outcome.CHANGED,
+            self.reason,
+            spelling=self.draft.spelling,
+            verdict=self.verdict,
+            figures=self.figures,
+            ledger=self.draft.ledger,
+        )
+
+
+D = TypeVar("D", bound=Decision)
+
+
+def choose(
+    offers: Iterable[tuple[Site, Iterable[Draft]]], exact: Exactness, limit: int, comparer: Comparer
+) -> list[Decision]:
+    """Return for each site the first of its drafts that reaches ``exact`` within opset ``limit``.
+
+    A draft without verdict or below the level is passed over; the reason of a refusal names the
+    best one that was tried. The first drafts of all sites are compared together, then the second
+    drafts of the sites that are left, and so on. How equal the drafts below ``exact`` are is
+    computed only for sites where all drafts are below it.
+    """
+    tried = [_Offer(site, iter(drafts)) for site, drafts in offers]
+    pending = [offer for offer in tried if offer.decision is None]
+    while pending:
+        drafted = [(offer, draft) for offer in pending if (draft := offer.next_draft(limit))]
+        pairs = [(offer.site, draft) for offer, draft in drafted]
+        verdicts = comparer.compare_all(pairs, at_least=exact)
+        for (offer, draft), verdict in zip(drafted, verdicts, strict=True):
+            offer.take(draft, verdict, exact)
+        pending = [offer for offer, _ in drafted if offer.decision is None]
+    failed = [
+        (offer, draft) for offer in tried if offer.decision is None for draft in offer.passed_over
+    ]
+    verdicts = comparer.compare_all([(offer.site, draft) for offer, draft in failed])
+    for (offer, _), verdict in zip(failed, verdicts, strict=True):
+        offer.best = nearer(offer.best, verdict)
+    return [offer.decision or offer.refusal(exact, limit) for offer in tried]
+
+
+def nearer(one: Verdict | None, other: Verdict) -> Verdict:
+    """Return the better of two verdicts, the second one if they are equally good."""
+    if one is None or one.exactness is None or other.reaches(one.exactness):
+        return other
+    return one
+
+
+@dataclass
+class _Offer:
+    """A site, the drafts that are not tried yet, and the results so far."""
+
+    site: Site
+    drafts: Iterator[Draft]
+    decision: Decision | None = None
+    best: Verdict | None = None
+    lowest: int | None = None
+    passed_over: list[Draft] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        reason = unhealthy(self.site.quantizer)
+        if reason is not None:
+            self.decision = Decision(self.site, None, None, reason)
+
+    def next_draft(self, limit: int) -> Draft | None:
+        """Return the next draft within the opset limit."""
+        for draft in self.drafts:
+            if draft.opset <= limit:
+                return draft
+            self.lowest = min(self.lowest or draft.opset, draft.opset)
+        return None
+
+    def take(self, draft: Draft, verdict: Verdict, exact: Exactness) -> None:
+        """Choose ``draft`` if it is equal enough."""
+        if verdict.reaches(exact):
+            self.decision = Decision(self.site, draft, verdict)
+        else:
+            self.passed_over.append(draft)
+
+    def refusal(self, exact: Exactness, limit: int) -> Decision:
+        """Return the decision on a site for which no draft is left."""
+        parts, best = [], self.best
+        if best is not None and best.exactness is None:
+            parts.append(best.reason or "undecided")
+        elif best is not None:
+            parts.append(f"{_closest(best)}; expected {exact}")
+        if self.lowest is not None:
+            parts.append(opset_reason("an equal form", self.lowest, limit))
+        return Decision(self.site, None, best, "; ".join(parts) or None)
+
+
+def opset_reason(what: str, needed: int, limit: int) -> str:
+    """Return why something is refused that needs an opset above the limit."""
+    return f"{what} needs opset {needed}, above {limit}; allow opset {needed}"
+
+
+def _closest(best: Verdict) -> str:
+    number = best.differing_inputs
+    level = "differs" if best.exactness is Exactness.DIFFERENT else f"is equal in {best.exactness}"
+    count = f" ({number} {'input gives' if number == 1 else 'inputs give'} other values)"
+    return f"no form in this dialect is equal: the closest one {level}" + (count if number else "")
+
+
+def unhealthy(quantizer: Quantizer) -> str | None:
+    """Return why a quantizer computes no useful numbers, or None."""
+    if isinstance(quantizer, Ranged | Unnamed):
+        return None
+    for value, word in ((0.0, "zero"), (np.nan, "NaN"), (np.inf, "infinite")):
+        same = np.isnan(quantizer.scale) if np.isnan(value) else np.abs(quantizer.scale) == value
+        if same.any():
+            return f"its scale is {word}, a fault that conversions do not carry over"
+    return None
+
+
+def raise_and_settle(
+    model: Model,
+    propose: Callable[[], tuple[list[D], list[SiteReport]]],
+    editor: Editor,
+    report: Report,
+) -> list[D]:
+    """Raise the opset as far as the chosen drafts need, carry them out, and report every site.
+
+    Args:
+        model: is changed.
+        propose: returns the decisions, and the entries of all other sites. It is called again if
+            raising the opset rewrote a node that a decision is about.
+        editor: made the drafts.
+        report: gets an entry for each site.
+    """
+    decisions, others = propose()
+    report.notes += raise_opset(model.ir, (decision.opset for decision in decisions))
+    if not all(decision.stands for decision in decisions):
+        decisions, others = propose()
+    settle(model, decisions, editor, report)
+    report.sites += others
+    return decisions
+
+
+def settle(model: Model, decisions: Sequence[Decision], editor: Editor, report: Report) -> None:
+    """Carry out all chosen drafts, in the order given, and report every decision."""
+    report.sites += [decision.report() for decision in decisions]
+    editor.learn()
+    for decision in decisions:
+        decision.prepare(editor)
+    editor.replace_all(decision.draft for decision in decisions if decision.draft is not None)
+    opset.declare_domains(model.ir)
+    forget_domains(model, {node.domain for each in decisions for node in each.site.nodes})
+
+
+def forget_domains(model: Model, domains: set[str]) -> None:
+    """Drop the imports of those of ``domains`` that no node uses any more."""
+    unused = domains - {node.domain for node in model.nodes()} - {""}
+    for owner in owners(model.ir):
+        for domain in unused & set(owner.opset_imports):
+            del owner.opset_imports[domain]

@@ -1,0 +1,148 @@
+"""Replacing nodes by others that compute the same: what lowering and raising passes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError, UnsupportedError, where
+from qgraph.exactness import Exactness, Verdict
+from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.inference.walk import inferred
+from qgraph.graph.opset import versions as opset
+from qgraph.model import Model
+from qgraph.quantizers.site import Refusal
+from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.transforms.drafts.choice import entry, forget_domains, opset_reason
+from qgraph.transforms.drafts.versions import raise_opset
+
+
+@dataclass(frozen=True, eq=False)
+class Rebuild:
+    """Nodes for which others can be written.
+
+    Attributes:
+        root: the node that the report names.
+        nodes: what is replaced, in order; the last one has the only output.
+        verdict: how equal the new nodes are.
+        write: appends them to a draft and returns the output.
+        opset: lowest version of the standard operators that has them.
+    """
+
+    root: ir.Node
+    nodes: tuple[ir.Node, ...]
+    verdict: Verdict
+    write: Callable[[Draft], Operand]
+    opset: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A node that is left as it is, and why that is no refusal."""
+
+    root: ir.Node
+    reason: str
+
+
+Found = Rebuild | Refusal | Kept
+"""What a pass finds at a node."""
+
+
+def read_all(
+    model: Model, nodes: Iterable[ir.Node], read: Callable[[ir.Node], Found | None]
+) -> Iterator[Found]:
+    """Yield what ``read`` returns for each node but None; its errors become refusals.
+
+    Calls of functions of the model are left out.
+    """
+    for node in nodes:
+        if node.op_identifier() in model.ir.functions:
+            continue
+        try:
+            found = read(node)
+        except (OperatorError, UnsupportedError) as error:
+            found = Refusal(node, str(error))
+        except ValueError as error:
+            found = Refusal(node, f"{where(node)}: {error}")
+        if found is not None:
+            yield found
+
+
+def rebuild(
+    model: Model, found: Iterable[Found], exact: Exactness, report: Report, *, limit: int
+) -> None:
+    """Carry out what reaches ``exact`` within opset ``limit``; report everything.
+
+    The opset is raised once, as far as needed.
+
+    Args:
+        model: is changed in place.
+        found: must stay valid when the opset is raised: its nodes are not rewritten for that.
+        exact: minimum level of equality to accept.
+        report: gets an entry for everything found.
+        limit: highest opset that may be used.
+    """
+    settled = [_settle(each, exact, limit) for each in found]
+    chosen = [each for each in settled if isinstance(each, Rebuild)]
+    report.notes += raise_opset(model.ir, (each.opset for each in chosen))
+    editor = Editor(model.ir)
+    drafts = {each: _draft(each, editor) for each in chosen}
+    for each in settled:
+        if isinstance(each, Rebuild):
+            report.sites.append(
+                entry(
+                    each.root,
+                    Outcome.CHANGED,
+                    spelling=drafts[each].spelling,
+                    verdict=each.verdict,
+                )
+            )
+        else:
+            report.sites.append(each)
+    editor.replace_all(drafts.values())
+    if chosen:
+        opset.declare_domains(model.ir)
+        forget_domains(model, {node.domain for each in chosen for node in each.nodes})
+        needed_format = opset.minimum_ir_version(model.ir)
+        model.ir.ir_version = max(model.ir.ir_version or 0, needed_format)
+
+
+def _settle(found: Found, exact: Exactness, limit: int) -> Rebuild | SiteReport:
+    if isinstance(found, Kept):
+        return entry(found.root, Outcome.KEPT, found.reason)
+    if isinstance(found, Refusal):
+        return entry(found.root, Outcome.REFUSED, found.reason)
+    if not found.verdict.reaches(exact):
+        reason = (
+            f"equal only in {found.verdict.exactness}, expected {exact}: {found.verdict.reason}; "
+            f"accept that with exact={found.verdict.exactness}"
+        )
+        return entry(found.root, Outcome.REFUSED, reason, verdict=found.verdict)
+    if found.opset > limit:
+        return entry(found.root, Outcome.REFUSED, opset_reason("it", found.opset, limit))
+    return found
+
+
+def _draft(found: Rebuild, editor: Editor) -> Draft:
+    # Several inputs are no parameters, and new nodes read them themselves: none stands for data,
+    # whose type would else be that of everything drafted.
+    nowhere = ir.Value(name="")
+    draft = editor.draft(Region(nowhere, found.nodes[-1].outputs[0], found.nodes))
+    return draft.giving(found.write(draft))
+
+
+def inferred_operands(
+    model: Model, wanted: Callable[[ir.Node], bool]
+) -> AbstractContextManager[None]:
+    """Give inputs of nodes their inferred types and shapes for a while.
+
+    Args:
+        model: values of its main graph and of subgraphs are treated.
+        wanted: whether the inputs of a node matter.
+    """
+    nodes = ir.traversal.RecursiveGraphIterator(model.ir.graph)
+    values = [value for node in nodes if wanted(node) for value in node.inputs if value]
+    return inferred(model.ir, values)

@@ -1,0 +1,246 @@
+"""Operators that sum products of codes, written in standard operators, and read from these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError, where
+from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.constants import constant_expression
+from qgraph.ops.integer.decoded import (
+    is_of_decoded,
+    read_decoded,
+    read_wholes,
+    result_parameters,
+    scale_axis,
+)
+from qgraph.ops.integer.forms import compare_forms, draft_exact, draft_operator, draft_reals
+from qgraph.ops.integer.products import Product, Result
+from qgraph.ops.integer.rescaling import unproved
+from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
+from qgraph.quantizers.site import Refusal
+from qgraph.transforms.drafts.rebuilding import Found, Kept, Rebuild
+
+Array = npt.NDArray[Any]
+
+_OPSET, _OPSET_OF_AXES = 10, 13
+_WRAPS = 1 << 31
+_ONE = np.ones((), np.float32)
+
+
+def lower_exactly(product: Product) -> Found:
+    """Return how to write an operator in exact sums, refused if only the operator has them."""
+    node, kind = product.node, product.exact_type
+    if kind is None and product.result is Result.SUMS:
+        reason = (
+            f"its sums {product.size}, float32 is exact below 2**24 and there is no other form; it "
+            "is a standard operator"
+        )
+        return Kept(node, reason)
+    if kind is None and product.transposed:
+        reason = (
+            f"its sums {product.size} and MatMulInteger does not transpose; transpose its weights "
+            "first"
+        )
+        return Refusal(node, reason)
+    reason = f"{product.integer_operator} keeps the sums"
+    if kind is not None:
+        reason = f"sums of at most {product.largest} are exact in {kind.name.lower()}"
+    verdict = Verdict(Exactness.BITS, Method.CONGRUENCE, reason=reason)
+    return Rebuild(node, (node,), verdict, lambda draft: draft_exact(draft, product), _OPSET)
+
+
+def lower_to_reals(product: Product, *, subtracts: bool = False) -> Rebuild:
+    """Return how to write an operator with real numbers, and how equal that is.
+
+    Args:
+        product: the operator.
+        subtracts: write the zero point of the first factor as a Sub; see
+            :func:`qgraph.graph.opset.versions.refused_decoders`.
+
+    Raises:
+        ValueError: QuantizeLinear or DequantizeLinear cannot have its parameters.
+    """
+    for factor in (product.a, product.b):
+        factor.check_one_axis()
+    if isinstance(product.y_scale, np.ndarray) and product.y_scale.size > 1:
+        raise ValueError("the scale of the result differs by rows; QuantizeLinear has one")
+    has_axes = {product.a.axis, product.b.axis} != {None} or product.kind == "Conv"
+    return Rebuild(
+        product.node,
+        (product.node,),
+        compare_forms(product),
+        lambda draft: draft_reals(draft, product, subtracts=subtracts),
+        _OPSET_OF_AXES if has_axes else _OPSET,
+    )
+
+
+def raise_product(end: ir.Node, *, microsoft: bool) -> Rebuild | Refusal | None:
+    """Return how to write a product that ends in a QuantizeLinear or Cast as one operator.
+
+    Args:
+        end: the QuantizeLinear, or the Cast to int32.
+        microsoft: whether operators of com.microsoft are allowed.
+
+    Returns:
+        None if there is no product before the node.
+
+    Raises:
+        OperatorError: the product has no integer form.
+    """
+    read = _read_coded(end) if end.op_type == "QuantizeLinear" else _read_sums(end)
+    if read is None:
+        return None
+    product, nodes, verdict = read
+    if product.kind == "Gemm" and not microsoft:
+        reason = "only com.microsoft has an operator for Gemm; allow it with microsoft=true"
+        return Refusal(nodes[0], reason)
+    dtype = end.outputs[0].dtype
+    write = lambda draft: draft_operator(draft, product, dtype)  # noqa: E731
+    return Rebuild(nodes[0], nodes, verdict, write, _OPSET)
+
+
+_Raised = tuple[Product, tuple[ir.Node, ...], Verdict]
+"""What nodes compute, the nodes, and how equal the integer operator is."""
+
+
+def _read_coded(encode: ir.Node) -> _Raised | None:
+    """Read the product before a QuantizeLinear: of decoded codes, or of whole numbers."""
+    total = only_source(encode.inputs[0], encode)
+    clamp = total if total is not None and total.op_type in ("Clip", "Relu") else None
+    if clamp is not None:
+        total = only_source(clamp.inputs[0], clamp)
+    if total is None:
+        return None
+    if is_of_decoded(total):
+        encoding = result_parameters(encode)
+        if clamp is not None:
+            _check_saturation(clamp, *encoding)
+        product = read_decoded(total)
+        if product is None:
+            return None
+        bias = product.bias
+        if isinstance(bias, np.ndarray) and bias.shape[-1:] not in ((), (bias.size,)):
+            raise OperatorError(
+                f"{where(total)}: its bias has shape {list(bias.shape)}, expected one number for "
+                "each channel"
+            )
+        product = _encoded(product, encoding)
+        nodes = (total, encode) if clamp is None else (total, clamp, encode)
+        return product, nodes, compare_forms(product)
+    return None if clamp is not None else _read_scaled(total, encode)
+
+
+def _read_scaled(scaled: ir.Node, encode: ir.Node) -> _Raised | None:
+    """Read whole sums that a Mul scales to steps, which a QuantizeLinear with scale 1 encodes."""
+    multiplier = constant_expression(scaled.inputs[1]) if scaled.op_type == "Mul" else None
+    total = only_source(scaled.inputs[0], scaled)
+    nodes: tuple[ir.Node, ...] = (scaled, encode)
+    if total is not None and total.op_type == "Cast":
+        nodes = (total, *nodes)
+        total = only_source(total.inputs[0], total)
+    if total is None or multiplier is None:
+        return None
+    product = _read_constant_wholes(total)
+    if product is None:
+        return None
+    encoding = result_parameters(encode)
+    if encoding[0] != 1:
+        return None
+    shape = product.b.codes.shape
+    rank = 2 if shape is None else len(shape)
+    scale = _of_channels(scaled, multiplier, rank - 2 if product.kind == "Conv" else 0)
+    axis = scale_axis(total, rank)
+    a, b = replace(product.a, scale=_ONE), replace(product.b, scale=scale, axis=axis)
+    product = _encoded(replace(product, a=a, b=b), encoding)
+    return product, (total, *nodes), _exact_sums(product)
+
+
+def _read_sums(cast: ir.Node) -> _Raised | None:
+    """Read whole sums that a Cast makes int32."""
+    if cast.attributes.get_int("to", 0) != ir.DataType.INT32.value:
+        return None
+    total = only_source(cast.inputs[0], cast)
+    product = None if total is None else _read_constant_wholes(total)
+    if total is None or product is None or product.bias is not None or product.kind == "Gemm":
+        return None
+    return product, (total, cast), _exact_sums(product)
+
+
+def _read_constant_wholes(total: ir.Node) -> Product | None:
+    """Read a product of whole numbers whose zero points are constant."""
+    product = read_wholes(total)
+    if product is None:
+        return None
+    is_open = any(isinstance(each.zero_point, ir.Value) for each in (product.a, product.b))
+    return None if is_open else product
+
+
+def _encoded(product: Product, encoding: tuple[Array, Array]) -> Product:
+    scale, zero = encoding
+    return replace(product, result=Result.CODES, y_scale=scale, y_zero_point=zero)
+
+
+def _exact_sums(product: Product) -> Verdict:
+    """Return the verdict on sums of whole numbers, which are exact if their type holds them."""
+    is_wide = product.node.outputs[0].dtype is ir.DataType.DOUBLE
+    limit, largest = _WRAPS if is_wide else EXACT_IN_FLOAT32, product.largest
+    if largest is None or largest >= limit:
+        return unproved(f"the sums {product.size}")
+    reason = f"sums of at most {largest} are exact in both"
+    return Verdict(Exactness.BITS, Method.CONGRUENCE, reason=reason)
+
+
+def _of_channels(scaled: ir.Node, multiplier: Array, after: int) -> Array:
+    """Return a multiplier of the sums, where channels are followed by ``after`` axes."""
+    if multiplier.size == 1:
+        return multiplier.reshape(())
+    if multiplier.shape[-1 - after :][:1] != (multiplier.size,):
+        raise OperatorError(
+            f"{where(scaled)}: its multiplier has shape {list(multiplier.shape)}, expected one for "
+            "each column or channel"
+        )
+    return multiplier.reshape(-1, *(1,) * after)
+
+
+def _check_saturation(clamp: ir.Node, scale: Array, zero_point: Array) -> None:
+    """Refuse a Relu or Clip that does more than the QuantizeLinear after it.
+
+    Rounding is monotone: if the lower bound has the lowest code, everything below gets it anyway.
+
+    Raises:
+        OperatorError: a bound lies inside the range of the codes, or is known at run time only.
+    """
+    limits = np.iinfo(zero_point.dtype)
+    low, high = _bounds(clamp) if clamp.op_type == "Clip" else (np.float32(0), None)
+    zero = int(zero_point)
+    with np.errstate(all="ignore"):
+        if low is not None and not np.rint(low / scale) + zero <= limits.min:
+            raise OperatorError(f"{where(clamp)}: its lower bound {low:g} has no lowest code")
+        if high is not None and not np.rint(high / scale) + zero >= limits.max:
+            raise OperatorError(f"{where(clamp)}: its upper bound {high:g} has no highest code")
+
+
+def _bounds(clamp: ir.Node) -> tuple[Any, Any]:
+    bounds = []
+    for index, name in ((1, "min"), (2, "max")):
+        value = clamp.inputs[index] if index < len(clamp.inputs) else None
+        array = constant_expression(value)
+        if value is not None and (array is None or array.size != 1):
+            raise OperatorError(f"{where(clamp)}: its bound {name} is known at run time only")
+        attribute = clamp.attributes.get_float(name)
+        bounds.append(attribute if array is None else array.reshape(())[()])
+    return bounds[0], bounds[1]
+
+
+def only_source(value: ir.Value | None, reader: ir.Node) -> ir.Node | None:
+    """Return the standard node that computes ``value`` for ``reader`` alone."""
+    node = None if value is None else value.producer()
+    if value is None or node is None or node.domain or value.is_graph_output():
+        return None
+    return node if set(value.consumers()) == {reader} and node.graph is reader.graph else None

@@ -1,0 +1,263 @@
+"""Operators of com.microsoft that map or average codes, in standard operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError, where
+from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.edit import Draft, Operand
+from qgraph.graph.schema import MICROSOFT
+from qgraph.ops.dispatch import kernel_for
+from qgraph.ops.integer.forms import draft_codes
+from qgraph.ops.integer.kernels import code_kernel
+from qgraph.ops.integer.products import read_encoding, read_single, refuse_references
+from qgraph.ops.integer.rescaling import compare_tables, unproved
+from qgraph.ops.integer.sums import EXACT_IN_FLOAT32, Factor, cast
+from qgraph.ops.integer.tables import averages_all, counts, recode
+from qgraph.ops.kernels.standard import Windows
+from qgraph.quantizers.site import Refusal
+from qgraph.transforms.drafts.rebuilding import Rebuild
+from qgraph.transforms.integers.pairs import draft_offset_codes
+
+Array = npt.NDArray[Any]
+Lowered = Rebuild | Refusal
+Encoding = tuple[Array, Array]
+"""Scale and zero point of the result."""
+
+_REAL = ir.DataType.FLOAT
+_OPSET, _OPSET_OF_NEGATIVE_INDICES, _OPSET_OF_PADS, _OPSET_OF_AXES = 10, 11, 11, 13
+_MOST = 64
+"""Elements of a window that are added one by one, at most."""
+_END = np.iinfo(np.int64).max
+_SAME = Verdict(
+    Exactness.BITS, Method.CONGRUENCE, reason="defined by DequantizeLinear and QuantizeLinear"
+)
+
+
+def lower_function(node: ir.Node, *, reals: bool) -> Lowered | None:
+    """Return how to write a node, exactly or with real numbers; None if it is none of these.
+
+    Raises:
+        OperatorError: a parameter or a size is only known at run time.
+    """
+    lower = _LOWERED.get(node.op_type) if node.domain == MICROSOFT else None
+    if lower is None:
+        return None
+    refuse_references(node)
+    return lower(node, reals)
+
+
+def _concat(node: ir.Node, reals: bool) -> Lowered:
+    s_y, z_y, *rest = node.inputs
+    parts = [read_single(node, *rest[start : start + 3]) for start in range(0, len(rest), 3)]
+    encoding = read_encoding(node, s_y, z_y, parts[0].dtype)
+    axis = {"axis": node.attributes["axis"].as_int()}
+
+    def write(draft: Draft) -> Operand:
+        y = draft.node("Concat", [each.draft_reals(draft) for each in parts], axis, dtype=_REAL)
+        return draft.node("QuantizeLinear", [y, *encoding])
+
+    return Rebuild(node, (node,), _SAME, write, _OPSET)
+
+
+def _where(node: ir.Node, reals: bool) -> Lowered:
+    inputs: list[ir.Value | None] = [*node.inputs, *[None] * (9 - len(node.inputs))]
+    condition, *rest = inputs
+    x, y = read_single(node, *rest[:3]), read_single(node, *rest[3:6])
+    encoding = read_encoding(node, rest[6], rest[7], x.dtype)
+    if condition is None:
+        raise OperatorError(f"{where(node)}: its condition is missing, expected a tensor.")
+
+    def write(draft: Draft) -> Operand:
+        operands = [condition, x.draft_reals(draft), y.draft_reals(draft)]
+        return draft.node("QuantizeLinear", [draft.node("Where", operands, dtype=_REAL), *encoding])
+
+    return Rebuild(node, (node,), _SAME, write, _OPSET)
+
+
+def _activation(node: ir.Node, reals: bool) -> Lowered:
+    x, encoding = _read(node)
+    name = node.op_type.removeprefix("QLinear")
+    attributes = {k: v.value for k, v in node.attributes.items() if k == "alpha"}
+    # The order of bytes: negative codes are indices from the end.
+    every = np.arange(256).astype(np.uint8).view(x.dtype)
+    table = np.asarray(code_kernel(node)(every, *x.stored_parameters, *encoding)[0])
+    kernel = kernel_for(ir.node(name, [ir.val("x")], attributes, outputs=[ir.val("y")]), {"": 16})
+
+    def apply(r: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        with np.errstate(all="ignore"):
+            return np.asarray(kernel(r)[0])
+
+    other = recode(every, *x.stored_parameters, *encoding, apply)
+    verdict = compare_tables(other, table, "codes")
+    if reals or (name == "LeakyRelu" and verdict.reaches(Exactness.BITS)):
+        return _by_reals(node, x, encoding, name, attributes, verdict)
+
+    def write(draft: Draft) -> Operand:
+        index = cast(draft, x.codes, ir.DataType.INT32)
+        return draft.node("Gather", [draft.constant(table, "table"), index], {"axis": 0})
+
+    verdict = Verdict(Exactness.BITS, Method.EXHAUSTIVE, reason="a table of all 256 codes")
+    return Rebuild(node, (node,), verdict, write, _OPSET_OF_NEGATIVE_INDICES)
+
+
+def _softmax(node: ir.Node, reals: bool) -> Lowered:
+    x, encoding = _read(node)
+    if not reals:
+        reason = "it sums powers from a table in float32, one after the other; form=qdq is near"
+        return Refusal(node, f"{where(node)}: {reason}")
+    step = encoding[0]
+    whole = np.float32(1) / step
+    if whole != np.floor(whole):
+        reason = (
+            f"it takes {np.floor(whole):g} for 1 / {step:g} = {whole:g}, the number of steps in 1, "
+            "which QuantizeLinear does not"
+        )
+        return Refusal(node, f"{where(node)}: {reason}")
+    rank = None if x.codes.shape is None else len(x.codes.shape)
+    axis = node.attributes.get_int("axis", -1)
+    is_last = axis == -1 or (rank is not None and axis == rank - 1)
+    if node.attributes["opset"].as_int() < _OPSET_OF_AXES and not is_last:
+        reason = "it runs over several axes at once; Softmax of opset 13 and later over one"
+        return Refusal(node, f"{where(node)}: {reason}")
+    verdict = unproved("powers and their sums are rounded otherwise")
+    return _by_reals(node, x, encoding, "Softmax", {"axis": axis}, verdict, _OPSET_OF_AXES)
+
+
+def _global_average_pool(node: ir.Node, reals: bool) -> Lowered:
+    """Average whole images: ``m * sum (x - z_x)`` with ``m = s_x / (s_y * n)``."""
+    x, (step, zero) = _read(node)
+    rank, is_last = len(x.codes.shape or ()), node.attributes.get_int("channels_last", 0)
+    if x.codes.shape is None:
+        raise OperatorError(f"{where(node)}: the shape of its input is not known; infer shapes.")
+    if reals:
+        if is_last:
+            raise OperatorError(f"{where(node)}: GlobalAveragePool has no channels_last.")
+        verdict = unproved("sums are rounded in another order, codes may differ by a step")
+        return _by_reals(node, x, (step, zero), "GlobalAveragePool", {}, verdict)
+    axes = list(range(1, rank - 1) if is_last else range(2, rank))
+    sizes = [x.codes.shape[axis] for axis in axes]
+    known = [size for size in sizes if isinstance(size, int)]
+    count = math.prod(known)
+    if len(known) < len(sizes) or count * 255 >= EXACT_IN_FLOAT32:
+        raise OperatorError(
+            f"{where(node)}: it sums over {sizes} elements, expected a known number of them, so "
+            "few that the sums stay below 2**24. Run shape inference with fixed sizes first."
+        )
+
+    def write(draft: Draft) -> Operand:
+        operands = [x.draft_difference(draft, _REAL), draft.constant(np.array(axes), "axes")]
+        total = draft.node("ReduceSum", operands, {"keepdims": 1}, dtype=_REAL)
+        multiplier = x.stored_parameters[0] / (step * np.float32(count))
+        return draft_codes(draft, draft.op.Mul(total, multiplier), zero)
+
+    reason = f"sums of at most {count * 255} are exact in float32"
+    verdict = Verdict(Exactness.BITS, Method.CONGRUENCE, reason=reason)
+    return Rebuild(node, (node,), verdict, write, _OPSET_OF_AXES)
+
+
+def _average_pool(node: ir.Node, reals: bool) -> Lowered:
+    """Average windows.
+
+    AveragePool leaves the order of its additions open; the exact form adds the elements of a window
+    one after the other, each a Slice of the image.
+    """
+    x, (step, zero) = _read(node)
+    get = node.attributes.get_int
+    if get("channels_last", 0):
+        return Refusal(node, f"{where(node)}: AveragePool has no channels_last")
+    if reals and get("count_include_pad", 0) != 0 and get("ceil_mode", 0) != 0:
+        reason = "with ceil_mode it counts elements behind the padding, which AveragePool does not"
+        return Refusal(node, f"{where(node)}: {reason}")
+    if reals:
+        attributes = {k: v.value for k, v in node.attributes.items() if k != "channels_last"}
+        verdict = unproved(
+            "the zero point is added before rounding there and after it here, and the order of the "
+            "additions is open"
+        )
+        return _by_reals(node, x, (step, zero), "AveragePool", attributes, verdict)
+    shape = x.codes.shape
+    sizes = [size for size in list(shape or ())[2:] if isinstance(size, int)]
+    if shape is None or len(sizes) < len(shape) - 2:
+        raise OperatorError(
+            f"{where(node)}: the size of its images is not known, on which the number of elements "
+            "in a window depends. Run shape inference with fixed sizes first."
+        )
+    if averages_all(node, sizes):
+        return _global_average_pool(node, False)
+    windows = Windows.of(node, sizes, node.attributes.get_ints("kernel_shape", []))
+    size = math.prod(windows.kernel)
+    if size > _MOST:
+        reason = f"windows of more than {_MOST} elements are not added one by one; form=qdq is near"
+        return Refusal(node, f"{where(node)}: {reason}")
+
+    def write(draft: Draft) -> Operand:
+        parts = _parts(draft, x, windows)
+        total: Operand = next(parts)
+        for part in parts:
+            total = draft.op.Add(total, part)
+        average = draft.op.Div(total, np.asarray(counts(node, windows, sizes), np.float32))
+        return draft_offset_codes(draft, draft.op.Div(average, step), zero)
+
+    reason = f"the {size} elements of a window are added in their order"
+    verdict = Verdict(Exactness.BITS, Method.CONGRUENCE, reason=reason)
+    return Rebuild(node, (node,), verdict, write, _OPSET_OF_PADS)
+
+
+def _parts(draft: Draft, x: Factor, windows: Windows) -> Iterator[ir.Value]:
+    """Yield the first element of all windows, then the second, and so on, in row order."""
+    image = x.draft_reals(draft)
+    if any(windows.before) or any(windows.after):
+        pads = np.array([0, 0, *windows.before, 0, 0, *windows.after], np.int64)
+        image = draft.node("Pad", [image, draft.constant(pads, "pads")], dtype=_REAL)
+    rank = len(windows.kernel)
+    axes = draft.constant(np.arange(2, 2 + rank), "axes")
+    steps = draft.constant(np.array(windows.strides, np.int64), "steps")
+    for starts in np.ndindex(windows.kernel):
+        sizes = zip(windows.kernel, starts, strict=True)
+        ends = [-(size - 1 - start) or _END for size, start in sizes]
+        bounds = [draft.constant(np.array(each, np.int64), "bounds") for each in (starts, ends)]
+        yield draft.node("Slice", [image, *bounds, axes, steps], dtype=_REAL)
+
+
+def _read(node: ir.Node) -> tuple[Factor, Encoding]:
+    """Read ``x, s_x, z_x, s_y, z_y``: codes, and scale and zero point of the result."""
+    x, s_x, z_x, s_y, z_y = [*node.inputs, *[None] * (5 - len(node.inputs))][:5]
+    codes = read_single(node, x, s_x, z_x, z_y)
+    return codes, read_encoding(node, s_y, z_y, codes.dtype)
+
+
+def _by_reals(
+    node: ir.Node,
+    x: Factor,
+    encoding: Encoding,
+    name: str,
+    attributes: dict[str, Any],
+    verdict: Verdict,
+    opset: int = _OPSET,
+) -> Rebuild:
+    """Return how to write a node as an operator on real numbers between Q and DQ."""
+
+    def write(draft: Draft) -> Operand:
+        y = draft.node(name, [x.draft_reals(draft)], attributes, dtype=_REAL)
+        return draft.node("QuantizeLinear", [y, *encoding])
+
+    return Rebuild(node, (node,), verdict, write, opset)
+
+
+_LOWERED: dict[str, Callable[[ir.Node, bool], Lowered]] = {
+    "QLinearAveragePool": _average_pool,
+    "QLinearConcat": _concat,
+    "QLinearGlobalAveragePool": _global_average_pool,
+    "QLinearLeakyRelu": _activation,
+    "QLinearSigmoid": _activation,
+    "QLinearSoftmax": _softmax,
+    "QLinearWhere": _where,
+}

@@ -1,0 +1,176 @@
+"""The passes ``lower-microsoft`` and ``raise-microsoft``: QuantizeLinear in either domain.
+
+Both domains define QuantizeLinear and DequantizeLinear by the same formula. They differ in the
+opsets that have types of codes, and in attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.errors import where
+from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.edit import Draft, Operand
+from qgraph.graph.opset.history import QDQ_SINCE
+from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.schema import MICROSOFT
+from qgraph.model import Model
+from qgraph.ops.steps import code_type, element_type
+from qgraph.quantizers.site import Refusal
+from qgraph.reports import Report
+from qgraph.transforms.base import Transform, option, transform
+from qgraph.transforms.drafts.rebuilding import (
+    Found,
+    Kept,
+    Rebuild,
+    inferred_operands,
+    read_all,
+    rebuild,
+)
+from qgraph.transforms.drafts.versions import lower_opset
+
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
+_SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
+_OPSET_OF_AXES, _OPSET_OF_HALVES, _OPSET_OF_BLOCKS = 13, 19, 21
+_OPSET_OF_NARROW = 21
+_CODES_OF_MICROSOFT = ("INT8", "UINT8", "INT16", "UINT16", "INT4", "UINT4", "INT32")
+_ONLY_STANDARD = ("block_size", "saturate", "precision")
+"""Attributes that com.microsoft does not have."""
+
+
+@transform("lower-microsoft")
+class LowerMicrosoft(Transform):
+    """Write QuantizeLinear and DequantizeLinear of com.microsoft in the standard domain.
+
+    The opset is raised where codes of 16 or 4 bits, scales along an axis, or 16-bit floats need it.
+    """
+
+    opset: int | None = option(
+        None, help="highest opset that may be used; default: 21, or the model's own if higher"
+    )
+
+    preserves: ClassVar[Exactness] = Exactness.BITS
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Find the nodes, raise the opset once as far as needed, replace."""
+        nodes = model.nodes(*(f"{MICROSOFT}::{name}" for name in _PAIR))
+        limit = ceiling(model.ir, self.opset)
+        with inferred_operands(model, lambda node: node.op_type in _PAIR):
+            found = read_all(model, nodes, _lowered)
+            rebuild(model, found, Exactness.BITS, report, limit=limit)
+
+
+@transform("raise-microsoft")
+class RaiseMicrosoft(Transform):
+    """Write QuantizeLinear and DequantizeLinear with codes of 16 and 4 bits in com.microsoft.
+
+    ONNX Runtime has them there below opset 21, which introduced these codes in the standard domain.
+    Codes of 8 bits stay, unless ``all`` is given. With ``opset`` the model is lowered to that
+    version afterwards, if all nodes exist there with the meaning and the types that they have.
+    """
+
+    opset: int | None = option(None, help="version to lower the standard operators to afterwards")
+    all: bool = option(False, help="also write codes of 8 bits in com.microsoft")
+
+    preserves: ClassVar[Exactness] = Exactness.BITS
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Replace the nodes, then lower the opset."""
+        nodes = (node for node in model.nodes(*_PAIR) if not node.domain)
+        now = model.ir.opset_imports.get("", 0)
+        with inferred_operands(model, lambda node: node.op_type in _PAIR):
+            found = read_all(model, nodes, self._raised)
+            rebuild(model, found, Exactness.BITS, report, limit=now)
+        if self.opset is not None:
+            report.notes += lower_opset(model.ir, ceiling(model.ir, self.opset))
+
+    def _raised(self, node: ir.Node) -> Found:
+        codes = code_type(node)
+        if codes is None:
+            return Refusal(
+                node, f"{where(node)}: the type of its codes is not known; run shape inference"
+            )
+        if codes.name not in _CODES_OF_MICROSOFT:
+            return Refusal(node, f"{where(node)}: com.microsoft has no codes of type {codes.name}")
+        if not self.all and QDQ_SINCE[codes.name] < _OPSET_OF_NARROW:
+            return Kept(
+                node,
+                f"codes of type {codes.name} are standard below opset {_OPSET_OF_NARROW}",
+            )
+        others = [name for name in _ONLY_STANDARD if _is_set(node, name)]
+        if others:
+            return Refusal(node, f"{where(node)}: com.microsoft has no attribute {others[0]!r}")
+        has_zero = len(node.inputs) > 2 and node.inputs[2] is not None
+        zero = None
+        if not has_zero and node.op_type == "QuantizeLinear" and codes is not ir.DataType.UINT8:
+            scale = constant_expression(node.inputs[1])
+            if scale is None:
+                return Refusal(
+                    node,
+                    f"{where(node)}: its output_dtype takes a zero point there, whose shape "
+                    "is that of its scale, known at run time only",
+                )
+            zero = np.zeros(scale.shape, codes.numpy())
+        return Rebuild(node, (node,), _SAME, _moved(node, MICROSOFT, zero))
+
+
+def _lowered(node: ir.Node) -> Found:
+    codes = code_type(node)
+    if codes is None or codes.name not in QDQ_SINCE:
+        kind = "not known; run shape inference first" if codes is None else codes.name
+        return Refusal(node, f"{where(node)}: the type of its codes is {kind}")
+    return Rebuild(node, (node,), _SAME, _moved(node, ""), _opset(node, codes))
+
+
+def _moved(
+    node: ir.Node, domain: str, zero_point: Operand | None = None
+) -> Callable[[Draft], Operand]:
+    """Return what drafts ``node`` in another domain, with a zero point if it has none."""
+    attributes: dict[str, Any] = dict(node.attributes)
+    if not domain and _is_single(node):
+        # Per tensor it has no meaning, and below opset 13 there is none.
+        attributes.pop("axis", None)
+    if domain:
+        attributes.pop("output_dtype", None)
+
+    def write(draft: Draft) -> Operand:
+        operands: list[Operand | None] = list(node.inputs)
+        if zero_point is not None:
+            operands = [*operands[:2], zero_point]
+        dtype = node.outputs[0].dtype
+        output = draft.node(node.op_type, operands, domain=domain, dtype=dtype)
+        producer = output.producer()
+        if producer is not None:
+            producer.attributes.update(attributes)
+        return output
+
+    return write
+
+
+def _is_single(node: ir.Node) -> bool:
+    """Return whether a node has one scale for the whole tensor, as far as its shape is known."""
+    scale = node.inputs[1]
+    return scale is not None and scale.shape is not None and len(scale.shape) == 0
+
+
+def _opset(node: ir.Node, codes: ir.DataType) -> int:
+    needed = [QDQ_SINCE[codes.name]]
+    if not _is_single(node):
+        needed.append(_OPSET_OF_AXES)
+    data = node.inputs[0] if node.op_type == "QuantizeLinear" else None
+    if ir.DataType.FLOAT16 in (element_type(node.inputs[1]), element_type(data)):
+        needed.append(_OPSET_OF_HALVES)
+    if "block_size" in node.attributes:
+        needed.append(_OPSET_OF_BLOCKS)
+    return max(needed)
+
+
+def _is_set(node: ir.Node, name: str) -> bool:
+    attribute = node.attributes.get(name)
+    default = 1 if name == "saturate" else 0
+    return attribute is not None and (attribute.is_ref() or attribute.as_int() != default)

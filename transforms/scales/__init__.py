@@ -1,1 +1,0 @@
-"""Factors of outputs, and the constants that take them in."""
