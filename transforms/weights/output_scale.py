@@ -55,10 +55,8 @@ class Scaling:
         Raises:
             Stuck: it is not known.
         """
-        shape: Sequence[object] | None = None
-        if value is not None:
-            stated = value.shape
-            shape = self.facts.get(value, UNKNOWN).shape if stated is None else tuple(stated)
+        fact = UNKNOWN if value is None else self.facts.get(value, UNKNOWN)
+        shape = fact.shape if value is None or value.shape is None else value.shape.dims
         if shape is None:
             name = "" if value is None else value.name
             raise Stuck(f"the shape of {name!r} at {title(node)} is not known; infer shapes first")
