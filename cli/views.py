@@ -75,20 +75,18 @@ class Views:
             outputs: with which the files appear.
             batches: inputs of the first one.
         """
-        from qgraph.storage.archive import write_text
-
         if self.sarif is not None:
             from qgraph.reporting.sarif import sarif_log
 
-            write_text(self.sarif, sarif_log(document), outputs)
+            outputs.write_text(self.sarif, sarif_log(document))
         if self.markdown is not None:
             from qgraph.reporting.pages import markdown_report
 
-            write_text(self.markdown, markdown_report(document), outputs)
+            outputs.write_text(self.markdown, markdown_report(document))
         if self.junit is not None:
             from qgraph.reporting.junit import junit_report
 
-            write_text(self.junit, junit_report(document), outputs)
+            outputs.write_text(self.junit, junit_report(document))
         if self.html is not None:
             from qgraph.inventory.pictures import illustrated
             from qgraph.model import load
@@ -98,7 +96,7 @@ class Views:
             if models is not None:
                 reference, candidate = (load(model).ir for model in models)
                 whole = illustrated(document, reference, candidate, batches)
-            write_text(self.html, html_page(whole), outputs)
+            outputs.write_text(self.html, html_page(whole))
 
 
 _HELP = {

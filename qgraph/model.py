@@ -20,9 +20,9 @@ from qgraph.graph.opset.versions import declare_domains
 from qgraph.graph.scopes import check_names, nodes_of, owners
 from qgraph.graph.tensors import slots
 from qgraph.reports import Report
-from qgraph.storage import datafiles, in_memory
+from qgraph.storage import datafiles
 from qgraph.storage import files as storage
-from qgraph.storage.identity import Origin
+from qgraph.storage.identity import Origin, hash_in_memory
 from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs, joined
 from qgraph.storage.places import is_same
 from qgraph.storage.reading import files_of
@@ -121,7 +121,7 @@ class Model:
         """Return the file of the model and its hash; without a path if it is in no file.
 
         A model that was changed since it was loaded or saved, in whatever way, has no path, and
-        the hash of what is in memory: see :func:`qgraph.storage.in_memory.hash_in_memory`.
+        the hash of what is in memory: see :func:`qgraph.storage.identity.hash_in_memory`.
 
         Raises:
             ModelError: the model is too large for a message, or its weights cannot be read.
@@ -130,9 +130,9 @@ class Model:
         if origin is not None and not self._lent:
             digest = origin.sha256()
         elif self._place is not None and (origin is None or origin.has_same_data()):
-            digest = in_memory.hash_in_file(self._ir, self._place)
+            digest = storage.hash_in_file(self._ir, self._place)
         if digest is None or self.path is None:
-            return Identity(None, in_memory.hash_in_memory(self._ir))
+            return Identity(None, hash_in_memory(self._ir))
         return Identity(str(self.path), digest)
 
     def clone(self) -> Model:

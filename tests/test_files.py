@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 from qgraph.errors import QGraphError
-from qgraph.storage.archive import replacing, write_text
+from qgraph.storage.outputs import Outputs
 from qgraph.storage.places import is_same
 from qgraph.text import json_text
 
 
+def write_text(path: Path, text: str) -> None:
+    with Outputs() as outputs:
+        outputs.write_text(path, text)
+
+
 def test_a_file_appears_when_the_block_ends(tmp_path):
     path = tmp_path / "r.txt"
-    with replacing(path) as file:
+    with Outputs() as outputs, outputs.open(path) as file:
         file.write(b"new")
         assert not path.exists()
     assert path.read_bytes() == b"new"
@@ -27,7 +33,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
     path.write_text("old")
 
     def fail() -> None:
-        with replacing(path) as file:
+        with Outputs() as outputs, outputs.open(path) as file:
             file.write(b"new")
             raise ZeroDivisionError
 

@@ -15,7 +15,6 @@ from qgraph.model import load
 from qgraph.reports import Report
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
-from qgraph.storage.archive import write_text
 from qgraph.storage.outputs import HOLDS_OLD_WEIGHTS, HOLDS_WEIGHTS, Output, Outputs, joined
 from qgraph.storage.places import is_same
 from qgraph.storage.reading import files_of
@@ -114,7 +113,7 @@ def rewrite(
         )
         if report is not None:
             document = _document(command, before, _described(out, output), result)
-            write_text(report, document, together)
+            together.write_text(report, document)
     return result
 
 

@@ -106,7 +106,6 @@ def command(
     from qgraph.comparison.check import check
     from qgraph.model import load
     from qgraph.reporting.pages import page_of
-    from qgraph.storage.archive import write_text
     from qgraph.text import json_text
 
     views.check()
@@ -149,7 +148,7 @@ def command(
                 batches = some_batches(first, given, inputs, samples.batch)
                 views.write(document, (first, second), outputs, batches)
         if report is not None:
-            write_text(report, json_text(document), outputs)
+            outputs.write_text(report, json_text(document))
         show_page(talk, page_of(document))
         if witness is not None:
             _save_witness(talk, found, witness, outputs)

@@ -55,7 +55,6 @@ def command(
     """
     from qgraph.inventory.lockfile import check_lock, lock_of, lock_text, models_of
     from qgraph.model import load
-    from qgraph.storage.archive import write_text
 
     if sum([out is not None, lock is not None, check_beside]) > 1:
         raise click.UsageError("-o, --check and --check-beside exclude each other. Use one.")
@@ -79,6 +78,6 @@ def command(
         if out is None:
             show(text.rstrip())
             return 0
-        write_text(out, text, outputs)
+        outputs.write_text(out, text)
     talk.note(f"wrote {out}: {text.count('[[quantizer]]')} quantizers")
     return 0

@@ -52,7 +52,6 @@ def command(
     from qgraph.model import load
     from qgraph.reporting.staircase_chart import plot
     from qgraph.reporting.theme import require_drawing
-    from qgraph.storage.archive import replacing
 
     with planned([out], models=(model, compare)) as outputs:
         kind = out.suffix.lower()
@@ -64,6 +63,6 @@ def command(
             other = None if compare is None else load(compare).ir
             data = plot_data(load(model).ir, node, compare=other, channel=channel)
             picture = plot(data, format=kind[1:])
-        with replacing(out, outputs) as file:
+        with outputs.open(out) as file:
             file.write(picture)
         show_paragraph(f"wrote {out}")

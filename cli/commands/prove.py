@@ -30,8 +30,6 @@ def save_witness(talk: Talk, found: Certificate, path: Path, outputs: Outputs) -
     """Write the input on which the outputs differ, if there is one."""
     import numpy as np
 
-    from qgraph.storage.archive import replacing
-
     if not found.counterexample:
         if found.verdict == "different":
             talk.warn(
@@ -39,7 +37,7 @@ def save_witness(talk: Talk, found: Certificate, path: Path, outputs: Outputs) -
                 "the regions above differ all the same"
             )
         return
-    with replacing(path, outputs) as file:
+    with outputs.open(path) as file:
         np.savez(file, **found.counterexample)
     show_paragraph(f"wrote {path}: an input on which the outputs differ")
 
@@ -97,7 +95,6 @@ def command(
     """
     from qgraph.comparison.prove import prove
     from qgraph.reporting.pages import page_of
-    from qgraph.storage.archive import write_text
     from qgraph.text import json_text
 
     views.check()
@@ -123,7 +120,7 @@ def command(
             )
             document = found.to_json()
             if certificate is not None:
-                write_text(certificate, json_text(document), outputs)
+                outputs.write_text(certificate, json_text(document))
             if views.are_wanted:
                 bar.tell("drawing", 0, 0)
                 views.write(document, (reference, candidate), outputs)

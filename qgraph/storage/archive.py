@@ -1,7 +1,4 @@
-"""NumPy archives (.npz) that are written array by array, and batch by batch.
-
-Files other than models that appear as a whole or not at all: reports and results.
-"""
+"""NumPy archives (.npz) that are written array by array, and batch by batch."""
 
 from __future__ import annotations
 
@@ -20,28 +17,6 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.storage.outputs import Outputs, joined
-
-
-@contextmanager
-def replacing(path: str | os.PathLike[str], outputs: Outputs | None = None) -> Iterator[IO[bytes]]:
-    """Open a file that takes the name ``path`` when the block ends, and vanishes if it fails.
-
-    Args:
-        path: the file to write.
-        outputs: the outputs with which it appears; None for: alone, when the block ends.
-
-    Raises:
-        QGraphError: the file cannot be written; an old one is untouched then.
-    """
-    with joined(outputs) as together, together.open(path) as file:
-        yield file
-
-
-def write_text(path: str | os.PathLike[str], text: str, outputs: Outputs | None = None) -> None:
-    """Write a text file in UTF-8, as :func:`replacing` does."""
-    with replacing(path, outputs) as file:
-        file.write(text.encode())
-
 
 Array = npt.NDArray[Any]
 
@@ -105,7 +80,8 @@ def archive(
         QGraphError: the file cannot be written; an old one is untouched then.
     """
     with (
-        replacing(path, outputs) as file,
+        joined(outputs) as together,
+        together.open(path) as file,
         tempfile.TemporaryDirectory(dir=Path(file.name).parent) as folder,
         zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as content,
     ):

@@ -14,13 +14,13 @@ from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.scopes import check_names, owners
 from qgraph.graph.tensors import FileTensor, inline_fault, slots, stored_bytes
 from qgraph.storage import datafiles
-from qgraph.storage.external import external_fault
-from qgraph.storage.identity import Origin
+from qgraph.storage.identity import Origin, is_same_model
 from qgraph.storage.outputs import Outputs, joined
 from qgraph.storage.places import expect_place
 from qgraph.storage.reading import (
     DATA_FILES,
     content_of,
+    external_fault,
     inlined,
     message,
     parse,
@@ -225,6 +225,18 @@ def sha256(path: str | os.PathLike[str]) -> str:
             "they are. Try again when nothing else writes them."
         )
     return digest
+
+
+def hash_in_file(model: ir.Model, path: Path) -> str | None:
+    """Return the hash of a model file and its data files; None if ``model`` is not what it holds.
+
+    Weights that both read from one place of a data file are not compared.
+    """
+    try:
+        there, origin = read(path)
+    except ModelError:
+        return None
+    return origin.sha256() if is_same_model(model, there) else None
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:

@@ -28,7 +28,6 @@ from qgraph.errors import QGraphError
 from qgraph.model import load
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
-from qgraph.storage.archive import write_text
 from qgraph.storage.outputs import Outputs
 from qgraph.transforms import FoldWeights, rewrite
 
@@ -142,7 +141,7 @@ def fold_with_report(folder: Path) -> None:
             size_threshold=16,
             outputs=outputs,
         )
-        write_text(folder / "r.html", "new", outputs)
+        outputs.write_text(folder / "r.html", "new")
 
 
 def fold_in_place(folder: Path) -> None:

@@ -20,7 +20,7 @@ from google.protobuf.message import EncodeError
 from qgraph.errors import ModelError, OptionError
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
-from qgraph.storage.external import external_fault
+from qgraph.storage.reading import external_fault
 
 TEXT = """
 <ir_version: 10, opset_import: ["": 21], producer_name: "maker", metadata_props: ["k": "v"]>

@@ -260,8 +260,8 @@ class TestPlaces:
 
     def test_the_file_behind_standard_output_is_refused(self, tmp_path: Path) -> None:
         code = (
-            "import sys; from qgraph.storage.archive import write_text; "
-            "write_text(sys.argv[1], 'x')"
+            "import sys; from qgraph.storage.outputs import Outputs; "
+            "Outputs().write_text(sys.argv[1], 'x')"
         )
         with (tmp_path / "out").open("w") as out:
             done = subprocess.run(
