@@ -121,12 +121,6 @@ backend_option = click.option(
 )
 
 
-REWRITE_EPILOG = (
-    "If anything fails, neither OUT nor the report is written. Quantizers that are left unchanged "
-    "are listed with the reason; the exit status is still 0."
-)
-
-
 @dataclass(frozen=True)
 class Inputs:
     """What a model is to be fed with.
@@ -236,103 +230,11 @@ def sample_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@dataclass(frozen=True)
-class Rewrite:
-    """Where the result of convert, fold and transform goes.
-
-    Attributes:
-        model: the model file.
-        out: the file to write.
-        report: where the JSON report goes.
-        keep_inputs: whether initializers that are graph inputs too stay so.
-        in_place: whether the model itself may be replaced.
-        prove: whether only what is proved equal may be written.
-        shard_bytes: upper limit of one data file; None for a single one, if there is any.
-        size_threshold: weights of fewer bytes stay in the model file; None for the usual.
-        safetensors: whether the data files are to be safetensors files.
-    """
-
-    model: Path
-    out: Path
-    report: Path | None
-    keep_inputs: bool
-    in_place: bool
-    prove: bool = False
-    shard_bytes: int | None = None
-    size_threshold: int | None = None
-    safetensors: bool = False
-
-
 keep_inputs_option = click.option(
     "--keep-inputs",
     is_flag=True,
     help="Keep initializers that are also graph inputs as inputs [treat them as constants].",
 )
-
-
-def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add MODEL and the options for its result, which the command gets as ``files``."""
-
-    @model_argument
-    @click.option("-o", "--output", "out", type=file_path, metavar="OUT", help="Model to write.")
-    @click.option("--report", type=file_path, metavar="FILE", help="Write a JSON report.")
-    @click.option("--in-place", is_flag=True, help="Replace MODEL.")
-    @keep_inputs_option
-    @click.option(
-        "--prove",
-        is_flag=True,
-        help="Write OUT only if it is proved equal for every input; else exit with 1 or 4.",
-    )
-    @click.option(
-        "--shard-size",
-        "shard_bytes",
-        type=byte_size,
-        metavar="SIZE",
-        help="Maximum size of a data file for weights, such as 2GB [no limit].",
-    )
-    @click.option(
-        "--external-threshold",
-        "size_threshold",
-        type=byte_size,
-        metavar="SIZE",
-        help="Move weights of at least SIZE to data files [1KB, if data files are written].",
-    )
-    @click.option(
-        "--safetensors",
-        is_flag=True,
-        help="Write the data files as safetensors files.",
-    )
-    @functools.wraps(function)
-    def command(
-        model: Path,
-        out: Path | None,
-        report: Path | None,
-        in_place: bool,
-        keep_inputs: bool,
-        prove: bool,
-        shard_bytes: int | None,
-        size_threshold: int | None,
-        safetensors: bool,
-        **others: Any,
-    ) -> Any:
-        if out is None and not in_place:
-            raise click.UsageError(
-                "There is no -o OUT, the model to write. Add it, or --in-place to replace MODEL."
-            )
-        files = Rewrite(
-            model,
-            out or model,
-            report,
-            keep_inputs,
-            in_place,
-            prove,
-            shard_bytes,
-            size_threshold,
-            safetensors,
-        )
-        return function(files=files, **others)
-
-    return command
 
 
 exact_option = click.option(

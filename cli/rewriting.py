@@ -2,22 +2,95 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from qgraph.cli.options import Rewrite
-from qgraph.cli.output import Talk, show_page, show_paragraph
-from qgraph.cli.progress import ProgressBar, planned
-from qgraph.cli.views import Views
+import click
+
+from qgraph.cli import options
+from qgraph.cli.files import Views, planned
+from qgraph.cli.output import ProgressBar, Talk, show_page, show_paragraph
 from qgraph.reporting.view import Tone, counted
 from qgraph.version import head
 
 if TYPE_CHECKING:
     from qgraph.transforms.base import Transform
+
+EPILOG = (
+    "If anything fails, neither OUT nor the report is written. Quantizers that are left unchanged "
+    "are listed with the reason; the exit status is still 0."
+)
+
+_SETTINGS = ("keep_inputs", "in_place", "prove", "shard_bytes", "size_threshold", "safetensors")
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Where the result of convert, fold and transform goes.
+
+    Attributes:
+        model: the model file.
+        out: the file to write.
+        report: where the JSON report goes.
+        settings: other arguments of :func:`qgraph.transforms.rewrite`, by name.
+    """
+
+    model: Path
+    out: Path
+    report: Path | None
+    settings: Mapping[str, Any]
+
+
+def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add MODEL and the options for its result, which the command gets as ``files``."""
+
+    @options.model_argument
+    @click.option(
+        "-o", "--output", "out", type=options.file_path, metavar="OUT", help="Model to write."
+    )
+    @click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
+    @click.option("--in-place", is_flag=True, help="Replace MODEL.")
+    @options.keep_inputs_option
+    @click.option(
+        "--prove",
+        is_flag=True,
+        help="Write OUT only if it is proved equal for every input; else exit with 1 or 4.",
+    )
+    @click.option(
+        "--shard-size",
+        "shard_bytes",
+        type=options.byte_size,
+        metavar="SIZE",
+        help="Maximum size of a data file for weights, such as 2GB [no limit].",
+    )
+    @click.option(
+        "--external-threshold",
+        "size_threshold",
+        type=options.byte_size,
+        metavar="SIZE",
+        help="Move weights of at least SIZE to data files [1KB, if data files are written].",
+    )
+    @click.option(
+        "--safetensors",
+        is_flag=True,
+        help="Write the data files as safetensors files.",
+    )
+    @functools.wraps(function)
+    def command(model: Path, out: Path | None, report: Path | None, **others: Any) -> Any:
+        settings = {name: others.pop(name) for name in _SETTINGS}
+        if out is None and not settings["in_place"]:
+            raise click.UsageError(
+                "There is no -o OUT, the model to write. Add it, or --in-place to replace MODEL."
+            )
+        return function(files=Rewrite(model, out or model, report, settings), **others)
+
+    return command
 
 
 def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform], views: Views) -> None:
@@ -34,13 +107,8 @@ def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform], vi
                 *steps,
                 report=written,
                 command=command,
-                keep_inputs=files.keep_inputs,
-                in_place=files.in_place,
-                prove=files.prove,
-                external_data=True if files.size_threshold is not None else None,
-                shard_bytes=files.shard_bytes,
-                safetensors=files.safetensors,
-                size_threshold=files.size_threshold,
+                external_data=None if files.settings["size_threshold"] is None else True,
+                **files.settings,
                 progress=bar.tell_bytes,
                 outputs=outputs,
             )
@@ -53,7 +121,7 @@ def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform], vi
                 talk.warn(f"{counted(refused, 'quantizer')} left unchanged; the report says why")
             return
         show_page(talk, page_of(head(command) | report.to_json()))
-        if files.prove:
+        if files.settings["prove"]:
             show_paragraph("proved equal for every input", Tone.GOOD)
         show_paragraph(f"wrote {files.out}")
 

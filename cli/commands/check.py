@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import Talk, show_page
-from qgraph.cli.progress import ProgressBar, planned
-from qgraph.cli.views import Views, some_batches, view_options
+from qgraph.cli.files import Views, planned, some_batches, view_options
+from qgraph.cli.output import ProgressBar, Talk, show_page
 
 if TYPE_CHECKING:
     from qgraph.comparison.report import CheckReport

@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from qgraph.cli import options, rewriting
+from qgraph.cli.files import Views, view_options
 from qgraph.cli.output import Talk
-from qgraph.cli.views import Views, view_options
 from qgraph.exactness import Exactness
 
 
-@click.command(name="convert", epilog=options.REWRITE_EPILOG)
-@options.rewrite_options
+@click.command(name="convert", epilog=rewriting.EPILOG)
+@rewriting.rewrite_options
 @view_options("html", "sarif", "markdown")
 @click.option(
     "--to",
@@ -32,7 +32,7 @@ from qgraph.exactness import Exactness
 @click.pass_obj
 def command(
     talk: Talk,
-    files: options.Rewrite,
+    files: rewriting.Rewrite,
     views: Views,
     to: str,
     exact: str,

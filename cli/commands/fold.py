@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from qgraph.cli import options, rewriting
+from qgraph.cli.files import Views, view_options
 from qgraph.cli.output import Talk
-from qgraph.cli.views import Views, view_options
 from qgraph.exactness import Exactness
 
 
-@click.command(name="fold", epilog=options.REWRITE_EPILOG)
-@options.rewrite_options
+@click.command(name="fold", epilog=rewriting.EPILOG)
+@rewriting.rewrite_options
 @view_options("html", "sarif", "markdown")
 @options.exact_option
 @options.opset_option
@@ -25,7 +25,12 @@ from qgraph.exactness import Exactness
 @options.talk_options
 @click.pass_obj
 def command(
-    talk: Talk, files: options.Rewrite, views: Views, exact: str, opset: int | None, scale_type: str
+    talk: Talk,
+    files: rewriting.Rewrite,
+    views: Views,
+    exact: str,
+    opset: int | None,
+    scale_type: str,
 ) -> None:
     """Store the quantized weights of MODEL as packed codes.
 

@@ -26,7 +26,7 @@ from qgraph.reporting.view import (
 
 if TYPE_CHECKING:
     from qgraph.inventory.overview import Overview, QuantizerInfo, ValueInfo
-    from qgraph.targets.support import Reason
+    from qgraph.targets.rules import Reason
 
 
 @click.command(name="info")

@@ -8,8 +8,8 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.commands.diff import show_differences
+from qgraph.cli.files import planned
 from qgraph.cli.output import Talk, show, show_paragraph
-from qgraph.cli.progress import planned
 
 
 @click.command(name="lock")

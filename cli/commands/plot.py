@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import Talk, show_paragraph
-from qgraph.cli.progress import ProgressBar, planned
+from qgraph.cli.files import planned
+from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 
 _FORMATS = (".svg", ".png")
 

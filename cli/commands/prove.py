@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import Talk, show, show_page, show_paragraph
-from qgraph.cli.progress import ProgressBar, planned
-from qgraph.cli.views import Views, view_options
+from qgraph.cli.files import Views, planned, view_options
+from qgraph.cli.output import ProgressBar, Talk, show, show_page, show_paragraph
 from qgraph.exactness import Exactness
 from qgraph.reporting.view import Tone
 
@@ -132,7 +131,7 @@ def command(
 
 def _verify(talk: Talk, path: Path, models: tuple[Path, Path], *, as_json: bool) -> int:
     """Check a certificate and return the exit status."""
-    from qgraph.comparison.replay import read, replay
+    from qgraph.comparison.prove import read, replay
     from qgraph.model import load
     from qgraph.text import json_text
     from qgraph.verify.verify import verify

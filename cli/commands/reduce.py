@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import Talk, show_paragraph
-from qgraph.cli.progress import ProgressBar, planned, protect_models
+from qgraph.cli.files import planned, protect_models
+from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 from qgraph.reporting.view import amount, counted
 
 if TYPE_CHECKING:

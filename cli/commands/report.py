@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import Talk, show_paragraph
-from qgraph.cli.progress import ProgressBar, planned, protect_models
-from qgraph.cli.views import Views, view_options
+from qgraph.cli.files import Views, planned, protect_models, view_options
+from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 from qgraph.errors import QGraphError
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import Talk, show
-from qgraph.cli.progress import ProgressBar, planned
+from qgraph.cli.files import planned
+from qgraph.cli.output import ProgressBar, Talk, show
 
 if TYPE_CHECKING:
     from qgraph.model import Model

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from qgraph.cli import options, rewriting
+from qgraph.cli.files import Views, view_options
 from qgraph.cli.output import Talk
-from qgraph.cli.views import Views, view_options
 
 
-@click.command(name="transform", epilog=options.REWRITE_EPILOG)
-@options.rewrite_options
+@click.command(name="transform", epilog=rewriting.EPILOG)
+@rewriting.rewrite_options
 @view_options("html", "sarif", "markdown")
 @click.option(
     "-p",
@@ -23,7 +23,7 @@ from qgraph.cli.views import Views, view_options
 )
 @options.talk_options
 @click.pass_obj
-def command(talk: Talk, files: options.Rewrite, views: Views, specs: tuple[str, ...]) -> None:
+def command(talk: Talk, files: rewriting.Rewrite, views: Views, specs: tuple[str, ...]) -> None:
     """Apply passes to MODEL in the order given.
 
     'qgraph passes' lists the passes, 'qgraph passes NAME' the options of one.

@@ -11,7 +11,7 @@ from qgraph.certificate import Identity
 from qgraph.comparison.metrics import OutputComparison, finite
 from qgraph.errors import EquivalenceError
 from qgraph.reporting.check_view import origin
-from qgraph.reporting.junit import junit_report
+from qgraph.reporting.findings import junit_report
 from qgraph.reporting.pages import markdown_report
 from qgraph.version import head
 

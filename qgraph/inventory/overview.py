@@ -21,7 +21,8 @@ from qgraph.ops.static_parameters import settled
 from qgraph.quantizers.sites import sites
 from qgraph.reports import operator_name
 from qgraph.storage.files import weight_bytes
-from qgraph.targets.support import RuntimeVerdict, runtimes_of
+from qgraph.targets.matrix import TARGETS
+from qgraph.targets.rules import RuntimeVerdict, runtimes_of
 
 __all__ = ["Overview", "QuantizerInfo", "ValueInfo", "overview"]
 
@@ -105,7 +106,7 @@ def overview(model: ir.Model) -> Overview:
         packed_bytes=packed_bytes(model, found, limit),
         quantizers=[quantizer_info(site, limit) for site in found],
         unsupported=dict(sorted(unsupported.items())),
-        runtimes=runtimes_of(model),
+        runtimes=runtimes_of(model, TARGETS),
     )
 
 

@@ -182,7 +182,7 @@ class Issue:
     """Something that a scanner or a test server is told.
 
     Attributes:
-        rule: id of the kind of finding, see :data:`qgraph.reporting.sarif.RULES`; None if a test
+        rule: id of the kind of finding, see :data:`qgraph.reporting.findings.RULES`; None if a test
             has passed.
         text: a sentence.
         place: name of the node, output, metric or option that it is about.

@@ -6,7 +6,7 @@ documentation or source says. Where nothing was found out, the verdict is ``unkn
 
 from __future__ import annotations
 
-from qgraph.targets.rules import Granularity, Loads, Rule, Target
+from qgraph.targets.rules import Granularity, LoadRule, Loads, Target
 
 YES, NO, UNKNOWN = Loads.YES, Loads.NO, Loads.UNKNOWN
 
@@ -37,17 +37,19 @@ _COMMON_CODES = _INT8 | _INT16 | _INT4
 _FAKE_QUANTIZE = frozenset({"FakeQuantize"})
 _MATMUL_NBITS = frozenset({"MatMulNBits"})
 
-_FOREIGN = Rule(
+_FOREIGN = LoadRule(
     UNKNOWN, "whether it takes {name} of domain {domain!r} is not recorded", known=False
 )
 
-_UNDECLARED = Rule(
+_UNDECLARED = LoadRule(
     NO, "domain {domain!r} is used, but not imported; any conversion adds the import",
     declared=False,
 )  # fmt: skip
 
-_NO_QONNX = Rule(NO, "it has no {name}; convert to qdq or onnx", names=_QONNX)
-_NO_FAKE_QUANTIZE = Rule(NO, "it has no FakeQuantize; convert to qdq or onnx", names=_FAKE_QUANTIZE)
+_NO_QONNX = LoadRule(NO, "it has no {name}; convert to qdq or onnx", names=_QONNX)
+_NO_FAKE_QUANTIZE = LoadRule(
+    NO, "it has no FakeQuantize; convert to qdq or onnx", names=_FAKE_QUANTIZE
+)
 
 _HLS4ML = frozenset(
     {
@@ -68,41 +70,41 @@ _HLS4ML = frozenset(
 
 # What sessions of ONNX Runtime share, whatever computes: nodes that no provider takes stop it.
 _ORT_REFUSES = (
-    Rule(
+    LoadRule(
         NO,
         "it has no {name}; convert to qdq or onnx, or apply make-portable",
         names=_QONNX | _FAKE_QUANTIZE,
         call=False,
     ),
     _UNDECLARED,
-    Rule(YES, call=True),
-    Rule(
+    LoadRule(YES, call=True),
+    LoadRule(
         NO,
         "{name} of com.microsoft has no codes of type {codes}",
         names=_PAIR,
         domains=_MICROSOFT,
         codes=_INT2 | _FP8 | _FP4 | _FP6,
     ),
-    Rule(
+    LoadRule(
         NO,
         "it has no kernel for E8M0 scales; fold to another type or convert to onnx",
         names=_PAIR,
         scales=_E8M0,
     ),
-    Rule(
+    LoadRule(
         NO,
         "it has no kernel for {codes}; allow opset 21 only, or convert to onnx",
         names=_PAIR,
         codes=_FP4 | _FP6,
     ),
-    Rule(
+    LoadRule(
         NO,
         "it has no kernel for bfloat16 scales of {codes}",
         names=_PAIR,
         codes=_INT4,
         scales=_BFLOAT16,
     ),
-    Rule(
+    LoadRule(
         UNKNOWN,
         "whether it takes bfloat16 scales of {codes} is not recorded",
         names=_PAIR,
@@ -120,7 +122,7 @@ TARGETS: tuple[Target, ...] = (
         13,
         (
             *_ORT_REFUSES,
-            Rule(
+            LoadRule(
                 YES,
                 "its default optimizations may quantize the data of a MatMul with such weights; "
                 "not at level BASIC or with session.qdq_matmulnbits_accuracy_level=1",
@@ -129,7 +131,7 @@ TARGETS: tuple[Target, ...] = (
                 weight=True,
                 readers=frozenset({"MatMul"}),
             ),
-            Rule(YES, names=_PAIR | _MATMUL_NBITS),
+            LoadRule(YES, names=_PAIR | _MATMUL_NBITS),
             _FOREIGN,
         ),
     ),
@@ -140,15 +142,15 @@ TARGETS: tuple[Target, ...] = (
         13,
         (
             *_ORT_REFUSES,
-            Rule(YES, _ORT_LEAVES, names=_PAIR, codes=_INT16 | _INT2 | _INT32 | _FNUZ),
-            Rule(
+            LoadRule(YES, _ORT_LEAVES, names=_PAIR, codes=_INT16 | _INT2 | _INT32 | _FNUZ),
+            LoadRule(
                 UNKNOWN,
                 "whether its kernels take blocks of {codes} is not recorded",
                 names=_PAIR,
                 granularities=_BLOCK,
             ),
-            Rule(YES, "{name} is left to the CPU", names=_CODED | _INTEGER_OPERATORS),
-            Rule(YES, names=_PAIR | _MATMUL_NBITS),
+            LoadRule(YES, "{name} is left to the CPU", names=_CODED | _INTEGER_OPERATORS),
+            LoadRule(YES, names=_PAIR | _MATMUL_NBITS),
             _FOREIGN,
         ),
     ),
@@ -160,64 +162,66 @@ TARGETS: tuple[Target, ...] = (
         (
             _NO_QONNX,
             _NO_FAKE_QUANTIZE,
-            Rule(NO, "it has no {name}", names=_MATMUL_NBITS | _CODED | _INTEGER_OPERATORS),
-            Rule(UNKNOWN, "whether it takes functions in a model is not recorded", call=True),
-            Rule(
+            LoadRule(NO, "it has no {name}", names=_MATMUL_NBITS | _CODED | _INTEGER_OPERATORS),
+            LoadRule(UNKNOWN, "whether it takes functions in a model is not recorded", call=True),
+            LoadRule(
                 NO,
                 "zero points other than 0: it takes symmetric quantizers only",
                 names=_PAIR,
                 offset=True,
             ),
-            Rule(
+            LoadRule(
                 NO,
                 "codes of type {codes}: of integers it takes INT8, and INT4 weights",
                 names=_PAIR,
                 codes=frozenset({"UINT8", "UINT4"}) | _INT16 | _INT2 | _INT32,
             ),
-            Rule(
+            LoadRule(
                 NO,
                 "codes of type {codes}: of 8 bit floats it takes FLOAT8E4M3FN",
                 names=_PAIR,
                 codes=_E5M2 | _FNUZ | _FP6,
             ),
-            Rule(
+            LoadRule(
                 NO,
                 "INT4 codes of data: it takes INT4 weights only",
                 names=_PAIR,
                 codes=_INT4,
                 weight=False,
             ),
-            Rule(
+            LoadRule(
                 YES,
                 "INT4 blocks have to lie along one of the last two axes",
                 names=_PAIR,
                 codes=_INT4,
                 blocks=frozenset({64, 128}),
             ),
-            Rule(NO, "INT4 weights: it takes blocks of 64 or 128 only", names=_PAIR, codes=_INT4),
-            Rule(
+            LoadRule(
+                NO, "INT4 weights: it takes blocks of 64 or 128 only", names=_PAIR, codes=_INT4
+            ),
+            LoadRule(
                 NO,
                 "blocks of INT8: it takes blocks of INT4, FP4 and FP8",
                 names=_PAIR,
                 codes=_INT8,
                 granularities=_BLOCK,
             ),
-            Rule(YES, names=_PAIR, codes=_E4M3, scales=_E8M0, blocks=frozenset({32})),
-            Rule(NO, "E8M0 scales of {codes}", names=_PAIR, scales=_E8M0),
-            Rule(
+            LoadRule(YES, names=_PAIR, codes=_E4M3, scales=_E8M0, blocks=frozenset({32})),
+            LoadRule(NO, "E8M0 scales of {codes}", names=_PAIR, scales=_E8M0),
+            LoadRule(
                 UNKNOWN,
                 "whether it takes blocks of {codes} with such scales is not recorded",
                 names=_PAIR,
                 codes=_E4M3,
                 granularities=_BLOCK,
             ),
-            Rule(
+            LoadRule(
                 YES,
                 "FP4 counts in matrix products only; a convolution runs in float silently",
                 names=_PAIR,
                 codes=_FP4,
             ),
-            Rule(YES, names=_PAIR, domains=_PLAIN),
+            LoadRule(YES, names=_PAIR, domains=_PLAIN),
             _FOREIGN,
         ),
     ),
@@ -227,17 +231,17 @@ TARGETS: tuple[Target, ...] = (
         (1, 28),
         14,
         (
-            Rule(YES, names=_FAKE_QUANTIZE, domains=frozenset({"", "org.openvinotoolkit"})),
+            LoadRule(YES, names=_FAKE_QUANTIZE, domains=frozenset({"", "org.openvinotoolkit"})),
             _NO_QONNX,
-            Rule(UNKNOWN, "whether it takes functions in a model is not recorded", call=True),
-            Rule(NO, "{codes} stops the import", names=_PAIR, codes=_INT2 | _FNUZ),
-            Rule(
+            LoadRule(UNKNOWN, "whether it takes functions in a model is not recorded", call=True),
+            LoadRule(NO, "{codes} stops the import", names=_PAIR, codes=_INT2 | _FNUZ),
+            LoadRule(
                 NO,
                 "it refuses QuantizeLinear to FP4",
                 names=frozenset({"QuantizeLinear"}),
                 codes=_FP4,
             ),
-            Rule(
+            LoadRule(
                 YES,
                 "it removes such pairs on data: the result is that of the float model",
                 names=_PAIR,
@@ -245,7 +249,7 @@ TARGETS: tuple[Target, ...] = (
                 granularities=_TENSOR,
                 weight=False,
             ),
-            Rule(
+            LoadRule(
                 YES,
                 "its default quantizes the data of a MatMul with such weights; "
                 "EXECUTION_MODE_HINT=ACCURACY does not",
@@ -254,27 +258,27 @@ TARGETS: tuple[Target, ...] = (
                 weight=True,
                 readers=frozenset({"MatMul"}),
             ),
-            Rule(
+            LoadRule(
                 YES,
                 "its QuantizeLinear misses by one ulp beside some ties of {codes}",
                 names=frozenset({"QuantizeLinear"}),
                 codes=_E4M3 | _E5M2,
             ),
-            Rule(
+            LoadRule(
                 UNKNOWN,
                 "whether it takes codes of type {codes} is not recorded",
                 names=_PAIR,
                 codes=_FP6 | _INT32,
             ),
-            Rule(YES, "values were not compared", names=_MATMUL_NBITS, bits=frozenset({4})),
-            Rule(
+            LoadRule(YES, "values were not compared", names=_MATMUL_NBITS, bits=frozenset({4})),
+            LoadRule(
                 UNKNOWN,
                 "whether it takes MatMulNBits of {bits} bits is not recorded",
                 names=_MATMUL_NBITS,
             ),
-            Rule(YES, "values of {name} were not compared", names=_CODED),
-            Rule(UNKNOWN, "whether it takes {name} is not recorded", names=_INTEGER_OPERATORS),
-            Rule(YES, names=_PAIR, domains=_PLAIN),
+            LoadRule(YES, "values of {name} were not compared", names=_CODED),
+            LoadRule(UNKNOWN, "whether it takes {name} is not recorded", names=_INTEGER_OPERATORS),
+            LoadRule(YES, names=_PAIR, domains=_PLAIN),
             _FOREIGN,
         ),
     ),
@@ -285,35 +289,35 @@ TARGETS: tuple[Target, ...] = (
         13,
         (
             *(rule for rule in _ORT_REFUSES if not (rule.codes and "FLOAT4E2M1" in rule.codes)),
-            Rule(
+            LoadRule(
                 UNKNOWN,
                 "whether it takes codes of type {codes} is not recorded",
                 names=_PAIR,
                 codes=_FP8 | _FP4 | _FP6,
             ),
-            Rule(YES, _ORT_LEAVES, names=_PAIR, codes=_INT2),
-            Rule(
+            LoadRule(YES, _ORT_LEAVES, names=_PAIR, codes=_INT2),
+            LoadRule(
                 YES,
                 "blocks are left to the CPU but for the idiom of two chained scales",
                 names=_PAIR,
                 granularities=_BLOCK,
             ),
-            Rule(
+            LoadRule(
                 YES,
                 "inside full units of Q and DQ around a node; else left to the CPU",
                 names=_PAIR,
                 codes=_INT8,
             ),
-            Rule(YES, names=_PAIR, codes=_INT16, weight=False),
-            Rule(
+            LoadRule(YES, names=_PAIR, codes=_INT16, weight=False),
+            LoadRule(
                 UNKNOWN,
                 "whether it takes weights of type {codes} is not recorded",
                 names=_PAIR,
                 codes=_INT16 | _INT32,
             ),
-            Rule(YES, names=_PAIR, codes=_INT4, weight=True, granularities=_AXIS, offset=False),
-            Rule(YES, _ORT_LEAVES, names=_PAIR, codes=_INT4),
-            Rule(YES, "{name} is left to the CPU", names=_MATMUL_NBITS | _INTEGER_OPERATORS),
+            LoadRule(YES, names=_PAIR, codes=_INT4, weight=True, granularities=_AXIS, offset=False),
+            LoadRule(YES, _ORT_LEAVES, names=_PAIR, codes=_INT4),
+            LoadRule(YES, "{name} is left to the CPU", names=_MATMUL_NBITS | _INTEGER_OPERATORS),
             _FOREIGN,
         ),
     ),
@@ -323,29 +327,31 @@ TARGETS: tuple[Target, ...] = (
         (9, 20),
         None,
         (
-            Rule(
+            LoadRule(
                 YES,
                 "after the cleanup of qonnx; scale, zero point and width constant, best with zero "
                 "point 0 and one power of two as scale",
                 names=frozenset({"Quant", "IntQuant", "BipolarQuant"}),
             ),
-            Rule(NO, "it has no {name}", names=_QONNX | _FAKE_QUANTIZE | _MATMUL_NBITS),
-            Rule(
+            LoadRule(NO, "it has no {name}", names=_QONNX | _FAKE_QUANTIZE | _MATMUL_NBITS),
+            LoadRule(
                 NO,
                 "it has no {name}; convert to qonnx",
                 names=_PAIR | _CODED | _INTEGER_OPERATORS,
             ),
-            Rule(YES, "Gemm has to be split first", names=frozenset({"Gemm"})),
-            Rule(
+            LoadRule(YES, "Gemm has to be split first", names=frozenset({"Gemm"})),
+            LoadRule(
                 YES,
                 "{name} has to be brought into channels-last form first",
                 names=frozenset({"Conv", "MaxPool", "AveragePool"}),
             ),
-            Rule(
+            LoadRule(
                 YES,
                 names=_HLS4ML,
             ),
-            Rule(UNKNOWN, "{name} is not among its operators; the cleanup of qonnx may remove it"),
+            LoadRule(
+                UNKNOWN, "{name} is not among its operators; the cleanup of qonnx may remove it"
+            ),
         ),
         by_name=True,
         beyond=UNKNOWN,
@@ -356,29 +362,29 @@ TARGETS: tuple[Target, ...] = (
         (9, 22),
         10,
         (
-            Rule(
+            LoadRule(
                 NO,
                 "zero points other than 0",
                 names=frozenset({"Quant", "IntQuant"}),
                 offset=True,
             ),
-            Rule(
+            LoadRule(
                 YES,
                 "each weight may feed one node only",
                 names=frozenset({"Quant", "IntQuant"}),
                 weight=True,
             ),
-            Rule(
+            LoadRule(
                 YES,
                 "quantizers of data of more than 8 bits are left in place",
                 names=frozenset({"Quant", "IntQuant"}),
                 bits=frozenset(range(9, 65)),
             ),
-            Rule(YES, names=frozenset({"Quant", "IntQuant"})),
-            Rule(YES, "with scale 1 only", names=frozenset({"BipolarQuant"})),
-            Rule(YES, "Trunc behind an average pool only", names=frozenset({"Trunc"})),
-            Rule(NO, "it has no {name}", names=_QONNX | _FAKE_QUANTIZE | _MATMUL_NBITS),
-            Rule(
+            LoadRule(YES, names=frozenset({"Quant", "IntQuant"})),
+            LoadRule(YES, "with scale 1 only", names=frozenset({"BipolarQuant"})),
+            LoadRule(YES, "Trunc behind an average pool only", names=frozenset({"Trunc"})),
+            LoadRule(NO, "it has no {name}", names=_QONNX | _FAKE_QUANTIZE | _MATMUL_NBITS),
+            LoadRule(
                 NO,
                 "it has no {name}; convert to qonnx",
                 names=_PAIR | _CODED | _INTEGER_OPERATORS,

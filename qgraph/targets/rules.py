@@ -1,12 +1,9 @@
-"""The form of what is known of a runtime: rules about nodes, and limits of versions.
-
-What runtimes look at in a node before they load a model.
-"""
+"""What is known of a runtime, put to a model: rules about nodes, and limits of versions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -31,7 +28,7 @@ class Granularity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Form:
+class NodeForm:
     """A node as far as runtimes care.
 
     Attributes:
@@ -71,7 +68,7 @@ class Form:
     opset: int = 0
 
 
-def forms(model: ir.Model) -> Iterator[Form]:
+def node_forms(model: ir.Model) -> Iterator[NodeForm]:
     """Yield the form of each node, those in subgraphs and functions too."""
     for owner in owners(model):
         inside = isinstance(owner, ir.Function)
@@ -83,10 +80,10 @@ def _is_call(model: ir.Model, node: ir.Node) -> bool:
     return node.op_identifier() in model.functions
 
 
-def _form(node: ir.Node, imports: Mapping[str, int], *, call: bool, inside: bool) -> Form:
+def _form(node: ir.Node, imports: Mapping[str, int], *, call: bool, inside: bool) -> NodeForm:
     domain = "" if node.domain in _STANDARD else node.domain
     version = next((imports[d] for d in (domain, node.domain, "ai.onnx") if d in imports), 0)
-    common = Form(
+    common = NodeForm(
         domain,
         node.op_type,
         node.name or str(node.outputs[0].name if node.outputs else ""),
@@ -111,7 +108,7 @@ def _form(node: ir.Node, imports: Mapping[str, int], *, call: bool, inside: bool
     return common
 
 
-def _pair(node: ir.Node, common: Form) -> Form:
+def _pair(node: ir.Node, common: NodeForm) -> NodeForm:
     x, scale, zero_point = [*node.inputs, None, None, None][:3]
     block = node.attributes.get_int("block_size", 0) or 0
     granularity = Granularity.TENSOR
@@ -193,7 +190,7 @@ class Loads(StrEnum):
 
 
 @dataclass(frozen=True)
-class Rule:
+class LoadRule:
     """What a runtime makes of some nodes; the conditions that are given have to hold together.
 
     Attributes:
@@ -201,7 +198,7 @@ class Rule:
         reason: why, or what to mind; empty where there is nothing to say.
         domains, names, codes, scales, granularities, blocks, bits: what the node has one of.
         readers: operators one of which reads the output.
-        weight, offset, call: as in :class:`qgraph.targets.rules.Form`.
+        weight, offset, call: as in :class:`qgraph.targets.rules.NodeForm`.
         known, declared: the same.
     """
 
@@ -221,7 +218,7 @@ class Rule:
     known: bool | None = None
     declared: bool | None = None
 
-    def fits(self, form: Form) -> bool:
+    def fits(self, form: NodeForm) -> bool:
         """Return whether the rule speaks of such a node."""
         several = (
             (self.domains, form.domain),
@@ -264,6 +261,90 @@ class Target:
     knowledge: str
     opsets: tuple[int, int]
     ir_version: int | None
-    rules: tuple[Rule, ...]
+    rules: tuple[LoadRule, ...]
     by_name: bool = False
     beyond: Loads = Loads.NO
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One reason, or remark, of a verdict.
+
+    Attributes:
+        loads: what follows of it; ``yes`` is a remark.
+        text: what it is.
+        nodes: how many nodes it is about; 0 for the model as a whole.
+        example: the first of them.
+    """
+
+    loads: Loads
+    text: str
+    nodes: int = 0
+    example: str | None = None
+
+
+@dataclass(frozen=True)
+class RuntimeVerdict:
+    """Whether a runtime can load a model.
+
+    Attributes:
+        runtime, knowledge: as in :class:`Target`.
+        loads: the worst of all reasons.
+        reasons: the worst first.
+    """
+
+    runtime: str
+    knowledge: str
+    loads: Loads
+    reasons: list[Reason] = field(default_factory=list)
+
+
+def runtimes_of(model: ir.Model, targets: Sequence[Target]) -> list[RuntimeVerdict]:
+    """Return for each runtime whether it can load ``model``.
+
+    Nothing is loaded or run: the verdicts follow from rules about operators, types and versions.
+    Parameters that are graph inputs too count as unknown; freeze them first.
+    """
+    found = list(node_forms(model))
+    return [_judge(target, model, found) for target in targets]
+
+
+def _judge(target: Target, model: ir.Model, found: Iterable[NodeForm]) -> RuntimeVerdict:
+    reasons = list(_of_versions(target, model.ir_version or 0, model.graph.opset_imports))
+    nodes: dict[tuple[Loads, str], list[NodeForm]] = {}
+    for form in found:
+        if form.inside and target.by_name:
+            continue
+        loads, text = _of_node(target, form)
+        if text:
+            nodes.setdefault((loads, text), []).append(form)
+    reasons += [
+        Reason(loads, text, len(group), group[0].label) for (loads, text), group in nodes.items()
+    ]
+    order = [Loads.NO, Loads.UNKNOWN, Loads.YES]
+    reasons.sort(key=lambda reason: order.index(reason.loads))
+    return RuntimeVerdict(
+        target.name, target.knowledge, reasons[0].loads if reasons else Loads.YES, reasons
+    )
+
+
+def _of_versions(target: Target, version: int, imports: Mapping[str, int]) -> Iterable[Reason]:
+    opset = imports.get("", imports.get("ai.onnx", 0))
+    low, high = target.opsets
+    if opset and not low <= opset <= high:
+        yield Reason(target.beyond, f"it takes opset {low} to {high}, the model has {opset}")
+    if target.ir_version is not None and version > target.ir_version:
+        yield Reason(
+            target.beyond,
+            f"it reads files up to IR version {target.ir_version}, the model has {version}",
+        )
+
+
+def _of_node(target: Target, form: NodeForm) -> tuple[Loads, str]:
+    if form.since > form.opset:
+        kind = f"codes of type {form.codes}" if not form.block else f"blocks of {form.codes}"
+        return Loads.NO, f"{kind} need opset {form.since}, the model has {form.opset}"
+    for rule in target.rules:
+        if rule.fits(form):
+            return rule.loads, rule.reason.format(**vars(form))
+    return Loads.YES, ""

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from qgraph.cli import progress
+from qgraph.cli import output
 from qgraph.cli.output import (
     Talk,
     shortened,
@@ -111,10 +111,10 @@ def test_numbers_as_people_read_them():
 
 
 def test_progress_shows_on_terminals_when_work_takes_long(capsys, terminal, monkeypatch):
-    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(output, "_DELAY_SECONDS", 0.01)
 
     def work(talk: Talk) -> str:
-        with progress.ProgressBar(talk) as bar:
+        with output.ProgressBar(talk) as bar:
             bar.tell("reading", 0, 0)
             time.sleep(0.3)
             bar.tell("writing \x1b[2J", 1, 2)
@@ -130,9 +130,9 @@ def test_progress_shows_on_terminals_when_work_takes_long(capsys, terminal, monk
 
 
 def test_progress_in_bytes_tells_the_rate_and_the_time_left(capsys, terminal, monkeypatch):
-    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(output, "_DELAY_SECONDS", 0.01)
     terminal(120)
-    with progress.ProgressBar(Talk()) as bar:
+    with output.ProgressBar(Talk()) as bar:
         bar.tell_bytes("writing", 0, 0)
         time.sleep(0.3)
         bar.tell_bytes("writing", 1 << 30, 4 << 30)
@@ -145,7 +145,7 @@ def test_progress_in_bytes_tells_the_rate_and_the_time_left(capsys, terminal, mo
 
 def test_progress_is_not_shown_for_short_work(capsys, terminal):
     terminal(80)
-    with progress.ProgressBar(Talk()) as bar:
+    with output.ProgressBar(Talk()) as bar:
         bar.tell("reading", 0, 0)
     assert capsys.readouterr().err == ""
 

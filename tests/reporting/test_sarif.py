@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlparse
 import pytest
 
 from qgraph.errors import OptionError
-from qgraph.reporting.sarif import RULES, sarif_log, uri
+from qgraph.reporting.findings import RULES, sarif_log, uri
 
 KEYS = {
     "log": {"$schema", "version", "runs"},

@@ -12,7 +12,7 @@ import pytest
 import qgraph
 from qgraph import transforms
 from qgraph.errors import OptionError
-from qgraph.reporting.junit import junit_report
+from qgraph.reporting.findings import junit_report
 from qgraph.reporting.pages import markdown_report
 
 BAD = "a|b`<b>\n\x07&"

@@ -12,8 +12,15 @@ import pytest
 from qgraph.errors import UnsupportedError
 from qgraph.model import load
 from qgraph.targets.matrix import TARGETS
-from qgraph.targets.rules import Form, Granularity, Loads, Rule, Target, forms
-from qgraph.targets.support import runtimes_of
+from qgraph.targets.rules import (
+    Granularity,
+    LoadRule,
+    Loads,
+    NodeForm,
+    Target,
+    node_forms,
+    runtimes_of,
+)
 from qgraph.transforms import ConvertDialect, FoldWeights, MakePortable
 
 NO, UNKNOWN, YES = Loads.NO, Loads.UNKNOWN, Loads.YES
@@ -27,7 +34,7 @@ def graph(body: str, initializers: str = "", *, opset: int = 21, version: int = 
 
 
 def verdicts(model: ir.Model) -> dict[str, str]:
-    return {found.runtime: str(found.loads) for found in runtimes_of(model)}
+    return {found.runtime: str(found.loads) for found in runtimes_of(model, TARGETS)}
 
 
 def pair(kind: str, *, opset: int = 21, zero: int = 0, block: int = 0, of: str = "x") -> ir.Model:
@@ -83,7 +90,7 @@ def test_reasons_say_what_how_often_and_where():
         opset=27,
     )
     model.graph.opset_imports["org.openvinotoolkit"] = 1
-    (found,) = [each for each in runtimes_of(model) if each.runtime == "onnxruntime-cpu"]
+    (found,) = [each for each in runtimes_of(model, TARGETS) if each.runtime == "onnxruntime-cpu"]
     assert found.loads is NO
     version, node = found.reasons
     assert (version.text, version.nodes) == ("it takes opset 7 to 26, the model has 27", 0)
@@ -134,7 +141,7 @@ def test_the_scale_of_a_scale_counts():
         opset=23,
         version=11,
     )
-    inner = next(each for each in forms(model) if each.codes == "FLOAT4E2M1")
+    inner = next(each for each in node_forms(model) if each.codes == "FLOAT4E2M1")
     assert (inner.scale, inner.granularity, inner.block) == (
         "FLOAT8E4M3FN",
         Granularity.BLOCK,
@@ -149,7 +156,7 @@ def test_rules_are_well_formed(target: Target):
     """Every condition names something that exists, and every reason can be filled in."""
     assert target.opsets[0] < target.opsets[1]
     assert re.search(r"\d|main", target.knowledge), "it states a version"
-    form = Form("domain", "Name", "label", codes="INT8")
+    form = NodeForm("domain", "Name", "label", codes="INT8")
     types = {kind.name for kind in ir.DataType}
     for rule in target.rules:
         assert rule.reason or rule.loads is YES, "a refusal has a reason"
@@ -158,20 +165,20 @@ def test_rules_are_well_formed(target: Target):
 
 
 def test_every_condition_of_a_rule_counts():
-    form = Form("", "Op", "n", codes="INT8", scale="FLOAT", block=32, bits=4, weight=True,
+    form = NodeForm("", "Op", "n", codes="INT8", scale="FLOAT", block=32, bits=4, weight=True,
                 granularity=Granularity.BLOCK, readers=frozenset({"MatMul"}))  # fmt: skip
     others = {
         "domains": {"d"}, "names": {"N"}, "codes": {"INT4"}, "scales": {"FLOAT16"},
         "granularities": {Granularity.AXIS}, "blocks": {64}, "bits": {8}, "readers": {"Conv"},
     }  # fmt: skip
-    assert Rule(YES).fits(form)
+    assert LoadRule(YES).fits(form)
     for name, values in others.items():
-        assert not Rule(YES, **{name: frozenset(values)}).fits(form), name
+        assert not LoadRule(YES, **{name: frozenset(values)}).fits(form), name
     for name in ("weight", "offset", "call", "known", "declared"):
         held = getattr(form, name)
-        assert Rule(YES, **{name: held}).fits(form)
-        assert not Rule(YES, **{name: not held}).fits(form), name
-    fields = {field.name for field in dataclasses.fields(Rule)} - {"loads", "reason"}
+        assert LoadRule(YES, **{name: held}).fits(form)
+        assert not LoadRule(YES, **{name: not held}).fits(form), name
+    fields = {field.name for field in dataclasses.fields(LoadRule)} - {"loads", "reason"}
     assert fields == {*others, "weight", "offset", "call", "known", "declared"}
 
 
@@ -204,7 +211,9 @@ def test_onnx_runtime_loads_what_it_is_said_to_load(models, tmp_path, model_name
                 continue
         path = tmp_path / "model.onnx"
         model.save(path)
-        (found,) = [v for v in runtimes_of(load(path).ir) if v.runtime == "onnxruntime-cpu"]
+        (found,) = [
+            v for v in runtimes_of(load(path).ir, TARGETS) if v.runtime == "onnxruntime-cpu"
+        ]
         for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
             assert _loads(runtime, path, level) == (found.loads is YES), (label, level, found)
 

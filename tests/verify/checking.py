@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 import qgraph
 from qgraph.certificate import Certificate
-from qgraph.comparison.replay import replay
+from qgraph.comparison.prove import replay
 from qgraph.errors import EquivalenceError
 from qgraph.exactness import Verification
 from qgraph.text import json_text

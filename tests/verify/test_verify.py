@@ -13,7 +13,7 @@ import pytest
 import qgraph
 from qgraph import transforms
 from qgraph.cli.main import main
-from qgraph.comparison.replay import read
+from qgraph.comparison.prove import read
 from qgraph.errors import EquivalenceError, ModelError
 from qgraph.text import json_text
 from tests.verify.checking import certificate, checked, verify

@@ -11,9 +11,8 @@ from qgraph.certificate import Certificate, Identity, ProofVerdict, Region
 from qgraph.cli.output import Talk, show_page
 from qgraph.errors import EquivalenceError
 from qgraph.exactness import Exactness, Method, Witness
-from qgraph.reporting.junit import junit_report
+from qgraph.reporting.findings import junit_report, sarif_log
 from qgraph.reporting.pages import markdown_report, page_of
-from qgraph.reporting.sarif import sarif_log
 
 WITNESS = Witness(1.5, 3.0, 4.0)
 COUNTED = Region(

@@ -1,10 +1,11 @@
-"""Reports for people and for other programs: ``--html``, ``--sarif`` and the like."""
+"""The files that a command writes: guarded and locked first; reports such as ``--html``."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,57 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qgraph.cli import options
+from qgraph.cli.output import flush_results
+from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs
 
 if TYPE_CHECKING:
     from qgraph.model import Model, Source
-    from qgraph.storage.outputs import Outputs
 
 _BATCHES = 4
 """Codes of activations are counted in so many batches."""
+
+
+@contextmanager
+def planned(
+    targets: Iterable[Path | None],
+    *,
+    models: Iterable[Path | None] = (),
+    files: Iterable[Path | None] = (),
+) -> Iterator[Outputs]:
+    """Give the outputs of a command, which appear together when the block ends without an error.
+
+    What the command shows is written before that, so that a full disk behind the standard output
+    leaves no file.
+
+    Args:
+        targets: files to write; None for those that are not wanted.
+        models: model files that the command reads; their data files are guarded too.
+        files: other files that it reads.
+
+    Raises:
+        OptionError: an output would replace one of these, or another output.
+        QGraphError: an output cannot be written, or another process is writing it.
+    """
+    wanted = [target for target in targets if target is not None]
+    with Outputs() as outputs:
+        outputs.protect(files)
+        if wanted:
+            protect_models(outputs, models)
+        for target in wanted:
+            outputs.reserve(target)
+        yield outputs
+        flush_results()
+
+
+def protect_models(outputs: Outputs, models: Iterable[Path | None]) -> None:
+    """Keep outputs away from model files and their data files."""
+    from qgraph.storage.reading import files_of
+
+    for model in models:
+        if model is not None:
+            own, *data = files_of(model)
+            outputs.protect([own])
+            outputs.protect(data, HOLDS_WEIGHTS)
 
 
 @dataclass(frozen=True)
@@ -76,7 +121,7 @@ class Views:
             batches: inputs of the first one.
         """
         if self.sarif is not None:
-            from qgraph.reporting.sarif import sarif_log
+            from qgraph.reporting.findings import sarif_log
 
             outputs.write_text(self.sarif, sarif_log(document))
         if self.markdown is not None:
@@ -84,7 +129,7 @@ class Views:
 
             outputs.write_text(self.markdown, markdown_report(document))
         if self.junit is not None:
-            from qgraph.reporting.junit import junit_report
+            from qgraph.reporting.findings import junit_report
 
             outputs.write_text(self.junit, junit_report(document))
         if self.html is not None:

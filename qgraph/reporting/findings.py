@@ -1,4 +1,4 @@
-"""Reports in SARIF 2.1.0, which code scanners and editors show: one result for each finding.
+"""The findings of a report for other programs: SARIF for code scanners, JUnit for test servers.
 
 Source: OASIS, Static Analysis Results Interchange Format (SARIF) Version 2.1.0.
 """
@@ -6,21 +6,24 @@ Source: OASIS, Static Analysis Results Interchange Format (SARIF) Version 2.1.0.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
+from xml.etree import ElementTree as ET
 
+from qgraph.errors import OptionError
 from qgraph.reporting.pages import page_of
 from qgraph.reporting.view import File, Issue
-from qgraph.text import json_text
+from qgraph.text import json_text, one_line, printable
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """How bad a finding is."""
 
     ERROR = "error"
@@ -29,7 +32,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Rule:
+class FindingKind:
     """A kind of finding."""
 
     id: str
@@ -37,11 +40,11 @@ class Rule:
     short: str
     full: str
     help: str
-    level: Level
+    level: Severity
 
 
 RULES = (
-    Rule(
+    FindingKind(
         "region-differs",
         "RegionDiffers",
         "A part of the two models differs for some input.",
@@ -49,81 +52,81 @@ RULES = (
         "input; how many inputs there are is counted, and one is given.",
         "Convert with --exact values, or change the model at this node. 'qgraph prove --witness' "
         "writes an input of the whole model that shows the difference.",
-        Level.ERROR,
+        Severity.ERROR,
     ),
-    Rule(
+    FindingKind(
         "region-undecided",
         "RegionUndecided",
         "Whether a part of the two models is equal could not be decided.",
         "The proof has no rule for these nodes, or gave up; the message says why.",
         "Compare the models on data with 'qgraph check'.",
-        Level.WARNING,
+        Severity.WARNING,
     ),
-    Rule(
+    FindingKind(
         "output-differs",
         "OutputDiffers",
         "An output differs by more than the tolerance allows.",
         "On the inputs that were tried, the candidate's output is not that of the reference.",
         "Look at the first tensor that differs, or allow for it with --atol, --rtol, --max-steps "
         "or --min-sqnr.",
-        Level.ERROR,
+        Severity.ERROR,
     ),
-    Rule(
+    FindingKind(
         "first-divergence",
         "FirstDivergence",
         "The first tensor whose values differ.",
         "Everything that the reference computes before this node is the same in the candidate.",
         "Compare the operands and parameters of this node in both models.",
-        Level.NOTE,
+        Severity.NOTE,
     ),
-    Rule(
+    FindingKind(
         "within-tolerance",
         "WithinTolerance",
         "An output differs, within the tolerance.",
         "On the inputs that were tried, values differ by no more than was allowed.",
         "Nothing has to be done; 'qgraph prove' tells whether other inputs differ by more.",
-        Level.NOTE,
+        Severity.NOTE,
     ),
-    Rule(
+    FindingKind(
         "metric-worse",
         "MetricWorse",
         "The candidate scores worse than allowed.",
         "A metric on labelled data is lower for the candidate than for the reference.",
         "Look at the first tensor that differs.",
-        Level.ERROR,
+        Severity.ERROR,
     ),
-    Rule(
+    FindingKind(
         "runtime-differs",
         "RuntimeDiffers",
         "A runtime does not compute what the model says.",
         "The model is run in another way than its operators are defined, by a choice of the "
         "runtime.",
         "Set the option that the message names, or allow for the difference.",
-        Level.WARNING,
+        Severity.WARNING,
     ),
-    Rule(
+    FindingKind(
         "quantizer-refused",
         "QuantizerRefused",
         "A quantizer was left as it was.",
         "No form was found that is as equal as was asked for, or the node cannot be read.",
         "Lower --exact, choose another dialect, or mend the node; the message says what is wrong.",
-        Level.WARNING,
+        Severity.WARNING,
     ),
-    Rule(
+    FindingKind(
         "values-moved",
         "ValuesMoved",
         "A quantizer was replaced by one that differs for some inputs.",
         "The replacement is as equal as was asked for, but not equal in value for every input.",
         "Ask for --exact values to leave such quantizers as they are.",
-        Level.WARNING,
+        Severity.WARNING,
     ),
-    Rule(
+    FindingKind(
         "weight-changed",
         "WeightChanged",
         "Values of a weight changed when they were stored as codes.",
         "Some of the values that the stored codes stand for are not those of the quantizer.",
         "Ask for --exact values to leave such weights as they are.",
-        Level.WARNING,
+        Severity.WARNING,
     ),
 )
 """All kinds of findings, in the order in which results refer to them."""
@@ -212,3 +215,53 @@ def _result(finding: Issue, rule: str, files: Mapping[str, File]) -> dict[str, A
         "partialFingerprints": {"node/v1": hashlib.sha256(identity.encode()).hexdigest()},
         "properties": dict(finding.properties or {}),
     }
+
+
+_WITH_TESTS = ("check", "prove")
+
+
+def junit_report(document: Mapping[str, Any]) -> str:
+    """Return a JUnit report; equal names of cases are numbered.
+
+    Servers tell tests apart by their class, so the path of the candidate is part of that.
+
+    Args:
+        document: a JSON report of check or prove.
+
+    Raises:
+        OptionError: it is no such report.
+    """
+    if document.get("command") not in _WITH_TESTS:
+        raise OptionError(
+            f"The report is of {document.get('command')!r}, expected one of "
+            f"{' and '.join(_WITH_TESTS)}: only these have cases that fail. Write another form."
+        )
+    page = page_of(document)
+    suite = ET.Element("testsuite", name=f"qgraph {page.command}")
+    path = next((file.path for file in page.files if file.role == "candidate"), None)
+    # A dot would begin the name of another class.
+    parts = [PurePath(path).with_suffix("").as_posix().strip("/").replace(".", "_")] if path else []
+    class_name = printable(".".join(["qgraph", page.command, *parts]))
+    count: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
+    for finding in page.findings:
+        if finding.test is None:
+            continue
+        count["tests"] += 1
+        seen[finding.test] += 1
+        number = f" ({seen[finding.test]})" if seen[finding.test] > 1 else ""
+        name = one_line(finding.test) + number
+        case = ET.SubElement(suite, "testcase", classname=class_name, name=name)
+        level = Severity.NOTE if finding.rule is None else LEVELS[finding.rule]
+        if finding.rule is None or level is Severity.NOTE:
+            continue
+        kind = "failure" if level is Severity.ERROR else "error"
+        count[f"{kind}s"] += 1
+        attributes = {"message": printable(finding.text), "type": finding.rule}
+        ET.SubElement(case, kind, attributes).text = printable(finding.more)
+    for key in ("tests", "failures", "errors", "skipped"):
+        suite.set(key, str(count[key]))
+    sentences = [page.sentence, *(text for section in page.sections for text in section.text)]
+    ET.SubElement(suite, "system-out").text = printable("\n".join(sentences))
+    ET.indent(suite)
+    return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
