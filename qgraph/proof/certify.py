@@ -30,9 +30,9 @@ from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between
 from qgraph.proof.discharge import Shown, discharge, names, try_all_inputs
 from qgraph.proof.forced import Demonstrate, Established, adds_bias, establish
-from qgraph.proof.functions.boxes import boxes
 from qgraph.proof.functions.decide import Outcome
 from qgraph.proof.functions.expression import Undecidable
+from qgraph.proof.functions.search import boxes
 from qgraph.proof.matching.match import Claim, Kind, Matching
 from qgraph.proof.matching.normalise import Plain, listed_facts, plain
 from qgraph.proof.matching.sums import has_packed_products

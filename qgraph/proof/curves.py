@@ -12,19 +12,18 @@ import numpy.typing as npt
 
 from qgraph.numerics import Float32
 from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys, to_keys
-from qgraph.proof.functions.boxes import Plateaus, plateaus
 from qgraph.proof.functions.decide import decide
 from qgraph.proof.functions.expression import (
-    CONSTANT,
-    INPUT,
+    TABLE,
     Builder,
     Expr,
     Undecidable,
     evaluate,
-    in_order,
     known,
+    rebuilt,
 )
 from qgraph.proof.functions.finding import Runs
+from qgraph.proof.functions.search import Plateaus, plateaus
 
 _MAX_BOXES = 1 << 20
 _MAX_STEPS = 2048
@@ -68,20 +67,11 @@ def in_channel(functions: Sequence[Expr], channel: int) -> list[Expr]:
         channel: number of an element of what all their constants broadcast to.
     """
     shape = np.broadcast_shapes(*(function.shape for function in functions))
-    builder = Builder()
-    made: dict[int, Expr] = {}
-    for e in in_order(functions):
-        if e.op == INPUT:
-            made[id(e)] = builder.input
-        elif e.op == CONSTANT:
-            value = np.broadcast_to(known(e), shape).reshape(-1)[channel]
-            made[id(e)] = builder.constant(value)
-        elif e.value is not None:
-            made[id(e)] = builder.constant(e.value)
-        else:
-            operands = [made[id(operand)] for operand in e.inputs]
-            made[id(e)] = getattr(builder, e.op)(*operands, **dict(e.attributes))
-    return [made[id(function)] for function in functions]
+    return rebuilt(
+        functions,
+        Builder(),
+        lambda e: known(e) if e.op == TABLE else np.broadcast_to(known(e), shape).flat[channel],
+    )
 
 
 def staircase(

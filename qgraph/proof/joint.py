@@ -19,11 +19,11 @@ from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between, dominators
 from qgraph.numerics.float32 import from_keys
 from qgraph.numerics.values import compare_values, is_nan
-from qgraph.proof.functions.boxes import Plateaus, plateaus
 from qgraph.proof.functions.decide import Outcome, remarks
 from qgraph.proof.functions.enumeration import all_values
 from qgraph.proof.functions.expression import Builder, Undecidable
 from qgraph.proof.functions.lowering import lower
+from qgraph.proof.functions.search import Plateaus, plateaus
 from qgraph.proof.matching.classes import Side
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import is_reshape

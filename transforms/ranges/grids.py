@@ -16,9 +16,8 @@ from qgraph.graph.schema import OpKey
 from qgraph.model import Model
 from qgraph.numerics.float32 import from_keys
 from qgraph.ops.definitions import fake_quantize
-from qgraph.proof.functions.boxes import plateaus
 from qgraph.proof.functions.expression import Builder, Expr, evaluate
-from qgraph.proof.functions.search import MAX_BOXES
+from qgraph.proof.functions.search import MAX_BOXES, plateaus
 from qgraph.quantizers.dialects.dialect import DIALECTS
 from qgraph.quantizers.quantizer import Ranged
 from qgraph.quantizers.site import Refusal, Site

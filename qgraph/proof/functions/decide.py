@@ -17,29 +17,27 @@ import numpy as np
 
 from qgraph.certificate import Cases
 from qgraph.exactness import Exactness, Method, Verdict, Witness
-from qgraph.numerics.float32 import check_float_environment, from_keys
+from qgraph.numerics import Array
+from qgraph.numerics.float32 import check_float_environment
 from qgraph.proof.functions.expression import (
-    CONSTANT,
-    INPUT,
     Builder,
     Expr,
     Undecidable,
     evaluate,
     in_order,
     known,
+    rebuilt,
     text,
 )
 from qgraph.proof.functions.finding import (
     Collector,
     Finding,
-    PointResults,
     compare_special_inputs,
     sample,
 )
-from qgraph.proof.functions.interval import Interval, Mask
 from qgraph.proof.functions.level import grade
 from qgraph.proof.functions.program import Program
-from qgraph.proof.functions.search import MAX_BOXES, Boxes, Search
+from qgraph.proof.functions.search import MAX_BOXES, Search
 
 Shape: TypeAlias = tuple[int | None, ...]
 
@@ -270,50 +268,23 @@ def explore(
         UnsupportedError: this thread does not compute as IEEE 754 says.
     """
     check_float_environment()
-    comparison = _Comparison(program, collector, until_difference=until_difference)
-    search = Search(program, comparison, max_boxes, domain, refines=not until_difference)
+    search = Search(program, max_boxes, domain, refines=not until_difference)
     end = None
     with np.errstate(all="ignore"):
         compare_special_inputs(program, collector)
         try:
-            finished = comparison.finished()
-            if finished is None or not finished.all():
-                search.run()
+            if until_difference:
+                search.drop(collector.finished())
+            for boxes, results, _ in search.settled():
+                results.check(boxes.lo)
+                collector.note("value", boxes, *results[:2], results.differ)
+                collector.note("zero", boxes, *results[:2], results.zero_sign)
+                if until_difference:
+                    search.drop(collector.finished())
         except Undecidable as undecidable:
             end = undecidable
     check_float_environment()
     return collector.findings(search.boxes, undecided=None if end is None else end.reason), end
-
-
-class _Comparison:
-    """The judge of a search that counts differences."""
-
-    def __init__(self, program: Program, collector: Collector, *, until_difference: bool) -> None:
-        self._program = program
-        self._until_difference = until_difference
-        self._collector = collector
-
-    def finished(self) -> Mask | None:
-        return self._collector.finished() if self._until_difference else None
-
-    def settle(self, boxes: Boxes, a: Interval, b: Interval, apart: Mask, done: Mask) -> None:
-        if apart.any():
-            # of two intervals that do not meet, the ends that lie farthest apart
-            up = a.hi - b.lo > b.hi - a.lo
-            ends = np.where(up, a.hi, a.lo), np.where(up, b.lo, b.hi)
-            self._collector.note("value", boxes, *ends, apart)
-        signs = np.asarray(a.lo.view(np.int32) != b.lo.view(np.int32))
-        for result in (a, b):
-            if result.open is not None:
-                signs |= result.open
-        self._collector.note("zero", boxes, a.lo, b.hi, signs & done)
-
-    def enumerate(self, boxes: Boxes) -> None:
-        x = from_keys(boxes.lo)
-        found = PointResults.of(self._program, x, boxes.kind)
-        found.check(x)
-        self._collector.note("value", boxes, *found[:2], found.differ)
-        self._collector.note("zero", boxes, *found[:2], found.zero_sign)
 
 
 def check_shapes(
@@ -377,7 +348,7 @@ def form(pair: Sequence[Expr]) -> tuple[Any, ...] | None:
 
 
 def decide_all(pairs: Sequence[FunctionPair], *, until_difference: bool = False) -> list[Finding]:
-    """Return the findings for pairs of any forms, those of one form decided together.
+    """Return what :func:`decide` finds for each of some pairs, those of one form together.
 
     Args:
         pairs: with the shapes of their variables.
@@ -392,52 +363,29 @@ def decide_all(pairs: Sequence[FunctionPair], *, until_difference: bool = False)
         groups.setdefault(i if shared is None else shared, []).append(i)
     decided: dict[int, Finding] = {}
     for group in groups.values():
-        together = [pairs[i] for i in group]
-        found = decide_together(together, until_difference=until_difference)
-        decided.update(zip(group, found, strict=True))
-    return [decided[i] for i in range(len(pairs))]
-
-
-def decide_together(
-    pairs: Sequence[FunctionPair], *, until_difference: bool = False
-) -> list[Finding]:
-    """Return what :func:`decide` finds for each of ``pairs``, which have one form.
-
-    Raises:
-        ValueError: they are not of one form.
-        UnsupportedError: this thread does not compute as IEEE 754 says.
-    """
-    if len({form(pair.functions) for pair in pairs}) > 1:
-        raise ValueError("pairs of several forms cannot be decided together")
-    if len(pairs) > 1 and pairs[0].reference is not pairs[0].candidate:
-        program = Program(*_side_by_side([pair.functions for pair in pairs]))
-        if len(program.first) == len(pairs):
+        if len(group) == 1:
+            continue
+        program = Program(*_side_by_side([pairs[i].functions for i in group]))
+        if len(program.first) == len(group):
             collector = Collector(program, separate=True)
-            found, end = explore(collector, program, until_difference=until_difference)
-            # If one of them cannot be decided, each is tried alone.
+            findings, end = explore(collector, program, until_difference=until_difference)
             if end is None:
-                pairs_found = zip(found, pairs, strict=True)
-                return [replayed(finding, *pair.functions) for finding, pair in pairs_found]
+                decided.update(zip(group, findings, strict=True))
     return [
-        decide(*pair.functions, input_shape=pair.shape, until_difference=until_difference)
-        for pair in pairs
+        replayed(decided[i], *pair.functions)
+        if i in decided  # if one of a group cannot be decided, each is tried alone
+        else decide(*pair.functions, input_shape=pair.shape, until_difference=until_difference)
+        for i, pair in enumerate(pairs)
     ]
 
 
 def _side_by_side(pairs: Sequence[tuple[Expr, Expr]]) -> tuple[Expr, Expr]:
     """Return one pair whose channels are ``pairs``."""
-    builder = Builder()
-    orders = [in_order(pair) for pair in pairs]
-    made: dict[int, Expr] = {}
-    for column in zip(*orders, strict=True):
-        first = column[0]
-        if first.op == INPUT:
-            result = builder.input
-        elif first.op == CONSTANT:
-            result = builder.constant(np.stack([known(e) for e in column]))
-        else:
-            operands = [made[id(o)] for o in first.inputs]
-            result = getattr(builder, first.op)(*operands, **dict(first.attributes))
-        made[id(first)] = result
-    reference, candidate = pairs[0]
-    return made[id(reference)], made[id(candidate)]
+    columns = zip(*(in_order(pair) for pair in pairs), strict=True)
+    stacked = {id(column[0]): column for column in columns}
+
+    def values(e: Expr) -> Array:
+        return np.stack([known(constant) for constant in stacked[id(e)]])
+
+    reference, candidate = rebuilt(pairs[0], Builder(), values)
+    return reference, candidate

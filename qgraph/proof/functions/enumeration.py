@@ -28,15 +28,9 @@ from qgraph.numerics.float32 import check_float_environment, from_keys, to_keys
 from qgraph.numerics.values import compare_pieces, compare_values, is_nan
 from qgraph.proof.functions.decide import Outcome, Shape, check_shapes, remarks, replayed
 from qgraph.proof.functions.expression import Expr, Undecidable
-from qgraph.proof.functions.finding import (
-    Collector,
-    Finding,
-    Mask,
-    PointResults,
-    compare_special_inputs,
-)
+from qgraph.proof.functions.finding import Collector, Finding, Mask, compare_special_inputs
 from qgraph.proof.functions.lowering import Constants, laid_out
-from qgraph.proof.functions.program import Program, Quick
+from qgraph.proof.functions.program import PointResults, Program
 from qgraph.proof.functions.search import Boxes
 
 Array = npt.NDArray[Any]
@@ -144,12 +138,11 @@ def _starts() -> list[int]:
 
 def _compare_blocks(program: Program, kind: int, starts: Sequence[int]) -> dict[int, _Block]:
     check_float_environment()
-    quick = Quick(program, kind, _BLOCK)
     gap: Gap = np.empty(_BLOCK, np.int32)
     found = {}
     with np.errstate(all="ignore"):
         for start, x in _inputs(starts):
-            results = quick(x)
+            results = program.settled_points(x, kind)
             block = _compared(x, *results, gap) if results else _carefully(program, kind, x)
             if block is not None:
                 found[start] = block
@@ -173,7 +166,7 @@ def _carefully(program: Program, kind: int, x: Float32) -> _Block | None:
         Undecidable: it is more than the sign of a zero.
     """
     found = PointResults.of(program, x, np.full(len(x), kind, np.int64))
-    found.check(x)
+    found.check(to_keys(x))
     if not (found.differ.any() or found.zero_sign.any()):
         return None
     return _block(x, found.reference, found.candidate, found.differ, found.zero_sign)

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from qgraph.numerics.primitives import NUMPY
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 INPUT = "input"
 CONSTANT = "constant"
@@ -243,19 +244,47 @@ def in_order(roots: Iterable[Expr]) -> list[Expr]:
     return list(found.values())
 
 
+def fold(
+    roots: Iterable[Expr], leaf: Callable[[Expr], T], apply: Callable[[Expr, list[T]], T]
+) -> list[T]:
+    """Return what expressions come to.
+
+    Args:
+        roots: the expressions.
+        leaf: what the variable, a constant or a table comes to.
+        apply: what an operation comes to, by what its operands do.
+    """
+    wanted = list(roots)
+    results: dict[int, T] = {}
+    for e in in_order(wanted):
+        operands = [results[id(operand)] for operand in e.inputs]
+        results[id(e)] = apply(e, operands) if operands else leaf(e)
+    return [results[id(root)] for root in wanted]
+
+
 def evaluate(root: Expr, x: Float32) -> Array:
     """Return the values of ``root`` at ``x``, ``[*shape]``, constants broadcast against it."""
-    values: dict[int, Array] = {}
+
+    def apply(e: Expr, operands: list[Array]) -> Array:
+        return np.asarray(NUMPY[e.op](*operands, **dict(e.attributes)))
+
     with np.errstate(all="ignore"):
-        for e in in_order([root]):
-            if e.op == INPUT:
-                values[id(e)] = x
-            elif e.op in (CONSTANT, TABLE):
-                values[id(e)] = known(e)
-            else:
-                operands = [values[id(operand)] for operand in e.inputs]
-                values[id(e)] = np.asarray(NUMPY[e.op](*operands, **dict(e.attributes)))
-    return values[id(root)]
+        return fold([root], lambda e: x if e.op == INPUT else known(e), apply)[0]
+
+
+def rebuilt(
+    roots: Iterable[Expr], builder: Builder, constant: Callable[[Expr], npt.ArrayLike]
+) -> list[Expr]:
+    """Return expressions of another builder, with ``constant`` of each constant and table."""
+
+    def leaf(e: Expr) -> Expr:
+        return builder.input if e.op == INPUT else builder.constant(constant(e))
+
+    def apply(e: Expr, operands: list[Expr]) -> Expr:
+        made: Expr = getattr(builder, e.op)(*operands, **dict(e.attributes))
+        return made
+
+    return fold(roots, leaf, apply)
 
 
 def text(roots: Iterable[Expr]) -> str:

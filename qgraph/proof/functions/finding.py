@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from qgraph.exactness import Exactness, Witness
 from qgraph.numerics import Float32
 from qgraph.numerics.float32 import HIGHEST, LOWEST, Keys, from_keys, to_keys
 from qgraph.proof.functions.expression import CONSTANT, Expr, Undecidable, in_order, known
-from qgraph.proof.functions.program import Channels, Program
+from qgraph.proof.functions.program import Channels, PointResults, Program
 from qgraph.proof.functions.search import Boxes
 
 Mask = npt.NDArray[np.bool_]
@@ -222,48 +222,6 @@ def _merged(columns: _Columns) -> _Columns:
     return kind[starts], lo[starts], hi[np.roll(starts, -1)], a[starts], b[starts]
 
 
-class PointResults(NamedTuple):
-    """How single inputs ``[n]`` compare, whatever signs Min, Max and Relu give to zeros.
-
-    Attributes:
-        reference, candidate: the two values; the candidate's with the other choice of signs.
-        differ: where the values differ.
-        zero_sign: where both are zeros whose signs differ, or may differ.
-        unknown: where ONNX leaves a value open.
-    """
-
-    reference: Float32
-    candidate: Float32
-    differ: Mask
-    zero_sign: Mask
-    unknown: Mask
-
-    @classmethod
-    def of(cls, program: Program, x: Float32, kind: Channels) -> PointResults:
-        """Compare at inputs ``x`` ``[n]`` in the channels ``kind``."""
-        a, b = program.points(x, kind, zero=False)
-        others = program.points(x, kind, zero=True)
-        unknown = a.undefined | b.undefined
-        differ = ~_same(a.values, b.values)
-        sign = np.zeros(len(x), np.bool_)
-        for one, other in zip((a, b), others, strict=True):
-            unknown = unknown | ~_same(one.values, other.values)
-            for zeros in (one, other):
-                sign |= np.signbit(zeros.values) != np.signbit(a.values)
-        sign &= ~differ & (a.values == 0)
-        return cls(a.values, others[1].values, differ & ~unknown, sign & ~unknown, unknown)
-
-    def check(self, x: Float32) -> None:
-        """Check that ONNX defines all results.
-
-        Raises:
-            Undecidable: it leaves open what is computed for one of the inputs.
-        """
-        if self.unknown.any():
-            at = float(x[np.argmax(self.unknown)])
-            raise Undecidable(f"ONNX leaves open what is computed for the input {at!r}")
-
-
 def compare_special_inputs(program: Program, collector: Collector) -> None:
     """Note how both infinities and NaN of both signs compare, in every kind of channel."""
     special = np.array([np.inf, -np.inf, np.nan, -np.nan], np.float32)
@@ -276,10 +234,6 @@ def compare_special_inputs(program: Program, collector: Collector) -> None:
     collector.note("nan", boxes, *results, (differ | found.zero_sign) & nan)
     collector.note("infinity", boxes, *results, differ & ~nan)
     collector.note("zero", boxes, *results, found.zero_sign & ~nan)
-
-
-def _same(a: Float32, b: Float32) -> Mask:
-    return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
 
 
 _RANDOM = 4096

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -134,24 +135,18 @@ def _open(result: Interval, operands: Sequence[Interval]) -> Mask | None:
     return mask if mask.any() else None
 
 
-def _lower(a: Array, b: Array) -> Array:
-    """The smaller one in T-order."""
-    low = np.asarray(np.minimum(a, b))
-    zero = low == 0
+def _extreme(pick: Callable[..., Array], a: Array, b: Array) -> Array:
+    """Return the smaller or the larger one in T-order, as ``pick`` does where none is zero."""
+    chosen = np.asarray(pick(a, b))
+    zero = chosen == 0
     if zero.any():
-        np.copyto(low, _MINUS_ZERO, where=zero & (np.signbit(a) | np.signbit(b)))
-        np.copyto(low, _ZERO, where=zero & ~(np.signbit(a) | np.signbit(b)))
-    return low
+        signs = np.signbit(a), np.signbit(b)
+        minus = signs[0] | signs[1] if pick is np.minimum else signs[0] & signs[1]
+        np.copyto(chosen, np.where(minus, _MINUS_ZERO, _ZERO), where=zero)
+    return chosen
 
 
-def _upper(a: Array, b: Array) -> Array:
-    """The larger one in T-order."""
-    high = np.asarray(np.maximum(a, b))
-    zero = high == 0
-    if zero.any():
-        np.copyto(high, _ZERO, where=zero & ~(np.signbit(a) & np.signbit(b)))
-        np.copyto(high, _MINUS_ZERO, where=zero & np.signbit(a) & np.signbit(b))
-    return high
+_lower, _upper = partial(_extreme, np.minimum), partial(_extreme, np.maximum)
 
 
 def _hull(corners: Sequence[Array]) -> Interval:
@@ -189,52 +184,40 @@ def _add(a: Interval, b: Interval) -> Interval:
     return Interval(lo, hi, bad=np.isnan(a.lo + b.hi) | np.isnan(a.hi + b.lo))
 
 
-def _sub(a: Interval, b: Interval) -> Interval:
-    lo = a.lo - b.hi
-    point = a.is_point and b.is_point
-    hi = lo if point else a.hi - b.lo
-    if a.finite or b.finite:
-        return Interval(lo, hi)
-    return Interval(lo, hi, bad=np.isnan(a.lo - b.lo) | np.isnan(a.hi - b.hi))
-
-
 def _mul(a: Interval, b: Interval) -> Interval:
-    if a.sign:
-        a, b = b, a
-    if b.sign and b.is_point:
-        return _by_constant(np.multiply, a, b)
-    if a.is_point and b.is_point:
-        product = a.lo * b.lo
-        return Interval(product, product, bad=np.isnan(product))
-    if a is b:
-        a = b = _abs(a)
-        return Interval(a.lo * a.lo, a.hi * a.hi)
-    result = _hull([a.lo * b.lo, a.lo * b.hi, a.hi * b.lo, a.hi * b.hi])
-    result.bad = (_has_zero(a) & _has_infinity(b)) | (_has_zero(b) & _has_infinity(a))
+    if a is b and not a.is_point:
+        size = _abs(a)
+        return Interval(size.lo * size.lo, size.hi * size.hi)
+    result = _of_ends(np.multiply, *((b, a) if a.sign else (a, b)))
+    if not (result.is_point or a.sign or b.sign):
+        result.bad = (_has_zero(a) & _has_infinity(b)) | (_has_zero(b) & _has_infinity(a))
     return result
 
 
 def _div(a: Interval, b: Interval) -> Interval:
-    if b.sign and b.is_point:
-        return _by_constant(np.divide, a, b)
-    if a.is_point and b.is_point:
-        quotient = a.lo / b.lo
-        return Interval(quotient, quotient, bad=np.isnan(quotient))
-    result = _hull([a.lo / b.lo, a.lo / b.hi, a.hi / b.lo, a.hi / b.hi])
-    result.bad = (_has_zero(a) & _has_zero(b)) | (_has_infinity(a) & _has_infinity(b))
-    result.bad |= np.signbit(b.lo) != np.signbit(b.hi)
+    result = _of_ends(np.divide, a, b)
+    if not (result.is_point or (b.sign and b.is_point)):
+        result.bad = (_has_zero(a) & _has_zero(b)) | (_has_infinity(a) & _has_infinity(b))
+        result.bad |= np.signbit(b.lo) != np.signbit(b.hi)
     return result
 
 
-def _by_constant(function: Callable[..., Array], a: Interval, b: Interval) -> Interval:
-    lo = function(a.lo, b.lo)
-    hi = lo if a.is_point else function(a.hi, b.lo)
-    return Interval(lo, hi) if b.sign > 0 else Interval(hi, lo)
+def _of_ends(function: Callable[..., Array], a: Interval, b: Interval) -> Interval:
+    """Return products or quotients of the ends; bad points only are marked."""
+    if b.sign and b.is_point:
+        lo = function(a.lo, b.lo)
+        hi = lo if a.is_point else function(a.hi, b.lo)
+        return Interval(lo, hi) if b.sign > 0 else Interval(hi, lo)
+    if a.is_point and b.is_point:
+        lo = function(a.lo, b.lo)
+        return Interval(lo, lo, bad=np.isnan(lo))
+    return _hull([function(x, y) for x in (a.lo, a.hi) for y in (b.lo, b.hi)])
 
 
 def _neg(a: Interval) -> Interval:
     lo = -a.hi
-    return Interval(lo, lo if a.is_point else -a.lo)
+    hi = lo if a.is_point else -a.lo
+    return Interval(lo, hi, open=a.open, sign=-a.sign, finite=a.finite)
 
 
 def _abs(a: Interval) -> Interval:
@@ -269,22 +252,7 @@ def _min(a: Interval, b: Interval) -> Interval:
 
 
 def _max(a: Interval, b: Interval) -> Interval:
-    if a.sign or b.sign:
-        lo = np.maximum(a.lo, b.lo)
-        return Interval(lo, lo if a.is_point and b.is_point else np.maximum(a.hi, b.hi))
-    lo, hi = np.asarray(np.maximum(a.lo, b.lo)), _upper(a.hi, b.hi)
-    zero = lo == 0
-    if not zero.any():
-        return Interval(lo, lo if a.is_point and b.is_point else hi)
-    minus = (np.signbit(a.lo) & (a.hi >= 0)) | (np.signbit(b.lo) & (b.hi >= 0))
-    np.copyto(lo, np.where(minus, _MINUS_ZERO, _ZERO), where=zero)
-    result = Interval(lo, hi)
-    result.open = _open(result, (a, b))
-    return result
-
-
-def _truth(surely: Array, possibly: Array) -> Interval:
-    return Interval(np.asarray(surely), np.asarray(possibly))
+    return _neg(_min(_neg(a), _neg(b)))
 
 
 def _less(compare: Callable[..., Array]) -> Rule:
@@ -304,7 +272,7 @@ def _greater(compare: Callable[..., Array]) -> Rule:
 
 def _equal(a: Interval, b: Interval) -> Interval:
     possibly = np.asarray((a.lo <= b.hi) & (b.lo <= a.hi))
-    return _truth(possibly & (a.lo == a.hi) & (b.lo == b.hi), possibly)
+    return Interval(possibly & (a.lo == a.hi) & (b.lo == b.hi), possibly)
 
 
 def _is_nan(a: Interval) -> Interval:
@@ -342,7 +310,7 @@ def _cast(a: Interval, **attributes: Any) -> Interval:
     if to == "BOOL":
         if a.lo.dtype == np.bool_:
             return Interval(a.lo, a.hi)
-        return _truth((a.lo > 0) | (a.hi < 0), (a.lo != 0) | (a.hi != 0))
+        return Interval((a.lo > 0) | (a.hi < 0), (a.lo != 0) | (a.hi != 0))
     result = _monotone(NUMPY["Cast"])(a, **attributes)
     if to == "FLOAT":
         result.nan = a.nan
@@ -396,7 +364,7 @@ def _pyramid(keys: Array, pick: Callable[..., Array]) -> Array:
 
 RULES: dict[str, Rule] = {
     "Add": _add,
-    "Sub": _sub,
+    "Sub": lambda a, b: _add(a, _neg(b)),
     "Mul": _mul,
     "Div": _div,
     "Neg": _neg,
@@ -415,9 +383,9 @@ RULES: dict[str, Rule] = {
     "Greater": _greater(np.greater),
     "GreaterOrEqual": _greater(np.greater_equal),
     "Equal": _equal,
-    "Not": lambda a: _truth(~a.hi, ~a.lo),
-    "And": lambda a, b: _truth(a.lo & b.lo, a.hi & b.hi),
-    "Or": lambda a, b: _truth(a.lo | b.lo, a.hi | b.hi),
+    "Not": lambda a: Interval(~a.hi, ~a.lo),
+    "And": lambda a, b: Interval(a.lo & b.lo, a.hi & b.hi),
+    "Or": lambda a, b: Interval(a.lo | b.lo, a.hi | b.hi),
     "IsNaN": _is_nan,
     "Where": _where,
     "Cast": _cast,

@@ -7,11 +7,10 @@ import numpy.typing as npt
 
 from qgraph.exactness import Exactness
 from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys
-from qgraph.proof.functions.boxes import Plateaus, plateaus
 from qgraph.proof.functions.expression import Expr, Undecidable
 from qgraph.proof.functions.finding import Finding, Runs
 from qgraph.proof.functions.program import Program
-from qgraph.proof.functions.search import MAX_BOXES
+from qgraph.proof.functions.search import MAX_BOXES, Plateaus, plateaus
 
 SAME_LEVEL = 2.0**-8
 """Up to this share of a step, two values belong to the same code."""

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgraph.proof.functions.boxes import plateaus
 from qgraph.proof.functions.expression import (
     CONSTANT,
     INPUT,
     Expr,
     Undecidable,
     evaluate,
-    in_order,
+    fold,
     known,
 )
+from qgraph.proof.functions.search import plateaus
 
 _KEEP_ORDER = frozenset({"Round", "Floor", "Ceil", "Relu", "Identity"})
 
@@ -51,18 +51,17 @@ def direction(root: Expr) -> int | None:
 
     Returns: None where these rules do not say it.
     """
-    found: dict[int, int | None] = {}
-    for e in in_order([root]):
-        found[id(e)] = _direction(e, [found[id(operand)] for operand in e.inputs])
-    return found[id(root)]
+    return fold([root], _direction_of_leaf, _direction)[0]
+
+
+def _direction_of_leaf(e: Expr) -> int | None:
+    if e.op != CONSTANT:
+        return _UP if e.op == INPUT else None
+    value = known(e)
+    return _FREE if value.dtype != np.bool_ and np.isfinite(value).all() else None
 
 
 def _direction(e: Expr, ways: list[int | None]) -> int | None:
-    if e.op == INPUT:
-        return _UP
-    if e.op == CONSTANT:
-        value = known(e)
-        return _FREE if value.dtype != np.bool_ and np.isfinite(value).all() else None
     if None in ways:
         return None
     first, second = (*ways, _FREE, _FREE)[:2]
@@ -76,12 +75,10 @@ def _direction(e: Expr, ways: list[int | None]) -> int | None:
             return (first or 0) + (second or 0)
         case "Sub" if _FREE in (first, second):
             return (first or 0) - (second or 0)
-        case "Mul" if second == _FREE and e.inputs[1].op == CONSTANT:
+        case "Mul" | "Div" if second == _FREE and e.inputs[1].op == CONSTANT:
             return (first or 0) * _sign(e.inputs[1]) if _sign(e.inputs[1]) else None
         case "Mul" if first == _FREE and e.inputs[0].op == CONSTANT:
             return (second or 0) * _sign(e.inputs[0]) if _sign(e.inputs[0]) else None
-        case "Div" if second == _FREE and e.inputs[1].op == CONSTANT:
-            return (first or 0) * _sign(e.inputs[1]) if _sign(e.inputs[1]) else None
     return first if e.op in _KEEP_ORDER else None
 
 

@@ -1,19 +1,17 @@
-"""Two expressions prepared for evaluation on many boxes: channels, shared steps, constants.
-
-Two expressions on many inputs of one channel at once, in buffers that stay in the cache.
-"""
+"""Two expressions prepared for evaluation on many boxes or inputs: channels, shared steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from qgraph.numerics import Float32
+from qgraph.numerics.float32 import Keys, from_keys
 from qgraph.numerics.primitives import NUMPY
 from qgraph.proof.functions.expression import (
     CONSTANT,
@@ -21,6 +19,7 @@ from qgraph.proof.functions.expression import (
     TABLE,
     Expr,
     Undecidable,
+    fold,
     in_order,
     known,
     undefined,
@@ -28,6 +27,9 @@ from qgraph.proof.functions.expression import (
 from qgraph.proof.functions.interval import RULES, Array, Interval, Mask, apply
 
 Channels = npt.NDArray[np.int64]
+
+_TAKE_ONE_ZERO = frozenset({"Min", "Max", "Relu"})
+"""Primitives for which ONNX leaves open which one of two zeros they take."""
 
 
 @dataclass(frozen=True)
@@ -129,21 +131,36 @@ class Program:
 
         Where Min, Max and Relu meet both zeros, they return -0 if ``zero`` is false, else +0.
         """
-        held: dict[int, tuple[Array, Mask]] = {}
-        for e in self.order:
-            if e.op == INPUT:
-                held[id(e)] = x, np.zeros(len(x), np.bool_)
-            elif e.op in (CONSTANT, TABLE):
-                held[id(e)] = self._constant(e, kind).lo, np.zeros(1, np.bool_)
-            else:
-                held[id(e)] = _point(e, [held[id(o)] for o in e.inputs], zero=zero)
+
+        def leaf(e: Expr) -> Points:
+            return Points(x if e.op == INPUT else self._constant(e, kind).lo, np.zeros(1, np.bool_))
+
+        results = fold(self.roots, leaf, partial(_point, zero=zero))
         reference, candidate = (
-            Points(*(np.broadcast_to(array, x.shape) for array in held[id(root)]))
-            for root in self.roots
+            Points(np.broadcast_to(one.values, x.shape), np.broadcast_to(one.undefined, x.shape))
+            for one in results
         )
         return reference, candidate
 
-    def constant(self, e: Expr, kind: int) -> Array:
+    def settled_points(self, x: Float32, kind: int) -> tuple[Float32, Float32] | None:
+        """Return the two results at inputs ``x`` ``[n]`` in the channels of one kind.
+
+        None is returned where ONNX leaves open what is computed for one of them, if only the sign
+        of a zero.
+        """
+
+        def apply(e: Expr, operands: list[Array]) -> Array:
+            if _is_open(e, operands):
+                raise _OpenError
+            return np.asarray(NUMPY[e.op](*operands, **dict(e.attributes)))
+
+        try:
+            a, b = fold(self.roots, lambda e: x if e.op == INPUT else self._of_kind(e, kind), apply)
+        except _OpenError:
+            return None
+        return np.broadcast_to(a, x.shape), np.broadcast_to(b, x.shape)
+
+    def _of_kind(self, e: Expr, kind: int) -> Array:
         """Return a constant as one number, as a kind of channels has it; a table as it is."""
         column = self._columns.get(id(e))
         return np.asarray(self._intervals[id(e)].lo if column is None else column[kind])
@@ -170,122 +187,86 @@ def _whole(result: Interval, size: int) -> Interval:
     return Interval(lo, lo, bad=bad, nan=nan)
 
 
-def _point(e: Expr, operands: list[tuple[Array, Mask]], *, zero: bool) -> tuple[Array, Mask]:
-    values: list[Any] = [value for value, _ in operands]
-    attributes = dict(e.attributes)
+def _point(e: Expr, operands: list[Points], *, zero: bool) -> Points:
+    values, attributes = [operand.values for operand in operands], dict(e.attributes)
     result = np.asarray(NUMPY[e.op](*values, **attributes))
     if e.op == "Where":
-        (condition, unsure), (_, yes), (_, no) = operands
-        return result, np.asarray(unsure | np.where(condition, yes, no))
-    if e.op in ("Min", "Max", "Relu"):
+        condition, yes, no = operands
+        chosen = np.where(condition.values, yes.undefined, no.undefined)
+        return Points(result, np.asarray(condition.undefined | chosen))
+    if e.op in _TAKE_ONE_ZERO:
         a, b = values if e.op != "Relu" else (values[0], np.float32(0))
         tie = (a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b))
         result = np.where(tie, np.float32(0.0 if zero else -0.0), result)
     mask = undefined(e.op, values, attributes)
-    for _, operand in operands:
-        mask = mask | operand
-    return result, mask
+    for operand in operands:
+        mask = mask | operand.undefined
+    return Points(result, mask)
 
 
-_ZERO = np.float32(0)
+class _OpenError(Exception):
+    """ONNX leaves open what is computed for one of many inputs."""
 
 
-@dataclass(frozen=True)
-class _Step:
-    """One primitive: where its operands lie, where its result goes, and what to look out for."""
-
-    name: str
-    function: Callable[..., Array]
-    attributes: dict[str, Any]
-    operands: tuple[int, ...]
-    out: Array | None
-    may_leave_open: bool
-
-
-class Quick:
-    """Evaluates the two expressions of a program, without a look at what ONNX leaves open.
-
-    Args:
-        program: the expressions.
-        kind: the kind of channels whose constants are taken.
-        size: how many inputs are evaluated at once.
-    """
-
-    def __init__(self, program: Program, kind: int, size: int) -> None:
-        order = program.order
-        place = {id(e): i for i, e in enumerate(order)}
-        self._roots = [place[id(root)] for root in program.roots]
-        last = {place[id(o)]: i for i, e in enumerate(order) for o in e.inputs}
-        last.update(dict.fromkeys(self._roots, len(order)))
-        self._values: list[Any] = [None] * len(order)
-        self._steps: list[tuple[int, _Step]] = []
-        self._inputs = [i for i, e in enumerate(order) if e.op == INPUT]
-        self._size = size
-        pool: dict[type, list[Array]] = {np.float32: [], np.bool_: []}
-        held: dict[int, Array] = {}
-        for i, e in enumerate(order):
-            if e.op in (CONSTANT, TABLE):
-                self._values[i] = program.constant(e, kind)
-            elif e.op != INPUT:
-                out = None
-                if isinstance(NUMPY[e.op], np.ufunc):
-                    element = np.bool_ if e.dtype == "BOOL" else np.float32
-                    out = pool[element].pop() if pool[element] else np.empty(size, element)
-                    held[i] = out
-                operands = tuple(place[id(o)] for o in e.inputs)
-                self._steps.append((i, self._step(e, operands, out)))
-                for operand in set(operands):
-                    if last[operand] == i and operand in held:
-                        freed = held.pop(operand)
-                        pool[freed.dtype.type].append(freed)
-
-    def _step(self, e: Expr, operands: tuple[int, ...], out: Array | None) -> _Step:
-        ties = e.op in ("Min", "Max", "Relu") and not any(
-            operand.op == CONSTANT and np.all(self._values[place] != 0)
-            for operand, place in zip(e.inputs, operands, strict=True)
-        )
-        may = ties or e.op in ("Cast", "Gather")
-        return _Step(e.op, NUMPY[e.op], dict(e.attributes), operands, out, may)
-
-    def __call__(self, x: Float32) -> tuple[Float32, Float32] | None:
-        """Return both results at inputs ``x`` ``[size]``, which last until the next call.
-
-        None is returned where ONNX leaves open what is computed for one of them, if only the sign
-        of a zero.
-        """
-        values = self._values
-        for place in self._inputs:
-            values[place] = x
-        for place, step in self._steps:
-            operands = [values[operand] for operand in step.operands]
-            if step.may_leave_open and _is_open(step, operands):
-                return None
-            if step.out is not None:
-                step.function(*operands, out=step.out)
-                values[place] = step.out
-                continue
-            result = step.function(*operands, **step.attributes)
-            if any(np.may_share_memory(result, operand) for operand in operands):
-                result = result.copy()
-            values[place] = result
-        a, b = (np.broadcast_to(values[root], (self._size,)) for root in self._roots)
-        return a, b
-
-
-def _is_open(step: _Step, operands: list[Array]) -> bool:
-    if step.name == "Cast":
+def _is_open(e: Expr, operands: list[Array]) -> bool:
+    """Return whether ONNX leaves one of the results of a primitive open, or may."""
+    if e.op in ("Cast", "Gather"):
         # what is defined lies between two numbers, and NaN is passed on by minimum and maximum
-        ends = np.array([operands[0].min(), operands[0].max()])
-        return bool(undefined("Cast", [ends], step.attributes).any())
-    if step.name == "Gather":
-        table, index = operands
-        ends = np.array([index.min(), index.max()])
-        return bool(undefined("Gather", [table, ends], {}).any())
-    a, b = operands if len(operands) == 2 else (operands[0], np.asarray(_ZERO))
+        *table, data = operands
+        ends = np.array([data.min(), data.max()])
+        return bool(undefined(e.op, [*table, ends], dict(e.attributes)).any())
+    if e.op not in _TAKE_ONE_ZERO:
+        return False
+    a, b = operands if len(operands) == 2 else (operands[0], np.zeros((), np.float32))
     if a.ndim == 0:
         a, b = b, a
     if b.ndim == 0:
-        opposite = (-b).view(np.uint32)
-        return bool((a.view(np.uint32) == opposite).any())
+        return bool(b == 0 and (a.view(np.uint32) == (-b).view(np.uint32)).any())
     both = (a == 0) & (b == 0)
     return bool(both.any() and (both & (np.signbit(a) != np.signbit(b))).any())
+
+
+class PointResults(NamedTuple):
+    """How single inputs, or boxes, ``[n]`` compare, whatever signs Min, Max and Relu give to zeros.
+
+    Attributes:
+        reference, candidate: the two values; the candidate's with the other choice of signs.
+        differ: where the values differ.
+        zero_sign: where both are zeros whose signs differ, or may differ.
+        unknown: where ONNX leaves a value open.
+    """
+
+    reference: Float32
+    candidate: Float32
+    differ: Mask
+    zero_sign: Mask
+    unknown: Mask
+
+    @classmethod
+    def of(cls, program: Program, x: Float32, kind: Channels) -> PointResults:
+        """Compare at inputs ``x`` ``[n]`` in the channels ``kind``."""
+        a, b = program.points(x, kind, zero=False)
+        others = program.points(x, kind, zero=True)
+        unknown = a.undefined | b.undefined
+        differ = ~_same(a.values, b.values)
+        sign = np.zeros(len(x), np.bool_)
+        for one, other in zip((a, b), others, strict=True):
+            unknown = unknown | ~_same(one.values, other.values)
+            for zeros in (one, other):
+                sign |= np.signbit(zeros.values) != np.signbit(a.values)
+        sign &= ~differ & (a.values == 0)
+        return cls(a.values, others[1].values, differ & ~unknown, sign & ~unknown, unknown)
+
+    def check(self, keys: Keys) -> None:
+        """Check that ONNX defines all results, at inputs of these keys.
+
+        Raises:
+            Undecidable: it leaves open what is computed for one of the inputs.
+        """
+        if self.unknown.any():
+            at = float(from_keys(keys[[np.argmax(self.unknown)]])[0])
+            raise Undecidable(f"ONNX leaves open what is computed for the input {at!r}")
+
+
+def _same(a: Float32, b: Float32) -> Mask:
+    return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))

@@ -9,27 +9,35 @@ first. A cut in the wrong place costs time but cannot make a result wrong.
 
 Two results may be apart on a box on which they vary. Such boxes can be split on as well, up to a
 number of them that no step function reaches, so that what differs is known by its values.
+
+The boxes of one function are joined to its plateaus; those of two functions are the evidence of a
+comparison, which a checker evaluates again.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.certificate import Boxes as Listed
+from qgraph.numerics import Float32
 from qgraph.numerics.float32 import (
     HIGHEST,
     LOWEST,
     NEGATIVE_ZERO,
     POSITIVE_ZERO,
     Keys,
+    check_float_environment,
     from_keys,
     to_keys,
 )
-from qgraph.proof.functions.expression import Undecidable
+from qgraph.proof.functions.expression import Expr, Undecidable
 from qgraph.proof.functions.interval import Array, Interval, Mask, either, settled
-from qgraph.proof.functions.program import Channels, Program
+from qgraph.proof.functions.program import Channels, PointResults, Program
 
 MAX_BOXES = 1 << 27
 """Boxes after which a comparison is given up."""
@@ -59,25 +67,11 @@ class Boxes(NamedTuple):
         return Boxes(self.kind[chosen], self.lo[chosen], self.hi[chosen], self.cuts[chosen])
 
 
-class Judge(Protocol):
-    """What is to be made of boxes."""
-
-    def settle(self, boxes: Boxes, a: Interval, b: Interval, apart: Mask, done: Mask) -> None:
-        """Note boxes where the results do not meet, and others where both are one number."""
-
-    def enumerate(self, boxes: Boxes) -> None:
-        """Note single inputs that intervals do not settle: those with NaN on the way."""
-
-    def finished(self) -> Mask | None:
-        """Return which kinds of channels need no further boxes; None for none."""
-
-
 class Search:
     """One run over the finite inputs of all kinds of channels.
 
     Args:
         program: the two expressions.
-        judge: takes what is settled.
         max_boxes: after how many boxes to give up.
         domain: restricts the inputs to those from the first to the second number.
         refines: whether boxes on which the results are apart are split until they do not vary.
@@ -89,14 +83,12 @@ class Search:
     def __init__(
         self,
         program: Program,
-        judge: Judge,
         max_boxes: int,
         domain: tuple[float, float] | None = None,
         *,
         refines: bool = False,
     ) -> None:
         self._program = program
-        self._judge = judge
         self._max_boxes = max_boxes
         ends = [LOWEST, HIGHEST] if domain is None else to_keys(domain)
         self._low, self._high = (int(end) for end in np.clip(ends, LOWEST, HIGHEST))
@@ -104,14 +96,17 @@ class Search:
         self._single: list[Boxes] = []
         self._refinable = _MOST_REFINED if refines else 0
         self.boxes = 0
+        self._push_first()
 
-    def run(self) -> None:
-        """Settle everything.
+    def settled(self) -> Iterator[tuple[Boxes, PointResults, Mask]]:
+        """Yield boxes ``[n]``, how they compare, and which of them are settled, until all are.
+
+        Where the values differ and vary on a box, they are the bounds that lie farthest apart.
+        Single inputs that intervals do not settle, those with NaN on the way, come by themselves.
 
         Raises:
-            Undecidable: it takes too many boxes, or the judge cannot tell.
+            Undecidable: it takes too many boxes.
         """
-        self._push_first()
         hopeful = False
         while self._wide or self._single:
             if not hopeful and self.boxes > _PATIENCE:
@@ -119,13 +114,15 @@ class Search:
                 hopeful = True
             if self.boxes > self._max_boxes:
                 raise Undecidable(f"not settled after {self.boxes} boxes", by_effort=True)
-            self._step()
-            finished = self._judge.finished()
-            if finished is not None and finished.any():
-                self._wide, self._single = (
-                    [rest for boxes in stack if len((rest := boxes.at(~finished[boxes.kind])).lo)]
-                    for stack in (self._wide, self._single)
-                )
+            yield from self._step()
+
+    def drop(self, finished: Mask) -> None:
+        """Leave out the kinds of channels that need no further boxes."""
+        if finished.any():
+            self._wide, self._single = (
+                [rest for boxes in stack if len((rest := boxes.at(~finished[boxes.kind])).lo)]
+                for stack in (self._wide, self._single)
+            )
 
     def _push_first(self) -> None:
         kinds = np.arange(len(self._program.first), dtype=np.int64)
@@ -138,7 +135,7 @@ class Search:
                     bounds = np.full_like(kinds, lo), np.full_like(kinds, hi)
                     stack.append(Boxes(kinds, *bounds, np.zeros(len(kinds), np.uint8)))
 
-    def _step(self) -> None:
+    def _step(self) -> Iterator[tuple[Boxes, PointResults, Mask]]:
         """Evaluate a batch of boxes, or of inputs once there are many or no boxes are left."""
         single = not self._wide or sum(len(b.lo) for b in self._single) >= _BATCH
         boxes = _take(self._single if single else self._wide)
@@ -156,14 +153,17 @@ class Search:
             varying = apart & ~(settled(a) & settled(b))
             self._refinable -= int(varying.sum())
             apart &= ~varying
-        self._judge.settle(boxes, a, b, apart, done)
-        rest = ~(apart | done)
-        if not rest.any():
+        either = apart | done
+        yield boxes, _results(a, b, apart, done), either
+        if either.all():
             return
+        rest = ~either
+        left = boxes.at(rest)
         if single:
-            self._judge.enumerate(boxes.at(rest))
+            found = PointResults.of(self._program, from_keys(left.lo), left.kind)
+            yield left, found, np.ones(len(left.lo), np.bool_)
         else:
-            self._split(boxes.at(rest), _at(a, rest), _at(b, rest))
+            self._split(left, _at(a, rest), _at(b, rest))
 
     def _split(self, boxes: Boxes, a: Interval, b: Interval) -> None:
         small = boxes.hi - boxes.lo < _ENUMERATED
@@ -239,6 +239,19 @@ def _decided(a: Interval, b: Interval) -> tuple[Mask, Mask]:
     return apart, done
 
 
+def _results(a: Interval, b: Interval, apart: Mask, done: Mask) -> PointResults:
+    """Return how boxes compare of which two masks say that the results are apart, or one number."""
+    ends = a.lo, b.hi
+    if apart.any():  # of two intervals that do not meet, the ends that lie farthest apart
+        up = a.hi - b.lo > b.hi - a.lo
+        ends = np.where(up, a.hi, a.lo), np.where(up, b.lo, b.hi)
+    signs = np.asarray(a.lo.view(np.int32) != b.lo.view(np.int32))
+    for result in (a, b):
+        if result.open is not None:
+            signs |= result.open
+    return PointResults(*ends, apart, signs & done, np.zeros(len(apart), np.bool_))
+
+
 def _with_nan(end: Array, where: Mask) -> Array:
     return np.where(where, np.float32(np.nan), end)
 
@@ -269,3 +282,97 @@ def _at(a: Interval, chosen: Mask) -> Interval:
     """Return the ends of some elements."""
     opened = None if a.open is None else a.open[chosen]
     return Interval(a.lo[chosen], a.hi[chosen], open=opened)
+
+
+_MOST_PARTS = 1 << 16
+"""Up to this many parts, stretches of inputs that differ are divided by their values."""
+
+
+@dataclass(frozen=True)
+class Plateaus:
+    """Stretches ``[n]`` of inputs with one value, or NaN, in the order of channels and inputs.
+
+    Attributes:
+        channel: the first channel with these constants.
+        lo, hi: keys of the first and the last input.
+        value: the value there; zeros of both signs are one value.
+    """
+
+    channel: Channels
+    lo: Keys
+    hi: Keys
+    value: Float32
+
+
+def plateaus(root: Expr, *, max_boxes: int) -> Plateaus:
+    """Return the plateaus of ``root`` over all finite inputs.
+
+    Raises:
+        Undecidable: it is no step function, or one with too many steps.
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    program = Program(root, root)
+    kind, lo, hi, (value, *_) = _divide(program, max_boxes, refines=False)
+    starts = np.ones(len(lo), np.bool_)
+    starts[1:] = (kind[1:] != kind[:-1]) | _varies(value)
+    return Plateaus(program.first[kind[starts]], lo[starts], hi[np.roll(starts, -1)], value[starts])
+
+
+def boxes(reference: Expr, candidate: Expr) -> tuple[Listed, ...]:
+    """Return how the finite inputs divide into parts with one pair of results each.
+
+    Neighbours of one pair of values are one part, unless the signs of zeros differ on one of them.
+    Where values differ and vary, neighbours are one part too if there are too many otherwise.
+    Nothing is returned for one function.
+
+    Raises:
+        Undecidable: the expressions take too many boxes.
+        UnsupportedError: this thread does not compute as IEEE 754 says.
+    """
+    if reference is candidate:
+        return ()
+    program = Program(reference, candidate)
+    for refines in (True, False):
+        kind, lo, _, (a, b, differs, signs, _) = _divide(program, MAX_BOXES, refines=refines)
+        split = (_varies(a) | _varies(b)) & (refines | ~differs[1:])
+        starts = np.ones(len(lo), np.bool_)
+        for column in (kind, differs, signs):
+            split |= column[1:] != column[:-1]
+        starts[1:] = split
+        if np.count_nonzero(starts) <= _MOST_PARTS:
+            break
+    kind, lo, differs, signs = kind[starts], lo[starts], differs[starts], signs[starts]
+    return tuple(
+        Listed(
+            int(first),
+            int(count),
+            tuple(lo[own].tolist()),
+            tuple(np.flatnonzero(differs[own]).tolist()),
+            tuple(np.flatnonzero(signs[own]).tolist()),
+        )
+        for number, (first, count) in enumerate(zip(program.first, program.count, strict=True))
+        if (own := kind == number).any()
+    )
+
+
+def _divide(
+    program: Program, max_boxes: int, *, refines: bool
+) -> tuple[Channels, Keys, Keys, PointResults]:
+    """Return settled boxes in order: kinds, ends, and how they compare."""
+    check_float_environment()
+    parts = []
+    with np.errstate(all="ignore"):
+        search = Search(program, max_boxes, refines=refines)
+        for boxes, results, settled in search.settled():
+            parts.append([column[settled] for column in (*boxes[:3], *results)])
+    check_float_environment()
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    order = np.lexsort((columns[1], columns[0]))
+    kind, lo, hi, *compared = (column[order] for column in columns)
+    return kind, lo, hi, PointResults(*compared)
+
+
+def _varies(values: Float32) -> Mask:
+    """Return where a value is not that of the stretch before."""
+    both = np.isnan(values[1:]) & np.isnan(values[:-1])
+    return np.asarray((values[1:] != values[:-1]) & ~both)

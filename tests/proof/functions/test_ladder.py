@@ -8,10 +8,10 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.numerics.float32 import HIGHEST, LOWEST, to_keys
-from qgraph.proof.functions.boxes import plateaus
 from qgraph.proof.functions.decide import decide
 from qgraph.proof.functions.expression import Builder, Expr, Undecidable
 from qgraph.proof.functions.level import grade
+from qgraph.proof.functions.search import plateaus
 
 ZERO = np.float32(0)
 
