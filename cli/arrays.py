@@ -1,4 +1,4 @@
-"""Arrays in files and on the screen: what a model is fed with, and what it returns."""
+"""Arrays in files and on the screen: inputs and outputs of a model."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _ARCHIVE = "an archive of arrays (.npz)"
 _MAGIC = np.lib.format.MAGIC_PREFIX
 
 _MUCH_CLIPPED = 0.05
-"""Shares above it are worth a look."""
+"""Clipping rates above it are highlighted."""
 
 
 def feeds(
     talk: Talk, inputs: Inputs, model: Model, *, besides: str | None = None
 ) -> dict[str, Array | FileRows] | None:
-    """Return the arrays that files hold, by input name; None where the inputs are random.
+    """Return the arrays in the input files by input name; None if the inputs are random.
 
     Arrays of an archive under other names than those of inputs are left out, with a note; that
     called ``besides`` without one.
@@ -66,7 +66,7 @@ def feeds(
 
 
 def labels(given: str, inputs: Inputs) -> Array:
-    """Return labels from a file, or from the archive of the inputs, where ``given`` is a name.
+    """Return labels from a file, or from the archive of the inputs if ``given`` is a name in it.
 
     Raises:
         ExecutionError: there are none.
@@ -84,7 +84,7 @@ def labels(given: str, inputs: Inputs) -> Array:
 
 
 def labels_file(given: str | None, inputs: Inputs) -> Path | None:
-    """Return the file that holds labels; None where the archive of the inputs does."""
+    """Return the file of the labels; None if they are in the archive of the inputs."""
     if given is None or (inputs.bundle is not None and not Path(given).is_file()):
         return None
     return Path(given)
@@ -111,7 +111,7 @@ def show_tensors(found: Sequence[TensorStatistics]) -> None:
 
 
 def show_quantizers(found: Sequence[QuantizerStatistics]) -> None:
-    """Print a table of quantizers: what share of values is clipped, which codes occur."""
+    """Print a table of quantizers with their clipping rates and used codes."""
     columns: Columns = [
         *(Column("quantizer", code=True), "of", "format"),
         *numbers("min", "max", "mean", spare=True),
@@ -143,7 +143,7 @@ def show_quantizers(found: Sequence[QuantizerStatistics]) -> None:
 
 
 def bars(codes: Sequence[tuple[float, int]], width: int = 16) -> str:
-    """Return how often codes occur as a line of bars, from the smallest code to the largest.
+    """Return a histogram of codes as a line of bars, from the smallest code to the largest.
 
     What occurs at all is visible.
     """

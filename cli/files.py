@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from qgraph.model import Model, Source
 
 _BATCHES = 4
-"""Codes of activations are counted in so many batches."""
+"""Number of batches in which codes of activations are counted."""
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def planned(
     models: Iterable[Path | None] = (),
     files: Iterable[Path | None] = (),
 ) -> Iterator[Outputs]:
-    """Give the outputs of a command, which appear together when the block ends without an error.
+    """Yield the outputs of a command; they appear together when the block ends without an error.
 
     What the command shows is written before that, so that a full disk behind the standard output
     leaves no file.
@@ -90,11 +90,11 @@ class Views:
 
     @property
     def are_wanted(self) -> bool:
-        """Whether there is one to write."""
+        """Whether there is a file to write."""
         return bool(self.paths)
 
     def check(self) -> None:
-        """See that they can be made, before any work is done.
+        """Raise if the files cannot be rendered, before any work is done.
 
         Raises:
             OptionError: the libraries that draw are not installed.
@@ -153,7 +153,7 @@ _HELP = {
 
 
 def view_options(*kinds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what adds options such as ``--html``, which the command gets as ``views``.
+    """Return a decorator that adds options such as ``--html``; the command gets them as ``views``.
 
     Args:
         kinds: fields of :class:`Views`.
@@ -181,7 +181,7 @@ def some_batches(
     inputs: options.Inputs,
     rows: int | None,
 ) -> list[Mapping[str, Any]]:
-    """Return the first batches of those that a command runs a model on, to count codes in.
+    """Return the first batches of a command's inputs, in which codes are counted.
 
     Args:
         model: the model.

@@ -19,7 +19,7 @@ from qgraph.errors import EquivalenceError, OptionError, QGraphError, UndecidedE
 from qgraph.version import __version__
 
 DIFFERENT, USAGE, UNUSABLE, UNDECIDED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 4, 130, 141
-"""Exit codes; the last two as of a process that SIGINT or SIGPIPE ended."""
+"""Exit codes; the last two are those of a process ended by SIGINT or SIGPIPE."""
 
 SIGNALLED = 128
 """Added to the number of a signal that ends the process."""
@@ -40,7 +40,7 @@ class Commands(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Show the help where nothing is asked for."""
+        """Show the help if there are no arguments."""
         if not args and not ctx.resilient_parsing:
             sys.stderr.write(f"{ctx.get_help()}\n")
             ctx.exit(USAGE)
@@ -49,7 +49,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments start with, or name the nearest one."""
+        """Return the command named by the first argument; the error names the closest command."""
         if args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f"Did you mean {near[0]!r}?" if near else "See 'qgraph --help'."
@@ -132,10 +132,10 @@ def _failed(error: Exception, talk: Talk) -> int:
     if isinstance(error, MemoryError):
         talk.error("there is not enough memory for this model. Use a machine with more.")
     elif isinstance(error, OSError):
-        talk.error(f"{error}. Mend that and run the command again.")
+        talk.error(f"{error}. Correct this and run the command again.")
     else:
         talk.error(
-            f"internal error, {type(error).__name__}: {error}. This is a fault of qgraph; please "
+            f"internal error, {type(error).__name__}: {error}. This is a bug in qgraph; please "
             "report it with the traceback that --debug shows."
         )
     return UNUSABLE

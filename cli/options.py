@@ -28,7 +28,7 @@ class Word(click.Choice[str]):
         super().__init__(words, case_sensitive=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the word as it is listed; an unknown one fails, naming the closest."""
+        """Return the word as listed; for an unknown word, the error names the closest one."""
         try:
             return word(self.choices, value, "the value")
         except OptionError:
@@ -37,7 +37,7 @@ class Word(click.Choice[str]):
 
 
 def file_path(text: str) -> Path:
-    """Return a path; ``-`` and the empty string are none."""
+    """Return a path; ``-`` and the empty string are rejected."""
     if text in ("", "-"):
         raise click.BadParameter(f"{text!r} is not a file. A file called '-' is './-'.")
     return Path(text)
@@ -61,19 +61,19 @@ def named_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def byte_size(text: str) -> int:
-    """Return the bytes of ``2GB``, ``512MiB`` or a plain number."""
+    """Return the number of bytes in ``2GB``, ``512MiB`` or a number without unit."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
     size = 0
     if found is not None:
         power = "KMGT".find(found[2].upper()) + 1 if found[2] else 0
         size = int(float(found[1]) * (1024 if found[3] else 1000) ** power)
     if size <= 0:
-        raise click.BadParameter(f"{text!r} is no positive size, such as 2GB or 512MiB.")
+        raise click.BadParameter(f"{text!r} is not a positive size, such as 2GB or 512MiB.")
     return size
 
 
 def limit(text: str) -> tuple[str | None, float]:
-    """Return name, or None, and number of ``NAME:NUMBER`` or ``NUMBER``."""
+    """Return name and number of ``NAME:NUMBER``, or None and number of ``NUMBER``."""
     name, _, number = text.rpartition(":")
     try:
         return name or None, float(number)
@@ -84,7 +84,7 @@ def limit(text: str) -> tuple[str | None, float]:
 
 
 def talk_options(function: F) -> F:
-    """Add ``-v``, ``-q`` and ``--debug``, which count wherever they stand on the line."""
+    """Add ``-v``, ``-q`` and ``--debug``, which are accepted anywhere on the line."""
     hidden: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _keep}
     for option in (
         click.option("--debug", is_flag=True, help="Show tracebacks.", **hidden),
@@ -123,7 +123,7 @@ backend_option = click.option(
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model is to be fed with.
+    """The inputs that the user asked for.
 
     Attributes:
         files: array files, by input name.
@@ -186,7 +186,7 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
         chosen = [name for name, value in given.items() if value is not None]
         if (files or bundle) and chosen:
             raise click.UsageError(
-                f"{chosen[0]} is for random inputs, but files are given too. Use one of both."
+                f"{chosen[0]} is for random inputs, but files are given too. Use only one of them."
             )
         inputs = Inputs(_once("-i", files), bundle, random, seed or 0, _once("--shape", shapes))
         return function(inputs=inputs, **others)
@@ -196,7 +196,7 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Samples:
-    """How inputs are cut, and which are added.
+    """Batch size, and number of probes to add.
 
     Attributes:
         batch: rows of arrays from files to run at once; None for all.

@@ -34,7 +34,7 @@ _STYLES = {Tone.GOOD: "green", Tone.BAD: "red", Tone.OPEN: "yellow", Tone.PLAIN:
 
 @dataclass
 class Talk:
-    """How much is said on stderr.
+    """Messages on stderr, filtered by verbosity.
 
     Attributes:
         verbosity: how often ``-v`` was given.
@@ -48,23 +48,23 @@ class Talk:
     _told: set[str] = field(default_factory=set, repr=False)
 
     def note(self, text: str) -> None:
-        """Tell something that is not the result."""
+        """Print a message that is not part of the result."""
         if not self.quiet:
             _say("note", text)
 
     def warn(self, text: str) -> None:
-        """Tell what the user should know even if nothing else is wanted."""
+        """Print a warning; ``-q`` does not hide it."""
         _say("warning", text)
 
     def error(self, text: str, *more: str) -> None:
-        """Tell what went wrong."""
+        """Print an error."""
         _say("error", text)
         for line in more:
             _say("note", line)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Send what the library logs to stderr, as far as the options of this moment allow."""
+        """Send the log of the library to stderr, at the current verbosity."""
         handler = logging.StreamHandler()
         handler.setFormatter(_Formatter())
         handler.addFilter(self._wanted)
@@ -81,7 +81,7 @@ class Talk:
     def _wanted(self, record: logging.LogRecord) -> bool:
         lowest = logging.ERROR if self.quiet else logging.WARNING - 10 * self.verbosity
         text = record.getMessage()
-        # A node that is run again, or in a second model, says the same again.
+        # A node that runs again, or in a second model, logs the same message again.
         if record.levelno < lowest or text in self._told:
             return False
         self._told.add(text)
@@ -89,7 +89,7 @@ class Talk:
 
 
 class _Formatter(logging.Formatter):
-    """Writes a record as everything else that is told."""
+    """Formats a log record like other messages."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the level in lower case and the message."""
@@ -102,7 +102,7 @@ def show(text: str = "") -> None:
 
 
 def flush_results() -> None:
-    """Hand over all lines of the result; afterwards nothing of them can fail.
+    """Flush all lines of the result, so that no later write error is possible.
 
     Raises:
         QGraphError: they cannot be written.
@@ -111,7 +111,7 @@ def flush_results() -> None:
 
 
 def show_page(talk: Talk, page: Page) -> None:
-    """Print what a report says; only the verdict if the user wants quiet.
+    """Print a report; with ``-q`` only its verdict.
 
     Remarks go to stderr. Tables that are long are gathered, and others left out, unless the user
     wants more.
@@ -134,7 +134,7 @@ def show_page(talk: Talk, page: Page) -> None:
 
 
 def show_table(table: Table, *, every: bool = True) -> None:
-    """Print a table: fitted to a terminal, or else with as much room as the texts need.
+    """Print a table, fitted to the terminal, or at full width if stdout is not a terminal.
 
     Columns that say nothing are left out.
 
@@ -196,7 +196,7 @@ def show_paragraph(text: str, tone: Tone = Tone.PLAIN, *, is_bold: bool = False)
 
 
 def console() -> Console:
-    """Return a console for stdout that changes nothing of what it is given."""
+    """Return a console for stdout without markup, emoji codes and highlighting."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
@@ -218,7 +218,7 @@ def _say(kind: str, text: str) -> None:
 
 
 def shortened(texts: Sequence[str], width: int) -> list[str]:
-    """Return texts of at most so many characters, which differ where the texts do if they can.
+    """Return texts shortened to ``width`` characters; different texts stay different if possible.
 
     Names of one model begin and end alike. A name that is too long keeps its end; where ends are
     alike, what all the long ones end with is left out, and what comes before is kept.
@@ -242,10 +242,10 @@ def shortened(texts: Sequence[str], width: int) -> list[str]:
 def _fitted(
     columns: Sequence[Column], rows: Sequence[Sequence[Cell]], kept: list[int], room: int
 ) -> dict[int, int]:
-    """Return the columns that are shown and their widths; columns are three characters apart.
+    """Return the columns to show and their widths; columns are three characters apart.
 
-    Where there is too little room, texts that may be cut are, then spare columns go; whatever is
-    still too wide is wrapped.
+    If there is too little room, texts that may be shortened are shortened, then optional columns
+    are removed; whatever is still too wide is wrapped.
     """
     widths = {
         index: max(len(text) for text in (columns[index].name, *(row[index].text for row in rows)))
@@ -281,7 +281,7 @@ def _show_plain(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> No
 
 
 def bar_marks() -> str:
-    """Return marks of growing height, as fine as the encoding of stdout allows; the first is 0."""
+    """Return bars of growing height, as fine as the encoding of stdout allows; the first is 0."""
     fine = " ▁▂▃▄▅▆▇█"
     try:
         fine.encode(sys.stdout.encoding or "ascii")
@@ -294,7 +294,7 @@ _DELAY_SECONDS = 0.7
 
 
 class ProgressBar:
-    """Shows what is being done, how much of it is done, and since when.
+    """Shows the current step, its progress, and the time since its start.
 
     Nothing is shown, and nothing imported for it, when the work is done soon, when stderr is no
     terminal, or when the user wants quiet.
@@ -331,11 +331,11 @@ class ProgressBar:
                 self._bar.stop()
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """Show what is being done, and how many parts of it are; total 0 if that is not known."""
+        """Show the current step and how many of its parts are done; total 0 if unknown."""
         self._show(printable(what), done, total, "")
 
     def tell_bytes(self, what: str, done: int, total: int) -> None:
-        """Show what is being done, how many bytes of it are, how fast, and how long it will take.
+        """Show the current step, its bytes, its speed, and the time left.
 
         The rate and the time left count from the first of the bytes.
         """

@@ -1,4 +1,4 @@
-"""What the command line changes in its process: streams, signals, collector, lazy modules.
+"""What the command line changes in its process: streams, signals, garbage collector, imports.
 
 The library changes none of these; :func:`tune` is called only where the process is the command's.
 """
@@ -37,7 +37,7 @@ _LAZY = frozenset(
 symbolic dimensions, takes more than half of the time that importing onnx_ir takes."""
 
 _OBJECTS = 100_000
-"""New objects after which Python searches for garbage."""
+"""Number of new objects after which Python collects garbage."""
 
 
 class _LazyFinder:
@@ -54,7 +54,7 @@ class _LazyFinder:
 
 
 def tune() -> None:
-    """Let this process start fast and run one command fast.
+    """Tune this process for one command: import lazily, collect garbage rarely.
 
     Modules that few commands use are loaded at first use. Garbage is searched for rarely: what a
     command builds is in use until the process ends. Passes multiply no matrices, so that NumPy
@@ -67,7 +67,7 @@ def tune() -> None:
 
 
 class Guarded:
-    """A text stream; what is written after its reader went away is dropped.
+    """A text stream; output is discarded after its reader has closed it.
 
     Args:
         stream: the stream, whose other attributes this one has too.
@@ -93,14 +93,14 @@ class Guarded:
         """
         # click writes empty bytes and an empty text to find out what kind of stream it is.
         if not isinstance(text, str):
-            raise TypeError(f"{type(text).__name__} is written, expected text")
+            raise TypeError(f"{type(text).__name__} was passed to write(), expected text")
         if text and not self._is_mute:
             with self._watched():
                 self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Hand over what was written; errors as for :meth:`write`, also those of before."""
+        """Flush what was written; raises as :meth:`write` does, also for earlier writes."""
         if not self._is_mute:
             with self._watched():
                 self._stream.flush()
@@ -122,12 +122,12 @@ class Guarded:
             if self._name is not None and not isinstance(error, UnicodeError):
                 self.failure = QGraphError(
                     f"{self._name}: cannot be written ({error}); no file was written either. Free "
-                    "some space, or send it elsewhere."
+                    f"some space, or redirect the output."
                 )
                 raise self.failure from error
 
     def _mute(self) -> None:
-        """Let what is still buffered go nowhere: it would raise again when the process ends."""
+        """Discard what is still buffered: it would raise again when the process ends."""
         self._is_mute = True
         with suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
@@ -137,7 +137,7 @@ class Guarded:
 
 @contextmanager
 def guarded_streams() -> Iterator[Guarded]:
-    """Guard the standard streams in the block; give the one for results.
+    """Guard the standard streams in the block; yield the stream for results.
 
     A stream that was closed before the start behaves like the null device. Its descriptor is taken
     first, so that no file that is opened later gets what libraries write there.
@@ -148,7 +148,7 @@ def guarded_streams() -> Iterator[Guarded]:
         stream if stream is not None else open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         for stream in before
     )
-    # Names in models may have characters that the terminal's encoding lacks.
+    # Names in models may contain characters that the terminal's encoding lacks.
     for stream in (out, err):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

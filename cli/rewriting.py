@@ -1,4 +1,4 @@
-"""What convert, fold and transform have in common: they rewrite a file and show what was done."""
+"""The shared body of convert, fold and transform: rewrite a file and show the report."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform], views: Views) -> None:
-    """Apply passes to a model file and show what they did."""
+    """Apply passes to a model file and show the report."""
     from qgraph.reporting.pages import page_of
     from qgraph.transforms import rewrite
 
@@ -128,7 +128,7 @@ def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform], vi
 
 @contextmanager
 def _report_file(files: Rewrite, views: Views) -> Iterator[Path | None]:
-    """Give the file of the JSON report: that of the user, or one for the views alone."""
+    """Yield the file of the JSON report: the user's, or a temporary one for the views."""
     if files.report is not None or not views.are_wanted:
         yield files.report
         return

@@ -1,4 +1,4 @@
-"""What every pass is: a frozen dataclass whose fields are its options, given as values or as text.
+"""Base class of passes: a frozen dataclass whose fields are its options, given as values or text.
 
 A specification such as ``convert{to=qdq,exact=bits}`` gives the options of one pass as text.
 """
@@ -70,7 +70,7 @@ class Option:
 
     @property
     def default(self) -> str | None:
-        """The default as a specification has it; None if the option is required."""
+        """The default as written in a specification; None if the option is required."""
         if self.is_required:
             return None
         if self.value is None:
@@ -155,7 +155,7 @@ def options_of(cls: type) -> tuple[Option, ...]:
 
 @dataclasses.dataclass
 class TransformResult(ir.passes.PassResult):
-    """What a pass returns: onnx_ir's result and the report of what it did."""
+    """Result of a pass: onnx_ir's result and the report."""
 
     report: Report = dataclasses.field(default_factory=Report)
 
@@ -185,12 +185,12 @@ class Transform(ir.passes.InPlacePass):
             if value is Exactness.DIFFERENT:
                 levels = ", ".join(level for level in Exactness if level is not value)
                 raise OptionError(
-                    f"{each.name}={value} would accept anything; expected one of {levels}."
+                    f"{each.name}={value} would accept any change; expected one of {levels}."
                 )
         self.check_options()
 
     def check_options(self) -> None:
-        """Raise an OptionError if the options do not go together; every one has its type."""
+        """Raise an OptionError if options contradict each other; their types are checked."""
 
     @abstractmethod
     def apply(self, model: Model, report: Report) -> None:
@@ -244,7 +244,7 @@ def option(
 def exact_option(
     help: str = "minimum level of equality to accept",  # noqa: A002 - as in click
 ) -> Any:
-    """Return the option ``exact`` of passes that compare what they write; default: values."""
+    """Return the option ``exact`` of passes that compare their drafts; default: values."""
     return option(Exactness.VALUES, help=help)
 
 
@@ -255,7 +255,7 @@ def opset_option() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class PassInfo:
-    """A pass in words.
+    """Name, description and options of a pass, for the help.
 
     Attributes:
         name: as in the specification.
@@ -324,7 +324,7 @@ def parse_spec(text: str) -> Transform:
 
 
 def describe(cls: type[Transform]) -> PassInfo:
-    """Return name, sentence and options of a pass."""
+    """Return name, description and options of a pass."""
     summary = (cls.__doc__ or "").strip().splitlines()[0].replace("``", "")
     return PassInfo(cls.name, summary, cls.preserves, options_of(cls))
 

@@ -21,7 +21,7 @@ from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, readable
 
-NO_OPERATORS = "standard operators already, and no form in the dialect is equal"
+NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
 
 Offers = list[tuple[Site, Iterator[Draft]]]
 
@@ -52,7 +52,7 @@ class ConvertDialect(Transform):
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
-        """Choose a form for each site, raise the opset once as far as needed, replace."""
+        """Choose a draft for each site, raise the opset once if needed, and replace the sites."""
         target = DIALECTS.find(self.to)
         editor = Editor(model.ir)
         comparer = self._comparer(model, editor)
@@ -105,7 +105,7 @@ class ConvertDialect(Transform):
         editor: Editor,
         others: list[SiteReport],
     ) -> Offers:
-        """Return the sites to convert with their drafts; add what cannot be read to ``others``."""
+        """Return the sites to convert with their drafts; add refusals to ``others``."""
         understood = (self._understood(each, target, editor) for each in found)
         return [
             (site, chain(first, target.spellings(site, editor)))
@@ -115,7 +115,7 @@ class ConvertDialect(Transform):
     def _understood(
         self, site: Site | Refusal, target: Dialect, editor: Editor
     ) -> tuple[Site, Iterable[Draft]] | Refusal:
-        """Return what a site means, and drafts that are tried before those of the dialect."""
+        """Return the site with its meaning, and the drafts to try before those of the dialect."""
         if isinstance(site, Refusal):
             return site
         if self.fake_quantize is Arithmetic.REFERENCE:

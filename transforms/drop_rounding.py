@@ -1,4 +1,4 @@
-"""The pass ``drop-rounding``: FakeQuantize as a straight line."""
+"""The pass ``drop-rounding``: replace FakeQuantize by a linear function."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from qgraph.transforms.ranges.grids import (
 Float32 = npt.NDArray[np.float32]
 
 _SMALL = 0.01
-"""An offset below this share of the output range is left out."""
+"""An offset below this fraction of the output range is omitted."""
 
 
 @transform("drop-rounding")
@@ -58,16 +58,16 @@ class DropRounding(Transform):
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
 
     def apply(self, model: Model, report: Report) -> None:
-        """Replace each FakeQuantize of data by its line."""
+        """Replace each FakeQuantize of data by its linear function."""
         editor = Editor(model.ir)
         lines: list[_Line] = []
         others: list[SiteReport] = []
         for fake in readable(filter(self._has, fake_quantizes(model)), others):
             if fake.site.weight is not None:
-                reason = "its input is constant, so that its rounding takes no time"
+                reason = "its input is constant, so its rounding costs no time at run time"
                 others.append(entry(fake.node, Outcome.KEPT, reason))
             elif (fake.ranged.output_low == fake.ranged.output_high).any():
-                reason = "its output range is a point: it has no steps and no line"
+                reason = "its output range is a point, so there is no linear function to use"
                 others.append(entry(fake.node, Outcome.REFUSED, reason))
             else:
                 lines.append(_Line.of(fake, editor, clamp=self.clamp))
@@ -121,7 +121,7 @@ class _Line:
         return cls(fake, slope, offset, left_out, clamp, draft.giving(y))
 
     def decide(self, verdict: Verdict) -> Decision:
-        """Return the line as a decision, with its largest error within the input range."""
+        """Return the decision for the linear function, with its largest error in the range."""
         offset = np.zeros_like(self.slope) if self.offset is None else self.offset
         table = side_by_side(*self.fake.ends, self.slope, offset)
         levels = self.fake.ranged.levels
@@ -135,7 +135,7 @@ class _Line:
         formula = f"y = {span_text(self.slope)} * x"
         formula += "" if self.offset is None else f" + {span_text(self.offset)}"
         bound = f"error at most {error.size:.6g} within the input range, {error.text()}: half a "
-        bound += f"step, and the offset {left:.6g} that is left out" if left else "step"
+        bound += f"step, and the offset {left:.6g} that is omitted" if left else "step"
         outside = "inputs outside are clamped" if self.clamped else "no bound outside"
         figures: dict[str, float | int | str] = {
             "slope_lowest": float(self.slope.min()),
@@ -148,7 +148,7 @@ class _Line:
             "largest_error_input": error.input,
             "outside_the_range": "clamped" if self.clamped else "not bounded",
         }
-        # The comparison may be undecided; that a line and steps differ is certain all the same.
+        # The comparison may be undecided; a linear and a step function differ in any case.
         if verdict.exactness is None:
             verdict = Verdict(Exactness.DIFFERENT, Method.NONE)
         verdict = replace(verdict, witness=Witness(error.input, error.before, error.after))

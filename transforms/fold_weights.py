@@ -1,4 +1,4 @@
-"""The pass ``fold-weights``: constant quantizers become packed codes."""
+"""The pass ``fold-weights``: store constant quantizers as packed codes."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class FoldWeights(Transform):
     opset: int | None = opset_option()
     scale_type: Scales = option(
         Scales.FLOAT,
-        help="float, or smallest: E8M0, FLOAT8E4M3FN, float16 or bfloat16 if no scale changes",
+        help="float32, or smallest: E8M0, FLOAT8E4M3FN, float16 or bfloat16 if no scale changes",
     )
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
-        """Fold every quantizer whose input is constant; the float values leave the model."""
+        """Fold every quantizer whose input is constant; the float values are removed."""
         editor, comparer = Editor(model.ir), Comparer(model.ir)
         raise_and_settle(model, lambda: self._choose(model, editor, comparer), editor, report)
 
     def _choose(
         self, model: Model, editor: Editor, comparer: Comparer
     ) -> tuple[list[Decision], list[SiteReport]]:
-        """Decide on each constant quantizer, and report those that cannot be read."""
+        """Decide on each constant quantizer, and report the unreadable ones."""
         limit = ceiling(model.ir, self.opset)
         offers: list[tuple[Site, Iterator[Draft]]] = []
         others: list[SiteReport] = []
@@ -59,7 +59,7 @@ class FoldWeights(Transform):
 
 
 def _is_constant(site: Site | Refusal) -> bool:
-    """Return whether the input is constant, and no codes already."""
+    """Return whether the input is constant and not yet stored as codes."""
     if isinstance(site, Refusal):
         x = site.root.inputs[0]
         return x is not None and weight_of(x) is not None

@@ -59,15 +59,15 @@ class FuseOutputScale(Transform):
     """
 
     exact: Exactness = exact_option(
-        "minimum level of equality to accept; near: also scales that are no powers of two, for "
-        "which the sums before the quantizer are not proved"
+        "minimum level of equality to accept; near: also scales that are not powers of two, "
+        "without a proof for the sums before the quantizer"
     )
     opset: int | None = opset_option()
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
-        """Fuse every quantizer for which it is possible."""
+        """Fuse every quantizer that can be fused."""
         editor, comparer = Editor(model.ir), Comparer(model.ir)
         raise_and_settle(model, lambda: self._plan(model, editor, comparer), editor, report)
 
@@ -116,7 +116,7 @@ class FuseOutputScale(Transform):
 
 @dataclass(frozen=True)
 class _Fusion(Decision):
-    """A quantizer to be replaced, and the constants before it to be scaled."""
+    """A quantizer to replace, and the constants before it to scale."""
 
     scaling: Scaling = field(default_factory=Scaling)
 
@@ -133,7 +133,7 @@ class _Fusion(Decision):
 
 @dataclass(frozen=True)
 class _Quantization:
-    """What a quantize-only FakeQuantize does.
+    """Parameters of a quantize-only FakeQuantize.
 
     ``clip(round(x * factor + inner), 0, levels - 1) - outer``
 
@@ -151,12 +151,12 @@ class _Quantization:
 
     @property
     def offsets(self) -> tuple[float, ...]:
-        """What may be added before rounding: nothing, or the zero point, as FakeQuantize does."""
+        """The possible summands before rounding: none, or the zero point, as in FakeQuantize."""
         return (0.0, self.inner) if self.inner else (0.0,)
 
 
 def _codes(fake: FakeQuantize) -> _Quantization:
-    """Return what a FakeQuantize does.
+    """Return the parameters of a quantize-only FakeQuantize.
 
     Raises:
         Stuck: that is not a rounded multiple.
@@ -165,15 +165,15 @@ def _codes(fake: FakeQuantize) -> _Quantization:
     outer = codes_of(fake)
     if outer is None:
         raise Stuck(
-            f"its output range {range_text(ranged.output_low, ranged.output_high)} is not that of "
-            "codes; run split-fake-quantize first"
+            f"its output range {range_text(ranged.output_low, ranged.output_high)} is not a range "
+            f"of codes; run split-fake-quantize first"
         )
     inner = whole_zero_point(ranged.input_low, ranged.input_high, levels)
     grid = CodeGrid.of(ranged.input_low, ranged.input_high, levels)
     if inner is None:
         raise Stuck(
-            f"the zero point of its input range, {span_text(grid.zero_point)}, is not whole; run "
-            "tune-ranges first"
+            f"the zero point of its input range, {span_text(grid.zero_point)}, is not an integer; "
+            f"run tune-ranges first"
         )
     for points in (inner, outer):
         if (points != points.reshape(-1)[0]).any():
@@ -185,7 +185,7 @@ def _codes(fake: FakeQuantize) -> _Quantization:
 
 
 def _rounded(draft: Draft, x: Operand, codes: _Quantization, offset: float) -> Draft:
-    """Finish a draft with Round and Clip of data that are divided by the scale already."""
+    """Complete a draft by Round and Clip; its data are already divided by the scale."""
     low = np.float32(offset - codes.inner)
     high = np.float32(low + codes.levels - 1)
     y = draft.op.Add(x, offset) if offset else x
@@ -195,7 +195,7 @@ def _rounded(draft: Draft, x: Operand, codes: _Quantization, offset: float) -> D
 
 
 def _verdict(step: Verdict, moved: Scaling, codes: _Quantization) -> tuple[Verdict, str]:
-    """Return the verdict on quantizer and operators together, and in words."""
+    """Return the verdict on quantizer and operators together, and its text."""
     where = ", ".join(map(title, moved.absorbers))
     text = f"1 / scale = {span_text(codes.factor)} goes into {where}"
     if step.exactness is None:
@@ -210,7 +210,7 @@ def _verdict(step: Verdict, moved: Scaling, codes: _Quantization) -> tuple[Verdi
         level = min(step.exactness, Exactness.VALUES)
         method = Method.CONGRUENCE if level is Exactness.VALUES else step.method
     else:
-        text += "; that the sums before it round alike is not proved"
+        text += "; equal rounding of the sums before it is not proved"
     return replace(step, exactness=level, method=method), text
 
 

@@ -1,4 +1,4 @@
-"""The passes ``lower-integer-operators`` and ``raise-integer-operators``: operators on codes."""
+"""The passes ``lower-integer-operators`` and ``raise-integer-operators``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from qgraph.transforms.integers.tables import lower_function
 
 
 class Form(Choice):
-    """How sums are written."""
+    """How sums of products are written."""
 
     EXACT = "exact"
     QDQ = "qdq"
@@ -47,13 +47,16 @@ class LowerIntegerOperators(Transform):
     ``exact=near`` only.
     """
 
-    form: Form = option(Form.EXACT, help="exact, or qdq with real numbers")
+    form: Form = option(
+        Form.EXACT,
+        help="exact: in exact integer sums; qdq: DequantizeLinear, float operators, QuantizeLinear",
+    )
     exact: Exactness = option(Exactness.VALUES, help="minimum level of equality to accept")
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
-        """Read every operator on codes and replace it, until no more can be.
+        """Read and replace operators on codes until no more can be replaced.
 
         Types and shapes behind an operator of com.microsoft can be inferred only when it has gone.
         """
@@ -74,11 +77,11 @@ class LowerIntegerOperators(Transform):
             report.sites += changed
 
     def _read(self, node: ir.Node, *, is_new: bool) -> Found | None:
-        """Return how to write a node in standard operators; None if it is not on codes."""
+        """Return how to write a node in standard operators; None if it does not work on codes."""
         if is_unknown_on_codes(node):
             reason = (
-                f"there is no form of {node.op_type} in standard operators here, and no kernel of "
-                "ours; run models with it with --backend ort"
+                f"qgraph has neither a form of {node.op_type} in standard operators nor a kernel; "
+                f"run such models with --backend ort"
             )
             return Refusal(node, reason)
         reals = self.form == Form.QDQ

@@ -1,4 +1,4 @@
-"""The pass ``lower-mat-mul-n-bits``: packed weights of com.microsoft as DequantizeLinear."""
+"""The pass ``lower-mat-mul-n-bits``: MatMulNBits as DequantizeLinear and MatMul."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LowerMatMulNBits(Transform):
     preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
-        """Read every MatMulNBits, raise the opset once as far as needed, replace."""
+        """Read every MatMulNBits, raise the opset once if needed, and replace the nodes."""
         limit = ceiling(model.ir, self.opset)
         nodes = filter(is_mat_mul_n_bits, model.nodes("MatMulNBits"))
         read = functools.partial(_lowered, signed=self.signed, limit=limit)
@@ -99,7 +99,7 @@ def _constants(node: ir.Node) -> tuple[Array, Array, Array | None, Array | None]
     """Return codes, scales, zero points and g_idx.
 
     Raises:
-        OperatorError: one is only known at run time.
+        OperatorError: one is not constant.
     """
     inputs = [*node.inputs[1:5], *[None] * (5 - len(node.inputs))]
     arrays = [constant_expression(value) for value in inputs]
@@ -107,8 +107,8 @@ def _constants(node: ir.Node) -> tuple[Array, Array, Array | None, Array | None]
     for name, value, array in zip(names, inputs, arrays, strict=True):
         if array is None and value is not None:
             raise OperatorError(
-                f"{where(node)}: its {name} are only known at run time, expected constants. "
-                "Fold constants first."
+                f"{where(node)}: its {name} are not constant, expected constants. Fold constants "
+                f"first."
             )
     codes, scales, zero_points, groups = arrays
     if codes is None or scales is None:
@@ -127,15 +127,17 @@ def _lowered(node: ir.Node, *, signed: bool, limit: int) -> Rebuild:
         codes = _Codes(node.inputs[1], form, kind, (top + 1) // 2 if signed else 0, order)
         values, write, opset = _decoded(weights, codes)
     else:
-        # Shifting zero points that are no whole numbers would round them.
+        # Shifting fractional zero points would round them.
         kind = _kind(form.bits, limit, signed=False)
         values, write = _gathered(weights, _Codes(node.inputs[1], form, kind))
         opset = max(QDQ_SINCE[kind], _OPSET_OF_AXES)
     before = form.values(*_constants(node))
     same = np.array_equal(values.T.view(np.uint32), before.view(np.uint32))
-    reasons = [] if same else ["decoding gives other weights"]
+    reasons = [] if same else ["DequantizeLinear decodes to other weights"]
     if node.attributes.get_int("accuracy_level", 0) == _ROUNDS_DATA:
-        reasons.append("accuracy_level 4 let runtimes round the data to int8; now they may not")
+        reasons.append(
+            "accuracy_level 4 allowed runtimes to round the data to int8; MatMul does not"
+        )
     level = Exactness.BITS if same else Exactness.DIFFERENT
     verdict = Verdict(level, Method.CONSTANT, reason="; ".join(reasons) or None)
 
@@ -146,7 +148,7 @@ def _lowered(node: ir.Node, *, signed: bool, limit: int) -> Rebuild:
 
 
 def _kind(bits: int, limit: int, *, signed: bool) -> str:
-    """Return the narrowest type of codes that the opset has."""
+    """Return the narrowest type of codes in the opset."""
     prefix = "INT" if signed else "UINT"
     return next(
         f"{prefix}{n}" for n in (2, 4, 8) if n >= bits and QDQ_SINCE[f"{prefix}{n}"] <= limit
@@ -154,12 +156,12 @@ def _kind(bits: int, limit: int, *, signed: bool) -> str:
 
 
 def _decoded(weights: _Weights, codes: _Codes) -> tuple[Array, Write, int]:
-    """Return the weights by one DequantizeLinear, what drafts it, and the opset that has it."""
+    """Return the weights as one DequantizeLinear decodes them, its draft, and its minimum opset."""
     scale, zero = weights.scale, weights.zero - codes.middle
     attributes = {"axis": 0, "block_size": weights.form.size}
     opset = _OPSET_OF_BLOCKS
     if len(scale) == 1:
-        # A single block is a scale for each column, or one for all.
+        # A single block means one scale for each column, or one for all.
         attributes = {"axis": 1} if scale.size > 1 else {}
         scale, zero = (p.reshape(-1 if p.size > 1 else ()) for p in (scale, zero))
         opset = _OPSET_OF_AXES
@@ -187,7 +189,7 @@ def _decoded(weights: _Weights, codes: _Codes) -> tuple[Array, Write, int]:
 
 
 def _gathered(weights: _Weights, codes: _Codes) -> tuple[Array, Write]:
-    """Return the weights by parameters gathered for each row, and what drafts them."""
+    """Return the weights with parameters gathered for each row, and their draft."""
     form = weights.form
     groups = np.arange(form.k) // form.size if weights.groups is None else weights.groups
     zero, scale = (np.ascontiguousarray(table) for table in (weights.zero, weights.scale))
@@ -251,7 +253,7 @@ class _Codes:
         """Return the codes."""
         packed = constant_expression(self.source)
         if packed is None:
-            raise OperatorError("its codes are only known at run time")
+            raise OperatorError("its codes are not constant")
         return self.matrix(packed)
 
     def draft(self, draft: Draft) -> ir.Value:

@@ -29,13 +29,13 @@ from qgraph.transforms.drafts.choice import entry
 from qgraph.transforms.drafts.versions import raise_versions, restore_versions
 
 MARK = "qgraph.make-portable"
-"""Key in the metadata of functions and models that ``make-portable`` wrote something into."""
+"""Metadata key of functions and models that ``make-portable`` wrote or changed."""
 
 _IR_OF_DEFAULTS = 9
 _IR_OF_OVERLOADS = 10
 
 _LOWEST_OPSET = 11
-"""Round, in which most definitions end, is an operator since then."""
+"""Opset that introduced Round, which most definitions use."""
 
 _OPSET_OF_ORDER = 12
 _OPSET_OF_E8M0 = 24
@@ -44,7 +44,7 @@ _OPSET_OF_E8M0 = 24
 _HALVINGS = (127, 64, 32, 16, 8, 4, 2, 1)
 
 _AS_DEFINED = Verdict(Exactness.BITS, Method.CONGRUENCE)
-"""A body is the definition; that a runtime computes its bits is shown by tests, not by a proof."""
+"""A body is the definition; tests, not a proof, show that runtimes compute the same bits."""
 
 Functions = dict[ir.OperatorIdentifier, ir.Function]
 
@@ -70,7 +70,7 @@ class MakePortable(Transform):
     preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
-        """Read every quantizer, raise the versions once, write the functions."""
+        """Read every quantizer, raise the versions once, and write the functions."""
         added = opset.declare_domains(model.ir)
         if added:
             report.notes.append(f"declared operator sets: {', '.join(added)}")
@@ -93,7 +93,7 @@ class MakePortable(Transform):
                 for node in nodes:
                     node.overload = name
                     if not is_new and calls.get(node) == name:
-                        reason = "it has a function already"
+                        reason = "it already has a function"
                         report.sites.append(entry(node, Outcome.KEPT, reason))
                         continue
                     form = f"function {node.op_type} {name}".strip()
@@ -103,18 +103,19 @@ class MakePortable(Transform):
             report.sites += [entry(node, Outcome.REFUSED, _NESTED) for node in others]
         unused = set(old) - set(model.ir.functions)
         if unused:
-            report.notes.append(f"functions without use removed: {len(unused)}")
+            report.notes.append(f"unused functions removed: {len(unused)}")
 
 
 _NESTED = (
-    "it is in a function, where ONNX Runtime ignores overloads, and the operator needs them: other "
-    "nodes of it there have other attributes, or some have no function; inline functions first"
+    "it is in a function, where ONNX Runtime ignores overloads; overloads are needed here, "
+    "because other nodes of this operator have other attributes or no function; inline functions "
+    "first"
 )
 
 
 @dataclass(frozen=True)
 class _Key:
-    """What nodes share that share a function."""
+    """Properties that nodes with a common function have in common."""
 
     domain: str
     name: str
@@ -194,14 +195,14 @@ def _quantizers(model: ir.Model) -> Iterable[_QuantizerCall | SiteReport]:
 
 
 def _key(node: ir.Node, operator: Operator) -> _Key:
-    """Return what function a node needs.
+    """Return the key of the function that a node needs.
 
     Raises:
         OperatorError: it cannot have one.
     """
     if node.domain == "":
         raise OperatorError(
-            "Runtimes take no functions in the standard domain. Give the node the domain "
+            "Runtimes accept no functions in the standard domain. Give the node the domain "
             f"{operator.schema.domains[0]!r}."
         )
     arguments = operator.arguments(node)
@@ -213,7 +214,7 @@ def _key(node: ir.Node, operator: Operator) -> _Key:
 
 
 def _overloads(groups: dict[_Key, list[_QuantizerCall]], model: ir.Model) -> dict[_Key, str]:
-    """Return the overload of each function that is to be written.
+    """Return the overload of each function to write.
 
     The empty name goes to the function for nodes inside functions, or to the only one of its
     operator, unless another node without overload would call it too.
@@ -241,7 +242,7 @@ def _overloads(groups: dict[_Key, list[_QuantizerCall]], model: ir.Model) -> dic
 def _write(
     model: ir.Model, key: _Key, overload: str, nodes: Iterable[ir.Node], old: Functions
 ) -> bool:
-    """Give the model the function for ``key``; return whether it is not the one that it had."""
+    """Add the function for ``key`` to the model; return whether the function is new."""
     attributes = dict(key.defaults)
     for node in nodes:
         for name, attribute in node.attributes.items():
@@ -288,7 +289,7 @@ def _body(key: _Key, opset: int, overload: str, attributes: dict[str, ir.Attr]) 
 
 
 class _Portable:
-    """Writes primitives that a runtime lacks at an opset, or alters, in other operators.
+    """Writes primitives in other operators if a runtime lacks or alters them at an opset.
 
     Args:
         op: onnxscript's builder of the body.
@@ -331,7 +332,7 @@ class _Portable:
         return self._call("Sub", b, self._call("Neg", a))
 
     def GreaterOrEqual(self, a: Any, b: Any) -> Any:  # noqa: N802 - an ONNX operator
-        """Below the opset that has it, write it as two comparisons; NaN fails both."""
+        """Below the opset of the operator, write two comparisons; both are false for NaN."""
         if self._opset >= _OPSET_OF_ORDER:
             return self._call("GreaterOrEqual", a, b)
         return self._call("Or", self._call("Greater", a, b), self._call("Equal", a, b))
@@ -386,7 +387,7 @@ class StripFunctions(Transform):
                 reason = "its function is the model's own"
                 report.sites.append(entry(node, Outcome.KEPT, reason))
         if removed and not calls:
-            report.notes.append(f"functions without use removed: {len(removed)}")
+            report.notes.append(f"unused functions removed: {len(removed)}")
         report.notes += restore_versions(model.ir, MARK)
 
 

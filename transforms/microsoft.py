@@ -51,13 +51,13 @@ class LowerMicrosoft(Transform):
     """
 
     opset: int | None = option(
-        None, help="highest opset that may be used; default: 21, or the model's own if higher"
+        None, help="highest opset to use; default: 21, or the model's if it is higher"
     )
 
     preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
-        """Find the nodes, raise the opset once as far as needed, replace."""
+        """Find the nodes, raise the opset once if needed, and replace them."""
         nodes = model.nodes(*(f"{MICROSOFT}::{name}" for name in _PAIR))
         limit = ceiling(model.ir, self.opset)
         with inferred_operands(model, lambda node: node.op_type in _PAIR):
@@ -74,7 +74,7 @@ class RaiseMicrosoft(Transform):
     version afterwards, if all nodes exist there with the meaning and the types that they have.
     """
 
-    opset: int | None = option(None, help="version to lower the standard operators to afterwards")
+    opset: int | None = option(None, help="opset to lower the standard operators to afterwards")
     all: bool = option(False, help="also write codes of 8 bits in com.microsoft")
 
     preserves: ClassVar[Exactness] = Exactness.BITS
@@ -93,7 +93,7 @@ class RaiseMicrosoft(Transform):
         codes = code_type(node)
         if codes is None:
             return Refusal(
-                node, f"{where(node)}: the type of its codes is not known; run shape inference"
+                node, f"{where(node)}: the type of its codes is unknown; run shape inference"
             )
         if codes.name not in _CODES_OF_MICROSOFT:
             return Refusal(node, f"{where(node)}: com.microsoft has no codes of type {codes.name}")
@@ -112,8 +112,8 @@ class RaiseMicrosoft(Transform):
             if scale is None:
                 return Refusal(
                     node,
-                    f"{where(node)}: its output_dtype takes a zero point there, whose shape "
-                    "is that of its scale, known at run time only",
+                    f"{where(node)}: its output_dtype becomes a zero point of the scale's shape, "
+                    f"which is unknown before run time",
                 )
             zero = np.zeros(scale.shape, codes.numpy())
         return Rebuild(node, (node,), _SAME, _moved(node, MICROSOFT, zero))
@@ -122,7 +122,7 @@ class RaiseMicrosoft(Transform):
 def _lowered(node: ir.Node) -> Found:
     codes = code_type(node)
     if codes is None or codes.name not in QDQ_SINCE:
-        kind = "not known; run shape inference first" if codes is None else codes.name
+        kind = "unknown; run shape inference first" if codes is None else codes.name
         return Refusal(node, f"{where(node)}: the type of its codes is {kind}")
     return Rebuild(node, (node,), _SAME, _moved(node, ""), _opset(node, codes))
 
@@ -130,10 +130,10 @@ def _lowered(node: ir.Node) -> Found:
 def _moved(
     node: ir.Node, domain: str, zero_point: Operand | None = None
 ) -> Callable[[Draft], Operand]:
-    """Return what drafts ``node`` in another domain, with a zero point if it has none."""
+    """Return a drafting function for ``node`` in another domain; it adds a missing zero point."""
     attributes: dict[str, Any] = dict(node.attributes)
     if not domain and _is_single(node):
-        # Per tensor it has no meaning, and below opset 13 there is none.
+        # Per tensor the axis has no meaning, and below opset 13 there is no axis.
         attributes.pop("axis", None)
     if domain:
         attributes.pop("output_dtype", None)
@@ -153,7 +153,7 @@ def _moved(
 
 
 def _is_single(node: ir.Node) -> bool:
-    """Return whether a node has one scale for the whole tensor, as far as its shape is known."""
+    """Return whether the scale of a node is known to be one number for the whole tensor."""
     scale = node.inputs[1]
     return scale is not None and scale.shape is not None and len(scale.shape) == 0
 

@@ -1,4 +1,4 @@
-"""The pass ``quantize-weights``: float weights become codes, and the report says what is lost."""
+"""The pass ``quantize-weights``: quantize float weights and report the error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MX_BLOCK, _NV_BLOCK = 32, 16
 
 
 class WeightFormat(Choice):
-    """What weights become."""
+    """Format of the quantized weights."""
 
     INT8 = "int8"
     UINT8 = "uint8"
@@ -51,7 +51,7 @@ class WeightFormat(Choice):
 
 
 class WeightGranularity(Choice):
-    """Which weights share a scale."""
+    """Granularity of the scales of weights."""
 
     TENSOR = "tensor"
     AXIS = "axis"
@@ -69,7 +69,7 @@ CODE_TYPES: Mapping[str, str] = {
     "mxfp4": "FLOAT4E2M1",
     "nvfp4": "FLOAT4E2M1",
 }
-"""ONNX types of codes by the names of formats; integer types have the same name."""
+"""ONNX types of codes by format; integer types have the same name."""
 
 _OWN_BLOCKS = {
     WeightFormat.MXFP8: _MX_BLOCK,
@@ -82,7 +82,7 @@ _OWN_BLOCKS = {
 
 @transform("quantize-weights")
 class QuantizeWeights(Transform):
-    """Quantize float weights to codes of few bits; values change.
+    """Quantize float weights to codes of few bits; this changes values.
 
     1. ``w -> DequantizeLinear(codes, s, z)`` with ``codes = clip(round(w / s) + z)`` for each
        weight that ``types``, ``nodes`` and ``exclude`` select. ``s`` and ``z`` are shared per
@@ -100,7 +100,7 @@ class QuantizeWeights(Transform):
         WeightFormat.INT8, help="type of the codes; mx and nv formats include their block scales"
     )
     granularity: WeightGranularity | None = option(
-        None, help="what shares a scale; default: block for up to 6 bits, else axis"
+        None, help="granularity of the scale; default: block for up to 6 bits, else axis"
     )
     block_size: int | None = option(
         None, help="weights per block; default: 32, or 16 for nvfp4; fixed for mx and nv formats"
@@ -120,7 +120,7 @@ class QuantizeWeights(Transform):
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
 
     def check_options(self) -> None:
-        """Raise an OptionError for options that do not go together."""
+        """Raise an OptionError if options contradict each other."""
         self._check_blocks()
         whole = isinstance(FORMATS[self._codes], IntFormat)
         if self.symmetric is False and not whole:
@@ -156,7 +156,7 @@ class QuantizeWeights(Transform):
             )
 
     def apply(self, model: Model, report: Report) -> None:
-        """Plan codes for each weight, raise the opset once, and put DequantizeLinear in place."""
+        """Plan codes for each weight, raise the opset once, and insert DequantizeLinear."""
         plans, others = self._plan(model)
         notes = raise_opset(model.ir, (plan.opset for plan in plans))
         if notes:
@@ -189,12 +189,12 @@ class QuantizeWeights(Transform):
 
     def _obstacle(self, weight: FloatWeight) -> str | None:
         if not weight.uses:
-            return "its weight is used in a way that has no channels"
+            return "its weight is used by operators without channels"
         if weight.others:
             names = ", ".join(dict.fromkeys(weight.others))
             return (
-                f"its weight is also used by {names}, for which the float values would stay; "
-                "ask for those too if nodes or types left them out, or exclude this node"
+                f"its weight is also used by {names}, which would keep the float values; include "
+                f"those nodes too (options nodes and types), or exclude this node"
             )
         ways = {_shared_axes(use, self._granularity) for use in weight.uses}
         if len(ways) > 1:
@@ -264,7 +264,7 @@ class QuantizeWeights(Transform):
 
 
 def _shared_axes(use: WeightUse, way: WeightGranularity) -> object:
-    """Return what two uses of a weight must have in common."""
+    """Return the axes that two uses of a weight must have in common."""
     return {
         WeightGranularity.TENSOR: None,
         WeightGranularity.AXIS: use.channel,

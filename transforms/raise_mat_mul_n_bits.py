@@ -1,4 +1,4 @@
-"""The pass ``raise-mat-mul-n-bits``: products with stored codes as MatMulNBits."""
+"""The pass ``raise-mat-mul-n-bits``: MatMul and Gemm with stored codes as MatMulNBits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RaiseMatMulNBits(Transform):
 
     block_size: int = option(128, help="rows of a block if scales have no blocks")
     accuracy_level: int = option(
-        0, help="what runtimes may round the data to: 0 nothing, 1 float32, 4 int8"
+        0, help="type to which runtimes may round the data: 0 unspecified, 1 float32, 4 int8"
     )
     exact: Exactness = exact_option()
 
@@ -59,7 +59,7 @@ class RaiseMatMulNBits(Transform):
             )
         if self.accuracy_level not in _LEVELS:
             raise OptionError(
-                f"accuracy_level={self.accuracy_level} is not known; expected 0 to {max(_LEVELS)}."
+                f"accuracy_level={self.accuracy_level} is unknown; expected 0 to {max(_LEVELS)}."
             )
 
     def apply(self, model: Model, report: Report) -> None:
@@ -96,7 +96,7 @@ class RaiseMatMulNBits(Transform):
 
 
 def _decoder(weights: ir.Value | None) -> tuple[ir.Node, bool] | None:
-    """Return the DequantizeLinear of constant codes before a value, and whether it is turned."""
+    """Return the DequantizeLinear of constant codes before a value, and if it is transposed."""
     node = None if weights is None else weights.producer()
     turned = False
     if node is not None and node.domain == "" and node.op_type == "Transpose":
@@ -111,7 +111,7 @@ def _decoder(weights: ir.Value | None) -> tuple[ir.Node, bool] | None:
 
 @dataclass(frozen=True, eq=False)
 class _Decoded:
-    """Weights behind a DequantizeLinear, turned so that they are ``[K, N]``.
+    """Weights after a DequantizeLinear, transposed to ``[K, N]`` if needed.
 
     Attributes:
         values: what comes out.
@@ -149,10 +149,10 @@ class _Decoded:
             or scale is None
             or (zero is None and len(decode.inputs) > 2 and decode.inputs[2] is not None)
         ):
-            raise OperatorError(f"{where(decode)}: scale or zero point are known at run time only")
+            raise OperatorError(f"{where(decode)}: its scale or zero point is not constant")
         rank = node.inputs[0].shape if node.inputs[0] is not None else None
         if codes.ndim != 2 or (rank is not None and len(rank) < 2):
-            raise OperatorError(f"{where(node)}: MatMulNBits multiplies matrices only")
+            raise OperatorError(f"{where(node)}: MatMulNBits accepts matrices only")
         form = FORMATS.get(ir.DataType.from_numpy(codes.dtype).name)
         if not isinstance(form, IntFormat) or form.bits not in _WIDTHS:
             raise OperatorError(f"{where(decode)}: MatMulNBits has codes of 2, 4 or 8 bits only")
@@ -173,11 +173,11 @@ class _Decoded:
         if block and axis == 1:
             raise OperatorError(f"{where(decode)}: its blocks run along the columns, not the rows")
         if not block and scale.shape[0] > 1:
-            raise OperatorError(f"{where(decode)}: each row has a scale of its own")
+            raise OperatorError(f"{where(decode)}: each row has its own scale")
         return cls(values, whole, form.bits, scale, points, block)
 
     def packed(self, preferred: int) -> tuple[Weights, tuple[Array, Array, Array | None]]:
-        """Return how the weights are stored, and codes, scales and zero points.
+        """Return the layout of the weights, and their codes, scales and zero points.
 
         Raises:
             OperatorError: the blocks cannot be divided.
@@ -214,8 +214,8 @@ def _compare(after: Array, decoded: Array) -> Verdict:
         return Verdict(Exactness.BITS, Method.CONSTANT)
     first = int(wrong[0])
     witness = Witness(float(first), float(before.flat[first]), float(after.flat[first]))
-    # 16-bit scales: the products are rounded to 16 bits by one operator only.
-    reason = f"{wrong.size} weights are rounded to {decoded.dtype} by DequantizeLinear only"
+    # 16-bit scales: only one of the two operators rounds the products to 16 bits.
+    reason = f"only DequantizeLinear rounds {wrong.size} weights to {decoded.dtype}"
     return Verdict(
         Exactness.CODES, Method.CONSTANT, int(wrong.size), witness=witness, reason=reason
     )

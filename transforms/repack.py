@@ -1,4 +1,4 @@
-"""The pass ``repack``: stored codes in the smallest type, or in one that a runtime has."""
+"""The pass ``repack``: store codes in the smallest type, or in one that a runtime supports."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from qgraph.transforms.weights.stored_codes import (
 Array = npt.NDArray[Any]
 
 _Jobs = dict[object, tuple[RepackJob, ir.TensorProtocol]]
-"""The jobs so far and their tensors, by what is the same for constants that share their codes."""
+"""Jobs and their tensors, by properties that are equal for constants with shared codes."""
 
 
 class CodeTarget(Choice):
-    """The type that codes get."""
+    """Type of the stored codes."""
 
     SMALLEST = "smallest"
     INT2 = "int2"
@@ -64,7 +64,7 @@ class CodeTarget(Choice):
 
 
 class Blocks(Choice):
-    """How codes with scales per block are stored."""
+    """Storage of codes with scales per block."""
 
     KEEP = "keep"
     ROWS = "rows"
@@ -75,7 +75,7 @@ class Repack(Transform):
     """Store codes in the smallest type that holds them.
 
     1. ``DequantizeLinear(q, s, z) -> DequantizeLinear(q', s', z')`` with ``q' = (q - d) * f`` in
-       the narrowest type that holds all codes that occur, ``s' = s / f``, ``z' = z - d`` and ``f``
+       the narrowest type that holds all used codes, ``s' = s / f``, ``z' = z - d`` and ``f``
        a power of two; or in the type ``to``. A Clip before it is applied to the codes.
     2. ``scales``: scales that agree are merged, of blocks into channels, of channels into one.
     3. ``blocks=rows``: blocks become rows, ``Reshape(Transpose(DequantizeLinear(rows, s, z)))``.
@@ -86,23 +86,23 @@ class Repack(Transform):
     """
 
     to: CodeTarget = option(
-        CodeTarget.SMALLEST, help="type of the codes; smallest: by the codes that occur"
+        CodeTarget.SMALLEST, help="type of the codes; smallest: by the used codes"
     )
     scales: bool = option(
-        True, help="merge scales that agree: of blocks into channels, of channels into one"
+        True, help="merge equal scales: of blocks to per channel, of channels to per tensor"
     )
     blocks: Blocks = option(
         Blocks.KEEP, help="rows: store blocks as rows, for runtimes without scales per block"
     )
     activations: bool = option(
-        True, help="with to=int8, uint8, int16 or uint16: convert codes of activations too"
+        True, help="with to=int8, uint8, int16 or uint16: also convert codes of activations"
     )
     opset: int | None = opset_option()
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
-        """Choose a type for each constant, raise the opset once, replace; lower it if asked to."""
+        """Choose a type for each constant, raise the opset once, and replace the nodes."""
         self._move_activations(model, report)
         editor = Editor(model.ir)
         plans, others = self._plan(model, editor)
@@ -118,7 +118,7 @@ class Repack(Transform):
             report.notes += lower_opset(model.ir, self.opset)
 
     def _move_activations(self, model: Model, report: Report) -> None:
-        """Count the codes of pairs from the middle of the type that is asked for."""
+        """Shift the codes of pairs to the middle of the requested type."""
         if not self.activations or self.to.upper() not in ("INT8", "UINT8", "INT16", "UINT16"):
             return
         editor = Editor(model.ir)
@@ -158,10 +158,10 @@ class Repack(Transform):
         return plans, others
 
     def _choose(self, stored: Stored, limit: int) -> tuple[Recoding | None, str | None]:
-        """Return the first way that the opset limit allows, or why there is none."""
+        """Return the first recoding within the opset limit, or why there is none."""
         if stored.others:
             names = ", ".join(stored.others)
-            return None, f"its codes are also used by {names}, for which they would stay"
+            return None, f"its codes are also used by {names}, which would keep them"
         span = stored.source.survey()
         kinds = None
         if self.to is not CodeTarget.SMALLEST:
@@ -196,14 +196,14 @@ class Repack(Transform):
         )
 
     def _makes_rows(self, stored: Stored, chosen: Recoding) -> bool:
-        """Return whether blocks are to be rows of a matrix, and can: all have one size."""
+        """Return whether blocks become rows of a matrix, which needs blocks of one size."""
         if self.blocks is not Blocks.ROWS or chosen.axis is None or not chosen.block_size:
             return False
         return stored.shape[chosen.axis] % chosen.block_size == 0 and stored.scale is not None
 
 
 class _Plan:
-    """How one constant is stored: a draft, and the entry of the report."""
+    """The new storage of one constant: a draft, and the entry of the report."""
 
     def __init__(
         self, stored: Stored, chosen: Recoding, rows: bool, editor: Editor, jobs: _Jobs
@@ -269,7 +269,7 @@ class _Plan:
         )
 
     def _as_rows(self) -> None:
-        """Draft blocks as rows of a matrix, decoded per row, and put back in place."""
+        """Draft blocks as rows of a matrix, decoded per row and reshaped back."""
         stored, chosen = self._stored, self._chosen
         axis, size = chosen.axis or 0, chosen.block_size
         shape = stored.shape

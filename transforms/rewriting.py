@@ -1,4 +1,4 @@
-"""Applying passes to a model file: what convert, fold and transform do."""
+"""Application of passes to a model file, for convert, fold and transform."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def rewrite(
     replaces_source = is_same(source, out)
     if replaces_source and not in_place:
         raise OptionError(
-            f"{out}: is the model that is read, expected another file. Choose another name, or "
-            "allow that the model is replaced with --in-place (in_place=True in Python)."
+            f"{out}: is the input model, expected another file. Choose another name, or replace "
+            f"the model with --in-place (in_place=True in Python)."
         )
     storage.check_target(out)
     with joined(outputs) as together:

@@ -1,4 +1,4 @@
-"""The pass ``split-fake-quantize``: codes first, real values afterwards."""
+"""The pass ``split-fake-quantize``: FakeQuantize as quantization and dequantization."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from qgraph.transforms.ranges.grids import (
 )
 
 _NEARLY = 2.0**-10
-"""A zero point that is this near to a whole number, in steps, is first tried as that number."""
+"""A zero point within this distance of an integer, in steps, is first tried as that integer."""
 
 
 class CodeOrigin(Choice):
-    """The code from which codes are counted."""
+    """Lowest code: of unsigned or signed codes."""
 
     AUTO = "auto"
-    """Signed if zero is then the code 0, else unsigned."""
+    """Signed if zero gets the code 0, else unsigned."""
 
     UNSIGNED = "unsigned"
     """From 0."""
@@ -62,17 +62,18 @@ class SplitFakeQuantize(Transform):
     """
 
     exact: Exactness = exact_option(
-        "minimum level of equality to accept; codes: Sub and Mul, unless more than ulps differ"
+        "minimum level of equality to accept; codes: write Sub and Mul if values differ by ulps "
+        "only"
     )
     codes: CodeOrigin = option(
-        CodeOrigin.AUTO, help="unsigned or signed codes; auto: signed if zero is then the code 0"
+        CodeOrigin.AUTO, help="unsigned or signed codes; auto: signed if zero gets the code 0"
     )
     opset: int | None = opset_option()
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
-        """Split what is not split yet."""
+        """Split every FakeQuantize that is not split yet."""
         editor, comparer = Editor(model.ir), Comparer(model.ir)
         decisions = raise_and_settle(
             model, lambda: self._choose(model, editor, comparer), editor, report
@@ -90,10 +91,10 @@ class SplitFakeQuantize(Transform):
         for fake in readable(fake_quantizes(model), others):
             zero_point = codes_of(fake)
             if zero_point is not None:
-                reason = f"its output is codes already, with zero point {span_text(zero_point)}"
+                reason = f"its output is already codes, with zero point {span_text(zero_point)}"
                 others.append(entry(fake.node, Outcome.KEPT, reason))
             elif (fake.ranged.output_low == fake.ranged.output_high).any():
-                reason = "its output range is a point, so that its codes have no scale"
+                reason = "its output range is a point, so its codes have no scale"
                 others.append(entry(fake.node, Outcome.REFUSED, reason))
             else:
                 grids.append(CodeGrid.of(*fake.ends[2:], fake.ranged.levels))
@@ -133,7 +134,7 @@ class SplitFakeQuantize(Transform):
 
 
 def _codes(fake: FakeQuantize, draft: Draft, offset: int) -> Operand:
-    """Append a FakeQuantize whose output is its codes less ``offset``."""
+    """Append a FakeQuantize whose output is its codes minus ``offset``."""
     node, top = fake.node, fake.ranged.levels - 1
     ends = (np.asarray(end, np.float32) for end in (-offset, top - offset))
     limits = zip((*fake.ends[:2], *ends), NAMES, strict=True)
@@ -150,7 +151,7 @@ def _codes(fake: FakeQuantize, draft: Draft, offset: int) -> Operand:
 
 
 def _explained(decision: Decision, grid: CodeGrid) -> Decision:
-    """Return the decision with the figures of its decoding."""
+    """Return the decision with scale and zero point in its remark."""
     if decision.draft is None:
         return decision
     text = f"scale {span_text(grid.scale)}, zero point of unsigned codes "

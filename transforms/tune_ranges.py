@@ -1,4 +1,4 @@
-"""The pass ``tune-ranges``: FakeQuantize ranges moved until zero is one of their levels."""
+"""The pass ``tune-ranges``: move FakeQuantize ranges so that zero is one of their levels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _Range = tuple[Float32, Float32]
 
 
 class Mode(Choice):
-    """Where the zero point goes."""
+    """Position of the zero point."""
 
     AUTO = "auto"
     """As ``symmetric`` if both ends are equally far from zero, else as ``asymmetric``."""
@@ -67,7 +67,7 @@ class TunedScales(Choice):
 
 @transform("tune-ranges")
 class TuneRanges(Transform):
-    """Move FakeQuantize ranges a little so that zero points are whole.
+    """Move FakeQuantize ranges slightly so that zero points are integers.
 
     With ``n = levels - 1``, ``s = (high - low) / n`` and ``z = -low / s``, a range becomes
 
@@ -104,12 +104,12 @@ class TuneRanges(Transform):
         """Raise an OptionError for options that do not go together."""
         if not self.accept >= 0:
             raise OptionError(
-                f"accept={self.accept} is no bound, expected a number of steps from 0. "
-                "Leave it out for the default, or raise it."
+                f"accept={self.accept} is not a bound, expected a number of steps, 0 or more. "
+                f"Omit it for the default, or raise it."
             )
 
     def apply(self, model: Model, report: Report) -> None:
-        """Tune what is not whole yet, and report each site with what it changes."""
+        """Tune every range without an integer zero point, and report each site with its change."""
         editor, others = Editor(model.ir), list[SiteReport]()
         tuned: list[_Tuned] = []
         for fake in readable(fake_quantizes(model), others):
@@ -127,20 +127,21 @@ class TuneRanges(Transform):
         report.sites += others
 
     def _tune(self, fake: FakeQuantize, editor: Editor) -> _Tuned | SiteReport:
-        """Return a site with tuned ranges, or the report of one that is kept or refused."""
+        """Return a site with tuned ranges, or the report entry of a kept or refused one."""
         node, levels = fake.node, fake.ranged.levels
         inner, outer = fake.ends[:2], fake.ends[2:]
         if levels == 2 and self.mode is Mode.SYMMETRIC:
-            reason = "two levels leave none above a zero in the middle; use mode=asymmetric"
+            reason = "two levels have none above a zero in the middle; use mode=asymmetric"
             return entry(node, Outcome.REFUSED, reason)
         inner_after = self._whole(*inner, levels)
         outer_after = inner_after if _same(inner, outer) else self._whole_output(*outer, levels)
         if inner_after is None and outer_after is None:
             zero_point = span_text(np.rint(CodeGrid.of(*inner, levels).zero_point))
-            return entry(node, Outcome.KEPT, f"its zero point is {zero_point} already")
+            return entry(node, Outcome.KEPT, f"its zero point is already {zero_point}")
         if inner_after is not None and not _is_done(*inner_after, levels):
             reason = (
-                f"no float32 range of {levels} whole steps is near {range_text(*inner)}; scale the "
+                f"no float32 range with an integer zero point and {levels} levels is near "
+                f"{range_text(*inner)}; scale the "
                 "data to another order of magnitude"
             )
             return entry(node, Outcome.REFUSED, reason)
@@ -152,7 +153,7 @@ class TuneRanges(Transform):
         return _Tuned(fake, ranged, draft.giving(y))
 
     def _whole(self, low: Float32, high: Float32, levels: int) -> _Range | None:
-        """Return the ends that a range gets, None if it can stay."""
+        """Return the new ends of a range; None if it can stay."""
         zero_point = whole_zero_point(low, high, levels)
         done = zero_point is not None
         if zero_point is not None and self.mode is Mode.SYMMETRIC:
@@ -162,7 +163,7 @@ class TuneRanges(Transform):
         return None if done else whole_range(low, high, levels, self.mode, self.scale)
 
     def _whole_output(self, low: Float32, high: Float32, levels: int) -> _Range | None:
-        """Do the same for an output range, which may also be reversed; a point stays."""
+        """Return the new ends of an output range, which may be reversed; a point stays."""
         if (low < high).all():
             return self._whole(low, high, levels)
         negated = self._whole(-low, -high, levels) if (low > high).all() else None
@@ -226,7 +227,7 @@ class _Tuned:
         )
 
     def figures(self, change: LargestChange) -> dict[str, float | int | str]:
-        """Return the figures of the channel that changes most."""
+        """Return range and zero point of the channel that changes most, before and after."""
         row = self._parameters[change.channel]
         figures: dict[str, float | int | str] = {"channels": len(self._parameters)}
         for when, ends in (("before", row[:4]), ("after", row[4:])):
@@ -246,7 +247,7 @@ class _Tuned:
         }
 
     def text(self) -> str:
-        """Return what was moved, and how far."""
+        """Return zero point and range, before and after, as text."""
         before, after = self.fake.ends, ends_of(self.ranged)
         pairs = ("input ", before[:2], after[:2]), ("output ", before[2:], after[2:])
         if _same(before[:2], before[2:]):
@@ -263,7 +264,7 @@ class _Tuned:
 
 
 def _is_done(low: Float32, high: Float32, levels: int) -> bool:
-    """Return whether tuning has led to a range of whole steps that float32 has."""
+    """Return whether tuning has reached a float32 range with an integer zero point."""
     finite = np.isfinite(low).all() and np.isfinite(high).all()
     return bool(finite and (low < high).all() and whole_zero_point(low, high, levels) is not None)
 
@@ -274,16 +275,16 @@ def _same(one: _Range, other: _Range) -> bool:
 
 _SIGNIFICAND = 24
 _KEPT = 8
-"""A scale that loses bits moves the far end of its range by less than 2**-8 steps."""
+"""Rounding a scale moves the far end of its range by less than 2**-8 steps."""
 
 _MIDDLE = 0.25
-"""A zero point that is this near to the middle, in steps, is that of a symmetric range."""
+"""A range counts as symmetric if its zero point is within this distance of the middle, in steps."""
 
 
 def whole_range(
     low: Float32, high: Float32, levels: int, mode: Mode, scales: TunedScales
 ) -> _Range:
-    """Return the ends of the range next to ``[low, high]`` that has a whole zero point.
+    """Return the ends of the closest range to ``[low, high]`` with an integer zero point.
 
     With n = levels - 1, scale s = (high - low) / n and zero point z = round(-low / s):
 

@@ -1,1 +1,1 @@
-"""One file a command, each with a click command named ``command``."""
+"""One file for each command, with a click command named ``command``."""

@@ -54,7 +54,7 @@ Limits = Sequence[tuple[str | None, float]]
 @click.option(
     "--runtimes",
     is_flag=True,
-    help="Tell differences of the models from differences of runtimes and their options.",
+    help="Separate differences of the models from those of runtimes and their options.",
 )
 @click.option(
     "--tensors",
@@ -167,7 +167,9 @@ def _save_witness(talk: Talk, found: CheckReport, path: Path, outputs: Outputs) 
 
 
 def _limits(given: Limits, names: Sequence[str]) -> dict[str, float] | None:
-    """Return the limit of each output, that of its name before that of all; None if none is set."""
+    """Return the tolerance of each output, or None; one set by name overrides the one for all.
+    set.
+    """
     limits: dict[str, float] = {}
     for name, number in given:
         if name is None:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from qgraph.inventory.differences import Differences
 
 _STYLES = {"!": "yellow", "+": "green", "-": "red"}
-"""Of lines, by the mark that they begin with."""
+"""Style of a line by its first character."""
 
 
 def show_differences(talk: Talk, found: Differences, *, is_brief: bool) -> None:
-    """Print the differences; lines are not wrapped, whatever the width.
+    """Print the differences without wrapping lines.
 
     With ``is_brief``, what is the same is counted only.
     """

@@ -52,7 +52,7 @@ def command(talk: Talk, model: Path, as_json: bool) -> None:
     _show_quantizers(found)
     if found.unsupported:
         kinds = ", ".join(f"{op} ({number})" for op, number in found.unsupported.items())
-        show_paragraph(f"operators that nothing here can run: {kinds}", Tone.OPEN)
+        show_paragraph(f"operators that no installed backend can run: {kinds}", Tone.OPEN)
     _show_runtimes(talk, found)
 
 
@@ -68,7 +68,7 @@ def _show_head(model: Path, found: Overview) -> None:
         "outputs": ", ".join(map(_value_text, found.outputs)),
         "nodes": str(found.nodes),
         "weights": _weights_text(found),
-        "also inputs": f"{constants}, taken for constant" if found.overridable else "",
+        "also inputs": f"{constants}, treated as constants" if found.overridable else "",
     }
     for name, text in facts.items():
         if text:

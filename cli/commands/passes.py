@@ -1,4 +1,4 @@
-"""``qgraph passes``: which passes there are, and their options."""
+"""``qgraph passes``: all passes and their options."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def command(name: str | None) -> None:
         show("It has no options.")
 
 
-def _kept(rung: Exactness) -> str:
-    return "-" if rung is Exactness.DIFFERENT else str(rung)
+def _kept(level: Exactness) -> str:
+    return "-" if level is Exactness.DIFFERENT else str(level)

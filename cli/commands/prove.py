@@ -22,7 +22,7 @@ STATUS = {"proved": 0, "different": 1, "undecided": 4}
 """Exit status of each verdict."""
 
 _RUNS = 200
-"""Runs of each model that a witness is worth."""
+"""Maximum number of runs of each model in the search for a witness."""
 
 
 def save_witness(talk: Talk, found: Certificate, path: Path, outputs: Outputs) -> None:
@@ -151,10 +151,10 @@ def _verify(talk: Talk, path: Path, models: tuple[Path, Path], *, as_json: bool)
 
 
 def _show_verification(certificate: Certificate, found: Verification) -> None:
-    """Print what was found, and the reasons for what is not checked."""
+    """Print the findings, and why parts were left unchecked."""
     counts = ", ".join(f"{number} {status}" for status, number in found.counts.items())
     if found.is_refuted:
-        title, tone = "REFUTED: the certificate states what is not so", Tone.BAD
+        title, tone = "REFUTED: a statement of the certificate is false", Tone.BAD
     elif found.verdict == "undecided":
         title, tone = "UNDECIDED: the certificate is not confirmed", Tone.OPEN
     else:
@@ -166,7 +166,7 @@ def _show_verification(certificate: Certificate, found: Verification) -> None:
     ]
     for name, part in zip((*names, "outputs", "statements"), found.parts, strict=True):
         if part.status != "checked":
-            anew = "; the prover decided it anew and agrees" if part.prover else ""
+            anew = "; the prover was run again and agrees" if part.prover else ""
             show_paragraph(f"  {name}: {part.status}, {part.reason}{anew}")
     if found.prover:
         show_paragraph("  The prover was run for the unchecked parts.")

@@ -24,8 +24,8 @@ def command(talk: Talk, report: Path, views: Views) -> None:
     """Convert a JSON report to HTML, SARIF, Markdown or JUnit.
 
     REPORT is a file that --report of check, convert, fold or transform wrote, or --certificate of
-    prove. JUnit is for check and prove only. Steps and codes are drawn if the models that REPORT
-    names are still the same files.
+    prove. JUnit is for check and prove only. Steps and codes are drawn if the model files named in
+    REPORT have not changed.
     """
     if not views.are_wanted:
         raise click.UsageError(
@@ -39,14 +39,16 @@ def command(talk: Talk, report: Path, views: Views) -> None:
             protect_models(outputs, [path for path, _ in named])
             models = _unchanged(named)
             if models is None and views.html is not None:
-                talk.note("the models are not there any more: steps and codes are not drawn")
+                talk.note(
+                    "the model files are missing or have changed: steps and codes are not drawn"
+                )
             with ProgressBar(talk) as bar:
                 bar.tell("drawing", 0, 0)
                 views.write(document, models, outputs)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise QGraphError(
-                f"{report}: is no report as qgraph writes it ({type(error).__name__}: {error}). "
-                "Make it anew with --report, or with --certificate of 'qgraph prove'."
+                f"{report}: is not a valid report of qgraph ({type(error).__name__}: {error}). "
+                f"Write it again with --report, or with --certificate of 'qgraph prove'."
             ) from error
         for path in views.paths:
             show_paragraph(f"wrote {path}")
@@ -57,19 +59,19 @@ def _read(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise QGraphError(
-            f"{path}: cannot be read ({error}), expected a JSON report. Make it with --report, or "
-            "with --certificate of 'qgraph prove'."
+            f"{path}: cannot be read ({error}), expected a JSON report. Write it with --report, "
+            f"or with --certificate of 'qgraph prove'."
         ) from error
     if not isinstance(document, dict) or "command" not in document:
         raise QGraphError(
-            f"{path}: is no report of qgraph, which would name its command. Make it with --report, "
-            "or with --certificate of 'qgraph prove'."
+            f"{path}: is not a report of qgraph: the field 'command' is missing. Write a report "
+            f"with --report, or with --certificate of 'qgraph prove'."
         )
     return document
 
 
 def _named(document: Mapping[str, Any]) -> list[tuple[Path, object]]:
-    """Return path and hash of the models that a report names, as it gives them."""
+    """Return path and hash of the models, as the report states them."""
     models = [document.get(role) for role in ("reference", "candidate", "input", "output")]
     return [
         (Path(model["path"]), model.get("sha256"))
@@ -79,7 +81,7 @@ def _named(document: Mapping[str, Any]) -> list[tuple[Path, object]]:
 
 
 def _unchanged(named: Sequence[tuple[Path, object]]) -> tuple[Path, Path] | None:
-    """Return the two models that a report is about, if they are still the same."""
+    """Return the two models of a report, if their files have not changed."""
     from qgraph.storage.files import sha256
 
     same = [path for path, digest in named if path.is_file() and sha256(path) == digest]

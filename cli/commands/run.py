@@ -137,7 +137,7 @@ def command(
 
 
 class _Random:
-    """Random batches, each made when it is run."""
+    """Random batches, each generated when it is run."""
 
     def __init__(self, model: Model, inputs: options.Inputs) -> None:
         self._model = model

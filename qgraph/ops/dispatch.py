@@ -143,7 +143,7 @@ def evaluate(nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, data: Array) ->
 
     Raises:
         UnsupportedError: a node is neither a quantizer nor a primitive, or has an operand that is
-            only known at run time.
+            not constant.
         OperatorError: a node violates its operator's definition.
     """
     known: dict[ir.Value, Array] = {x: data}
@@ -153,9 +153,7 @@ def evaluate(nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, data: Array) ->
             return None if value is None else known[value]
         stored = array_of(value)
         if stored is None:
-            raise UnsupportedError(
-                f"{where(node)}: operand {value.name!r} is only known at run time."
-            )
+            raise UnsupportedError(f"{where(node)}: operand {value.name!r} is not constant.")
         return stored
 
     for node in nodes:

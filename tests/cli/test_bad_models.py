@@ -203,7 +203,7 @@ def test_an_unknown_operator_does_not_run(fails, write, command):
 def test_an_unknown_operator_is_named_by_info_and_left_by_convert(qgraph, write):
     model = write(quant(op="Quantile"))
     found = qgraph("info", model)
-    assert "nothing here can run: qonnx.custom_op.general::Quantile (1)" in found.out
+    assert "no installed backend can run: qonnx.custom_op.general::Quantile (1)" in found.out
     assert qgraph(*arguments("convert", model)).status == 0
     left = [node.op_type for node in ir.load(model.with_name("out.onnx")).graph]
     assert left[0] == "Quantile"

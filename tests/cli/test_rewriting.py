@@ -193,7 +193,7 @@ def test_the_model_is_not_overwritten(qgraph, command, model, tmp_path, way):
     before = model.read_bytes()
     found = qgraph(command[0], model, "-o", out, *command[1:])
     assert found.status == 2
-    assert "is the model that is read" in found.error
+    assert "is the input model" in found.error
     assert "--in-place" in found.error
     assert model.read_bytes() == before
 

@@ -76,7 +76,7 @@ def test_without_its_models_a_report_is_shown_without_steps(qgraph, model, other
     other.unlink()
     found = qgraph("report", report, "--html", page)
     assert found.status == 0
-    assert "the models are not there any more" in found.err
+    assert "the model files are missing or have changed" in found.err
     assert "proved" in page.read_text()
     assert "<svg" not in page.read_text()
 
@@ -141,11 +141,11 @@ def test_missing_libraries_are_named_before_any_work(
     ("text", "message"),
     [
         ("no json", "cannot be read"),
-        ("[1]", "is no report of qgraph"),
-        ('{"a": 1}', "is no report of qgraph"),
-        ('{"command": "check"}', "is no report as qgraph writes it"),
-        ('{"command": "prove", "regions": 3, "verdict": "x"}', "is no report as qgraph writes it"),
-        ('{"command": "convert", "sites": [1], "summary": {}}', "is no report as qgraph writes it"),
+        ("[1]", "is not a report of qgraph"),
+        ('{"a": 1}', "is not a report of qgraph"),
+        ('{"command": "check"}', "is not a valid report of qgraph"),
+        ('{"command": "prove", "regions": 3, "verdict": "x"}', "is not a valid report of qgraph"),
+        ('{"command": "convert", "sites": [1], "summary": {}}', "is not a valid report of qgraph"),
         ("[" * 100_000, "cannot be read"),
     ],
 )

@@ -408,7 +408,7 @@ def test_a_level_that_zeros_might_miss_is_refused(tmp_path):
     path = stored(tmp_path, quant(), arrays)
     (entry,) = load(path).apply(FoldWeights(exact=Exactness.BITS)).sites
     assert entry.outcome is Outcome.REFUSED
-    assert "the closest one is equal in values; expected bits" in entry.reason
+    assert "the closest one reaches only level values; expected bits" in entry.reason
 
 
 def test_values_without_code_stop_the_saving_and_leave_no_file(tmp_path):

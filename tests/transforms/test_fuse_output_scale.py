@@ -198,7 +198,7 @@ def test_other_scales_are_not_proved(check_pass):
     _, report = check_pass(FuseOutputScale(), text)
     entry = single(report)
     assert entry.outcome is Outcome.REFUSED
-    assert entry.reason.endswith("round alike is not proved; expected values")
+    assert entry.reason.endswith("of the sums before it is not proved; expected values")
     step = FuseOutputScale(exact=Exactness.NEAR)
     model, report = check_pass(
         step, text, ops=["Conv", "Relu", "Round", "Clip"], exactly=Exactness.NEAR
@@ -345,8 +345,8 @@ def test_shared_weights_are_copied(check_pass):
 
 
 REFUSED = [
-    ("v = Relu (x)", "b", "'x' comes from no operator"),
-    ("m = MatMul (x, w)\n v = Sigmoid (m)", "w", "Sigmoid 'v' takes no scale in"),
+    ("v = Relu (x)", "b", "'x' is not computed by an operator"),
+    ("m = MatMul (x, w)\n v = Sigmoid (m)", "w", "Sigmoid 'v' can neither absorb a scale"),
     ("m = MatMul (x, w)\n v = Relu (m)\n z = Neg (m)", "w", "'m', the output of MatMul"),
     ("m = MatMul (x, w)\n v = Add (m, b)\n z = Neg (v)", "w", "'v', the output of Add"),
     ("n = MatMul (x, w)\n m = Add (n, b)\n s = Sigmoid (m)\n v = Add (s, m)", "w", "Sigmoid"),
@@ -399,7 +399,7 @@ def test_quant_has_one_scale_for_input_and_output(check_pass):
     text = graph(body, constants, data="7, 3")
     text = text.replace('toolkit": 1', 'toolkit": 1, "qonnx.custom_op.general": 1')
     _, report = check_pass(FuseOutputScale(), text, inputs=data_for(text))
-    assert "fold-weights makes codes" in report.sites[-1].reason
+    assert "run fold-weights" in report.sites[-1].reason
 
 
 def test_constants_that_would_leave_float32_are_left_alone(check_pass):

@@ -261,8 +261,8 @@ def test_opset_is_raised_to_where_round_exists():
     assert MARK in model.ir.metadata_props
     report = model.apply(StripFunctions())
     assert report.notes == [
-        "opset lowered from 11 to 9, as it was",
-        "IR version lowered from 9 to 6, as it was",
+        "opset lowered from 11 to 9, its original value",
+        "IR version lowered from 9 to 6, its original value",
     ]
     assert model.ir.metadata_props == {}
 
@@ -271,7 +271,7 @@ def test_opset_stays_raised_where_a_node_was_rewritten():
     model = load(ir.from_onnx_text(OLD % "Clip <min = -1.0, max = 1.0>"))
     model.apply(MakePortable())
     report = model.apply(StripFunctions())
-    assert report.notes == ["IR version lowered from 9 to 6, as it was"]
+    assert report.notes == ["IR version lowered from 9 to 6, its original value"]
     assert model.ir.opset_imports[""] == 11
     onnx.checker.check_model(ir.to_proto(model.ir), full_check=True)
 

@@ -113,7 +113,7 @@ def test_symmetric_ranges_are_widened_at_the_lower_end(check_pass, high, levels)
 def test_symmetric_ranges_of_an_odd_number_of_levels_are_whole_already(check_pass):
     _, report = check_pass(TuneRanges(), fake_quantize(-12.7, 12.7, 255))
     assert single(report).outcome is Outcome.KEPT
-    assert single(report).reason == "its zero point is 127 already"
+    assert single(report).reason == "its zero point is already 127"
 
 
 @pytest.mark.parametrize("levels", [16, 255, 256])
@@ -306,8 +306,8 @@ def test_weights_are_compared_by_their_values(check_pass):
         (2, -2, Mode.AUTO, "its input range is reversed, from 2 down to -2"),
         (0.5, 0.5, Mode.AUTO, "its input range is a point, 0.5"),
         ("nan", 1, Mode.AUTO, "not a finite number"),
-        (-1e-44, 1e-44, Mode.AUTO, "no float32 range of 256 whole steps"),
-        (-3e38, 3e38, Mode.AUTO, "a range is wider than float32 numbers are"),
+        (-1e-44, 1e-44, Mode.AUTO, "no float32 range with an integer zero point and 256 levels"),
+        (-3e38, 3e38, Mode.AUTO, "the width of a range exceeds float32"),
     ],
 )
 def test_ranges_that_cannot_be_tuned(check_pass, low, high, mode, reason):
@@ -326,7 +326,7 @@ def test_other_types_are_left_alone():
         }"""
     report = load(ir.from_onnx_text(text)).apply(TuneRanges())
     assert single(report).outcome is Outcome.REFUSED
-    assert single(report).reason == "'x' is FLOAT16; only float32 is treated"
+    assert single(report).reason == "'x' is FLOAT16; only float32 is supported"
 
 
 def test_two_levels_have_no_middle(check_pass):

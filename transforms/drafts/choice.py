@@ -1,4 +1,4 @@
-"""Choosing the draft that replaces a site, carrying choices out, and reporting every site."""
+"""Choose the draft that replaces a site, commit the chosen drafts, and report every site."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def entry(node: ir.Node, outcome: Outcome, reason: str | None = None, **fields: Any) -> SiteReport:
-    """Return the entry of the report for a site that the report names by one of its nodes.
+    """Return the report entry of a site, named by one of its nodes.
 
     Args:
         node: the node.
@@ -51,7 +51,7 @@ def readable(sites: Iterable[T | Refusal], others: list[SiteReport]) -> Iterator
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of one site: a draft with its verdict, or a reason for a refusal."""
+    """The decision on one site: a draft with its verdict, or the reason of a refusal."""
 
     site: Site
     draft: Draft | None
@@ -61,16 +61,16 @@ class Decision:
 
     @property
     def opset(self) -> int:
-        """The lowest opset that has the draft; 0 without one."""
+        """The lowest opset in which the draft is valid; 0 without a draft."""
         return 0 if self.draft is None else self.draft.opset
 
     @property
     def stands(self) -> bool:
-        """Whether all nodes that it is about are still in the graph."""
+        """Whether all nodes of the decision are still in the graph."""
         return self.site.stands
 
     def prepare(self, editor: Editor) -> None:
-        """Change what has to be changed before drafts are carried out: nothing."""
+        """Make the changes that must precede the commit of drafts; none by default."""
 
     def report(self) -> SiteReport:
         """Return the entry of the report."""
@@ -128,7 +128,7 @@ def nearer(one: Verdict | None, other: Verdict) -> Verdict:
 
 @dataclass
 class _Offer:
-    """A site, the drafts that are not tried yet, and the results so far."""
+    """A site, the drafts not tried yet, and the results so far."""
 
     site: Site
     drafts: Iterator[Draft]
@@ -151,14 +151,14 @@ class _Offer:
         return None
 
     def take(self, draft: Draft, verdict: Verdict, exact: Exactness) -> None:
-        """Choose ``draft`` if it is equal enough."""
+        """Choose ``draft`` if its verdict reaches the requested level."""
         if verdict.reaches(exact):
             self.decision = Decision(self.site, draft, verdict)
         else:
             self.passed_over.append(draft)
 
     def refusal(self, exact: Exactness, limit: int) -> Decision:
-        """Return the decision on a site for which no draft is left."""
+        """Return the refusal of a site for which no draft is left."""
         parts, best = [], self.best
         if best is not None and best.exactness is None:
             parts.append(best.reason or "undecided")
@@ -170,19 +170,23 @@ class _Offer:
 
 
 def opset_reason(what: str, needed: int, limit: int) -> str:
-    """Return why something is refused that needs an opset above the limit."""
+    """Return the reason of a refusal because of an opset above the limit."""
     return f"{what} needs opset {needed}, above {limit}; allow opset {needed}"
 
 
 def _closest(best: Verdict) -> str:
     number = best.differing_inputs
-    level = "differs" if best.exactness is Exactness.DIFFERENT else f"is equal in {best.exactness}"
+    level = (
+        "differs"
+        if best.exactness is Exactness.DIFFERENT
+        else f"reaches only level {best.exactness}"
+    )
     count = f" ({number} {'input gives' if number == 1 else 'inputs give'} other values)"
     return f"no form in this dialect is equal: the closest one {level}" + (count if number else "")
 
 
 def unhealthy(quantizer: Quantizer) -> str | None:
-    """Return why a quantizer computes no useful numbers, or None."""
+    """Return why the scale of a quantizer is invalid (zero, NaN, ...), or None."""
     if isinstance(quantizer, Ranged | Unnamed):
         return None
     for value, word in ((0.0, "zero"), (np.nan, "NaN"), (np.inf, "infinite")):
@@ -198,7 +202,7 @@ def raise_and_settle(
     editor: Editor,
     report: Report,
 ) -> list[D]:
-    """Raise the opset as far as the chosen drafts need, carry them out, and report every site.
+    """Raise the opset as far as the chosen drafts need, commit them, and report every site.
 
     Args:
         model: is changed.
@@ -217,7 +221,7 @@ def raise_and_settle(
 
 
 def settle(model: Model, decisions: Sequence[Decision], editor: Editor, report: Report) -> None:
-    """Carry out all chosen drafts, in the order given, and report every decision."""
+    """Commit all chosen drafts, in the order given, and report every decision."""
     report.sites += [decision.report() for decision in decisions]
     editor.learn()
     for decision in decisions:
@@ -228,7 +232,7 @@ def settle(model: Model, decisions: Sequence[Decision], editor: Editor, report: 
 
 
 def forget_domains(model: Model, domains: set[str]) -> None:
-    """Drop the imports of those of ``domains`` that no node uses any more."""
+    """Remove the opset imports of ``domains`` that no node uses any more."""
     unused = domains - {node.domain for node in model.nodes()} - {""}
     for owner in owners(model.ir):
         for domain in unused & set(owner.opset_imports):

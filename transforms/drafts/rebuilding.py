@@ -1,4 +1,4 @@
-"""Replacing nodes by others that compute the same: what lowering and raising passes share."""
+"""Replacement of nodes by equal ones, shared by the lowering and raising passes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qgraph.transforms.drafts.versions import raise_opset
 
 @dataclass(frozen=True, eq=False)
 class Rebuild:
-    """Nodes for which others can be written.
+    """Nodes to replace, and how to draft their replacement.
 
     Attributes:
         root: the node that the report names.
@@ -41,14 +41,14 @@ class Rebuild:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """A node that is left as it is, and why that is no refusal."""
+    """A node that is left unchanged for a reason that is not a refusal."""
 
     root: ir.Node
     reason: str
 
 
 Found = Rebuild | Refusal | Kept
-"""What a pass finds at a node."""
+"""What a pass returns for a node."""
 
 
 def read_all(
@@ -74,7 +74,7 @@ def read_all(
 def rebuild(
     model: Model, found: Iterable[Found], exact: Exactness, report: Report, *, limit: int
 ) -> None:
-    """Carry out what reaches ``exact`` within opset ``limit``; report everything.
+    """Commit the drafts that reach ``exact`` within opset ``limit``; report every node.
 
     The opset is raised once, as far as needed.
 
@@ -118,7 +118,7 @@ def _settle(found: Found, exact: Exactness, limit: int) -> Rebuild | SiteReport:
     if not found.verdict.reaches(exact):
         reason = (
             f"equal only in {found.verdict.exactness}, expected {exact}: {found.verdict.reason}; "
-            f"accept that with exact={found.verdict.exactness}"
+            f"accept it with exact={found.verdict.exactness}"
         )
         return entry(found.root, Outcome.REFUSED, reason, verdict=found.verdict)
     if found.opset > limit:
@@ -137,7 +137,7 @@ def _draft(found: Rebuild, editor: Editor) -> Draft:
 def inferred_operands(
     model: Model, wanted: Callable[[ir.Node], bool]
 ) -> AbstractContextManager[None]:
-    """Give inputs of nodes their inferred types and shapes for a while.
+    """Give inputs of nodes their inferred types and shapes within the block.
 
     Args:
         model: values of its main graph and of subgraphs are treated.

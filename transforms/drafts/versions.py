@@ -1,4 +1,4 @@
-"""Raising the versions of a model as far as a pass needs, and lowering them again."""
+"""Raise the versions of a model as far as a pass needs, and lower them again."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def restore_versions(model: ir.Model, key: str) -> list[str]:
         for owner in owners(model):
             if "" in owner.opset_imports:
                 owner.opset_imports[""] = before
-        notes.append(f"opset lowered from {raised} to {before}, as it was")
+        notes.append(f"opset lowered from {raised} to {before}, its original value")
     now = model.ir_version or 0
     model.ir_version = max(was.get("ir_version", now), opset.minimum_ir_version(model))
     if model.ir_version < now:
-        notes.append(f"IR version lowered from {now} to {model.ir_version}, as it was")
+        notes.append(f"IR version lowered from {now} to {model.ir_version}, its original value")
     return notes
 
 
@@ -96,17 +96,17 @@ def lower_opset(model: ir.Model, target: int) -> list[str]:
 
 
 def _misfit(node: ir.Node, target: int, now: int) -> str | None:
-    """Return why a node of opset ``now`` is none of opset ``target``; None if it is."""
+    """Return why a node of opset ``now`` is invalid in opset ``target``; None if it is valid."""
     if not defs.has(node.op_type, target, ""):
-        return f"{node.op_type} does not exist there"
+        return f"{node.op_type} does not exist in that opset"
     if changes_of(node, target, now):
-        return f"{node.op_type} means something else there"
+        return f"{node.op_type} has another meaning in that opset"
     schema = defs.get_schema(node.op_type, target, "")
     for name in node.attributes:
         if name not in schema.attributes:
-            return f"its attribute {name!r} does not exist there"
+            return f"its attribute {name!r} does not exist in that opset"
     if not schema.min_input <= len(node.inputs) <= schema.max_input:
-        return f"it has {len(node.inputs)} inputs, expected {schema.max_input} at most there"
+        return f"it has {len(node.inputs)} inputs, that opset allows {schema.max_input} at most"
     allowed = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
     for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
         for index, value in enumerate(values):
@@ -114,12 +114,12 @@ def _misfit(node: ir.Node, target: int, now: int) -> str | None:
             dtype = coded_type(value)
             types = allowed.get(formal.type_str, [formal.type_str])
             if dtype is not None and f"tensor({dtype.name.lower()})" not in types:
-                return f"{formal.name!r} is {dtype.name}, which it does not take there"
+                return f"{formal.name!r} is {dtype.name}, which is not allowed in that opset"
     return None
 
 
 def _mean_the_same(model: ir.Model, lower: int, higher: int) -> bool:
-    """Return whether all nodes exist in both opsets, with one meaning, in all bodies alike."""
+    """Return whether all nodes, in all bodies, exist with one meaning in both opsets."""
     if len({owner.opset_imports.get("", 0) for owner in owners(model)} - {0}) > 1:
         return False
     nodes = (node for owner in owners(model) for node in ir.traversal.RecursiveGraphIterator(owner))

@@ -1,1 +1,1 @@
-"""Operators on codes: how they are read from real numbers, and spelled in them."""
+"""Operators on codes: raising from and lowering to operators on real numbers."""

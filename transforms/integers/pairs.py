@@ -1,4 +1,4 @@
-"""QLinearAdd and QLinearMul of com.microsoft, written in standard operators and read from these."""
+"""Lowering and raising of QLinearAdd and QLinearMul of com.microsoft."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _REAL, _WIDE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 
 def lower_pair(node: ir.Node, *, reals: bool) -> Rebuild | None:
-    """Return how to write a node, exactly or with real numbers; None if it is neither operator.
+    """Return the lowering of a node, exact or with real numbers; None for other operators.
 
     Raises:
-        OperatorError: a parameter is only known at run time.
+        OperatorError: a parameter is not constant.
     """
     if node.domain != MICROSOFT or node.op_type not in _OPERATIONS:
         return None
@@ -54,7 +54,7 @@ def lower_pair(node: ir.Node, *, reals: bool) -> Rebuild | None:
 
 
 def raise_pair(encode: ir.Node) -> Rebuild | None:
-    """Return how to write an Add or Mul before a QuantizeLinear; None if there is none.
+    """Return the raising of an Add or Mul before a QuantizeLinear; None if there is none.
 
     All pairs of codes are tried.
 
@@ -112,13 +112,13 @@ class Pair:
         return f"QLinear{self.operation}"
 
     def table(self) -> Array:
-        """Return what the operator makes of every pair of codes, ``[256, 256]``."""
+        """Return the result of the operator for every pair of codes, ``[256, 256]``."""
         kernel = code_kernel(ir.node(self.name, [], domain=MICROSOFT))
         (left, a), (right, b) = self._every
         return np.asarray(kernel(left, *a, right, *b, self.scale, self.zero)[0])
 
     def table_of_reals(self) -> Array:
-        """Return what the form with real numbers makes of every pair of codes, ``[256, 256]``."""
+        """Return the result with real numbers for every pair of codes, ``[256, 256]``."""
         with np.errstate(all="ignore"):
             a, b = (shifted(codes, z, np.float32) * s for codes, (s, z) in self._every)
             y = a + b if self.operation == "Add" else a * b
@@ -164,7 +164,7 @@ class Pair:
 
 
 def draft_offset_codes(draft: Draft, steps: Operand, zero: Array) -> Operand:
-    """Draft the codes of steps to which the zero point is added before rounding."""
+    """Draft codes from steps, with the zero point added before rounding."""
     shifted = draft.op.Add(steps, zero.astype(np.float32)) if zero else steps
     return draft_codes(draft, shifted, np.zeros((), zero.dtype))
 

@@ -1,4 +1,4 @@
-"""Operators that sum products of codes, written in standard operators, and read from these."""
+"""Lowering and raising of operators that sum products of codes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _ONE = np.ones((), np.float32)
 
 
 def lower_exactly(product: Product) -> Found:
-    """Return how to write an operator in exact sums, refused if only the operator has them."""
+    """Return the lowering of an operator to exact sums; refuse if there is none."""
     node, kind = product.node, product.exact_type
     if kind is None and product.result is Result.SUMS:
         reason = (
-            f"its sums {product.size}, float32 is exact below 2**24 and there is no other form; it "
-            "is a standard operator"
+            f"its sums {product.size}, float32 is exact below 2**24 and there is no other form; "
+            f"the operator is standard and can stay"
         )
         return Kept(node, reason)
     if kind is None and product.transposed:
@@ -56,7 +56,7 @@ def lower_exactly(product: Product) -> Found:
 
 
 def lower_to_reals(product: Product, *, subtracts: bool = False) -> Rebuild:
-    """Return how to write an operator with real numbers, and how equal that is.
+    """Return the lowering of an operator to real numbers, and its verdict.
 
     Args:
         product: the operator.
@@ -81,7 +81,7 @@ def lower_to_reals(product: Product, *, subtracts: bool = False) -> Rebuild:
 
 
 def raise_product(end: ir.Node, *, microsoft: bool) -> Rebuild | Refusal | None:
-    """Return how to write a product that ends in a QuantizeLinear or Cast as one operator.
+    """Return the raising of a product that ends in a QuantizeLinear or Cast to one operator.
 
     Args:
         end: the QuantizeLinear, or the Cast to int32.
@@ -106,11 +106,11 @@ def raise_product(end: ir.Node, *, microsoft: bool) -> Rebuild | Refusal | None:
 
 
 _Raised = tuple[Product, tuple[ir.Node, ...], Verdict]
-"""What nodes compute, the nodes, and how equal the integer operator is."""
+"""The product that nodes compute, the nodes, and the verdict on the integer operator."""
 
 
 def _read_coded(encode: ir.Node) -> _Raised | None:
-    """Read the product before a QuantizeLinear: of decoded codes, or of whole numbers."""
+    """Read the product before a QuantizeLinear: of decoded codes, or of integers."""
     total = only_source(encode.inputs[0], encode)
     clamp = total if total is not None and total.op_type in ("Clip", "Relu") else None
     if clamp is not None:
@@ -137,7 +137,7 @@ def _read_coded(encode: ir.Node) -> _Raised | None:
 
 
 def _read_scaled(scaled: ir.Node, encode: ir.Node) -> _Raised | None:
-    """Read whole sums that a Mul scales to steps, which a QuantizeLinear with scale 1 encodes."""
+    """Read integer sums, scaled to steps by a Mul and encoded by a QuantizeLinear with scale 1."""
     multiplier = constant_expression(scaled.inputs[1]) if scaled.op_type == "Mul" else None
     total = only_source(scaled.inputs[0], scaled)
     nodes: tuple[ir.Node, ...] = (scaled, encode)
@@ -162,7 +162,7 @@ def _read_scaled(scaled: ir.Node, encode: ir.Node) -> _Raised | None:
 
 
 def _read_sums(cast: ir.Node) -> _Raised | None:
-    """Read whole sums that a Cast makes int32."""
+    """Read integer sums that a Cast converts to int32."""
     if cast.attributes.get_int("to", 0) != ir.DataType.INT32.value:
         return None
     total = only_source(cast.inputs[0], cast)
@@ -173,7 +173,7 @@ def _read_sums(cast: ir.Node) -> _Raised | None:
 
 
 def _read_constant_wholes(total: ir.Node) -> Product | None:
-    """Read a product of whole numbers whose zero points are constant."""
+    """Read a product of integers whose zero points are constant."""
     product = read_wholes(total)
     if product is None:
         return None
@@ -187,7 +187,7 @@ def _encoded(product: Product, encoding: tuple[Array, Array]) -> Product:
 
 
 def _exact_sums(product: Product) -> Verdict:
-    """Return the verdict on sums of whole numbers, which are exact if their type holds them."""
+    """Return the verdict on sums of integers; they are exact if their type holds them."""
     is_wide = product.node.outputs[0].dtype is ir.DataType.DOUBLE
     limit, largest = _WRAPS if is_wide else EXACT_IN_FLOAT32, product.largest
     if largest is None or largest >= limit:
@@ -214,7 +214,7 @@ def _check_saturation(clamp: ir.Node, scale: Array, zero_point: Array) -> None:
     Rounding is monotone: if the lower bound has the lowest code, everything below gets it anyway.
 
     Raises:
-        OperatorError: a bound lies inside the range of the codes, or is known at run time only.
+        OperatorError: a bound lies inside the range of the codes, or is not constant.
     """
     limits = np.iinfo(zero_point.dtype)
     low, high = _bounds(clamp) if clamp.op_type == "Clip" else (np.float32(0), None)
@@ -232,7 +232,7 @@ def _bounds(clamp: ir.Node) -> tuple[Any, Any]:
         value = clamp.inputs[index] if index < len(clamp.inputs) else None
         array = constant_expression(value)
         if value is not None and (array is None or array.size != 1):
-            raise OperatorError(f"{where(clamp)}: its bound {name} is known at run time only")
+            raise OperatorError(f"{where(clamp)}: its bound {name} is not constant")
         attribute = clamp.attributes.get_float(name)
         bounds.append(attribute if array is None else array.reshape(())[()])
     return bounds[0], bounds[1]

@@ -1,4 +1,4 @@
-"""Operators of com.microsoft that map or average codes, in standard operators."""
+"""Lowering of operators of com.microsoft that map or average codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Encoding = tuple[Array, Array]
 _REAL = ir.DataType.FLOAT
 _OPSET, _OPSET_OF_NEGATIVE_INDICES, _OPSET_OF_PADS, _OPSET_OF_AXES = 10, 11, 11, 13
 _MOST = 64
-"""Elements of a window that are added one by one, at most."""
+"""Maximum number of elements of a window that are added one by one."""
 _END = np.iinfo(np.int64).max
 _SAME = Verdict(
     Exactness.BITS, Method.CONGRUENCE, reason="defined by DequantizeLinear and QuantizeLinear"
@@ -42,10 +42,10 @@ _SAME = Verdict(
 
 
 def lower_function(node: ir.Node, *, reals: bool) -> Lowered | None:
-    """Return how to write a node, exactly or with real numbers; None if it is none of these.
+    """Return the lowering of a node, exact or with real numbers; None for other operators.
 
     Raises:
-        OperatorError: a parameter or a size is only known at run time.
+        OperatorError: a parameter or a size is not constant.
     """
     lower = _LOWERED.get(node.op_type) if node.domain == MICROSOFT else None
     if lower is None:
@@ -117,8 +117,8 @@ def _softmax(node: ir.Node, reals: bool) -> Lowered:
     whole = np.float32(1) / step
     if whole != np.floor(whole):
         reason = (
-            f"it takes {np.floor(whole):g} for 1 / {step:g} = {whole:g}, the number of steps in 1, "
-            "which QuantizeLinear does not"
+            f"it rounds 1 / {step:g} = {whole:g}, the number of steps in 1, down to "
+            f"{np.floor(whole):g}, which QuantizeLinear does not"
         )
         return Refusal(node, f"{where(node)}: {reason}")
     rank = None if x.codes.shape is None else len(x.codes.shape)
@@ -127,7 +127,7 @@ def _softmax(node: ir.Node, reals: bool) -> Lowered:
     if node.attributes["opset"].as_int() < _OPSET_OF_AXES and not is_last:
         reason = "it runs over several axes at once; Softmax of opset 13 and later over one"
         return Refusal(node, f"{where(node)}: {reason}")
-    verdict = unproved("powers and their sums are rounded otherwise")
+    verdict = unproved("powers and their sums are rounded differently")
     return _by_reals(node, x, encoding, "Softmax", {"axis": axis}, verdict, _OPSET_OF_AXES)
 
 
@@ -136,7 +136,9 @@ def _global_average_pool(node: ir.Node, reals: bool) -> Lowered:
     x, (step, zero) = _read(node)
     rank, is_last = len(x.codes.shape or ()), node.attributes.get_int("channels_last", 0)
     if x.codes.shape is None:
-        raise OperatorError(f"{where(node)}: the shape of its input is not known; infer shapes.")
+        raise OperatorError(
+            f"{where(node)}: the shape of its input is unknown; run shape inference."
+        )
     if reals:
         if is_last:
             raise OperatorError(f"{where(node)}: GlobalAveragePool has no channels_last.")
@@ -148,8 +150,8 @@ def _global_average_pool(node: ir.Node, reals: bool) -> Lowered:
     count = math.prod(known)
     if len(known) < len(sizes) or count * 255 >= EXACT_IN_FLOAT32:
         raise OperatorError(
-            f"{where(node)}: it sums over {sizes} elements, expected a known number of them, so "
-            "few that the sums stay below 2**24. Run shape inference with fixed sizes first."
+            f"{where(node)}: it sums over {sizes} elements, expected a known number of elements "
+            f"whose sums stay below 2**24. Run shape inference with fixed sizes first."
         )
 
     def write(draft: Draft) -> Operand:
@@ -174,28 +176,28 @@ def _average_pool(node: ir.Node, reals: bool) -> Lowered:
     if get("channels_last", 0):
         return Refusal(node, f"{where(node)}: AveragePool has no channels_last")
     if reals and get("count_include_pad", 0) != 0 and get("ceil_mode", 0) != 0:
-        reason = "with ceil_mode it counts elements behind the padding, which AveragePool does not"
+        reason = "with ceil_mode it counts elements beyond the padding, which AveragePool does not"
         return Refusal(node, f"{where(node)}: {reason}")
     if reals:
         attributes = {k: v.value for k, v in node.attributes.items() if k != "channels_last"}
         verdict = unproved(
-            "the zero point is added before rounding there and after it here, and the order of the "
-            "additions is open"
+            "it adds the zero point before rounding and the form with real numbers after it, and "
+            "the order of the additions is undefined"
         )
         return _by_reals(node, x, (step, zero), "AveragePool", attributes, verdict)
     shape = x.codes.shape
     sizes = [size for size in list(shape or ())[2:] if isinstance(size, int)]
     if shape is None or len(sizes) < len(shape) - 2:
         raise OperatorError(
-            f"{where(node)}: the size of its images is not known, on which the number of elements "
-            "in a window depends. Run shape inference with fixed sizes first."
+            f"{where(node)}: the size of its images is unknown, and the number of elements in a "
+            f"window depends on it. Run shape inference with fixed sizes first."
         )
     if averages_all(node, sizes):
         return _global_average_pool(node, False)
     windows = Windows.of(node, sizes, node.attributes.get_ints("kernel_shape", []))
     size = math.prod(windows.kernel)
     if size > _MOST:
-        reason = f"windows of more than {_MOST} elements are not added one by one; form=qdq is near"
+        reason = f"windows of more than {_MOST} elements have no exact form; form=qdq is near"
         return Refusal(node, f"{where(node)}: {reason}")
 
     def write(draft: Draft) -> Operand:
@@ -212,7 +214,7 @@ def _average_pool(node: ir.Node, reals: bool) -> Lowered:
 
 
 def _parts(draft: Draft, x: Factor, windows: Windows) -> Iterator[ir.Value]:
-    """Yield the first element of all windows, then the second, and so on, in row order."""
+    """Yield the first elements of all windows, then the second ones, and so on, in row order."""
     image = x.draft_reals(draft)
     if any(windows.before) or any(windows.after):
         pads = np.array([0, 0, *windows.before, 0, 0, *windows.after], np.int64)

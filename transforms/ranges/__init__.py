@@ -1,1 +1,1 @@
-"""Ranges of FakeQuantize: the grids they divide, and what moving them changes."""
+"""Ranges of FakeQuantize: their grids of codes, and the effect of moving them."""

@@ -1,4 +1,4 @@
-"""FakeQuantize nodes, the grids that ranges divide, and how far a replacement moves outputs."""
+"""FakeQuantize nodes, the grids of their ranges, and the largest change of outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = ("input_low", "input_high", "output_low", "output_high")
 
 @dataclass(frozen=True, eq=False)
 class FakeQuantize:
-    """A FakeQuantize node whose input range is from a lower to a higher number.
+    """A FakeQuantize node whose input range runs from a lower to a higher number.
 
     Attributes:
         site: the node alone, as a site.
@@ -59,7 +59,7 @@ class FakeQuantize:
 
     @property
     def signed_offset(self) -> int:
-        """What lies between unsigned and signed codes: half of the levels, rounded down."""
+        """Difference of unsigned and signed codes: half of the levels, rounded down."""
         return self.ranged.levels // 2
 
 
@@ -95,30 +95,30 @@ def _other_type(node: ir.Node) -> str | None:
     """Return why a node does not compute in float32, or None."""
     for value in node.inputs:
         if value is not None and value.dtype not in (None, ir.DataType.FLOAT):
-            return f"{value.name!r} is {value.dtype.name}; only float32 is treated"
+            return f"{value.name!r} is {value.dtype.name}; only float32 is supported"
     return None
 
 
 def _ill(ranged: Ranged) -> str | None:
-    """Return why a range is not divided into equal steps, or None."""
+    """Return why a range cannot be divided into equal steps, or None."""
     low, high = ranged.input_low, ranged.input_high
     if (low == high).any():
         return (
-            f"its input range is a point, {_first(low, low == high)}, so that it has no scale; "
-            "convert it, which keeps its one step"
+            f"its input range is a point, {_first(low, low == high)}, so it has no scale; use the "
+            f"pass convert, which keeps its single step"
         )
     if (low > high).any():
         return (
             f"its input range is reversed, from {_first(low, low > high)} down to "
-            f"{_first(high, low > high)}, which is no uniform quantizer; exchange its ends if that "
-            "is what was meant"
+            f"{_first(high, low > high)}, which is not a uniform quantizer; swap its ends if that "
+            f"is intended"
         )
     if not all(np.isfinite(end).all() for end in ends_of(ranged)):
         return "an end of its ranges is not a finite number; correct the model's exporter"
     with np.errstate(over="ignore"):
         widths = high - low, ranged.output_high - ranged.output_low
     if not all(np.isfinite(width).all() for width in widths):
-        return "a range is wider than float32 numbers are, so that its outputs are NaN; narrow it"
+        return "the width of a range exceeds float32, so its outputs are NaN; narrow it"
     return None
 
 
@@ -150,7 +150,7 @@ class CodeGrid:
 
 
 def whole_zero_point(low: Float32, high: Float32, levels: int) -> Float64 | None:
-    """Return the zero points of a range, or None unless all of them are whole.
+    """Return the zero points of a range if all of them are integers, else None.
 
     A zero point is whole if ``low`` is that many steps below zero as far as float32 can tell: to
     within one unit in the last place of the wider end, which must be far less than a step. Zero
@@ -168,7 +168,7 @@ def whole_zero_point(low: Float32, high: Float32, levels: int) -> Float64 | None
 
 
 def codes_of(fake: FakeQuantize) -> Float64 | None:
-    """Return the zero points of the codes that a quantize-only FakeQuantize has as output.
+    """Return the zero points of the output codes of a quantize-only FakeQuantize.
 
     That is one whose output range is that of its codes: ``output_low`` is whole, and there is a
     step of 1 between levels. The zero point is ``-output_low``. None for any other.
@@ -193,7 +193,7 @@ def range_text(low: Float32, high: Float32) -> str:
 
 
 def carry_over(old: ir.Node, new: ir.Node) -> None:
-    """Give a node the name and the notes of the one that it stands for."""
+    """Copy name and metadata of a node to its replacement."""
     new.name, new.doc_string = old.name, old.doc_string
     new.metadata_props.update(old.metadata_props)
     new.meta.update(old.meta)
@@ -237,7 +237,7 @@ def largest_change(
     others: int = 0,
     inside: bool = False,
 ) -> LargestChange:
-    """Return where a FakeQuantize and another function of the same input are farthest apart.
+    """Return the largest difference of a FakeQuantize and another function, and its input.
 
     The search is complete over the finite float32 inputs: a FakeQuantize is constant on each of its
     plateaus, so that against a function that is monotone there, the widest distance lies at an end

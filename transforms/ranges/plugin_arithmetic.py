@@ -48,7 +48,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class PluginSite(Site):
-    """A FakeQuantize that stands for what the plugin computes.
+    """A FakeQuantize with the meaning that the plugin gives it.
 
     Attributes:
         computed: the operations of the plugin, which belong to no graph.
@@ -58,24 +58,24 @@ class PluginSite(Site):
 
     @cached_property
     def values(self) -> Array | None:
-        """What the plugin makes of ``weight``."""
+        """The plugin's result for ``weight``."""
         return self.meaning.values
 
     @property
     def meaning(self) -> Site:
         """The site with the plugin's operations instead of its own."""
         if self.computed is None:
-            raise ValueError("the operations of the plugin are missing")
+            raise ValueError("the operations of the plugin are not defined for it")
         fields = (self.computed.x, self.computed.y, tuple(self.computed.nodes))
         return Site(*fields, self.root, self.dialect, self.quantizer, self.shape, self.weight)
 
 
 def as_plugin(site: Site, editor: Editor) -> Site | Refusal:
-    """Return a site that stands for what the plugin computes; itself if it has no FakeQuantize."""
+    """Return the site with the plugin's meaning; the same site if it has no FakeQuantize."""
     if site.x.dtype not in (None, ir.DataType.FLOAT):
         kind = site.x.dtype.name
         return Refusal(
-            site.root, f"its data is {kind}; the arithmetic of the plugin is known for float32 only"
+            site.root, f"its data is {kind}; the plugin's arithmetic is known for float32 only"
         )
     try:
         computed = _computed(site.nodes, site.x, site.y, editor.draft(site), _array(site))
@@ -88,7 +88,7 @@ def as_plugin(site: Site, editor: Editor) -> Site | Refusal:
 
 
 class PluginComparer(Comparer):
-    """Compares with every FakeQuantize, on either side, taken for what the plugin computes.
+    """Compares sites; every FakeQuantize on either side means what the plugin computes.
 
     Args:
         model: the model, as for :class:`Comparer`.
@@ -165,12 +165,12 @@ def _plugin(node: ir.Node, x: ir.Value | None, draft: Draft, weight: Array | Non
     ends = [array_of(value) for value in node.inputs[1:]]
     arrays = [np.asarray(end, np.float32) for end in ends if end is not None]
     if x is None or len(arrays) != len(ends):
-        raise ValueError("its ranges are only known at run time, expected constants. Freeze them")
+        raise ValueError("its ranges are not constant, expected constants. Freeze them")
     low, high, below, above = arrays
     if levels == REMOVED and np.array_equal(low, below) and np.array_equal(high, above):
         raise ValueError(
             f"OpenVINO takes a FakeQuantize of {levels} levels and equal ranges out of the model, "
-            "expected another number. Let the definition count"
+            f"expected another number of levels. Use the definition"
         )
     steps = plugin_steps(low, high, below, above, levels)
     if weight is None:
@@ -182,7 +182,7 @@ def _plugin(node: ir.Node, x: ir.Value | None, draft: Draft, weight: Array | Non
 
 
 def plugin_drafts(site: Site, target: str, editor: Editor) -> Iterator[Draft]:
-    """Yield the plugin's operations with the rounding of the dialect ``target`` among them."""
+    """Yield the plugin's operations, with the rounding done in the dialect ``target``."""
     if not isinstance(site, PluginSite) or not isinstance(site.quantizer, Ranged):
         return
     meaning = site.quantizer
@@ -197,7 +197,7 @@ def plugin_drafts(site: Site, target: str, editor: Editor) -> Iterator[Draft]:
     decode = _decoding(editor.draft(site), steps, fused=True)
     draft = editor.draft(site)
     if decode is level_of:
-        # NaN, which a table has no entry for, becomes what the plugin makes of it.
+        # A table has no entry for NaN, so NaN is replaced by the plugin's result for it.
         y = limit(draft.op, draft.x, steps)
     else:
         y = clip(draft, draft.x, steps.low, steps.high)
@@ -243,7 +243,7 @@ Decode = Callable[[Any, Any, PluginSteps], Any]
 
 
 def _decoding(draft: Draft, steps: PluginSteps, *, fused: bool) -> Decode:
-    """Return the shortest of the ways from codes to values that gives every level exactly."""
+    """Return the shortest decoding of codes that gives every level exactly."""
     levels = steps.levels(fused=fused)
     codes = np.arange(steps.first, steps.last + 1, dtype=np.float32)
     codes = codes.reshape(-1, *(1 for _ in levels.shape[1:]))

@@ -1,1 +1,1 @@
-"""Float weights and stored codes: where they are, and the types that hold them."""
+"""Float weights and stored codes: finding them, and choosing their types."""

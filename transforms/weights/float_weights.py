@@ -1,4 +1,4 @@
-"""Float weights of a model, the role of their axes, and how one is stored as codes."""
+"""Float weights of a model: the roles of their axes, and their storage as codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAZY_BYTES = 1 << 20
 """Weights of more bytes are quantized when the model is saved."""
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-"""Types of weights that are quantized: DequantizeLinear gives them back."""
+"""Types of weights to quantize: those that DequantizeLinear outputs."""
 
 
 class UseKind(Choice):
@@ -86,7 +86,7 @@ class FloatWeight:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which nodes are asked for.
+    """Selection of nodes by type and name.
 
     Attributes:
         types: operators.
@@ -99,7 +99,7 @@ class Wanted:
     exclude: Sequence[str]
 
     def has(self, node: ir.Node) -> bool:
-        """Return whether ``node`` is asked for."""
+        """Return whether ``node`` is selected."""
         name = label(node)
         return (
             not node.domain
@@ -110,7 +110,7 @@ class Wanted:
 
 
 def float_weights(model: Model, wanted: Wanted) -> Iterator[FloatWeight]:
-    """Yield the weights of all nodes asked for, each once, in the order of their first use."""
+    """Yield the weights of all selected nodes, each once, in the order of their first use."""
     seen: set[ir.Value] = set()
     for node in model.nodes():
         if not wanted.has(node):
@@ -145,7 +145,7 @@ def _weight_operands(node: ir.Node) -> list[ir.Value]:
 
 
 def _root(value: ir.Value) -> ir.Value:
-    """Follow Transpose and Identity back to where the value is stored."""
+    """Follow Transpose and Identity back to the stored value."""
     while (node := value.producer()) is not None and _is_view(node):
         source = node.inputs[0]
         if source is None:
@@ -178,7 +178,7 @@ def _users(
 
 
 def _use(node: ir.Node, index: int, order: tuple[int, ...]) -> WeightUse | None:
-    """Return the role of the axes of the weight as stored; None if it is no weight here."""
+    """Return the roles of the axes of the stored weight; None if this use is not as a weight."""
     rank = len(order)
     reduced: int | None
     channel: int | None
@@ -204,7 +204,7 @@ def _use(node: ir.Node, index: int, order: tuple[int, ...]) -> WeightUse | None:
 
 
 class Places:
-    """Where in the bodies of a model a value can be decoded: before whatever uses it.
+    """Positions in the bodies of a model where a value can be decoded: before its first user.
 
     Args:
         model: its nodes may be added to meanwhile, but not moved.
@@ -220,7 +220,7 @@ class Places:
                     self._holder.update(dict.fromkeys(subgraphs(attribute), node))
 
     def first_user(self, value: ir.Value) -> ir.Node:
-        """Return the first node, in the body that owns ``value``, that uses it somehow."""
+        """Return the first user of ``value`` in its body; users in subgraphs count."""
         producer = value.producer()
         body = value.graph if producer is None else producer.graph
         users = []
@@ -234,7 +234,7 @@ class Places:
 
 @dataclass(eq=False)
 class WeightPlan:
-    """How one weight is stored.
+    """Storage of one weight as codes.
 
     Attributes:
         weight, scheme, groups: what is quantized, and how.
@@ -260,7 +260,7 @@ class WeightPlan:
 
     @property
     def opset(self) -> int:
-        """The opset since which DequantizeLinear has all that is needed."""
+        """The minimum opset whose DequantizeLinear supports the codes."""
         needed = [QDQ_SINCE[self.scheme.codes]]
         needed.append(21 if self.block_size else 13 if self.axis is not None else 10)
         if self.scheme.scales == E8M0:
@@ -357,7 +357,7 @@ class WeightPlan:
         return points + (["scale_unit"] if self.scheme.scales == E4M3 else [])
 
     def _outputs(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield type and shape of each tensor that the job gives."""
+        """Yield type and shape of each tensor that the job computes."""
         yield self.scheme.codes, self.weight.shape
         yield self.scheme.scales, self.sizes
         for name in self._more():
@@ -375,7 +375,7 @@ def _constant(tensor: ir.TensorProtocol, name: str) -> ir.Value:
 
 
 def _forget(value: ir.Value) -> None:
-    """Drop a weight that nothing uses any more."""
+    """Remove a weight that is no longer used."""
     producer, graph = value.producer(), value.graph
     if producer is not None and producer.graph is not None:
         producer.graph.remove(producer, safe=True)

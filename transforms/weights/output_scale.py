@@ -1,4 +1,4 @@
-"""Moving a factor from the output of operators into their constants.
+"""Move a factor from the output of operators into their constants.
 
 ``f(x) * c`` becomes the same operators with other constants: ``Conv(x, w, b) * c`` is
 ``Conv(x, w*c, b*c)``, ``Relu(v) * c`` is ``Relu(v*c)``, and so on up to an operator that takes the
@@ -26,7 +26,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 class Stuck(Exception):  # noqa: N818 - a finding, not a fault
-    """A factor cannot be moved on; ``reason`` says why."""
+    """A factor cannot be moved further; ``reason`` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -50,7 +50,7 @@ class Scaling:
     facts: Facts = field(default_factory=dict)
 
     def rank(self, node: ir.Node, value: ir.Value | None) -> int:
-        """Return the rank of a value that matters to ``node``.
+        """Return the rank of a value that ``node`` depends on.
 
         Raises:
             Stuck: it is not known.
@@ -59,7 +59,9 @@ class Scaling:
         shape = fact.shape if value is None or value.shape is None else value.shape.dims
         if shape is None:
             name = "" if value is None else value.name
-            raise Stuck(f"the shape of {name!r} at {title(node)} is not known; infer shapes first")
+            raise Stuck(
+                f"the shape of {name!r} at {title(node)} is unknown; run shape inference first"
+            )
         return len(shape)
 
     def scale(self, node: ir.Node, index: int, factor: Float64, *, grows: bool = False) -> None:
@@ -76,21 +78,21 @@ class Scaling:
         """
         before = constant_expression(node.inputs[index])
         if before is None:
-            raise Stuck(f"input {index} of {title(node)} is only known at run time")
+            raise Stuck(f"input {index} of {title(node)} is not constant")
         if before.dtype != np.float32:
             raise Stuck(f"input {index} of {title(node)} is {before.dtype}, not float32")
         product = before.astype(np.float64) * factor
         if product.shape != before.shape and not grows:
-            raise Stuck(f"the scales do not fit to input {index} of {title(node)}")
+            raise Stuck(f"the shape of the scales does not fit input {index} of {title(node)}")
         with np.errstate(over="ignore", under="ignore"):
             scaled = product.astype(np.float32)
         if (np.isfinite(product) & ~np.isfinite(scaled)).any():
-            raise Stuck(f"a constant of {title(node)} would leave the range of float32")
+            raise Stuck(f"a constant of {title(node)} would exceed the range of float32")
         self.exact &= bool(np.array_equal(scaled, product, equal_nan=True)) and is_power(factor)
         self.constants.setdefault(node, {})[index] = scaled
 
     def absorb(self, node: ir.Node, index: int, factor: Float64) -> None:
-        """Multiply a constant input, with which the node takes the factor in."""
+        """Multiply a constant input, so that the node absorbs the factor."""
         self.scale(node, index, factor, grows=True)
         self.absorbers.append(node)
 
@@ -130,7 +132,7 @@ _TWICE = ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc")
 
 
 def scaling(value: ir.Value, user: ir.Node, factor: Float64, facts: Facts) -> Scaling:
-    """Return what multiplies ``value`` by a factor.
+    """Return the replacements of constants that multiply ``value`` by a factor.
 
     Args:
         value: an input of ``user``, the only node that reads it.
@@ -150,9 +152,9 @@ def scaling(value: ir.Value, user: ir.Node, factor: Float64, facts: Facts) -> Sc
 def _push(value: ir.Value, user: ir.Node, factor: Float64, moved: Scaling) -> None:
     node = value.producer()
     if node is None:
-        raise Stuck(f"{value.name!r} comes from no operator that could take the scale in")
+        raise Stuck(f"{value.name!r} is not computed by an operator that can absorb the scale")
     if len(value.uses()) > 1 or value.is_graph_output():
-        raise Stuck(f"{value.name!r}, the output of {title(node)}, is used elsewhere too")
+        raise Stuck(f"{value.name!r}, the output of {title(node)}, is also used elsewhere")
     if node.graph is not user.graph:
         raise Stuck(f"{value.name!r} is computed outside of the graph of {title(user)}")
     if value.dtype not in (None, ir.DataType.FLOAT):
@@ -164,12 +166,12 @@ def _push(value: ir.Value, user: ir.Node, factor: Float64, moved: Scaling) -> No
         return
     if node.op_type in _TWICE and _is_known(value):
         raise Stuck(
-            f"the weights go through {title(node)}, which has one scale for input and output; "
-            "fold-weights makes codes of them, whose scale can change"
+            f"the weights go through {title(node)}, which uses one scale for input and output; "
+            f"run fold-weights, which stores codes with a scale of their own"
         )
     rule = None if node.domain else _RULES.get(node.op_type)
     if rule is None or value is not node.outputs[0]:
-        raise Stuck(f"{title(node)} takes no scale in and lets none through")
+        raise Stuck(f"{title(node)} can neither absorb a scale nor pass it on")
     rule(node, factor, moved)
 
 
@@ -180,7 +182,7 @@ def _is_known(value: ir.Value) -> bool:
 
 
 def _fitted(quantizer: ir.Node, index: int, factor: Float64) -> Float64:
-    """Return the factor in the shape of the scale of a DequantizeLinear, if it has one."""
+    """Return the factor in the shape of a DequantizeLinear's scale, if it fits."""
     scale = constant_expression(quantizer.inputs[index])
     if quantizer.op_type == "FakeQuantize" or factor.size == 1 or scale is None:
         return factor
@@ -193,7 +195,7 @@ def _fitted(quantizer: ir.Node, index: int, factor: Float64) -> Float64:
 
 
 def _first_possible(attempts: Iterable[Callable[[Scaling], None]], moved: Scaling) -> None:
-    """Carry out the first of several attempts that is not stuck."""
+    """Apply the first of several attempts that succeeds."""
     reasons = []
     for attempt in attempts:
         trial = Scaling(facts=moved.facts)
@@ -212,10 +214,12 @@ def _first_possible(attempts: Iterable[Callable[[Scaling], None]], moved: Scalin
 def _operand(
     node: ir.Node, index: int, factor: Float64, moved: Scaling, *, grows: bool = False
 ) -> None:
-    """Multiply a constant, or what is computed from constants by quantizers and decoders."""
+    """Multiply a constant, or a value that quantizers compute from a constant."""
     value = node.inputs[index]
     if value is None or not _is_known(value):
-        raise Stuck(f"input {index} of {title(node)} is no constant, nor one that is quantized")
+        raise Stuck(
+            f"input {index} of {title(node)} is neither a constant nor a quantized constant"
+        )
     producer = value.producer()
     is_quantized = producer is not None and producer.op_type in _OUTPUT_SCALES
     if constant_expression(value) is not None and not is_quantized:
@@ -245,7 +249,7 @@ def _conv(node: ir.Node, factor: Float64, moved: Scaling) -> None:
         if node.op_type == "ConvTranspose":
             sizes = (1, -1, *[1] * (rank - 2))
             if (node.attributes.get_int("group", 1) or 1) > 1:
-                raise Stuck(f"{title(node)} has groups, and each of its channels a scale")
+                raise Stuck(f"{title(node)} has groups, and each channel has its own scale")
         weight = bias.reshape(sizes)
     _weights(node, weight, bias, moved)
 
@@ -274,13 +278,13 @@ def _through(node: ir.Node, factor: Float64, moved: Scaling) -> None:
 
 
 def _pool(node: ir.Node, factor: Float64, moved: Scaling) -> None:
-    """Do so if the operator treats each channel alone."""
+    """Let the factor pass if the operator processes each channel separately."""
     _channels(node, factor, moved)
     _through(node, factor, moved)
 
 
 def _terms(node: ir.Node, factor: Float64, moved: Scaling) -> None:
-    """Multiply each input: constants at once, others where they are computed."""
+    """Multiply each input: constants directly, others where they are computed."""
     constant = [constant_expression(value) is not None for value in node.inputs]
     if all(constant):
         raise Stuck(f"{title(node)} is constant")
@@ -300,14 +304,14 @@ def _single(rule: Rule, what: str) -> Rule:
         if factor.size > 1:
             raise Stuck(f"{title(node)} {what}, of which each has its scale")
         if {"min", "max"} & set(node.attributes):
-            raise Stuck(f"{title(node)} has its bounds as attributes; raise the opset to 11")
+            raise Stuck(f"{title(node)} has its bounds as attributes; raise the opset to 11 first")
         rule(node, factor.reshape(()), moved)
 
     return apply
 
 
 def _product(node: ir.Node, factor: Float64, moved: Scaling) -> None:
-    """Multiply one of two inputs: the constant, else the first that it is possible for."""
+    """Multiply one of two inputs: the constant one, else the first possible one."""
     for index in (1, 0):
         if constant_expression(node.inputs[index]) is not None:
             moved.absorb(node, index, factor)
@@ -320,7 +324,7 @@ def _product(node: ir.Node, factor: Float64, moved: Scaling) -> None:
 
 
 def _quotient(node: ir.Node, factor: Float64, moved: Scaling) -> None:
-    """Divide a constant divisor, or multiply what is divided."""
+    """Divide a constant divisor, or multiply the dividend."""
     if constant_expression(node.inputs[1]) is not None:
         moved.absorb(node, 1, 1 / factor)
     elif constant_expression(node.inputs[0]) is not None:

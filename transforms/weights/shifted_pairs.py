@@ -1,4 +1,4 @@
-"""Pairs of QuantizeLinear and DequantizeLinear whose codes are counted from another number."""
+"""Pairs of QuantizeLinear and DequantizeLinear with shifted codes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from qgraph.reports import Report
 from qgraph.transforms.drafts.choice import choose, settle
 
 WHY_UNSIGNED = (
-    "ONNX Runtime refuses the signed ones at opset 21 or later where an operator that moves values "
+    "at opset 21 or later, ONNX Runtime refuses signed codes if an operator that moves values "
     "follows"
 )
 
 
 def keep_unsigned(model: Model, decoders: Collection[ir.Node], report: Report) -> None:
-    """Give pairs of signed codes unsigned ones, which mean the same.
+    """Change pairs with signed codes to unsigned codes with the same values.
 
     Args:
         model: its pairs are changed.
@@ -54,7 +54,7 @@ def keep_unsigned(model: Model, decoders: Collection[ir.Node], report: Report) -
 
 
 def shifted(site: Site, editor: Editor, kind: str) -> Draft | None:
-    """Return the pair of ``site`` with codes of type ``kind``, which is of the same width.
+    """Return the pair of ``site`` with codes of type ``kind`` of the same width.
 
     The zero point is added after rounding, so that codes, zero points and bounds move alike. None
     for anything but a pair of the other signedness whose codes nothing else uses.

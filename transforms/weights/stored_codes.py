@@ -1,4 +1,4 @@
-"""Constants that a DequantizeLinear decodes, and the other types in which their codes fit."""
+"""Constants decoded by a DequantizeLinear, and the types that can hold their codes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from qgraph.quantizers.weights.repack_job import Range, Source
 Array = npt.NDArray[Any]
 Whole = npt.NDArray[np.int32]
 Move = tuple[Parameter | None, float]
-"""What is subtracted from numbers, and the power of two by which they are multiplied."""
+"""Number to subtract, and power of two to multiply by."""
 
 DOMAINS = ("", "com.microsoft")
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A DequantizeLinear, with a Clip before it or not, on constant codes.
+    """A DequantizeLinear on constant codes, with an optional Clip between them.
 
     Attributes:
         nodes: the nodes, in order.
@@ -64,7 +64,7 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and zero points, of the latter two as far as they are known."""
+        """Bytes of codes, scales and zero points; unknown scales and zero points count as 0."""
         points = 0 if self.zero_point is None else self.zero_point.size
         size = self.stream.nbytes + packed_size(FORMATS[self.stream.kind].bits, points)
         return size + (0 if self.scale is None else self.scale.nbytes)
@@ -91,7 +91,7 @@ class Stored:
         return scale.dtype.name if scale is not None and scale.dtype is not None else "FLOAT"
 
     def scale_over(self, factor: float) -> Array | None:
-        """Return the scales divided by ``factor``; None if they are computed, or it is inexact."""
+        """Return the scales divided by ``factor``; None if they are not constant or not exact."""
         if self.scale is None or factor == 1:
             return self.scale
         with np.errstate(all="ignore"):
@@ -111,7 +111,7 @@ class Stored:
 
 
 def stored_codes(model: Model) -> Iterator[Stored]:
-    """Yield every DequantizeLinear on constant codes; those that are not valid are left out."""
+    """Yield every valid DequantizeLinear on constant codes."""
     for node in model.nodes("DequantizeLinear"):
         try:
             stored = _read(node) if node.domain in DOMAINS else None
@@ -155,7 +155,7 @@ def _read(node: ir.Node) -> Stored | None:
 
 
 def _others(value: ir.Value) -> list[str]:
-    """Return who uses codes other than to clip and to decode them."""
+    """Return the users of codes other than Clip and DequantizeLinear."""
     names = [use.node.op_type for use in value.uses() if use.idx or not _reads(use.node)]
     return names + (["the outputs of the graph"] if value.is_graph_output() else [])
 
@@ -179,7 +179,7 @@ def _bounds(clip: ir.Node) -> tuple[float, float] | None:
 
 
 def _aligned(parameter: Array, shape: tuple[int, ...], axis: int, block_size: int) -> Array:
-    """Return a parameter in the rank of the codes: 1, the axis' length, or blocks, along each."""
+    """Return a parameter in the rank of the codes: size 1, axis or blocks for each axis."""
     if parameter.size == 1:
         return parameter.reshape((1,) * len(shape))
     if block_size:
@@ -193,14 +193,14 @@ _NARROWER = {
     "unsigned": ("UINT2", "INT2", "UINT4", "INT4", "UINT8", "INT8", "UINT16", "INT16", "INT32"),
     "float": ("FLOAT4E2M1", "FLOAT6E2M3", "FLOAT6E3M2"),
 }
-"""Types by width; of one width, the kind that codes have now goes first."""
+"""Types by width; within one width, signed or unsigned as now goes first."""
 
 _EXPONENTS = range(-8, 25)
 
 
 @dataclass(frozen=True, eq=False)
 class Recoding:
-    """Another way to store codes: ``(number - shift) * factor`` in ``kind``.
+    """Another storage of codes: ``(number - shift) * factor`` in ``kind``.
 
     Attributes:
         kind: ONNX type.
@@ -224,7 +224,7 @@ class Recoding:
 
 
 def recodings(stored: Stored, span: Range, kinds: Sequence[str] | None) -> Iterator[Recoding]:
-    """Yield the ways in which the codes fit, the best first.
+    """Yield the possible recodings, best first.
 
     Args:
         stored: the codes.
@@ -245,12 +245,12 @@ def recodings(stored: Stored, span: Range, kinds: Sequence[str] | None) -> Itera
             for shift, factor in _moves(stored, span, kind)
             if (recoding := _laid(stored, kind, shift, factor)) is not None
         ]
-        # Of one width, what needs no zero points is smaller.
+        # Within one width, types without zero points take fewer bytes.
         yield from sorted(offers, key=lambda recoding: recoding.zero_point is not None)
 
 
 def merged(stored: Stored, recoding: Recoding) -> Recoding:
-    """Return ``recoding`` with scales merged that agree: in blocks, in channels, or all."""
+    """Return ``recoding`` with equal scales merged: of blocks, of channels, or all."""
     scale = stored.scale_over(recoding.factor)
     if scale is None or scale.size == 1:
         return recoding
@@ -278,7 +278,7 @@ def merged(stored: Stored, recoding: Recoding) -> Recoding:
 
 
 def needed_opset(stored: Stored, recoding: Recoding, *, rows: bool) -> int:
-    """Return the opset since which DequantizeLinear has all that ``recoding`` takes.
+    """Return the minimum opset whose DequantizeLinear supports ``recoding``.
 
     Args:
         stored: the codes.
@@ -297,7 +297,7 @@ def needed_opset(stored: Stored, recoding: Recoding, *, rows: bool) -> int:
 
 
 def _moves(stored: Stored, span: Range, kind: str) -> Iterator[Move]:
-    """Yield what may be subtracted, and by which power of two numbers may be multiplied."""
+    """Yield candidate shifts and power-of-two factors."""
     now, form = FORMATS[stored.stream.kind], FORMATS[kind]
     if isinstance(now, IntFormat) and isinstance(form, IntFormat):
         yield from _integer_moves(stored, span, kind)
@@ -323,7 +323,7 @@ def _moves(stored: Stored, span: Range, kind: str) -> Iterator[Move]:
 def _integer_moves(stored: Stored, span: Range, kind: str) -> Iterator[Move]:
     now, form = FORMATS[stored.stream.kind], FORMATS[kind]
     point = stored.zero_point
-    # Zero points move with the codes, also those that are 0, and have to fit as well.
+    # Zero points, also those that are 0, are shifted with the codes and must fit too.
     lowest, highest = (0, 0) if point is None else (int(point.min()), int(point.max()))
     low, high = min(span.low, lowest), max(span.high, highest)
     as_it_is = form.lo <= low and high <= form.hi
@@ -343,7 +343,7 @@ def _integer_moves(stored: Stored, span: Range, kind: str) -> Iterator[Move]:
 
 
 def _laid(stored: Stored, kind: str, shift: Parameter | None, factor: float) -> Recoding | None:
-    """Return the recoding with its parameters as they are stored; None where they cannot be."""
+    """Return the recoding with its parameters as stored; None if they cannot be stored."""
     whole = stored.scale is not None and stored.scale.size > 1
     axis = stored.axis if whole or (stored.scale is None and stored.block_size) else None
     size = stored.block_size if axis is not None else 0

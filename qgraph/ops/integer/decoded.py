@@ -34,7 +34,7 @@ def read_decoded(total: ir.Node) -> Product | None:
     A bias becomes int32 codes in units of both scales; see ``Product.rounds_bias``.
 
     Raises:
-        OperatorError: the product has no integer form, or a parameter is known at run time only.
+        OperatorError: the product has no integer form, or a parameter is not constant.
     """
     if not is_of_decoded(total):
         return None
@@ -81,12 +81,12 @@ def parameters(node: ir.Node) -> tuple[Array, Array]:
     """Return scale and zero point of a QuantizeLinear or DequantizeLinear.
 
     Raises:
-        OperatorError: they are known at run time only, or not of the types of integer operators.
+        OperatorError: they are not constant, or not of the types of integer operators.
     """
     values = [*node.inputs, None][:3]
     scale, zero = (constant_expression(value) for value in values[1:])
     if scale is None or (zero is None and values[2] is not None):
-        raise OperatorError(f"{where(node)}: its scale or zero point is known at run time only")
+        raise OperatorError(f"{where(node)}: its scale or zero point is not constant")
     if scale.dtype != np.float32:
         raise OperatorError(f"{where(node)}: its scale is {scale.dtype}, expected float32")
     codes = node.inputs[0] if node.op_type == "DequantizeLinear" else node.outputs[0]

@@ -91,7 +91,7 @@ def compare_forms(product: Product) -> Verdict:
     scales = [_ONE if each.scale is None else each.scale for each in (product.a, product.b)]
     parameters = (*scales, product.y_scale, product.y_zero_point)
     if any(isinstance(parameter, ir.Value) for parameter in parameters):
-        return unproved("a scale is only known at run time")
+        return unproved("a scale is not constant")
     s_a, s_b, *encoding = (None if p is None else np.asarray(p) for p in parameters)
     return compare_sums(product.largest, np.asarray(s_a), np.asarray(s_b), *encoding)
 
@@ -109,7 +109,7 @@ def draft_operator(draft: Draft, product: Product, dtype: ir.DataType | None) ->
     """Draft the one operator that computes ``product``, whose result has type ``dtype``.
 
     Raises:
-        ValueError: a parameter is known at run time only.
+        ValueError: a parameter is not constant.
     """
     if product.result is Result.SUMS:
         return product.draft_int32(draft)

@@ -90,7 +90,7 @@ class Product(Sum):
 
     @property
     def multiplier(self) -> Array | None:
-        """``alpha * s_a * s_b / s_y``; None if a scale is known at run time only."""
+        """``alpha * s_a * s_b / s_y``; None if a scale is not constant."""
         if any(isinstance(scale, ir.Value) for scale in (*self.scales, self.y_scale)):
             return None
         with np.errstate(all="ignore"):
@@ -302,7 +302,7 @@ def read_parameter(node: ir.Node, value: ir.Value | None, name: str) -> Paramete
     """Return what an input holds if it is constant, else the input.
 
     Raises:
-        OperatorError: it is absent, or known at run time only and may have several elements.
+        OperatorError: it is absent, or not constant and may have several elements.
     """
     if value is None:
         raise OperatorError(f"{where(node)}: {name} is missing. Correct the model's exporter.")
@@ -311,7 +311,7 @@ def read_parameter(node: ir.Node, value: ir.Value | None, name: str) -> Paramete
         return array
     if value.shape is None or any(size != 1 for size in value.shape):
         raise OperatorError(
-            f"{where(node)}: {name} {value.name!r} is only known at run time and not known to be "
+            f"{where(node)}: {name} {value.name!r} is not constant and not known to be "
             "one element. Run shape inference first, or fold constants."
         )
     return value
@@ -354,7 +354,7 @@ def read_encoding(
     """Return a constant scale and zero point, each without axes; no zero point is 0.
 
     Raises:
-        OperatorError: one is only known at run time, or has several elements.
+        OperatorError: one is not constant, or has several elements.
     """
     point = np.zeros((), dtype) if zero is None else _constant(node, zero)
     return float32(_constant(node, scale)), point.astype(dtype)
@@ -363,7 +363,7 @@ def read_encoding(
 def _constant(node: ir.Node, value: ir.Value | None) -> Array:
     array = constant_expression(value)
     if array is None or array.size != 1:
-        state = "known at run time only" if array is None else f"of shape {list(array.shape)}"
+        state = "not constant" if array is None else f"of shape {list(array.shape)}"
         label = "" if value is None else value.name
         raise OperatorError(
             f"{where(node)}: its parameter {label!r} is {state}, expected one constant. "

@@ -77,11 +77,11 @@ class Factor:
         """Scale and zero point, both constant, in one shape.
 
         Raises:
-            ValueError: one of them is known at run time only.
+            ValueError: one of them is not constant.
         """
         scale, zero = _flat(self.scale), _flat(self.zero_point)
         if scale is None or isinstance(scale, ir.Value) or isinstance(zero, ir.Value):
-            raise ValueError("a scale or zero point is known at run time only")
+            raise ValueError("a scale or zero point is not constant")
         point = np.zeros((), self.dtype) if zero is None else zero
         shape = np.broadcast_shapes(scale.shape, point.shape)
         return np.broadcast_to(scale, shape).copy(), np.broadcast_to(point, shape).copy()

@@ -113,7 +113,7 @@ def _reshaped(node: ir.Node, shape: Shape, constants: Constants) -> Shape:
     """
     sizes = None if node.inputs[1] is None else constants(node.inputs[1])
     if sizes is None or None in shape:
-        raise Undecidable("the shape of a Reshape is only known at run time")
+        raise Undecidable("the shape of a Reshape is not constant")
     target = tuple(int(size) for size in sizes)
     if min(target, default=1) < 1 or math.prod(target) != math.prod(size or 0 for size in shape):
         raise Undecidable(f"Reshape of {list(shape)} to {list(target)}")
@@ -169,7 +169,7 @@ def laid_out(
     """
     array = constants(value)
     if array is None:
-        raise Undecidable(f"operand {value.name!r} of {node.op_type} is only known at run time")
+        raise Undecidable(f"operand {value.name!r} of {node.op_type} is not constant")
     return _aligned(node, array, shape) if node.op_type in _ALONG_AXIS else array
 
 

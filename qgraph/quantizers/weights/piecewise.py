@@ -295,7 +295,7 @@ def _result_type(node: ir.Node, attributes: dict[str, Any]) -> np.dtype[Any]:
 def _parameter(
     array: Array | None, shape: Shape, axis: int | None = None, block_size: int = 0
 ) -> Any:
-    """Return a parameter, or NotImplemented where it is known at run time only, or does not fit."""
+    """Return a parameter, or NotImplemented where it is not constant, or does not fit."""
     if array is None or array.ndim > len(shape):
         return NotImplemented
     if axis is not None:

@@ -229,10 +229,10 @@ def test_the_form_with_real_numbers_is_what_its_report_says(node_case, ort, name
     ("name", "place", "value", "form", "reason"),
     [
         ("QLinearSoftmax", 0, None, Form.EXACT, "sums powers from a table in float32"),
-        ("QLinearSoftmax", 3, np.float32(0.3), Form.QDQ, "it takes 3 for 1 / 0.3 = 3.33333"),
-        ("QLinearConcat", 0, None, Form.EXACT, "parameter 'i0' is known at run time only"),
-        ("QLinearWhere", 7, None, Form.EXACT, "parameter 'i7' is known at run time only"),
-        ("QLinearAveragePool", 0, None, Form.EXACT, "the size of its images is not known"),
+        ("QLinearSoftmax", 3, np.float32(0.3), Form.QDQ, "it rounds 1 / 0.3 = 3.33333"),
+        ("QLinearConcat", 0, None, Form.EXACT, "parameter 'i0' is not constant"),
+        ("QLinearWhere", 7, None, Form.EXACT, "parameter 'i7' is not constant"),
+        ("QLinearAveragePool", 0, None, Form.EXACT, "the size of its images is unknown"),
     ],
 )
 def test_what_cannot_be_spelled_is_refused_with_a_reason(
