@@ -14,9 +14,8 @@ from qgraph.model import Model
 from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect
-from qgraph.quantizers.recognition.matcher import PLAIN
 from qgraph.quantizers.site import Refusal, Site
-from qgraph.quantizers.sites import parts, sites
+from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, readable

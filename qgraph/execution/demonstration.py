@@ -13,15 +13,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.certificate import Demonstration
 from qgraph.errors import ExecutionError, ModelError, OperatorError, OptionError, UnsupportedError
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import batch_shapes, make_inputs
+from qgraph.numerics import Array
 
-Array = npt.NDArray[Any]
 Pair = tuple[ir.Value, ir.Value]
 
 _SAMPLES = 16

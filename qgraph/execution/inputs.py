@@ -11,17 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, OptionError
 from qgraph.execution.feeds import describe, static
 from qgraph.graph.constants import constant_expression
-from qgraph.numerics import blocks
+from qgraph.numerics import Array, Float32, blocks
 from qgraph.ops.operator import operator_of
-
-Array = npt.NDArray[Any]
-Float32 = npt.NDArray[np.float32]
 
 _SHAPE_ONLY = frozenset(
     {"Identity", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Relu", "MaxPool"}

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ModelError
 from qgraph.graph.streaming import Stream, stream_of
 from qgraph.graph.tensors import elements
+from qgraph.numerics import Array
 
 _SPELLED_OUT: dict[str, type[np.generic]] = {
     "value_float": np.float32,
@@ -25,7 +24,7 @@ _SPELLED_OUT: dict[str, type[np.generic]] = {
 }
 
 
-def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
+def constant(value: ir.Value | None) -> Array | None:
     """Return what ``value`` always holds, or None if it is absent, computed, or can be fed.
 
     Constant are initializers that are not graph inputs too, and outputs of Constant nodes that
@@ -86,7 +85,7 @@ def freeze_inputs(model: ir.Model) -> int:
     return len(frozen)
 
 
-def _array(value: ir.Value, tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
+def _array(value: ir.Value, tensor: ir.TensorProtocol) -> Array:
     try:
         if isinstance(tensor, ir.ExternalTensor):
             array = elements(tensor).view()
@@ -101,7 +100,6 @@ def _array(value: ir.Value, tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
     return array
 
 
-Array = npt.NDArray[Any]
 Operands = Sequence[Array | None]
 Rule = Callable[[ir.Node, Stream, Operands], Stream | None]
 

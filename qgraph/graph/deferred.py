@@ -25,10 +25,9 @@ import onnx_ir as ir
 
 from qgraph.errors import ModelError
 from qgraph.graph.streaming import FileRange, Sink, width_of
+from qgraph.numerics import Array, Mask
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.packing import packed_size, unpack
-
-Array = npt.NDArray[Any]
 
 PART_BYTES = 1 << 26
 """About how many bytes one part of a job reads."""
@@ -237,7 +236,7 @@ class Recorder:
         self._place = place
         self.runs: list[Run] = []
 
-    def write(self, at: int, data: npt.NDArray[Any]) -> None:
+    def write(self, at: int, data: Array) -> None:
         """Put the bytes of the contiguous array ``data`` at place ``at``."""
         content = data.reshape(-1).view(np.uint8).data
         if not content:
@@ -313,7 +312,7 @@ class Tally:
     elements: int = 0
     unchanged: int = 0
     clipped: int = 0
-    used: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+    used: Mask = field(default_factory=lambda: np.zeros(0, bool))
 
     def add(self, other: Tally) -> None:
         """Count the elements of another part in."""

@@ -15,9 +15,9 @@ from qgraph.exactness import Verdict
 from qgraph.graph.deferred import DeferredTensor, Ledger
 from qgraph.graph.opset.history import first_opset
 from qgraph.graph.scopes import nodes_of, remove_constant, remove_unused
+from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 
-Array = npt.NDArray[Any]
 Operand = ir.Value | Array
 
 HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

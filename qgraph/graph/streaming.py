@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ModelError
+from qgraph.numerics import Array
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.packing import unpack
-
-Array = npt.NDArray[Any]
 
 PIECE = 1 << 18
 """Elements at a time, unless asked otherwise: 1 MiB of float32 stays in the second-level cache."""

@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
 from qgraph.errors import where
 from qgraph.graph.scopes import bodies
 from qgraph.graph.streaming import FileRange, stream_of
-
-Array = npt.NDArray[Any]
+from qgraph.numerics import Array
 
 _PIECE_BYTES = 1 << 20
 

@@ -14,8 +14,8 @@ from qgraph.graph.constants import freeze_inputs, overridable
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.scopes import is_control, nodes_of, owners
 from qgraph.inventory.info import QuantizerInfo, packed_bytes, quantizer_info
+from qgraph.ops.dispatch import reference_kernel
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
-from qgraph.ops.kernels.reference import reference_kernel
 from qgraph.ops.operator import operator_of
 from qgraph.ops.static_parameters import settled
 from qgraph.quantizers.sites import sites

@@ -12,9 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from qgraph.numerics import Array
+from qgraph.numerics import Array, Mask
 
 
 def available_cores() -> int:
@@ -80,7 +79,7 @@ def fill(work: Work, out: Array, *operands: Array) -> Array:
     return out
 
 
-def put(y: Array, value: Array, mask: npt.NDArray[np.bool_]) -> None:
+def put(y: Array, value: Array, mask: Mask) -> None:
     """Set ``y`` to ``value`` where ``mask`` is true.
 
     On the bits, as a masked copy takes several times as long, unless there is little to copy.

@@ -164,3 +164,21 @@ def probe_float_environment() -> bool:
             summands[0] + summands[1],
         ]
     return bool((np.concatenate(computed).view(np.uint32) == _EXPECTED).all())
+
+
+def multiply_add(a: Array, b: Array, c: Array) -> Float32:
+    """Return ``a * b + c`` of float32 numbers, rounded once.
+
+    The product is exact in float64, and the sum may not be. Where it is not, it gets an odd last
+    bit on the side of what was lost, so that rounding it to float32 does what rounding the exact
+    sum would.
+    """
+    product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    with np.errstate(all="ignore"):
+        total = np.asarray(product + addend)
+        part = total - product
+        lost = (product - (total - part)) + (addend - part)
+        is_even = total.view(np.int64) & 1 == 0
+        inexact = is_even & ((lost > 0) | (lost < 0))
+        toward = np.where(lost > 0, np.inf, -np.inf)
+        return np.asarray(np.where(inexact, np.nextafter(total, toward), total), np.float32)

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.numerics import Float32
+from qgraph.numerics import Float32, Int32
 from qgraph.numerics.float32 import look_up, look_up_bytes, representatives
 from qgraph.numerics.rounding import Rounding, round_to_integer
 
@@ -195,7 +195,7 @@ def snap(
     return np.clip(out, -limit, limit, out=out)
 
 
-def _step(values: Float32, m: npt.NDArray[np.int32], lowest: npt.NDArray[np.int32]) -> Float32:
+def _step(values: Float32, m: Int32, lowest: Int32) -> Float32:
     """2**(max(floor(log2|v|), lowest) - m), at least 2**-149."""
     if (
         m.min(initial=1) >= 1

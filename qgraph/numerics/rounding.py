@@ -24,10 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.errors import Choice
-from qgraph.numerics import Array
+from qgraph.numerics import Array, Float64
 
 Floating = TypeVar("Floating", bound=np.floating)
-Float64 = npt.NDArray[np.float64]
 Exact = Callable[[Decimal], Decimal]
 
 TYPES = (np.dtype(np.float16), np.dtype(np.float32))

@@ -7,11 +7,8 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from qgraph.numerics import Array
-
-Mask = npt.NDArray[np.bool_]
+from qgraph.numerics import Array, Mask
 
 _PIECE = 1 << 20
 """Elements that are compared at a time."""

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, forms, where
 from qgraph.graph.schema import OpKey, OpSchema
+from qgraph.numerics import Array
 from qgraph.ops import steps
 from qgraph.ops.steps import Stages
 from qgraph.registry import Registry
 
-Array = npt.NDArray[Any]
 Definition = Callable[..., Any]
 Kernel = Callable[..., Array]
 Resolve = Callable[[ir.Node], dict[str, Any]]

@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
@@ -24,10 +23,9 @@ from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.scopes import nodes_of
+from qgraph.numerics import Array
 from qgraph.ops.dispatch import compute
 from qgraph.ops.operator import operator_of
-
-Array = npt.NDArray[Any]
 
 _MOVING = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
 """Operators whose elements are elements of their first operand, for Concat of any."""

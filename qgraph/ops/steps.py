@@ -16,10 +16,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant
-from qgraph.numerics import chunks
+from qgraph.numerics import Array, Float32, chunks
 from qgraph.numerics.rounding import Rounding
-
-Array = npt.NDArray[Any]
 
 MOST_LEVELS = 1 << 16
 """More levels than these are not listed."""
@@ -66,7 +64,7 @@ def _broadcast_each(x: Array, parameters: dict[str, Array]) -> tuple[int, ...]:
     return shape
 
 
-def whole(name: str, value: npt.ArrayLike, lo: int, hi: int | None = None) -> npt.NDArray[Any]:
+def whole(name: str, value: npt.ArrayLike, lo: int, hi: int | None = None) -> Array:
     """Return ``value`` in float32 after checking that it holds whole numbers in ``lo`` .. ``hi``.
 
     Raises: ValueError naming the first one that is not.
@@ -86,7 +84,7 @@ def whole(name: str, value: npt.ArrayLike, lo: int, hi: int | None = None) -> np
     return numbers
 
 
-def power_of_two(exponent: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def power_of_two(exponent: Float32) -> Float32:
     """Return ``2 ** exponent`` of whole numbers, exactly; NumPy's exp2 is not at 127."""
     return np.ldexp(np.float32(1), exponent.astype(np.int32))
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError
@@ -29,8 +27,6 @@ from qgraph.proof.functions.enumeration import Segment, enumerate_values, free_a
 from qgraph.proof.functions.expression import Builder, Undecidable
 from qgraph.proof.functions.lowering import Form, Forms, lower
 from qgraph.quantizers.site import Site
-
-Array = npt.NDArray[Any]
 
 
 class Comparer:

@@ -1,20 +1,190 @@
-"""The walk over a model that finds all of its quantizers."""
+"""The walk over a model that finds all of its quantizers.
+
+One may be written in several nodes, whichever operators these are. A search starts at every
+operator that can be the core of a quantizer and looks for the largest region around it that is one:
+a chain of float operators, or a quantizer of any dialect with float operators before and behind it.
+Single nodes, and pairs of QuantizeLinear and DequantizeLinear with nothing around them, are left to
+the readers of their dialects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
+from qgraph.graph.constants import constant
 from qgraph.graph.inference.walk import inferred
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import nodes_of
+from qgraph.proof.functions.expression import FLOAT
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect
-from qgraph.quantizers.recognition.matcher import PatternMatcher
-from qgraph.quantizers.site import Refusal, Site
+from qgraph.quantizers.quantizer import Quantizer, arrays_of
+from qgraph.quantizers.recognition.chains import Memory, chain_of
+from qgraph.quantizers.recognition.readers import quantizer_of
+from qgraph.quantizers.recognition.regions import UseDefGraph
+from qgraph.quantizers.recognition.steps import (
+    Encoded,
+    Notation,
+    Rounded,
+    Signed,
+    Snapped,
+    Step,
+    simplified,
+)
+from qgraph.quantizers.site import Refusal, Site, shape_of, weight_of
+
+PLAIN = "onnx"
+
+_CORES = {
+    **dict.fromkeys(["Round", "Floor", "Ceil", "Where", "Cast"], PLAIN),
+    **dict.fromkeys(["QuantizeLinear", "DequantizeLinear"], "qdq"),
+    **dict.fromkeys(["Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc"], "qonnx"),
+    "FakeQuantize": "openvino",
+}
+"""Operators that a search starts from, and the dialect that a region with them belongs to."""
+
+_KNOWN_ALONE = frozenset(name for name, dialect in _CORES.items() if dialect != PLAIN)
+"""Operators of dialects, whose readers read them without others around them."""
+
+_PAIRS = [
+    ["QuantizeLinear", "DequantizeLinear"],
+    ["QuantizeLinear", "Clip", "DequantizeLinear"],
+    ["Clip", "DequantizeLinear"],
+]
+_REALS = (None, "FLOAT", "FLOAT16", "BFLOAT16")
+_MOST_ROUNDINGS = 3
+"""Of one quantizer: to the grid of its data, to codes, and of codes to codes."""
+_CODES = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32")
+
+
+_Question: TypeAlias = tuple[tuple[int, ...], Notation]
+
+
+class PatternMatcher:
+    """Finds the quantizers of one graph that are more than a node or a plain pair.
+
+    Args:
+        nodes: all nodes of the graph, in topological order, those of subgraphs included.
+    """
+
+    def __init__(self, nodes: Iterable[ir.Node]) -> None:
+        self._graph = UseDefGraph(nodes, _KNOWN_ALONE)
+        self._memory = Memory()
+        self._meanings: dict[_Question, tuple[tuple[Step, ...], Quantizer | None]] = {}
+        self._possible: dict[tuple[int, ...], tuple[tuple[Step, ...], bool]] = {}
+        self._taken: set[ir.Node] = set()
+        self._ending: dict[ir.Value, Site | None] = {}
+
+    def is_taken(self, node: ir.Node) -> bool:
+        """Return whether ``node`` belongs to a quantizer that :meth:`take` was called with."""
+        return node in self._taken
+
+    def take(self, site: Site) -> None:
+        """Let no other quantizer have a node of ``site``."""
+        self._taken.update(site.nodes)
+
+    def around(self, node: ir.Node) -> Site | None:
+        """Return the largest quantizer that ``node`` is a core of."""
+        if node.op_type not in _CORES or not self._graph.has(node):
+            return None
+        for y in reversed(self._graph.exits(node)):
+            if y not in self._ending:
+                self._ending[y] = self._ending_in(y)
+            site = self._ending[y]
+            if site and node in site.nodes and self._taken.isdisjoint(site.nodes):
+                return site
+        return None
+
+    def _ending_in(self, y: ir.Value) -> Site | None:
+        """Return the largest quantizer that ends in ``y``."""
+        expression = self._graph.expression(y)
+        if expression is None or expression.dtype != FLOAT or not _is_real(y):
+            return None
+        chain = chain_of(expression, self._memory)
+        for first in range(_start(chain.steps), len(chain.steps)):
+            for start in chain.starts[first]:
+                for x in self._graph.values(start):
+                    site = self._between(x, y, chain.steps[first:])
+                    if site is not None:
+                        return site
+        return None
+
+    def _between(self, x: ir.Value, y: ir.Value, steps: tuple[Step, ...]) -> Site | None:
+        """Return the quantizer of ``x`` that ends in ``y``, which ``steps`` lead to."""
+        if _is_real(x) and not self._may_be_quantizer(steps):
+            return None
+        nodes = self._graph.region(x, y)
+        notation = None if nodes is None else _notation(nodes, x)
+        if nodes is None or notation is None:
+            return None
+        meaning = self._meaning(steps, notation)
+        return None if meaning is None else _site(x, y, nodes, notation, meaning)
+
+    def _may_be_quantizer(self, steps: tuple[Step, ...]) -> bool:
+        key = tuple(map(id, steps))
+        if key not in self._possible:
+            # The steps are kept, so that no other one gets the number of one of them.
+            self._possible[key] = steps, _may_round(steps)
+        return self._possible[key][1]
+
+    def _meaning(self, steps: tuple[Step, ...], notation: Notation) -> Quantizer | None:
+        """Return which quantizer steps are; equal steps are read once."""
+        key = tuple(map(id, steps)), notation
+        if key not in self._meanings:
+            self._meanings[key] = steps, quantizer_of(steps, notation)
+        return self._meanings[key][1]
+
+
+def _may_round(steps: Sequence[Step]) -> bool:
+    """Return whether ``steps``, on data that is no codes, may be a quantizer of any dialect."""
+    plain = simplified(tuple(steps))
+    if any(isinstance(step, Snapped | Encoded | Signed) for step in plain):
+        return True
+    return 1 <= sum(isinstance(step, Rounded) for step in plain) <= 2
+
+
+def _is_real(value: ir.Value) -> bool:
+    return value.dtype is None or value.dtype.name in _REALS
+
+
+def _start(steps: Sequence[Step]) -> int:
+    """Return the first of ``steps`` that can belong to a quantizer that ends with the last."""
+    roundings = [
+        i for i, s in enumerate(steps) if isinstance(s, Rounded | Signed | Snapped | Encoded)
+    ]
+    return roundings[-_MOST_ROUNDINGS - 1] + 1 if len(roundings) > _MOST_ROUNDINGS else 0
+
+
+def _notation(nodes: tuple[ir.Node, ...], x: ir.Value) -> Notation | None:
+    """Return how nodes are written; None if a reader knows them, or they mix dialects."""
+    dialects = {_CORES[node.op_type] for node in nodes if node.op_type in _CORES} - {PLAIN}
+    names = [node.op_type for node in nodes]
+    if any(node.domain and node.op_type not in _CORES for node in nodes):
+        return None
+    if len(dialects) > 1 or (dialects and (len(nodes) == 1 or names in _PAIRS)):
+        return None
+    kind = None if x.dtype is None else x.dtype.name
+    decodes = names[0] in ("DequantizeLinear", "Cast") and kind in _CODES
+    codes = constant(x) if decodes else None
+    # Codes without an element can be packed in no type, and no quantizer takes integers.
+    if (decodes and (codes is None or not codes.size)) or (not decodes and kind not in _REALS):
+        return None
+    is_pair = dialects == {"qdq"} and set(names) <= {name for pair in _PAIRS for name in pair}
+    return Notation(dialects.pop() if dialects else PLAIN, is_pair, kind if decodes else None)
+
+
+def _site(
+    x: ir.Value, y: ir.Value, nodes: tuple[ir.Node, ...], notation: Notation, meaning: Quantizer
+) -> Site:
+    cores = [node for node in nodes if _CORES.get(node.op_type) == notation.dialect]
+    root = nodes[-1] if notation.dialect == PLAIN else cores[-1]
+    shape = shape_of(x, *arrays_of(meaning))
+    return Site(x, y, nodes, root, notation.dialect, meaning, shape, weight_of(x))
 
 
 def sites(model: ir.Model) -> Iterator[Site | Refusal]:

@@ -15,10 +15,9 @@ from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT
 from qgraph.ops.integer.codes import ratio, shifted
 from qgraph.ops.integer.decoded import decoder, parameters, result_parameters
-from qgraph.ops.integer.forms import draft_codes
+from qgraph.ops.integer.forms import compare_tables, draft_codes
 from qgraph.ops.integer.kernels import code_kernel
 from qgraph.ops.integer.products import read_encoding, read_single, refuse_references
-from qgraph.ops.integer.rescaling import compare_tables
 from qgraph.ops.integer.sums import Factor, cast
 from qgraph.ops.operator import operator_of
 from qgraph.transforms.drafts.rebuilding import Rebuild

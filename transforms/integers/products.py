@@ -19,9 +19,14 @@ from qgraph.ops.integer.decoded import (
     result_parameters,
     scale_axis,
 )
-from qgraph.ops.integer.forms import compare_forms, draft_exact, draft_operator, draft_reals
+from qgraph.ops.integer.forms import (
+    compare_forms,
+    draft_exact,
+    draft_operator,
+    draft_reals,
+    unproved,
+)
 from qgraph.ops.integer.products import Product, Result
-from qgraph.ops.integer.rescaling import unproved
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
 from qgraph.quantizers.site import Refusal
 from qgraph.transforms.drafts.rebuilding import Found, Kept, Rebuild

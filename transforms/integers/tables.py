@@ -15,10 +15,9 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT
 from qgraph.ops.dispatch import kernel_for
-from qgraph.ops.integer.forms import draft_codes
+from qgraph.ops.integer.forms import compare_tables, draft_codes, unproved
 from qgraph.ops.integer.kernels import code_kernel
 from qgraph.ops.integer.products import read_encoding, read_single, refuse_references
-from qgraph.ops.integer.rescaling import compare_tables, unproved
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32, Factor, cast
 from qgraph.ops.integer.tables import averages_all, counts, recode
 from qgraph.ops.kernels.standard import Windows

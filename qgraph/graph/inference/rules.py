@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.graph.inference.dimensions import INT64, Dim, Size, bounds
+from qgraph.numerics import Array
 
 Shape: TypeAlias = tuple[Dim, ...]
 
-Items: TypeAlias = npt.NDArray[Any]
+Items: TypeAlias = Array
 """An array of objects: each element is a Python number, a :class:`Size`, or None if unknown."""
 
 MOST_ITEMS = 1024
@@ -87,7 +87,7 @@ class Fact:
         return [size if isinstance(size, int) else None for size in self.shape]
 
     @property
-    def array(self) -> npt.NDArray[Any] | None:
+    def array(self) -> Array | None:
         """The elements as an array, None unless all of them are plain numbers."""
         items = self.items
         if items is None or self.dtype is None:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError, where
@@ -30,6 +29,7 @@ from qgraph.graph.edit import Editor
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts
 from qgraph.graph.inference.windows import Axis
+from qgraph.numerics import Array
 
 
 @dataclass
@@ -80,14 +80,14 @@ class Change:
         """Set an attribute."""
         self.node.attributes[name] = ir.convenience.convert_attribute(name, value)
 
-    def feed(self, place: int, name: str, array: npt.NDArray[Any]) -> None:
+    def feed(self, place: int, name: str, array: Array) -> None:
         """Make a constant the input at ``place``."""
         node = self.node
         if len(node.inputs) <= place:
             node.resize_inputs(place + 1)
         node.replace_input_with(place, self.constant(name, array))
 
-    def constant(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
+    def constant(self, name: str, array: Array) -> ir.Value:
         """Return a new constant within reach of the node."""
         tensor = ir.tensor(array)
         kind, shape = ir.TensorType(tensor.dtype), ir.Shape(array.shape)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from qgraph.errors import Choice
 from qgraph.graph.schema import Attribute, OpSchema
 from qgraph.numerics import Array, Float32, chunks
+from qgraph.numerics.float32 import multiply_add
 from qgraph.ops import steps
 from qgraph.ops.operator import operator
 
@@ -221,18 +222,7 @@ def level_of(op: Any, q: Any, steps: PluginSteps) -> Any:
 
 def _multiply_add(a: Array, b: Array, c: Array, *, fused: bool) -> Float32:
     """Return ``a * b + c`` of float32 numbers, rounded once if fused."""
-    if not fused:
-        return np.asarray(a * b + c)
-    product = a.astype(np.float64) * b.astype(np.float64)  # exact
-    addend = c.astype(np.float64)
-    total = np.asarray(product + addend)
-    part = total - product
-    error = (product - (total - part)) + (addend - part)
-    # Rounded to odd instead: then rounding to float32 is not misled by the first rounding.
-    odd = (total.view(np.int64) & 1) == 1
-    towards = np.where(error > 0, np.inf, -np.inf)
-    kept = np.where((error != 0) & ~odd, np.nextafter(total, towards), total)
-    return np.asarray(kept.astype(np.float32))
+    return multiply_add(a, b, c) if fused else np.asarray(a * b + c)
 
 
 @operator(SCHEMA, define=define)

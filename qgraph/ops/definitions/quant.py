@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.graph.schema import Attribute, OpSchema
-from qgraph.numerics import Array, chunks, rounding
+from qgraph.numerics import Array, Mask, chunks, rounding
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
 from qgraph.ops.operator import operator
@@ -169,7 +168,7 @@ def quant(
     return steps.fill(found, steps.broadcast(x, scale=s, zero_point=z, bits=single), x)
 
 
-def bipolar(positive: npt.NDArray[np.bool_], dtype: np.dtype[Any]) -> Array:
+def bipolar(positive: Mask, dtype: np.dtype[Any]) -> Array:
     """Return +1 where ``positive``, -1 elsewhere; arithmetic is faster than a choice."""
     signs = positive.astype(dtype)
     signs += signs

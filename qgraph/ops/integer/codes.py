@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
-Float32 = npt.NDArray[np.float32]
-Int32 = npt.NDArray[np.int32]
+from qgraph.numerics import Array, Float32, Int32
 
 _CODES = (np.dtype(np.int8), np.dtype(np.uint8))
 

@@ -11,17 +11,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.schema import OpKey
+from qgraph.numerics import Array
 from qgraph.ops.integer.codes import single
 from qgraph.ops.integer.products import Product, Result
 from qgraph.ops.integer.sums import CODES, KINDS, Factor, Parameter
-
-Array = npt.NDArray[Any]
 
 _INT32_LIMIT = 2**31 - 1
 _EXACT = (ir.DataType.FLOAT, ir.DataType.DOUBLE)

@@ -14,13 +14,13 @@ documentation of its own operators; the order of operations was found by running
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.numerics import Array, Float64, Int32
+from qgraph.numerics.float32 import multiply_add
 from qgraph.ops.integer.codes import (
     fitted,
     float32,
@@ -44,10 +44,6 @@ from qgraph.ops.integer.tables import (
     q_linear_where,
 )
 from qgraph.ops.kernels.standard import Kernel, kernel_of, matmul
-
-Array = npt.NDArray[Any]
-Float32 = npt.NDArray[np.float32]
-Int32 = npt.NDArray[np.int32]
 
 _OPSET_OF_CONV = 11
 
@@ -97,27 +93,10 @@ def q_linear_add(node: ir.Node) -> Kernel:
         left, right = (shifted(x, None, np.float32) for x in (a, b))
         none = np.zeros((), np.float32)
         zero_a, zero_b = (none if x is None else single(x).astype(np.float32) for x in (z_a, z_b))
-        fixed = z.astype(np.float32) - _fused(zero_a, of_a, zero_b * of_b)
-        return [saturated(_fused(left, of_a, _fused(right, of_b, fixed)), z)]
+        fixed = z.astype(np.float32) - multiply_add(zero_a, of_a, zero_b * of_b)
+        return [saturated(multiply_add(left, of_a, multiply_add(right, of_b, fixed)), z)]
 
     return run
-
-
-def _fused(a: Array, b: Array, c: Array) -> Float32:
-    """Return ``a * b + c``, rounded once to float32: the product of a code and a float32 is exact.
-
-    The sum in float64 may not be. Where it is not, it gets an odd last bit on the side of what was
-    lost, so that rounding it to float32 does what rounding the exact sum would.
-    """
-    product, other = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-    with np.errstate(all="ignore"):
-        total = np.asarray(product + other)
-        part = total - product
-        lost = (product - (total - part)) + (other - part)
-        toward = np.where(lost > 0, np.inf, -np.inf)
-        is_even = total.view(np.int64) & 1 == 0
-        inexact = is_even & ((lost > 0) | (lost < 0))
-        return np.asarray(np.where(inexact, np.nextafter(total, toward), total), np.float32)
 
 
 def code_kernel(node: ir.Node) -> Kernel:
@@ -201,7 +180,7 @@ def _conv(node: ir.Node) -> Callable[[Array, Array], Int32]:
     return lambda x, w: _to_int32(kernel(x.astype(np.float64), w.astype(np.float64))[0])
 
 
-def _to_int32(total: npt.NDArray[np.float64]) -> Int32:
+def _to_int32(total: Float64) -> Int32:
     """Return whole numbers as int32, modulo 2**32."""
     return total.astype(np.int64).astype(np.int32)
 

@@ -20,16 +20,14 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.numerics import Array
 from qgraph.ops.integer.codes import float32
 from qgraph.ops.integer.sums import CODES, Factor, Parameter, Sum
-
-Array = npt.NDArray[Any]
 
 _ONE = np.float32(1)
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Operand
+from qgraph.numerics import Array
 
-Array = npt.NDArray[Any]
 Parameter = Array | ir.Value
 """A constant that broadcasts to what it applies to, or a value that will have one element."""
 

@@ -18,18 +18,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.numerics import Array, Float32
 from qgraph.numerics.rounding import exp, log, sigmoid
 from qgraph.ops.integer.codes import float32, requantize, result, saturated, shifted, single
 from qgraph.ops.kernels.standard import Kernel, Windows
 
-Array = npt.NDArray[Any]
-Float32 = npt.NDArray[np.float32]
 Function = Callable[[Float32], Float32]
 
 
@@ -196,9 +193,7 @@ def q_linear_average_pool(node: ir.Node) -> Kernel:
             y = _average_of_all(x, tuple(range(2, x.ndim)), s_x, z_x, s_y, z_y)
             return [np.moveaxis(y, 1, -1) if last else y]
         real = shifted(x, None if z_x is None else single(z_x), np.float32) * float32(single(s_x))
-        total = np.zeros((*x.shape[:2], *windows.out), np.float32)
-        for part in windows.positions(windows.unfold(real)):
-            total += part
+        total = windows.sums(real)
         count = counts(node, windows, x.shape[2:])
         z = np.zeros((), x.dtype) if z_y is None else single(result(z_y))
         with np.errstate(all="ignore"):
@@ -219,9 +214,7 @@ def counts(node: ir.Node, windows: Windows, sizes: Sequence[int]) -> Float32:
     """Return by what the sum over each window of a QLinearAveragePool is divided."""
     if node.attributes.get_int("count_include_pad", 0):
         return np.asarray(math.prod(windows.kernel), np.float32)
-    ones = np.ones((1, 1, *sizes), np.float32)
-    inside: Float32 = sum(windows.positions(windows.unfold(ones)), start=np.zeros((), np.float32))
-    return inside
+    return windows.sums(np.ones((1, 1, *sizes), np.float32))
 
 
 def _is_whole(windows: Windows, sizes: Sequence[int]) -> bool:

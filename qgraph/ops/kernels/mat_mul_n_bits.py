@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError, where
-from qgraph.numerics import chunks
+from qgraph.numerics import Array, Float32, chunks
 from qgraph.numerics.packing import pack, unpack
 from qgraph.ops import steps
 from qgraph.ops.kernels.standard import Kernel, matmul
-
-Array = npt.NDArray[Any]
-Float32 = npt.NDArray[np.float32]
 
 DOMAIN = "com.microsoft"
 _WIDTHS = (2, 4, 8)

@@ -4,6 +4,10 @@ Convolution, pooling and matrix products are too slow there. Batch normalization
 always runs in training mode, LRN takes the number of samples for that of channels, and Optional
 makes a list of its element.
 
+Elementary functions are equal on every processor: results of float16, bfloat16 and float32 are the
+exact ones rounded once, bfloat16 through float32. The bits of float64 results are those that NumPy
+computes on this processor.
+
 Each kernel depends on the values of its operands only, never on their memory layout, so that two
 models with equal values get equal sums.
 """
@@ -17,15 +21,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.ops.kernels import elementary
+from qgraph.numerics import Array, rounding
 
-Array = npt.NDArray[Any]
 Kernel = Callable[..., Sequence[Any]]
 """Positional input arrays, None for an absent optional one, to the outputs."""
 
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _COLUMN_BYTES = 1 << 22
 """Bytes of unfolded windows held at a time: what stays in the cache is fastest."""
 
@@ -38,8 +41,7 @@ def kernel_of(node: ir.Node, version: int) -> Kernel | None:
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in which values of ``dtype`` are summed."""
-    half = dtype in (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-    return np.dtype(np.float32) if half else dtype
+    return np.dtype(np.float32) if dtype in (np.dtype(np.float16), _BFLOAT16) else dtype
 
 
 def matmul(a: Array, b: Array) -> Array:
@@ -48,10 +50,6 @@ def matmul(a: Array, b: Array) -> Array:
     left = np.ascontiguousarray(a, _wide(a.dtype))
     right = np.ascontiguousarray(b, _wide(b.dtype))
     return np.asarray(np.matmul(left, right)).astype(a.dtype, copy=False)
-
-
-def _matmul(node: ir.Node, version: int) -> Kernel:
-    return lambda a, b: (matmul(a, b),)
 
 
 def _gemm(node: ir.Node, version: int) -> Kernel | None:
@@ -189,10 +187,18 @@ class Windows:
             writeable=False,
         )
 
-    def positions(self, unfolded: Array) -> Iterator[Array]:
+    def positions(self, x: Array, fill: float = 0) -> Iterator[Array]:
         """Yield ``[n, c, *out]`` for each position in the window, the last axis fastest."""
-        for place in np.ndindex(self.kernel):
-            yield unfolded[(slice(None), slice(None), *place)]
+        unfolded = self.unfold(x, fill)
+        for position in np.ndindex(self.kernel):
+            yield unfolded[(slice(None), slice(None), *position)]
+
+    def sums(self, x: Array) -> Array:
+        """Return the sum over each window in row order, ``[n, c, *out]``."""
+        total = np.zeros((*x.shape[:2], *self.out), x.dtype)
+        for part in self.positions(x):
+            total += part
+        return total
 
 
 def _conv(node: ir.Node, version: int) -> Kernel:
@@ -230,20 +236,15 @@ def _average_pool(node: ir.Node, version: int) -> Kernel:
     def run(x: Array) -> Sequence[Array]:
         wide = _wide(x.dtype)
         windows = Windows.of(node, x.shape[2:], node.attributes.get_ints("kernel_shape", []))
-        total = np.zeros((*x.shape[:2], *windows.out), wide)
-        for part in windows.positions(windows.unfold(x.astype(wide, copy=False))):
-            total += part
-        ones = np.ones((1, 1, *x.shape[2:]), wide)
+        total = windows.sums(x.astype(wide, copy=False))
+        ones, edge = np.ones((1, 1, *x.shape[2:]), wide), windows
         if include:
             margins = zip(windows.before, windows.counted, strict=True)
             ones = np.pad(ones, ((0, 0), (0, 0), *margins), constant_values=1)
             extra = zip(windows.after, windows.counted, strict=True)
             rest = tuple(after - counted for after, counted in extra)
             edge = Windows(**{**vars(windows), "before": (0,) * len(rest), "after": rest})
-        else:
-            edge = windows
-        count = sum(edge.positions(edge.unfold(ones)), start=np.zeros((), wide))
-        total /= count
+        total /= edge.sums(ones)
         return (total.astype(x.dtype, copy=False),)
 
     return run
@@ -256,22 +257,13 @@ def _max_pool(node: ir.Node, version: int) -> Kernel | None:
     def run(x: Array) -> Sequence[Array]:
         windows = Windows.of(node, x.shape[2:], node.attributes.get_ints("kernel_shape", []))
         lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
-        parts = windows.positions(windows.unfold(x, lowest))
+        parts = windows.positions(x, lowest)
         y = next(parts).copy()
         for part in parts:
             np.maximum(y, part, out=y)
         return (y,)
 
     return run
-
-
-def _optional(node: ir.Node, version: int) -> Kernel:
-    """An optional is its element, or None."""
-    return lambda x=None: (x,)
-
-
-def _has_element(node: ir.Node, version: int) -> Kernel:
-    return lambda x=None: (np.asarray(x is not None),)
 
 
 def _get_element(node: ir.Node, version: int) -> Kernel:
@@ -283,19 +275,72 @@ def _get_element(node: ir.Node, version: int) -> Kernel:
     return run
 
 
+FUNCTIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+    "Cos": (rounding.cos, np.cos),
+    "Exp": (rounding.exp, np.exp),
+    "Log": (rounding.log, np.log),
+    "Sigmoid": (rounding.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
+    "Sin": (rounding.sin, np.sin),
+    "Tanh": (rounding.tanh, np.tanh),
+}
+"""For each operator the function for narrow types, and the one for float64."""
+
+
+def is_rounded_once(dtype: np.dtype[Any]) -> bool:
+    """Return whether results of this type are the same on every processor."""
+    return dtype in rounding.TYPES or dtype == _BFLOAT16
+
+
+def _elementary(node: ir.Node, version: int) -> Kernel:
+    """Return the kernel of a function of one operand."""
+    rounded, native = FUNCTIONS[node.op_type]
+
+    def run(x: Array) -> tuple[Array]:
+        with np.errstate(all="ignore"):
+            return (_narrow(x, rounded) if is_rounded_once(x.dtype) else native(x),)
+
+    return run
+
+
+def _power(node: ir.Node, version: int) -> Kernel | None:
+    """Return the kernel of Pow, whose result has the type of the base."""
+    if version < 7:
+        return None
+
+    def run(x: Array, y: Array) -> tuple[Array]:
+        with np.errstate(all="ignore"):
+            if is_rounded_once(x.dtype) and _fits_float64(y.dtype):
+                return (_narrow(x, lambda base: rounding.power(base, y)),)
+            return (np.asarray(np.power(x, y)).astype(x.dtype, copy=False),)
+
+    return run
+
+
+def _narrow(x: Array, function: Callable[[Array], Array]) -> Array:
+    if x.dtype == _BFLOAT16:
+        return function(x.astype(np.float32)).astype(x.dtype)
+    return function(x)
+
+
+def _fits_float64(dtype: np.dtype[Any]) -> bool:
+    is_small_integer = dtype.kind in "iu" and dtype.itemsize <= 4
+    return is_small_integer or dtype == np.float64 or is_rounded_once(dtype)
+
+
 _BUILDERS: dict[str, Callable[[ir.Node, int], Kernel | None]] = {
     "AveragePool": _average_pool,
     "BatchNormalization": _batch_normalization,
     "Conv": _conv,
     "Gemm": _gemm,
     "LRN": _lrn,
-    "MatMul": _matmul,
+    "MatMul": lambda *_: lambda a, b: (matmul(a, b),),
     "MaxPool": _max_pool,
-    "Optional": _optional,
+    # An optional is its element, or None.
+    "Optional": lambda *_: lambda x=None: (x,),
     "OptionalGetElement": _get_element,
-    "OptionalHasElement": _has_element,
-    "Pow": elementary.power,
-    **dict.fromkeys(elementary.FUNCTIONS, elementary.elementary),
+    "OptionalHasElement": lambda *_: lambda x=None: (np.asarray(x is not None),),
+    "Pow": _power,
+    **dict.fromkeys(FUNCTIONS, _elementary),
 }
 
 

@@ -40,9 +40,8 @@ from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import nodes_of
 from qgraph.graph.slices import reached
 from qgraph.ops.integer.decoded import is_of_decoded, is_product, read_decoded, read_wholes
-from qgraph.ops.integer.forms import draft_exact
+from qgraph.ops.integer.forms import are_powers_of_two, draft_exact
 from qgraph.ops.integer.products import SIGNATURES, Product, Result, read_product
-from qgraph.ops.integer.rescaling import are_powers_of_two
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
 from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 from qgraph.proof.matching.known_values import KnownValues

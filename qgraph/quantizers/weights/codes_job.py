@@ -17,12 +17,11 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from qgraph.errors import ModelError
 from qgraph.graph.deferred import Ledger, Tally
 from qgraph.graph.streaming import Sink, Stream, box_at
-from qgraph.numerics import Array
+from qgraph.numerics import Array, Mask
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.minifloat import encode
 from qgraph.quantizers.weights import job
@@ -293,7 +292,7 @@ def _no_elements(bits: int) -> Tally:
     return Tally(used=np.zeros(1 << bits if bits <= _MOST_COUNTED_BITS else 0, bool))
 
 
-def _note_used(codes: Array, bits: int, used: npt.NDArray[np.bool_]) -> None:
+def _note_used(codes: Array, bits: int, used: Mask) -> None:
     """Mark the codes that occur; most pieces hold none that was not seen before."""
     if used.all():
         return

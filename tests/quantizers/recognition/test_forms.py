@@ -9,8 +9,9 @@ import pytest
 from qgraph.model import load
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import Forms, Template
+from qgraph.quantizers import sites as matcher
 from qgraph.quantizers.quantizer import Affine
-from qgraph.quantizers.recognition import matcher, regions
+from qgraph.quantizers.recognition import regions
 from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import sites
 

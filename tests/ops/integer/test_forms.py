@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from qgraph.exactness import Exactness, Method
+from qgraph.ops.integer.forms import compare_sums, compare_tables
 from qgraph.ops.integer.products import read_product
-from qgraph.ops.integer.rescaling import compare_sums, compare_tables
 
 
 def all_codes(bound: int, s_a: np.ndarray, s_b: np.ndarray, s_y: np.ndarray, z: np.ndarray):
