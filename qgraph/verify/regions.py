@@ -225,7 +225,7 @@ def _of_codes(region: Region, both: Both, kind: ir.DataType) -> Found:
     return {
         "method": region.method if region.method in found_so else Method.EXHAUSTIVE,
         "zero_sign_inputs": signs,
-        "nan_differs": bool(((found.differ | found.signs) & nan).any()),
+        "nan_differs": bool(((found.differ | found.signs | found.is_open) & nan).any()),
         "lossy": signs > 0,
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from qgraph.verify.regions import Claim, check
 from qgraph.verify.shapes import merged, shape_of
 
 _REWRITTEN = frozenset({schema.BIAS_LAST, schema.SUMMED_ALIKE, schema.WHOLE_SUMS})
+_OF_PROOFS = frozenset({Exactness.BITS, Exactness.VALUES})
 
 
 def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -> Verification:
@@ -120,6 +122,12 @@ def _overclaims(certificate: Certificate, sides: tuple[Side, Side]) -> Iterable[
     lowest = None if len(known) < len(regions) else min([*known, Exactness.BITS])
     if certificate.exactness is not None and (lowest is None or certificate.exactness > lowest):
         yield f"its regions are equal in {lowest}, not {certificate.exactness}"
+    if certificate.verdict is ProofVerdict.PROVED and certificate.exactness not in _OF_PROOFS:
+        yield f"its verdict is proved, but its exactness is {certificate.exactness}"
+    values = Counter((r.reference_value, r.candidate_value, r.entries) for r in regions)
+    for (name, *_), count in values.items():
+        if count > 1:
+            yield f"{count} of its regions are about {name!r}, expected one"
     frozen = max(side.frozen for side in sides)
     nan = sum(region.nan_differs for region in regions)
     signs = sum(region.zero_sign_inputs > 0 for region in regions)

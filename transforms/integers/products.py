@@ -143,7 +143,9 @@ def _read_coded(encode: ir.Node) -> _Raised | None:
 
 def _read_scaled(scaled: ir.Node, encode: ir.Node) -> _Raised | None:
     """Read integer sums, scaled to steps by a Mul and encoded by a QuantizeLinear with scale 1."""
-    multiplier = constant_expression(scaled.inputs[1]) if scaled.op_type == "Mul" else None
+    if scaled.op_type != "Mul":
+        return None
+    multiplier = constant_expression(scaled.inputs[1])
     total = only_source(scaled.inputs[0], scaled)
     nodes: tuple[ir.Node, ...] = (scaled, encode)
     if total is not None and total.op_type == "Cast":
