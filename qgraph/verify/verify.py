@@ -124,8 +124,8 @@ def _overclaims(certificate: Certificate, sides: tuple[Side, Side]) -> Iterable[
         yield f"its regions are equal in {lowest}, not {certificate.exactness}"
     if certificate.verdict is ProofVerdict.PROVED and certificate.exactness not in _OF_PROOFS:
         yield f"its verdict is proved, but its exactness is {certificate.exactness}"
-    values = Counter((r.reference_value, r.candidate_value, r.entries) for r in regions)
-    for (name, *_), count in values.items():
+    counts = Counter((r.reference_value, r.candidate_value, r.entries) for r in regions)
+    for (name, *_), count in counts.items():
         if count > 1:
             yield f"{count} of its regions are about {name!r}, expected one"
     frozen = max(side.frozen for side in sides)
