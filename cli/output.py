@@ -8,14 +8,14 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock, Timer
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from qgraph.reporting.view import Cell, Column, Page, Table, Tone, size
+from qgraph.reporting.view import Cell, Column, Page, Section, Table, Tone, size
 from qgraph.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ _RESET = "\x1b[0m"
 _LEAST_CUT = 20
 """Texts are not cut shorter than this."""
 
+
+_COARSE = str.maketrans("▁▂▃▄▅▆▇█", ".:-=+*##")
+"""Marks of bars for encodings that lack the fine ones."""
 
 _STYLES = {Tone.GOOD: "green", Tone.BAD: "red", Tone.OPEN: "yellow", Tone.PLAIN: ""}
 
@@ -116,21 +119,30 @@ def show_page(talk: Talk, page: Page) -> None:
     Remarks go to stderr. Tables that are long are gathered, and others left out, unless the user
     wants more.
     """
-    for section in page.sections:
-        if talk.quiet or section.is_drawn_only:
-            continue
-        tables = section.tables if talk.verbosity or not section.detail else ()
-        for text in section.text:
-            show_paragraph(text)
-        for table in tables:
-            show_table(table, every=talk.verbosity > 0)
-        for point in section.points:
-            talk.note(point)
-        if section.text or tables:
-            show()
     if not talk.quiet:
+        if show_sections(talk, page.sections):
+            show()
         show_paragraph("; ".join(f"{fact.name} {fact.value}" for fact in page.facts))
     show_paragraph(f"{page.verdict.upper()}: {page.sentence}", page.tone, is_bold=True)
+
+
+def show_sections(talk: Talk, sections: Iterable[Section]) -> bool:
+    """Print sections, a blank line between them; return whether there was anything to print."""
+    is_first = True
+    for section in sections:
+        tables = section.tables if talk.verbosity or not section.detail else ()
+        if (section.text or tables) and not section.is_drawn_only:
+            if not is_first:
+                show()
+            is_first = False
+            for text in section.text:
+                show_paragraph(text)
+            for table in tables:
+                show_table(table, every=talk.verbosity > 0)
+        if not section.is_drawn_only:
+            for point in section.points:
+                talk.note(point)
+    return not is_first
 
 
 def show_table(table: Table, *, every: bool = True) -> None:
@@ -148,7 +160,7 @@ def show_table(table: Table, *, every: bool = True) -> None:
         table = table.gathered()
         hidden = max(len(table.rows) - (table.most or 0), 0)
         table.rows = table.rows[: table.most]
-    rows = [[Cell(one_line(cell.text), cell.tone) for cell in row] for row in table.rows]
+    rows = [[Cell(_in_line(cell.text), cell.tone) for cell in row] for row in table.rows]
     columns, kept = table.columns, table.shown
     if sys.stdout.isatty():
         _show_fitted(columns, rows, kept)
@@ -156,6 +168,15 @@ def show_table(table: Table, *, every: bool = True) -> None:
         _show_plain([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
     if hidden:
         show(f"and {hidden} more; -v shows all")
+
+
+def _in_line(text: str) -> str:
+    """Return text in one line, with coarse marks of bars if stdout cannot show the fine ones."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        text = text.translate(_COARSE)
+    return one_line(text)
 
 
 def _show_fitted(columns: Sequence[Column], rows: Sequence[list[Cell]], kept: list[int]) -> None:
@@ -278,16 +299,6 @@ def _show_plain(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> No
             for column, text, width in zip(columns, line, widths, strict=True)
         ]
         show("  ".join(parts).rstrip())
-
-
-def bar_marks() -> str:
-    """Return bars of growing height, as fine as the encoding of stdout allows; the first is 0."""
-    fine = " ▁▂▃▄▅▆▇█"
-    try:
-        fine.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return " .:-=+*#"
-    return fine
 
 
 _DELAY_SECONDS = 0.7

@@ -11,7 +11,7 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.files import planned
-from qgraph.cli.output import ProgressBar, Talk, show
+from qgraph.cli.output import ProgressBar, Talk, show, show_sections
 
 if TYPE_CHECKING:
     from qgraph.model import Model
@@ -77,6 +77,7 @@ def command(
     from qgraph.inventory.statistics import Statistics
     from qgraph.model import load
     from qgraph.quantizers.standardize import standardize
+    from qgraph.reporting.model_view import run_sections
     from qgraph.storage.archive import archive
     from qgraph.text import json_text
     from qgraph.version import head
@@ -119,19 +120,12 @@ def command(
                 taps=list(dict.fromkeys([*shown, *statistics.taps])),
                 progress=lambda done: bar.tell(_what(model, done, total), done, total),
             )
+        settings = {"model": str(model), "batches": total}
+        document = {**head("run"), **settings, **statistics.to_json()}
         if as_json:
-            document = {
-                **head("run"),
-                "model": str(model),
-                "batches": total,
-                **statistics.to_json(),
-            }
             show(json_text(document).rstrip())
         elif out is None or stats:
-            arrays.show_tensors(statistics.tensors)
-            if stats:
-                show()
-                arrays.show_quantizers(statistics.quantizers)
+            show_sections(talk, run_sections(document))
     if out is not None:
         talk.note(f"wrote {out}")
 

@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from qgraph import load
-from qgraph.cli import arrays
 from qgraph.execution.inputs import make_inputs
+from qgraph.reporting.model_view import bars
 
 pytestmark = pytest.mark.sums
 
@@ -191,15 +191,14 @@ def test_statistics_of_quantizers(qgraph, model, tmp_path, read_json):
     assert (weight["weight"], weight["elements"], weight["clipped"]) == (True, 12, 0)
 
 
-def test_bars_show_everything_that_occurs(monkeypatch):
-    monkeypatch.setattr(arrays, "bar_marks", lambda: " .:#")
-    assert arrays.bars([]) == ""
-    assert arrays.bars([(-1, 5), (1, 5)]) == "# #"
-    assert arrays.bars([(0, 1), (1, 1000), (3, 500)]) == ".# :"
-    assert len(arrays.bars([(code, 1) for code in range(256)])) == 16
-    assert arrays.bars([(0, 1), (255, 1)]) == "#" + " " * 14 + "#"
-    assert arrays.bars([(-6.0, 1), (0.5, 2), (6.0, 1)]) in ("::#", ":#:")
-    assert arrays.bars([(0.5, 3)]) == "#"
+def test_bars_show_everything_that_occurs():
+    assert bars([]) == ""
+    assert bars([(-1, 5), (1, 5)]) == "█ █"
+    assert bars([(0, 1), (1, 1000), (3, 500)]) == "▁█ ▄"
+    assert len(bars([(code, 1) for code in range(256)])) == 16
+    assert bars([(0, 1), (255, 1)]) == "█" + " " * 14 + "█"
+    assert bars([(-6.0, 1), (0.5, 2), (6.0, 1)]) in ("▄█▄", "▄▄█")
+    assert bars([(0.5, 3)]) == "█"
 
 
 def test_progress_tells_the_batch(qgraph, model, tmp_path, monkeypatch):

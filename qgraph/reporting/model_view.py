@@ -1,0 +1,189 @@
+"""The view of one model: the documents of ``qgraph info`` and ``qgraph run`` as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from qgraph.reporting.view import (
+    NONE,
+    Cell,
+    Column,
+    Columns,
+    Row,
+    Section,
+    Table,
+    Tone,
+    amount,
+    counted,
+    extent,
+    numbers,
+    operator,
+    percent,
+    size,
+)
+
+Part = Mapping[str, Any]
+
+_MUCH_CLIPPED = 0.05
+"""Clipping rates above it are highlighted."""
+
+BARS = " ▁▂▃▄▅▆▇█"
+"""Bars of growing height; the first is 0."""
+
+
+def info_sections(document: Part) -> Iterator[Section]:
+    """Yield what a model file contains, and which runtimes can load it."""
+    yield Section("Model", [document["path"], *_facts(document)])
+    quantizers = document["quantizers"]
+    text = [f"not readable: {each['reason']}" for each in quantizers if each["reason"]]
+    text += [] if quantizers else ["no quantizers"]
+    if missing := document["unsupported"]:
+        kinds = ", ".join(f"{op} ({number})" for op, number in missing.items())
+        text.append(f"operators that no installed backend can run: {kinds}")
+    columns: Columns = [
+        *(Column("quantizer", code=True), "operator", "of", "format"),
+        *numbers("packed", spare=True),
+        *numbers("scale"),
+        *numbers("zero point", spare=True),
+        *(Column("one scale", spare=True), Column("rounding", spare=True)),
+    ]
+    rows = [_quantizer(each) for each in quantizers if each["reason"] is None]
+    yield Section("Quantizers", text, tables=[Table("quantizers", columns, rows)] if rows else [])
+    yield from _runtimes(document["runtimes"])
+
+
+def run_sections(document: Part) -> Iterator[Section]:
+    """Yield the ends of the tensors of a run, and which codes its quantizers use."""
+    columns: Columns = [
+        Column("output", code=True),
+        "type",
+        "shape",
+        *numbers("min", "max", "mean"),
+    ]
+    rows: list[Row] = []
+    for tensor in document["tensors"]:
+        shape = "differs" if tensor["shape"] is None else _list(tensor["shape"])
+        name = Cell(tensor["name"])
+        if tensor["nan"]:
+            name = Cell(f"{tensor['name']} ({tensor['nan']} NaN)", Tone.OPEN)
+        rows.append([name, tensor["dtype"], shape, *_ends(tensor)])
+    yield Section("Tensors", tables=[Table("tensors", columns, rows)])
+    quantizers = document["quantizers"]
+    text = [f"no statistics: {each['reason']}" for each in quantizers if each["reason"]]
+    columns = [
+        *(Column("quantizer", code=True), "of", "format"),
+        *numbers("min", "max", "mean", spare=True),
+        *numbers("clipped", "codes"),
+        Column("histogram", spare=True),
+    ]
+    rows = [_use_of_codes(each) for each in quantizers if each["reason"] is None]
+    if quantizers:
+        tables = [Table("quantizers", columns, rows)] if rows else []
+        yield Section("Quantizers", text, tables=tables)
+
+
+def _facts(document: Part) -> Iterator[str]:
+    """Yield the head of the file, a line for each fact."""
+    opsets = ", ".join(f"{name or 'ai.onnx'} {n}" for name, n in document["opsets"].items())
+    stored, packed = (document[f"{name}_bytes"] for name in ("weight", "packed"))
+    weights = f"{size(stored)} as stored, {size(packed)} with packed codes"
+    constants = document["overridable"]
+    facts = {
+        "dialects": ", ".join(f"{name} ({n})" for name, n in document["dialects"].items())
+        or "none",
+        "opsets": f"{opsets}; IR version {document['ir_version']}",
+        "producer": document["producer"],
+        "inputs": ", ".join(map(_value, document["inputs"])),
+        "outputs": ", ".join(map(_value, document["outputs"])),
+        "nodes": str(document["nodes"]),
+        "weights": weights if packed < stored else size(stored),
+        "also inputs": f"{counted(constants, 'initializer')}, treated as constants",
+    }
+    if not constants:
+        del facts["also inputs"]
+    return (f"  {name:<12} {text}" for name, text in facts.items() if text)
+
+
+def _value(value: Part) -> str:
+    shape = "[?]" if value["shape"] is None else _list(value["shape"])
+    return f"{value['name']} {(value['dtype'] or 'unknown').lower()}{shape}"
+
+
+def _list(shape: Sequence[Any]) -> str:
+    return f"[{','.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def _quantizer(quantizer: Part) -> Row:
+    packed = quantizer["packed_bytes"]
+    parameters = quantizer["scale"], quantizer["zero_point"]
+    return [
+        quantizer["node"],
+        operator(quantizer["op"]),
+        "weight" if quantizer["weight"] else "data",
+        quantizer["format"] or NONE,
+        NONE if packed is None else size(packed),
+        *(NONE if ends is None else extent(*ends) for ends in parameters),
+        quantizer["granularity"] or NONE,
+        quantizer["rounding"] or NONE,
+    ]
+
+
+def _runtimes(verdicts: Sequence[Part]) -> Iterator[Section]:
+    """Yield a table of the verdicts and what decides them, and one of all other remarks."""
+    tones = {"yes": Tone.GOOD, "no": Tone.BAD, "unknown": Tone.OPEN}
+    decided: list[Row] = []
+    remarks: list[Row] = []
+    for verdict in verdicts:
+        texts = {True: list[str](), False: list[str]()}
+        for reason in verdict["reasons"]:
+            nodes = f" ({counted(reason['nodes'], 'node')})" if reason["nodes"] else ""
+            texts[reason["loads"] == verdict["loads"]].append(reason["text"] + nodes)
+        loads = Cell(verdict["loads"], tones[verdict["loads"]])
+        first, *others = texts[True] or [""]
+        decided.append([verdict["runtime"], loads, first, verdict["knowledge"]])
+        decided += [["", "", text, ""] for text in others]
+        remarks += [[verdict["runtime"], text] for text in texts[False]]
+    columns: Columns = ["runtime", "loads", "because", Column("known of", spare=True)]
+    yield Section("Runtimes", tables=[Table("runtimes", columns, decided)])
+    if remarks:
+        table = Table("remarks", ["runtime", "remark"], remarks)
+        yield Section("Remarks", tables=[table], detail=True)
+
+
+def _use_of_codes(quantizer: Part) -> Row:
+    """Return the clipping rate and the used codes of a quantizer."""
+    codes, share = quantizer["codes"], quantizer["clipped_share"]
+    is_much = share is not None and share > _MUCH_CLIPPED
+    return [
+        quantizer["node"],
+        "weight" if quantizer["weight"] else "data",
+        quantizer["format"] or NONE,
+        *_ends(quantizer, 4),
+        Cell(percent(share), Tone.OPEN if is_much else Tone.PLAIN),
+        NONE if codes is None else f"{len(codes)}/{quantizer['levels']}",
+        bars(codes or []),
+    ]
+
+
+def _ends(values: Part, digits: int = 6) -> list[str]:
+    return [amount(values[name], digits) for name in ("min", "max", "mean")]
+
+
+def bars(codes: Sequence[Sequence[float]], width: int = 16) -> str:
+    """Return a histogram of codes as a line of bars, from the smallest code to the largest.
+
+    What occurs at all is visible.
+    """
+    if not codes:
+        return ""
+    low, high = codes[0][0], codes[-1][0]
+    whole = all(isinstance(code, int) for code, _ in codes)
+    # Whole codes fill the places from low to high, others are spread between both ends.
+    span = high - low + 1 if whole else (high - low) or 1
+    heights = [0.0] * int(min(width, span if whole else len(codes)))
+    for code, times in codes:
+        place = int((code - low) * len(heights) / span)
+        heights[min(place, len(heights) - 1)] += times
+    top = max(heights)
+    return "".join(BARS[-int(-height * (len(BARS) - 1) // top)] for height in heights)
