@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.fuse_output_scale import FuseOutputScale
     from qgraph.transforms.integer_operators import LowerIntegerOperators, RaiseIntegerOperators
     from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
+    from qgraph.transforms.lower_vendor_operators import LowerVendorOperators
     from qgraph.transforms.make_portable import MakePortable, StripFunctions
     from qgraph.transforms.microsoft import LowerMicrosoft, RaiseMicrosoft
     from qgraph.transforms.quantize_weights import QuantizeWeights
@@ -36,6 +37,7 @@ __all__ = [
     "LowerIntegerOperators",
     "LowerMatMulNBits",
     "LowerMicrosoft",
+    "LowerVendorOperators",
     "MakePortable",
     "QuantizeWeights",
     "RaiseIntegerOperators",
@@ -59,6 +61,7 @@ _HOMES = {
     "LowerIntegerOperators": "integer_operators",
     "LowerMatMulNBits": "lower_mat_mul_n_bits",
     "LowerMicrosoft": "microsoft",
+    "LowerVendorOperators": "lower_vendor_operators",
     "MakePortable": "make_portable",
     "SplitFakeQuantize": "split_fake_quantize",
     "QuantizeWeights": "quantize_weights",

@@ -19,8 +19,11 @@ from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, readable
+from qgraph.transforms.lower_vendor_operators import lower_composites
 
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
+
+_OF_STANDARD_OPERATORS = ("qdq", "onnx")
 
 Offers = list[tuple[Site, Iterator[Draft]]]
 
@@ -37,6 +40,9 @@ class ConvertDialect(Transform):
     3. If no draft does, rule 2 is applied to the quantizers within the site, without the operators
        around them.
     4. What no rule converts is left unchanged and reported with the reason.
+
+    Operators that a graph of standard operators defines (``lower-vendor-operators``) are replaced
+    by it first, if ``to`` is qdq or onnx.
     """
 
     to: str = option(registry=DIALECTS, help="target dialect: qdq, qonnx, openvino or onnx")
@@ -53,6 +59,8 @@ class ConvertDialect(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Choose a draft for each site, raise the opset once if needed, and replace the sites."""
         target = DIALECTS.find(self.to)
+        if self.to in _OF_STANDARD_OPERATORS:
+            lower_composites(model, report, ceiling(model.ir, self.opset))
         editor = Editor(model.ir)
         comparer = self._comparer(model, editor)
         raise_and_settle(

@@ -65,6 +65,7 @@ class Draft:
         entry: node and place where the region takes its input in.
         x: stands for the input of the region that is replaced.
         y: the output; :meth:`giving` sets it.
+        others: what takes the place of further outputs of the region's last node.
         promise: how equal it is, where that follows from how it was made and is seen to when the
             model is saved; None if it has to be found out.
         ledger: what becomes of the bytes of the constant that it stores.
@@ -78,6 +79,7 @@ class Draft:
         shape = None if region.x.shape is None else ir.Shape(region.x.shape)
         self.x = ir.Value(name=region.x.name, type=region.x.type, shape=shape)
         self.y: ir.Value = self.x
+        self.others: dict[ir.Value, ir.Value] = {}
         self.nodes: list[ir.Node] = []
         self.constants: dict[ir.Value, Array] = {}
         self.tensors: dict[ir.Value, ir.TensorProtocol] = {}
@@ -107,7 +109,7 @@ class Draft:
     def giving(self, result: Operand) -> Draft:
         """Make ``result`` the output, drop nodes that it does not need, and return the draft."""
         self.y = result if isinstance(result, ir.Value) else self.constant(result)
-        needed = {self.y}
+        needed = {self.y, *self.others.values()}
         kept = []
         for node in reversed(self.nodes):
             if needed.isdisjoint(node.outputs):
@@ -295,7 +297,8 @@ class Editor:
             for output in node.outputs:
                 output.name = self.fresh(f"{stem}_{node.op_type.lower()}")
             graph.insert_before(anchor, node)
-        self._hand_over(region.y, draft.y)
+        for old, new in ((region.y, draft.y), *draft.others.items()):
+            self._hand_over(old, new)
 
     def _settle_constants(
         self, draft: Draft, node: ir.Node, anchor: ir.Node, graph: Any, stem: str

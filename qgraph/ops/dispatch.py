@@ -7,7 +7,7 @@ reference implementation computes the rest.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from qgraph.graph.constants import array_of
 from qgraph.graph.schema import MICROSOFT
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.composite import CompositeKernel, composite_of
 from qgraph.ops.integer.kernels import foreign_kernel
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits, mat_mul_n_bits
 from qgraph.ops.kernels.standard import Kernel, kernel_of
@@ -37,6 +38,9 @@ values are keys by identity, so equal names do no harm."""
 
 logger = logging.getLogger(__name__)
 
+_OPSET_OF_DEFINITIONS = 23
+"""Newer than all operators that definitions of composite operators write."""
+
 
 def kernel_for(node: ir.Node, imports: Imports) -> Kernel:
     """Return the kernel of a node that neither calls a function nor runs subgraphs.
@@ -49,9 +53,17 @@ def kernel_for(node: ir.Node, imports: Imports) -> Kernel:
         return _Quantizer(node, operator)
     if is_mat_mul_n_bits(node):
         return mat_mul_n_bits(node)
+    composite = composite_of(node)
+    if composite is not None:
+        return CompositeKernel(node, composite, _step)
     version = imports.get(node.domain)
     fast = foreign_kernel(node) or (None if version is None else kernel_of(node, version))
     return fast or reference_kernel(node, imports)
+
+
+def _step(node: ir.Node) -> Callable[[Environment], None]:
+    """Return what computes a node that a definition has written."""
+    return NodeStep(node, kernel_for(node, {"": _OPSET_OF_DEFINITIONS})).run
 
 
 class _Quantizer:

@@ -87,6 +87,19 @@ _FORMS: list[tuple[str, str, TypeSource, tuple[int, ...]]] = [
     (_MICROSOFT, "QLinearLeakyRelu QLinearSigmoid QLinearSoftmax", (0,), (0,)),
     (_MICROSOFT, "QLinearAdd QLinearMul", (0, 3), (0, 3)),
     (_MICROSOFT, "QLinearWhere", (1, 4), (0, 1, 4)),
+    ("com.amd.quark", "BFPQuantizeDequantize MXQuantizeDequantize", (0,), (0,)),
+    ("com.amd.quark", "ExtendedQuantizeLinear", (2,), (0,)),
+    ("com.amd.quark", "ExtendedDequantizeLinear", (1,), (0,)),
+    ("com.vai.quantize", "BFPFixNeuron MXFixNeuron", (0,), (0,)),
+    ("com.vai.quantize", "VitisQuantizeLinear", (2,), (0,)),
+    ("com.vai.quantize", "VitisDequantizeLinear", (1,), (0,)),
+    ("trt", "TRT_FP4QDQ", (0,), (0,)),
+    ("trt", "TRT_FP8QuantizeLinear", ir.DataType.FLOAT8E4M3FN, (0,)),
+    ("trt", "TRT_INT4QuantizeLinear", ir.DataType.INT4, (0,)),
+    ("trt", "DequantizeLinear", (1,), (0,)),
+    ("trt", "TRT_FP8DequantizeLinear TRT_INT4DequantizeLinear", (1,), (0,)),
+    ("", "TRT_INT4DequantizeLinear", (1,), (0,)),
+    ("", "TRT_INT4QuantizeLinear", ir.DataType.INT4, (0,)),
 ]
 """Domain, operators, the source of the type, and the operands that broadcast to the shape.
 
@@ -214,6 +227,15 @@ def _broadcasting(call: Call) -> list[Fact]:
 
 for _domain in _QONNX:
     rule("BipolarQuant", "FloatQuant", "IntQuant", "Quant", "Trunc", domain=_domain)(_broadcasting)
+
+
+def _thresholds(call: Call) -> list[Fact]:
+    """Numbers of float32 in the shape of the data."""
+    return [Fact(ir.DataType.FLOAT, call[0].shape)]
+
+
+for _domain in (_QONNX[0], *_QONNX[2:]):
+    rule("MultiThreshold", domain=_domain)(_thresholds)
 
 
 def _fake_quantize(call: Call) -> list[Fact]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from qgraph.graph.inference.dimensions import (
     Dim,
@@ -200,6 +201,20 @@ def gather(call: Call) -> list[Fact]:
         raise Unknown
     found = items.take(places.reshape(-1), 0).reshape([*places.shape, *items.shape[1:]])
     return [Fact(x.dtype, result, found)]
+
+
+@rule("GatherBlockQuantized", domain="com.microsoft")
+def gather_block_quantized(call: Call) -> list[Fact]:
+    """As of Gather, of the type of the scales; bytes hold several elements of the last axis."""
+    shape, indices = list(call.shape(0)), call[1].shape
+    axis = place_of(call.integer("gather_axis", 0), len(shape))
+    bits = call.integer("bits", 4)
+    if indices is None or call[0].dtype is None:
+        return [Fact(call[2].dtype)]
+    if call[0].dtype is ir.DataType.UINT8:
+        last = shape[-1]
+        shape[-1] = last * 8 // bits if isinstance(last, int) else None
+    return [Fact(call[2].dtype, [*shape[:axis], *indices, *shape[axis + 1 :]])]
 
 
 @rule("GatherND")

@@ -30,6 +30,7 @@ from qgraph.graph.opset.versions import declare_domains, require
 from qgraph.graph.scopes import graphs_of, nodes_of, owners
 from qgraph.graph.slices import ancestors
 from qgraph.ops.static_parameters import freeze_static_parameters
+from qgraph.proof.matching.composites import unfold
 from qgraph.proof.matching.known_values import fix_static_values, origin
 from qgraph.proof.matching.label import is_identity, keeps_shape, new_shape
 from qgraph.proof.matching.sums import (
@@ -91,8 +92,9 @@ def plain(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool) -> tup
     """Return copies of two models that can be matched node by node.
 
     Both get the higher one of the two opsets, as far as their nodes can be raised to it. If one
-    has products with packed weights, all products are written in one way; so are sums of products
-    of codes, and biases, if the models have other operators for them. The types and shapes of the
+    has products with packed weights, all products are written in one way. So are sums of products
+    of codes, biases, and operators that a graph of standard operators defines, if the models have
+    other operators for them. The types and shapes of the
     inputs are those that both models take, all others are inferred from them; what the models state
     of inner values is not used. Values that sizes determine are constants.
 
@@ -114,6 +116,11 @@ def plain(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool) -> tup
     for place, copy in enumerate(copies):
         fixed.append(fix_static_values(copy.graph, infer(copy, domain.interfaces[place])))
         copies[place] = with_facts(copy, domain.interfaces[place])
+    if unfold(copies):
+        copies = [
+            with_facts(copy, interface)
+            for copy, interface in zip(copies, domain.interfaces, strict=True)
+        ]
     packed = any(map(has_packed_products, copies))
     summed = with_common_sums(copies)
     biased = split_biases(summed or copies)

@@ -22,7 +22,15 @@ from tests.graph.inference.makers import MAKERS
 
 pytest.importorskip("onnxruntime")
 
-for _family in ("elementwise", "movement", "products", "quantizers", "sizes", "windows"):
+for _family in (
+    "elementwise",
+    "movement",
+    "products",
+    "quantizers",
+    "sizes",
+    "vendors",
+    "windows",
+):
     importlib.import_module(f"tests.graph.inference.cases.{_family}")
 
 

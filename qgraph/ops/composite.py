@@ -1,0 +1,158 @@
+"""Operators that are defined by a graph of standard operators.
+
+A definition writes the graph. It is executed as the kernel, inserted by ``lower-vendor-operators``,
+and unfolded in proofs, so that all three agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError, where
+from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.schema import OpKey
+from qgraph.registry import Registry
+
+Array = np.typing.NDArray[Any]
+Write = Callable[[Draft, ir.Node], Operand | Sequence[Operand]]
+Run = Callable[[dict[ir.Value, Any]], None]
+
+_OPSET = 13
+"""Definitions use the forms that operators have since this opset."""
+
+
+@dataclass(frozen=True)
+class Composite:
+    """An operator and the graph that it stands for.
+
+    Attributes:
+        keys: the domains and names under which files contain it.
+        define: ``define(draft, node)`` writes the graph for one node and returns its outputs. It
+            raises ValueError for a node that it does not describe.
+        remark: in what the graph and the operator differ; None if in nothing.
+    """
+
+    keys: tuple[OpKey, ...]
+    define: Write
+    remark: str | None = None
+
+    def write(self, draft: Draft, node: ir.Node) -> Operand:
+        """Write the graph for ``node``, and return what takes the place of its first output.
+
+        Raises:
+            OperatorError: the node is not one that the definition describes.
+        """
+        draft.needs(_OPSET)
+        try:
+            made = self.define(draft, node)
+        except ValueError as error:
+            raise OperatorError(f"{where(node)}: {error}") from error
+        first, *others = made if isinstance(made, Sequence) else [made]
+        for old, new in zip(node.outputs[1:], others, strict=False):
+            draft.others[old] = new if isinstance(new, ir.Value) else draft.constant(new)
+        return first
+
+
+COMPOSITES: Registry[Composite] = Registry("operator", "qgraph.ops.definitions")
+_BY_KEY: dict[OpKey, Composite] = {}
+
+
+def composite(
+    name: str, *domains: str, also: Iterable[OpKey] = (), remark: str | None = None
+) -> Callable[[Write], Write]:
+    """Return a decorator that registers the definition it is put on.
+
+    Args:
+        name: of the operator.
+        domains: of the operator.
+        also: other domains and names with the same meaning.
+        remark: in what the graph and the operator differ.
+    """
+
+    def register(define: Write) -> Write:
+        keys = (*(OpKey(domain, name) for domain in domains), *also)
+        COMPOSITES.add(name)(Composite(keys, define, remark))
+        _BY_KEY.clear()
+        return define
+
+    return register
+
+
+def composite_of(node: ir.Node) -> Composite | None:
+    """Return the operator that ``node`` is, or None if it has no graph here."""
+    if not _BY_KEY:
+        _BY_KEY.update((key, entry) for entry in COMPOSITES for key in entry.keys)
+    return _BY_KEY.get(OpKey.of(node))
+
+
+def region_of(node: ir.Node) -> Region:
+    """Return the region that is ``node`` alone; several inputs are no parameters."""
+    return Region(ir.Value(name=""), node.outputs[0], (node,))
+
+
+class CompositeKernel:
+    """Computes a node by its graph, which is written anew for each form of its inputs.
+
+    Args:
+        node: of an operator with a graph.
+        entry: that operator.
+        prepare: returns what computes a standard node and adds its outputs to what is known.
+    """
+
+    def __init__(self, node: ir.Node, entry: Composite, prepare: Callable[[ir.Node], Run]) -> None:
+        self._node = node
+        self._entry = entry
+        self._prepare = prepare
+        self._written: dict[tuple[Any, ...], _Written] = {}
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        """Return the outputs for the arrays of the inputs."""
+        form = tuple(None if a is None else (a.dtype, a.shape) for a in arrays)
+        if form not in self._written:
+            self._written = {form: self._write(arrays)}
+        inputs, draft, steps = self._written[form]
+        known: dict[ir.Value, Any] = {
+            value: array for value, array in zip(inputs, arrays, strict=True) if value is not None
+        }
+        known |= draft.constants
+        known |= {value: tensor.numpy() for value, tensor in draft.tensors.items()}
+        for step in steps:
+            step(known)
+        return [known[value] for value in (draft.y, *draft.others.values())]
+
+    def _write(self, arrays: Sequence[Any]) -> _Written:
+        inputs = [
+            None if value is None else _of_form(value, array)
+            for value, array in zip(self._node.inputs, arrays, strict=True)
+        ]
+        node = ir.Node(
+            self._node.domain,
+            self._node.op_type,
+            inputs,
+            self._node.attributes.values(),
+            num_outputs=len(self._node.outputs),
+            name=self._node.name,
+        )
+        graph = ir.Graph([], [], nodes=[], name="node")
+        draft = Draft(Editor(ir.Model(graph, ir_version=10)), region_of(node))
+        draft.giving(self._entry.write(draft, node))
+        values = [value for made in draft.nodes for value in (*made.inputs, *made.outputs)]
+        for place, value in enumerate(dict.fromkeys(value for value in values if value)):
+            value.name = f"v{place}"
+        return _Written(inputs, draft, [self._prepare(made) for made in draft.nodes])
+
+
+class _Written(NamedTuple):
+    inputs: list[ir.Value | None]
+    draft: Draft
+    steps: list[Run]
+
+
+def _of_form(value: ir.Value, array: Array) -> ir.Value:
+    dtype = ir.DataType.from_numpy(array.dtype)
+    return ir.Value(name=value.name, type=ir.TensorType(dtype), shape=ir.Shape(array.shape))

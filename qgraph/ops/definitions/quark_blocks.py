@@ -1,0 +1,132 @@
+"""MXQuantizeDequantize and BFPQuantizeDequantize of AMD Quark: blocks that share an exponent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from qgraph.graph.edit import Draft, Operand
+from qgraph.graph.schema import OpKey
+from qgraph.numerics.formats import FORMATS
+from qgraph.numerics.minifloat import Minifloat
+from qgraph.ops import pieces
+from qgraph.ops.composite import composite
+
+_OLD = "com.vai.quantize"
+_DOMAIN = "com.amd.quark"
+_ELEMENTS = {
+    "fp8_e5m2": "FLOAT8E5M2",
+    "fp8_e4m3": "FLOAT8E4M3FN",
+    "fp6_e3m2": "FLOAT6E3M2",
+    "fp6_e2m3": "FLOAT6E2M3",
+    "fp4_e2m1": "FLOAT4E2M1",
+}
+Coded = Callable[[Operand, Operand], Operand]
+
+_HALF_AWAY, _HALF_UP, _HALF_EVEN = range(3)
+
+
+@composite("MXQuantizeDequantize", _DOMAIN, also=[OpKey(_OLD, "MXFixNeuron")])
+def mx_quantize_dequantize(draft: Draft, node: ir.Node) -> Operand:
+    """Write ``y = s * element(x / s)`` with ``s = 2**(e - emax)`` for blocks along an axis.
+
+    ``e`` is the largest exponent in the block, that of infinities and NaN left out, at least -127.
+    Elements of a minifloat are rounded half to even and saturate; underflow gives +0. Elements of
+    type int8 are multiples of 2**-6 from -2 to 127/64. Infinities and NaN stay.
+
+    Source: AMD Quark 0.13, by reading and running its CPU kernels.
+    """
+    name = node.attributes.get_string("element_dtype", "int8")
+    mode = node.attributes.get_int("rounding_mode", _HALF_AWAY)
+    if name not in _ELEMENTS and name != "int8":
+        raise ValueError(f"its element_dtype is {name!r}, expected int8, {', '.join(_ELEMENTS)}")
+    grid = FORMATS.get(_ELEMENTS.get(name, ""))
+    largest = _top_exponent(grid) if isinstance(grid, Minifloat) else 0
+
+    def coded(x: Operand, power: Operand) -> Operand:
+        op = draft.op
+        scale = op.Mul(power, 2.0**-largest)
+        steps = op.Div(x, scale)
+        if isinstance(grid, Minifloat):
+            return op.Mul(scale, op.Add(pieces.element(draft, steps, grid), 0.0))
+        codes = _rounded(draft, op.Div(steps, 2.0**-6), mode)
+        codes = op.Max(op.Min(codes, 127.0), -128.0)
+        return op.Mul(scale, op.Mul(codes, 2.0**-6))
+
+    return _in_blocks(draft, node, coded, 32)
+
+
+@composite("BFPQuantizeDequantize", _DOMAIN, also=[OpKey(_OLD, "BFPFixNeuron")])
+def bfp_quantize_dequantize(draft: Draft, node: ir.Node) -> Operand:
+    """Write ``y = clip(round(x / s) * s)`` with ``s = 2**(e - m + 1)`` for blocks along an axis.
+
+    ``e`` is as in MXQuantizeDequantize, ``m = bit_width - 9``; the bounds are ``2**(e + 1) - s``.
+
+    Source: AMD Quark 0.13, by reading and running its CPU kernels.
+    """
+    get = node.attributes.get_int
+    method = node.attributes.get_string("bfp_method", "to_bfp")
+    mode, bits = get("rounding_mode", _HALF_AWAY), get("bit_width", 16) - 9
+    variants = ("use_compiler_version_cpu_kernel", "convert_to_bfloat_before_bfp")
+    if method != "to_bfp" or any(get(name, 0) for name in variants) or not 1 <= bits <= 23:
+        raise ValueError(
+            f"bfp_method = {method!r}, bit_width = {bits + 9}, {variants[0]} = "
+            f"{get(variants[0], 0)}, {variants[1]} = {get(variants[1], 0)}; expected to_bfp, 10 to "
+            "32 bits, and 0 twice. Export the model again with these"
+        )
+
+    def coded(x: Operand, power: Operand) -> Operand:
+        op = draft.op
+        scale = op.Mul(power, 2.0 ** (1 - bits))
+        y = op.Mul(_rounded(draft, op.Div(x, scale), mode), scale)
+        bound = op.Mul(power, 2 - 2.0 ** (1 - bits))
+        return op.Max(op.Min(y, bound), op.Neg(bound))
+
+    return _in_blocks(draft, node, coded, 8)
+
+
+def _in_blocks(draft: Draft, node: ir.Node, coded: Coded, default: int) -> Operand:
+    """Return what ``coded`` makes of the data and the power of two below each block's largest."""
+    draft.needs(pieces.OPSET_OF_AXES)
+    sizes, kind = pieces.sizes_of(node, 0), pieces.kind_of(node, 0)
+    rank = len(sizes)
+    axis = pieces.axis_of(node.attributes.get_int("axis", 1), rank) if rank > 1 else 0
+    given = pieces.operand(node, 0)
+    if not rank or all(size == 1 for size in sizes):
+        return draft.node("Identity", [given], dtype=kind)
+    op, x = draft.op, pieces.cast(draft, given, pieces.FLOAT)
+    size = node.attributes.get_int("block_size", default)
+    blocks, _ = pieces.blocks_of(draft, x, sizes, axis, size)
+    magnitude = op.Abs(blocks)
+    is_finite = op.Less(magnitude, float("inf"))
+    largest = draft.node(
+        "ReduceMax",
+        [op.Where(is_finite, magnitude, 0.0), pieces.LAST],
+        {"keepdims": 1},
+        dtype=pieces.FLOAT,
+    )
+    y = op.Where(is_finite, coded(blocks, pieces.binade(draft, largest)), blocks)
+    return pieces.cast(draft, pieces.joined_blocks(draft, y, sizes, axis), kind)
+
+
+def _top_exponent(grid: Minifloat) -> int:
+    return int(grid.max_value).bit_length() - 1
+
+
+def _rounded(draft: Draft, v: Operand, mode: int) -> Operand:
+    """Return whole numbers as Quark rounds, with its signs of zeros."""
+    op = draft.op
+    if mode == _HALF_EVEN:
+        below = op.Floor(v)
+        rest = op.Sub(v, below)
+        tie = op.Add(op.Round(v), 0.0)
+        at_most_half = op.Where(op.Equal(rest, 0.5), tie, below)
+        return op.Where(op.Greater(rest, 0.5), op.Add(below, 1.0), at_most_half)
+    nearest = op.Round(v)
+    is_tie = op.Equal(op.Abs(op.Sub(v, nearest)), 0.5)
+    if mode == _HALF_UP:
+        return op.Where(is_tie, op.Ceil(v), nearest)
+    if mode == _HALF_AWAY:
+        return op.Where(is_tie, op.Mul(op.Sign(v), op.Ceil(op.Abs(v))), nearest)
+    raise ValueError(f"its rounding_mode is {mode}, expected 0, 1 or 2")

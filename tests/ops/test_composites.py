@@ -1,0 +1,189 @@
+"""Operators that are graphs of standard operators: other tools' results, and three readings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qgraph import prove
+from qgraph.errors import OperatorError
+from qgraph.model import Model, load
+from qgraph.ops.composite import COMPOSITES
+from qgraph.reports import Outcome
+from qgraph.transforms import ConvertDialect, LowerVendorOperators
+
+VECTORS = json.loads((Path(__file__).parent / "vendor_vectors.json").read_text())
+"""Small results of other tools. ``tool`` names each; numbers are the bits of float32."""
+
+MICROSOFT, QUARK, QONNX = "com.microsoft", "com.amd.quark", "qonnx.custom_op.general"
+RANDOM = np.random.default_rng(7)
+F, H, U8, I8, I64 = np.float32, np.float16, np.uint8, np.int8, np.int64
+
+
+def numbers(*shape: int, dtype: Any = F) -> Any:
+    return RANDOM.normal(size=shape).astype(dtype)
+
+
+def scales(*shape: int, dtype: Any = F) -> Any:
+    return RANDOM.uniform(0.1, 2, shape).astype(dtype)
+
+
+def codes(*shape: int, dtype: Any = U8, top: int = 256) -> Any:
+    return RANDOM.integers(0, top, shape).astype(dtype)
+
+
+BNB4 = {"K": 7, "N": 5, "block_size": 16}
+FP8, INT4 = ml_dtypes.float8_e4m3fn, ml_dtypes.int4
+
+EXAMPLES: list[tuple[str, str, dict[str, Any], list[Any]]] = [
+    ("MatMulBnb4", MICROSOFT, BNB4 | {"quant_type": kind}, [np.eye(7, dtype=dtype), w, absmax])
+    for w in (codes(18),)
+    for kind in (0, 1)
+    for dtype in (F, H)
+    for absmax in (scales(3, dtype=dtype),)
+]
+EXAMPLES += [
+    (
+        "GatherBlockQuantized",
+        MICROSOFT,
+        {"bits": bits, "block_size": 16},
+        [
+            codes(6, 4 * bits),
+            np.asarray([[5, 0], [-1, 2]], I64),
+            scales(6, 2, dtype=dtype),
+            *([codes(6, -(-bits // 4))] if has_points else []),
+        ],
+    )
+    for bits in (2, 4, 8)
+    for dtype, has_points in ((F, True), (H, False))
+]
+EXAMPLES += [
+    (
+        "GatherBlockQuantized",
+        MICROSOFT,
+        {"block_size": 16, "gather_axis": 1, "quantize_axis": 0},
+        [codes(32, 4, dtype=kind, top=8), np.asarray([3, 1], I64), scales(2, 4)],
+    )
+    for kind in (INT4, ml_dtypes.uint4)
+]
+EXAMPLES += [
+    ("MultiThreshold", QONNX, {"out_dtype": "UINT2", "out_scale": 0.3}, [numbers(2, 3, 2, 2), t])
+    for t in (np.sort(numbers(3, 3)), np.sort(numbers(1, 3)))
+]
+EXAMPLES += [
+    ("MXQuantizeDequantize", QUARK, {"element_dtype": "fp4_e2m1"}, [numbers(2, 40, 3)]),
+    ("BFPQuantizeDequantize", QUARK, {"axis": -1}, [numbers(2, 13)]),
+    ("ExtendedQuantizeLinear", QUARK, {"axis": 1}, [numbers(2, 3), scales(3), codes(3, dtype=I8)]),
+    ("ExtendedDequantizeLinear", QUARK, {}, [codes(4), scales(1), codes(1)]),
+    ("TRT_FP8QuantizeLinear", "trt", {}, [numbers(2, 3), F(0.01)]),
+    ("TRT_FP8DequantizeLinear", "trt", {}, [numbers(2, 3, dtype=FP8), F(0.3)]),
+    ("TRT_INT4QuantizeLinear", "trt", {"axis": 0, "block_size": 2}, [numbers(4, 3), scales(2, 3)]),
+    (
+        "TRT_INT4DequantizeLinear",
+        "trt",
+        {"axis": 0, "block_size": 2},
+        [codes(4, 3, dtype=INT4, top=8), scales(2, 3)],
+    ),
+    ("TRT_MXFP8DequantizeLinear", "trt", {}, [numbers(2, 64, dtype=FP8), codes(2, 2)]),
+    ("TRT_FP4QDQ", "trt", {"block_size": 16}, [numbers(3, 32)]),
+]
+EXAMPLES += [
+    (name, QUARK, {"axis": 0}, [data, scales(3), point])
+    for dtype in (np.int32, np.uint32, ml_dtypes.bfloat16)
+    for point in (codes(3, dtype=dtype),)
+    for name, data in (
+        ("ExtendedQuantizeLinear", numbers(3, 4) * F(1e10)),
+        ("ExtendedDequantizeLinear", codes(3, 4, dtype=dtype)),
+    )
+]
+REFUSED = {"TRT_FP4DynamicQuantize", "TRT_MXFP8DynamicQuantize"}
+
+
+def model_of(name: str, domain: str, attributes: dict[str, Any], arrays: list[Any]) -> Model:
+    """Return a model of one node. Its first input is fed, and indices of a Gather; others not."""
+    values = []
+    for place, array in enumerate(map(np.asarray, arrays)):
+        value = ir.Value(
+            name=f"i{place}",
+            type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+            shape=ir.Shape(array.shape),
+        )
+        if place != (1 if name.startswith("Gather") else 0):
+            value.const_value = ir.tensor(array, name=value.name)
+        values.append(value)
+    y = ir.Value(name="y")
+    node = ir.node(name, values, attributes, domain=domain, outputs=[y])
+    graph = ir.Graph(
+        [value for value in values if value.const_value is None],
+        [y],
+        nodes=[node],
+        initializers=[value for value in values if value.const_value is not None],
+        opset_imports={"": 21, domain: 1},
+        name="g",
+    )
+    if domain == MICROSOFT:
+        y.type = ir.TensorType(ir.DataType.from_numpy(arrays[-1 if "Bnb4" in name else 2].dtype))
+    return load(ir.Model(graph, ir_version=10))
+
+
+def fed(model: Model, arrays: list[Any]) -> dict[str, Any]:
+    return {value.name: np.asarray(arrays[int(value.name[1:])]) for value in model.ir.graph.inputs}
+
+
+def bits(array: Any) -> Any:
+    return np.asarray(array).reshape(-1).view(np.uint8)
+
+
+def test_every_operator_has_an_example() -> None:
+    assert {name for name, *_ in EXAMPLES} | REFUSED == set(COMPOSITES.names())
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda v: f"{v['operator']}-{v['tool']}")
+def test_kernels_give_what_other_tools_give(vector: dict[str, Any]) -> None:
+    arrays = [
+        np.frombuffer(bytes.fromhex(each["bits"]), ">f4").astype(F).reshape(each["shape"])
+        for each in vector["inputs"].values()
+    ]
+    model = model_of(vector["operator"], vector["domain"], vector["attributes"], arrays)
+    y = model.run(fed(model, arrays), backend="numpy")["y"]
+    assert y.astype(">f4").tobytes() == bytes.fromhex(vector["y"])
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e[0])
+def test_kernel_graph_and_proof_agree(example: Any) -> None:
+    """The graph, run in ONNX Runtime, gives the bits of the kernel, and is proved equal."""
+    domain, arrays = example[1], example[3]
+    model, lowered = model_of(*example), model_of(*example)
+    report = lowered.apply(LowerVendorOperators())
+    assert [site.outcome for site in report] == [Outcome.CHANGED]
+    assert {node.domain for node in lowered.nodes()} == {""}
+    feeds = fed(model, arrays)
+    y = model.run(feeds, backend="numpy")["y"]
+    assert bits(lowered.run(feeds, backend="ort")["y"]).tolist() == bits(y).tolist()
+    assert str(prove(model, lowered).verdict) == "proved"
+    if domain == MICROSOFT:
+        assert bits(model.run(feeds, backend="ort")["y"]).tolist() == bits(y).tolist()
+
+
+def test_convert_to_standard_operators_writes_the_graph() -> None:
+    example = next(e for e in EXAMPLES if e[0] == "TRT_INT4DequantizeLinear")
+    model = model_of(*example)
+    model.apply(ConvertDialect(to="qdq"))
+    assert [node.op_type for node in model.nodes()] == ["DequantizeLinear"]
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_operators_without_a_published_definition_are_refused(name: str) -> None:
+    model = model_of(name, "trt", {}, [numbers(2, 16), F(1)])
+    (site,) = model.apply(LowerVendorOperators())
+    assert site.outcome is Outcome.REFUSED
+    assert "NVIDIA does not publish where it rounds" in str(site.reason)
+    with pytest.raises(OperatorError, match="Run the model in TensorRT"):
+        model.run(fed(model, [numbers(2, 16)]), backend="numpy")
