@@ -200,7 +200,7 @@ def _from_inputs(runner: _Runner, matching: Matching, draw: Feeds, s: Shown) -> 
     for entry in s.claim.entries:
         name = str(entry[0].name)
         if entry[0].is_graph_input() and name in draw:
-            (outcome,) = decide_cuts(matching, [cut(matching, s.exit, entry)])
+            (outcome,) = decide_cuts(matching, [cut(matching, s.claim.values, entry)])
             witness = outcome.verdict.witness
             if witness is not None:
                 yield draw | {name: np.full_like(draw[name], witness.input)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -30,15 +30,15 @@ from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between
 from qgraph.proof.discharge import Shown, discharge, names, try_all_inputs
 from qgraph.proof.forced import Demonstrate, Established, adds_bias, establish
-from qgraph.proof.functions.decide import Outcome
+from qgraph.proof.functions.decide import Key, Outcome
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.search import boxes
 from qgraph.proof.matching.match import Claim, Kind, Matching
 from qgraph.proof.matching.normalise import Plain, listed_facts, plain
 from qgraph.proof.matching.sums import has_packed_products
+from qgraph.proof.matching.zero_signs import Step, sightings
 from qgraph.proof.normal.normalise import NormalForm, normalise
 from qgraph.proof.regions import Decided
-from qgraph.proof.zero_signs import Step, sightings
 
 ROUNDED_ONCE = (
     "constants that {} compute are the exact results, rounded once; "
@@ -103,7 +103,7 @@ def certify(
     sides = plain(reference, candidate, keep_inputs=keep_inputs)
     (matching, shown, shown_by), form = _show(sides, level, demonstrate)
     sides = matching.reference.plain, matching.candidate.plain
-    divided = _Divided() if evidence else None
+    divided: _Divided | None = {} if evidence else None
     regions = [_region(s, matching, level, divided) for s in shown if not _is_trivial(s)]
     seen = (
         Region(
@@ -152,7 +152,10 @@ def _names_of_values(regions: Sequence[Region]) -> tuple[set[str], set[str]]:
     return names
 
 
-_Shown = tuple[Matching, list[Shown], NormalForm | None]
+_Divided = dict[Key, tuple[Boxes, ...]]
+"""How inputs divide, for each pair of functions."""
+
+_Attempt = tuple[Matching, list[Shown], NormalForm | None]
 
 
 def _show(
@@ -163,38 +166,42 @@ def _show(
     Where the matching of the models as they are pairs results of different operators, the normal
     form is tried first. The attempt in which the fewest claims fail is kept.
     """
-    tried: list[_Shown] = []
-    known: Decided = {}
-    first = Matching(*sides)
-    forms = _normal_forms(sides, level) if any(map(_is_doubtful, first.claims)) else []
-    left: list[tuple[NormalForm, Matching | None]] = []
-    for form in forms:
-        matching = Matching(*form.sides)
-        if len(matching.claims) >= len(first.claims):
-            left.append((form, matching))
-            continue
-        tried.append((*_attempt(matching, level, known), form))
+    decided: Decided = {}
+    tried: list[_Attempt] = []
+    for matching, form in _in_order(sides, level):
+        tried.append((*_attempt(matching, level, decided), form))
         if not _failed(tried[-1][1], level):
-            return _concluded(tried[-1], level, known, demonstrate)
-    tried.insert(0, (*_attempt(first, level, known), None))
-    if not _failed(tried[0][1], level):
-        return _concluded(tried[0], level, known, demonstrate)
-    if not forms:
-        left = [(form, None) for form in _normal_forms(sides, level)]
-    for form, matched in left:
-        tried.append((*_attempt(matched or Matching(*form.sides), level, known), form))
-        if not _failed(tried[-1][1], level):
-            return _concluded(tried[-1], level, known, demonstrate)
-    best = min(tried, key=lambda attempt: _failed(attempt[1], level))
-    concluded = _concluded(best, level, known, demonstrate)
-    if best is tried[0] or _is_decided(concluded[0], level):
+            return _concluded(tried[-1], level, decided, demonstrate)
+    as_written = next(attempt for attempt in tried if attempt[2] is None)
+    best = min([as_written, *tried], key=lambda attempt: _failed(attempt[1], level))
+    concluded = _concluded(best, level, decided, demonstrate)
+    if best is as_written or _is_decided(concluded[0], level):
         return concluded
-    as_written = _concluded(tried[0], level, known, demonstrate)
-    return as_written if _is_decided(as_written[0], level) else concluded
+    second = _concluded(as_written, level, decided, demonstrate)
+    return second if _is_decided(second[0], level) else concluded
+
+
+def _in_order(
+    sides: tuple[Plain, Plain], level: Exactness
+) -> Iterator[tuple[Matching, NormalForm | None]]:
+    """Yield the matchings of two models to try, the first that promises a proof first."""
+    as_written = Matching(*sides)
+    is_doubtful = any(map(_is_doubtful, as_written.claims))
+    later = []
+    for form in _normal_forms(sides, level) if is_doubtful else ():
+        matching = Matching(*form.sides)
+        if len(matching.claims) < len(as_written.claims):
+            yield matching, form
+        else:
+            later.append((matching, form))
+    yield as_written, None
+    yield from later
+    for form in () if is_doubtful else _normal_forms(sides, level):
+        yield Matching(*form.sides), form
 
 
 def _concluded(
-    attempt: _Shown, level: Exactness, known: Decided, demonstrate: Demonstrate | None
+    attempt: _Attempt, level: Exactness, known: Decided, demonstrate: Demonstrate | None
 ) -> tuple[Established, NormalForm | None]:
     """Return an attempt whose differences are established, and whose inputs are all tried.
 
@@ -317,7 +324,7 @@ def _region(s: Shown, matching: Matching, level: Exactness, divided: _Divided | 
         channels=1 if finding is None else finding.channels,
         differing_channels=() if finding is None else finding.by_channel,
         conditions=(BIAS_LAST,) if adds_bias(matching, s) else (),
-        boxes=() if divided is None else divided.boxes(outcome),
+        boxes=() if divided is None else _boxes(outcome, divided),
         cases=() if divided is None else outcome.cases,
     )
 
@@ -334,44 +341,32 @@ def _extent(
         nodes = [
             between(value, [pair[place] for pair in pairs], side.joined) or ()
             for place, (value, side) in enumerate(
-                zip(s.exit, (matching.reference, matching.candidate), strict=True)
+                zip(s.claim.values, (matching.reference, matching.candidate), strict=True)
             )
         ]
     else:
-        producers = (value.producer() for value in s.exit)
+        producers = (value.producer() for value in s.claim.values)
         nodes, pairs = [() if node is None else (node,) for node in producers], ()
     return nodes, tuple((str(a.name), str(b.name)) for a, b in pairs)
 
 
-class _Divided:
-    """The division of all inputs of each outcome, which many regions may share."""
-
-    def __init__(self) -> None:
-        self._boxes: dict[int, tuple[Outcome, tuple[Boxes, ...]]] = {}
-
-    def boxes(self, outcome: Outcome) -> tuple[Boxes, ...]:
-        """Return how the inputs divide; the outcome is kept, so that its id stays its own."""
-        if id(outcome) not in self._boxes:
-            self._boxes[id(outcome)] = outcome, _boxes(outcome)
-        return self._boxes[id(outcome)][1]
-
-
-def _boxes(outcome: Outcome) -> tuple[Boxes, ...]:
+def _boxes(outcome: Outcome, divided: _Divided) -> tuple[Boxes, ...]:
+    """Return how the inputs of a region divide; many regions may share a pair of functions."""
     pair, finding = outcome.pair, outcome.finding
     if pair is None or finding is None or finding.undecided is not None or finding.enumerated:
         return ()
-    try:
-        return boxes(*pair.functions)
-    except Undecidable:
-        return ()  # the same function, and none of steps: its form is all there is to check
+    if pair.key not in divided:
+        try:
+            divided[pair.key] = boxes(*pair.functions)
+        except Undecidable:
+            divided[pair.key] = ()  # one function, and none of steps: all there is to check
+    return divided[pair.key]
 
 
 def _verdict(regions: Sequence[Region]) -> ProofVerdict:
     verdicts = {region.verdict for region in regions}
-    for verdict in (ProofVerdict.DIFFERENT, ProofVerdict.UNDECIDED):
-        if verdict in verdicts:
-            return verdict
-    return ProofVerdict.PROVED
+    worst_first = ProofVerdict.DIFFERENT, ProofVerdict.UNDECIDED
+    return next((v for v in worst_first if v in verdicts), ProofVerdict.PROVED)
 
 
 def _exactness(regions: Sequence[Region], form: NormalForm | None) -> Exactness | None:
@@ -382,27 +377,18 @@ def _exactness(regions: Sequence[Region], form: NormalForm | None) -> Exactness 
 
 
 def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[str]:
-    conditions = [AS_WRITTEN]
-    frozen = max(side.frozen for side in sides)
-    if frozen:
-        conditions.append(NOT_FED.format(frozen))
-    nan = sum(region.nan_differs for region in regions)
-    if nan:
-        conditions.append(NO_NAN.format(nan))
-    if any(side.has_common_sums for side in sides):
-        conditions.append(WHOLE_SUMS)
-    if any(side.bias_sums for side in sides):
-        conditions.append(BIAS_LAST)
-    if sides[0].open_clips != sides[1].open_clips:
-        conditions.append(OPEN_BOUNDS)
-    signs = sum(bool(region.zero_sign_inputs) for region in regions)
-    if signs:
-        conditions.append(ZERO_SIGNS.format(signs))
-    if any(region.verdict is ProofVerdict.DIFFERENT for region in regions):
-        conditions.append(AFTER_DIFFERENCE)
-    if any(region.method is Method.CONGRUENCE for region in regions):
-        conditions.append(EQUAL_OPERATORS)
-    return conditions
+    conditions: tuple[tuple[int, str], ...] = (
+        (True, AS_WRITTEN),
+        (max(side.frozen for side in sides), NOT_FED),
+        (sum(region.nan_differs for region in regions), NO_NAN),
+        (any(side.has_common_sums for side in sides), WHOLE_SUMS),
+        (any(side.bias_sums for side in sides), BIAS_LAST),
+        (sides[0].open_clips != sides[1].open_clips, OPEN_BOUNDS),
+        (sum(bool(region.zero_sign_inputs) for region in regions), ZERO_SIGNS),
+        (any(r.verdict is ProofVerdict.DIFFERENT for r in regions), AFTER_DIFFERENCE),
+        (any(r.method is Method.CONGRUENCE for r in regions), EQUAL_OPERATORS),
+    )
+    return [text.format(count) for count, text in conditions if count]
 
 
 def _of_constants(matching: Matching) -> list[str]:

@@ -29,11 +29,10 @@ from qgraph.graph.scopes import graphs_of
 from qgraph.numerics.float32 import from_keys
 from qgraph.proof.discharge import Shown, discharge
 from qgraph.proof.functions.decide import undecided
-from qgraph.proof.matching.attained import Attained
+from qgraph.proof.matching.attained import Attained, visible
 from qgraph.proof.matching.match import Closure, Context, Implication, Kind, Matching
 from qgraph.proof.matching.normalise import live_nodes
 from qgraph.proof.matching.operators import is_exact, is_random
-from qgraph.proof.matching.visible import visible
 from qgraph.proof.regions import Decided, cut, decide_cuts
 
 _MOST = 32
@@ -61,9 +60,9 @@ def forced(
     moved = [s for s in differing if _only_moves_thresholds(s)]
     attained = Attained(matching.reference.known, matching.reference.plain.imports)
     for s in differing[:_MOST]:
-        others = [other.exit for other in moved if other is not s]
+        others = [other.claim.values for other in moved if other is not s]
         without = Context(matching, closure, proved, others)
-        including = Context(matching, closure, proved, [*others, s.exit])
+        including = Context(matching, closure, proved, [*others, s.claim.values])
         decided = [
             p for p in matching.interface.outputs if not without.holds(p) and including.holds(p)
         ]
@@ -85,7 +84,7 @@ def _entries(s: Shown) -> tuple[Pair, ...]:
 
 
 def _fact(s: Shown) -> Implication:
-    return Implication(s.exit, _entries(s))
+    return Implication(s.claim.values, _entries(s))
 
 
 def _only_moves_thresholds(s: Shown) -> bool:
@@ -132,7 +131,7 @@ def _versions(matching: Matching, s: Shown, known: Decided) -> Iterator[Shown]:
         return
     for entry in s.claim.entries:
         if entry != s.region.entry:
-            region = cut(matching, s.exit, entry)
+            region = cut(matching, s.claim.values, entry)
             (outcome,) = decide_cuts(matching, [region], known)
             yield replace(s, outcome=outcome, region=region)
 
@@ -243,7 +242,7 @@ def _demonstrations(
     for s in aimed[:_WITNESSES]:
         for entry in s.claim.entries:
             if entry[0].is_graph_input():
-                (outcome,) = decide_cuts(matching, [cut(matching, s.exit, entry)], known)
+                (outcome,) = decide_cuts(matching, [cut(matching, s.claim.values, entry)], known)
                 if outcome.verdict.witness is not None:
                     yield Demonstration(0, str(entry[0].name), outcome.verdict.witness.input)
     yield from map(Demonstration, range(_BATCHES))

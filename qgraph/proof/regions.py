@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
 from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between
+from qgraph.numerics import Array
 from qgraph.numerics.values import is_nan
 from qgraph.ops.dispatch import compute
 from qgraph.proof.functions.decide import (
@@ -37,9 +37,7 @@ from qgraph.proof.functions.lowering import lower
 from qgraph.proof.matching.classes import Side
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import check_parameters
-from qgraph.proof.zero_signs import meets_both_zeros
-
-Array = npt.NDArray[Any]
+from qgraph.proof.matching.zero_signs import meets_both_zeros
 
 _PARAMETERS_ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 

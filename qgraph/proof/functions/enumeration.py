@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.constants import array_of
-from qgraph.numerics import Float32
+from qgraph.numerics import Array, Float32
 from qgraph.numerics.chunks import available_cores
 from qgraph.numerics.float32 import check_float_environment, from_keys, to_keys
 from qgraph.numerics.values import compare_pieces, compare_values, is_nan
@@ -32,8 +32,6 @@ from qgraph.proof.functions.finding import Collector, Finding, Mask, compare_spe
 from qgraph.proof.functions.lowering import Constants, laid_out
 from qgraph.proof.functions.program import PointResults, Program
 from qgraph.proof.functions.search import Boxes
-
-Array = npt.NDArray[Any]
 
 NARROW_BITS = 16
 """Types of up to this many bits have few enough values to try all."""

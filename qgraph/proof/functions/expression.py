@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS
 from qgraph.numerics.primitives import NUMPY
 
-Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
 T = TypeVar("T")

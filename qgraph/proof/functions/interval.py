@@ -22,11 +22,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.numerics import Array
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.numerics.primitives import NUMPY
 from qgraph.proof.functions.expression import Undecidable, undefined
 
-Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 
 _ZERO = np.float32(0)

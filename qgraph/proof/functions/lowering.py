@@ -18,12 +18,11 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import array_of, constant_tensor
-from qgraph.numerics import blocks
+from qgraph.numerics import Array, blocks
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import operator_of
 from qgraph.proof.functions.expression import Builder, Expr, Undecidable, whole_numbers
 
-Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]
 
 

@@ -1,13 +1,18 @@
-"""Between which limits a value of a model can be, as far as its operators tell.
+"""Which values of a model occur, and which differences show, as far as its operators tell.
 
 A region that differs says nothing about models in which its differing inputs never occur. So the
 limits are looked for from inside: both have to be values that some input of the model gives. The
 results of sums, such as those of a Conv, count as able to take every value between their limits.
+
+``visible`` says whether a difference reaches an output. Values that differ may become equal further
+on: a Relu or a quantizer maps many numbers to one. So the difference has to reach an output, or a
+sum, through operators that keep different elements different. After the sum, operators may round
+and clip, but not forget the size of numbers as comparisons and normalizations do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,19 +21,19 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import QGraphError
+from qgraph.graph.slices import reached
+from qgraph.numerics import Array
 from qgraph.ops.dispatch import Imports, compute
+from qgraph.ops.operator import operator_of
 from qgraph.proof.matching.known_values import KnownValues
-from qgraph.proof.matching.operators import is_elementwise, is_move
+from qgraph.proof.matching.operators import KEEP_ALL, is_elementwise, is_move
 
-Array = npt.NDArray[Any]
 Limits64 = npt.NDArray[np.float64]
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _AVERAGES = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
 
-_SAMPLES = np.concatenate(
-    [np.array([0.0, np.inf]), np.exp2(np.arange(-20.0, 128.0, 0.25))], dtype=np.float32
-)
+_SAMPLES = np.array([0.0, np.inf, *np.exp2(np.arange(-20.0, 128.0, 0.25))], np.float32)
 _SAMPLES = np.unique(np.concatenate([-_SAMPLES, _SAMPLES]))
 """Numbers at which elementwise operators are tried."""
 
@@ -51,8 +56,8 @@ class Limits:
 
         Args:
             channel: the channel.
-            channels: how many there are. If they are not those of the limits, all channels of the
-                limits have to admit the number, or one of them if there is one channel.
+            channels: how many there are. If the limits have another number, all of them have to
+                admit it, or one if there is one channel.
             first: the smaller number.
             last: the larger one.
         """
@@ -81,27 +86,21 @@ class Attained:
 
         That is so for inputs of the model and for sums, and for what moves their elements.
         """
-        start = value
-        while (node := value.producer()) is not None and is_move(node):
-            if node.inputs[0] is None or self._known.has(node.inputs[0]):
-                return None
-            value = node.inputs[0]
-        if node is None:
-            return self.limits(value) if self.is_fed(value) else None
-        joins = node.op_type in ("Add", "Sub") and not any(
-            operand is None or self._known.has(operand) for operand in node.inputs
-        )
-        is_sum = node.op_type in _WEIGHTED or node.op_type == "BatchNormalization" or joins
-        limits = self.limits(value) if node.domain == "" and is_sum else None
-        return None if limits is None else replace(limits, in_order=value is start)
+        origin = _origin(value)
+        node = None if origin is None else origin.producer()
+        if origin is None or node is None:
+            return self.limits(origin) if origin is not None and self.is_fed(origin) else None
+        named = node.op_type in _WEIGHTED or node.op_type == "BatchNormalization"
+        is_sum = node.domain == "" and (named or _joins(node, self._known))
+        limits = self.limits(origin) if is_sum else None
+        return None if limits is None else replace(limits, in_order=origin is value)
 
     def is_fed(self, value: ir.Value) -> bool:
         """Return whether a value has the elements of an input of the model."""
-        while (node := value.producer()) is not None and is_move(node):
-            if node.inputs[0] is None:
-                return False
-            value = node.inputs[0]
-        return node is None and value.is_graph_input() and not self._known.has(value)
+        origin = _origin(value)
+        if origin is None or origin.producer() is not None or self._known.has(origin):
+            return False
+        return origin.is_graph_input()
 
     def limits(self, value: ir.Value) -> Limits | None:
         """Return the limits of a value; None if unknown."""
@@ -119,8 +118,8 @@ class Attained:
 
     def _data(self, value: ir.Value) -> list[ir.Value]:
         node = value.producer()
-        operands = () if node is None else node.inputs
-        return [v for v in operands if v is not None and not self._known.has(v)]
+        inputs = () if node is None else node.inputs
+        return [v for v in inputs if v is not None and not self._known.has(v)]
 
     def _of(self, value: ir.Value) -> Limits | None:
         node = value.producer()
@@ -140,14 +139,15 @@ class Attained:
             return self._tried(node, met[0])
         return None
 
-    def _constant(self, node: ir.Node, place: int) -> Array | None:
-        value = node.inputs[place] if place < len(node.inputs) else None
-        return None if value is None else self._known.array(value)
+    def _arrays(self, node: ir.Node) -> list[Array | None]:
+        """Return what the operands of a node are that are constant."""
+        return [None if value is None else self._known.array(value) for value in node.inputs]
 
     def _tried(self, node: ir.Node, met: Limits) -> Limits | None:
         """Return the limits of the results of an elementwise operator, from trying it."""
-        arrays = {v: self._known.array(v) for v in node.inputs[1:] if v is not None}
-        if any(array is None or array.size != 1 for array in arrays.values()):
+        others = zip(node.inputs[1:], self._arrays(node)[1:], strict=True)
+        known: dict[ir.Value, Any] = {v: array for v, array in others if v is not None}
+        if any(array is None or array.size != 1 for array in known.values()):
             return None
         x, value = _between(met), node.inputs[0]
         if value is None or value.dtype is None:
@@ -155,7 +155,6 @@ class Attained:
         if value.dtype.is_integer():
             x = np.unique(np.concatenate([x, np.arange(met.lo.min(), met.lo.min() + 256)]))
             x = np.rint(x[(met.lo.min() <= x) & (x <= met.hi.max())])
-        known: dict[ir.Value, Any] = dict(arrays)
         try:
             with np.errstate(all="ignore"):
                 known[value] = x.astype(value.dtype.numpy())
@@ -168,8 +167,7 @@ class Attained:
     def _weighted(self, node: ir.Node, met: list[Limits]) -> Limits | None:
         if len(met) == 2:
             return _product(*met) if node.op_type == "MatMul" else None
-        weight = self._constant(node, 1)
-        bias = self._constant(node, 2) if len(node.inputs) > 2 else None
+        _, weight, bias = [*self._arrays(node), None][:3]
         if len(met) != 1 or weight is None or weight.dtype.kind not in "fiu":
             return None
         w = _by_result(node, weight.astype(np.float64))
@@ -180,42 +178,37 @@ class Attained:
             lo, hi = (_times(up, a) + _times(down, b) for a, b in ((low, high), (high, low)))
             if bias is not None and bias.size in (1, len(lo)):
                 lo, hi = (side + bias.astype(np.float64).reshape(-1) for side in (lo, hi))
-        return None if np.isnan(lo).any() or np.isnan(hi).any() else Limits(lo, hi)
+        return _numbers(lo, hi)
 
     def _normalized(self, node: ir.Node, met: list[Limits]) -> Limits | None:
-        arrays = [self._constant(node, place) for place in range(1, 5)]
+        arrays = self._arrays(node)[1:5]
         if len(met) != 1 or any(array is None for array in arrays):
             return None
-        scale, shift, mean, variance = (
-            np.asarray(array, np.float64).reshape(-1) for array in arrays
-        )
+        scale, shift, mean, variance = (np.asarray(a, np.float64).reshape(-1) for a in arrays)
         with np.errstate(all="ignore"):
             factor = scale / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
-            ends = [_times(factor, limit) + (shift - _times(factor, mean)) for limit in _ends(met)]
-        if any(np.isnan(end).any() for end in ends):
-            return None
-        return Limits(np.minimum(*ends), np.maximum(*ends))
+            ends = [
+                _times(factor, x) + (shift - _times(factor, mean)) for x in (met[0].lo, met[0].hi)
+            ]
+        return _numbers(np.minimum(*ends), np.maximum(*ends))
 
     def _added(self, node: ir.Node, met: list[Limits]) -> Limits | None:
-        operands = [v for v in node.inputs if v is not None]
-        arrays = [None if not self._known.has(v) else self._known.array(v) for v in operands]
         sides = []
-        for value, array in zip(operands, arrays, strict=True):
-            if array is not None:
-                if array.size != 1:
-                    return None
-                sides.append(Limits(*(np.full(1, float(array.reshape(-1)[0])),) * 2))
-                continue
-            found = self._found.get(value)
-            if found is None:
+        for value, array in zip(node.inputs, self._arrays(node), strict=True):
+            if array is None:
+                limits = None if value is None else self._found.get(value)
+            else:
+                ends = array.reshape(-1).astype(np.float64)
+                limits = Limits(ends, ends) if ends.size == 1 else None
+            if limits is None:
                 return None
-            sides.append(_alike(found))
+            sides.append(_alike(limits))
         one, other = sides
         if node.op_type == "Sub":
             other = Limits(-other.hi, -other.lo)
         with np.errstate(all="ignore"):
             lo, hi = one.lo + other.lo, one.hi + other.hi
-        return None if np.isnan(lo).any() or np.isnan(hi).any() else Limits(lo, hi)
+        return _numbers(lo, hi)
 
 
 _RULES: dict[str, Callable[[Attained, ir.Node, list[Limits]], Limits | None]] = {
@@ -227,16 +220,31 @@ _RULES: dict[str, Callable[[Attained, ir.Node, list[Limits]], Limits | None]] = 
 }
 
 
+def _origin(value: ir.Value) -> ir.Value | None:
+    """Return the value whose elements movements give to ``value``; None where one has no data."""
+    while (node := value.producer()) is not None and is_move(node):
+        if node.inputs[0] is None:
+            return None
+        value = node.inputs[0]
+    return value
+
+
+def _joins(node: ir.Node, known: KnownValues) -> bool:
+    """Return whether a node adds two values that are not constant."""
+    return node.op_type in ("Add", "Sub") and not any(
+        operand is None or known.has(operand) for operand in node.inputs
+    )
+
+
 def _whole_type(value: ir.Value) -> Limits | None:
     kind = value.dtype
     if kind is None or kind in (ir.DataType.STRING, ir.DataType.BOOL):
         return None
-    if kind.is_integer():
-        signed, bits = kind.is_signed(), kind.bitwidth
-        lo, hi = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if signed else (0.0, 2.0**bits - 1)
-    else:
-        lo, hi = -np.inf, np.inf
-    return Limits(np.array([lo]), np.array([hi]))
+    if not kind.is_integer():
+        return Limits(np.array([-np.inf]), np.array([np.inf]))
+    count = 2.0**kind.bitwidth
+    lo = -count / 2 if kind.is_signed() else 0.0
+    return Limits(np.array([lo]), np.array([lo + count - 1]))
 
 
 def _between(met: Limits) -> npt.NDArray[np.float32]:
@@ -250,8 +258,9 @@ def _alike(met: Limits) -> Limits:
     return Limits(met.lo.min(keepdims=True), met.hi.max(keepdims=True))
 
 
-def _ends(met: list[Limits]) -> tuple[Limits64, Limits64]:
-    return met[0].lo, met[0].hi
+def _numbers(lo: Limits64, hi: Limits64) -> Limits | None:
+    """Return limits; None where one is NaN."""
+    return None if np.isnan(lo).any() or np.isnan(hi).any() else Limits(lo, hi)
 
 
 def _times(weights: Limits64, limit: float | Limits64) -> Limits64:
@@ -273,13 +282,120 @@ def _product(one: Limits, other: Limits) -> Limits | None:
 
 def _by_result(node: ir.Node, weight: Limits64) -> Limits64:
     """Return weights ``[results, products]``: those of one channel of the result in a row."""
-    if node.op_type == "Conv":
-        return weight.reshape(len(weight), -1)
     if node.op_type == "ConvTranspose":
         group = node.attributes.get_int("group", 1)
         parts = np.split(weight, group, axis=0)
         return np.concatenate([np.moveaxis(p, 1, 0).reshape(p.shape[1], -1) for p in parts])
-    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0:
+    if node.op_type == "Conv" or node.attributes.get_int("transB", 0) != 0:
         return weight.reshape(len(weight), -1)
     moved = weight if weight.ndim < 2 else np.moveaxis(weight, -1, 0)
     return moved.reshape(moved.shape[0] if weight.ndim > 1 else 1, -1)
+
+
+_SUMS = frozenset(
+    {"AveragePool", "BatchNormalization", "Conv", "ConvInteger", "ConvTranspose", "Gemm"}
+    | {"GlobalAveragePool", "MatMul", "MatMulInteger", "QLinearConv", "QLinearMatMul"}
+    | {"ReduceMean", "ReduceSum"}
+)
+
+_KEEP_SIZES = frozenset(
+    {"Clip", "Concat", "Dropout", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish"}
+    | {"LeakyRelu", "Log", "LogSoftmax", "Pad", "PRelu", "Resize", "Selu", "Sigmoid", "Softmax"}
+    | {"Softplus", "Sum", "Tanh"}
+)
+"""Operators after a sum that let it show, besides those that are elementwise by definition."""
+
+_FORGET_SIZES = frozenset(
+    {"And", "BipolarQuant", "Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual"}
+    | {"Not", "Or", "Sign"}
+)
+
+
+def visible(
+    value: ir.Value,
+    known: KnownValues,
+    outputs: Collection[ir.Value],
+    *,
+    everywhere: bool,
+    through_sums: bool,
+) -> bool:
+    """Return whether a difference in ``value`` shows in one of ``outputs``.
+
+    Args:
+        value: a value of a model, or a constant.
+        known: the constants of the model.
+        outputs: the outputs to look at.
+        everywhere: whether all elements of the value differ alike. If not, weights may not be zero
+            for any channel.
+        through_sums: whether sums show it, as they do not show the sign of zero.
+    """
+    if _is_empty(value):
+        return False
+    sums: list[ir.Value] = []
+
+    def following(step: ir.Value) -> list[ir.Value]:
+        results = []
+        for node, index in step.uses():
+            if known.has(node.outputs[0]) and not known.has(value):
+                continue
+            is_sum = node.domain == "" and (node.op_type in _SUMS or _joins(node, known))
+            if is_sum and through_sums and _reads(node, index, known, everywhere=everywhere):
+                sums.extend(node.outputs)
+                continue
+            moves = index == 0 and is_move(node) and (everywhere or node.op_type in KEEP_ALL)
+            if moves or (node.domain, node.op_type) == ("", "Concat"):
+                results += [v for v in node.outputs if _has_elements(v, node)]
+        return results
+
+    def following_sums(step: ir.Value) -> list[ir.Value]:
+        shown = (node for node in step.consumers() if _shows_sizes(node))
+        return [result for node in shown for result in node.outputs if not _is_empty(result)]
+
+    moved = reached([value], following)
+    summed = reached([result for result in sums if not _is_empty(result)], following_sums)
+    return any(output in moved or output in summed for output in outputs)
+
+
+def _has_elements(value: ir.Value, node: ir.Node) -> bool:
+    """Return whether a node leaves elements of its data; open sizes of inputs may be above 0."""
+    if value.shape is None:
+        return node.op_type in KEEP_ALL
+    is_known = all(isinstance(size, int) or size.value for size in value.shape.dims)
+    return not _is_empty(value) and (node.op_type in KEEP_ALL or is_known)
+
+
+def _is_empty(value: ir.Value) -> bool:
+    return value.shape is not None and 0 in value.shape.dims
+
+
+def _reads(node: ir.Node, index: int, known: KnownValues, *, everywhere: bool) -> bool:
+    """Return whether no weight hides a difference in the operand at ``index``."""
+    if index != 0 or node.op_type not in ("Conv", "Gemm", "MatMul"):
+        return True
+    value = node.inputs[1]
+    weight = None if value is None else known.array(value)
+    if weight is None:
+        return value is not None and not known.has(value)
+    used = weight != 0
+    if everywhere:
+        return bool(used.any())
+    if node.op_type == "Conv":
+        group = node.attributes.get_int("group", 1)
+        parts = used.reshape(group, -1, *used.shape[1:])
+        return bool(parts.any(axis=(1, *range(3, parts.ndim))).all())
+    if weight.ndim != 2:
+        return False
+    turned = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0
+    return bool(used.any(axis=0 if turned else 1).all())
+
+
+def _shows_sizes(node: ir.Node) -> bool:
+    """Return whether a node distinguishes sums of different sizes, wherever they differ enough."""
+    to_truth = node.op_type == "Cast" and node.attributes.get_int("to", 0) == ir.DataType.BOOL
+    if to_truth or node.op_type in _FORGET_SIZES:
+        return False
+    if node.domain == "":
+        named = node.op_type in _SUMS or node.op_type in _KEEP_SIZES
+        return named or is_move(node) or is_elementwise(node)
+    operator = operator_of(node)
+    return operator is not None or node.op_type.startswith("QLinear")

@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
 from qgraph.exactness import Witness
 from qgraph.graph.constants import constant_elements
 from qgraph.graph.streaming import Stream
+from qgraph.numerics import Array
 from qgraph.numerics.values import Comparison, compare_pieces, compare_values
 from qgraph.ops.dispatch import NodeStep, kernel_for
 from qgraph.ops.operator import operator_of
 from qgraph.proof.matching.known_values import KnownValues
-
-Array = npt.NDArray[Any]
 
 _ELEMENTWISE = frozenset(
     {"Abs", "Add", "Ceil", "Div", "Floor", "Identity", "Max", "Min", "Mul", "Neg", "Relu", "Sub"}

@@ -11,18 +11,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
 from qgraph.graph.constants import constant, constant_tensor
 from qgraph.graph.inference.walk import Facts
 from qgraph.graph.scopes import graphs_of, is_control, nodes_of
+from qgraph.numerics import Array
 from qgraph.ops.dispatch import Imports, NodeStep, kernel_for
 from qgraph.ops.kernels.standard import FUNCTIONS, SUMMING, is_any_order_exact, is_rounded_once
 from qgraph.proof.matching.operators import is_exact, is_random
-
-Array = npt.NDArray[Any]
 
 _ROUNDED_ONCE = frozenset(FUNCTIONS) | {"Pow"}
 """Operators whose kernels give the exact results, rounded once, for types narrower than float64."""

@@ -30,7 +30,7 @@ from qgraph.proof.matching.constant_rows import compare_constants
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.normalise import Plain
 from qgraph.proof.matching.operators import is_moving, is_reshape
-from qgraph.proof.matching.visible import distinguishes_signed_zeros
+from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
 
 _MOST = 64
 """Number of values among which the two inputs of a region are sought."""
@@ -65,6 +65,11 @@ class Claim:
     candidate: ir.Value
     entries: tuple[Pair, ...] = ()
     reason: str = ""
+
+    @property
+    def values(self) -> Pair:
+        """Both values."""
+        return self.reference, self.candidate
 
 
 class Matching(Classes):

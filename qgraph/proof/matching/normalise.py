@@ -27,7 +27,7 @@ from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.inference.walk import infer, with_facts
 from qgraph.graph.interface import Domain, common_domain
 from qgraph.graph.opset.versions import declare_domains, require
-from qgraph.graph.scopes import graphs_of, nodes_of, owners
+from qgraph.graph.scopes import nodes_of, owners
 from qgraph.graph.slices import ancestors
 from qgraph.ops.static_parameters import freeze_static_parameters
 from qgraph.proof.matching.composites import unfold
@@ -178,11 +178,6 @@ def _flat(model: ir.Model) -> ir.Model:
             "opsets of the model and without a circle. Inline them with the tool that wrote them."
         ) from error
     return copy
-
-
-def inner_results(node: ir.Node) -> list[ir.Value]:
-    """Return the outputs of the graphs that a node runs."""
-    return [value for graph in graphs_of(node) for value in graph.outputs]
 
 
 def live_nodes(outputs: Iterable[ir.Value]) -> set[ir.Node]:

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant
 from qgraph.graph.schema import OpKey
+from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.dispatch import Imports
 from qgraph.ops.operator import is_defined, operator_of
-
-Array = npt.NDArray[Any]
 
 KEEP_ALL = frozenset(
     {"DepthToSpace", "Flatten", "Identity", "Reshape", "SpaceToDepth", "Squeeze", "Transpose"}

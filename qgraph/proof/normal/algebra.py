@@ -30,14 +30,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.numerics import Array
 from qgraph.proof.normal.elementwise import data_of, is_along_axis, is_on_elements
 from qgraph.proof.normal.movements import is_constant_along
 from qgraph.proof.normal.rewriter import Rewriter, Sizes, sizes_of
-
-Array = npt.NDArray[Any]
 
 
 def write_difference(graph: Rewriter, node: ir.Node) -> bool:

@@ -25,17 +25,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.numerics import Array
 from qgraph.ops.integer.codes import ratio, single
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
 from qgraph.proof.normal.rewriter import Rewriter, Sizes, sizes_of
-
-Array = npt.NDArray[Any]
 
 WHOLE_SUMS = (
     "sums of codes that stay below 2**24 are computed without rounding, in whatever order they are "

@@ -9,19 +9,16 @@ of a QuantizeLinear or DequantizeLinear moves with its scale.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
 from qgraph.graph.schema import OpKey
+from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import operator_of
 from qgraph.proof.normal.rewriter import Rewriter, Sizes, is_single, sizes_of
-
-Array = npt.NDArray[Any]
 
 MoveValue = Callable[[ir.Value], "ir.Value | None"]
 """Returns the moved form of an operand that is not constant; None where it has none."""

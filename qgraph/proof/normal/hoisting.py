@@ -26,10 +26,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
+from qgraph.numerics import Array
 from qgraph.ops.dispatch import compute
 from qgraph.proof.matching.operators import is_elementwise
 from qgraph.proof.normal.elementwise import (
@@ -173,9 +173,6 @@ def _permute_concat(graph: Rewriter, node: ir.Node, last: Movement) -> bool:
         sizes=sizes_of(node.outputs[0]),
     )
     return graph.replace(node.outputs[0], new)
-
-
-Array = npt.NDArray[Any]
 
 
 def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
 from qgraph.graph.slices import between, dominators
+from qgraph.numerics import Array
 from qgraph.numerics.values import is_nan
 from qgraph.ops.dispatch import compute
 from qgraph.proof.functions.expression import Builder, Undecidable, text
@@ -36,8 +36,6 @@ from qgraph.proof.matching.operators import check_parameters, operands
 from qgraph.proof.normal.axes import is_never_empty, reduced_axes
 from qgraph.proof.normal.elementwise import aligned_parameter, data_of, is_on_elements, keeps_sizes
 from qgraph.proof.normal.rewriter import Rewriter, Sizes, are_equal, has_elements, sizes_of
-
-Array = npt.NDArray[Any]
 
 _NARROW_BITS = 16
 _MOST_CHANNELS = 1 << 12

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.numerics import Array
 from qgraph.proof.normal.rewriter import Rewriter, Sizes, are_equal, have_equal_counts, sizes_of
 
-Array = npt.NDArray[Any]
 Written = tuple[str, Sequence[object], dict[str, object]]
 """Operator, operands besides the data, and attributes that do a movement."""
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness
 from qgraph.graph.scopes import graphs_of
+from qgraph.numerics import Array
 from qgraph.ops.dispatch import Imports
 from qgraph.proof.matching.known_values import KnownValues
-from qgraph.proof.matching.visible import distinguished
+from qgraph.proof.matching.zero_signs import distinguished
 
 Size: TypeAlias = int | str | None
 """A number, the name of an open size, or None where nothing is known."""
@@ -74,8 +74,6 @@ def is_single(sizes: Sizes | None) -> bool:
     """Return whether a shape is certain to hold one element."""
     return sizes is not None and all(size == 1 for size in sizes)
 
-
-Array = npt.NDArray[Any]
 
 _PARAMETER_BYTES = 1 << 22
 """Larger constants are not moved to the other side of an operator."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from qgraph.proof.matching.visible import distinguishes_signed_zeros, forgets
+from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros, forgets
 from qgraph.verify.operators import forgets_zero_signs, tells_zeros_apart
 
 HEADER = '<ir_version: 10, opset_import: ["": 17]>'

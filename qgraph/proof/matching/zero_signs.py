@@ -1,0 +1,298 @@
+"""Signs of zeros: which operators see them, and where two models do not share them.
+
+Regions may be equal but for the sign of zero. That is equality for whatever follows, unless it
+tells the two zeros apart: a division by them, a power, a look at the bits, or an operator that is
+not known here. ``sightings`` finds such nodes, ``meets_both_zeros`` those that take one of two
+zeros of different signs, of which ONNX leaves open which one.
+
+``distinguishes_signed_zeros`` and ``forgets`` say what one operator does with zeros of both signs.
+``is_positive`` excludes zeros by the operators that compute a value:
+
+    positive        c > 0; a + b with a positive and b not negative; sqrt(a), max(a, x) with a
+                    positive; Clip with positive bounds; a positive value that is moved
+    not negative    c >= 0; |x|; x * x; x ** 2, 4, ...; sqrt(x), exp(x), Relu(x), Sigmoid(x),
+                    Softmax(x); norms; sums, means, products and maxima of values not negative
+
+Rounding does not carry a sum below its larger operand, nor a root of a positive number to zero; a
+product of positive numbers may become zero, and counts as not negative only. NaN is not considered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.schema import OpKey
+from qgraph.graph.scopes import captured, graphs_of
+from qgraph.graph.slices import sources
+from qgraph.numerics import Array
+from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
+from qgraph.ops.operator import operator_of
+from qgraph.proof.matching.normalise import live_nodes
+from qgraph.proof.matching.operators import is_moving
+
+_DEPTH = 24
+
+_NEVER_NEGATIVE = frozenset(
+    {"Abs", "Exp", "HardSigmoid", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Relu", "Sigmoid"}
+    | {"Softmax", "Softplus", "Sqrt"}
+)
+_OF_NOT_NEGATIVE = frozenset(
+    {"Add", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Mean", "Min", "Mul"}
+    | {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Sum"}
+)
+
+
+def is_positive(value: ir.Value | None) -> bool:
+    """Return whether every number among a value's elements is above zero."""
+    return _is_above(value, _DEPTH, strictly=True)
+
+
+def _is_above(value: ir.Value | None, depth: int, *, strictly: bool) -> bool:
+    """Return whether no element of a value is below zero, and, if ``strictly``, none is zero."""
+    array, node = _read(value)
+    if array is not None:
+        return bool(((array > 0) if strictly else (array >= 0)).all())
+    if node is None or depth == 0 or node.domain:
+        return False
+    above = partial(_is_above, depth=depth - 1, strictly=strictly)
+    name, operands = node.op_type, node.inputs
+    if name == "Identity" or is_moving(node):
+        return above(operands[0])
+    if name == "Max":
+        return any(map(above, operands))
+    if name == "Clip":
+        low, *_ = bounds = [*operands[1:], None]
+        constant = all(_read(bound)[0] is not None for bound in bounds if bound is not None)
+        is_bounded = low is not None and constant and not node.attributes
+        return is_bounded and all(above(bound) for bound in bounds if bound is not None)
+    if strictly:
+        not_negative = partial(_is_above, depth=depth - 1, strictly=False)
+        pairs = (operands, operands[::-1]) if name == "Add" else ()
+        sums = any(above(x) and not_negative(y) for x, y in pairs)
+        return sums or (name == "Sqrt" and above(operands[0]))
+    if name in _OF_NOT_NEGATIVE:
+        is_square = name == "Mul" and operands[0] is operands[1]
+        return is_square or all(map(above, operands[:1] if name.startswith("Reduce") else operands))
+    is_power = name == "Pow" and (has_even_exponent(node) or above(operands[0]))
+    return is_power or name in _NEVER_NEGATIVE
+
+
+def has_even_exponent(node: ir.Node) -> bool:
+    """Return whether a Pow has constant exponents that are even and not negative."""
+    exponents, _ = _read(node.inputs[1])
+    return exponents is not None and bool(((exponents >= 0) & (exponents % 2 == 0)).all())
+
+
+def _read(value: ir.Value | None) -> tuple[Array | None, ir.Node | None]:
+    """Return the float64 elements of a constant and the node that makes a value."""
+    if value is None:
+        return None, None
+    array = constant_expression(value)
+    if array is not None and array.dtype.kind in "fiu" and array.size:
+        return array.astype(np.float64), None
+    return None, value.producer()
+
+
+_DISTINGUISHING = frozenset({"Atan2", "BitCast", "Pow", "Reciprocal", "Unique"})
+"""Standard operators that distinguish zeros; Div does by its second operand."""
+
+_FORGETTING = frozenset(
+    {"Abs", "Cos", "Cosh", "Exp", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Sigmoid", "Softmax"}
+    | {"Softplus"}
+)
+"""Standard operators with the same results for zeros of both signs."""
+
+_DIVIDING_OF_ML = frozenset({"Normalizer"})
+"""Operators of the domain of machine learning that do: they divide by the largest element."""
+
+_QUANTIZES = frozenset({"QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMul"})
+"""Operators whose only floating operands are scales, one of which divides."""
+
+_DOMAINS = frozenset({"", "ai.onnx.ml"})
+
+_KNOWN = frozenset(
+    OpKey("com.microsoft", name)
+    for name in (
+        "DequantizeLinear",
+        "DynamicQuantizeMatMul",
+        "FusedConv",
+        "FusedGemm",
+        "FusedMatMul",
+        "Gelu",
+        "MatMulInteger16",
+        "MatMulIntegerToFloat",
+        "QLinearAdd",
+        "QLinearMul",
+        "QuantizeLinear",
+    )
+)
+"""Operators of other domains that do not."""
+
+
+def distinguishes_signed_zeros(node: ir.Node, touched: Sequence[ir.Value]) -> bool:
+    """Return whether a node distinguishes zeros of different signs in some of its operands."""
+    if node.domain == "" and node.op_type == "Div":
+        return node.inputs[1] in touched and not is_positive(node.inputs[1])
+    if node.domain == "" and node.op_type == "Reciprocal":
+        return node.inputs[0] in touched and not is_positive(node.inputs[0])
+    if node.domain == "" and node.op_type == "Pow" and has_even_exponent(node):
+        return node.inputs[1] in touched  # (-0) ** 2 = (+0) ** 2 = +0
+    if node.domain == "" and node.op_type == "BatchNormalization":
+        return node.inputs[4] in touched  # the root of -0 is -0, and divides where epsilon is -0
+    if node.domain == "" and node.op_type == "Cast":
+        return node.attributes.get_int("to", 1) == ir.DataType.STRING
+    if node.domain == "" and node.op_type == "CastLike":
+        like = node.inputs[1]
+        return like is None or like.dtype in (None, ir.DataType.STRING)
+    if node.op_type in _QUANTIZES:
+        codes = node.inputs[0], node.inputs[3]
+        return any(value in touched for value in node.inputs if value not in codes)
+    operator = operator_of(node)
+    divides = operator is not None and not operator.schema.standard
+    if divides or node.op_type == "QuantizeLinear":
+        return any(value in touched for value in node.inputs[1:])
+    if node.domain in _DOMAINS:
+        return node.op_type in (_DIVIDING_OF_ML if node.domain else _DISTINGUISHING)
+    known = operator is not None or is_mat_mul_n_bits(node)
+    return not known and OpKey.of(node) not in _KNOWN
+
+
+def forgets(node: ir.Node) -> bool:
+    """Return whether a node has the same results for zeros of both signs.
+
+    So have powers with even exponents, squares, and sums with constants that are not zero.
+    """
+    if node.domain:
+        return False
+    if node.op_type == "Pow":
+        return has_even_exponent(node)
+    if node.op_type == "Mul":
+        return node.inputs[0] is node.inputs[1]
+    if node.op_type in ("Add", "Sub"):
+        arrays = [constant_expression(value) for value in node.inputs]
+        return any(array is not None and bool((array != 0).all()) for array in arrays)
+    return node.op_type in _FORGETTING
+
+
+def distinguished(graph: ir.Graph) -> frozenset[ir.Value]:
+    """Return the values whose sign of zero some operator after them may distinguish.
+
+    One walk against the order of the nodes: a value counts if a node distinguishes its zeros, if a
+    node uses it inside a graph of its own, or if a floating result computed from it counts, unless
+    the node has the same results for both zeros. Outputs of the model do not count.
+    """
+    counted: set[ir.Value] = set()
+    for node in reversed(list(graph)):
+        used = [value for value in node.inputs if value is not None]
+        if graphs_of(node):
+            counted.update(used, captured(node))
+            continue
+        passes_on = not counted.isdisjoint(node.outputs) and not forgets(node)
+        counted.update(v for v in used if passes_on or distinguishes_signed_zeros(node, [v]))
+    return frozenset(counted)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A region of one model, as far as zeros go.
+
+    Attributes:
+        entry: the value that it begins with.
+        exit: the value that it ends in.
+        nodes: what lies between.
+        tells_apart: whether it makes different values of -0 and +0.
+    """
+
+    entry: ir.Value
+    exit: ir.Value
+    nodes: frozenset[ir.Node]
+    tells_apart: bool
+
+
+def sightings(
+    nodes: Sequence[ir.Node],
+    outputs: Iterable[ir.Value],
+    starts: Collection[ir.Value],
+    steps: Sequence[Step],
+) -> list[tuple[ir.Node, str]]:
+    """Return the nodes of a model that see the sign of zeros, and how.
+
+    Args:
+        nodes: of the model, also those in graphs of attributes, each graph in order.
+        outputs: of the model.
+        starts: values that may be zeros of the other sign in the other model.
+        steps: regions, which are looked at as a whole.
+    """
+    if not starts:
+        return []
+    live = live_nodes(outputs)
+    inside = {node for step in steps for node in step.nodes if _serves_only(node, step)}
+    spread = set(starts)
+    found: dict[ir.Node, str] = {}
+    before = 0
+    while len(spread) > before:
+        before = len(spread)
+        for node in nodes:
+            touched = [value for value in sources(node.outputs[0]) if value in spread]
+            if node not in live or not touched:
+                continue
+            if node not in inside and distinguishes_signed_zeros(node, touched):
+                found[node] = (
+                    f"{node.op_type} sees the sign of zeros, which the models do not share"
+                )
+            if not forgets(node):
+                spread.update(_beyond(node))
+        for step in steps:
+            node_after = step.exit.producer()
+            if step.tells_apart and step.entry in spread and node_after is not None:
+                found[node_after] = "it tells zeros apart whose signs the models do not share"
+    return list(found.items())
+
+
+def _serves_only(node: ir.Node, step: Step) -> bool:
+    """Return whether nothing outside of a region uses what a node in it computes."""
+    values = [value for value in node.outputs if value is not step.exit]
+    return not any(
+        value.is_graph_output() or not step.nodes.issuperset(value.consumers()) for value in values
+    )
+
+
+def _beyond(node: ir.Node) -> list[ir.Value]:
+    """Return what may differ in the sign of zero because an operand of ``node`` does."""
+    values = [v for v in node.outputs if v.dtype is None or v.dtype.is_floating_point()]
+    return values + [value for graph in graphs_of(node) for value in graph.inputs]
+
+
+_PICKS = frozenset({"Clip", "Max", "Min", "Relu"})
+
+
+def meets_both_zeros(node: ir.Node, known: Mapping[ir.Value, Any]) -> bool:
+    """Return whether a node takes one of two zeros of different signs.
+
+    Args:
+        node: any node.
+        known: its operands.
+    """
+    if node.domain != "" or node.op_type not in _PICKS:
+        return False
+    arrays = [np.asarray(known[value]) for value in node.inputs if value is not None]
+    if any(array.dtype.kind in "iub" for array in arrays):
+        return False
+    if node.op_type == "Relu":
+        arrays.append(np.zeros((), arrays[0].dtype))
+    zeros = [array == 0 for array in arrays]
+    signs = [np.signbit(array.astype(np.float32)) for array in arrays]
+    minus = [np.asarray(zero & sign).any() for zero, sign in zip(zeros, signs, strict=True)]
+    plus = [np.asarray(zero & ~sign).any() for zero, sign in zip(zeros, signs, strict=True)]
+    return any(
+        (minus[one] and plus[other]) or (plus[one] and minus[other])
+        for one in range(len(arrays))
+        for other in range(one)
+    )
