@@ -1,4 +1,4 @@
-"""Running two models on the same inputs and comparing all outputs.
+"""Run two models on the same inputs and compare all outputs.
 
 The inputs on which two models are compared.
 """
@@ -34,7 +34,7 @@ from qgraph.model import Model, Source, load
 
 
 class Feeding:
-    """All inputs of a check: those given, random ones, then probes; each made when it is run.
+    """All inputs of a check: given, random, then probes; each is generated when it is run.
 
     Args:
         model: the reference.
@@ -108,7 +108,7 @@ Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]
 
 _BATCHES_OF_RUNTIMES = 4
-"""So many batches are put to each configuration of a runtime; each of them is run often."""
+"""Number of batches for each configuration of a runtime; each batch is run several times."""
 
 
 def check(
@@ -216,8 +216,8 @@ def check(
     judgement = _runtimes(first, second, feeding, feeds, names) if runtimes else None
     if judgement is not None and judgement.is_empty:
         notes.append(
-            "no runtime runs the candidate, so that none is judged; convert it to 'qdq' or 'onnx' "
-            "and compare that"
+            "no runtime can run the candidate, so no runtime is judged; convert it to 'qdq' or "
+            "'onnx' and check the result"
         )
     outputs = [each.result() for each in comparison.outputs.values()]
     divergence = first_divergence(
@@ -255,7 +255,7 @@ def _check_options(
     if probes < 0:
         raise OptionError(f"{probes} probes are asked for, expected a number that is not negative.")
     if labels is not None and inputs is None:
-        raise OptionError("Labels are given without inputs, expected both. Give the inputs too.")
+        raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
     if max_drop is not None and (labels is None or not max_drop >= 0):
         raise OptionError(
             f"max_drop is {max_drop}, expected a number that is not negative, with labels to "
@@ -264,7 +264,7 @@ def _check_options(
 
 
 def _refuse_nothing(comparison: _Comparison) -> None:
-    """See that values were compared: without any, models would count as equal."""
+    """Raise if no values were compared: the models would count as equal."""
     results = [comparing.result() for comparing in comparison.outputs.values()]
     if any(result.elements or result.note is not None for result in results):
         return
@@ -318,7 +318,7 @@ class _Comparison:
             self._kept[1].append({name: theirs[other] for name, other in self._names.items()})
 
     def failed(self, *, lenient: bool) -> dict[str, str]:
-        """Return the outputs beyond their tolerance, and why.
+        """Return the outputs that exceed their tolerance, with the reason.
 
         Args:
             lenient: whether any values will do, as long as they can be compared.
@@ -331,7 +331,7 @@ class _Comparison:
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def measure(self, labels: Array, metric: Metric, max_drop: float | None) -> MetricReport:
-        """Return what a metric says of the outputs of both models."""
+        """Return the scores of both models by a metric."""
         scores = []
         for batches in self._kept:
             joined = {

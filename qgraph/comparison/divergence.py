@@ -1,4 +1,4 @@
-"""Where two models begin to differ, and how far each of their tensors is apart.
+"""The first tensor in which two models differ, and the differences of all common tensors.
 
 Which tensors of two models belong together, by structure and provenance.
 """
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Match:
-    """Two tensors that have to be equal if the models are.
+    """Two tensors that must be equal if the models are equal.
 
     Attributes:
         node: the node of the reference that makes it.
@@ -47,7 +47,7 @@ class Match:
 def correspondence(
     reference: Model, candidate: Model, outputs: Mapping[str, str]
 ) -> tuple[Match, ...]:
-    """Return the tensors of the main graphs that belong together, in the order of the reference.
+    """Return the pairs of corresponding tensors in the main graphs, in the order of the reference.
 
     The graphs are matched as for a proof: values belong together that equal operators make of
     values that do, and where the graphs differ, those that have to be equal all the same. Names
@@ -62,7 +62,7 @@ def correspondence(
     try:
         partners = _partners(Matching(*plain(reference.ir, candidate.ir, keep_inputs=False)), named)
     except (ModelError, UnsupportedError) as error:
-        logger.info("tensors are matched by name, the graphs cannot be: %s", error)
+        logger.info("tensors are matched by name, because the graphs cannot be matched: %s", error)
         partners = {name: name for name in named}
     found = []
     for node in reference.ir.graph:
@@ -76,14 +76,14 @@ def correspondence(
 
 
 def _named(graph: ir.Graph) -> set[str]:
-    """Return the names of what can be looked at while a model runs."""
+    """Return the names of tensors that can be read while a model runs."""
     values = [*graph.inputs, *graph.initializers.values()]
     values += [value for node in graph for value in node.outputs]
     return {str(value.name) for value in values if value.name}
 
 
 def _partners(matching: Matching, known: set[str]) -> dict[str, str]:
-    """Return a value of the candidate for each of the reference that one was found for."""
+    """Return the candidate's value for each value of the reference that has a counterpart."""
     there: dict[Class, list[str]] = {}
     for value in _values(matching.candidate.plain.graph):
         if value.name in known:
@@ -96,7 +96,7 @@ def _partners(matching: Matching, known: set[str]) -> dict[str, str]:
         equal = there.get(place)
         if not equal or not value.name:
             continue
-        # of several equal ones the first goes with the first
+        # equal values are paired in order
         turn = met[place] = met.get(place, -1) + 1
         name = str(value.name)
         partners[name] = name if name in equal else equal[min(turn, len(equal) - 1)]
@@ -111,15 +111,15 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 _TAPS_AT_ONCE = 32
-"""How many inner tensors a model is asked for at a time; some backends hold all of them."""
+"""Number of inner tensors to compute at a time; some backends keep all of them in memory."""
 
 _HELD_BYTES = 1 << 30
-"""How much of the reference is held while the candidate is run."""
+"""Bytes of the reference's tensors to keep while the candidate runs."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A model's main graph, what runs it, and the inputs to run it on."""
+    """A model's main graph, its executor, and its inputs."""
 
     graph: ir.Graph
     executor: Executor
@@ -129,7 +129,7 @@ class Run:
 def compare_tensors(
     reference: Run, candidate: Run, matches: Sequence[Match]
 ) -> list[TensorComparison]:
-    """Return how far the tensors are apart that belong together, in the order of the reference.
+    """Return the comparisons of corresponding tensors, in the order of the reference.
 
     No more than a share of the tensors is held at a time: the models are run several times where
     they have many or large ones. Tensors of another type or shape are no outputs by mistake, and
@@ -137,7 +137,7 @@ def compare_tensors(
     """
     found = []
     rest = list(matches)
-    # how large tensors are is not known at first; the inputs are a hint
+    # the sizes of tensors are unknown at first; the inputs give an estimate
     fed = sum(getattr(x, "nbytes", 0) for x in reference.inputs.values())
     at_once = min(_TAPS_AT_ONCE, max(1, _HELD_BYTES // max(1, fed)))
     while rest:
@@ -151,7 +151,7 @@ def compare_tensors(
 def first_divergence(
     graph: ir.Graph, tensors: Sequence[TensorComparison], outputs: Collection[str]
 ) -> TensorComparison | None:
-    """Return the first tensor that differs among those that an output that differs is made of.
+    """Return the first differing tensor among the ancestors of the differing outputs.
 
     Args:
         graph: of the reference.
@@ -164,7 +164,7 @@ def first_divergence(
 
 
 def _hold(run: Run, matches: Sequence[Match]) -> list[Any]:
-    """Return the tensors of the reference, as many from the first on as may be held."""
+    """Return the first tensors of the reference, as many as fit in memory."""
     places = {match.reference: place for place, match in enumerate(matches)}
     held: dict[int, Any] = {}
     full = len(matches)
@@ -217,6 +217,6 @@ def _form(value: Any) -> tuple[Any, Any]:
 
 
 def _sources(graph: ir.Graph, outputs: Collection[str]) -> set[str]:
-    """Return the names of the values that outputs are made of, theirs included."""
+    """Return the names of the outputs and of their ancestors."""
     ends = [value for value in graph.outputs if value.name in outputs]
     return {str(value.name) for value in ancestors(ends)}

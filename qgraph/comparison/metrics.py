@@ -1,4 +1,4 @@
-"""How far two arrays of numbers are apart.
+"""Measures of the difference of two arrays.
 
 Looking at large arrays piece by piece, so that what is computed of them stays small.
 """
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 AT_ONCE = 1 << 20
-"""Elements of a piece; comparisons hold several float64 arrays of its size."""
+"""Elements of a piece; comparisons need several float64 arrays of this size."""
 
 Index = tuple[slice | EllipsisType, ...]
 
@@ -35,7 +35,7 @@ def pieces(shape: Sequence[int], at_once: int = AT_ONCE) -> Iterator[Index]:
         if size:
             yield (...,)
         return
-    # all axes before the first that has to be cut are walked one by one
+    # indices of the axes before the first cut axis are visited one by one
     axis = next(n for n in range(len(shape)) if math.prod(shape[n + 1 :]) <= at_once)
     inner = math.prod(shape[axis + 1 :])
     step = max(1, at_once // inner)
@@ -49,13 +49,13 @@ Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
-"""Shares of the values whose largest absolute difference is told."""
+"""Quantiles of the absolute difference to report."""
 
 _WORST_SQNR = -999.0
-"""Stands for minus infinity in decibels, which JSON cannot say."""
+"""Replaces minus infinity in decibels, which JSON cannot express."""
 
 _DROPPED_BITS = 13
-"""Differences are counted by their float32 without so many of its last bits, in 2**18 bins."""
+"""Low bits of float32 to ignore when differences are counted, which leaves 2**18 bins."""
 
 _BITS: dict[np.dtype[Any], type[np.signedinteger[Any]]] = {
     np.dtype(np.float16): np.int16,
@@ -67,7 +67,7 @@ _BITS: dict[np.dtype[Any], type[np.signedinteger[Any]]] = {
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """How far one output of two models is apart. Values count: -0 equals +0, NaN equals NaN.
+    """Difference of one output of two models, by value: -0 equals +0, NaN equals NaN.
 
     Attributes:
         name: name of the output in the reference.
@@ -111,13 +111,13 @@ class OutputComparison:
 
     @property
     def relative(self) -> float | None:
-        """Norm of the difference as a share of the norm of the reference; None if infinite."""
+        """Norm of the difference divided by the norm of the reference; None if infinite."""
         if self.sqnr_db is None:
             return 0.0 if self.equal else None
         return None if self.sqnr_db <= _WORST_SQNR else float(10 ** (-self.sqnr_db / 20))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields of the JSON report; what is not finite becomes null."""
+        """Return the fields of the JSON report; numbers that are not finite become null."""
         named = (f"p{100 * share:g}" for share in QUANTILES)
         return {
             "name": self.name,
@@ -135,7 +135,7 @@ class OutputComparison:
 
 
 class Comparing:
-    """Compares one output batch by batch; nothing of a batch is kept.
+    """Compares one output batch by batch, without keeping batches.
 
     Args:
         name: of the output.
@@ -191,7 +191,7 @@ class Comparing:
         return not wrong
 
     def result(self) -> OutputComparison:
-        """Return how far all batches are apart."""
+        """Return the difference over all batches."""
         name, elements, mismatches = self._name, self._elements, self._mismatches
         if self._note is not None:
             return OutputComparison(
@@ -299,7 +299,7 @@ def compare(
     candidate: Sequence[Any],
     steps: Sequence[npt.NDArray[np.float32]] | None = None,
 ) -> OutputComparison:
-    """Compare an output over several batches.
+    """Compare one output over several batches.
 
     Args:
         name: of the output.

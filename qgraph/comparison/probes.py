@@ -1,4 +1,4 @@
-"""Inputs of a model that put the data of its quantizers beside their thresholds.
+"""Inputs of a model for which the data of its quantizers lie next to thresholds.
 
 Between two inputs for which a quantizer's data lies on both sides of a threshold, the way is halved
 until they are neighbours: below and above it by as little as inputs can do. Where a quantizer reads
@@ -29,26 +29,26 @@ from qgraph.proof.matching.operators import is_reshape, operands
 Array = npt.NDArray[Any]
 
 _STARTS = 16
-"""Inputs between which thresholds are looked for; fewer where each is a run of its own."""
+"""Number of inputs between which thresholds are searched; fewer if each needs its own run."""
 _STARTS_ALONE = 6
 _STARTS_LOOKED_AT = 4
-"""From so many of them thresholds are sought; it takes some thirty calls of the quantizer each."""
+"""Number of inputs for the search; each takes about 30 calls of the quantizer."""
 
 _WALKS = 1 << 10
 _CHOICE = 8
-"""Times as many thresholds as are wanted are looked at, to take some that lie apart."""
+"""Ratio of candidate thresholds to requested ones, so that the selection can be spread."""
 
 _MOVES = 24
 _NEAR = 256
-"""In numbers: it does not help to move what is further away."""
+"""Maximum distance, in floats, at which moving single numbers is tried."""
 
 _HALVINGS = 64
-"""Enough for any two inputs to become neighbours."""
+"""Number of bisections; enough for any two inputs to become neighbours."""
 
 
 @dataclass
 class Probes:
-    """Inputs beside thresholds.
+    """Inputs next to thresholds.
 
     Attributes:
         batches: the inputs.
@@ -61,7 +61,7 @@ class Probes:
 
 @dataclass
 class _Target:
-    """A threshold at one element, and an input on either side of it.
+    """A threshold of one element, and one input on each side of it.
 
     Attributes:
         place: flat index of the element in the quantizer's data.
@@ -80,17 +80,17 @@ class _Target:
 
     @property
     def distance(self) -> int:
-        """How many numbers lie between the element and the threshold, on both sides together."""
+        """Number of floats between the two inputs' elements and the threshold."""
         low, high = (int(to_keys(np.float32(value))) for value in self.values)
         return self.key - 1 - low + high - self.key
 
     @property
     def is_reached(self) -> bool:
-        """Whether the element is each of the two numbers beside the threshold."""
+        """Whether both floats next to the threshold were reached."""
         return self.distance == 0
 
     def take(self, row: Row, value: float) -> None:
-        """Replace one of the inputs by another one that is nearer, if it is."""
+        """Replace one of the inputs by another one if that is closer."""
         key, ends = int(to_keys(np.float32(value))), self.values
         if int(to_keys(np.float32(ends[0]))) < key < self.key:
             self.below, self.values = row, (value, ends[1])
@@ -107,7 +107,7 @@ def make_probes(
     shapes: Mapping[str, Sequence[int]] | None = None,
     starts: Mapping[str, Any] | None = None,
 ) -> Probes:
-    """Return inputs beside up to ``count`` thresholds of each quantizer of data.
+    """Return inputs next to up to ``count`` thresholds of each quantizer of data.
 
     Quantizers of the main graph with constant parameters are aimed at. For one behind other
     operators than elementwise ones each threshold takes some thirty runs of the model, of which
@@ -162,7 +162,7 @@ def _aim(
 ) -> tuple[ProbeReport, list[Row]]:
     name = str(quantizer.data.name)
     if any(value.dtype != np.float32 or not value.size for value in values):
-        return ProbeReport(quantizer.label, name, reason="its data is no float32"), []
+        return ProbeReport(quantizer.label, name, reason="its data is not float32"), []
     try:
         source = _read_directly(quantizer.data)
         if source is not None and population[0][source].shape == values[0].shape:
@@ -182,14 +182,14 @@ def _aim(
 def _choose(
     quantizer: DataQuantizer, population: list[Row], values: list[Array], count: int
 ) -> list[_Target]:
-    """Return thresholds, spread over all that lie between two of the inputs."""
+    """Return a spread selection of the thresholds that lie between two inputs."""
     flat = np.stack([value.reshape(-1) for value in values])
     top = np.argmax(np.where(np.isnan(flat), -np.inf, flat), axis=0)
     highest = to_keys(np.take_along_axis(flat, top[None], 0)[0])
     known: dict[int, tuple[int, int]] = {}
     for start, value in enumerate(values[:_STARTS_LOOKED_AT]):
         data = value
-        for _ in range(_WALKS):  # from threshold to threshold, as far as another input goes
+        for _ in range(_WALKS):  # from threshold to threshold, up to the value of another input
             keys, found = (part.reshape(-1) for part in thresholds_above(quantizer, data))
             places = np.flatnonzero(found & (keys <= highest))
             for key, first in zip(*np.unique(keys[places], return_index=True), strict=True):
@@ -209,7 +209,7 @@ def _choose(
 
 
 def _halve(rows: Rows, name: str, targets: list[_Target]) -> None:
-    """Bring the inputs on both sides of each threshold together."""
+    """Bisect between the inputs on both sides of each threshold."""
     for _ in range(_HALVINGS):
         open_ = [target for target in targets if not target.is_done]
         if not open_:
@@ -226,7 +226,7 @@ def _halve(rows: Rows, name: str, targets: list[_Target]) -> None:
 
 
 def _refine(rows: Rows, name: str, targets: list[_Target]) -> None:
-    """Move single numbers of the inputs to their neighbours, where that leads nearer."""
+    """Move single numbers of the inputs to neighbouring floats if that is closer."""
     generator = np.random.default_rng(len(targets))
     for _ in range(_MOVES):
         near = [t for t in targets if t.is_done and not t.is_reached and t.distance < _NEAR]
@@ -255,7 +255,7 @@ def _largest_gap(quantizer: DataQuantizer, data: Array, targets: Sequence[_Targe
 
 
 def _read_directly(value: ir.Value) -> str | None:
-    """Return the input that elementwise operators make ``value`` of, with its shape."""
+    """Return the input from which elementwise operators compute ``value``, with its shape."""
 
     def is_known(operand: ir.Value) -> bool:
         return constant_expression(operand) is not None
@@ -272,14 +272,14 @@ def _read_directly(value: ir.Value) -> str | None:
 def _probe_elements(
     rows: Rows, quantizer: DataQuantizer, source: str, population: list[Row], count: int
 ) -> tuple[ProbeReport, list[Row]]:
-    """Halve each element of an input on its own: one input meets as many thresholds."""
+    """Bisect each element of an input separately: one input then meets many thresholds."""
     name = str(quantizer.data.name)
     population = [*population, *_ranged(quantizer, source, population)]
     values = np.stack([value[name] for value in rows.values(population, [name])])
     inputs = np.stack([row[source] for row in population])
     order = np.argsort(np.where(np.isnan(values), -np.inf, values), axis=0)
     size = values[0].size
-    # few elements go through all thresholds from below, many begin anywhere
+    # few elements cross all thresholds from below, many start anywhere
     ranks = np.zeros(size, int) if size < _CHOICE * count else np.arange(size) % len(population)
     begin = np.take_along_axis(order, ranks.reshape(1, *values.shape[1:]), 0)
     data, highest = (np.take_along_axis(values, place, 0)[0] for place in (begin, order[-1:]))
@@ -311,7 +311,7 @@ def _elementwise(
     row: Row,
     aim: tuple[Keys, npt.NDArray[np.bool_], Keys, Keys],
 ) -> tuple[Keys, Keys]:
-    """Return keys of neighbouring numbers of an input, between which data crosses thresholds."""
+    """Return keys of neighbouring floats of an input between which the data crosses a threshold."""
     keys, found, low, high = aim
     while True:
         wide = found & (np.abs(high - low) > 1)
@@ -325,7 +325,7 @@ def _elementwise(
 
 
 def _ranged(quantizer: DataQuantizer, source: str, population: list[Row]) -> Iterator[Row]:
-    """Yield inputs that go through the whole range of a quantizer that reads them as they are."""
+    """Yield inputs that cover the whole range of a quantizer that reads them directly."""
     shape = population[0][source].shape
     step = quantizer.step(np.zeros(shape, np.float32))
     if step is None:

@@ -41,13 +41,13 @@ Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
 
 _BATCH = 32
-"""Samples at a time, where the model leaves their number open."""
+"""Samples in a batch if the batch size is dynamic."""
 
 _ELEMENTS = 1 << 19
 """Elements of an input at a time, unless one sample has more."""
 
 _SHARE_OF_RANDOM = 4
-"""One run in this many is on random inputs; the others push values towards a difference."""
+"""One run of this many uses random inputs; the others push values towards a difference."""
 
 
 def prove(
@@ -81,7 +81,7 @@ def prove(
             says.
     """
     models = load(reference), load(candidate)
-    # Before anything reads the models, so that nothing can have changed them.
+    # Hash the files before reading the models, so that both are the same.
     first, second = ((m.identity() if hashes else Identity(None, None)) for m in models)
     proof = certify(
         models[0].ir,
@@ -117,13 +117,13 @@ def search(matching: Matching, shown: Sequence[Shown], *, runs: int) -> Feeds:
             if runner.differ(feeds):
                 return _one_sample(runner, feeds)
     except (ExecutionError, OptionError, UnsupportedError, _Spent):
-        # Nothing can be run, or fed, or no runs are left: there is no example then.
+        # The models cannot be run, or no runs are left: there is no example.
         return {}
     return {}
 
 
 def _one_sample(runner: _Runner, feeds: Feeds) -> Feeds:
-    """Return the first sample that shows a difference alone; all of them if none is found."""
+    """Return the first single sample that shows a difference; all samples if none does."""
     opened = batch_shapes(runner.model.inputs, _BATCH, _ELEMENTS)
     try:
         for number in range(max((shape[0] for shape in opened.values()), default=1)):
@@ -131,7 +131,7 @@ def _one_sample(runner: _Runner, feeds: Feeds) -> Feeds:
             if opened and runner.differ(some):
                 return some
     except (ExecutionError, _Spent):
-        pass  # the samples do not go alone, or no runs are left
+        pass  # the samples cannot run alone, or no runs are left
     return feeds
 
 
@@ -140,7 +140,7 @@ class _Spent(Exception):  # noqa: N818 - an end, not a fault
 
 
 class _Runner:
-    """Runs both models, so many times."""
+    """Runs both models, a limited number of times."""
 
     def __init__(self, matching: Matching, runs: int) -> None:
         self.runs = runs
@@ -196,7 +196,7 @@ def _candidates(runner: _Runner, matching: Matching, differing: Sequence[Shown])
 
 
 def _from_inputs(runner: _Runner, matching: Matching, draw: Feeds, s: Shown) -> Iterator[Feeds]:
-    """Yield an input full of a witness, where a region can be looked at from an input on."""
+    """Yield an input filled with the witness if the region starts at an input."""
     for entry in s.claim.entries:
         name = str(entry[0].name)
         if entry[0].is_graph_input() and name in draw:
@@ -207,7 +207,7 @@ def _from_inputs(runner: _Runner, matching: Matching, draw: Feeds, s: Shown) -> 
 
 
 def _pushed(runner: _Runner, draw: Feeds, entry: ir.Value, runs: Runs) -> Iterator[Feeds]:
-    """Yield scaled inputs for which a value comes ever nearer to where results differ."""
+    """Yield scaled inputs that bring a value closer and closer to differing inputs."""
     if entry.graph is not runner.model.ir.graph or not len(runs):
         return
     name = str(entry.name)
@@ -237,7 +237,7 @@ def _pushed(runner: _Runner, draw: Feeds, entry: ir.Value, runs: Runs) -> Iterat
 
 
 def _nearest(values: Array, runs: Runs) -> tuple[int, float]:
-    """Return the place of the value that lies nearest to a run, and the middle of that run."""
+    """Return the index of the value closest to a differing run, and the middle of the run."""
     middles = from_keys((runs.lo + runs.hi) // 2).astype(np.float64)
     order = np.argsort(middles)
     flat = values.reshape(-1).astype(np.float64)
@@ -270,19 +270,19 @@ def read(path: Path, reference: Path, candidate: Path) -> Certificate:
     known = isinstance(document, dict) and document.get("command") == "prove"
     if not known or document.get("schema") != SCHEMA:
         raise ModelError(
-            f"{path}: is no certificate of schema {SCHEMA}, expected what 'qgraph prove "
-            "--certificate' writes. Write it again."
+            f"{path}: is not a certificate of schema {SCHEMA}, expected a file from 'qgraph prove "
+            f"--certificate'. Write it again."
         )
     certificate = Certificate.from_json(document)
     for name, model in (("reference", reference), ("candidate", candidate)):
         stated = getattr(certificate, name)
         if stated.sha256 is None:
-            raise ModelError(f"{path}: states no hash of its {name}. Prove the files anew.")
+            raise ModelError(f"{path}: states no hash of its {name}. Prove the files again.")
         if stated.sha256 != sha256(model):
             raise EquivalenceError(
                 f"{path}: it is about a {name} of the hash {stated.sha256[:12]}..., but {model} is "
-                "another file, expected the same. Name the models that were proved; one that was "
-                "in memory has to be saved and proved as a file."
+                "another file, expected the same file. Give the models that were proved; save a "
+                "model in memory first and prove the file."
             )
     return certificate
 
@@ -290,7 +290,7 @@ def read(path: Path, reference: Path, candidate: Path) -> Certificate:
 def replay(
     certificate: Certificate, found: Verification, reference: Source, candidate: Source
 ) -> Verification:
-    """Return what checker and prover together say of a certificate.
+    """Return the combined findings of checker and prover on a certificate.
 
     The prover is run if a part is unchecked and none is refuted. It has to find what the
     certificate states there, and at least the verdict and the level of the certificate.
@@ -332,7 +332,7 @@ def replay(
 
 
 def _wants_bits(certificate: Certificate) -> bool:
-    """Return whether equal values were called different, as they are where bits are asked for."""
+    """Return whether equal values count as different, as at level bits."""
     return any(
         region.verdict is ProofVerdict.DIFFERENT and region.exactness is Exactness.VALUES
         for region in certificate.regions
@@ -347,7 +347,7 @@ def _with_prover(region: Region, finding: Finding, anew: Certificate) -> Finding
     if any(_stated(region, region) == _stated(other, region) for other in others):
         return replace(finding, prover=True)
     if others:
-        return Finding(Status.REFUTED, "the prover finds something else")
+        return Finding(Status.REFUTED, "the prover finds another result")
     return replace(finding, reason=f"{finding.reason}; the prover has no such region")
 
 
@@ -358,7 +358,7 @@ def _stated(region: Region, like: Region) -> dict[str, Any]:
 
 
 def _overclaim(certificate: Certificate, anew: Certificate) -> str | None:
-    """Return what a certificate as a whole claims beyond what the prover finds."""
+    """Return the claim of a certificate as a whole that exceeds what the prover finds."""
     if certificate.verdict not in (anew.verdict, ProofVerdict.UNDECIDED):
         return f"the prover finds the models {anew.verdict}, not {certificate.verdict}"
     level, known = certificate.exactness, anew.exactness
@@ -366,9 +366,9 @@ def _overclaim(certificate: Certificate, anew: Certificate) -> str | None:
         return f"the prover finds them equal in {known}, not {level}"
     for text in (*anew.conditions, *anew.notes):
         if text not in (*certificate.conditions, *certificate.notes):
-            return f"it leaves out {text!r}"
+            return f"the condition {text!r} is missing"
     if certificate.shown_by != anew.shown_by:
-        return "the prover shows a difference by another input, or by none"
+        return "the prover finds another witness, or none"
     facts = set(map(_key, anew.facts))
     wrong = [fact for fact in certificate.facts if _key(fact) not in facts]
     return f"{wrong[0].tensor!r} has another type or shape" if wrong else None

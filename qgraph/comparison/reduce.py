@@ -1,4 +1,4 @@
-"""The smallest part of two models that still shows that they differ."""
+"""The smallest part of two models that still shows their difference."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Reduction:
                 together.make_folder(place)
             except OSError as error:
                 raise QGraphError(
-                    f"{place}: cannot be made ({error}), expected a folder. Choose another name."
+                    f"{place}: cannot be created ({error}), expected a folder. Choose another name."
                 ) from error
             storage.save(self.reference, files[0], outputs=together)
             storage.save(self.candidate, files[1], outputs=together)
@@ -97,7 +97,7 @@ def reduce(
     probes: int = 0,
     backend: str = Backend.AUTO,
 ) -> Reduction:
-    """Cut two models down to the part in which they begin to differ.
+    """Reduce two models to the part in which they begin to differ.
 
     The models are run on inputs as :func:`qgraph.comparison.check.check` does. What computes the
     first tensor that differs from tensors that are equal is cut out of both, and run on these; if
@@ -143,7 +143,7 @@ def reduce(
 
 
 class _Reducer:
-    """Both models without overridable initializers, and where they can be cut."""
+    """Both models without overridable initializers, and the tensors where they can be cut."""
 
     def __init__(
         self, reference: Model, candidate: Model, report: CheckReport, backend: str
@@ -181,9 +181,9 @@ class _Reducer:
                     low, best = middle, found
         if best is None:
             raise UndecidedError(
-                f"The difference of tensor {self._output[0]!r} does not show when it is computed "
-                "alone from the inputs of the models, expected that it does. Choose backend "
-                "'numpy', which computes every node by itself.",
+                f"The difference of tensor {self._output[0]!r} disappears when it is computed "
+                f"alone from the inputs of the models. Use backend 'numpy', which computes each "
+                f"node separately.",
                 report=self._report,
             )
         return self._with_one_row(best)
@@ -207,7 +207,7 @@ class _Reducer:
         ]
 
     def _measure(self) -> None:
-        """Compute the values at all cuts that a part can begin at; they are few."""
+        """Compute the values at all cuts where a part can begin; they are few."""
         wanted: dict[str, None] = {}
         for number in (len(self._cuts), 0):
             wanted |= dict.fromkeys(name for name, _ in self._entries(number))
@@ -223,7 +223,7 @@ class _Reducer:
         return known
 
     def _entries(self, number: int) -> list[tuple[str, list[str]]]:
-        """Return names of values of the reference, with those of the candidate, to begin at.
+        """Return names of values of the reference where a part begins, with the candidate's names.
 
         Args:
             number: how many of the pairs of equal values may be used, the first ones.
@@ -247,7 +247,7 @@ class _Reducer:
         return list(needed.items())
 
     def _try(self, number: int) -> Reduction | None:
-        """Return the parts that begin at some cuts, if they differ."""
+        """Return the parts that begin at the given cuts if they differ."""
         entries = self._entries(number)
         if any(name not in self._values for name, _ in entries):
             self._values |= self._run_taps([name for name, _ in entries])
@@ -277,7 +277,7 @@ class _Reducer:
     def _compared(
         self, parts: tuple[ir.Model, ir.Model], feeds: Mapping[str, Array]
     ) -> Reduction | None:
-        """Return a reduction if two parts differ on some inputs."""
+        """Return a reduction if two parts differ on the inputs."""
         for part in parts:
             for value in part.graph.inputs:
                 array = feeds[str(value.name)]
@@ -311,7 +311,7 @@ class _Reducer:
         )
 
     def _with_one_row(self, found: Reduction) -> Reduction:
-        """Return the reduction with the first sample alone that shows the difference, if one does.
+        """Return the reduction to the first single sample that shows the difference.
 
         Whether the first axis counts samples is seen by trying.
         """

@@ -1,4 +1,4 @@
-"""What a comparison of two models found; :mod:`qgraph.reporting` puts it into words."""
+"""Results of a comparison of two models; :mod:`qgraph.reporting` renders them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorComparison:
-    """A tensor that both models compute, on one batch.
+    """Comparison of a tensor that both models compute, on one batch.
 
     Attributes:
         reference, candidate: its name in both models.
@@ -43,12 +43,12 @@ class TensorComparison:
 
     @property
     def error(self) -> float:
-        """Norm of the difference as a share of that of the reference, to rank tensors by."""
+        """Norm of the difference divided by that of the reference; tensors are ranked by it."""
         relative = self.compared.relative
         return float("inf") if relative is None else relative
 
     def to_json(self) -> dict[str, Any]:
-        """Return what names the tensor, and its largest difference."""
+        """Return the names of the tensor and its largest difference."""
         return {
             "reference": self.reference,
             "candidate": self.candidate,
@@ -58,7 +58,7 @@ class TensorComparison:
         }
 
     def measures(self) -> dict[str, Any]:
-        """Return all that is known of the tensor."""
+        """Return all measures of the tensor."""
         compared = self.compared
         return self.to_json() | {
             "elements": compared.elements,
@@ -73,7 +73,7 @@ class TensorComparison:
 
 @dataclass(frozen=True)
 class MetricReport:
-    """What a metric says of the outputs of both models, by labels.
+    """Scores of both models by a metric and labels.
 
     Attributes:
         name: of the metric.
@@ -96,14 +96,14 @@ class MetricReport:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """How near inputs came to the thresholds of one quantizer.
+    """How close the inputs came to the thresholds of one quantizer.
 
     Attributes:
         node: the quantizer, in the reference.
         tensor: what it quantizes.
         targets: how many thresholds were aimed at.
         crossed: how many lie between two neighbouring inputs that are among the probes.
-        reached: for how many both floats beside the threshold were met at the quantizer.
+        reached: number of thresholds for which both neighbouring floats occurred at the quantizer.
         largest_gap: the largest distance, in units of the quantizer's step, that a crossed
             threshold has to the nearer of its two probes; None if none was crossed or the step is
             not known.
@@ -124,7 +124,7 @@ class ProbeReport:
 
 
 class CheckVerdict(StrEnum):
-    """Whether two models gave the same outputs, within the tolerance asked for."""
+    """Whether the outputs of two models are equal within the tolerance."""
 
     EQUAL = "equal"
     DIFFERENT = "different"

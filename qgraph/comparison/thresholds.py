@@ -1,4 +1,4 @@
-"""The thresholds of a quantizer that lie next to given data, found by the quantizer itself.
+"""Thresholds of a quantizer close to given data, found by evaluating the quantizer.
 
 Single samples of a model's inputs, run many at once where the model takes any number.
 """
@@ -33,7 +33,7 @@ _REACHES = (1.25, 16.0, 256.0, 65536.0)
 quantizer, and further away above one below them."""
 
 _RELATIVE_REACHES = tuple(2.0**-power for power in range(10, -2, -1))
-"""Steps of floating-point quantizers grow with the values."""
+"""Relative distances for floating-point quantizers, whose steps grow with the values."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ class DataQuantizer:
 
     @property
     def label(self) -> str:
-        """Name of the node, or of its output."""
+        """Name of the node, or of its output if it has none."""
         return self.node.name or str(self.node.outputs[0].name)
 
     def quantize(self, data: Float32) -> Array:
-        """Return what the node makes of ``data``."""
+        """Return the output of the node for ``data``."""
         return self.operator.run(self.node, [data, *self.parameters])
 
     def step(self, data: Float32) -> Float32 | None:
-        """Return the distance of its thresholds, as large as ``data``; None if not uniform."""
+        """Return the distance of its thresholds in the shape of ``data``; None if not uniform."""
         grid = None if self.node.op_type == "FloatQuant" else input_grid(self.node, data.shape)
         if grid is None or not np.isfinite(grid.step).all() or not grid.step.all():
             return None
@@ -70,7 +70,7 @@ class DataQuantizer:
 
 
 def data_quantizers(graph: ir.Graph) -> Iterator[DataQuantizer | tuple[ir.Node, str]]:
-    """Yield the quantizers in a main graph that quantize no constants.
+    """Yield the quantizers of data in a main graph.
 
     One with thresholds that are not fixed comes as a node, with the reason.
     """
@@ -91,13 +91,13 @@ def data_quantizers(graph: ir.Graph) -> Iterator[DataQuantizer | tuple[ir.Node, 
         if unknown != [data]:
             yield node, "its parameters are not constant"
         elif data.dtype not in (None, ir.DataType.FLOAT):
-            yield node, f"its data is {data.dtype.name if data.dtype else 'unknown'}, no float32"
+            yield node, f"its data is {data.dtype.name if data.dtype else 'unknown'}, not float32"
         else:
             yield DataQuantizer(node, operator, data, tuple(arrays[1:]))
 
 
 def thresholds_above(quantizer: DataQuantizer, data: Float32) -> tuple[Keys, npt.NDArray[np.bool_]]:
-    """Return for each element the key of the next number above it that gets another code.
+    """Return for each element the key of the next larger float with another code.
 
     Returns: keys ``[*data]`` as of :func:`qgraph.numerics.float32.to_keys`; the number before
     one still has the code of the element; and where there is one within reach.
@@ -118,7 +118,7 @@ def thresholds_above(quantizer: DataQuantizer, data: Float32) -> tuple[Keys, npt
 def _beyond(
     quantizer: DataQuantizer, data: Float32, code: Array
 ) -> tuple[Keys, npt.NDArray[np.bool_]]:
-    """Return a number for each element that is larger and has another code, where there is one."""
+    """Return for each element a larger number with another code, if there is one."""
     high = to_keys(data)
     found = np.zeros(data.shape, np.bool_)
     for further in _tries(quantizer, data):
@@ -148,12 +148,12 @@ def _apart(x: Array, y: Array) -> npt.NDArray[np.bool_]:
 
 
 Row = dict[str, Array]
-"""Inputs with one sample each, or with as many as the model fixes."""
+"""Inputs with one sample, or with the fixed batch size of the model."""
 
 _AT_ONCE = 32
 
 _MOVED = 3
-"""So many numbers of each input are moved, about."""
+"""Approximate number of elements to move in each input."""
 
 
 class Rows:
@@ -204,7 +204,7 @@ class Rows:
         for batch in self.joined(rows):
             count = min(_AT_ONCE, len(rows) - place) if self.is_open else 1
             results = self._run(batch, names, count)
-            if results is None:  # rows are not what the first axis counts
+            if results is None:  # the first axis is not the batch axis
                 self.is_open = False
                 return found + self.values(rows[place:], names)
             found += results
@@ -219,7 +219,7 @@ class Rows:
         }
 
     def middle(self, one: Row, other: Row) -> Row:
-        """Return what lies half-way between two samples; numbers that are no float32 stay."""
+        """Return the middle of two samples; inputs that are not float32 stay."""
         return {
             name: (array.astype(np.float64) + other[name].astype(np.float64)) / 2
             if name in self._halved
@@ -228,7 +228,7 @@ class Rows:
         }
 
     def moved(self, row: Row, generator: np.random.Generator) -> Row:
-        """Return a sample in which a few numbers became neighbours of theirs, or nearly."""
+        """Return a sample in which a few numbers are replaced by close floats."""
         found = self.rounded(row)
         for name, array in found.items():
             if name not in self._halved:
@@ -239,7 +239,7 @@ class Rows:
         return found
 
     def are_equal(self, one: Row, other: Row) -> bool:
-        """Return whether no number lies between two samples in any place, and others are equal."""
+        """Return whether no float lies between two samples, and other inputs are equal."""
         first, second = self.rounded(one), self.rounded(other)
         return all(
             bool(np.all(np.nextafter(array, second[name]) == second[name]))

@@ -1,4 +1,4 @@
-"""How far outputs may be apart.
+"""Tolerances and metrics for outputs.
 
 How good the outputs of a model are where the right answers are known.
 """
@@ -25,7 +25,7 @@ _SHARES = frozenset({"min_top1"})
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What is allowed for one output; without any limit, values have to be equal.
+    """Tolerance for one output; without any limit, values must be equal.
 
     Attributes:
         atol, rtol: ``|reference - candidate| <= atol + rtol * |reference|`` for every value.
@@ -44,17 +44,17 @@ class Tolerance:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing but equal values is allowed."""
+        """Whether only equal values are allowed."""
         return self == Tolerance()
 
     def allows(self, reference: Any, candidate: Any) -> bool:
-        """Return whether one batch lies within ``atol`` and ``rtol``, if these count."""
+        """Return whether one batch lies within ``atol`` and ``rtol``, if set."""
         if not (self.atol or self.rtol):
             return True
         return within(reference, candidate, atol=self.atol, rtol=self.rtol)
 
     def judge(self, compared: OutputComparison, *, allowed: bool) -> str | None:
-        """Return why an output is beyond the tolerance, None if it is not.
+        """Return why an output exceeds the tolerance, None if it does not.
 
         Args:
             compared: all batches.
@@ -67,7 +67,7 @@ class Tolerance:
             return compared.note
         if not compared.has_distance:
             count = f"{compared.mismatches} of {compared.elements} values differ"
-            return f"{count}, of a type without distances, which no tolerance applies to"
+            return f"{count}, of a type without distances, so tolerances do not apply"
         apart = (
             f"{compared.mismatches} of {compared.elements} values differ, by up to "
             f"{compared.max_abs:g}, {compared.max_ulp} ulp"
@@ -93,7 +93,7 @@ class Tolerance:
                 )
             if compared.top1 < self.min_top1:
                 share = f"{compared.top1:.4%} of the rows have the same top-1"
-                reasons.append(f"{share}, {self.min_top1:.4%} are wanted")
+                reasons.append(f"{share}, at least {self.min_top1:.4%} is required")
         return "; ".join(reasons) or None
 
 
@@ -116,7 +116,8 @@ def tolerances(outputs: Collection[str], **limits: Limit | None) -> dict[str, To
                 raise OptionError(f"{field} is {number}, expected a number that is not negative.")
             if number is not None and field in _SHARES and number > 1:
                 raise OptionError(
-                    f"{field} is {number}, expected a share of the rows from 0 to 1, as 0.99."
+                    f"{field} is {number}, expected a fraction of the rows from 0 to 1, such as "
+                    f"0.99."
                 )
             if number is not None:
                 chosen[name][field] = number
@@ -133,7 +134,7 @@ TOP1 = "top1"
 
 @dataclass(frozen=True)
 class Metric:
-    """A way to measure outputs by labels.
+    """A metric: scores outputs by labels.
 
     Attributes:
         name: ``top1``, or ``module:function``.
@@ -154,17 +155,17 @@ class Metric:
             return float(self.score(outputs, labels))
         except OptionError:
             raise
-        except Exception as error:  # a function of the user may raise anything
+        except Exception as error:  # the user's function may raise any exception
             forms = ", ".join(f"{name!r} {x.dtype}{list(x.shape)}" for name, x in outputs.items())
             raise ExecutionError(
                 f"Metric {self.name!r} failed ({type(error).__name__}: {error}) on the outputs "
                 f"{forms} and labels {labels.dtype}{list(labels.shape)}, expected a number. "
-                "Mend the function."
+                f"Correct the function."
             ) from error
 
 
 def metric_of(given: str | Score) -> Metric:
-    """Return the metric of a name, or of a function.
+    """Return the metric for a name or a function.
 
     Args:
         given: ``top1``, ``module:function``, or a function.
@@ -197,7 +198,7 @@ def metric_of(given: str | Score) -> Metric:
 
 
 def top1(outputs: Outputs, labels: Array) -> float:
-    """Return the share of rows whose largest score is that of the label.
+    """Return the fraction of rows whose largest score is that of the label.
 
     The first output with a row of scores for each label counts, ``[samples, classes]``.
 
@@ -211,6 +212,6 @@ def top1(outputs: Outputs, labels: Array) -> float:
     forms = ", ".join(f"{name!r} {list(x.shape)}" for name, x in outputs.items())
     raise OptionError(
         f"There are {flat.size} labels, but the outputs are {forms}; expected one with a row of "
-        "scores for each label. Give as many labels as samples, or a metric of your own as "
+        "scores for each label. Give as many labels as samples, or your own metric as "
         "module:function."
     )

@@ -1,4 +1,4 @@
-"""A part of a model as a model of its own.
+"""Variants of a model: excerpts, without quantizers, in standard operators.
 
 A model without some of its quantizers of data, as runtimes that leave them out compute it.
 
@@ -23,7 +23,7 @@ from qgraph.quantizers.standardize import standardize
 
 
 def frontier(graph: ir.Graph, output: ir.Value, ends: Collection[ir.Value]) -> list[ir.Value]:
-    """Return where the way back from ``output`` ends: at ``ends`` and at inputs of the graph.
+    """Return the values where the search back from ``output`` stops: ``ends`` and graph inputs.
 
     ``output`` itself is no end.
     """
@@ -36,7 +36,7 @@ def frontier(graph: ir.Graph, output: ir.Value, ends: Collection[ir.Value]) -> l
 def excerpt(
     model: Model, inputs: Sequence[tuple[str, str]], output: tuple[str, str], absent: Sequence[str]
 ) -> ir.Model:
-    """Return the part of a model's main graph that computes a value from others.
+    """Return the part of a model's main graph that computes a value from others, as a model.
 
     Shapes are left out: the part may be run on less than the model.
 
@@ -106,7 +106,7 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def without_quantizers(model: Model, bits: int | None) -> tuple[Model, int]:
-    """Return a copy without QuantizeLinear and DequantizeLinear of data, and how many there were.
+    """Return a copy without Q/DQ pairs of data, and the number of removed quantizers.
 
     Args:
         model: the model.
@@ -122,7 +122,7 @@ def without_quantizers(model: Model, bits: int | None) -> tuple[Model, int]:
             continue
         for pair in _readers(node.outputs[0]):
             if pair.outputs[0].is_graph_output():
-                # an output keeps its name; what else reads it does without the quantizer
+                # an output keeps its name; other readers skip the quantizer
                 uses = list(pair.outputs[0].uses())
                 for reader, place in uses:
                     reader.replace_input_with(place, data)
@@ -157,11 +157,11 @@ _THEIRS = frozenset({"", "ai.onnx", "com.microsoft"})
 
 @dataclass(frozen=True)
 class Standardized:
-    """A model whose quantizers are spelled in standard operators.
+    """A model whose quantizers are written in standard operators.
 
     Attributes:
         model: with the inputs and outputs of the model it was made from.
-        respelled: how many quantizers are spelled anew.
+        respelled: number of rewritten quantizers.
         left: names of the operators of those that are not.
     """
 
@@ -175,7 +175,7 @@ def in_standard_operators(
 ) -> Standardized | None:
     """Return ``model`` with each quantizer in standard operators that are equal in every bit.
 
-    None where there is nothing to spell anew, or where inputs are given for initializers, which
+    None if there is nothing to rewrite, or if inputs are given for initializers, which
     are constants in the form.
 
     Args:
@@ -193,7 +193,7 @@ def in_standard_operators(
 
 
 def _quantizers(model: ir.Model) -> list[str]:
-    """Return the operators of quantizers that onnx does not define; FakeQuantize has any domain."""
+    """Return the operators of quantizers that ONNX does not define; FakeQuantize has any domain."""
     found = []
     for node in (node for body in bodies(model) for node in body):
         own = node.domain not in _THEIRS or node.op_type == "FakeQuantize"

@@ -1,1 +1,1 @@
-"""What is in a model: its quantizers, described and compared whatever their dialect."""
+"""The contents of a model: its quantizers, described and compared independently of the dialect."""

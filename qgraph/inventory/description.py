@@ -1,13 +1,13 @@
-"""What a quantizer does, in words that do not depend on the dialect that spells it.
+"""Descriptions of quantizers that do not depend on the dialect.
 
 One function of quantization has one description, so that descriptions can be compared:
 
 - Codes of data count from the real zero where a signed or unsigned format fits, so that ``int8``
   with zero point 0 and ``uint8`` with zero point 128 are one; from the lowest code otherwise.
 - A FakeQuantize has the scale and zero point that its ranges stand for.
-- Of a constant input only the codes that occur are visible, in whatever type they are stored: its
+- Of a constant input only the used codes are visible, in any type that stores them: its
   format is the narrowest one that holds them, and how it was rounded is no longer known.
-- A scale reaches as far as its values say: equal scales of all channels are one per tensor.
+- Granularity follows the values of the scale: equal scales of all channels count as per tensor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from qgraph.quantizers.sites import sites
 Array = npt.NDArray[Any]
 
 _NOISE = 2.0**-21
-"""FakeQuantize tells a zero point by two rounded limits; so far, in ranges, it may be off."""
+"""Error of a zero point given by two rounded limits of FakeQuantize, in ranges."""
 
 _DIGITS = 12
 """Hexadecimal digits of a digest."""
@@ -63,14 +63,14 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Description:
-    """What a quantizer does.
+    """Description of a quantizer.
 
     Attributes:
         name: of the value that it gives; no part of what it does.
         of: ``data``, or ``weight`` where its input is constant.
         format: of its codes, such as ``int4``, ``uint8 narrow``, ``e4m3`` or ``bipolar``.
         bits: width of a code.
-        granularity: over which elements one scale reaches.
+        granularity: granularity of the scale.
         scale: in real units per step.
         zero_point: code of the real zero, in steps; of constants, its fraction.
         rounding: of values between two codes; None of constants.
@@ -90,7 +90,7 @@ class Description:
     reason: str | None = None
 
     def fields(self) -> dict[str, str]:
-        """Return what it does as texts, in the order in which it is told; nothing absent."""
+        """Return the present fields as texts, in the order of the description."""
         told = {key: value for key, value in vars(self).items() if key != "name"}
         return {
             key.replace("_", " "): str(value) for key, value in told.items() if value is not None
@@ -154,19 +154,19 @@ def _described(found: Site | Refusal) -> Described:
 
 
 def _parameters(site: Site, known: Description) -> Description:
-    """Return the description of a quantizer as if its input were not constant."""
+    """Return the description of a quantizer from its parameters, ignoring a constant input."""
     match site.quantizer:
         case Affine(scale, zero_point, lo, hi, rounding, _, decoding):
             known = replace(known, rounding=str(rounding))
             if decoding is not None:
-                told = f"codes become real by scale {_numbers(decoding.scale)}"
+                told = f"codes are dequantized with scale {_numbers(decoding.scale)}"
                 known = replace(known, remark=f"{told}, zero point {_numbers(decoding.zero_point)}")
             return _uniform(site, known, scale, zero_point, lo, hi)
         case Ranged(input_low=low, input_high=high, levels=levels) as ranged:
             ends = low, high, ranged.output_low, ranged.output_high
             if not all(map(_is_near, ends[:2], ends[2:])):
                 outer = f"{_numbers(ends[2])} to {_numbers(ends[3])}"
-                known = replace(known, remark=f"its codes stand for {outer}")
+                known = replace(known, remark=f"its codes represent {outer}")
             scale, zero_point = _of_range(low, high, levels)
             known = replace(known, rounding="ROUND")
             codes = np.asarray([0, levels - 1], np.float32)
@@ -182,7 +182,7 @@ def _parameters(site: Site, known: Description) -> Description:
         case Truncating() as trunc:
             return _truncating(site, known, trunc)
         case Unnamed():
-            return replace(known, remark="known by the definition of its operators only")
+            return replace(known, remark="only known by the definition of its operators")
 
 
 def _truncating(site: Site, known: Description, trunc: Truncating) -> Description:
@@ -197,7 +197,7 @@ def _truncating(site: Site, known: Description, trunc: Truncating) -> Descriptio
 def _uniform(
     site: Site, known: Description, scale: Array, zero_point: Array, lo: Array, hi: Array
 ) -> Description:
-    """Return the description of codes that count ``scale``."""
+    """Return the description of uniform codes with the given scale."""
     origin = np.asarray(zero_point - lo, np.float32)
     levels = float((hi - lo).max()) + 1
     if levels == 2 and (origin == np.float32(0.5)).all():
@@ -221,7 +221,7 @@ def _uniform(
 
 
 def _first_code(levels: float, signed: bool) -> int | None:
-    """Return the first code of the format with so many levels, None if there is none."""
+    """Return the lowest code of the format with this number of levels, None if there is none."""
     for bits in range(1, 33):
         for narrow in (False, True):
             kind = IntFormat(bits, signed, narrow)
@@ -231,7 +231,7 @@ def _first_code(levels: float, signed: bool) -> int | None:
 
 
 def _of_range(low: Array, high: Array, levels: int) -> tuple[Array, Array]:
-    """Return the scale and zero point of which two limits are the ends, as far as there are.
+    """Return the scale and zero point of a range given by two limits; None if there are none.
 
     The quotient of rounded limits may miss the scale by an ulp; its neighbours are tried. Only the
     lower limit and the extent in float32 count, which are all that some spellings keep.
@@ -254,7 +254,7 @@ def _of_range(low: Array, high: Array, levels: int) -> tuple[Array, Array]:
 
 
 def _is_near(one: Array, other: Array) -> bool:
-    """Return whether limits are the same but for the rounding of spellings that derive them."""
+    """Return whether limits are the same up to rounding errors of dialects that compute them."""
     return np.allclose(one, other, rtol=_NOISE, atol=0)
 
 
@@ -271,7 +271,7 @@ def _scaled(
 
 
 def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]:
-    """Return the description of a constant by the codes that occur, and the value it ends in."""
+    """Return the description of a constant by its used codes, and the value of its last node."""
     y, factor = _scaled_once_more(site)
     known = replace(known, name=str(y.name), of="weight", rounding=None)
     values, scale, zero_point = site.values, _scale_of(site), _zero_point_of(site)
@@ -291,7 +291,7 @@ def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]
 
 
 def _narrowest(steps: Array) -> tuple[str, int | None]:
-    """Return the format of fewest bits that holds whole numbers, and its bits."""
+    """Return the narrowest format that holds the integers, and its bits."""
     least, most = float(steps.min()), float(steps.max())
     if (np.abs(steps) == 1).all() and (least, most) == (-1, 1):
         return "bipolar", 1
@@ -305,7 +305,7 @@ def _narrowest(steps: Array) -> tuple[str, int | None]:
 
 
 def _scale_of(site: Site) -> Array | None:
-    """Return the real units per step of what a quantizer gives, None where it has no steps."""
+    """Return the scale of a quantizer's output, None if it has no steps."""
     match site.quantizer:
         case Affine(scale=scale, decoding=decoding):
             return scale if decoding is None else decoding.scale
@@ -326,7 +326,7 @@ def _zero_point_of(site: Site) -> Array:
 
 
 def _scaled_once_more(site: Site) -> tuple[ir.Value, Array | None]:
-    """Return what whole codes become where the scale follows in a Mul, and that scale."""
+    """Return the output of a Mul that applies the scale to integer codes, and that scale."""
     uses = list(site.y.uses())
     scale = _scale_of(site)
     if len(uses) != 1 or scale is None or not (scale == 1).all():
@@ -342,7 +342,7 @@ def _scaled_once_more(site: Site) -> tuple[ir.Value, Array | None]:
 
 
 def _granularity(rank: int, *parameters: Array) -> str:
-    """Tell over which elements all parameters are constant."""
+    """Return the granularity: the elements over which all parameters are constant."""
     joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
     spread = np.stack([np.broadcast_to(parameter, joint) for parameter in parameters])
     strides = [_stretch(spread, axis + 1) for axis in range(len(joint))]
@@ -362,14 +362,14 @@ def _granularity(rank: int, *parameters: Array) -> str:
 
 
 def _stretch(array: Array, axis: int) -> int:
-    """Return the longest number of steps along an axis after which alone values change."""
+    """Return the block size along an axis: the largest step at which values change."""
     moved = np.moveaxis(array, axis, 0)
     changes = np.diff(moved, axis=0).any(axis=tuple(range(1, array.ndim)))
     return math.gcd(len(moved), *(np.flatnonzero(changes) + 1).tolist())
 
 
 def _numbers(parameter: Array, *, digest: bool = True) -> Numbers:
-    """Return the ends of a parameter and its digest; where all values are equal they are one."""
+    """Return the ends of a parameter and its digest; equal values count as one."""
     # Adding zero removes the sign of a negative one.
     array = np.asarray(parameter, np.float32) + np.float32(0)
     low, high = float(array.min()), float(array.max())
@@ -377,7 +377,7 @@ def _numbers(parameter: Array, *, digest: bool = True) -> Numbers:
         return Numbers(low, high)
     varying = [axis for axis in range(array.ndim) if _stretch(array, axis) < array.shape[axis]]
     for axis in range(array.ndim):
-        # of a single axis each value counts: equal neighbours are no block
+        # for a single axis each value counts: equal neighbours are not a block
         stride = _stretch(array, axis) if axis not in varying or len(varying) > 1 else 1
         array = array[(slice(None),) * axis + (slice(None, None, stride),)]
     data = np.ascontiguousarray(array.reshape(-1)).astype("<f4").tobytes()

@@ -1,4 +1,4 @@
-"""The quantizers of two models side by side, whatever dialects spell them.
+"""Comparison of the quantizers of two models, independent of their dialects.
 
 Which quantizers of two models belong together: by what they are made of, names being a help.
 """
@@ -46,7 +46,7 @@ def pairs(
 
 
 Key = Callable[[Described, bool], Hashable]
-"""What two quantizers share that belong together; None for no such thing."""
+"""Key by which two quantizers are paired; None if there is no key."""
 
 
 def _keys(matching: Matching | None) -> Iterator[Key]:
@@ -74,7 +74,7 @@ def _class(matching: Matching, side: Side, value: ir.Value | None) -> Hashable:
 def _pair_by(
     key: Key, ours: Sequence[Described], theirs: Sequence[Described], found: dict[int, int]
 ) -> None:
-    """Pair what is left and shares a key.
+    """Pair the remaining quantizers that share a key.
 
     As many on both sides go together in their order. Of more there, each takes the one that is as
     far along in its model: values that could not be matched may stand for too many others.
@@ -109,7 +109,7 @@ def _nearest(places: Sequence[int], sought: float) -> int:
 def _pair_by_place(
     ours: Sequence[Described], theirs: Sequence[Described], found: dict[int, int]
 ) -> None:
-    """Pair what is left between the same two neighbours, if there are as many on both sides."""
+    """Pair the remaining quantizers between the same two neighbours, if equally many."""
     for of in ("data", "weight"):
         mine = [n for n, described in enumerate(ours) if described.description.of == of]
         other = [n for n, described in enumerate(theirs) if described.description.of == of]
@@ -135,7 +135,7 @@ def _pair_by_place(
 def _ordered(
     ours: Sequence[Described], theirs: Sequence[Described], found: dict[int, int]
 ) -> Iterator[Pair]:
-    """Yield the pairs; a single one of the candidate follows the pair that it follows there."""
+    """Yield the pairs; an added quantizer follows the pair that precedes it in the candidate."""
     taken = set(found.values())
     after: dict[int, list[int]] = defaultdict(list)
     before = -1
@@ -156,7 +156,7 @@ __all__ = ["Change", "ChangeKind", "Differences", "between", "diff"]
 
 
 class ChangeKind(StrEnum):
-    """What became of a quantizer."""
+    """Kind of a change of a quantizer."""
 
     SAME = "same"
     CHANGED = "changed"
@@ -166,7 +166,7 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True)
 class Change:
-    """A quantizer of the reference and its counterpart in the candidate; None where there is none.
+    """A quantizer of the reference and its counterpart in the candidate; None if missing.
 
     Names are no difference.
     """
@@ -176,7 +176,7 @@ class Change:
 
     @property
     def kind(self) -> ChangeKind:
-        """What became of it."""
+        """Kind of the change."""
         if self.reference is None:
             return ChangeKind.ADDED
         if self.candidate is None:
@@ -191,7 +191,7 @@ class Change:
 
     @property
     def fields(self) -> dict[str, tuple[str | None, str | None]]:
-        """What differs, by the name of the field: in the reference, and in the candidate."""
+        """Differing fields by name: the values in the reference and in the candidate."""
         sides = [{} if side is None else side.fields() for side in (self.reference, self.candidate)]
         names = dict.fromkeys([*sides[0], *sides[1]])
         told = {name: (sides[0].get(name), sides[1].get(name)) for name in names}
@@ -221,11 +221,11 @@ class Differences:
 
     @property
     def is_same(self) -> bool:
-        """Whether each quantizer has a counterpart that does the same."""
+        """Whether each quantizer has a counterpart with an equal description."""
         return all(change.kind is ChangeKind.SAME for change in self.changes)
 
     def of_kind(self, *kinds: ChangeKind) -> list[Change]:
-        """Return the changes of some kinds."""
+        """Return the changes of the given kinds."""
         return [change for change in self.changes if change.kind in kinds]
 
     def to_json(self) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class Differences:
         }
 
     def to_text(self, *, is_brief: bool = False) -> str:
-        """Return a line for each quantizer and each field that differs, and a last one in sum.
+        """Return a line for each quantizer and each differing field, and a summary line.
 
         The text depends on the models alone, not on where it is shown.
 
@@ -266,14 +266,14 @@ class Differences:
         return "\n".join([*lines, self.summary()]) + "\n"
 
     def summary(self) -> str:
-        """Return how many quantizers there are of each kind."""
+        """Return the number of quantizers of each kind, as text."""
         numbers = {kind: len(self.of_kind(kind)) for kind in ChangeKind}
         told = [f"{number} {kind}" for kind, number in numbers.items() if number]
         return ", ".join(told) or "no quantizers"
 
 
 def diff(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool = False) -> Differences:
-    """Compare the quantizers of two models by what they do.
+    """Compare the quantizers of two models by their descriptions.
 
     They are matched from the inputs of the models, by structure; names help where that ends.
     Initializers that are inputs too count as constants, functions as what they contain.
@@ -294,7 +294,7 @@ def diff(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool = False)
         matching = Matching(*sides)
         notes += matching.notes
     except ModelError as error:
-        notes.append(f"matched by names and order only: {error}")
+        notes.append(f"quantizers are matched by name and order only: {error}")
     ours, theirs = (list(descriptions(side.model)) for side in sides)
     return Differences(_changes(pairs(matching, ours, theirs)), tuple(notes))
 

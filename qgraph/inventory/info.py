@@ -1,6 +1,6 @@
-"""What a quantizer in a graph is, in words and numbers for people and programs.
+"""Properties of the quantizers of a graph, for ``qgraph info``.
 
-How many bytes weights take as packed codes, told from the formats of their quantizers.
+The number of bytes of weights as packed codes follows from the formats of their quantizers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True)
 class Packing:
-    """How the values of a constant quantizer are packed.
+    """Packing of the values of a constant quantizer.
 
     Attributes:
         type: ONNX type of the codes.
@@ -42,7 +42,7 @@ class Packing:
 
 
 def packing_of(site: Site, opset: int) -> Packing | None:
-    """Return how a constant quantizer is packed, with the types of ``opset``.
+    """Return the packing of a constant quantizer with the types of ``opset``.
 
     None where it is packed already, or no type holds its codes.
     """
@@ -57,7 +57,7 @@ def packing_of(site: Site, opset: int) -> Packing | None:
             scales = max(scale.size, zero_point.size)
             zero_points = scales if zero_point.any() else 0
         case Ranged(_, _, low, high):
-            # Bit for bit the same only with both limits at hand.
+            # Equal bit for bit only if both limits are known.
             scales = 2 * max(low.size, high.size)
         case Floating(scale) | Bipolar(scale):
             scales = scale.size
@@ -85,7 +85,7 @@ def code_type(quantizer: Quantizer, opset: int) -> str | None:
 
 
 def packed_bytes(model: ir.Model, found: Iterable[Site | Refusal], opset: int) -> int:
-    """Return the bytes of all weights when every constant quantizer is packed.
+    """Return the bytes of all weights if every constant quantizer is packed.
 
     The rest of the model keeps its own; what only the quantizers read goes.
 
@@ -116,7 +116,7 @@ def weight_size(site: Site) -> int:
 
 
 def _is_packed(site: Site) -> bool:
-    """Return whether the constant is codes already: a lone DequantizeLinear."""
+    """Return whether the constant is already stored as codes: a DequantizeLinear alone."""
     return site.dialect == "qdq" and site.nodes[0].op_type != "QuantizeLinear"
 
 
@@ -171,7 +171,7 @@ class QuantizerInfo:
 
     Attributes:
         node, op: name and operator of the node that reports name.
-        dialect: how it is spelled.
+        dialect: name of the dialect.
         format: number format of its codes, such as ``int4``, ``int4 narrow`` or ``e4m3``.
         bits: width of a code.
         granularity: over which elements one scale reaches.
@@ -202,7 +202,7 @@ class QuantizerInfo:
 
 
 def quantizer_info(found: Site | Refusal, opset: int) -> QuantizerInfo:
-    """Return what is known of a quantizer; packed codes may use the types of ``opset``."""
+    """Return the properties of a quantizer; packed codes may use the types of ``opset``."""
     root = found.root
     name, op = root.name or root.outputs[0].name or "", operator_name(root)
     if isinstance(found, Refusal):
@@ -231,7 +231,7 @@ def quantizer_info(found: Site | Refusal, opset: int) -> QuantizerInfo:
 
 
 def format_of(quantizer: Quantizer) -> tuple[str | None, int | None]:
-    """Return name and width in bits of the codes; None where an operator alone knows them."""
+    """Return name and width in bits of the codes; None if only the operator defines them."""
     match quantizer:
         case Affine(_, _, lo, hi):
             return _integers(float(lo.min()), float(hi.max()))
@@ -268,7 +268,7 @@ def _granularity(site: Site, parameters: list[Float32]) -> str:
 
 
 def _blocks(site: Site, parameters: list[Float32]) -> str:
-    """Find the blocks in parameters that are spread over the elements of the data."""
+    """Return the blocks in parameters that are expanded to the elements of the data."""
     joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
     spread = np.stack([np.broadcast_to(parameter, joint) for parameter in parameters])
     found = []

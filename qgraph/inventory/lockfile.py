@@ -1,4 +1,4 @@
-"""A description of all quantizers of a model as a text that is kept, reviewed and compared.
+"""Lock files: a text description of all quantizers of a model, for version control.
 
 It is TOML with a table for each quantizer and a line for each fact, so that a change of one fact
 shows as one line in a review.
@@ -21,14 +21,14 @@ from qgraph.inventory.differences import Differences, between
 from qgraph.ops.static_parameters import settled
 
 FORM = 1
-"""Version of the file's form."""
+"""Version of the file format."""
 
 SUFFIX = ".lock"
 """The lock of ``model.onnx`` is ``model.onnx.lock``, unless another name is given."""
 
 _HEAD = f"""\
-# The quantizers of a model, whatever dialect spells them. Written by qgraph; do not edit.
-# Compare: qgraph lock MODEL --check FILE     Write anew: qgraph lock MODEL -o FILE
+# The quantizers of a model, independent of the dialect. Written by qgraph; do not edit.
+# Compare: qgraph lock MODEL --check FILE     Write again: qgraph lock MODEL -o FILE
 form = {FORM}
 """
 
@@ -73,7 +73,7 @@ def read_lock(path: Path) -> list[Description]:
         ) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise QGraphError(
-            f"{path}: is no TOML ({error}), expected a lock file. {remedy}"
+            f"{path}: is not TOML ({error}), expected a lock file. {remedy}"
         ) from error
     form = document.get("form")
     if form != FORM:
@@ -87,7 +87,7 @@ def read_lock(path: Path) -> list[Description]:
 
 
 def lock_of(model: Path) -> Path:
-    """Return the place of a model's lock file beside it."""
+    """Return the path of the lock file next to a model."""
     return model.with_name(model.name + SUFFIX)
 
 
@@ -131,6 +131,6 @@ def _numbers(key: str, text: str) -> Numbers:
 
 
 def models_of(paths: Iterable[Path]) -> list[Path]:
-    """Return the models of paths, of which some may be lock files; each model once."""
+    """Return the models for paths of models or lock files; each model once."""
     models = (path.with_suffix("") if path.suffix == SUFFIX else path for path in paths)
     return list(dict.fromkeys(models))

@@ -1,4 +1,4 @@
-"""What a model file contains: its interface, its quantizers, and what cannot be run here."""
+"""Contents of a model file: its interface, its quantizers, and operators without a kernel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Overview", "QuantizerInfo", "ValueInfo", "overview"]
 
 @dataclass(frozen=True)
 class ValueInfo:
-    """An input or an output: its type as ONNX names it, and its shape; None where not known."""
+    """An input or an output: its ONNX type and its shape; None if unknown."""
 
     name: str
     dtype: str | None
@@ -38,7 +38,7 @@ class ValueInfo:
 
 @dataclass(frozen=True)
 class Overview:
-    """What :func:`overview` found.
+    """Result of :func:`overview`.
 
     Attributes:
         ir_version, opsets, producer: from the head of the file.
@@ -70,7 +70,7 @@ class Overview:
 
     @property
     def dialects(self) -> dict[str, int]:
-        """How many quantizers each dialect spells."""
+        """Number of quantizers of each dialect."""
         return dict(Counter(found.dialect for found in self.quantizers if found.dialect))
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Overview:
 
 
 def overview(model: ir.Model) -> Overview:
-    """Return what a model contains.
+    """Return the contents of a model.
 
     Initializers that are listed as inputs too count as constants, as they do for conversions.
     """

@@ -1,4 +1,4 @@
-"""What the pictures of a report are drawn from: steps and codes, taken from the models."""
+"""Data of the pictures of a report: steps and codes, taken from the models."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _MOST_BYTES = 1 << 30
 """Weights of more bytes are not counted for a picture."""
 
 _STAIRCASES = 8
-"""So many places where models differ are drawn."""
+"""Maximum number of differences to draw."""
 
 
 class Named:
-    """The values of a model by their names, and what constants they hold.
+    """The values of a model by name, and its constants.
 
     Args:
         model: a copy that proofs are made of.
@@ -77,7 +77,7 @@ def _size(size: int | ir.SymbolicDim) -> int | None:
 def region_functions(
     region: Mapping[str, Any], reference: Named, candidate: Named
 ) -> tuple[Expr, Expr] | None:
-    """Return both sides of a region of a certificate; None where it is no function of one value."""
+    """Return both sides of a region of a certificate; None if it is not a function of one value."""
     if len(region["entries"]) != 1:
         return None
     builder = Builder()
@@ -135,11 +135,11 @@ def _last(region: Mapping[str, Any], side: str) -> str:
 def histograms(
     model: ir.Model, batches: Sequence[Mapping[str, Any]] = (), *, backend: str = Backend.AUTO
 ) -> list[dict[str, Any]]:
-    """Return which codes the quantizers of a model use and how often.
+    """Return how often the quantizers of a model use each code.
 
     Args:
         model: the model.
-        batches: inputs to run it on; without any, only weights are looked at.
+        batches: inputs to run it on; without any, only weights are counted.
         backend: what runs it.
 
     Returns:
@@ -164,7 +164,7 @@ def illustrated(
     candidate: ir.Model,
     batches: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Return a report with what its pictures are drawn from: ``staircases`` and ``quantizers``.
+    """Return a report with the data of its pictures: ``staircases`` and ``quantizers``.
 
     Args:
         document: the JSON report of check, prove, convert, fold or transform.
@@ -180,7 +180,7 @@ def illustrated(
     drawn: list[dict[str, Any]] = []
     if "regions" in certificate:
         drawn = _attempt(lambda: staircases(certificate, *models), drawn)
-    # The codes of a model whose quantizers are spelled in plain operators cannot be told.
+    # The codes of quantizers written in standard operators are unknown.
     order = models if "sites" not in document else models[::-1]
     counted: list[dict[str, Any]] = []
     counted = _attempt(lambda: histograms(order[0], batches) or histograms(order[1]), counted)
@@ -192,18 +192,18 @@ def _certificate(reference: ir.Model, candidate: ir.Model) -> dict[str, Any]:
 
 
 def _attempt(make: Callable[[], T], otherwise: T) -> T:
-    """Return what ``make`` does; a report must not fail for want of a picture."""
+    """Return the result of ``make``, or None: a failing picture must not fail a report."""
     try:
         return make()
     except QGraphError as error:
-        logger.info("something is not drawn: %s", error)
+        logger.info("a picture is missing: %s", error)
         return otherwise
 
 
 def plot_data(
     model: ir.Model, node: str, *, compare: ir.Model | None = None, channel: int | None = None
 ) -> dict[str, Any]:
-    """Return what a picture of a quantizer is drawn from; see :func:`staircase`.
+    """Return the data of a picture of a quantizer; see :func:`staircase`.
 
     Args:
         model: where the quantizer is.
@@ -237,7 +237,7 @@ def plot_data(
 
 
 def _site(model: ir.Model, name: str) -> Site:
-    """Return the quantizer that a node of this name belongs to.
+    """Return the quantizer of the node with this name.
 
     Raises:
         OptionError: there is none.
@@ -250,7 +250,7 @@ def _site(model: ir.Model, name: str) -> Site:
     if found_site is None:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "'qgraph info' lists the quantizers."
-        raise OptionError(f"{name!r} is no quantizer of the model, expected one. {hint}")
+        raise OptionError(f"{name!r} is not the name of a quantizer of the model. {hint}")
     if isinstance(found_site, Refusal):
         raise OptionError(
             f"{name!r} cannot be drawn: {found_site.reason.rstrip('.')}. Choose another quantizer."
@@ -266,7 +266,7 @@ def _labels(found: Site | Refusal) -> list[str]:
 
 
 def _function(site: Site, builder: Builder) -> Expr:
-    """Return what a quantizer computes.
+    """Return a quantizer as a function of its input.
 
     Raises:
         UnsupportedError: it has no definition over single values.
@@ -275,7 +275,7 @@ def _function(site: Site, builder: Builder) -> Expr:
     if site.x.dtype not in (None, ir.DataType.FLOAT):
         raise UnsupportedError(
             f"{name!r}: decodes {site.x.dtype} codes, expected a quantizer of float32 values. "
-            "Choose one of the data; 'qgraph run --stats' tells which codes a weight has."
+            "Choose one of the data; 'qgraph run --stats' shows the codes of a weight."
         )
     try:
         return lower(site.nodes, site.x, site.y, site.shape, builder)
@@ -289,7 +289,7 @@ def _function(site: Site, builder: Builder) -> Expr:
 def _pair(
     reference: ir.Model, candidate: ir.Model, site: Site, name: str
 ) -> tuple[list[Expr], tuple[float, int] | None]:
-    """Return a quantizer and what is in its place in another model, and where they differ most.
+    """Return a quantizer, its counterpart in another model, and where they differ most.
 
     Raises:
         OptionError: the other model has the same nodes there, or nothing that can be drawn.
@@ -302,8 +302,8 @@ def _pair(
         pair = region_functions(region, *named(reference, candidate, keep_inputs=False))
         if pair is None:
             raise OptionError(
-                f"{name!r}: what is in its place is no function of one float32 value, expected "
-                "one. Choose a quantizer of the data."
+                f"{name!r}: its counterpart is not a function of one float32 value. Choose a "
+                f"quantizer of the data."
             )
         witness = region["witness"]
         differs = witness is not None and region["verdict"] == "different"

@@ -1,4 +1,4 @@
-"""Statistics of quantizers from the tensors that come by: codes that occur, share clipped.
+"""Statistics of quantizers from the tensors of runs: used codes, clipping rate.
 
 Statistics of tensors that come by in parts: nothing is kept of them but numbers.
 """
@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 @dataclass
 class TensorStatistics:
-    """What is known of a tensor from the parts seen so far; NaN is counted and else left out.
+    """Statistics of a tensor over the parts added so far; NaN is counted and otherwise ignored.
 
     Attributes:
         name: of the tensor.
@@ -51,11 +51,11 @@ class TensorStatistics:
 
     @property
     def mean(self) -> float | None:
-        """Mean of all that is a number, added in double precision; None where there is none."""
+        """Mean of all values except NaN, added in double precision; None if there are none."""
         return None if self.min is None else self._sum / (self.elements - self.nan)
 
     def add(self, array: Array) -> None:
-        """Take a part into account."""
+        """Add a part of the tensor."""
         self.shape = array.shape if not self.dtype else _joined(self.shape, array.shape)
         self.dtype = str(array.dtype)
         self.elements += array.size
@@ -102,7 +102,7 @@ _MOST_LEVELS = 1 << 16
 
 
 class QuantizerStatistics:
-    """What is known of one quantizer from the parts of its input and output seen so far.
+    """Statistics of one quantizer over the parts of its input and output added so far.
 
     A value counts as clipped when the code nearest to it, in the quantizer's own rounding, lies
     beyond the codes of the format. Codes are whole numbers; those of a float format are its
@@ -111,7 +111,7 @@ class QuantizerStatistics:
     Attributes:
         node, op: name and operator of the node that reports name.
         tensor: name of its output.
-        weight: whether its input is constant; it is looked at once then, and not at every run.
+        weight: whether its input is constant; it is then counted once, not at every run.
         format, bits: of its codes; None where an operator alone knows them.
         reason: why there are no statistics; None if there are.
         values: statistics of the output.
@@ -149,20 +149,20 @@ class QuantizerStatistics:
             self.see_input(found.weight.array())
             self.see_output(found.values)
         elif root.graph is not main:
-            self.reason = "it stands in a subgraph or a function, which is not looked into"
+            self.reason = "it is in a subgraph or a function, for which there are no statistics"
 
     @property
     def codes(self) -> list[tuple[float, int]] | None:
-        """The codes that occur and how often, in order; None where they are not counted."""
+        """The used codes and their counts, in order; None if they are not counted."""
         return None if self.levels is None else sorted(self._codes.items())
 
     @property
     def clipped_share(self) -> float | None:
-        """Which part of the inputs was clipped, 0 to 1; None where that is not known."""
+        """Clipping rate: fraction of inputs that were clipped, 0 to 1; None if unknown."""
         return self.clipped / self.inputs if self.clipped is not None and self.inputs else None
 
     def see_input(self, x: Array) -> None:
-        """Take a part of the input into account."""
+        """Add a part of the input."""
         if self.clipped is None or self._quantizer is None:
             return
         self.inputs += x.size
@@ -171,7 +171,7 @@ class QuantizerStatistics:
         self.clipped += int(np.count_nonzero(beyond))
 
     def see_output(self, y: Array) -> None:
-        """Take a part of the output into account."""
+        """Add a part of the output."""
         self.values.add(y)
         if self.levels is None or self._quantizer is None:
             return
@@ -235,16 +235,16 @@ class Statistics:
 
     @property
     def tensors(self) -> list[TensorStatistics]:
-        """Those asked for, in that order; each element of a sequence has its own."""
+        """Statistics of the requested tensors, in order; elements of sequences have their own."""
         return [found for parts in self._tensors.values() for found in parts.values()]
 
     @property
     def taps(self) -> list[str]:
-        """The tensors that quantizers are known by; they have to be tapped."""
+        """The inputs and outputs of quantizers, which must be tapped."""
         return list({**self._inputs, **self._outputs})
 
     def add(self, name: str, value: Any) -> None:
-        """Take the value of a tensor in one run into account."""
+        """Add the value of a tensor in one run."""
         if name in self._tensors:
             parts = self._tensors[name]
             for key, array in tensors({name: value}).items():
@@ -311,7 +311,7 @@ def _is_clipped(quantizer: Quantizer, x: Float32) -> npt.NDArray[np.bool_]:
 
 
 def _codes_of(quantizer: Quantizer, y: Float32) -> Array:
-    """Return the codes behind dequantized values, as floats; whatever is no number stays so."""
+    """Return the codes of dequantized values, as floats; NaN stays NaN."""
     match quantizer:
         case Affine(scale, zero_point, lo, hi):
             codes: Array = np.clip(np.rint(y / scale + zero_point), lo, hi)

@@ -1,1 +1,1 @@
-"""Reports as people and code scanners see them: pages, pictures, SARIF; from the JSON documents."""
+"""Rendering of JSON reports: pages, pictures, SARIF, JUnit."""

@@ -1,4 +1,4 @@
-"""The charts of a page: a number for each layer, the steps of quantizers, how often codes occur."""
+"""The charts of a page: a number for each layer, the steps of quantizers, histograms of codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDE_RANGE = 50.0
 """Numbers farther apart than this are shown on a logarithmic scale."""
 
 _BARS = 0.44
-"""Share of a row that its bars take."""
+"""Fraction of a row that its bars take."""
 
 _BINS = 64
 
@@ -76,7 +76,7 @@ def layer_figure(
 
 
 def histogram_figure(quantizer: Mapping[str, Any]) -> Figure:
-    """Return how often each code of a quantizer occurs, in bins where there are many.
+    """Return a histogram of the codes of a quantizer, in bins if there are many codes.
 
     Args:
         quantizer: what ``qgraph run --stats --json`` tells of it.
@@ -117,7 +117,7 @@ MOST_HISTOGRAMS = 24
 
 
 class Charts:
-    """Charts for one page, numbered so that their parts have names of their own."""
+    """Charts of one page, numbered so that the ids of their parts are unique."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -130,7 +130,7 @@ class Charts:
         axis: str,
         is_error: bool = False,
     ) -> Chart:
-        """Return bars for layers; of very many, those with the largest numbers, in their order.
+        """Return bars for layers; of many layers, those with the largest numbers, in order.
 
         Errors are compared by their ratios, on a logarithmic scale where they are far apart;
         amounts are not.
@@ -146,7 +146,7 @@ class Charts:
         return self.chart(title, lambda: layer_figure(labels, chosen, axis, is_error), caption)
 
     def chart(self, title: str, draw: Callable[[], Figure], caption: str = "") -> Chart:
-        """Return a chart of a figure, which is drawn when it is needed."""
+        """Return a chart of a figure that is drawn on demand."""
         self._number += 1
         number = self._number
 
@@ -160,7 +160,7 @@ class Charts:
 def steps_section(
     charts: Charts, staircases: Sequence[Mapping[str, Any]], differing: int
 ) -> Iterator[Section]:
-    """Yield the steps of both quantizers of each difference that is drawn, if there are any.
+    """Yield a section with the steps of both quantizers around each difference, if there are any.
 
     Args:
         charts: of the page.
@@ -180,13 +180,13 @@ def steps_section(
             drawn.append(charts.chart(f"{node}: one difference, enlarged", figure, caption))
     if drawn:
         more = differing - len(staircases)
-        text = "Each quantizer of the first model beside what takes its place, drawn exactly"
+        text = "Each quantizer of the first model next to its replacement, drawn exactly"
         text += f"; {more} more are not drawn." if more > 0 else "."
         yield Section("The steps around a difference", [text], charts=drawn)
 
 
 def codes_section(charts: Charts, quantizers: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
-    """Yield how often each code occurs, a chart for each of the first quantizers."""
+    """Yield a section with the histograms of codes of the first quantizers."""
     drawn = []
     for each in quantizers[:MOST_HISTOGRAMS]:
         caption = f"{each['format']}, {len(each['codes'])} of {each['levels']} codes used"
@@ -195,7 +195,7 @@ def codes_section(charts: Charts, quantizers: Sequence[Mapping[str, Any]]) -> It
         figure = functools.partial(histogram_figure, each)
         drawn.append(charts.chart(str(each["node"]), figure, f"{caption}."))
     if drawn:
-        text = ["How often each code occurs. Codes beyond the range of the format were clipped."]
+        text = ["Occurrences of each code. Codes outside the range of the format were clipped."]
         if (more := len(quantizers) - len(drawn)) > 0:
             text.append(f"The first {len(drawn)} quantizers; {more} more are not drawn.")
         yield Section("Codes", text, charts=drawn)

@@ -1,4 +1,4 @@
-"""What is said of a comparison on data: the JSON document of ``qgraph check`` in words."""
+"""View of a comparison on data: the page of the JSON document of ``qgraph check``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from qgraph.reporting.view import (
 Output = Mapping[str, Any]
 
 _RANKED = 5
-"""Tensors that are listed at once."""
+"""Maximum number of tensors in a list."""
 
 
 def check_page(document: Mapping[str, Any]) -> Page:
@@ -86,7 +86,7 @@ def origin(document: Mapping[str, Any]) -> str:
 def _sentence(outputs: Sequence[Output], *, is_equal: bool, is_exact: bool) -> str:
     over = counted(len(outputs), "output")
     if is_exact and is_equal:
-        return f"Every value of {over} is the same in both models, on the inputs that were tried."
+        return f"Every value of {over} is the same in both models on the tested inputs."
     if is_equal:
         return f"The values of {over} are equal within the tolerance."
     failed = [str(output["name"]) for output in outputs if output.get("failed")]
@@ -100,7 +100,7 @@ def _sections(document: Mapping[str, Any], outputs: Sequence[Output]) -> Iterato
     charts = Charts()
     yield Section("Outputs", tables=[_table(outputs)])
     if document.get("first_divergence") is not None:
-        yield Section("Where they begin to differ", [origin(document)])
+        yield Section("The first difference", [origin(document)])
     yield from _runtimes(document.get("runtimes"))
     if metric := document.get("metric"):
         text = f"{metric['name']} on {counted(metric['samples'], 'sample')}: "
@@ -149,7 +149,7 @@ def _table(outputs: Sequence[Output]) -> Table:
 
 
 def _batch(document: Mapping[str, Any]) -> str:
-    """Return on which batch tensors are compared, if there are several."""
+    """Return a text on the compared batch if there are several."""
     if document.get("batches", 1) == 1:
         return ""
     differ = any(output["mismatches"] for output in document["outputs"])
@@ -224,14 +224,14 @@ def _probes(probes: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
         whole(sum(probe[key] for probe in aimed)) for key in ("targets", "crossed", "reached")
     )
     text = (
-        f"Inputs were aimed at {targets} thresholds of {counted(len(aimed), 'quantizer')}: "
-        f"{crossed} lie between two neighbouring inputs, {reached} were met at both floats beside "
-        "them."
+        f"Probes were made for {targets} thresholds of {counted(len(aimed), 'quantizer')}: "
+        f"{crossed} lie between two neighbouring inputs, {reached} were reached at both "
+        f"neighbouring floats."
     )
     if left := len(probes) - len(aimed):
-        text += f" {counted(left, 'quantizer')} could not be aimed at."
+        text += f" {counted(left, 'quantizer')} could not be probed."
     columns: Columns = [Column("quantizer", code=True), Column("tensor", code=True, spare=True)]
-    columns += numbers("thresholds", "crossed", "met at both floats", "largest gap, in steps")
+    columns += numbers("thresholds", "crossed", "both floats reached", "largest gap, in steps")
     rows: list[Row] = [
         [
             str(probe["node"]),
@@ -247,7 +247,7 @@ def _probes(probes: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
 
 
 def _runtimes(runtimes: Mapping[str, Any] | None) -> Iterator[Section]:
-    """Yield who changes how much: the rewrite, or a runtime."""
+    """Yield the section on the changes by the rewrite and by runtimes."""
     if not runtimes:
         return
     error = _share(runtimes["rewrite"]["error"])
@@ -264,7 +264,7 @@ def _runtimes(runtimes: Mapping[str, Any] | None) -> Iterator[Section]:
                 "; ".join(str(cause["option"]) for cause in causes if cause["option"]),
             ]
         )
-    points = [f"{name} is not installed, and was not tried." for name in runtimes["missing"]]
+    points = [f"{name} is not installed and was not tested." for name in runtimes["missing"]]
     refused = {str(r["runtime"]): r["refused"] for r in runtimes["results"] if r.get("refused")}
     points += [
         f"{runtime} does not run the candidate as written: {reason}"
@@ -276,11 +276,11 @@ def _runtimes(runtimes: Mapping[str, Any] | None) -> Iterator[Section]:
         "given",
         *numbers("error"),
         "because of",
-        "stopped by",
+        "disabled by",
     ]
     sentence = str(runtimes["sentence"])
     yield Section(
-        "The rewrite, or the runtime",
+        "Rewrite or runtime",
         [f"{sentence[:1].upper()}{sentence[1:]}."],
         points,
         tables=[Table("runtimes", columns, rows)],
@@ -314,7 +314,7 @@ def _findings(document: Mapping[str, Any], outputs: Sequence[Output]) -> Iterato
     for result in (document.get("runtimes") or {}).get("results", ()):
         for cause in result["culprits"]:
             option, where = cause["option"], f"{result['runtime']} at {result['level']}"
-            stops = "no option is known to stop it" if option is None else f"stopped by {option}"
+            stops = "no known option disables it" if option is None else f"disabled by {option}"
             place = str(result["runtime"] if option is None else option)
             properties = {key: result[key] for key in ("runtime", "level", "error")}
             kind = "runtime" if option is None else "option"

@@ -24,7 +24,7 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -49,7 +49,7 @@ RULES = (
         "RegionDiffers",
         "A part of the two models differs for some input.",
         "The nodes compute another value than those of the reference for at least one float32 "
-        "input; how many inputs there are is counted, and one is given.",
+        "input; the message has the number of inputs and an example.",
         "Convert with --exact values, or change the model at this node. 'qgraph prove --witness' "
         "writes an input of the whole model that shows the difference.",
         Severity.ERROR,
@@ -58,7 +58,7 @@ RULES = (
         "region-undecided",
         "RegionUndecided",
         "Whether a part of the two models is equal could not be decided.",
-        "The proof has no rule for these nodes, or gave up; the message says why.",
+        "The prover has no rule for these nodes, or gave up; the message gives the reason.",
         "Compare the models on data with 'qgraph check'.",
         Severity.WARNING,
     ),
@@ -66,9 +66,9 @@ RULES = (
         "output-differs",
         "OutputDiffers",
         "An output differs by more than the tolerance allows.",
-        "On the inputs that were tried, the candidate's output is not that of the reference.",
-        "Look at the first tensor that differs, or allow for it with --atol, --rtol, --max-steps "
-        "or --min-sqnr.",
+        "On the tested inputs, the outputs of candidate and reference differ.",
+        "Inspect the first tensor that differs, or accept the difference with --atol, --rtol, "
+        "--max-steps or --min-sqnr.",
         Severity.ERROR,
     ),
     FindingKind(
@@ -83,8 +83,8 @@ RULES = (
         "within-tolerance",
         "WithinTolerance",
         "An output differs, within the tolerance.",
-        "On the inputs that were tried, values differ by no more than was allowed.",
-        "Nothing has to be done; 'qgraph prove' tells whether other inputs differ by more.",
+        "On the tested inputs, values differ by no more than the tolerance.",
+        "No action is needed; 'qgraph prove' shows whether other inputs differ by more.",
         Severity.NOTE,
     ),
     FindingKind(
@@ -92,47 +92,47 @@ RULES = (
         "MetricWorse",
         "The candidate scores worse than allowed.",
         "A metric on labelled data is lower for the candidate than for the reference.",
-        "Look at the first tensor that differs.",
+        "Inspect the first tensor that differs.",
         Severity.ERROR,
     ),
     FindingKind(
         "runtime-differs",
         "RuntimeDiffers",
         "A runtime does not compute what the model says.",
-        "The model is run in another way than its operators are defined, by a choice of the "
-        "runtime.",
-        "Set the option that the message names, or allow for the difference.",
+        "The runtime executes the model differently from the definitions of its operators.",
+        "Set the option given in the message, or accept the difference.",
         Severity.WARNING,
     ),
     FindingKind(
         "quantizer-refused",
         "QuantizerRefused",
-        "A quantizer was left as it was.",
-        "No form was found that is as equal as was asked for, or the node cannot be read.",
-        "Lower --exact, choose another dialect, or mend the node; the message says what is wrong.",
+        "A quantizer was left unchanged.",
+        "No form reaches the requested level of equality, or the node cannot be read.",
+        "Lower --exact, choose another dialect, or correct the node; the message gives the reason.",
         Severity.WARNING,
     ),
     FindingKind(
         "values-moved",
         "ValuesMoved",
         "A quantizer was replaced by one that differs for some inputs.",
-        "The replacement is as equal as was asked for, but not equal in value for every input.",
-        "Ask for --exact values to leave such quantizers as they are.",
+        "The replacement reaches the requested level of equality, but is not equal in value for "
+        "every input.",
+        "Use --exact values to leave such quantizers unchanged.",
         Severity.WARNING,
     ),
     FindingKind(
         "weight-changed",
         "WeightChanged",
         "Values of a weight changed when they were stored as codes.",
-        "Some of the values that the stored codes stand for are not those of the quantizer.",
-        "Ask for --exact values to leave such weights as they are.",
+        "Some values of the stored codes differ from those of the quantizer.",
+        "Use --exact values to leave such weights unchanged.",
         Severity.WARNING,
     ),
 )
 """All kinds of findings, in the order in which results refer to them."""
 
 LEVELS = {rule.id: rule.level for rule in RULES}
-"""How bad a finding is, by the id of its rule."""
+"""Severity of a finding by the id of its rule."""
 
 _INDEX = {rule.id: index for index, rule in enumerate(RULES)}
 
@@ -151,7 +151,7 @@ def sarif_log(document: Mapping[str, Any]) -> str:
     subject = [Path(str(file.path)).as_posix().strip("/") for file in list(files.values())[-1:]]
     run: dict[str, Any] = {
         "tool": {"driver": _driver(page.version)},
-        # Code scanners take only one run of each such name: that of the last model.
+        # Code scanners keep only the last run of each such name.
         "automationDetails": {"id": "/".join(["qgraph", page.command, *subject, ""])},
         "invocations": [{"executionSuccessful": True}],
         "artifacts": [_artifact(file) for file in files.values()],

@@ -25,7 +25,7 @@ _PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {
 
 
 def page_of(document: Mapping[str, Any]) -> Page:
-    """Return what a JSON report says; nothing is drawn yet.
+    """Return the page of a JSON report; its charts are drawn on demand.
 
     Args:
         document: a JSON report of check, prove, convert, fold or transform. What
@@ -38,8 +38,8 @@ def page_of(document: Mapping[str, Any]) -> Page:
     make = _PAGES.get(plain.get("command"))
     if make is None:
         raise OptionError(
-            f"The report is of {plain.get('command')!r}, expected one of {', '.join(_PAGES)}. Make "
-            "it with one of these commands."
+            f"The report is of {plain.get('command')!r}, expected one of {', '.join(_PAGES)}. "
+            f"Write it with one of these commands."
         )
     return make(plain)
 
@@ -63,7 +63,7 @@ def html_page(document: Mapping[str, Any]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_shown)
     template = environment.from_string(_resource("page.html.jinja"))
     style = _resource("page.css").replace("\n", " ")
-    # The style is ours; escaping would break its quotes.
+    # The style sheet is part of the package; escaping would break its quotes.
     from markupsafe import Markup
 
     page = page_of(document)
@@ -72,7 +72,7 @@ def html_page(document: Mapping[str, Any]) -> str:
 
 
 def _shown(value: object) -> object:
-    """Return what the page shows of a value: HTML has no control characters either."""
+    """Return a value as the page shows it, without control characters, which HTML lacks."""
     from markupsafe import Markup
 
     return one_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -83,7 +83,7 @@ def _resource(name: str) -> str:
 
 
 _ROWS = 100
-"""Of longer tables so many rows are shown: job summaries have an upper limit of bytes."""
+"""Maximum number of rows of a table: job summaries have a limit of bytes."""
 
 
 def markdown_report(document: Mapping[str, Any]) -> str:

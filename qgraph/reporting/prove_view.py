@@ -1,4 +1,4 @@
-"""What is said of a proof: the JSON document of ``qgraph prove`` in words and tables."""
+"""View of a proof: the page of the JSON document of ``qgraph prove``."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _sentence(document: Mapping[str, Any], number: Mapping[str, int]) -> str:
     match document["verdict"]:
         case "proved":
             equality = "bit for bit" if document["exactness"] == "bits" else "in value"
-            how = f"{regions} compared" if document["regions"] else "they have one form"
+            how = f"{regions} compared" if document["regions"] else "they have the same form"
             only_if = f", if {BIAS_LAST}" if BIAS_LAST in document["conditions"] else ""
             return f"The outputs are equal {equality} for every input{only_if}: {how}."
         case "different":
@@ -129,7 +129,7 @@ def _sections(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterato
         yield Section("Proved equal", tables=[Table("regions proved equal", columns, rows, MANY)])
     yield from codes_section(charts, document.get("quantizers", ()))
     if points := [*document["conditions"], *document["notes"]]:
-        yield Section("What the verdict rests on", points=points)
+        yield Section("Conditions of the verdict", points=points)
 
 
 def _open_table(regions: Sequence[Region]) -> Table:

@@ -1,4 +1,4 @@
-"""What is said of a rewriting: the JSON report of convert, fold and transform in words."""
+"""View of a rewrite: the page of the JSON report of convert, fold and transform."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ Site = Mapping[str, Any]
 _EQUALITY = {
     Exactness.BITS: "all equal bit for bit",
     Exactness.VALUES: "all equal in value, for every input",
-    Exactness.CODES: "all with equal codes, values some ulps apart",
+    Exactness.CODES: "all with equal codes, values differ by some ulps",
     Exactness.NEAR: "thresholds moved by ulps, counted below",
     Exactness.DIFFERENT: "not all equal",
 }
 
 _SHORT = {"QuantizeLinear": "Q", "DequantizeLinear": "DQ"}
 _PARTS = 5
-"""Forms of more operators are cut short."""
+"""Forms with more operators are shortened."""
 
 
 def rewrite_page(document: Mapping[str, Any]) -> Page:
-    """Return the page of a rewriting, which may have ``staircases`` and ``quantizers`` too."""
+    """Return the page of a rewrite; ``staircases`` and ``quantizers`` are optional."""
     sites: Sequence[Site] = document["sites"]
     summary = document["summary"]
     verdict, tone, sentence = _verdict(sites, summary)
@@ -60,7 +60,7 @@ def rewrite_page(document: Mapping[str, Any]) -> Page:
         *(
             Fact(name, whole(summary[key]), tone_of)
             for name, key, tone_of in (
-                ("kept as they were", "kept", Tone.PLAIN),
+                ("kept unchanged", "kept", Tone.PLAIN),
                 ("refused", "refused", Tone.OPEN),
             )
             if summary[key]
@@ -99,13 +99,13 @@ def _verdict(sites: Sequence[Site], summary: Mapping[str, Any]) -> tuple[str, To
     changed = [site for site in sites if site["outcome"] == "changed"]
     refused = f"; {summary['refused']} refused" if summary["refused"] else ""
     if not changed:
-        what = "No quantizer was changed" if sites else "There is nothing that this command changes"
+        what = "No quantizer was changed" if sites else "There is nothing to change"
         return "unchanged", Tone.OPEN, f"{what}{refused}."
     levels = [Exactness(site["exactness"]) for site in changed if site["exactness"]]
     lowest = min(levels, default=Exactness.BITS)
     sentence = f"{counted(len(changed), 'site')} changed, {_EQUALITY[lowest]}{refused}."
     if lowest >= Exactness.VALUES and levels:
-        return "equal, in part" if refused else "equal", Tone.GOOD, sentence
+        return "partly equal" if refused else "equal", Tone.GOOD, sentence
     return str(lowest), Tone.OPEN, sentence
 
 
@@ -125,19 +125,19 @@ def _sections(document: Mapping[str, Any], sites: Sequence[Site]) -> Iterator[Se
             [str(site["node"]), operator(site["op"]), _reason(site)] for site in refused
         ]
         columns: Columns = [Column("node", code=True), "operator", "reason"]
-        table = Table("sites left as they were", columns, rows, MANY)
-        yield Section("Left as they were", tables=[table])
+        table = Table("sites left unchanged", columns, rows, MANY)
+        yield Section("Left unchanged", tables=[table])
     staircases = document.get("staircases", ())
     yield from steps_section(charts, staircases, len(staircases))
     if stored := [site["stored"] for site in done if site.get("stored")]:
-        yield _ledger(stored, document, charts)
+        yield _size_summary(stored, document, charts)
     if losses := [site["figures"] for site in done if "sqnr_db" in (site.get("figures") or {})]:
         yield _losses(losses, charts)
     yield from codes_section(charts, document.get("quantizers", ()))
     points = list(document.get("notes", ()))
     if frozen := document["summary"].get("frozen_inputs"):
         what = counted(frozen, "initializer")
-        points.append(f"{what} that could be fed as inputs became constants, see --keep-inputs.")
+        points.append(f"{what} that were also graph inputs became constants, see --keep-inputs.")
     if points:
         yield Section("Remarks", points=points)
 
@@ -178,7 +178,7 @@ def _site_table(sites: Sequence[Site]) -> Table:
 
 
 def _form(site: Site) -> Cell:
-    """Return the new form of a site in few letters."""
+    """Return the new form of a site in short."""
     if site["spelling"] is None:
         return Cell("as it was" if site["outcome"] == "kept" else "changed")
     whole_form = str(site["spelling"])
@@ -189,10 +189,10 @@ def _form(site: Site) -> Cell:
 
 
 def _reason(site: Site) -> str:
-    return str(site["reason"] or "no reason is known")
+    return str(site["reason"] or "no reason is given")
 
 
-def _ledger(
+def _size_summary(
     stored: Sequence[Mapping[str, Any]], document: Mapping[str, Any], charts: Charts
 ) -> Section:
     totals = document["summary"]["stored"]
@@ -202,8 +202,8 @@ def _ledger(
         f"{counted(len(stored), 'weight')} stored as codes, "
         f"{size(totals['bytes_before'])} -> {size(totals['bytes_after'])}. Of "
         f"{counted(totals['elements'], 'value')}, compared one by one, "
-        f"{whole(changed) if changed else 'none'} changed; {percent(share)} lay beyond the range "
-        "of the codes."
+        f"{whole(changed) if changed else 'none'} changed; {percent(share)} were outside the "
+        f"range of the codes."
     )
     columns: Columns = [
         *(Column("weight", code=True), "codes", Column("scales", spare=True)),
@@ -238,7 +238,7 @@ def _ledger(
     chart = charts.layers("Bytes of each weight", names, series, "bytes")
     table = Table("weights", columns, rows, MANY)
     is_detail = document["command"] != "fold"
-    return Section("Byte ledger", [text], tables=[table], charts=[chart], detail=is_detail)
+    return Section("Size summary", [text], tables=[table], charts=[chart], detail=is_detail)
 
 
 def _losses(losses: Sequence[Mapping[str, Any]], charts: Charts) -> Section:
@@ -270,11 +270,10 @@ def _losses(losses: Sequence[Mapping[str, Any]], charts: Charts) -> Section:
     chart = charts.layers("Error of each weight", names, errors, label, True)
     low, high = (float(figures["sqnr_db"]) for figures in (ranked[0], ranked[-1]))
     text = (
-        f"How far the codes are from their weights: SQNR {low:.1f} .. {high:.1f} dB, the worst "
-        "first."
+        f"Error of the codes relative to the weights: SQNR {low:.1f} .. {high:.1f} dB, worst first."
     )
     table = Table("errors of weights", columns, rows, MANY)
-    return Section("What quantizing cost", [text], tables=[table], charts=[chart])
+    return Section("Quantization error", [text], tables=[table], charts=[chart])
 
 
 def _factor(before: int, after: int) -> str:
@@ -287,7 +286,7 @@ def _findings(sites: Sequence[Site]) -> Iterator[Issue]:
         properties = {name: site[name] for name in ("op", "pass", "spelling", "exactness")}
         found = []
         if site["outcome"] == "refused":
-            text = f"{op} was left as it was: {_reason(site)}"
+            text = f"{op} was left unchanged: {_reason(site)}"
             found.append(("quantizer-refused", text))
         elif site["differing_inputs"]:
             number = counted(int(site["differing_inputs"]), "input")

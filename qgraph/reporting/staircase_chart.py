@@ -1,4 +1,4 @@
-"""Pictures of quantizers: their steps, their error, and the place where two of them differ."""
+"""Pictures of quantizers: their steps, their error, and the neighbourhood of a difference."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _DOTS_PER_INCH = 160
 
 
 def whole_figure(data: Mapping[str, Any]) -> Figure:
-    """Return the steps over the whole range; ``data`` is what :func:`staircase` returns."""
+    """Return a figure of the steps over the whole range, from the data of :func:`staircase`."""
     figure = _figure(3.1)
     draw_steps(figure.subplots(), data)
     return figure
 
 
 def near_figure(data: Mapping[str, Any]) -> Figure:
-    """Return the neighbourhood of a difference."""
+    """Return a figure of the neighbourhood of a difference."""
     figure = _figure(3.1)
     draw_near(figure.subplots(), data)
     return figure
 
 
 def plot_figure(data: Mapping[str, Any], title: str) -> Figure:
-    """Return all there is to see of one quantizer, or of two, one chart below the other."""
+    """Return a figure with all charts of one quantizer, or of two, one below the other."""
     parts = [draw_steps, draw_error]
     if data.get("near") is not None:
         parts.append(draw_near)
@@ -65,7 +65,7 @@ def plot(data: Mapping[str, Any], *, format: str = "svg") -> bytes:  # noqa: A00
     """
     theme.require_drawing("a plot")
     if format not in ("svg", "png"):
-        raise OptionError(f"format={format!r}: expected svg or png. Ask for one of these.")
+        raise OptionError(f"format={format!r}: expected svg or png. Use one of these.")
     title = f"{data['node']}: {data['op']}"
     if data.get("differing") is not None:
         title = f"{data['node']}: {counted(data['differing'], 'input')} with other values"
@@ -79,7 +79,7 @@ def plot(data: Mapping[str, Any], *, format: str = "svg") -> bytes:  # noqa: A00
 
 
 def draw_steps(axes: Axes, data: Mapping[str, Any]) -> None:
-    """Draw output over input, and where two differ; of many steps those around a difference."""
+    """Draw output over input, and where two differ; of many steps, those around a difference."""
     curves, part = data["curves"], None
     near = data.get("near")
     if near is not None:
@@ -106,7 +106,7 @@ def draw_steps(axes: Axes, data: Mapping[str, Any]) -> None:
 
 
 def draw_error(axes: Axes, data: Mapping[str, Any]) -> None:
-    """Draw what quantizing changes: output minus input."""
+    """Draw the quantization error: output minus input."""
     axes.set_title("Error over the whole range" + _channel(data))
     for place, curve in enumerate(data["curves"]):
         x, y = _numbers(curve["x"]), _numbers(curve["y"])
@@ -123,7 +123,7 @@ def draw_error(axes: Axes, data: Mapping[str, Any]) -> None:
 
 
 def draw_near(axes: Axes, data: Mapping[str, Any]) -> None:
-    """Draw both quantizers around one place where they differ."""
+    """Draw both quantizers around one difference."""
     near = data["near"]
     floats = near["unit"] == "floats"
     places = _numbers(near["places"])
@@ -177,7 +177,7 @@ def _draw_curves(axes: Axes, curves: Sequence[Mapping[str, Any]], heights: Seque
 
 
 def _around(curves: Sequence[Mapping[str, Any]], spot: float) -> tuple[float, float] | None:
-    """Return the ends of some steps on each side of ``spot``; None where all can be seen."""
+    """Return the ends of some steps on each side of ``spot``; None if all steps are visible."""
     x = _numbers(curves[0]["x"])
     if len(x) - 1 <= _SEEN_STEPS:
         return None
@@ -214,7 +214,7 @@ def _mark(axes: Axes, data: Mapping[str, Any]) -> None:
 
 
 def _numbers(values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return numbers of a JSON document, where those that are not finite are words."""
+    """Return numbers of a JSON document, in which NaN and infinities are strings."""
     numbers = np.array([math.nan if v is None else float(v) for v in values], np.float64)
     return np.where(np.isfinite(numbers), numbers, np.nan)
 

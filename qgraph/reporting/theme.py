@@ -1,4 +1,4 @@
-"""How charts look, and how they get into a page whose colours depend on the reader's screen.
+"""Style of charts, and their embedding in pages with light and dark colours.
 
 The libraries that draw: installed as an extra, and imported when something is drawn.
 """
@@ -29,7 +29,7 @@ _VARIABLES = {
     CANDIDATE: "--candidate",
     BAD: "--bad",
 }
-"""Each colour, and the variable of the page that takes its place."""
+"""Each colour, and the CSS variable of the page that replaces it."""
 
 WIDTH = 4.9
 """Width of a chart in inches; at 72 to the inch it fits a narrow screen."""
@@ -70,10 +70,10 @@ _SETTINGS: Any = {
 
 @contextmanager
 def themed(*, opaque: bool = False) -> Iterator[None]:
-    """Draw in the project's style while the block lasts, whatever the user's own settings.
+    """Draw in the project's style within the block, independent of the user's settings.
 
     Args:
-        opaque: on white, for a file of its own; else on whatever is behind the chart.
+        opaque: on white, for a separate file; else transparent.
     """
     import matplotlib as mpl
 
@@ -114,7 +114,7 @@ def inline_svg(figure: Figure, number: int, label: str) -> str:
 
 
 def shortened(name: str, length: int = 30) -> str:
-    """Return a name with its middle left out where it is long; its end tells most."""
+    """Return a name, shortened in the middle if it is long."""
     if len(name) <= length:
         return name
     front = length // 3
@@ -122,7 +122,7 @@ def shortened(name: str, length: int = 30) -> str:
 
 
 def escaped(name: str) -> str:
-    """Return text that matplotlib shows as it is, dollar signs included."""
+    """Return text that matplotlib shows literally, dollar signs included."""
     return one_line(name).replace("$", r"\$")
 
 
@@ -130,7 +130,7 @@ _NEEDED = ("matplotlib", "jinja2")
 
 
 def require_drawing(what: str) -> None:
-    """See that pictures and pages can be made, before any work is done for them.
+    """Raise if the libraries for pictures and pages are missing, before any work is done.
 
     Args:
         what: the option or command that asks for them.
@@ -142,6 +142,6 @@ def require_drawing(what: str) -> None:
     if missing:
         raise OptionError(
             f"{what}: needs {' and '.join(missing)}, which "
-            f"{'is' if len(missing) == 1 else 'are'} not installed; expected the libraries that "
-            "draw. Install them with: pip install 'qgraph[report]'."
+            f"{'is' if len(missing) == 1 else 'are'} not installed; expected the drawing "
+            f"libraries. Install them with: pip install 'qgraph[report]'."
         )

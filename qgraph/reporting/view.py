@@ -1,4 +1,4 @@
-"""What a report says, once, before it is HTML, Markdown, SARIF, JUnit or text on a terminal."""
+"""View model of a report; HTML, Markdown, SARIF, JUnit and text are rendered from it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from enum import StrEnum
 from typing import Any
 
 NONE = "-"
-"""Stands where there is no number."""
+"""Shown if there is no number."""
 
 MANY = 24
 """Longer tables are folded in pages, and gathered on terminals."""
 
 
 class Tone(StrEnum):
-    """Whether something is good news; each has a colour."""
+    """Tone of a text: good, bad, open or neutral; each has a colour."""
 
     GOOD = "good"
     BAD = "bad"
@@ -57,7 +57,7 @@ class Cell:
 
 Row = Sequence[Cell | str]
 Columns = list[Column | str]
-"""Columns, or names of plain ones."""
+"""Columns, or names of columns without options."""
 
 
 class Table:
@@ -88,7 +88,7 @@ class Table:
 
     @property
     def folded(self) -> bool:
-        """Whether there are more rows than people see at once."""
+        """Whether the table is long enough to be folded."""
         return self.most is not None and len(self.rows) > self.most
 
     @property
@@ -101,7 +101,7 @@ class Table:
         ]
 
     def gathered(self) -> Table:
-        """Return the table with rows joined that differ in names only: ``first and 7 more``."""
+        """Return the table with rows joined that differ only in names: ``first and 7 more``."""
         groups: dict[tuple[Cell, ...], list[list[Cell]]] = {}
         for row in self.rows:
             pairs = zip(self.columns, row, strict=True)
@@ -120,7 +120,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture: what it shows, and what draws it as an SVG element, if it is needed."""
+    """A picture: its title, and a function that draws it as an SVG element on demand."""
 
     title: str
     draw: Callable[[], str]
@@ -129,7 +129,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report under a heading of its own.
+    """A part of a report with a heading.
 
     Attributes:
         title: the heading.
@@ -149,13 +149,13 @@ class Section:
 
     @property
     def is_drawn_only(self) -> bool:
-        """Whether it says nothing where no pictures are shown."""
+        """Whether the section consists of pictures only."""
         return bool(self.charts) and not (self.tables or self.points)
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A number that says much: a tile at the top of the page."""
+    """A key figure: a tile at the top of the page."""
 
     name: str
     value: str
@@ -164,7 +164,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class File:
-    """A model that the report is about; one in memory has no path."""
+    """A model of the report; a model in memory has no path."""
 
     role: str
     path: str | None
@@ -173,13 +173,13 @@ class File:
 
     @property
     def name(self) -> str:
-        """Its path, or what it is without one."""
+        """Its path, or "a model in memory"."""
         return "a model in memory" if self.path is None else self.path
 
 
 @dataclass(frozen=True)
 class Issue:
-    """Something that a scanner or a test server is told.
+    """A finding for a code scanner or a test server.
 
     Attributes:
         rule: id of the kind of finding, see :data:`qgraph.reporting.findings.RULES`; None if a test
@@ -236,12 +236,12 @@ def numbers(*names: str, spare: bool = False) -> list[Column]:
 
 
 def whole(number: int) -> str:
-    """Return a whole number with its thousands apart."""
+    """Return an integer with separated thousands."""
     return f"{number:,}"
 
 
 def amount(number: Any, digits: int = 6) -> str:
-    """Return a number of a report with so many digits; a dash for none.
+    """Return a number of a report, rounded to some digits; a dash for None.
 
     A number that is not finite stands in JSON as a word.
     """
@@ -255,14 +255,14 @@ def extent(low: Any, high: Any, digits: int = 4) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share of 1 in percent; a tiny one is not shown as none."""
+    """Return a fraction in percent; a tiny one is not shown as 0."""
     if share is None:
         return NONE
     return "<0.01%" if 0 < share < 0.0001 else f"{share:.2%}"
 
 
 def size(number: int) -> str:
-    """Return a number of bytes as people read it: ``118 KiB``."""
+    """Return a number of bytes with a unit: ``118 KiB``."""
     value, unit = float(number), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1000 or unit == "TiB":

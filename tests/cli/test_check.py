@@ -33,7 +33,7 @@ def test_equal_models_are_0(qgraph, pair):
     found = qgraph("check", pair[0], pair[0], "--random", 2)
     assert (found.status, found.err) == (0, "")
     assert found.out.splitlines()[-1] == (
-        "EQUAL: Every value of 2 outputs is the same in both models, on the inputs that were tried."
+        "EQUAL: Every value of 2 outputs is the same in both models on the tested inputs."
     )
 
 
@@ -139,7 +139,7 @@ def test_probes_find_what_random_inputs_do_not(qgraph, write):
         "check", reference, candidate, "--backend", "numpy", "--probes", 12, "--atol", 0.5
     )
     assert found.status == 1
-    assert re.search(r"aimed at \d+ thresholds of 1 quantizer:", found.out)
+    assert re.search(r"made for \d+ thresholds of 1 quantizer:", found.out)
     verbose = qgraph("check", reference, reference, "--backend", "numpy", "--probes", 12, "-v")
     (row,) = [line for line in verbose.out.splitlines() if line.startswith("act")]
     assert row.split()[2] == row.split()[3]

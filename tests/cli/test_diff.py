@@ -190,7 +190,7 @@ def test_models_of_other_interfaces_are_compared_by_name(qgraph, model, write):
     two = QUANT.replace("(float[N,4] x)", "(float[N,4] x, float[N,4] u)")
     found = qgraph("diff", model, write(two, "two.onnx"))
     assert (found.status, found.out.splitlines()[-1]) == (0, "2 same")
-    assert "matched by names and order only" in found.err
+    assert "matched by name and order only" in found.err
 
 
 def test_unreadable_quantizers_are_compared_by_their_reason(qgraph, write):

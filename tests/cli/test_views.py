@@ -85,7 +85,7 @@ def test_a_model_can_be_replaced_and_shown(qgraph, model, tmp_path):
     page = tmp_path / "r.html"
     found = qgraph("fold", model, "--in-place", "--html", page)
     assert found.status == 0
-    assert "Byte ledger" in page.read_text("utf-8")
+    assert "Size summary" in page.read_text("utf-8")
 
 
 def test_differences_of_a_proof_are_findings(qgraph, write, model, tmp_path, read_json):

@@ -17,9 +17,9 @@ from qgraph.model import Model
 Array = npt.NDArray[Any]
 
 MERGED = "neighbouring Q/DQ pairs are merged"
-ADDITIONS = "additions of zero and the like are dropped"
+ADDITIONS = "additions of zero and similar operators are removed"
 INTEGER = "Q/DQ around operators become integer kernels"
-WEIGHTS = "float weights and biases beside Q/DQ are quantized"
+WEIGHTS = "float weights and biases next to Q/DQ are quantized"
 ACTIVATIONS = "MatMulNBits with int8 activations"
 
 
@@ -217,4 +217,4 @@ def test_products_in_integers_that_stay_real_numbers_are_no_fault() -> None:
     assert default.error is not None
     assert 0 < default.error < 1e-6
     assert default.culprits == ()
-    assert found.sentence.endswith("as other orders of sums")
+    assert found.sentence.endswith("by order of summation")

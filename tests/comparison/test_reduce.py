@@ -199,7 +199,7 @@ def test_equal_models_cannot_be_reduced() -> None:
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = reduce(net(), net("0.3"), backend="numpy")
-    with pytest.raises(QGraphError, match="cannot be made"):
+    with pytest.raises(QGraphError, match="cannot be created"):
         found.save(tmp_path / "file")
 
 

@@ -132,7 +132,7 @@ def test_a_rewrite_that_is_wrong_is_said_first(judge: Any) -> None:
     assert found.error == pytest.approx(2 / np.linalg.norm(-X + 1))
     assert found.sentence.startswith("the rewrite changes the outputs by 24 %; Fake")
     assert judge(2e-6).sentence.startswith(
-        "the rewrite is equal but for 4e-07 of the outputs' norm"
+        "the rewrite is equal except for 4e-07 of the outputs' norm"
     )
 
 
@@ -357,7 +357,7 @@ def test_a_fault_of_the_standard_form_does_not_pass_for_one_of_the_runtime(
     assert found.standard is not None
     assert not found.standard.is_runnable
     assert {result.error for result in found.results} == {None}
-    assert "outputs on these inputs apart by" in found.sentence
+    assert "outputs on these inputs differ by" in found.sentence
 
 
 @pytest.mark.runtime
@@ -371,7 +371,7 @@ def test_what_has_no_standard_form_is_to_be_converted_first() -> None:
     m = Model(ir.from_onnx_text(text))
     report = check(m, m, {"x": X}, runtimes=True)
     (note,) = report.notes
-    assert note.startswith("no runtime runs the candidate, so that none is judged; convert it")
+    assert note.startswith("no runtime can run the candidate, so no runtime is judged; convert it")
     assert report.runtimes is not None
     assert {result.error for result in report.runtimes.results} == {None}
     assert report.runtimes.sentence.endswith(
@@ -401,7 +401,7 @@ def test_what_an_option_leaves_is_told() -> None:
     plain, default = result("plain", 0.07), result("default", 0.08, some)
     assert RuntimeReport([], 0.0, [plain, default]).sentence == (
         "the rewrite is exact; R 1's defaults change it by 8 % (and by 7 % at plain): "
-        "a trick (option a); 7 % is left then, for which no option is known"
+        "a trick (option a); 7 % is left, which no known option removes"
     )
     alone = RuntimeReport([], 0.0, [result("plain", 0.0), result("default", 0.08, most)])
     assert alone.sentence.endswith("change it by 8 %: a trick (option a)")

@@ -50,7 +50,7 @@ def test_top1_agreement_may_be_all_that_counts() -> None:
     x, y = [X[0].reshape(1, 3)], [Y[0].reshape(1, 3)]
     assert Tolerance(min_top1=1).judge(compare("y", x, y), allowed=True) is None
     apart = compare("y", x, [y[0][:, ::-1].copy()])
-    reason = "0.0000% of the rows have the same top-1, 50.0000% are wanted"
+    reason = "0.0000% of the rows have the same top-1, at least 50.0000% is required"
     assert Tolerance(min_top1=0.5).judge(apart, allowed=True) == reason
     with pytest.raises(OptionError, match="has no rows of scores"):
         judge(min_top1=0.5)
@@ -71,7 +71,7 @@ def test_a_negative_limit_is_refused(limit: float) -> None:
 
 @pytest.mark.parametrize("share", [1.5, 99])
 def test_a_share_beyond_one_is_refused(share: float) -> None:
-    with pytest.raises(OptionError, match=r"min_top1 is .*, expected a share of the rows from 0"):
+    with pytest.raises(OptionError, match=r"min_top1 is .*, expected a fraction of the rows"):
         tolerances(["a"], min_top1=share)
     assert tolerances(["a"], min_top1=1.0)["a"].min_top1 == 1
 

@@ -127,14 +127,14 @@ def test_a_proof_is_shown_with_counts_steps_and_codes(files: dict[str, Any]) -> 
 
 def test_an_equal_proof_has_no_pictures_of_differences(files: dict[str, Any]) -> None:
     page = Reader(html_page(files["same"]))
-    assert "equal bit for bit for every input: they have one form" in page.text
+    assert "equal bit for bit for every input: they have the same form" in page.text
     assert page.tags["svg"] == 0
 
 
-def test_a_rewriting_is_shown_with_ledger_and_codes(files: dict[str, Any]) -> None:
+def test_a_rewrite_is_shown_with_sizes_and_codes(files: dict[str, Any]) -> None:
     page = Reader(html_page(drawn(files, "convert")))
     assert page.text.startswith("qgraph convert: near")
-    for text in ("Byte ledger", "Bytes of each weight", "Codes", "Sites", "codes used"):
+    for text in ("Size summary", "Bytes of each weight", "Codes", "Sites", "codes used"):
         assert text in page.text
     stored = next(site["stored"] for site in files["convert"]["sites"] if site["stored"])
     assert f"{stored['codes_used']} of {stored['codes_available']}" in page.text
@@ -185,7 +185,7 @@ def test_parts_of_a_check_that_were_asked_for_are_shown(files: dict[str, Any]) -
         "Other is not installed",
         "Runtime 2 does not run the candidate as written: no kernel of Quant",
         "top1 on 10 samples: 0.9 in the reference, 0.5 in the candidate. worse",
-        "met at both floats",
+        "both floats reached",
     ):
         assert wanted in text
     assert text.count("no kernel of Quant") == 1

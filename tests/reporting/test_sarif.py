@@ -224,7 +224,7 @@ def test_a_check_reports_outputs_origin_metric_and_runtimes() -> None:
     places = [r["locations"][0]["logicalLocations"][0] for r in run["results"]]
     assert [place["name"] for place in places] == ["y", "z", "conv", "top1", "option=1", "R 2"]
     assert run["results"][-1]["message"]["text"] == (
-        "R 2 at plain: quantizers are left out; no option is known to stop it."
+        "R 2 at plain: quantizers are left out; no known option disables it."
     )
     origin = run["results"][2]["locations"][0]["physicalLocation"]["artifactLocation"]
     assert origin["uri"] == "models/reference%201.onnx"
@@ -250,7 +250,7 @@ def test_a_rewriting_reports_refusals_and_losses(command: str) -> None:
         "weight-changed",
     ]
     texts = [r["message"]["text"] for r in run["results"]]
-    assert texts[0] == "Quant was left as it was: the scale is odd"
+    assert texts[0] == "Quant was left unchanged: the scale is odd"
     assert "1,150 inputs, such as 1.5: NaN, not 2" in texts[1]
     assert texts[2] == "2 of 10 values of 'w' changed."
 

@@ -108,7 +108,7 @@ def test_markdown_has_the_verdict_and_a_whole_table(documents):
 def test_markdown_of_equal_graphs_says_so(documents):
     text = markdown_report(documents["equal"])
     assert text.startswith("## Prove: proved\n")
-    assert "they have one form" in text
+    assert "they have the same form" in text
 
 
 def test_long_tables_end_somewhere(documents):

@@ -1,1 +1,1 @@
-"""What several runtimes make of one model."""
+"""The differences that runtimes cause in one model."""

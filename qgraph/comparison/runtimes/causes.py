@@ -1,4 +1,4 @@
-"""What runtimes are known to change in quantized models, and the option that stops each of it."""
+"""Known changes that runtimes make to quantized models, each with the option that disables it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Culprit:
-    """Something that a runtime does by default.
+    """A change that a runtime makes by default.
 
     Attributes:
         what: what it does.
@@ -26,7 +26,7 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Level:
-    """A configuration that a runtime is judged in.
+    """A configuration in which a runtime is judged.
 
     Attributes:
         name: for reports: plain, basic or default.
@@ -41,13 +41,13 @@ class Level:
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime that a model is put to.
+    """A runtime to try, with its levels and known changes.
 
     Attributes:
         module: what is imported.
         name: as people call it.
         levels: from the one that changes least to its defaults.
-        culprits: what may make a difference, special things first.
+        culprits: what may cause a difference, most specific first.
     """
 
     module: str
@@ -57,7 +57,7 @@ class Runtime:
 
 
 def merged(first: Options, second: Options) -> Options:
-    """Return both; lists and tables of one name are put together."""
+    """Return both sets of options; lists and tables of one name are joined."""
     result = dict(first)
     for key, value in second.items():
         known = result.get(key)
@@ -93,10 +93,10 @@ ONNX_RUNTIME = Runtime(
     ),
     (
         _entry("MatMulNBits with int8 activations", "session.qdq_matmulnbits_accuracy_level", "1"),
-        _without("float weights and biases beside Q/DQ are quantized", "WeightBiasQuantization"),
+        _without("float weights and biases next to Q/DQ are quantized", "WeightBiasQuantization"),
         _without("neighbouring Q/DQ pairs are merged", "DoubleQDQPairsRemover"),
         _without("Q/DQ are moved across other operators", "QDQPropagationTransformer"),
-        _without("additions of zero and the like are dropped", "NoopElimination"),
+        _without("additions of zero and similar operators are removed", "NoopElimination"),
         _without(
             "scales and shifts are folded into weights of convolutions",
             "ConvBNFusion",
@@ -118,16 +118,16 @@ ONNX_RUNTIME = Runtime(
             "GemmActivationFusion",
             "MatMulActivationFusion",
         ),
-        _without("convolutions in another memory layout", "NchwcTransformer", "NhwcTransformer"),
-        _without("constants are computed ahead", "ConstantFolding"),
+        _without("convolutions use another memory layout", "NchwcTransformer", "NhwcTransformer"),
+        _without("constants are folded", "ConstantFolding"),
         _entry("Q/DQ are fused and removed", "session.disable_quant_qdq", "1"),
         Culprit(
-            "fusions beyond the level EXTENDED",
+            "fusions above the level EXTENDED",
             "graph_optimization_level=ORT_ENABLE_EXTENDED",
             {"level": "ORT_ENABLE_EXTENDED"},
         ),
         Culprit(
-            "fusions beyond the level BASIC",
+            "fusions above the level BASIC",
             "graph_optimization_level=ORT_ENABLE_BASIC",
             {"level": "ORT_ENABLE_BASIC"},
         ),

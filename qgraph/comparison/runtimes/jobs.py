@@ -1,4 +1,4 @@
-"""Running a model in a runtime as other programs do, in a process of its own."""
+"""Run a model in a runtime in a separate process, as other programs do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SECONDS = 900
 
 @dataclass(frozen=True)
 class Answer:
-    """What one configuration computed.
+    """Result of one configuration.
 
     Attributes:
         batches: the outputs by name, for each batch.
@@ -41,7 +41,7 @@ class Answer:
 
 
 class RuntimeJobs:
-    """A model and its inputs in files, for runs in processes of their own.
+    """A model and its inputs in files, for runs in separate processes.
 
     The file has the lowest version of the format that the model needs: newer ones are refused for
     no reason.
@@ -78,7 +78,7 @@ class RuntimeJobs:
         self._folder.cleanup()
 
     def run(self, runtime: str, configurations: Sequence[Configuration]) -> list[Answer]:
-        """Return what each configuration of a runtime computes.
+        """Return the outputs of each configuration of a runtime.
 
         Args:
             runtime: the name of its module.
@@ -94,7 +94,7 @@ class RuntimeJobs:
         (self._path / "job.json").write_text(json.dumps(job))
         answer = self._path / "answer.json"
         answer.unlink(missing_ok=True)
-        # a file of the current folder must not take the place of a module
+        # a file in the current folder must not shadow a module
         command = [sys.executable, "-P", "-m", _WORKER, str(self._path)]
         try:
             done = subprocess.run(
@@ -120,7 +120,7 @@ class RuntimeJobs:
                     arrays = [content[f"o{n}"] for n in range(len(self._outputs))]
             except (OSError, ValueError, KeyError) as error:
                 raise QGraphError(
-                    f"{path}: what a runtime computed cannot be read ({error}), expected its "
+                    f"{path}: the outputs of a runtime cannot be read ({error}), expected its "
                     "outputs. Free some space and try again."
                 ) from error
             path.unlink()

@@ -1,4 +1,4 @@
-"""What is told of a rewrite and of runtimes: who changes how much, and by what."""
+"""Report on a rewrite and on runtimes: the size and cause of each change."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from qgraph.comparison.metrics import OutputComparison, finite
 
 ROUNDING = 1e-5
-"""Relative errors up to it are what another order of a sum makes."""
+"""Relative errors up to this are explained by another order of summation."""
 
 STOPPED = 0.1
-"""An option has stopped what makes a difference when less than this share of it is left."""
+"""An option has removed a difference if less than this fraction of it is left."""
 
 
 class Form(StrEnum):
-    """In which form a runtime was given the candidate."""
+    """Form of the candidate that a runtime was given."""
 
     WRITTEN = "as written"
     STANDARD = "standard operators"
@@ -27,11 +27,11 @@ class Form(StrEnum):
 class StandardForm:
     """The candidate with its quantizers in standard operators, for runtimes that lack them.
 
-    Each quantizer that is spelled anew is proved equal in every bit, for every input; weights are
+    Each rewritten quantizer is proved equal in every bit, for every input; weights are
     computed ahead.
 
     Attributes:
-        respelled: how many quantizers are spelled anew.
+        respelled: number of rewritten quantizers.
         left: operators for which no equal form was found; where there are any, it is not run.
         outputs: how far its outputs are from the candidate's on these inputs, by definition.
         error: the same as for a runtime.
@@ -44,20 +44,20 @@ class StandardForm:
 
     @property
     def is_runnable(self) -> bool:
-        """Whether runtimes can be judged by it."""
+        """Whether runtimes can be judged by this form."""
         return not self.left and self.error is not None and self.error <= ROUNDING
 
     @property
     def sentence(self) -> str:
-        """What it is and how equal."""
+        """Text on the form and its equality."""
         told = f"standard form: {_counted(self.respelled)} in standard operators"
         if self.left:
             names = ", ".join(dict.fromkeys(self.left))
-            return f"{told}, but none is known for {names}, so that it was not run"
+            return f"{told}, but there is none for {names}, so it was not run"
         told += ", each proved equal in every bit"
         if all(output.equal for output in self.outputs):
             return f"{told}, all outputs equal on these inputs"
-        return f"{told}, outputs on these inputs apart by {_share(self.error)}"
+        return f"{told}, outputs on these inputs differ by {_share(self.error)}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
@@ -72,7 +72,7 @@ class StandardForm:
 
 @dataclass(frozen=True)
 class Stopped:
-    """An option that takes away a difference, or a share of it.
+    """An option that removes a difference, or a part of it.
 
     Attributes:
         what: what the runtime does without it.
@@ -86,13 +86,13 @@ class Stopped:
 
     @property
     def told(self) -> str:
-        """What it is and what stops it, in words."""
-        return f"{self.what} ({self.option or 'no option is known to stop it'})"
+        """Text on the change and the option that disables it."""
+        return f"{self.what} ({self.option or 'no known option disables it'})"
 
 
 @dataclass(frozen=True)
 class RuntimeResult:
-    """The candidate in one configuration of a runtime, against its own definition.
+    """The candidate in one configuration of a runtime, compared with its definition.
 
     Attributes:
         runtime: name and version.
@@ -101,7 +101,7 @@ class RuntimeResult:
         outputs: how far each output is apart.
         error: norm of all differences as a share of the norm of all outputs; None where it does
             not run, or the error is infinite.
-        culprits: what makes the difference, the largest share first; or what keeps it from running.
+        culprits: causes of the difference, the largest first; or the cause of a failure to run.
         failure: why it does not run.
         form: which form of the candidate it is.
         refused: why the candidate did not run as it is written, where that was tried before.
@@ -133,7 +133,7 @@ class RuntimeResult:
 
 @dataclass(frozen=True)
 class RuntimeReport:
-    """Where a difference comes from.
+    """Origin of a difference: rewrite or runtimes.
 
     Attributes:
         rewrite: the outputs of the candidate against those of the reference, by definition.
@@ -151,17 +151,17 @@ class RuntimeReport:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are runtimes, and none runs the candidate."""
+        """Whether no installed runtime runs the candidate."""
         failed = [result.failure is not None for result in self.results]
         return bool(failed) and all(failed)
 
     @property
     def sentence(self) -> str:
-        """What there is to know, in one sentence."""
+        """Summary in one sentence."""
         if all(output.equal for output in self.rewrite):
             parts = ["the rewrite is exact"]
         elif self.error is not None and self.error <= ROUNDING:
-            parts = [f"the rewrite is equal but for {self.error:.1g} of the outputs' norm"]
+            parts = [f"the rewrite is equal except for {self.error:.1g} of the outputs' norm"]
         else:
             parts = [f"the rewrite changes the outputs by {_share(self.error)}"]
         runtimes = dict.fromkeys(result.runtime for result in self.results)
@@ -184,7 +184,7 @@ class RuntimeReport:
         }
 
     def _told(self, runtime: str) -> str:
-        """Tell of the last level of a runtime that makes a difference, or the worst of all."""
+        """Return a text on the last level that makes a difference, or the worst level."""
         results = [result for result in self.results if result.runtime == runtime]
         refused = results[0].refused
         ran = [result for result in results if result.failure is None]
@@ -202,13 +202,13 @@ class RuntimeReport:
 
 
 def _changes(runtime: str, results: Sequence[RuntimeResult]) -> str:
-    """Tell what a runtime does to the candidate, in those of its levels that run."""
+    """Return a text on the changes of a runtime to the candidate, over the levels that run."""
     what = "it" if results[0].form is Form.WRITTEN else "its standard form"
     bad = [result for result in results if _is_bad(result)]
     if not bad:
         worst = max(result.error or 0.0 for result in results)
         found = f"{runtime} computes {what} as defined"
-        return found if worst == 0 else f"{found} but for {worst:.1g}, as other orders of sums"
+        return found if worst == 0 else f"{found} except for {worst:.1g}, by order of summation"
     last = bad[-1]
     if last.level == "default":
         found = f"{runtime}'s defaults change {what} by {_share(last.error)}"
@@ -222,7 +222,7 @@ def _changes(runtime: str, results: Sequence[RuntimeResult]) -> str:
     causes = ", and ".join(each.told for each in last.culprits)
     left = last.culprits[-1].error
     if left > max(ROUNDING, STOPPED * (last.error or 0.0)):
-        causes += f"; {_share(left)} is left then, for which no option is known"
+        causes += f"; {_share(left)} is left, which no known option removes"
     return f"{found}: {causes}"
 
 

@@ -1,4 +1,4 @@
-"""Whether a difference comes from a rewrite or from a runtime, and from what it does.
+"""Decide whether a difference comes from a rewrite or a runtime, and by which change.
 
 Both models are computed by their operators' definitions, which judges the rewrite; then the
 candidate is computed by runtimes, plainly and by default, which judges them: as it is written, or,
@@ -37,10 +37,10 @@ from qgraph.model import Model
 Outputs = Mapping[str, Any]
 
 _TOGETHER = 3
-"""So many options may be needed together."""
+"""Maximum number of options to combine."""
 
 _FEW = 1.05
-"""Options that leave errors apart by this factor are equally good."""
+"""Options whose remaining errors differ by less than this factor are equally good."""
 
 
 def judge_runtimes(
@@ -52,7 +52,7 @@ def judge_runtimes(
     *,
     runtimes: Sequence[Runtime] = RUNTIMES,
 ) -> RuntimeReport:
-    """Return what the rewrite and what runtimes change.
+    """Return the changes by the rewrite and by the runtimes.
 
     Args:
         candidate: the model that is put to the runtimes.
@@ -88,7 +88,7 @@ def judge_runtimes(
 def _standard(
     candidate: Model, batches: Sequence[Mapping[str, Any]], expected: Sequence[Outputs]
 ) -> tuple[StandardForm, _Stripped] | None:
-    """Return the candidate in standard operators, and what there is to say of it."""
+    """Return the candidate in standard operators, and the report on this form."""
     found = in_standard_operators(candidate, batches)
     if found is None:
         return None
@@ -106,7 +106,7 @@ def _try(
 
 
 class _Stripped:
-    """What the candidate is by definition when quantizers of its data are left out."""
+    """Outputs of the candidate, by definition, without quantizers of its data."""
 
     def __init__(self, candidate: Model, batches: Sequence[Mapping[str, Any]]) -> None:
         self.candidate = candidate
@@ -114,7 +114,7 @@ class _Stripped:
         self._known: list[tuple[str, list[dict[str, Any]]]] | None = None
 
     def explain(self, found: Sequence[Outputs], error: float) -> list[Stopped]:
-        """Return that quantizers are left out, if outputs look like that."""
+        """Return the cause "quantizers are left out" if the outputs agree with it."""
         for what, outputs in self._outputs():
             left = compare_outputs(outputs, found)[1]
             if left is not None and left <= max(ROUNDING, STOPPED * STOPPED * error):
@@ -131,7 +131,7 @@ class _Stripped:
                 try:
                     executor = prepare(model.ir, Backend.NUMPY)
                     outputs = [executor.run(batch) for batch in self.batches]
-                except QGraphError:  # what is left may be no model that can be run
+                except QGraphError:  # the remaining model may not be runnable
                     continue
                 what = f"{number} {told} of data are left out"
                 self._known.append((what, outputs))
@@ -139,7 +139,7 @@ class _Stripped:
 
 
 class _Trial:
-    """One runtime that is tried in all its levels."""
+    """One runtime, tried at all its levels."""
 
     def __init__(
         self,
@@ -191,14 +191,14 @@ class _Trial:
     def _same(
         self, found: Sequence[RuntimeResult], outputs: Sequence[OutputComparison]
     ) -> Sequence[Stopped] | None:
-        """Return the culprits of an earlier level that computes the same."""
+        """Return the causes found at an earlier level with the same outputs."""
         for result in found:
             if list(result.outputs) == list(outputs) and result.culprits:
                 return result.culprits
         return None
 
     def _culprits(self, level: Level, error: float, least: float) -> list[Stopped]:
-        """Return the options that take the difference away, each the best after those before."""
+        """Return the options that remove the difference, chosen greedily."""
         options, left = level.options, error
         usable = [each for each in self._runtime.culprits if "level" not in each.options]
         if level is self._runtime.levels[-1]:
@@ -209,7 +209,7 @@ class _Trial:
             best = min(errors)
             if not best < left / _FEW:
                 break
-            # what is told first is more special than what comes later
+            # earlier causes are more specific than later ones
             place = next(n for n, each in enumerate(errors) if each <= max(best * _FEW, ROUNDING))
             chosen = usable.pop(place)
             left = errors[place]
@@ -220,7 +220,7 @@ class _Trial:
         return found
 
     def _enabling(self, level: Level) -> list[Stopped]:
-        """Return the first option with which a level runs that fails by itself."""
+        """Return the first option with which a failing level runs."""
         usable = [each for each in self._runtime.culprits if "level" not in each.options]
         errors = self._errors(level.options, usable)
         works = [n for n, error in enumerate(errors) if error < math.inf]
@@ -241,7 +241,7 @@ class _Trial:
 def compare_outputs(
     expected: Sequence[Outputs], found: Sequence[Outputs]
 ) -> tuple[list[OutputComparison], float | None]:
-    """Return how far outputs are apart, each alone and all together."""
+    """Return the differences of the outputs, for each output and in total."""
     comparisons = {name: Comparing(name) for name in (expected[0] if expected else ())}
     signal = noise = 0.0
     for ours, theirs in zip(expected, found, strict=True):

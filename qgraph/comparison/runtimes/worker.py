@@ -1,4 +1,4 @@
-"""A process of its own that runs a model in a runtime, in several configurations.
+"""A separate process that runs a model in a runtime, in several configurations.
 
 Runtimes set flags of the thread that calls them, and may crash; neither should reach the caller,
 see :mod:`qgraph.comparison.runtimes.jobs`. Called with the path of a job: a folder with
@@ -21,13 +21,13 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, Array]
 _LONGEST = 300
-"""Characters of an error that are worth telling."""
+"""Maximum length of an error message, in characters."""
 
 Runner = Callable[[Feeds], Sequence[Any]]
 
 
 def main(folder: Path) -> None:
-    """Run a job and write what came out, or why nothing did."""
+    """Run a job and write its outputs, or the reason of its failure."""
     job = json.loads((folder / "job.json").read_text())
     prepare = _RUNTIMES[job["runtime"]]
     module = importlib.import_module(job["runtime"])
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
                 with (folder / f"outputs{number}.{place}.npz").open("wb") as file:
                     np.savez(file, **arrays)
             results.append(None)
-        except Exception as error:  # the runtimes' exceptions have no common base
+        except Exception as error:  # the runtimes' exceptions have no common base class
             results.append(_reason(error, folder))
     version = str(getattr(module, "__version__", ""))
     answer = {"version": version, "failures": results}
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
 
 
 def _reason(error: Exception, folder: Path) -> str:
-    """Return what an error says is wrong, without places in a runtime's source."""
+    """Return the message of an error without locations in a runtime's source."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     text = " ".join((told or lines or [type(error).__name__])[:3])
