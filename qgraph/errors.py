@@ -78,7 +78,8 @@ def where(node: ir.Node) -> str:
 
     Unnamed nodes are named after their first output.
     """
-    label = repr(node.name) if node.name else f"producing {node.outputs[0].name!r}"
+    outputs = [value.name for value in node.outputs[:1]]
+    label = repr(node.name or "") if node.name or not outputs else f"producing {outputs[0]!r}"
     owner = node.graph
     place = f" in graph {owner.name!r}" if owner is not None and owner.name else ""
     return f"{node.op_type} {label}{place}"

@@ -18,6 +18,7 @@ from qgraph.errors import QGraphError
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.opset.versions import declare_domains
 from qgraph.graph.scopes import check_names, nodes_of, owners
+from qgraph.graph.structure import check_structure
 from qgraph.graph.tensors import slots
 from qgraph.reports import Report
 from qgraph.storage import datafiles
@@ -253,6 +254,7 @@ def load(source: Source) -> Model:
             storage.sort_nodes(source._ir)
         return source
     if isinstance(source, ir.Model):
+        check_structure(source)
         storage.sort_nodes(source)
         return Model(source)
     if isinstance(source, onnx.ModelProto):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import OperatorError, OptionError
+from qgraph.errors import ExecutionError, OperatorError, OptionError
 from qgraph.execution.feeds import describe, static
 from qgraph.graph.constants import constant_expression
 from qgraph.numerics import Array, Float32, blocks
@@ -28,6 +28,9 @@ _HUGE = 1e30
 """Beyond the range of any quantizer."""
 
 _MOST_STEPS = 1 << 16
+
+_MOST_ELEMENTS = 1 << 27
+"""Random inputs are not larger: what a model states as a size may be nonsense."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +178,7 @@ def make_inputs(
         shapes: by input name. Without an entry a dynamic first dimension is 1.
 
     Raises:
+        ExecutionError: an input is too large to be made up.
         OptionError: a shape is not known, does not fit, or is given for no input; or an input has
             no numeric type.
     """
@@ -234,6 +238,11 @@ def _shape(
             f"Input {describe(value)} has no fixed shape, and only a batch dimension is guessed. "
             f"Give it as in --shape {value.name}:1,3,224,224, or as "
             f"shapes={{{value.name!r}: (1, 3, 224, 224)}} in Python."
+        )
+    if math.prod(sizes) > _MOST_ELEMENTS:
+        raise ExecutionError(
+            f"Input {describe(value)} has {math.prod(sizes)} elements, expected at most "
+            f"{_MOST_ELEMENTS} of random data. Feed it: -i {value.name}=FILE.npy."
         )
     return tuple(sizes)
 

@@ -105,8 +105,15 @@ def initial(value: ir.Value) -> Any:
             f"Value {value.name!r} is used, but no node produces it and it is neither an input nor "
             "an initializer of its graph or of a graph around it. Export the model again."
         )
-    # Text is bytes in the file, and str while it is computed with.
-    return np.char.decode(known, "utf-8").astype(object) if known.dtype.kind == "S" else known
+    if known.dtype.kind != "S":
+        return known
+    try:
+        # Text is bytes in the file, and str while it is computed with.
+        return np.char.decode(known, "utf-8").astype(object)
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            f"Constant {value.name!r}: a text in it is not UTF-8 ({error}). Export the model again."
+        ) from error
 
 
 Planner = Callable[[ir.Graph], Plan]

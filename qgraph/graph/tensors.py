@@ -144,7 +144,11 @@ def inline_fault(tensor: ir.TensorProtocol) -> str | None:
 
 def shape_fault(tensor: ir.TensorProtocol) -> str | None:
     """Say what is wrong with the element type or the shape; None if nothing is."""
-    if tensor.dtype is ir.DataType.UNDEFINED:
+    try:
+        kind = tensor.dtype
+    except ValueError as error:
+        return f"its element type is unknown ({error})"
+    if kind is ir.DataType.UNDEFINED:
         return "it has no element type"
     if any(size < 0 for size in tensor.shape.numpy()):
         return f"its shape {list(tensor.shape.numpy())} has a negative size"

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from qgraph.errors import ModelError, OptionError, QGraphError
 from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.scopes import check_names, owners
+from qgraph.graph.structure import check_structure, forget_negative_sizes
 from qgraph.graph.tensors import FileTensor, inline_fault, slots, stored_bytes
 from qgraph.storage import datafiles
 from qgraph.storage.identity import Origin, is_same_model
@@ -100,6 +101,8 @@ def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
             # onnx_ir writes what it has read of them and the message too, so they would double.
             del slot.tensor.raw.metadata_props[:]
     _check_tensors(model)
+    check_structure(model)
+    forget_negative_sizes(model)
     check_names(model)
     sort_nodes(model)
     return model

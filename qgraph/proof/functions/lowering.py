@@ -153,6 +153,8 @@ def parameter_array(
             placed.
     """
     array = laid_out(node, value, shape, constants)
+    if array.dtype.kind in "cOSU":
+        raise Undecidable(f"operand {value.name!r} of {node.op_type} is no real numbers")
     if array.dtype.kind in "iu":
         return whole_numbers(array)
     return array if array.dtype == bool else array.astype(np.float32)
@@ -217,7 +219,14 @@ def _aligned(node: ir.Node, parameter: Array, shape: Shape) -> Array:
         raise Undecidable(f"the rank of the data of {node.op_type} is not known")
     axis = node.attributes.get_int("axis", 1)
     size = node.attributes.get_int("block_size", 0)
+    if not -len(shape) <= axis < len(shape):
+        raise Undecidable(f"axis {axis} does not exist in data of {len(shape)} axes")
     place = axis % len(shape)
+    if size and parameter.ndim != len(shape):
+        raise Undecidable(
+            f"a parameter of shape {list(parameter.shape)} does not fit data of {len(shape)} axes "
+            f"in blocks of {size}"
+        )
     if size:
         sizes = list(parameter.shape)
         sizes[place] = shape[place] or sizes[place] * size

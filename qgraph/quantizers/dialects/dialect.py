@@ -67,6 +67,8 @@ def parameter(node: ir.Node, value: ir.Value | None, name: str) -> Float32:
             f"{where(node)}: {name} {label!r} is not a constant, so that the quantizer is only "
             "known at run time. Store it as a constant, or export the model with fixed sizes."
         )
+    if array.dtype.kind in "cOSU":
+        raise OperatorError(f"{where(node)}: {name} is {array.dtype}, expected real numbers.")
     if array.size == 0:
         raise OperatorError(f"{where(node)}: {name} has no element, expected at least one.")
     return array.astype(np.float32, copy=False)

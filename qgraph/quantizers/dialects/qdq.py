@@ -96,7 +96,7 @@ def _meaning(nodes: tuple[ir.Node, ...], x: ir.Value) -> tuple[Quantizer, tuple[
         parameters = zip((scale, zero_point), vars(decoding).values(), strict=True)
         if all(np.array_equal(one, other) for one, other in parameters):
             decoding = None
-    kind = FORMATS[storage]
+    kind = FORMATS.get(storage)
     if decoding is not None and not isinstance(kind, IntFormat):
         raise OperatorError(
             f"{where(decode)}: its scale differs from that of {nodes[0].name!r}, so that the pair "
@@ -121,12 +121,16 @@ def _parameters(node: ir.Node, x: ir.Value) -> tuple[Float32, Float32, str]:
     _, scale_value, zero_value = operator.schema.values(node)
     scale = parameter(node, scale_value, "scale")
     zero = np.zeros_like(scale) if zero_value is None else parameter(node, zero_value, "zero point")
-    if scale.size > 1 or attributes["block_size"]:
+    sizes: list[int] = []
+    if max(scale.size, zero.size) > 1 or attributes["block_size"]:
         sizes = _sizes(node, x, scale, attributes)
-        scale = blocks.align(scale, sizes, attributes["axis"], attributes["block_size"])
-        zero = blocks.align(zero, sizes, attributes["axis"], attributes["block_size"])
-    else:
-        scale, zero = scale.reshape(()), zero.reshape(())
+    try:
+        scale, zero = (
+            blocks.align(each, sizes, attributes["axis"], attributes["block_size"])
+            for each in (scale, zero)
+        )
+    except ValueError as error:
+        raise OperatorError(f"{where(node)}: {error}") from error
     return scale, zero, _code_type(node, attributes, zero_value)
 
 
@@ -134,6 +138,11 @@ def _sizes(node: ir.Node, x: ir.Value, scale: Float32, attributes: dict[str, Any
     """Return sizes to which a scale is aligned: those of the data, as far as they matter."""
     axis, is_blocked = attributes["axis"], bool(attributes["block_size"])
     known = None if x.shape is None else tuple(x.shape)
+    if known is not None and not -len(known) <= axis < len(known):
+        raise OperatorError(
+            f"{where(node)}: axis {axis} does not exist in data of {len(known)} axes, expected "
+            f"{-len(known)} to {len(known) - 1}. Correct the model's exporter."
+        )
     if is_blocked:
         if known is None or len(known) != scale.ndim or not isinstance(known[axis], int):
             raise OperatorError(
@@ -151,8 +160,7 @@ def _sizes(node: ir.Node, x: ir.Value, scale: Float32, attributes: dict[str, Any
             f"axis {axis} cannot be placed. State its shape in the model."
         )
     sizes = [size if isinstance(size, int) else None for size in known]
-    if -len(sizes) <= axis < len(sizes):
-        sizes[axis] = sizes[axis] or scale.size
+    sizes[axis] = sizes[axis] or scale.size
     return [size or 1 for size in sizes]
 
 

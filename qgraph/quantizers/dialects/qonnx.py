@@ -138,10 +138,11 @@ _READERS: dict[str, Callable[[Operator, ir.Node, list[Float32]], Quantizer]] = {
 
 def _code_range(bits: Float32, *, signed: bool, narrow: bool) -> tuple[Float32, Float32]:
     """Return the range of the codes; that of one signed bit is {-1, 1}."""
+    with np.errstate(over="ignore"):
+        half, top = np.float32(2) ** (bits - np.float32(1)), np.float32(2) ** bits
     if signed:
-        half = np.float32(2) ** (bits - np.float32(1))
         lo, hi = np.float32(narrow) - half, half - np.float32(1)
         single = bits == 1
         return np.where(single, np.float32(-1), lo), np.where(single, np.float32(1), hi)
-    top = np.float32(2) ** bits - np.float32(2 if narrow else 1)
+    top = top - np.float32(2 if narrow else 1)
     return np.zeros_like(top), top

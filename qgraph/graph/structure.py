@@ -1,0 +1,284 @@
+"""Whether the nodes of a model have the inputs, outputs and attributes that their operators need.
+
+Readers, kernels and passes rely on it: none of them looks again whether a node has a first input.
+What an operator computes is not checked here, nor are the values of parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import networkx as nx
+import onnx
+import onnx_ir as ir
+
+from qgraph.errors import ModelError, where
+from qgraph.graph.constants import constant_tensor
+from qgraph.graph.schema import MICROSOFT
+from qgraph.graph.scopes import nodes_of, owners
+
+_AGAIN = "Correct what wrote the model, or export it again."
+
+_LAST_VERSION = 2**31 - 1
+"""Versions of operator sets are read as 32-bit integers."""
+
+_ONNX = ("", "ai.onnx.ml")
+"""Domains whose operators onnx defines; other domains differ between programs."""
+
+_MOST_CALLED = 20_000
+_MOST_EXPANSION = 50
+"""Inlining may make so many nodes, and beyond that so many for each node of the file."""
+
+_NO_NUMBERS = frozenset({ir.DataType.STRING, ir.DataType.COMPLEX64, ir.DataType.COMPLEX128})
+
+
+_INT, _FLOAT, _INTS = ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.INTS
+_KINDS = {
+    **dict.fromkeys(("K", "N", "bits", "block_size", "weight_prepacked", "accuracy_level"), _INT),
+    **dict.fromkeys(("axis", "ceil_mode", "channels_last", "count_include_pad", "group"), _INT),
+    **dict.fromkeys(("transA", "transB"), _INT),
+    **dict.fromkeys(("alpha", "beta"), _FLOAT),
+    **dict.fromkeys(("dilations", "kernel_shape", "pads", "strides"), _INTS),
+    "auto_pad": ir.AttributeType.STRING,
+}
+"""Types of the attributes of operators of ONNX Runtime that are read here."""
+
+_COUNTS = {
+    "QuantizeLinear": 2,
+    "DequantizeLinear": 2,
+    "DynamicQuantizeMatMul": 3,
+    "MatMulIntegerToFloat": 4,
+    "MatMulNBits": 3,
+    "QGemm": 6,
+    "QLinearAdd": 7,
+    "QLinearAveragePool": 4,
+    "QLinearConcat": 5,
+    "QLinearGlobalAveragePool": 4,
+    "QLinearLeakyRelu": 4,
+    "QLinearMul": 7,
+    "QLinearSigmoid": 4,
+    "QLinearSoftmax": 5,
+    "QLinearWhere": 9,
+}
+"""Smallest numbers of inputs of these operators; the trailing ones may be absent beyond that."""
+
+_QUANTIZERS = ("Quant", "IntQuant", "BipolarQuant", "Trunc", "FloatQuant", "FakeQuantize")
+
+
+class _Formal(NamedTuple):
+    """An input of an operator: its name, whether it is required, and the types that it takes."""
+
+    name: str
+    is_required: bool
+    types: frozenset[str]
+
+
+class _Form(NamedTuple):
+    inputs: tuple[_Formal, ...]
+    is_variadic: bool
+    outputs: int
+    attributes: Mapping[str, tuple[ir.AttributeType, bool]]
+
+
+def check_structure(model: ir.Model) -> None:
+    """Refuse a model with a node that cannot be what its operator is.
+
+    Negative sizes, which some exporters write for sizes that they do not know, are not checked:
+    :func:`forget_negative_sizes` removes them.
+
+    Raises:
+        ModelError: the message names the node, what is there, and what was expected.
+    """
+    for owner in owners(model):
+        for domain, version in owner.opset_imports.items():
+            if not 0 < version <= _LAST_VERSION:
+                raise ModelError(
+                    f"operator set {domain or 'ai.onnx'!r} is imported at version {version}, "
+                    f"expected 1 to {_LAST_VERSION}. {_AGAIN}"
+                )
+        known = owner.attributes if isinstance(owner, ir.Function) else {}
+        for node in nodes_of(owner):
+            _check_attributes(node, known, is_function=isinstance(owner, ir.Function))
+    _check_calls(model)
+    for owner in owners(model):
+        imports = {**model.graph.opset_imports, **owner.opset_imports}
+        for node in nodes_of(owner):
+            if not node.outputs:
+                raise _fault(node, "it has no outputs", "one at least")
+            called = model.functions.get(node.op_identifier())
+            if called is not None:
+                _check_call(node, called)
+            elif (form := _form(node, imports)) is not None:
+                _check_node(node, form)
+            else:
+                _check_foreign(node)
+
+
+def forget_negative_sizes(model: ir.Model) -> None:
+    """Make negative sizes of all values unknown; some exporters write unknown sizes as -1."""
+    for owner in owners(model):
+        for value in _values(owner):
+            shape = value.shape
+            if shape is not None and any(isinstance(size, int) and size < 0 for size in shape):
+                value.shape = ir.Shape(
+                    None if isinstance(size, int) and size < 0 else size for size in shape
+                )
+
+
+def _values(owner: ir.Graph | ir.Function) -> Iterator[ir.Value]:
+    graphs = [owner.graph if isinstance(owner, ir.Function) else owner]
+    for node in nodes_of(owner):
+        yield from node.outputs
+        graphs += [
+            a.as_graph()
+            for a in node.attributes.values()
+            if a.type is ir.AttributeType.GRAPH and not a.is_ref()
+        ]
+    for graph in graphs:
+        yield from graph.inputs
+
+
+def _fault(node: ir.Node, state: str, expected: str) -> ModelError:
+    return ModelError(f"{where(node)}: {state}, expected {expected}. {_AGAIN}")
+
+
+def _check_attributes(node: ir.Node, declared: Mapping[str, ir.Attr], *, is_function: bool) -> None:
+    for name, attribute in node.attributes.items():
+        if attribute.is_ref():
+            if not is_function or attribute.ref_attr_name not in declared:
+                raise _fault(
+                    node,
+                    f"attribute {name!r} refers to the attribute {attribute.ref_attr_name!r} of a "
+                    "function",
+                    "a value" if not is_function else "an attribute that the function declares",
+                )
+            if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+                raise _fault(node, f"attribute {name!r} refers to a graph", "the graph itself")
+        elif attribute.type is ir.AttributeType.UNDEFINED or attribute.value is None:
+            raise _fault(node, f"attribute {name!r} has no type or no value", "both")
+
+
+def _check_call(node: ir.Node, called: ir.Function) -> None:
+    for kind, here, most in (
+        ("inputs", node.inputs, called.inputs),
+        ("outputs", node.outputs, called.outputs),
+    ):
+        if len(here) > len(most):
+            raise _fault(
+                node,
+                f"it has {len(here)} {kind}",
+                f"at most {len(most)}, as function {called.name!r} has",
+            )
+
+
+def _check_node(node: ir.Node, form: _Form) -> None:
+    given = list(node.inputs)
+    required = sum(formal.is_required for formal in form.inputs)
+    if len(given) > len(form.inputs) and not form.is_variadic:
+        raise _fault(node, f"it has {len(given)} inputs", f"at most {len(form.inputs)}")
+    if len(node.outputs) > form.outputs:
+        raise _fault(node, f"it has {len(node.outputs)} outputs", f"at most {form.outputs}")
+    given += [None] * (len(form.inputs) - len(given))
+    for formal, value in zip(form.inputs, given, strict=False):
+        if value is None and formal.is_required:
+            raise _fault(
+                node, f"input {formal.name!r} is absent", f"{required} inputs that are there"
+            )
+        kind = _no_numbers(value)
+        if kind is not None and formal.types and f"tensor({kind.name.lower()})" not in formal.types:
+            raise _fault(node, f"input {formal.name!r} is of type {kind.name}", "real numbers")
+    for name, (kind, is_required) in form.attributes.items():
+        attribute = node.attributes.get(name)
+        if attribute is None:
+            if is_required:
+                raise _fault(node, f"attribute {name!r} is absent", f"one of type {kind.name}")
+        elif attribute.type is not kind:
+            raise _fault(node, f"attribute {name!r} is of type {attribute.type.name}", kind.name)
+
+
+def _check_foreign(node: ir.Node) -> None:
+    """Check what is read of operators of ONNX Runtime and of other dialects."""
+    is_known = node.domain == MICROSOFT and node.op_type in _COUNTS
+    if is_known and len(node.inputs) < _COUNTS[node.op_type]:
+        count = _COUNTS[node.op_type]
+        raise _fault(node, f"it has {len(node.inputs)} inputs", f"{count} at least")
+    if is_known or node.op_type in _QUANTIZERS:
+        for value in node.inputs:
+            if (kind := _no_numbers(value)) is not None:
+                name = "" if value is None else value.name
+                raise _fault(node, f"input {name!r} is of type {kind.name}", "real numbers")
+    if is_known:
+        for name, attribute in node.attributes.items():
+            wanted = _KINDS.get(name, attribute.type)
+            if attribute.type is not wanted:
+                state = f"attribute {name!r} is of type {attribute.type.name}"
+                raise _fault(node, state, wanted.name)
+
+
+def _no_numbers(value: ir.Value | None) -> ir.DataType | None:
+    """Return the element type of a value if that is none of real numbers, and known."""
+    tensor = constant_tensor(value)
+    kind = tensor.dtype if tensor is not None else None if value is None else value.dtype
+    return kind if kind in _NO_NUMBERS else None
+
+
+def _form(node: ir.Node, imports: Mapping[str, int]) -> _Form | None:
+    """Return the form of a standard operator; that of the earliest version that onnx knows."""
+    if node.domain not in _ONNX:
+        return None
+    return _known_form(node.op_type, node.domain, imports.get(node.domain, 0))
+
+
+@functools.cache
+def _known_form(name: str, domain: str, version: int) -> _Form | None:
+    if onnx.defs.has(name, version, domain):
+        schema = onnx.defs.get_schema(name, version, domain)
+    elif onnx.defs.has(name, domain):
+        schema = onnx.defs.get_schema(name, domain)
+    else:
+        return None
+    options = onnx.defs.OpSchema.FormalParameterOption
+    is_variadic = bool(schema.inputs) and schema.inputs[-1].option == options.Variadic
+    inputs = tuple(
+        _Formal(
+            each.name, place < schema.min_input and each.option == options.Single, frozenset(types)
+        )
+        for place, each in enumerate(schema.inputs)
+        for types in [each.types]
+    )
+    attributes = {
+        attribute.name: (ir.AttributeType[attribute.type.name], attribute.required)
+        for attribute in schema.attributes.values()
+    }
+    return _Form(inputs, is_variadic, schema.max_output, attributes)
+
+
+def _check_calls(model: ir.Model) -> None:
+    """Refuse functions that call each other in a circle, or so often that no memory holds them."""
+    calls = nx.MultiDiGraph()
+    sizes: dict[ir.OperatorIdentifier, int] = {}
+    for key, function in model.functions.items():
+        calls.add_node(key)
+        nodes = list(nodes_of(function))
+        sizes[key] = len(nodes)
+        keys = (node.op_identifier() for node in nodes)
+        calls.add_edges_from((key, called) for called in keys if called in model.functions)
+    if not nx.is_directed_acyclic_graph(calls):
+        circle = " calls ".join(repr(key[1]) for key, *_ in nx.find_cycle(calls))
+        raise ModelError(
+            f"functions call each other in a circle: {circle} calls the first, expected none that "
+            f"calls itself. {_AGAIN}"
+        )
+    whole = dict(sizes)
+    for key in reversed(list(nx.topological_sort(calls))):
+        whole[key] += sum(whole[called] for _, called in calls.out_edges(key))
+    nodes = list(nodes_of(model.graph))
+    inlined = len(nodes) + sum(whole.get(node.op_identifier(), 0) for node in nodes)
+    inlined = max(inlined, *whole.values()) if whole else inlined
+    if inlined > _MOST_CALLED + _MOST_EXPANSION * (len(nodes) + sum(sizes.values())):
+        raise ModelError(
+            f"functions call functions so often that {inlined} nodes would run, from "
+            f"{len(nodes) + sum(sizes.values())} in the file; expected fewer. Call them less often."
+        )
