@@ -189,13 +189,13 @@ def _check_node(node: ir.Node, form: _Form) -> None:
         kind = _no_numbers(value)
         if kind is not None and formal.types and f"tensor({kind.name.lower()})" not in formal.types:
             raise _fault(node, f"input {formal.name!r} is of type {kind.name}", "real numbers")
-    for name, (kind, is_required) in form.attributes.items():
+    for name, (wanted, is_required) in form.attributes.items():
         attribute = node.attributes.get(name)
         if attribute is None:
             if is_required:
-                raise _fault(node, f"attribute {name!r} is absent", f"one of type {kind.name}")
-        elif attribute.type is not kind:
-            raise _fault(node, f"attribute {name!r} is of type {attribute.type.name}", kind.name)
+                raise _fault(node, f"attribute {name!r} is absent", f"one of type {wanted.name}")
+        elif attribute.type is not wanted:
+            raise _fault(node, f"attribute {name!r} is of type {attribute.type.name}", wanted.name)
 
 
 def _check_foreign(node: ir.Node) -> None:
@@ -249,7 +249,7 @@ def _known_form(name: str, domain: str, version: int) -> _Form | None:
         for types in [each.types]
     )
     attributes = {
-        attribute.name: (ir.AttributeType[attribute.type.name], attribute.required)
+        attribute.name: (ir.AttributeType(int(attribute.type.value)), attribute.required)
         for attribute in schema.attributes.values()
     }
     return _Form(inputs, is_variadic, schema.max_output, attributes)

@@ -56,6 +56,18 @@ def align(
     return param.reshape([length if i == axis else 1 for i in range(rank)])
 
 
+def expect_one_shape(scale: Array, zero_point: Array) -> None:
+    """Refuse a zero point of another shape than its scale, unless both have one element.
+
+    Raises: ValueError.
+    """
+    if zero_point.shape != scale.shape and (zero_point.size, scale.size) != (1, 1):
+        raise ValueError(
+            f"its zero point has shape {list(zero_point.shape)}, expected the shape of its scale, "
+            f"{list(scale.shape)}. Expand one of them"
+        )
+
+
 def align_views(
     params: Sequence[Array], x_shape: Sequence[int], axis: int, block_size: int = 0
 ) -> tuple[list[int], list[Array]]:

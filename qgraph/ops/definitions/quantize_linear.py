@@ -191,11 +191,7 @@ def check_zero_point(scale: Array, zero_point: Array | None, target: NumberForma
     """
     if zero_point is None:
         return
-    if zero_point.shape != scale.shape and (zero_point.size, scale.size) != (1, 1):
-        raise ValueError(
-            f"its zero point has shape {list(zero_point.shape)}, expected the shape of its scale, "
-            f"{list(scale.shape)}. Expand one of them"
-        )
+    blocks.expect_one_shape(scale, zero_point)
     if not isinstance(target, IntFormat) and zero_point.astype(np.float32).any():
         raise ValueError(
             f"its zero point of type {target.name} is not 0, which has no meaning for a "

@@ -197,9 +197,11 @@ def lower_node(
         operator = operator_of(node)
         if operator is not None:
             operands = [operand(value) for value in operator.schema.values(node)]
+            if node.op_type in _ALONG_AXIS:
+                _expect_one_shape(node, constants)
             result: Expr = operator.define(builder, *operands, **operator.arguments(node))
             return result
-    except OperatorError as error:
+    except (OperatorError, ValueError) as error:
         raise Undecidable(str(error)) from error
     if node.domain != "" or node.op_type not in NUMPY:
         raise Undecidable(f"{node.op_type} has no definition over single values")
@@ -210,6 +212,13 @@ def lower_node(
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     primitive: Expr = getattr(builder, node.op_type)(*map(operand, node.inputs), **attributes)
     return primitive
+
+
+def _expect_one_shape(node: ir.Node, constants: Constants) -> None:
+    values = node.inputs[1:3]
+    scale, zero_point = (None if v is None else constants(v) for v in (*values, None, None)[:2])
+    if scale is not None and zero_point is not None:
+        blocks.expect_one_shape(scale, zero_point)
 
 
 def _aligned(node: ir.Node, parameter: Array, shape: Shape) -> Array:

@@ -122,9 +122,10 @@ def _parameters(node: ir.Node, x: ir.Value) -> tuple[Float32, Float32, str]:
     scale = parameter(node, scale_value, "scale")
     zero = np.zeros_like(scale) if zero_value is None else parameter(node, zero_value, "zero point")
     sizes: list[int] = []
-    if max(scale.size, zero.size) > 1 or attributes["block_size"]:
+    if scale.size > 1 or attributes["block_size"]:
         sizes = _sizes(node, x, scale, attributes)
     try:
+        blocks.expect_one_shape(scale, zero)
         scale, zero = (
             blocks.align(each, sizes, attributes["axis"], attributes["block_size"])
             for each in (scale, zero)
