@@ -228,15 +228,10 @@ def _aligned(node: ir.Node, parameter: Array, shape: Shape) -> Array:
         raise Undecidable(f"the rank of the data of {node.op_type} is not known")
     axis = node.attributes.get_int("axis", 1)
     size = node.attributes.get_int("block_size", 0)
-    if not -len(shape) <= axis < len(shape):
-        raise Undecidable(f"axis {axis} does not exist in data of {len(shape)} axes")
     place = axis % len(shape)
-    if size and parameter.ndim != len(shape):
-        raise Undecidable(
-            f"a parameter of shape {list(parameter.shape)} does not fit data of {len(shape)} axes "
-            f"in blocks of {size}"
-        )
-    if size:
+    if not -len(shape) <= axis < len(shape) or (size and parameter.ndim != len(shape)):
+        sizes = [each or 1 for each in shape]  # to which nothing can be aligned
+    elif size:
         sizes = list(parameter.shape)
         sizes[place] = shape[place] or sizes[place] * size
     else:
