@@ -14,11 +14,13 @@ from qgraph.model import Model
 from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect
+from qgraph.quantizers.on_codes import has_codes
 from qgraph.quantizers.site import Refusal, Site
 from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, readable
+from qgraph.transforms.drafts.lowering import lower_operators
 from qgraph.transforms.lower_vendor_operators import lower_composites
 
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
@@ -32,7 +34,8 @@ Offers = list[tuple[Site, Iterator[Draft]]]
 class ConvertDialect(Transform):
     """Convert all quantizers to another dialect.
 
-    For each site:
+    Operators on codes, such as QLinearConv and MatMulNBits, are written in standard operators
+    first, as ``lower-integer-operators`` and ``lower-mat-mul-n-bits`` do. Then for each site:
 
     1. A site of the dialect ``to`` is kept.
     2. Otherwise the dialect writes drafts, the shortest first. The first draft ``d`` with
@@ -59,8 +62,11 @@ class ConvertDialect(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Choose a draft for each site, raise the opset once if needed, and replace the sites."""
         target = DIALECTS.find(self.to)
-        if self.to in _OF_STANDARD_OPERATORS:
-            lower_composites(model, report, ceiling(model.ir, self.opset))
+        # Of the other dialects' own operators, those without codes stay what they are.
+        keeps = self.to not in _OF_STANDARD_OPERATORS
+        limit = ceiling(model.ir, self.opset)
+        lower_composites(model, report, limit, has_codes if keeps else lambda node: True)
+        lower_operators(model, self.exact, self.opset, report)
         editor = Editor(model.ir)
         comparer = self._comparer(model, editor)
         raise_and_settle(

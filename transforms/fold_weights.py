@@ -13,11 +13,12 @@ from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.layout import through_reshape
 from qgraph.quantizers.dialects.parts import Scales
 from qgraph.quantizers.dialects.qdq_codes import packed
+from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.quantizers.site import Refusal, Site, weight_of
 from qgraph.quantizers.sites import sites
-from qgraph.reports import Report, SiteReport
+from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
-from qgraph.transforms.drafts.choice import Decision, choose, raise_and_settle, readable
+from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, readable
 
 _BLOCKS_SINCE = 21
 """Opset since which DequantizeLinear has blocks."""
@@ -51,7 +52,11 @@ class FoldWeights(Transform):
         """Decide on each constant quantizer, and report the unreadable ones."""
         limit = ceiling(model.ir, self.opset)
         offers: list[tuple[Site, Iterator[Draft]]] = []
-        others: list[SiteReport] = []
+        others = [
+            entry(node, Outcome.KEPT, "its weights are stored as codes")
+            for node in model.nodes()
+            if any(tensor.is_weight for tensor in coded_tensors(node))
+        ]
         for site in readable(filter(_is_constant, sites(model.ir)), others):
             whole = through_reshape(site) if limit >= _BLOCKS_SINCE else site
             offers.append((whole, packed(whole, editor, self.scale_type)))

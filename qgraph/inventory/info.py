@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from qgraph.graph.tensors import slots, stored_bytes
 from qgraph.numerics.formats import FORMATS, IntFormat, find_minifloat
 from qgraph.numerics.rounding import Rounding
 from qgraph.quantizers.dialects.layout import layout_of
+from qgraph.quantizers.on_codes import CodedTensor, coded_pair
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Quantizer, Ranged
 from qgraph.quantizers.site import Refusal, Site
 from qgraph.reports import operator_name
@@ -171,7 +172,8 @@ class QuantizerInfo:
 
     Attributes:
         node, op: name and operator of the node that reports name.
-        dialect: name of the dialect.
+        dialect: name of the dialect; ``qoperator`` if it belongs to an operator on codes, and
+            ``dynamic`` if its scale is computed from the data.
         format: number format of its codes, such as ``int4``, ``int4 narrow`` or ``e4m3``.
         bits: width of a code.
         granularity: over which elements one scale reaches.
@@ -182,7 +184,8 @@ class QuantizerInfo:
         weight_bytes, packed_bytes: of a constant input: bytes as stored, and as packed codes with
             their scales and zero points; the same where it is packed already or cannot be.
         packed_type: ONNX type of codes that are to be packed.
-        reason: why its parameters cannot be read; the other fields are None then.
+        reason: why it cannot be read as a quantizer; other fields are None then, but for the
+            parameters of a QuantizeLinear or DequantizeLinear alone.
     """
 
     node: str
@@ -206,7 +209,12 @@ def quantizer_info(found: Site | Refusal, opset: int) -> QuantizerInfo:
     root = found.root
     name, op = root.name or root.outputs[0].name or "", operator_name(root)
     if isinstance(found, Refusal):
-        return QuantizerInfo(name, op, reason=found.reason)
+        if root.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            return QuantizerInfo(name, op, reason=found.reason)
+        info = coded_info(coded_pair(root))
+        if found.is_dynamic:
+            return replace(info, dialect="dynamic")
+        return replace(info, dialect="qdq", reason=found.reason)
     known: dict[str, Any] = {"dialect": found.dialect, "weight": found.weight is not None}
     kind, bits = format_of(found.quantizer)
     known |= {"format": kind, "bits": bits}
@@ -228,6 +236,26 @@ def quantizer_info(found: Site | Refusal, opset: int) -> QuantizerInfo:
         if packed is not None:
             known |= {"packed_bytes": packed.bytes, "packed_type": packed.type}
     return QuantizerInfo(name, op, **known)
+
+
+def coded_info(tensor: CodedTensor) -> QuantizerInfo:
+    """Return what is known of codes that an operator takes or gives."""
+    node = tensor.node
+    scale, zero_point = tensor.scale, tensor.zero_point
+    return QuantizerInfo(
+        node.name or node.outputs[0].name or "",
+        operator_name(node),
+        dialect="dynamic" if tensor.is_dynamic else "qoperator",
+        format=tensor.format,
+        bits=tensor.bits,
+        granularity=tensor.granularity,
+        scale=None if scale is None or not scale.size else _ends(scale),
+        zero_point=None if zero_point is None or not zero_point.size else _ends(zero_point),
+        rounding=None if tensor.is_weight else str(Rounding.ROUND),
+        weight=tensor.is_weight,
+        weight_bytes=tensor.stored,
+        packed_bytes=tensor.stored,
+    )
 
 
 def format_of(quantizer: Quantizer) -> tuple[str | None, int | None]:
@@ -284,7 +312,7 @@ def _blocks(site: Site, parameters: list[Float32]) -> str:
     return f"shape {list(joint)}"
 
 
-def _ends(parameter: Float32) -> tuple[float, float]:
+def _ends(parameter: npt.NDArray[Any]) -> tuple[float, float]:
     # Adding zero removes the sign of a negative one.
     return float(parameter.min()) + 0.0, float(parameter.max()) + 0.0
 

@@ -13,11 +13,12 @@ from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.graph.constants import freeze_inputs, overridable
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.scopes import is_control, nodes_of, owners
-from qgraph.inventory.info import QuantizerInfo, packed_bytes, quantizer_info
+from qgraph.inventory.info import QuantizerInfo, coded_info, packed_bytes, quantizer_info
 from qgraph.ops.dispatch import reference_kernel
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
 from qgraph.ops.operator import operator_of
 from qgraph.ops.static_parameters import settled
+from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.quantizers.sites import sites
 from qgraph.reports import operator_name
 from qgraph.storage.files import weight_bytes
@@ -49,7 +50,7 @@ class Overview:
         weight_bytes: bytes of all initializers and constants as stored.
         packed_bytes: what is left of them when every constant quantizer is stored as packed codes,
             as wide as its format asks for; what ``fold-weights`` gives.
-        quantizers: in topological order.
+        quantizers: in topological order; then those of operators on codes.
         unsupported: how many of each operator that neither qgraph nor ONNX defines.
         runtimes: which runtimes can load it, and why not.
     """
@@ -104,7 +105,10 @@ def overview(model: ir.Model) -> Overview:
         operators=dict(sorted(operators.items())),
         weight_bytes=weight_bytes(model),
         packed_bytes=packed_bytes(model, found, limit),
-        quantizers=[quantizer_info(site, limit) for site in found],
+        quantizers=[
+            *(quantizer_info(site, limit) for site in found),
+            *(coded_info(tensor) for node in nodes for tensor in coded_tensors(node)),
+        ],
         unsupported=dict(sorted(unsupported.items())),
         runtimes=runtimes_of(model, TARGETS),
     )

@@ -43,10 +43,17 @@ class Site(Region):
 
 @dataclass(frozen=True, eq=False)
 class Refusal:
-    """A node of a dialect that cannot be read as a quantizer, and why."""
+    """A node of a dialect that cannot be read as a quantizer, and why.
+
+    Attributes:
+        root: the node.
+        reason: why not.
+        is_dynamic: whether its parameters are computed from the data, so that it has no constants.
+    """
 
     root: ir.Node
     reason: str
+    is_dynamic: bool = False
 
 
 def weight_of(x: ir.Value) -> Stream | None:

@@ -23,6 +23,7 @@ from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import nodes_of
 from qgraph.proof.functions.expression import FLOAT
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect
+from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Quantizer, arrays_of
 from qgraph.quantizers.recognition.chains import Memory, chain_of
 from qgraph.quantizers.recognition.readers import quantizer_of
@@ -259,4 +260,4 @@ def _site_of(node: ir.Node, readers: dict[OpKey, list[Dialect]]) -> Site | Refus
         sites = (reader.read(node) for reader in readers.get(OpKey.of(node), ()))
         return next((site for site in sites if site is not None), None)
     except OperatorError as error:
-        return Refusal(node, str(error))
+        return Refusal(node, str(error), is_dynamic=is_dynamic(node))

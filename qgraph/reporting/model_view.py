@@ -36,7 +36,11 @@ def info_sections(document: Part) -> Iterator[Section]:
     """Yield what a model file contains, and which runtimes can load it."""
     yield Section("Model", [document["path"], *_facts(document)])
     quantizers = document["quantizers"]
-    text = [f"not readable: {each['reason']}" for each in quantizers if each["reason"]]
+    refused: dict[str, list[str]] = {}
+    for each in quantizers:
+        if each["reason"]:
+            refused.setdefault(each["reason"], []).append(each["node"])
+    text = [f"no quantizer: {_and_more(nodes)}: {reason}" for reason, nodes in refused.items()]
     text += [] if quantizers else ["no quantizers"]
     if missing := document["unsupported"]:
         kinds = ", ".join(f"{op} ({number})" for op, number in missing.items())
@@ -48,7 +52,7 @@ def info_sections(document: Part) -> Iterator[Section]:
         *numbers("zero point", spare=True),
         *(Column("one scale", spare=True), Column("rounding", spare=True)),
     ]
-    rows = [_quantizer(each) for each in quantizers if each["reason"] is None]
+    rows = [_quantizer(each) for each in quantizers if each["format"] or not each["reason"]]
     yield Section("Quantizers", text, tables=[Table("quantizers", columns, rows)] if rows else [])
     yield from _runtimes(document["runtimes"])
 
@@ -117,16 +121,21 @@ def _list(shape: Sequence[Any]) -> str:
 def _quantizer(quantizer: Part) -> Row:
     packed = quantizer["packed_bytes"]
     parameters = quantizer["scale"], quantizer["zero_point"]
+    unknown = "of data" if quantizer["dialect"] == "dynamic" else NONE
     return [
         quantizer["node"],
         operator(quantizer["op"]),
         "weight" if quantizer["weight"] else "data",
         quantizer["format"] or NONE,
         NONE if packed is None else size(packed),
-        *(NONE if ends is None else extent(*ends) for ends in parameters),
+        *(unknown if ends is None else extent(*ends) for ends in parameters),
         quantizer["granularity"] or NONE,
         quantizer["rounding"] or NONE,
     ]
+
+
+def _and_more(nodes: Sequence[str]) -> str:
+    return nodes[0] + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
 
 
 def _runtimes(verdicts: Sequence[Part]) -> Iterator[Section]:

@@ -20,6 +20,8 @@ from qgraph.quantizers.site import Refusal, Site
 from qgraph.reports import Outcome, Report, SiteReport, operator_name
 from qgraph.transforms.drafts.versions import raise_opset
 
+DYNAMIC = "its scale is computed from the data at run time; it stays as it is"
+
 T = TypeVar("T")
 
 
@@ -44,7 +46,8 @@ def readable(sites: Iterable[T | Refusal], others: list[SiteReport]) -> Iterator
     """Yield the sites that can be read; add an entry to ``others`` for each refusal."""
     for site in sites:
         if isinstance(site, Refusal):
-            others.append(entry(site.root, Outcome.REFUSED, site.reason))
+            outcome = Outcome.KEPT if site.is_dynamic else Outcome.REFUSED
+            others.append(entry(site.root, outcome, DYNAMIC if site.is_dynamic else site.reason))
         else:
             yield site
 

@@ -110,7 +110,7 @@ def _activation(node: ir.Node, reals: bool) -> Lowered:
 def _softmax(node: ir.Node, reals: bool) -> Lowered:
     x, encoding = _read(node)
     if not reals:
-        reason = "it sums powers from a table in float32, one after the other; form=qdq is near"
+        reason = "it sums powers from a table in float32, one after the other; exact=near writes it"
         return Refusal(node, f"{where(node)}: {reason}")
     step = encoding[0]
     whole = np.float32(1) / step
@@ -196,7 +196,7 @@ def _average_pool(node: ir.Node, reals: bool) -> Lowered:
     windows = Windows.of(node, sizes, node.attributes.get_ints("kernel_shape", []))
     size = math.prod(windows.kernel)
     if size > _MOST:
-        reason = f"windows of more than {_MOST} elements have no exact form; form=qdq is near"
+        reason = f"windows of more than {_MOST} elements have no exact form; exact=near writes one"
         return Refusal(node, f"{where(node)}: {reason}")
 
     def write(draft: Draft) -> Operand:

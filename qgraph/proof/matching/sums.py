@@ -253,19 +253,23 @@ def with_common_sums(models: Sequence[ir.Model]) -> list[ir.Model] | None:
     Operators with unknown parameters, and those of inner graphs, are left alone.
 
     Returns:
-        None where the models have the same operators for such sums, or where different ones are
-        left, so that they are not comparable in this way.
+        None where the models have the same operators for such sums, or where different operators on
+        codes are left, so that they are not comparable in this way.
     """
     if not _differ(models, _is_on_codes):
         return None
-    copies = [model.clone() for model in models]
-    try:
-        for copy in copies:
-            _write_alike(copy)
-    except UnsupportedError:
-        return None
-    left = any(_differ(copies, counts) for counts in (_sums_codes, _is_whole))
-    return None if left else copies
+    for forms in _FORMS, _OPERATORS:
+        copies = [model.clone() for model in models]
+        try:
+            for copy in copies:
+                _write_alike(copy, forms)
+        except UnsupportedError:
+            return None
+        # Factors that are no codes in one of the models are compared as the numbers that they are.
+        counted = (_sums_codes, _is_whole) if forms is _FORMS else (_is_on_codes,)
+        if not any(_differ(copies, counts) for counts in counted):
+            return copies
+    return None
 
 
 def _differ(models: Sequence[ir.Model], counts: Callable[[ir.Node], bool]) -> bool:
@@ -288,14 +292,18 @@ def _is_whole(node: ir.Node) -> bool:
     return _is_float_product(node) and _read(read_wholes, node) is not None
 
 
-def _write_alike(model: ir.Model) -> None:
+_Forms = tuple[tuple[str, Callable[[ir.Node], _Write | None]], ...]
+"""Names of forms of sums, and how they are written."""
+
+
+def _write_alike(model: ir.Model, forms: _Forms) -> None:
     """Write sums of products of codes in the main graph of ``model`` in one way, in place.
 
     Raises:
         UnsupportedError: the opset of the model cannot be raised.
     """
     require(model, _OPSET)
-    for label, write_for in (("sum", _of_operator), ("unit", _of_decoded), ("whole", _of_wholes)):
+    for label, write_for in forms:
         editor = Editor(model)
         drafts = []
         for node in model.graph:
@@ -362,6 +370,17 @@ def _of_wholes(node: ir.Node) -> _Write | None:
         return draft.op.Clip(draft.op.Round(total), -limit, limit)
 
     return write
+
+
+def _of_coding_operator(node: ir.Node) -> _Write | None:
+    """Return how to write an operator whose result is integer codes, which have no -0."""
+    product = _read(read_product, node)
+    is_coding = product is not None and product.result is Result.CODES
+    return _of_operator(node) if is_coding else None
+
+
+_FORMS: _Forms = (("sum", _of_operator), ("unit", _of_decoded), ("whole", _of_wholes))
+_OPERATORS: _Forms = (("sum", _of_coding_operator),)
 
 
 def _is_float_product(node: ir.Node) -> bool:

@@ -13,6 +13,7 @@ from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Float32, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
+from qgraph.ops.integer.kernels import is_on_codes
 from qgraph.ops.operator import operator_of
 from qgraph.quantizers.dialects.dialect import dialect, parameter
 from qgraph.quantizers.dialects.onnx import by_definition
@@ -42,7 +43,12 @@ class Qdq:
         if x is None:
             return None
         if len(nodes) == 1 and weight_of(x) is None:
-            return Refusal(node, f"{where(node)}: its input is not the output of a QuantizeLinear")
+            source = x.producer()
+            if source is not None and source.op_type == "DynamicQuantizeLinear":
+                return None
+            origin = "a graph input" if source is None else f"the output of {source.op_type}"
+            reason = f"its codes are {origin}, not of a QuantizeLinear"
+            return Refusal(node, reason + _way_out(source))
         quantizer, shape = _meaning(nodes, x)
         return Site(x, node.outputs[0], nodes, node, self.name, quantizer, shape, weight_of(x))
 
@@ -82,7 +88,15 @@ def _lone_quantize(node: ir.Node) -> Refusal | None:
     ]
     if any(user.op_type == "DequantizeLinear" for user in users):
         return None
-    return Refusal(node, f"{where(node)}: no DequantizeLinear follows; its codes are used as such")
+    names = ", ".join(sorted({user.op_type for user in users})) or "an output of the graph"
+    reason = f"its codes go to {names}, not to a DequantizeLinear"
+    return Refusal(node, reason + _way_out(*users))
+
+
+def _way_out(*others: ir.Node | None) -> str:
+    """Return which pass makes pairs of codes that operators take and give; nothing if none does."""
+    is_known = all(node is not None and is_on_codes(node) for node in others)
+    return "; write that with lower-integer-operators first" if others and is_known else ""
 
 
 def _meaning(nodes: tuple[ir.Node, ...], x: ir.Value) -> tuple[Quantizer, tuple[int | None, ...]]:

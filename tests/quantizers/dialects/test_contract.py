@@ -125,7 +125,10 @@ def test_ordinary_float_arithmetic_is_not_taken_for_a_quantizer():
         ("y = qonnx.custom_op.general.Quant <signed = 1> (x, w, z, b)", "not a constant"),
         ('y = qonnx.custom_op.general.Quant <rounding_mode = "SIDEWAYS"> (x, s, z, b)', "SIDEWAYS"),
         ("y = org.openvinotoolkit.FakeQuantize (x, s, z, s, z)", "levels"),
-        ("q = QuantizeLinear (x, s) y = Cast <to = 1> (q)", "no DequantizeLinear"),
+        (
+            "q = QuantizeLinear (x, s) y = Cast <to = 1> (q)",
+            "not to a DequantizeLinear",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_a_reason(body, reason):

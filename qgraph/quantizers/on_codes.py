@@ -1,0 +1,178 @@
+"""Quantizers that are inputs of operators on integer codes, such as QLinearConv and MatMulNBits.
+
+An operator of a runtime takes codes with their scale and zero point, and gives codes::
+
+    QLinearConv (x, s_x, z_x, w, s_w, z_w, s_y, z_y)     weight: w, s_w, z_w;  data: s_y, z_y
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.constants import constant_expression, constant_tensor
+from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.graph.tensors import stored_bytes
+from qgraph.numerics import Array
+from qgraph.ops.integer.products import SIGNATURES
+
+_RESULTS = {
+    "QLinearAdd": (6, 7),
+    "QLinearAveragePool": (3, 4),
+    "QLinearConcat": (0, 1),
+    "QLinearGlobalAveragePool": (3, 4),
+    "QLinearLeakyRelu": (3, 4),
+    "QLinearMul": (6, 7),
+    "QLinearReduceMean": (3, 4),
+    "QLinearSigmoid": (3, 4),
+    "QLinearSoftmax": (3, 4),
+    "QLinearWhere": (7, 8),
+}
+"""Inputs of operators of com.microsoft that are scale and zero point of the result."""
+
+_WEIGHTS = {
+    "DynamicQuantizeLSTM": (1, 8, 9),
+    "DynamicQuantizeMatMul": (1, 2, 3),
+    "GatherBlockQuantized": (0, 2, 3),
+    "MatMulBnb4": (1, 2, None),
+    "MatMulNBits": (1, 2, 3),
+}
+"""Inputs that are weights, their scale and their zero point."""
+
+_OF_SIZES = frozenset({"ConstantOfShape", "Shape", "Size"})
+"""Operators whose result does not depend on the elements of their operand."""
+
+_FORMATS_OF_BNB4 = ("fp4", "nf4")
+
+
+@dataclass(frozen=True, eq=False)
+class CodedTensor:
+    """A tensor of codes that an operator takes as a weight, or gives as its result.
+
+    Attributes:
+        node: the operator.
+        format: number format of the codes; None if it is not known.
+        bits: width of a code.
+        is_weight: whether the codes are constant.
+        is_dynamic: whether scale and zero point are computed from the data.
+        scale, zero_point: constant parameters; None if they are not known, or there are none.
+        granularity: over which elements one scale reaches.
+        stored: bytes of the codes with their parameters; None of data.
+    """
+
+    node: ir.Node
+    format: str | None
+    bits: int | None
+    is_weight: bool
+    is_dynamic: bool = False
+    scale: Array | None = None
+    zero_point: Array | None = None
+    granularity: str | None = None
+    stored: int | None = None
+
+
+def coded_tensors(node: ir.Node) -> Iterator[CodedTensor]:
+    """Yield the constant weights of an operator on codes, and its result if that is codes."""
+    inputs = dict(enumerate(node.inputs))
+    signature = SIGNATURES.get(OpKey.of(node))
+    if signature is not None:
+        names = {name: inputs.get(index) for index, name in enumerate(signature.inputs)}
+        yield from _weight(node, names.get("b"), names.get("s_b"), names.get("z_b"))
+        if names.get("s_y") is not None:
+            yield _data(node, names.get("s_y"), names.get("z_y"))
+    elif OpKey.of(node) == OpKey("", "DynamicQuantizeLinear"):
+        yield CodedTensor(node, "uint8", 8, False, is_dynamic=True, granularity="per tensor")
+    elif node.domain == MICROSOFT and node.op_type in _RESULTS:
+        scale, zero = _RESULTS[node.op_type]
+        yield _data(node, inputs.get(scale), inputs.get(zero))
+    elif node.domain == MICROSOFT and node.op_type in _WEIGHTS:
+        codes, scale, last = _WEIGHTS[node.op_type]
+        zero_point = None if last is None else inputs.get(last)
+        yield from _weight(node, inputs.get(codes), inputs.get(scale), zero_point)
+
+
+def has_codes(node: ir.Node) -> bool:
+    """Return whether a node has constant weights of codes, or gives codes."""
+    return any(True for _ in coded_tensors(node))
+
+
+def coded_pair(node: ir.Node) -> CodedTensor:
+    """Return what a QuantizeLinear or DequantizeLinear without its counterpart has."""
+    scale, zero_point = [*node.inputs, None][1:3]
+    return _data(node, scale, zero_point)
+
+
+def is_dynamic(node: ir.Node) -> bool:
+    """Return whether a parameter of a quantizer is computed from data that the model is fed."""
+    pending = [value for value in node.inputs[1:] if value is not None]
+    seen = set(pending)
+    while pending:
+        value = pending.pop()
+        maker = value.producer()
+        if maker is None:
+            if value.is_graph_input() and not value.is_initializer():
+                return True
+        elif maker.op_type not in _OF_SIZES or maker.domain:
+            new = {operand for operand in maker.inputs if operand is not None} - seen
+            pending += new
+            seen |= new
+    return False
+
+
+def _weight(
+    node: ir.Node, codes: ir.Value | None, scale: ir.Value | None, zero_point: ir.Value | None
+) -> Iterator[CodedTensor]:
+    tensors = [constant_tensor(value) for value in (codes, scale, zero_point)]
+    if codes is None or tensors[0] is None:
+        return
+    name, bits = _format(node, tensors[0].dtype)
+    steps = constant_expression(scale)
+    stored = sum(stored_bytes(tensor) for tensor in tensors if tensor is not None)
+    zeros = _zero_points(node, zero_point, steps)
+    granularity = _granularity(node, steps)
+    yield CodedTensor(node, name, bits, True, False, steps, zeros, granularity, stored)
+
+
+def _data(node: ir.Node, scale: ir.Value | None, zero_point: ir.Value | None) -> CodedTensor:
+    steps, zeros = constant_expression(scale), constant_expression(zero_point)
+    codes = node.inputs[0] if node.op_type == "DequantizeLinear" else None
+    known = [value.dtype for value in (zero_point, codes, *node.outputs) if value and value.dtype]
+    name, bits = (known[0].name.lower(), known[0].bitwidth) if known else (None, None)
+    is_dynamic = scale is not None and steps is None
+    granularity = None if steps is None else _granularity(node, steps)
+    return CodedTensor(node, name, bits, False, is_dynamic, steps, zeros, granularity)
+
+
+def _format(node: ir.Node, stored: ir.DataType) -> tuple[str | None, int | None]:
+    if node.op_type == "MatMulBnb4":
+        kind = node.attributes.get_int("quant_type", 0)
+        return (_FORMATS_OF_BNB4[kind] if kind in (0, 1) else None), 4
+    if node.op_type == "MatMulNBits" or (
+        node.op_type == "GatherBlockQuantized" and stored is ir.DataType.UINT8
+    ):
+        bits = node.attributes.get_int("bits", 4)
+        return f"uint{bits}", bits
+    return stored.name.lower(), stored.bitwidth
+
+
+def _zero_points(node: ir.Node, value: ir.Value | None, scale: Array | None) -> Array | None:
+    bits = node.attributes.get_int("bits", 4)
+    if value is None:
+        return np.full(1, 1 << bits - 1) if node.op_type == "MatMulNBits" else None
+    zeros = constant_expression(value)
+    # Packed ones are several to a byte.
+    is_packed = scale is not None and zeros is not None and zeros.size != scale.size
+    return None if is_packed else zeros
+
+
+def _granularity(node: ir.Node, scale: Array | None) -> str | None:
+    block = node.attributes.get_int("block_size", 0)
+    if block and node.op_type in _WEIGHTS:
+        axis = node.attributes.get_int("quantize_axis", 1)
+        return f"per {block}" if node.op_type == "MatMulBnb4" else f"per {block} along axis {axis}"
+    if scale is None:
+        return None
+    return "per tensor" if scale.size == 1 else f"per channel ({scale.size})"

@@ -1,0 +1,137 @@
+"""Operators on codes, written in standard operators before their quantizers are converted.
+
+The inputs of QLinearConv, MatMulNBits and similar operators are the parameters of quantizers.
+Lowered, these are QuantizeLinear and DequantizeLinear, which the dialects read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.edit import Draft, Editor, Region
+from qgraph.model import Model
+from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
+from qgraph.ops.integer.sums import cast, without_trailing_none
+from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
+from qgraph.quantizers.on_codes import coded_tensors
+from qgraph.reports import Outcome, Report, operator_name
+from qgraph.transforms.drafts.choice import DYNAMIC, entry, label
+from qgraph.transforms.integer_operators import Form, LowerIntegerOperators
+from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
+
+_IN_SUMS = (
+    "operators on codes were written in exact sums of whole numbers; with exact=near they become "
+    "DequantizeLinear, the operator and QuantizeLinear, whose results may differ by a step near "
+    "ties"
+)
+
+_NO_FORM = (
+    "no pass writes this operator in standard operators; run the model as it is with --backend ort"
+)
+
+
+def lower_operators(model: Model, exact: Exactness, opset: int | None, report: Report) -> None:
+    """Write operators on codes in standard operators.
+
+    A product becomes DequantizeLinear, Conv or MatMul, and QuantizeLinear if that is equal at the
+    level ``exact``, and exact sums between quantizers of scale 1 otherwise.
+
+    Args:
+        model: is changed.
+        exact: minimum level of equality.
+        opset: highest opset to use; None for the default of the passes.
+        report: gets an entry for each operator.
+    """
+    nodes = list(model.nodes())
+    if any(map(is_mat_mul_n_bits, nodes)):
+        LowerMatMulNBits(opset=opset).apply(model, report)
+    if any(is_on_codes(node) or is_unknown_on_codes(node) for node in nodes):
+        _lower_sums(model, exact, report)
+    told = {(site.node, site.op) for site in report.sites}
+    for node in model.nodes():
+        found = next(coded_tensors(node), None)
+        if found is None or (label(node), operator_name(node)) in told:
+            continue
+        if found.is_dynamic:
+            report.sites.append(entry(node, Outcome.KEPT, DYNAMIC))
+        else:
+            report.sites.append(entry(node, Outcome.REFUSED, _NO_FORM))
+
+
+def _lower_sums(model: Model, exact: Exactness, report: Report) -> None:
+    # Of both forms at once, codes would be decoded at some places and be numbers at others.
+    trial = Report()
+    LowerIntegerOperators(form=Form.QDQ, exact=exact).apply(Model(model.ir.clone()), trial)
+    form = Form.EXACT if trial.count(Outcome.REFUSED) else Form.QDQ
+    step = Report()
+    LowerIntegerOperators(form=form, exact=exact).apply(model, step)
+    if form is Form.EXACT and step.count(Outcome.CHANGED):
+        step.notes.append(_IN_SUMS)
+    report.sites += step.sites
+    report.notes += step.notes
+    editor = Editor(model.ir)
+    editor.replace_all([_decoded(editor, *found) for found in _numbers(model)])
+
+
+_Numbers = tuple[ir.Node, tuple[ir.Node, ...], int, ir.DataType]
+"""A QuantizeLinear, what makes numbers of its codes, their zero point, and their type."""
+
+
+def _numbers(model: Model) -> Iterator[_Numbers]:
+    """Yield each Cast of the codes of a QuantizeLinear, with a Sub of its zero point if it can."""
+    for encode in model.nodes("QuantizeLinear"):
+        zero = _zero_point(encode)
+        for number in encode.outputs[0].consumers():
+            if zero is None or number.op_type != "Cast" or number.domain:
+                continue
+            kind = ir.DataType(number.attributes.get_int("to", 0))
+            if kind not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+                continue
+            users = number.outputs[0].consumers()
+            if kind is ir.DataType.FLOAT and zero and all(_takes(node, zero) for node in users):
+                for sub in users:
+                    yield encode, (number, sub), 0, kind
+            else:
+                yield encode, (number,), zero, kind
+
+
+def _takes(node: ir.Node, zero: int) -> bool:
+    """Return whether a node is a Sub of the zero point."""
+    taken = constant_expression(node.inputs[1]) if node.op_type == "Sub" else None
+    return taken is not None and taken.size == 1 and bool(taken == zero)
+
+
+def _zero_point(encode: ir.Node) -> int | None:
+    """Return the one zero point of a QuantizeLinear; None if it has several."""
+    if len(encode.inputs) < 3 or encode.inputs[2] is None:
+        return 0
+    zero = constant_expression(encode.inputs[2])
+    return None if zero is None or zero.size != 1 else int(zero.reshape(()))
+
+
+def _decoded(
+    editor: Editor, encode: ir.Node, nodes: tuple[ir.Node, ...], added: int, kind: ir.DataType
+) -> Draft:
+    """Return a DequantizeLinear of scale 1, plus ``added``: exact, as all are whole numbers."""
+    draft = editor.draft(Region(ir.Value(name=""), nodes[-1].outputs[0], nodes))
+    zero = [*encode.inputs, None][2]
+    y: ir.Value = draft.node(
+        "DequantizeLinear",
+        without_trailing_none([encode.outputs[0], np.ones(_ones(encode), np.float32), zero]),
+        dtype=ir.DataType.FLOAT,
+    )
+    y = cast(draft, y, kind)
+    if added:
+        y = draft.node("Add", [y, draft.constant(np.asarray(added, kind.numpy()))], dtype=kind)
+    return draft.giving(y)
+
+
+def _ones(encode: ir.Node) -> tuple[int, ...]:
+    """Return the shape of the parameters of a QuantizeLinear, which have one element."""
+    scale = constant_expression(encode.inputs[1])
+    return () if scale is None else (1,) * scale.ndim
