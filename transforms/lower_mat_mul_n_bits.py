@@ -20,8 +20,7 @@ from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.streaming import Sink, Stream
 from qgraph.model import Model
-from qgraph.numerics.formats import FORMATS, numpy_dtype
-from qgraph.numerics.packing import pack
+from qgraph.numerics.formats import FORMATS, numpy_dtype, pack
 from qgraph.ops.definitions.quantize_linear import dequantize_linear
 from qgraph.ops.integer.products import refuse_references
 from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits

@@ -15,13 +15,12 @@ from qgraph.graph.deferred import DeferredTensor, Ledger
 from qgraph.graph.edit import Editor, Region
 from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
-from qgraph.numerics.formats import FORMATS, numpy_dtype
-from qgraph.numerics.packing import packed_size
+from qgraph.numerics.formats import FORMATS, numpy_dtype, packed_size
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import sites
+from qgraph.quantizers.weights.job import Recoder, RepackJob, Source
 from qgraph.quantizers.weights.piecewise import Parameter
-from qgraph.quantizers.weights.repack_job import Recoder, RepackJob, Source
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.choice import choose, entry, opset_reason, settle

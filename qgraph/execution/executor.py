@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -11,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.errors import Choice, ModelError, OptionError, where
-from qgraph.execution.feeds import check_feeds
+from qgraph.errors import Choice, ModelError, OptionError, meant, where
+from qgraph.execution.inputs import check_feeds
 from qgraph.execution.plan import ControlStep, Observer, Plan, Step, function_kernel, initial
 from qgraph.graph.constants import constant
+from qgraph.graph.schema import versions_of
 from qgraph.graph.scopes import is_control, operands
 from qgraph.ops.dispatch import Environment, Imports, NodeStep, kernel_for
 from qgraph.ops.kernels.standard import Kernel
@@ -46,7 +46,7 @@ class Executor:
         self._functions = model.functions
         self._calls: list[ir.OperatorIdentifier] = []
         self._graph = model.graph
-        self._plan = self.plan(model.graph, _imports(model.graph))
+        self._plan = self.plan(model.graph, versions_of(model.graph.opset_imports))
 
     def run(
         self,
@@ -127,7 +127,7 @@ class Executor:
                 "without a circle. Export the model again."
             )
         function = self._functions[key]
-        planner = functools.partial(self.plan, imports=_imports(function.graph))
+        planner = functools.partial(self.plan, imports=versions_of(function.graph.opset_imports))
         self._calls.append(key)
         try:
             return function_kernel(node, function, planner)
@@ -142,9 +142,8 @@ class Executor:
         known = {str(value.name): value for value in values if value.name}
         for name in names:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else "name a value of the main graph."
-                raise OptionError(f"There is no tensor {name!r} to tap in the main graph; {hint}")
+                hint = meant(name, known) or " Name a value of the main graph."
+                raise OptionError(f"There is no tensor {name!r} to tap in the main graph.{hint}")
         return {name: known[name] for name in names}
 
 
@@ -158,10 +157,6 @@ def _told(
             observe(name, known[value] if value in known else initial(value))
     names = {value: name for name, value in tapped.items()}
     return lambda value, array: observe(names[value], array)
-
-
-def _imports(graph: ir.Graph) -> dict[str, int]:
-    return {("" if key == "ai.onnx" else key): n for key, n in graph.opset_imports.items()}
 
 
 def is_constant(node: ir.Node) -> bool:

@@ -1,7 +1,4 @@
-"""Seeded random inputs that visit the places where quantizers decide.
-
-The grids of quantizers whose parameters are constant: where inputs tie, how far outputs step.
-"""
+"""Inputs of a graph: whether arrays fit them, and random ones around the ties of quantizers."""
 
 from __future__ import annotations
 
@@ -11,13 +8,98 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.errors import ExecutionError, OperatorError, OptionError
-from qgraph.execution.feeds import describe, static
+from qgraph.errors import ExecutionError, OperatorError, OptionError, meant
 from qgraph.graph.constants import constant_expression
 from qgraph.numerics import Array, Float32, blocks
 from qgraph.ops.operator import operator_of
+
+def check_feeds(
+    graph: ir.Graph, inputs: Mapping[str, npt.ArrayLike | Sequence[Any]]
+) -> dict[ir.Value, Any]:
+    """Return what is fed to each input of ``graph``, as arrays.
+
+    Arrays have to have the type and the static dimensions of the input exactly; Python numbers
+    and lists are converted when that changes no kind of number. Initializers that are listed as
+    inputs may be fed, too; sequences and optionals are passed on unchecked.
+
+    Raises:
+        ExecutionError: a name is unknown, a needed input is missing, or an array does not fit.
+    """
+    known = {value.name: value for value in graph.inputs}
+    for name in inputs:
+        if name not in known:
+            raise ExecutionError(_unknown(graph, name))
+    fed = {}
+    for value in graph.inputs:
+        name = str(value.name)
+        if name in inputs:
+            fed[value] = _fit(graph, value, inputs[name])
+        elif not value.is_initializer():
+            raise ExecutionError(
+                f"Input {describe(value)} of graph {graph.name!r} is not fed; given are "
+                f"{sorted(inputs) or 'no inputs'}. Feed an array under this name."
+            )
+    return fed
+
+
+def describe(value: ir.Value) -> str:
+    """Return name, type and shape of a value for a message: ``'x' (FLOAT[N,1,8,8])``."""
+    dtype = value.dtype.name if value.dtype else "of unknown type"
+    dims = "[?]" if value.shape is None else f"[{','.join(map(str, value.shape.dims))}]"
+    return f"{value.name!r} ({dtype}{dims})"
+
+
+def static(dim: int | ir.SymbolicDim | None) -> int | None:
+    """Return the size of a dimension, None when it is dynamic; some exporters write -1 for that."""
+    return dim if isinstance(dim, int) and dim >= 0 else None
+
+
+def fixed_sizes(value: ir.Value) -> tuple[int | None, ...] | None:
+    """Return the sizes of a value, None for a dynamic one; None if its rank is not known."""
+    return None if value.shape is None else tuple(static(dim) for dim in value.shape.dims)
+
+
+def fits(shape: Sequence[int], sizes: Sequence[int | None] | None) -> bool:
+    """Return whether an array of some shape has the ``sizes`` that are fixed."""
+    if sizes is None:
+        return True
+    pairs = zip(shape, sizes, strict=False)
+    return len(shape) == len(sizes) and all(size in (None, n) for n, size in pairs)
+
+
+def _unknown(graph: ir.Graph, name: str) -> str:
+    names = [str(value.name) for value in graph.inputs]
+    needed = [describe(value) for value in graph.inputs if not value.is_initializer()]
+    expected, hint = ", ".join(needed) or "none", meant(name, names) or " Feed these names."
+    return f"Graph {graph.name!r} has no input {name!r}, expected {expected}.{hint}"
+
+
+def _fit(graph: ir.Graph, value: ir.Value, given: Any) -> Any:
+    if value.type is not None and not isinstance(value.type, ir.TensorType):
+        return given
+    expected = f"Input {describe(value)} of graph {graph.name!r} is fed"
+    wanted = None if value.dtype is None else value.dtype.numpy()
+    array = np.asarray(given)
+    if value.dtype == ir.DataType.STRING and array.dtype.kind in "UT":
+        array = array.astype(object)
+    if wanted is not None and array.dtype != wanted:
+        # Arrays are taken as they are: a silent change of their type would hide a mistake.
+        if hasattr(given, "dtype") or not np.can_cast(array.dtype, wanted, "same_kind"):
+            raise ExecutionError(
+                f"{expected} an array of {array.dtype}. Convert it to {wanted} first, as by "
+                f"x.astype({str(wanted)!r})."
+            )
+        array = array.astype(wanted)
+    if not fits(array.shape, fixed_sizes(value)):
+        raise ExecutionError(
+            f"{expected} an array of shape {list(array.shape)}. Give it the shape of the input; "
+            "its dimensions without a number are free."
+        )
+    return array
+
 
 _SHAPE_ONLY = frozenset(
     {"Identity", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Relu", "MaxPool"}
@@ -53,11 +135,10 @@ def input_grid(node: ir.Node, shape: Sequence[int]) -> Grid | None:
     if node.op_type == "FakeQuantize":
         low, high = arrays.get("input_low"), arrays.get("input_high")
         return None if low is None or high is None else _ranged(low, high, attributes, shape)
-    scale, zero_point = arrays.get("scale"), arrays.get("zero_point")
-    if scale is None:
+    if "scale" not in arrays:
         return None
-    step = _fit(scale, attributes, shape)
-    zero = np.zeros((), np.float32) if zero_point is None else _fit(zero_point, attributes, shape)
+    points = arrays.get("zero_point", np.zeros((), np.float32))
+    step, zero = (_aligned(array, attributes, shape) for array in (arrays["scale"], points))
     return None if step is None or zero is None else Grid(step, -zero * step)
 
 
@@ -113,7 +194,7 @@ def output_step(value: ir.Value, shape: Sequence[int]) -> Float32 | None:
             return None
         if moved and scale.size > 1:
             return None
-        step = _fit(scale, attributes, shape)
+        step = _aligned(scale, attributes, shape)
     return None if step is None or (moved and step.size > 1) else step
 
 
@@ -132,11 +213,11 @@ def _ranged(
 ) -> Grid | None:
     low, high = low.astype(np.float32), high.astype(np.float32)
     step = (high - low) / np.float32(attributes["levels"] - 1)
-    aligned, offset = _fit(step, {}, shape), _fit(low, {}, shape)
+    aligned, offset = _aligned(step, {}, shape), _aligned(low, {}, shape)
     return None if aligned is None or offset is None else Grid(aligned, offset)
 
 
-def _fit(parameter: Array, attributes: dict[str, Any], shape: Sequence[int]) -> Float32 | None:
+def _aligned(parameter: Array, attributes: dict[str, Any], shape: Sequence[int]) -> Float32 | None:
     numbers = parameter.astype(np.float32)
     try:
         if "axis" in attributes:
@@ -215,36 +296,29 @@ def _shape(
 ) -> tuple[int, ...]:
     dims = None if value.shape is None else list(value.shape.dims)
     if given is not None:
-        fits = dims is None or (
-            len(dims) == len(given)
-            and all(static(d) in (None, n) for d, n in zip(dims, given, strict=True))
-        )
-        if not fits or any(n < 0 for n in given):
+        if not fits(given, fixed_sizes(value)) or any(n < 0 for n in given):
             raise OptionError(
                 f"Input {describe(value)} cannot have the shape {list(given)}. Give --shape "
                 f"{value.name}:N,... with the sizes that the model fixes."
             )
         return tuple(given)
-    sizes: list[int] = []
-    for axis, dim in enumerate(dims or []):
-        symbol = str(dim.value) if isinstance(dim, ir.SymbolicDim) else ""
-        size = static(dim) if static(dim) is not None else symbols.get(symbol)
-        if size is None and axis > 0:
-            dims = None
-            break
-        sizes.append(1 if size is None else size)
-    if dims is None:
+    sizes = [
+        symbols.get(str(dim.value)) if isinstance(dim, ir.SymbolicDim) else static(dim)
+        for dim in dims or ()
+    ]
+    if dims is None or None in sizes[1:]:
         raise OptionError(
             f"Input {describe(value)} has no fixed shape, and only a batch dimension is guessed. "
             f"Give it as in --shape {value.name}:1,3,224,224, or as "
             f"shapes={{{value.name!r}: (1, 3, 224, 224)}} in Python."
         )
-    if math.prod(sizes) > _MOST_ELEMENTS:
+    fixed = tuple(1 if size is None else size for size in sizes)
+    if math.prod(fixed) > _MOST_ELEMENTS:
         raise ExecutionError(
-            f"Input {describe(value)} has {math.prod(sizes)} elements, expected at most "
+            f"Input {describe(value)} has {math.prod(fixed)} elements, expected at most "
             f"{_MOST_ELEMENTS} of random data. Feed it: -i {value.name}=FILE.npy."
         )
-    return tuple(sizes)
+    return fixed
 
 
 def _draw(generator: np.random.Generator, value: ir.Value, shape: tuple[int, ...]) -> Array:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OptionError, member
 from qgraph.execution.executor import Backend, Executor
-from qgraph.execution.feeds import describe, static
+from qgraph.execution.inputs import describe, static
 from qgraph.execution.runtime import RuntimeExecutor, Standardize
 from qgraph.graph.scopes import Body, owners
 from qgraph.graph.tensors import FileRows

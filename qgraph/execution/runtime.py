@@ -21,7 +21,6 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError, where
 from qgraph.execution.executor import Executor, is_constant
-from qgraph.execution.feeds import is_moderate
 from qgraph.execution.plan import Plan, Step, initial
 from qgraph.execution.session import Direct, Session, free_values
 from qgraph.graph.constants import overridable
@@ -29,8 +28,24 @@ from qgraph.graph.opset.versions import minimum_ir_version
 from qgraph.graph.scopes import graphs_of
 from qgraph.ops.dispatch import Environment, Imports
 
+MODERATE = 2.0**30
+"""A magnitude far below the largest float, and far above what networks are fed."""
+
 _NARROW = frozenset({ir.DataType.INT2, ir.DataType.UINT2, ir.DataType.INT4, ir.DataType.UINT4})
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+def is_moderate(given: Any) -> bool:
+    """Return whether ``given`` is an array of numbers of a magnitude up to ``MODERATE``.
+
+    NaN and infinities are none. Arrays of other types than float32 are not looked at.
+    """
+    if not isinstance(given, np.ndarray) or given.dtype != np.float32:
+        return isinstance(given, np.ndarray)
+    # The sum of squares is NaN or infinite where an element is: one pass, and no copy.
+    flat = given.reshape(-1)
+    with np.errstate(all="ignore"):
+        return bool(np.dot(flat, flat) <= MODERATE**2)
 
 
 def is_faithful(node: ir.Node) -> bool:

@@ -1,11 +1,8 @@
-"""One ONNX Runtime session over some nodes of a graph.
-
-One ONNX Runtime session called with nothing in between.
-"""
+"""One ONNX Runtime session: over some nodes of a graph, or called with nothing in between."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -13,9 +10,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from qgraph.execution.feeds import static
+from qgraph.execution.inputs import fits, fixed_sizes
 from qgraph.execution.plan import initial
-from qgraph.graph.scopes import graphs_of, nodes_of, operands
+from qgraph.graph.scopes import nodes_of, operands
 from qgraph.ops.dispatch import Environment
 
 _INLINE_BYTES = 1024
@@ -73,7 +70,7 @@ class Session:
             if value not in feeds:
                 self._store(graph, value)
         graph.node.extend(ir.to_proto(node) for node in nodes)
-        domains = {"", *(node.domain for node in _nested(nodes))}
+        domains = {"", *(node.domain for node in nodes_of(nodes))}
         model = onnx.ModelProto(ir_version=ir_version, graph=graph)
         for domain in sorted(domains):
             model.opset_import.add(domain=domain, version=imports.get(domain, 1))
@@ -159,13 +156,6 @@ def free_values(nodes: Sequence[ir.Node]) -> list[ir.Value]:
     return [value for value in dict.fromkeys(used) if value not in produced]
 
 
-def _nested(nodes: Iterable[ir.Node]) -> Iterable[ir.Node]:
-    for node in nodes:
-        yield node
-        for graph in graphs_of(node):
-            yield from nodes_of(graph)
-
-
 def _cast(source: str, target: str, to: ir.DataType) -> onnx.NodeProto:
     node = onnx.NodeProto(op_type="Cast", input=[source], output=[target])
     node.attribute.add(name="to", type=onnx.AttributeProto.INT, i=to.value)
@@ -188,7 +178,7 @@ class Direct:
         self, graph: ir.Graph, feeds: Sequence[str], session: Any, names: Sequence[str]
     ) -> None:
         self._forms = [
-            (str(value.name), value.dtype and value.dtype.numpy(), _sizes(value))
+            (str(value.name), value.dtype and value.dtype.numpy(), fixed_sizes(value))
             for value in graph.inputs
             if not value.is_initializer()
         ]
@@ -204,19 +194,8 @@ class Direct:
             array = inputs.get(name)
             if type(array) is not np.ndarray or array.dtype != dtype:
                 return None
-            if array.shape != sizes and not _fits(array.shape, sizes):
+            if array.shape != sizes and not fits(array.shape, sizes):
                 return None
         if self._unused:
             inputs = {name: array for name, array in inputs.items() if name not in self._unused}
         return dict(zip(self._names, self._session.run(None, inputs), strict=True))
-
-
-def _sizes(value: ir.Value) -> tuple[int | None, ...] | None:
-    return None if value.shape is None else tuple(static(dim) for dim in value.shape.dims)
-
-
-def _fits(shape: tuple[int, ...], sizes: tuple[int | None, ...] | None) -> bool:
-    if sizes is None:
-        return True
-    pairs = zip(shape, sizes, strict=False)
-    return len(shape) == len(sizes) and all(size is None or size == n for n, size in pairs)

@@ -26,8 +26,7 @@ import onnx_ir as ir
 from qgraph.errors import ModelError
 from qgraph.graph.streaming import FileRange, Sink, width_of
 from qgraph.numerics import Array, Mask
-from qgraph.numerics.formats import numpy_dtype
-from qgraph.numerics.packing import packed_size, unpack
+from qgraph.numerics.formats import numpy_dtype, packed_size, unpack
 
 PART_BYTES = 1 << 26
 """About how many bytes one part of a job reads."""

@@ -7,7 +7,7 @@ Operators of the dialects are unknown to onnx until :meth:`OpSchema.publish` ent
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,6 +20,9 @@ from qgraph.errors import OperatorError, where
 
 MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators."""
+
+QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
+"""Domains under which files contain the operators of QONNX, the present one first."""
 
 _Formal = onnx.defs.OpSchema.FormalParameter
 _Option = onnx.defs.OpSchema.FormalParameterOption
@@ -35,6 +38,11 @@ class OpKey(NamedTuple):
     def of(cls, node: ir.Node) -> OpKey:
         """Return the key of a node's operator."""
         return cls(node.domain, node.op_type)
+
+
+def versions_of(imports: Mapping[str, int]) -> dict[str, int]:
+    """Return opset versions by domain, in which that of the standard operators is empty."""
+    return {("" if domain == "ai.onnx" else domain): n for domain, n in imports.items()}
 
 
 _declared: set[tuple[OpKey, int]] = set()

@@ -38,8 +38,8 @@ def _bodies(body: Body) -> Iterator[Body]:
             yield from _bodies(graph)
 
 
-def nodes_of(body: Body) -> Iterator[ir.Node]:
-    """Yield the nodes of ``body`` and of its subgraphs, each before those inside it.
+def nodes_of(body: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Yield some nodes, such as those of a graph, each before the nodes of its own subgraphs.
 
     It does what ``ir.traversal.RecursiveGraphIterator`` does, several times as fast.
     """
@@ -60,12 +60,12 @@ def graphs_of(node: ir.Node) -> tuple[ir.Graph, ...]:
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
-_CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
 def is_control(node: ir.Node) -> bool:
     """Return whether ``node`` is a standard operator that runs its subgraphs."""
-    return node.domain == "" and node.op_type in _CONTROL
+    return node.domain == "" and node.op_type in CONTROL
 
 
 def captured(node: ir.Node) -> list[ir.Value]:

@@ -19,8 +19,7 @@ import onnx_ir as ir
 
 from qgraph.errors import ModelError
 from qgraph.numerics import Array
-from qgraph.numerics.formats import numpy_dtype
-from qgraph.numerics.packing import unpack
+from qgraph.numerics.formats import numpy_dtype, unpack
 
 PIECE = 1 << 18
 """Elements at a time, unless asked otherwise: 1 MiB of float32 stays in the second-level cache."""

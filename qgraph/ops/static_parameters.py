@@ -22,10 +22,11 @@ from qgraph.graph.constants import constant, constant_tensor, freeze_inputs, ove
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.schema import versions_of
 from qgraph.graph.scopes import nodes_of
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import compute
-from qgraph.ops.operator import operator_of
+from qgraph.ops.operator import is_defined
 
 _MOVING = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
 """Operators whose elements are elements of their first operand, for Concat of any."""
@@ -84,20 +85,13 @@ def static_parameters(model: ir.Model) -> dict[ir.Value, Array]:
             maker = None if value is None else value.producer()
             if value is None or maker is None or value in found or maker.op_type not in _FOLLOWED:
                 continue
-            bounds = sizes.bounds(value) if _is_quantizer(node) else None
+            bounds = sizes.bounds(value) if is_defined(node) else None
             if bounds is not None and bounds.sized and bounds.exact:
                 found[value] = bounds.low
     return found
 
 
 _FOLLOWED = _MOVING | _MONOTONE | {"Shape", "Size"}
-
-
-def _is_quantizer(node: ir.Node) -> bool:
-    try:
-        return operator_of(node) is not None
-    except OperatorError:
-        return False
 
 
 def _constant(editor: Editor, value: ir.Value, array: Array) -> Draft:
@@ -128,10 +122,7 @@ class _Sizes:
 
     def __init__(self, model: ir.Model) -> None:
         self._model = model
-        self._imports = {
-            "" if domain == "ai.onnx" else domain: version
-            for domain, version in model.opset_imports.items()
-        }
+        self._imports = versions_of(model.opset_imports)
         self._known: dict[ir.Value, _Bounds | None] = {}
 
     @cached_property

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from qgraph.numerics.formats import pack, unpack
 from qgraph.numerics.minifloat import DTYPES, MINIFLOATS, decode, encode
-from qgraph.numerics.packing import pack, unpack
 
 Call = Callable[[], Any]
 

@@ -52,7 +52,7 @@ def test_taps_return_inner_values_inputs_and_constants() -> None:
 
 def test_an_unknown_tap_is_refused_with_the_nearest_name() -> None:
     body = "g (float[N] x) => (float[N] y) { inner = Abs (x) y = Neg (inner) }"
-    with pytest.raises(OptionError, match=r"'iner'.*did you mean 'inner'"):
+    with pytest.raises(OptionError, match=r"'iner'.*Did you mean 'inner'"):
         run(model(body), {"x": [1]}, taps=["iner"])
 
 

@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.execution.feeds import MODERATE, is_moderate
 from qgraph.execution.inputs import make_inputs
+from qgraph.execution.runtime import MODERATE, is_moderate
 from qgraph.execution.prepare import prepare
 from qgraph.quantizers.magnitudes import magnitudes
 

@@ -11,8 +11,8 @@ import pytest
 
 import qgraph
 from qgraph.execution.executor import Executor
-from qgraph.execution.feeds import is_moderate
 from qgraph.execution.inputs import make_inputs
+from qgraph.execution.runtime import is_moderate
 from qgraph.execution.prepare import prepare
 from qgraph.execution.runtime import RuntimeExecutor, Segment
 from qgraph.ops.operator import operator_of

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from qgraph.numerics.packing import pack, packed_size, unpack
+from qgraph.numerics.formats import pack, packed_size, unpack
 
 DTYPES = {2: ml_dtypes.uint2, 4: ml_dtypes.int4, 6: ml_dtypes.float6_e3m2fn}
 COUNTS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1001, (1 << 18) - 1, (1 << 18) + 3]

@@ -17,12 +17,11 @@ from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.streaming import Stream
 from qgraph.model import Model
 from qgraph.numerics import blocks
-from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.numerics.formats import FORMATS, IntFormat, packed_size
 from qgraph.numerics.minifloat import MINIFLOATS, cast
-from qgraph.numerics.packing import packed_size
 from qgraph.ops.operator import operator_of
+from qgraph.quantizers.weights.job import Range, Source
 from qgraph.quantizers.weights.piecewise import Parameter
-from qgraph.quantizers.weights.repack_job import Range, Source
 
 Array = npt.NDArray[Any]
 Whole = npt.NDArray[np.int32]

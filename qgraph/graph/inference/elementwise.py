@@ -25,9 +25,7 @@ from qgraph.graph.inference.rules import (
     common_type,
     rule,
 )
-
-_MICROSOFT = "com.microsoft"
-_QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
+from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
 
 TypeSource: TypeAlias = ir.DataType | tuple[int, ...]
 """An element type, or the operands that share it."""
@@ -71,7 +69,7 @@ def dropout(call: Call) -> list[Fact]:
     return [Fact(x.dtype, x.shape), Fact(mask, x.shape)]
 
 
-@rule("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=_MICROSOFT)
+@rule("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_normalization(call: Call) -> list[Fact]:
     """The form of the data, also of the fourth output, the sum that is normalised."""
     form = Fact(call[0].dtype, call[0].shape)
@@ -83,10 +81,10 @@ _FORMS: list[tuple[str, str, TypeSource, tuple[int, ...]]] = [
     ("", "SimplifiedLayerNormalization", (0,), (0,)),
     ("", "GatherElements", (0,), (1,)),
     ("", "IsInf IsNaN", ir.DataType.BOOL, (0,)),
-    (_MICROSOFT, "BiasGelu FastGelu Gelu QuickGelu", (0,), (0,)),
-    (_MICROSOFT, "QLinearLeakyRelu QLinearSigmoid QLinearSoftmax", (0,), (0,)),
-    (_MICROSOFT, "QLinearAdd QLinearMul", (0, 3), (0, 3)),
-    (_MICROSOFT, "QLinearWhere", (1, 4), (0, 1, 4)),
+    (MICROSOFT, "BiasGelu FastGelu Gelu QuickGelu", (0,), (0,)),
+    (MICROSOFT, "QLinearLeakyRelu QLinearSigmoid QLinearSoftmax", (0,), (0,)),
+    (MICROSOFT, "QLinearAdd QLinearMul", (0, 3), (0, 3)),
+    (MICROSOFT, "QLinearWhere", (1, 4), (0, 1, 4)),
     ("com.amd.quark", "BFPQuantizeDequantize MXQuantizeDequantize", (0,), (0,)),
     ("com.amd.quark", "ExtendedQuantizeLinear", (2,), (0,)),
     ("com.amd.quark", "ExtendedDequantizeLinear", (1,), (0,)),
@@ -110,8 +108,8 @@ _PRODUCTS: list[tuple[str, str, TypeSource, tuple[int, int]]] = [
     ("", "MatMul", (0, 1), (0, 1)),
     ("", "MatMulInteger", ir.DataType.INT32, (0, 1)),
     ("", "QLinearMatMul", (7,), (0, 3)),
-    (_MICROSOFT, "MatMulIntegerToFloat", (2, 3), (0, 1)),
-    (_MICROSOFT, "DynamicQuantizeMatMul", (0,), (0, 1)),
+    (MICROSOFT, "MatMulIntegerToFloat", (2, 3), (0, 1)),
+    (MICROSOFT, "DynamicQuantizeMatMul", (0,), (0, 1)),
 ]
 """Domain, operator, the source of the type, and the two matrices."""
 
@@ -207,7 +205,7 @@ def _dequantize_linear(call: Call) -> list[Fact]:
     return [Fact(call.dtype("output_dtype") or call[1].dtype, call[0].shape)]
 
 
-for _domain in ("", _MICROSOFT):
+for _domain in ("", MICROSOFT):
     rule("QuantizeLinear", domain=_domain)(_quantize_linear)
     rule("DequantizeLinear", domain=_domain)(_dequantize_linear)
 
@@ -225,7 +223,7 @@ def _broadcasting(call: Call) -> list[Fact]:
     return [Fact(call[0].dtype if call[0].dtype is ir.DataType.FLOAT else None, shape)]
 
 
-for _domain in _QONNX:
+for _domain in QONNX_DOMAINS:
     rule("BipolarQuant", "FloatQuant", "IntQuant", "Quant", "Trunc", domain=_domain)(_broadcasting)
 
 
@@ -234,7 +232,7 @@ def _thresholds(call: Call) -> list[Fact]:
     return [Fact(ir.DataType.FLOAT, call[0].shape)]
 
 
-for _domain in (_QONNX[0], *_QONNX[2:]):
+for _domain in (QONNX_DOMAINS[0], *QONNX_DOMAINS[2:]):
     rule("MultiThreshold", domain=_domain)(_thresholds)
 
 
@@ -258,14 +256,14 @@ def gemm(call: Call) -> list[Fact]:
     return [Fact(dtype, _gemm_shape(call, call[0].shape, call[1].shape))]
 
 
-@rule("QGemm", domain=_MICROSOFT)
+@rule("QGemm", domain=MICROSOFT)
 def q_gemm(call: Call) -> list[Fact]:
     """As of Gemm; codes if there is a scale of the result, else numbers of the type of a scale."""
     dtype = call.optional(8).dtype if call.has(7) else common_type(call[1], call[4])
     return [Fact(dtype, _gemm_shape(call, call[0].shape, call[3].shape))]
 
 
-@rule("MatMulBnb4", "MatMulNBits", domain=_MICROSOFT)
+@rule("MatMulBnb4", "MatMulNBits", domain=MICROSOFT)
 def mat_mul_n_bits(call: Call) -> list[Fact]:
     """The data with ``N`` in place of the last dimension."""
     columns = call.integer("N", 0)

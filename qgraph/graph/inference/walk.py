@@ -27,7 +27,8 @@ from qgraph.graph.inference.rules import (
     joined,
     of_tensor,
 )
-from qgraph.graph.scopes import bodies
+from qgraph.graph.schema import versions_of
+from qgraph.graph.scopes import CONTROL, bodies
 
 _FAMILIES = (
     "elementwise",
@@ -39,8 +40,6 @@ _FAMILIES = (
 
 for _family in _FAMILIES:
     importlib.import_module(f"qgraph.graph.inference.{_family}")
-
-_CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 Facts = Mapping[ir.Value, Fact]
 """What is known of the values of a model; values that are not listed are unknown."""
@@ -62,14 +61,14 @@ def infer(model: ir.Model, interface: Interface | None = None) -> dict[ir.Value,
         interface: shapes of the inputs, where they are not those that the model states.
     """
     known: dict[ir.Value, Fact] = {}
-    walk = _Walk(known, frozenset(model.functions), _imports(model.opset_imports))
+    walk = _Walk(known, frozenset(model.functions), versions_of(model.opset_imports))
     shapes = open_interface(model) if interface is None else interface
     for value in model.graph.inputs:
         if value.type is None or isinstance(value.type, ir.TensorType):
             known[value] = Fact(value.dtype, shapes.get(str(value.name)))
     walk.graph(model.graph)
     for function in model.functions.values():
-        inner = _Walk(known, walk.functions, _imports(function.opset_imports))
+        inner = _Walk(known, walk.functions, versions_of(function.opset_imports))
         inner.nodes(function)
     return known
 
@@ -218,7 +217,7 @@ class _Walk:
         operands = [None if v is None else known.get(v, UNKNOWN) for v in node.inputs]
         call = Call(node, version or 1, operands)
         try:
-            if not domain and node.op_type in _CONTROL:
+            if not domain and node.op_type in CONTROL:
                 facts: Sequence[Fact] = _control(call, self._body)
             elif (rule := RULES.get((domain, node.op_type))) is not None:
                 facts = rule(call)
@@ -247,10 +246,6 @@ def _values(body: ir.Graph | ir.Function) -> list[ir.Value]:
     if isinstance(body, ir.Graph):
         values += [v for v in body.initializers.values() if not v.is_graph_input()]
     return values + [value for node in body for value in node.outputs]
-
-
-def _imports(imports: Mapping[str, int]) -> dict[str, int]:
-    return {("" if domain == "ai.onnx" else domain): n for domain, n in imports.items()}
 
 
 @contextmanager

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.schema import Attribute, OpSchema
+from qgraph.graph.schema import QONNX_DOMAINS, Attribute, OpSchema
 from qgraph.numerics import Array, minifloat
 from qgraph.numerics.float32 import representatives
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
-from qgraph.ops.definitions.quant import QONNX_DOMAINS
 from qgraph.ops.operator import operator
 
 SCHEMA = OpSchema(

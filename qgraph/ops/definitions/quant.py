@@ -12,13 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.schema import Attribute, OpSchema
+from qgraph.graph.schema import QONNX_DOMAINS, Attribute, OpSchema
 from qgraph.numerics import Array, Mask, chunks, rounding
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
 from qgraph.ops.operator import operator
-
-QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
 
 SCHEMA = OpSchema(
     name="Quant",

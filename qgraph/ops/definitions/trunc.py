@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.schema import Attribute, OpSchema
+from qgraph.graph.schema import QONNX_DOMAINS, Attribute, OpSchema
 from qgraph.numerics import Array, Float32, chunks, rounding
 from qgraph.numerics.minifloat import floor_power_of_two
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
-from qgraph.ops.definitions.quant import QONNX_DOMAINS, code_bounds
+from qgraph.ops.definitions.quant import code_bounds
 from qgraph.ops.operator import operator
 
 _ATTRIBUTES = (

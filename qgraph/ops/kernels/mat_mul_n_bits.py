@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError, where
 from qgraph.numerics import Array, Float32, chunks
-from qgraph.numerics.packing import pack, unpack
+from qgraph.numerics.formats import pack, unpack
 from qgraph.ops import steps
 from qgraph.ops.kernels.standard import Kernel, matmul
 

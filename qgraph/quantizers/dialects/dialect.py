@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -10,10 +12,11 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_expression
-from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.schema import OpKey
-from qgraph.numerics import Array, Float32
+from qgraph.numerics import Array, Float32, blocks
 from qgraph.ops.operator import operator_of
+from qgraph.quantizers.quantizer import Part, arrays_of, with_arrays
 from qgraph.quantizers.site import Refusal, Site
 from qgraph.registry import Registry
 
@@ -133,3 +136,152 @@ def data_of(draft: Draft, site: Site) -> ir.Value:
     if kind in (None, ir.DataType.FLOAT.name) or site.values is None:
         return draft.x
     return draft.constant(site.values, "weight")
+
+
+Shape = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class BlockView:
+    """The shape in which data is seen while parameters are applied.
+
+    Attributes:
+        data: shape of the data.
+        axis: axis of the data that becomes two; None if none does.
+        size: elements in a block along ``axis``.
+        fits: whether no parameter enlarges the data, as far as its shape is known.
+    """
+
+    data: Shape
+    axis: int | None = None
+    size: int = 1
+    fits: bool = False
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """The shape of the view."""
+        axis, sizes = self.axis or 0, [size or 0 for size in self.data]
+        return (*sizes[:axis], sizes[axis] // self.size, self.size, *sizes[axis + 1 :])
+
+    def enter(self, draft: Draft, x: Operand) -> Operand:
+        """Return the data in the shape of the view."""
+        return x if self.axis is None else _reshape(draft, x, self.seen)
+
+    def leave(self, draft: Draft, y: Operand) -> Operand:
+        """Return data of the view in its own shape."""
+        if self.axis is None:
+            return y
+        return _reshape(draft, y, tuple(size or 0 for size in self.data))
+
+    def lay(self, parameter: Array) -> Array:
+        """Return a parameter that broadcasts to the data so that it broadcasts to the view."""
+        plain = squeezed(parameter) if self.fits else parameter
+        if self.axis is None:
+            return plain
+        if plain.size == 1:
+            return plain.reshape(())
+        plain = plain.reshape((1,) * (len(self.data) - plain.ndim) + plain.shape)
+        if plain.shape[self.axis] != 1:
+            plain = plain[(slice(None),) * self.axis + (slice(None, None, self.size),)]
+        return np.ascontiguousarray(np.expand_dims(plain, self.axis + 1))
+
+
+def view_of(shape: Shape, parameters: Sequence[Array]) -> BlockView:
+    """Return the view in which no entry of ``parameters`` is repeated along a second axis.
+
+    Args:
+        shape: of the data, None for a dimension that is not known.
+        parameters: arrays that broadcast to the data.
+    """
+    joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
+    fits = blocks.fits(joint, shape)
+    if not fits or None in shape:
+        return BlockView(shape, fits=fits)
+    arrays = [squeezed(parameter) for parameter in parameters]
+    joint = np.broadcast_shapes(*(array.shape for array in arrays))
+    varying = [axis for axis, size in enumerate(joint) if size != 1]
+    for axis in varying if len(varying) > 1 and len(joint) == len(shape) else []:
+        size = math.gcd(joint[axis], blocks.run_length(arrays, axis - len(joint), joint[axis]))
+        if size > 1:
+            return BlockView(shape, axis, size, fits)
+    return BlockView(shape, fits=fits)
+
+
+def enlarges(parameters: Sequence[Array], shape: Shape) -> bool:
+    """Return whether ``parameters`` surely make data of ``shape`` larger by broadcasting."""
+    joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
+    own = shape[len(shape) - len(joint) :]
+    return len(joint) > len(shape) or any(
+        length is not None and size not in (1, length)
+        for size, length in zip(joint, own, strict=True)
+    )
+
+
+def squeezed(parameter: Array) -> Array:
+    """Return ``parameter`` with a single entry along each axis on which it does not vary."""
+    for axis, size in enumerate(parameter.shape):
+        first = parameter[(slice(None),) * axis + (slice(1),)]
+        if size > 1 and (parameter == first).all():
+            parameter = first
+    return parameter
+
+
+def _reshape(draft: Draft, x: Operand, sizes: tuple[int, ...]) -> Operand:
+    if isinstance(x, np.ndarray) or x in draft.constants:
+        array = x if isinstance(x, np.ndarray) else draft.constants[x]
+        return draft.constant(array.reshape(sizes), "weight")
+    shape = draft.constant(np.array(sizes, np.int64), "shape")
+    return draft.node("Reshape", [x, shape], dtype=x.dtype)
+
+
+class SiteWriter:
+    """Starts and ends the drafts of one site.
+
+    Args:
+        site: the quantizer.
+        editor: makes the drafts.
+    """
+
+    def __init__(self, site: Site, editor: Editor) -> None:
+        self.site = site
+        self._editor = editor
+        self._view = BlockView(site.shape)
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Shape in which the data is seen."""
+        return self.site.shape if self._view.axis is None else self._view.seen
+
+    def see(self, meaning: Part) -> Part:
+        """Choose the shape of the data; return the quantizer with its parameters in that shape."""
+        self._view = view_of(self.site.shape, arrays_of(meaning))
+        return with_arrays(meaning, self._view.lay)
+
+    def begin(self, constant: Array | None = None) -> tuple[Draft, Operand]:
+        """Return an empty draft, and the data as float values.
+
+        Args:
+            constant: takes the place of the data, in its shape.
+        """
+        draft = self._editor.draft(self.site)
+        x = data_of(draft, self.site) if constant is None else draft.constant(constant, "weight")
+        return draft, self._view.enter(draft, x)
+
+    def end(self, draft: Draft, y: Operand) -> Draft:
+        """Return the draft with ``y`` as its output."""
+        return draft.giving(self._view.leave(draft, y))
+
+    def seen(self, constant: Array) -> Array:
+        """Return a constant of the shape of the data in the shape in which it is seen."""
+        return constant if self._view.axis is None else constant.reshape(self._view.seen)
+
+
+def node(
+    draft: Draft,
+    domain: str,
+    name: str,
+    operands: Sequence[Operand],
+    attributes: Mapping[str, object],
+) -> ir.Value:
+    """Append an operator of another domain, which returns float32."""
+    return draft.node(name, operands, dict(attributes), domain=domain, dtype=ir.DataType.FLOAT)

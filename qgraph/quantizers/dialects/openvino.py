@@ -30,7 +30,14 @@ from qgraph.numerics.rounding import Rounding
 from qgraph.ops.definitions.fake_quantize import fake_quantize
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import round_to_integer
-from qgraph.quantizers.dialects.dialect import dialect, parameter, try_out
+from qgraph.quantizers.dialects.dialect import (
+    SiteWriter,
+    dialect,
+    enlarges,
+    node,
+    parameter,
+    try_out,
+)
 from qgraph.quantizers.dialects.onnx import decoded_in_float
 from qgraph.quantizers.dialects.parts import (
     ONE,
@@ -42,7 +49,6 @@ from qgraph.quantizers.dialects.parts import (
     steps_of,
     truncated,
 )
-from qgraph.quantizers.dialects.site_writer import SiteWriter, enlarges, node
 from qgraph.quantizers.quantizer import (
     Affine,
     Bipolar,

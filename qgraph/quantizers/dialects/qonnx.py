@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.edit import Draft, Editor
-from qgraph.graph.schema import OpKey
+from qgraph.graph.schema import QONNX_DOMAINS, OpKey
 from qgraph.numerics import Float32
 from qgraph.numerics.formats import Minifloat
 from qgraph.numerics.rounding import Rounding
@@ -17,7 +17,7 @@ from qgraph.ops.definitions.quant import code_bounds
 from qgraph.ops.definitions.trunc import nearest_power_of_two
 from qgraph.ops.operator import Operator, operator_of
 from qgraph.quantizers.dialects.dialect import dialect, parameter, try_out
-from qgraph.quantizers.dialects.qonnx_forms import DOMAIN, spellings
+from qgraph.quantizers.dialects.qonnx_forms import spellings
 from qgraph.quantizers.quantizer import (
     Affine,
     Bipolar,
@@ -57,7 +57,6 @@ def truncating(
     return Truncating(scale, zero_point, ratio, lo, hi, rounding, out_scale, moved)
 
 
-DOMAINS = (DOMAIN, "onnx.brevitas", "finn.custom_op.general", "finn")
 NAMES = ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc")
 
 
@@ -67,7 +66,7 @@ class Qonnx:
 
     name: ClassVar[str] = "qonnx"
     roots: ClassVar[frozenset[OpKey]] = frozenset(
-        OpKey(domain, name) for domain in DOMAINS for name in NAMES
+        OpKey(domain, name) for domain in QONNX_DOMAINS for name in NAMES
     )
 
     def read(self, node: ir.Node) -> Site | Refusal | None:

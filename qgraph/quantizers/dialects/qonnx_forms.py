@@ -25,6 +25,7 @@ from qgraph.numerics.minifloat import binary_exponent
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.definitions.quant import code_bounds
 from qgraph.ops.definitions.trunc import nearest_power_of_two
+from qgraph.quantizers.dialects.dialect import SiteWriter, node
 from qgraph.quantizers.dialects.onnx import decoded_in_float
 from qgraph.quantizers.dialects.parts import (
     ONE,
@@ -39,7 +40,6 @@ from qgraph.quantizers.dialects.parts import (
     steps_of,
     truncated,
 )
-from qgraph.quantizers.dialects.site_writer import SiteWriter, node
 from qgraph.quantizers.quantizer import (
     Affine,
     Bipolar,

@@ -16,7 +16,7 @@ from qgraph.errors import OperatorError
 from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.edit import HALF_TYPES
 from qgraph.numerics.primitives import NUMPY
-from qgraph.ops.operator import operator_of
+from qgraph.ops.operator import is_defined, operator_of
 from qgraph.proof.functions.expression import CONSTANT, FLOAT, INPUT, Builder, Expr, Undecidable
 from qgraph.proof.functions.lowering import (
     Form,
@@ -227,10 +227,7 @@ class UseDefGraph:
         key = node.domain, node.op_type, len(node.inputs)
         if key not in self._elementwise:
             is_primitive = node.domain == "" and node.op_type in NUMPY.keys() - {"Gather"}
-            try:
-                self._elementwise[key] = operator_of(node) is not None or is_primitive
-            except OperatorError:
-                self._elementwise[key] = False
+            self._elementwise[key] = is_primitive or is_defined(node)
         return self._elementwise[key]
 
     def _is_alone(self, node: ir.Node) -> bool:

@@ -17,8 +17,7 @@ from qgraph.errors import ModelError
 from qgraph.graph.deferred import PART_BYTES
 from qgraph.graph.streaming import Sink, Stream
 from qgraph.numerics import Array, Float32
-from qgraph.numerics.formats import FORMATS, numpy_dtype
-from qgraph.numerics.packing import packed_size
+from qgraph.numerics.formats import FORMATS, numpy_dtype, packed_size
 from qgraph.quantizers.weights import job
 from qgraph.quantizers.weights import scheme as quantization
 from qgraph.quantizers.weights.job import Box, CodeWriter, Groups, JobPart, run_now

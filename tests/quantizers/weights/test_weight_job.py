@@ -11,7 +11,7 @@ import pytest
 from qgraph.errors import ModelError
 from qgraph.graph.deferred import MemorySink
 from qgraph.graph.streaming import Stream
-from qgraph.numerics.packing import unpack
+from qgraph.numerics.formats import unpack
 from qgraph.quantizers.weights import job, weight_job
 from qgraph.quantizers.weights.job import Groups
 from qgraph.quantizers.weights.scheme import E4M3, E8M0, Losses, Scheme, Search
