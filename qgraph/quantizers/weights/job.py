@@ -7,7 +7,9 @@ Three jobs have this form. They differ in what they compute of a piece:
 
 * :mod:`codes_job` writes the codes of the values that a quantizer gives;
 * :mod:`weight_job` chooses scales for a float weight and quantizes it;
-* :mod:`repack_job` writes stored codes in another type.
+* :class:`RepackJob` writes stored codes in another type: the same numbers, from another zero point
+  or in other units. Every element is compared: the code that is written must stand for the number
+  that the old code stood for.
 """
 
 from __future__ import annotations
