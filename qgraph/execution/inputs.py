@@ -16,6 +16,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.numerics import Array, Float32, blocks
 from qgraph.ops.operator import operator_of
 
+
 def check_feeds(
     graph: ir.Graph, inputs: Mapping[str, npt.ArrayLike | Sequence[Any]]
 ) -> dict[ir.Value, Any]:

@@ -249,7 +249,10 @@ def _known_form(name: str, domain: str, version: int) -> _Form | None:
         for types in [each.types]
     )
     attributes = {
-        attribute.name: (ir.AttributeType[str(attribute.type).rpartition(".")[2]], attribute.required)
+        attribute.name: (
+            ir.AttributeType[str(attribute.type).rpartition(".")[2]],
+            attribute.required,
+        )
         for attribute in schema.attributes.values()
     }
     return _Form(inputs, is_variadic, schema.max_output, attributes)

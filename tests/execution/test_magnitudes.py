@@ -8,8 +8,8 @@ import pytest
 
 import qgraph
 from qgraph.execution.inputs import make_inputs
-from qgraph.execution.runtime import MODERATE, is_moderate
 from qgraph.execution.prepare import prepare
+from qgraph.execution.runtime import MODERATE, is_moderate
 from qgraph.quantizers.magnitudes import magnitudes
 
 pytestmark = pytest.mark.sums

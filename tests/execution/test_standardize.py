@@ -12,9 +12,8 @@ import pytest
 import qgraph
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import make_inputs
-from qgraph.execution.runtime import is_moderate
 from qgraph.execution.prepare import prepare
-from qgraph.execution.runtime import RuntimeExecutor, Segment
+from qgraph.execution.runtime import RuntimeExecutor, Segment, is_moderate
 from qgraph.ops.operator import operator_of
 from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import sites
