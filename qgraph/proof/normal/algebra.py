@@ -1,4 +1,4 @@
-"""Differences, negations, factors, bounds and constants, written in one way.
+"""Differences, negations, factors and bounds in one way, and operators by their definitions.
 
     a - b            -> a + (-b)          IEEE 754 defines the difference so
     x * -1, x / -1   -> -x
@@ -18,30 +18,57 @@ These are equal bit for bit for every input; all NaN count as one.
 The numbers are the same for every input. Where a bound is zero, ONNX leaves the sign of a zero
 result open, and the rules keep values only. NaN stays NaN in all forms.
 
-    f(x, c)  with c of shape [1, ..., 1, n, ...]       -> c of shape [n, ...]
-    f(x, c)  with c constant along an axis of the data -> c of size 1 along that axis
+    HardSwish(x)            -> x * HardSigmoid(x, 1/6, 1/2)
+    HardSigmoid(x, a, b)    -> Max(Min(x * a + b, 1), 0)
+    LeakyRelu(x, a)         -> Where(x < 0, x * a, x)
+    PRelu(x, s)             -> Where(x < 0, x * s, x)
+    ThresholdedRelu(x, a)   -> Where(a < x, x, 0)
+    Greater(a, b)           -> Less(b, a)              likewise GreaterOrEqual
 
-Exact to the bit, as long as the data has the dimensions, and the sizes, that ``c`` loses. So have
-QuantizeLinear and DequantizeLinear one scale where all scales and zero points are equal.
+These are the function bodies of the ONNX standard, one float32 operation each: equal bit for bit.
+HardSigmoid keeps values only, as its bound of zero leaves the sign of a zero result open.
+
+    QLinearMul(a, b)
+        -> QuantizeLinear((Cast(a) - z_a) * (Cast(b) - z_b) * m + z_y, 1, 0)
+           with m = s_a * s_b / s_y
+    QLinearGlobalAveragePool(x)
+        -> QuantizeLinear(ReduceSum(Cast(x) - z_x) * m, 1, z_y)
+           with m = s_x / (s_y * n), where the sums of n codes stay below 2**24
+
+Exact to the bit: products and sums of codes less their zero points are whole numbers below 2**24,
+which float32 has, in whatever order they are added. Each later operation is one of the kernel.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Array
-from qgraph.proof.normal.elementwise import data_of, is_along_axis, is_on_elements
-from qgraph.proof.normal.movements import is_constant_along
-from qgraph.proof.normal.rewriter import Rewriter, Sizes, sizes_of
+from qgraph.ops.integer.codes import ratio, single
+from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
+from qgraph.proof.normal.rewriter import Rewriter, sizes_of
+
+WHOLE_SUMS = (
+    "sums of codes that stay below 2**24 are computed without rounding, in whatever order they are "
+    "added"
+)
+
+_REAL = ir.DataType.FLOAT
+_CODES = (ir.DataType.INT8, ir.DataType.UINT8)
+_MOST = 255
+_AXES = 13
+"""Opset since which a ReduceSum takes its axes as an input."""
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 def write_difference(graph: Rewriter, node: ir.Node) -> bool:
     """Write a difference of floating-point numbers as a sum."""
-    if node.domain or node.op_type != "Sub" or graph.known.has(node.outputs[0]):
-        return False
     a, b = node.inputs
     dtype = node.outputs[0].dtype
     if a is None or b is None or dtype is not ir.DataType.FLOAT:
@@ -51,13 +78,11 @@ def write_difference(graph: Rewriter, node: ir.Node) -> bool:
         other = graph.constant(np.negative(array), f"{b.name}_negated")
     else:
         other = graph.node(node, "Neg", [b], dtype=dtype, sizes=sizes_of(b))
-    return _replace(graph, node, "Add", [a, other])
+    return _replace(graph, node, "Add", a, other)
 
 
 def write_factor(graph: Rewriter, node: ir.Node) -> bool:
     """Write a product with, or a quotient by, one or a power of two in one way."""
-    if node.domain or node.op_type not in ("Mul", "Div") or graph.known.has(node.outputs[0]):
-        return False
     x, factor = node.inputs
     number = graph.single(factor)
     if number is None and node.op_type == "Mul":
@@ -71,17 +96,17 @@ def write_factor(graph: Rewriter, node: ir.Node) -> bool:
     if number == 1:
         return graph.replace(node.outputs[0], x)
     if number == -1:
-        return _replace(graph, node, "Neg", [x])
+        return _replace(graph, node, "Neg", x)
     if node.op_type == "Div" and _has_exact_reciprocal(number):
         reciprocal = np.asarray(np.float32(1) / number).reshape(())
-        return _replace(graph, node, "Mul", [x, graph.constant(reciprocal, "reciprocal")])
+        return _replace(graph, node, "Mul", x, graph.constant(reciprocal, "reciprocal"))
     return False
 
 
 def join_negations(graph: Rewriter, node: ir.Node) -> bool:
     """Remove two negations that follow each other."""
     inner = None if not node.inputs or node.inputs[0] is None else node.inputs[0].producer()
-    if inner is None or any((n.domain, n.op_type) != ("", "Neg") for n in (node, inner)):
+    if inner is None or (inner.domain, inner.op_type) != ("", "Neg"):
         return False
     x = inner.inputs[0]
     return x is not None and graph.replace(node.outputs[0], x)
@@ -89,17 +114,13 @@ def join_negations(graph: Rewriter, node: ir.Node) -> bool:
 
 def write_sum(graph: Rewriter, node: ir.Node) -> bool:
     """Write a Sum of two numbers as an Add."""
-    if node.domain or node.op_type != "Sum" or len(node.inputs) != 2:
-        return False
-    return _replace(graph, node, "Add", list(node.inputs))
+    return len(node.inputs) == 2 and _replace(graph, node, "Add", *node.inputs)
 
 
 def hand_on(graph: Rewriter, node: ir.Node) -> bool:
     """Remove an Identity."""
-    if node.domain or node.op_type != "Identity" or node.outputs[0].is_graph_output():
-        return False
-    x = node.inputs[0]
-    return x is not None and graph.replace(node.outputs[0], x)
+    x, output = node.inputs[0], node.outputs[0]
+    return x is not None and not output.is_graph_output() and graph.replace(output, x)
 
 
 def _has_exact_reciprocal(number: np.float32) -> bool:
@@ -109,27 +130,25 @@ def _has_exact_reciprocal(number: np.float32) -> bool:
     return abs(mantissa) == 0.5 and bool(np.isfinite(reciprocal)) and reciprocal != 0
 
 
-def _replace(graph: Rewriter, node: ir.Node, name: str, inputs: list[ir.Value | None]) -> bool:
-    output = node.outputs[0]
-    return graph.replace(
-        output, graph.node(node, name, inputs, dtype=output.dtype, sizes=sizes_of(output))
-    )
+def _replace(
+    graph: Rewriter, node: ir.Node, name: str, *inputs: ir.Value | np.generic | None
+) -> bool:
+    return graph.replace(node.outputs[0], graph.like(node, name, inputs))
 
 
 def write_relu(graph: Rewriter, node: ir.Node) -> bool:
     """Write a Relu as a Max with zero."""
-    x = _data(graph, node, "Relu")
+    x = node.inputs[0]
     if x is None or x.dtype is None or not x.dtype.is_floating_point():
         return False
-    if not _allows_zero(graph, node):
+    if not graph.gives_up_zero_sign(node.outputs[0]):
         return False
-    zero = np.zeros((), x.dtype.numpy())
-    return _bound(graph, node, [("Max", zero)], x)
+    return _bound(graph, node, [("Max", x.dtype.numpy().type(0))], x)
 
 
 def write_clip(graph: Rewriter, node: ir.Node) -> bool:
     """Write a Clip with constant bounds as a Max and a Min."""
-    x = _data(graph, node, "Clip")
+    x = node.inputs[0]
     if x is None or node.attributes:
         return False
     steps: list[tuple[str, Any]] = []
@@ -139,10 +158,10 @@ def write_clip(graph: Rewriter, node: ir.Node) -> bool:
         array = graph.array(bound)
         if array is None or array.size != 1 or array.dtype.kind not in "fiu":
             return False
-        steps.append((name, array.reshape(())))
+        steps.append((name, array.reshape(())[()]))
     if any(np.isnan(bound.astype(np.float64)) for _, bound in steps):
         return False
-    if any(bound == 0 for _, bound in steps) and not _allows_zero(graph, node):
+    if any(bound == 0 for _, bound in steps) and not graph.gives_up_zero_sign(node.outputs[0]):
         return False
     return _bound(graph, node, steps, x)
 
@@ -162,7 +181,7 @@ def join_bounds(graph: Rewriter, node: ir.Node) -> bool:
     data, first = before
     if bound.dtype != first.dtype:
         return False
-    if 0 in (bound, first) and not _allows_zero(graph, node):
+    if 0 in (bound, first) and not graph.gives_up_zero_sign(node.outputs[0]):
         return False
     if inner.op_type == node.op_type:
         chosen = max(bound, first) if node.op_type == "Max" else min(bound, first)
@@ -197,69 +216,141 @@ def _bounded(graph: Rewriter, node: ir.Node) -> tuple[ir.Value, Any] | None:
     return None
 
 
-def _data(graph: Rewriter, node: ir.Node, name: str) -> ir.Value | None:
-    if node.domain or node.op_type != name or graph.known.has(node.outputs[0]):
-        return None
-    return node.inputs[0]
-
-
-def _allows_zero(graph: Rewriter, node: ir.Node) -> bool:
-    if not graph.may_lose_zero_sign(node.outputs[0]):
-        return False
-    graph.lose_zero_sign()
-    return True
-
-
 def _bound(graph: Rewriter, node: ir.Node, steps: list[tuple[str, Any]], x: ir.Value) -> bool:
-    dtype, sizes = node.outputs[0].dtype, sizes_of(node.outputs[0])
     for name, bound in steps:
-        constant = graph.constant(np.asarray(bound).reshape(()), f"{name}_bound")
-        x = graph.node(node, name, [x, constant], dtype=dtype, sizes=sizes)
+        x = graph.like(node, name, [x, bound])
     return graph.replace(node.outputs[0], x)
 
 
-def trim_constants(graph: Rewriter, node: ir.Node) -> bool:
-    """Shrink the constants of a node that works on single elements, in place."""
-    if not is_on_elements(node) or node.domain not in ("", "com.microsoft"):
+def write_activation(graph: Rewriter, node: ir.Node) -> bool:
+    """Write an activation function as its definition."""
+    x = node.inputs[0] if node.inputs else None
+    if x is None or x.dtype is not ir.DataType.FLOAT:
         return False
-    data = data_of(graph, node)
-    sizes = sizes_of(data[0]) if data else None
-    if graph.known.has(node.outputs[0]) or sizes is None:
+    result = ACTIVATIONS[node.op_type](graph, node, x)
+    return result is not None and graph.replace(node.outputs[0], result)
+
+
+def write_comparison(graph: Rewriter, node: ir.Node) -> bool:
+    """Write a Greater as a Less with its operands swapped."""
+    swapped = graph.like(node, SWAPPED[node.op_type], node.inputs[::-1], ir.DataType.BOOL)
+    return graph.replace(node.outputs[0], swapped)
+
+
+def _number(node: ir.Node, name: str, default: float) -> np.float32:
+    return np.float32(node.attributes.get_float(name, default))
+
+
+def _hard_swish(graph: Rewriter, node: ir.Node, x: ir.Value) -> ir.Value | None:
+    gate = _bounded_line(graph, node, x, np.float32(1 / 6), np.float32(0.5))
+    return None if gate is None else graph.like(node, "Mul", [x, gate])
+
+
+def _bounded_line(
+    graph: Rewriter, node: ir.Node, x: ir.Value, alpha: np.float32, beta: np.float32
+) -> ir.Value | None:
+    if not graph.gives_up_zero_sign(node.outputs[0]):
+        return None
+    for name, number in (("Mul", alpha), ("Add", beta), ("Min", _ONE), ("Max", _ZERO)):
+        x = graph.like(node, name, [x, number])
+    return x
+
+
+def _p_relu(graph: Rewriter, node: ir.Node, x: ir.Value) -> ir.Value | None:
+    slope = node.inputs[1]
+    number = graph.single(slope)
+    return _scaled_below_zero(graph, node, x, slope if number is None else number)
+
+
+def _scaled_below_zero(
+    graph: Rewriter, node: ir.Node, x: ir.Value, factor: ir.Value | np.float32 | None
+) -> ir.Value | None:
+    if factor is None:
+        return None
+    is_negative = graph.like(node, "Less", [x, _ZERO], ir.DataType.BOOL)
+    return graph.like(node, "Where", [is_negative, graph.like(node, "Mul", [x, factor]), x])
+
+
+def _thresholded_relu(graph: Rewriter, node: ir.Node, x: ir.Value) -> ir.Value | None:
+    is_above = graph.like(node, "Less", [_number(node, "alpha", 1.0), x], ir.DataType.BOOL)
+    return graph.like(node, "Where", [is_above, x, _ZERO])
+
+
+ACTIVATIONS: dict[str, Callable[[Rewriter, ir.Node, ir.Value], ir.Value | None]] = {
+    "HardSigmoid": lambda graph, node, x: _bounded_line(
+        graph, node, x, _number(node, "alpha", 0.2), _number(node, "beta", 0.5)
+    ),
+    "HardSwish": _hard_swish,
+    "LeakyRelu": lambda graph, node, x: _scaled_below_zero(
+        graph, node, x, _number(node, "alpha", 0.01)
+    ),
+    "PRelu": _p_relu,
+    "ThresholdedRelu": _thresholded_relu,
+}
+SWAPPED = {"Greater": "Less", "GreaterOrEqual": "LessOrEqual"}
+
+
+def write_code_product(graph: Rewriter, node: ir.Node) -> bool:
+    """Write a QLinearMul as its definition."""
+    a, s_a, z_a, b, s_b, z_b, s_y, z_y = [*node.inputs, None][:8]
+    if a is None or b is None or a.dtype not in _CODES or b.dtype not in _CODES:
         return False
-    constants = {
-        place: array
-        for place, value in enumerate(node.inputs)
-        if (array := graph.array(value)) is not None and array.size and 0 < array.ndim <= len(sizes)
-    }
-    if is_along_axis(node):
-        trimmed = _one_parameter(node, constants, sizes)
-    else:
-        trimmed = {place: _trimmed(array, sizes) for place, array in constants.items()}
-    changed = {p: a for p, a in trimmed.items() if a.shape != constants[p].shape}
-    for place, array in changed.items():
-        name = str(getattr(node.inputs[place], "name", ""))
-        node.replace_input_with(place, graph.constant(array, name))
-    return bool(changed)
+    scales = [graph.array(value) for value in (s_a, s_b, s_y)]
+    zeros = [
+        np.zeros((), a.dtype.numpy()) if value is None else graph.array(value)
+        for value in (z_a, z_b, z_y)
+    ]
+    if any(array is None or array.size != 1 for array in (*scales, *zeros)):
+        return False
+    m = ratio(*(single(array) for array in scales if array is not None))
+    if not np.isfinite(m).all():
+        return False
+    first, second, last = map(np.asarray, zeros)
+    total = graph.like(
+        node, "Mul", [_whole(graph, node, a, first), _whole(graph, node, b, second)], _REAL
+    )
+    for name, number in (("Mul", m), ("Add", last)):
+        total = graph.like(node, name, [total, np.float32(number.reshape(()))], _REAL)
+    return _encode(graph, node, total, np.zeros((), last.dtype))
 
 
-def _trimmed(array: Array, sizes: Sizes) -> Array:
-    for axis, size in enumerate(array.shape):
-        if size > 1 and size == sizes[len(sizes) - array.ndim + axis]:
-            array = array.take([0], axis=axis) if is_constant_along(array, axis) else array
-    while array.ndim and array.shape[0] == 1:
-        array = array[0]
-    return np.asarray(array)
+def write_code_average(graph: Rewriter, node: ir.Node) -> bool:
+    """Write a QLinearGlobalAveragePool as its definition."""
+    x, s_x, z_x, s_y, z_y = [*node.inputs, None][:5]
+    sizes = None if x is None else sizes_of(x)
+    arrays = [graph.array(value) for value in (s_x, z_x, s_y, z_y)]
+    if x is None or sizes is None or x.dtype not in _CODES or graph.imports.get("", 1) < _AXES:
+        return False
+    if any(array is None or array.size != 1 for array in arrays):
+        return False
+    last = node.attributes.get_int("channels_last", 0)
+    axes = list(range(1, len(sizes) - 1) if last else range(2, len(sizes)))
+    counts = [size for axis in axes if isinstance(size := sizes[axis], int)]
+    count = math.prod(counts)
+    if len(counts) < len(axes) or not 0 < count * _MOST < EXACT_IN_FLOAT32:
+        return False
+    scale, zero, step, end = (np.asarray(array).reshape(()) for array in arrays)
+    with np.errstate(all="ignore"):
+        m = np.float32(scale) / (np.float32(step) * np.float32(count))
+    if not np.isfinite(m):
+        return False
+    result = tuple(1 if axis in axes else size for axis, size in enumerate(sizes))
+    operands = [_whole(graph, node, x, zero), graph.constant(np.asarray(axes, np.int64), "axes")]
+    total = graph.node(node, "ReduceSum", operands, {"keepdims": 1}, dtype=_REAL, sizes=result)
+    graph.conditions.add(WHOLE_SUMS)
+    return _encode(graph, node, graph.like(node, "Mul", [total, m], _REAL), end)
 
 
-def _one_parameter(node: ir.Node, constants: dict[int, Array], sizes: Sizes) -> dict[int, Array]:
-    """Return the scale and the zero point as single numbers where they do not vary."""
-    axis = node.attributes.get_int("axis", 1)
-    if node.attributes.get_int("block_size", 0) or len(constants) < len(node.inputs) - 1:
-        return {}
-    if not -len(sizes) <= axis < len(sizes):
-        return {}
-    for array in constants.values():
-        along = array.ndim == 1 and array.size in (1, sizes[axis])
-        if not along or not is_constant_along(array, 0):
-            return {}
-    return {place: np.asarray(array[0]) for place, array in constants.items()}
+def _whole(graph: Rewriter, node: ir.Node, codes: ir.Value, zero: Array) -> ir.Value:
+    """Return codes less their zero point in float32."""
+    to, sizes = {"to": _REAL.value}, sizes_of(codes)
+    cast = graph.node(node, "Cast", [codes], to, dtype=_REAL, sizes=sizes)
+    if not zero:
+        return cast
+    shift = graph.constant(zero.astype(np.float32).reshape(()), "zero_point")
+    return graph.node(node, "Sub", [cast, shift], dtype=_REAL, sizes=sizes)
+
+
+def _encode(graph: Rewriter, node: ir.Node, total: ir.Value, zero: Array) -> bool:
+    """Replace a node by the codes of whole steps."""
+    return _replace(graph, node, "QuantizeLinear", total, _ONE, zero.dtype.type(zero.item()))

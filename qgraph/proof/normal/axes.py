@@ -23,7 +23,7 @@ from qgraph.proof.normal.elementwise import is_along_axis
 from qgraph.proof.normal.movements import Reshaping, write
 from qgraph.proof.normal.rewriter import Rewriter, Sizes, has_elements, sizes_of, static_count
 
-_ONE_AXIS = frozenset({"ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "TopK"}) | {
+ONE_AXIS = frozenset({"ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "TopK"}) | {
     "Hardmax",
     "LayerNormalization",
     "LogSoftmax",
@@ -36,7 +36,7 @@ _ONE_AXIS = frozenset({"ArgMax", "ArgMin", "Concat", "Gather", "GatherElements",
 _DEFAULT = {"Concat": None, "Hardmax": -1, "LogSoftmax": -1, "Softmax": -1, "TopK": -1}
 _DEFAULT |= {"LayerNormalization": -1, "LpNormalization": -1}
 _DEFAULT |= {"QuantizeLinear": 1, "DequantizeLinear": 1}
-_ROWS = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
+ROWS = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
 _SINCE = 13
 """Opset since which Softmax and its kin work along one axis."""
 
@@ -45,9 +45,9 @@ _AXES_AS_INPUT = 18
 
 def count_axis(graph: Rewriter, node: ir.Node) -> bool:
     """Count the axis of a node from the front."""
-    if node.domain or node.op_type not in _ONE_AXIS or not node.inputs or node.inputs[0] is None:
+    if not node.inputs or node.inputs[0] is None:
         return False
-    if node.op_type in _ROWS and graph.imports.get("", 1) < _SINCE:
+    if node.op_type in ROWS and graph.imports.get("", 1) < _SINCE:
         return False
     if is_along_axis(node) and _has_one_scale(graph, node):
         if "axis" not in node.attributes or node.attributes.get_int("block_size", 0) > 0:
@@ -64,7 +64,7 @@ def count_axis(graph: Rewriter, node: ir.Node) -> bool:
 
 def write_reduction(graph: Rewriter, node: ir.Node) -> bool:
     """Write a reduction with all its axes, and its result with all dimensions."""
-    if node.domain or not node.op_type.startswith("Reduce") or graph.known.has(node.outputs[0]):
+    if node.domain or not node.op_type.startswith("Reduce"):
         return False
     x = node.inputs[0]
     sizes = None if x is None else sizes_of(x)
@@ -113,11 +113,9 @@ def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int] | None:
 
 def write_rows(graph: Rewriter, node: ir.Node) -> bool:
     """Write a Softmax along the last axis that is not of size 1 over rows."""
-    if node.domain or node.op_type not in _ROWS or graph.imports.get("", 1) < _SINCE:
-        return False
     x = node.inputs[0]
     sizes = None if x is None else sizes_of(x)
-    if x is None or not sizes or None in sizes:
+    if x is None or not sizes or None in sizes or graph.imports.get("", 1) < _SINCE:
         return False
     axis = node.attributes.get_int("axis", -1) % len(sizes)
     if any(size != 1 for size in sizes[axis + 1 :]) or (len(sizes), axis) == (2, 1):
@@ -137,17 +135,15 @@ def write_rows(graph: Rewriter, node: ir.Node) -> bool:
 
 def write_global_maximum(graph: Rewriter, node: ir.Node) -> bool:
     """Write a GlobalMaxPool as a ReduceMax."""
-    if (node.domain, node.op_type) != ("", "GlobalMaxPool") or node.inputs[0] is None:
-        return False
-    sizes = sizes_of(node.inputs[0])
+    x = node.inputs[0]
+    sizes = None if x is None else sizes_of(x)
     axes = list(range(2, len(sizes or ())))
-    if sizes is None or not axes or not has_elements(sizes, axes):
+    if x is None or sizes is None or not axes or not has_elements(sizes, axes):
         return False  # of no elements there is a ReduceMax, and no GlobalMaxPool
-    if not graph.may_lose_zero_sign(node.outputs[0]):
+    if not graph.gives_up_zero_sign(node.outputs[0]):
         return False
-    graph.lose_zero_sign()
     graph.exchanged += 1
-    inputs = [node.inputs[0]]
+    inputs = [x]
     attributes: dict[str, object] = {"keepdims": 1}
     if graph.imports.get("", 1) >= _AXES_AS_INPUT:
         inputs.append(graph.constant(np.asarray(axes, np.int64), "axes"))

@@ -112,8 +112,7 @@ def hoist(graph: Rewriter, node: ir.Node) -> bool:
     inner = value.producer()
     if inner is None or graph.known.has(value) or not is_on_elements(inner):
         return False
-    is_open = leaves_zero_open(graph, inner)
-    if is_open and not graph.may_lose_zero_sign(node.outputs[0]):
+    if leaves_zero_open(graph, inner) and not graph.gives_up_zero_sign(node.outputs[0]):
         return False
     sizes = sizes_of(value)
     data = data_of(graph, inner)
@@ -139,11 +138,7 @@ def hoist(graph: Rewriter, node: ir.Node) -> bool:
         sizes,
         sizes_of(node.outputs[0]) or movement.result(sizes),
     )
-    if new is None:
-        return False
-    if is_open:
-        graph.lose_zero_sign()
-    return graph.replace(node.outputs[0], new)
+    return new is not None and graph.replace(node.outputs[0], new)
 
 
 def _has_ranks(graph: Rewriter, node: ir.Node) -> bool:
@@ -177,16 +172,16 @@ def _permute_concat(graph: Rewriter, node: ir.Node, last: Movement) -> bool:
 
 def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:
     """Concatenate data of one function instead of its results."""
-    if node.domain or node.op_type != "Concat" or "axis" not in node.attributes:
-        return False
     parts = [value for value in node.inputs if value is not None]
     inner = [part.producer() for part in parts]
-    if len(parts) < 2 or any(n is None or graph.known.has(n.outputs[0]) for n in inner):
+    if "axis" not in node.attributes or len(parts) < 2:
+        return False
+    if any(n is None or graph.known.has(n.outputs[0]) for n in inner):
         return False
     makers = [maker for maker in inner if maker is not None]
-    found = common_function(graph, makers)
+    data = common_function(graph, makers)
     sizes = sizes_of(node.outputs[0])
-    if found is None or sizes is None:
+    if data is None or sizes is None:
         return False
     axis = node.attributes["axis"].as_int() % len(sizes)
     for value in makers[0].inputs[1:]:
@@ -196,28 +191,17 @@ def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:
         aligned = None if array is None else aligned_parameter(makers[0], array, len(sizes))
         if aligned is None or aligned.shape[axis] != 1:
             return False
-    if leaves_zero_open(graph, makers[0]):
-        if not graph.may_lose_zero_sign(node.outputs[0]):
-            return False
-        graph.lose_zero_sign()
-    joined = graph.node(node, "Concat", found, {"axis": axis}, dtype=found[0].dtype, sizes=sizes)
     first = makers[0]
-    result = graph.node(
-        node,
-        first.op_type,
-        [joined, *first.inputs[1:]],
-        list(first.attributes.values()),
-        domain=first.domain,
-        of=first,
-        dtype=first.outputs[0].dtype,
-        sizes=sizes,
-    )
+    if leaves_zero_open(graph, first) and not graph.gives_up_zero_sign(node.outputs[0]):
+        return False
+    joined = graph.node(node, "Concat", data, {"axis": axis}, dtype=data[0].dtype, sizes=sizes)
+    result = graph.copy(first, node, [joined, *first.inputs[1:]], sizes)
     return graph.replace(node.outputs[0], result)
 
 
 def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
     """Pad the results of a function instead of its data."""
-    if not is_on_elements(node) or not is_elementwise(node) or graph.known.has(node.outputs[0]):
+    if not is_on_elements(node) or not is_elementwise(node):
         return False
     data = data_of(graph, node)
     if len(data) != 1 or node.inputs[0] is not data[0] or node.inputs.count(data[0]) != 1:
@@ -240,19 +224,9 @@ def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
     result = _computed(graph, node, value.reshape(()))
     if result is None or result.size != 1:
         return False
-    if leaves_zero_open(graph, node):
-        if not graph.may_lose_zero_sign(node.outputs[0]):
-            return False
-        graph.lose_zero_sign()
-    inner = graph.node(
-        node,
-        node.op_type,
-        [x, *node.inputs[1:]],
-        list(node.attributes.values()),
-        domain=node.domain,
-        dtype=node.outputs[0].dtype,
-        sizes=sizes_of(x),
-    )
+    if leaves_zero_open(graph, node) and not graph.gives_up_zero_sign(node.outputs[0]):
+        return False
+    inner = graph.copy(node, node, [x, *node.inputs[1:]], sizes_of(x))
     filler = graph.constant(result.reshape(()), "pad_value")
     outer = graph.node(
         node,

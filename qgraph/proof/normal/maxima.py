@@ -209,11 +209,9 @@ def hoist_maximum(graph: Rewriter, node: ir.Node) -> bool:
 
 def join_maximum(graph: Rewriter, node: ir.Node) -> bool:
     """Take the maximum of two data of one function instead of that of its results."""
-    if node.domain or node.op_type not in ("Max", "Min") or len(node.inputs) != 2:
-        return False
     pair = [value for value in node.inputs if value is not None and not graph.known.has(value)]
     inner = [value.producer() for value in pair]
-    if len(pair) != 2 or inner[0] is None or inner[1] is None or pair[0] is pair[1]:
+    if len(node.inputs) != 2 or len(set(pair)) != 2 or inner[0] is None or inner[1] is None:
         return False
     found = common_function(graph, [inner[0], inner[1]])
     sizes = sizes_of(pair[0])
@@ -263,9 +261,8 @@ def _may_exchange(graph: Rewriter, node: ir.Node, order: Order) -> bool:
     """Return whether the exchange keeps what has to be kept; take note of what it loses."""
     if order.keeps_bits:
         return True
-    if not graph.may_lose_zero_sign(node.outputs[0]):
+    if not graph.gives_up_zero_sign(node.outputs[0]):
         return False
-    graph.lose_zero_sign()
     graph.exchanged += 1
     return True
 
@@ -318,14 +315,5 @@ def _copied(
     """Return ``end`` as copies of nodes compute it of other values."""
     for node in nodes:
         inputs = [value if value is None else values.get(value, value) for value in node.inputs]
-        values[node.outputs[0]] = graph.node(
-            before,
-            node.op_type,
-            inputs,
-            list(node.attributes.values()),
-            domain=node.domain,
-            of=node,
-            dtype=node.outputs[0].dtype,
-            sizes=sizes,
-        )
+        values[node.outputs[0]] = graph.copy(node, before, inputs, sizes)
     return values[end]

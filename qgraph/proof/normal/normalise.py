@@ -8,36 +8,71 @@ from dataclasses import dataclass, replace
 from qgraph.exactness import Exactness
 from qgraph.graph.inference.walk import with_facts
 from qgraph.proof.matching.normalise import Plain
-from qgraph.proof.normal import algebra, axes, definitions, hoisting, maxima
-from qgraph.proof.normal.rewriter import Rewriter, Rule, TooLargeError
+from qgraph.proof.normal import algebra, axes, elementwise, hoisting, maxima
+from qgraph.proof.normal.rewriter import Rewrite, Rewriter, TooLargeError
 
-RULES: tuple[tuple[str, Rule], ...] = (
-    ("remove Identity", algebra.hand_on),
-    ("write movements in one way", hoisting.write_movements),
-    ("join movements", hoisting.join_movements),
-    ("write constants with few dimensions", algebra.trim_constants),
-    ("count axes from the front", axes.count_axis),
-    ("write reductions with all axes", axes.write_reduction),
-    ("write Softmax over rows", axes.write_rows),
-    ("write GlobalMaxPool as ReduceMax", axes.write_global_maximum),
-    ("write QLinearMul by its definition", definitions.write_code_product),
-    ("write QLinearGlobalAveragePool by its definition", definitions.write_code_average),
-    ("write activation functions by their definitions", definitions.write_activation),
-    ("write Greater as Less", definitions.write_comparison),
-    ("write Relu as Max", algebra.write_relu),
-    ("write Clip as Min and Max", algebra.write_clip),
-    ("join bounds", algebra.join_bounds),
-    ("write Sub as Add", algebra.write_difference),
-    ("write factors in one way", algebra.write_factor),
-    ("join negations", algebra.join_negations),
-    ("write Sum as Add", algebra.write_sum),
-    ("pad after functions of single elements", hoisting.sink_pad),
-    ("move elements before functions of single elements", hoisting.hoist),
-    ("concatenate before functions of single elements", hoisting.hoist_concat),
-    ("take maxima before functions that never decrease", maxima.hoist_maximum),
-    ("take the maximum of two data of one function", maxima.join_maximum),
+_EXTREMES = frozenset({"Max", "Min"})
+
+RULES = (
+    Rewrite("remove Identity", algebra.hand_on, frozenset({"Identity"}), constants=True),
+    Rewrite("write movements in one way", hoisting.write_movements, constants=True),
+    Rewrite("join movements", hoisting.join_movements, constants=True),
+    Rewrite("write constants with few dimensions", elementwise.trim_constants),
+    Rewrite("count axes from the front", axes.count_axis, axes.ONE_AXIS, constants=True),
+    Rewrite("write reductions with all axes", axes.write_reduction),
+    Rewrite("write Softmax over rows", axes.write_rows, axes.ROWS, constants=True),
+    Rewrite(
+        "write GlobalMaxPool as ReduceMax",
+        axes.write_global_maximum,
+        frozenset({"GlobalMaxPool"}),
+        constants=True,
+    ),
+    Rewrite(
+        "write QLinearMul by its definition",
+        algebra.write_code_product,
+        frozenset({"QLinearMul"}),
+        constants=True,
+        domain="com.microsoft",
+    ),
+    Rewrite(
+        "write QLinearGlobalAveragePool by its definition",
+        algebra.write_code_average,
+        frozenset({"QLinearGlobalAveragePool"}),
+        constants=True,
+        domain="com.microsoft",
+    ),
+    Rewrite(
+        "write activation functions by their definitions",
+        algebra.write_activation,
+        frozenset(algebra.ACTIVATIONS),
+    ),
+    Rewrite("write Greater as Less", algebra.write_comparison, frozenset(algebra.SWAPPED)),
+    Rewrite("write Relu as Max", algebra.write_relu, frozenset({"Relu"})),
+    Rewrite("write Clip as Min and Max", algebra.write_clip, frozenset({"Clip"})),
+    Rewrite("join bounds", algebra.join_bounds, _EXTREMES, constants=True),
+    Rewrite("write Sub as Add", algebra.write_difference, frozenset({"Sub"})),
+    Rewrite("write factors in one way", algebra.write_factor, frozenset({"Mul", "Div"})),
+    Rewrite("join negations", algebra.join_negations, frozenset({"Neg"}), constants=True),
+    Rewrite("write Sum as Add", algebra.write_sum, frozenset({"Sum"}), constants=True),
+    Rewrite("pad after functions of single elements", hoisting.sink_pad),
+    Rewrite("move elements before functions of single elements", hoisting.hoist, constants=True),
+    Rewrite(
+        "concatenate before functions of single elements",
+        hoisting.hoist_concat,
+        frozenset({"Concat"}),
+        constants=True,
+    ),
+    Rewrite(
+        "take maxima before functions that never decrease", maxima.hoist_maximum, constants=True
+    ),
+    Rewrite(
+        "take the maximum of two data of one function",
+        maxima.join_maximum,
+        _EXTREMES,
+        constants=True,
+    ),
 )
-"""Each rule by what it does, as notes of certificates name it."""
+"""In the order in which they are tried."""
 
 
 NORMAL_FORM = "the models were compared in normal form"

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -86,11 +86,30 @@ class TooLargeError(Exception):
     """The rules would enlarge the model too much."""
 
 
-class Rule(Protocol):
-    """Rewrites a node."""
+@dataclass(frozen=True)
+class Rewrite:
+    """A rule of the normal form.
 
-    def __call__(self, graph: Rewriter, node: ir.Node) -> bool:
-        """Replace ``node`` if the rule applies; return whether it does."""
+    Attributes:
+        name: what it does, as notes of certificates name it.
+        apply: replaces a node if the rule applies; returns whether it does.
+        operators: the standard operators that it is for, or those of ``domain``; None for all.
+        constants: whether it is also for nodes whose result is constant.
+        domain: of the operators.
+    """
+
+    name: str
+    apply: Callable[[Rewriter, ir.Node], bool]
+    operators: frozenset[str] | None = None
+    constants: bool = False
+    domain: str = ""
+
+    def is_for(self, graph: Rewriter, node: ir.Node) -> bool:
+        """Return whether the rule has to do with a node."""
+        if not self.constants and graph.known.has(node.outputs[0]):
+            return False
+        named = node.domain == self.domain and node.op_type in (self.operators or ())
+        return named or self.operators is None
 
 
 @dataclass
@@ -127,11 +146,12 @@ class Rewriter:
         self._replaced: dict[ir.Value, ir.Value] = {}
         self._fresh: set[ir.Value] = set()
         self._pending: list[ir.Node] = []
+        self._gives_up = False
         self._left = _NEW_NODES * len(self.graph) + 64
         self.movements: dict[ir.Node, Any] = {}
         self.monotone: dict[Hashable, Any] = {}
 
-    def apply(self, rules: Sequence[tuple[str, Rule]]) -> None:
+    def apply(self, rules: Sequence[Rewrite]) -> None:
         """Rewrite all nodes until no rule applies.
 
         Raises:
@@ -143,9 +163,11 @@ class Rewriter:
             if node.graph is None or not node.outputs or self._is_handed_out(node):
                 continue
             waiting = len(self._pending)
-            for name, rule in rules:
-                if rule(self, node):
-                    self.used[name] += 1
+            for rule in rules:
+                self._gives_up = False
+                if rule.is_for(self, node) and rule.apply(self, node):
+                    self.used[rule.name] += 1
+                    self.loses_zero_signs |= self._gives_up
                     if node.graph is not None:
                         self._pending.insert(waiting, node)  # it was changed in place
                     break
@@ -158,17 +180,18 @@ class Rewriter:
         outputs = [output for output in node.outputs if output.is_graph_output()]
         return any(all(output is not o for o in self.graph.outputs) for output in outputs)
 
-    def may_lose_zero_sign(self, value: ir.Value) -> bool:
-        """Return whether ``value`` may be a zero of the other sign in a normal form."""
-        return self.level is Exactness.VALUES and value not in self._distinguished
+    def gives_up_zero_sign(self, value: ir.Value) -> bool:
+        """Let a rule make ``value`` a zero of the other sign; return whether it may do so.
+
+        If it applies then, values are kept only.
+        """
+        may = self.level is Exactness.VALUES and value not in self._distinguished
+        self._gives_up |= may
+        return may
 
     def is_delicate(self, node: ir.Node) -> bool:
         """Return whether a result of ``node`` has to keep the sign of its zeros."""
         return any(output in self._distinguished for output in node.outputs)
-
-    def lose_zero_sign(self) -> None:
-        """State that a rule keeps values only."""
-        self.loses_zero_signs = True
 
     def array(self, value: ir.Value | None) -> Array | None:
         """Return the array of a small constant; None for others."""
@@ -248,6 +271,51 @@ class Rewriter:
             self._distinguished.add(output)
         self._pending.append(made)
         return output
+
+    def like(
+        self,
+        node: ir.Node,
+        op_type: str,
+        inputs: Sequence[ir.Value | np.generic | None],
+        dtype: ir.DataType | None = None,
+    ) -> ir.Value:
+        """Return the result of a new node before another one, of the same sizes.
+
+        Args:
+            node: the other node.
+            op_type: of the new one.
+            inputs: values, and numbers of which constants are made.
+            dtype: of the result; that of the other node by default.
+        """
+        output = node.outputs[0]
+        values: list[Any] = list(inputs)
+        for place, given in enumerate(values):
+            if given is not None and not isinstance(given, ir.Value):
+                values[place] = self.constant(np.asarray(given), f"{op_type}_number")
+        return self.node(node, op_type, values, dtype=dtype or output.dtype, sizes=sizes_of(output))
+
+    def copy(
+        self,
+        node: ir.Node,
+        before: ir.Node,
+        inputs: Sequence[ir.Value | None],
+        sizes: Sizes | None,
+        attributes: Iterable[ir.Attr] | None = None,
+    ) -> ir.Value:
+        """Return the result of a node of the model on other operands, before another one.
+
+        Args:
+            node: what is copied.
+            before: where the copy is inserted.
+            inputs: the operands.
+            sizes: of the result.
+            attributes: other ones than those of the node.
+        """
+        listed = node.attributes.values() if attributes is None else attributes
+        domain, dtype = node.domain, node.outputs[0].dtype
+        return self.node(
+            before, node.op_type, inputs, listed, domain=domain, of=node, dtype=dtype, sizes=sizes
+        )
 
     def shared(self, key: Hashable) -> ir.Value | None:
         """Return the value that was stored under a key, or what replaced it."""
