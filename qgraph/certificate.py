@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
+from qgraph.evidence import Cases, Division
 from qgraph.exactness import BIAS_LAST as BIAS_LAST
 from qgraph.exactness import Exactness, Verdict
 from qgraph.exactness import ProofVerdict as ProofVerdict
+from qgraph.reasons import ExplainedReason, id_of
 from qgraph.text import read_fields, read_json
 from qgraph.version import head
 
@@ -38,88 +39,6 @@ ZERO_SIGNS = (
 )
 AFTER_DIFFERENCE = "after a difference the values were taken for equal"
 EQUAL_OPERATORS = "equal operators on equal operands have equal results"
-
-
-@dataclass(frozen=True)
-class Boxes:
-    """A division of all finite float32 inputs, on each part of which a region was settled.
-
-    Attributes:
-        channel: the first element of the broadcast constants for which it holds.
-        count: how many elements have the same constants.
-        starts: keys of the first input of each part, in ascending order; parts end before the next
-            one, the last one at the largest float.
-        differing: numbers of the parts on which the values differ.
-        signs: numbers of those on which both are zeros whose signs differ, or may.
-    """
-
-    channel: int
-    count: int
-    starts: tuple[int, ...]
-    differing: tuple[int, ...] = ()
-    signs: tuple[int, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the boxes."""
-        return {
-            "channel": self.channel,
-            "count": self.count,
-            "starts": _distances(self.starts),
-            "differing": " ".join(map(str, self.differing)),
-            "signs": " ".join(map(str, self.signs)),
-        }
-
-    @classmethod
-    def from_json(cls, boxes: Mapping[str, Any]) -> Boxes:
-        """Return what :meth:`to_json` gave."""
-        starts = tuple(accumulate(_numbers(boxes["starts"])))
-        marks = _numbers(boxes["differing"]), _numbers(boxes["signs"])
-        for places in marks:
-            known = set(range(len(starts)))
-            if list(places) != sorted(set(places)) or not known.issuperset(places):
-                raise ValueError("numbers of boxes")
-        return cls(read_json(int, boxes["channel"]), read_json(int, boxes["count"]), starts, *marks)
-
-
-@dataclass(frozen=True)
-class Cases:
-    """What an entry of a region with two inputs may be: see ``starts``.
-
-    Attributes:
-        side: "reference" or "candidate", the model of ``start``; None without one.
-        start: name of a float32 value that the entry is computed from; None without one.
-        starts: keys of the first input of each part of ``start``, on which the entry has one value;
-            without a start, of the entry itself, on which each quantizer at it has one. Empty for
-            codes of an integer type, all of which are cases.
-    """
-
-    side: str | None
-    start: str | None
-    starts: tuple[int, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the cases."""
-        return {"side": self.side, "start": self.start, "starts": _distances(self.starts)}
-
-    @classmethod
-    def from_json(cls, cases: Mapping[str, Any]) -> Cases:
-        """Return what :meth:`to_json` gave."""
-        side, start = (read_json(str | None, cases[name]) for name in ("side", "start"))
-        if side not in (None, "reference", "candidate"):
-            raise ValueError(f"side of cases: {side!r}")
-        return cls(side, start, tuple(accumulate(_numbers(cases["starts"]))))
-
-
-def _numbers(text: object) -> tuple[int, ...]:
-    return tuple(map(int, read_json(str, text).split()))
-
-
-def _distances(starts: Sequence[int]) -> str:
-    """Return numbers in one text, each but the first as the distance from the one before.
-
-    That takes a line in the file and not thousands.
-    """
-    return " ".join(str(b - a) for a, b in zip((0, *starts), starts, strict=False))
 
 
 @dataclass(frozen=True)
@@ -222,7 +141,7 @@ class Region(Verdict):
     channels: int = 1
     differing_channels: tuple[tuple[int, int], ...] = ()
     conditions: tuple[str, ...] = ()
-    boxes: tuple[Boxes, ...] = ()
+    boxes: tuple[Division, ...] = ()
     cases: tuple[Cases, ...] = ()
 
     @property
@@ -233,6 +152,11 @@ class Region(Verdict):
         if self.verdict is not ProofVerdict.DIFFERENT:
             return ""
         return f"at least {self.differing_inputs}" if self.differing_inputs else "some"
+
+    @property
+    def reason_id(self) -> str | None:
+        """The id of the cause of an undecided region, see :mod:`qgraph.reasons`; else None."""
+        return id_of(self.reason) if self.verdict is ProofVerdict.UNDECIDED else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the region as it stands in a certificate."""
@@ -262,8 +186,10 @@ class Region(Verdict):
                 "candidate": witness.candidate,
                 "channel": self.witness_channel,
             },
+            "bound": None,
             "conditions": list(self.conditions),
-            "reason": self.reason,
+            "reason": None if self.reason is None else str(self.reason),
+            "reason_id": self.reason_id,
             "boxes": [boxes.to_json() for boxes in self.boxes],
             "cases": [cases.to_json() for cases in self.cases],
         }
@@ -273,7 +199,15 @@ class Region(Verdict):
         """Return what :meth:`to_json` gave."""
         witness = region["witness"]
         channel = None if witness is None else witness["channel"]
-        return read_fields(cls, dict(region) | {"witness_channel": channel})
+        found = read_fields(cls, dict(region) | {"witness_channel": channel})
+        reason_id = read_json(str | None, region["reason_id"])
+        if region["bound"] is not None:
+            raise ValueError(f"bound: {region['bound']!r:.60}, which this version does not know")
+        if reason_id is not None and found.reason is not None:
+            found = replace(found, reason=ExplainedReason(found.reason, reason_id))
+        if reason_id != found.reason_id:
+            raise ValueError(f"reason_id: {reason_id!r:.60} of a region that is {found.verdict}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -317,6 +251,7 @@ class Certificate:
             "reference": dict(vars(self.reference)),
             "candidate": dict(vars(self.candidate)),
             "keep_inputs": self.kept_inputs,
+            **_NO_BOUNDS,
             "conditions": list(self.conditions),
             "notes": list(self.notes),
             "counterexample_found": bool(self.counterexample),
@@ -327,14 +262,16 @@ class Certificate:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Certificate:
-        """Return the certificate that a file holds.
+        """Return the certificate that a file of schema 1 or 2 holds.
 
         Raises:
-            ModelError: something is missing, or of another type.
+            ModelError: something is missing, or of another type or schema.
         """
+        document = _current(document)
         nothing = {"path": None, "sha256": None}
         models = {name: document.get(name, nothing) for name in ("reference", "candidate")}
         try:
+            _expect_no_bounds(document)
             kept = {"kept_inputs": document["keep_inputs"], "counterexample": {}}
             return read_fields(cls, {**document, **models, **kept})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -374,6 +311,24 @@ class Certificate:
             "equal values; convert with --exact values, or change the model there.",
             report=self,
         )
+
+
+_NO_BOUNDS: Mapping[str, Any] = {"limits": [], "against": "execution", "order": "any"}
+"""The fields of certificates that belong to bounds, of a certificate without any."""
+
+
+def _current(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a certificate with the fields that schema 1 lacks."""
+    if document.get("schema") != 1 or not isinstance(regions := document.get("regions"), list):
+        return document
+    new = {"bound": None, "reason_id": None}
+    return {**_NO_BOUNDS, **document, "regions": [{**new, **region} for region in regions]}
+
+
+def _expect_no_bounds(document: Mapping[str, Any]) -> None:
+    for name, only in _NO_BOUNDS.items():
+        if document[name] != only:
+            raise ValueError(f"{name}: {document[name]!r:.60}, expected {only!r}")
 
 
 def place_of(nodes: Sequence[str]) -> str:

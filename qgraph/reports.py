@@ -11,6 +11,7 @@ import onnx_ir as ir
 from qgraph.errors import Choice, member
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.deferred import Ledger
+from qgraph.reasons import OTHER, explained
 
 
 class Outcome(Choice):
@@ -47,6 +48,16 @@ class SiteReport:
     figures: Mapping[str, float | int | str] = field(default_factory=dict)
     ledger: Ledger | None = None
 
+    @property
+    def why(self) -> str | None:
+        """The reason of the site, or else that of its verdict."""
+        return self.reason or (self.verdict.reason if self.verdict else None)
+
+    @property
+    def reason_id(self) -> str | None:
+        """The id of the cause of a refusal, see :mod:`qgraph.reasons`; None if not refused."""
+        return explained(self.why or "", OTHER).id if self.outcome is Outcome.REFUSED else None
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields that the JSON report has for each site."""
         verdict = self.verdict
@@ -68,7 +79,9 @@ class SiteReport:
                 "reference": witness.reference,
                 "candidate": witness.candidate,
             },
-            "reason": self.reason or (verdict.reason if verdict else None),
+            "bound": None,
+            "reason": None if self.why is None else str(self.why),
+            "reason_id": self.reason_id,
             "figures": dict(self.figures),
             "stored": None if self.ledger is None else self.ledger.to_json(),
         }

@@ -6,8 +6,11 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON reports and certificates."""
+
+READABLE = (1, 2)
+"""Versions that can be read."""
 
 
 def head(command: str) -> dict[str, Any]:

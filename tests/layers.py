@@ -18,8 +18,8 @@ FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph
 
 ORDER = (
     ("errors", "version"),
-    ("text",),
-    ("exactness",),
+    ("text", "reasons"),
+    ("exactness", "evidence"),
     ("numerics", "registry", "certificate", "reporting"),
     ("graph",),
     ("reports", "targets", "storage", "ops"),

@@ -17,6 +17,7 @@ from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect
 from qgraph.quantizers.on_codes import has_codes
 from qgraph.quantizers.site import Refusal, Site
 from qgraph.quantizers.sites import PLAIN, parts, sites
+from qgraph.reasons import NO_EQUAL_FORM
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, readable
@@ -106,7 +107,7 @@ class ConvertDialect(Transform):
                 if one.draft is None and one.site.dialect == PLAIN:
                     others.append(entry(one.site.root, Outcome.KEPT, NO_OPERATORS))
                 elif one.draft is None and one.reason is None:
-                    decisions.append(replace(one, reason=target.reason(one.site)))
+                    decisions.append(replace(one, reason=NO_EQUAL_FORM(target.reason(one.site))))
                 else:
                     decisions.append(one)
         return decisions, others

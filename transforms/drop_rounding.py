@@ -16,9 +16,10 @@ from qgraph.model import Model
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.parts import clip
 from qgraph.quantizers.site import Refusal
+from qgraph.reasons import UNSUITED_RANGE
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.drafts.choice import Decision, entry, label, readable, settle
+from qgraph.transforms.drafts.choice import Decision, entry, label, readable, refused, settle
 from qgraph.transforms.ranges.grids import (
     CodeGrid,
     FakeQuantize,
@@ -68,7 +69,7 @@ class DropRounding(Transform):
                 others.append(entry(fake.node, Outcome.KEPT, reason))
             elif (fake.ranged.output_low == fake.ranged.output_high).any():
                 reason = "its output range is a point, so there is no linear function to use"
-                others.append(entry(fake.node, Outcome.REFUSED, reason))
+                others.append(refused(fake.node, UNSUITED_RANGE(reason)))
             else:
                 lines.append(_Line.of(fake, editor, clamp=self.clamp))
         verdicts = Comparer(model.ir).compare_all([(line.fake.site, line.draft) for line in lines])

@@ -14,6 +14,7 @@ from qgraph.graph.opset.versions import ceiling
 from qgraph.model import Model
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.parts import clip
+from qgraph.reasons import FAULTY_SCALE, NO_EQUAL_FORM, NOT_ABSORBED, explained
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, exact_option, opset_option, transform
 from qgraph.transforms.drafts.choice import (
@@ -23,6 +24,7 @@ from qgraph.transforms.drafts.choice import (
     opset_reason,
     raise_and_settle,
     readable,
+    refused,
 )
 from qgraph.transforms.ranges.grids import (
     CodeGrid,
@@ -84,7 +86,7 @@ class FuseOutputScale(Transform):
             try:
                 planned = self._fuse(fake, editor, comparer, limit, facts)
             except Stuck as stuck:
-                planned = entry(fake.node, Outcome.REFUSED, stuck.reason)
+                planned = refused(fake.node, explained(stuck.reason, NOT_ABSORBED))
             if isinstance(planned, _Fusion):
                 fusions.append(planned)
             else:
@@ -111,7 +113,8 @@ class FuseOutputScale(Transform):
                 return _Fusion(fake.site, draft, verdict, text, figures, moved)
             if nearer(best, verdict) is verdict:
                 best, refusal = verdict, text
-        return Decision(fake.site, None, best, f"{refusal}; expected {self.exact}").report()
+        reason = NO_EQUAL_FORM(f"{refusal}; expected {self.exact}")
+        return Decision(fake.site, None, best, reason).report()
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ def _codes(fake: FakeQuantize) -> _Quantization:
             raise Stuck(f"its channels have several zero points, {span_text(points)}, expected one")
     factor = 1 / grid.scale
     if (factor > np.finfo(np.float32).max).any():
-        raise Stuck("its scale is too small for its reciprocal to be a float32 number")
+        raise Stuck(FAULTY_SCALE("its scale is too small for its reciprocal to be float32"))
     return _Quantization(factor, float(inner.reshape(-1)[0]), float(outer.reshape(-1)[0]), levels)
 
 

@@ -16,6 +16,7 @@ from qgraph.model import Model
 from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
 from qgraph.ops.integer.products import Product, Result, read_product
 from qgraph.quantizers.site import Refusal
+from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Outcome, Report
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.rebuilding import Found, inferred_operands, read_all, rebuild
@@ -83,7 +84,7 @@ class LowerIntegerOperators(Transform):
                 f"qgraph has neither a form of {node.op_type} in standard operators nor a kernel; "
                 f"run such models with --backend ort"
             )
-            return Refusal(node, reason)
+            return Refusal(node, NO_OPERATOR(reason))
         reals = self.form == Form.QDQ
         product = read_product(node)
         if product is not None and not reals:

@@ -23,9 +23,10 @@ from qgraph.graph.scopes import owners
 from qgraph.model import Model
 from qgraph.ops.operator import Operator, operator_of
 from qgraph.quantizers.dialects.dialect import try_out
+from qgraph.reasons import RUNTIME_FAILS, UNREADABLE
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, transform
-from qgraph.transforms.drafts.choice import entry
+from qgraph.transforms.drafts.choice import entry, refused
 from qgraph.transforms.drafts.versions import raise_versions, restore_versions
 
 MARK = "qgraph.make-portable"
@@ -100,7 +101,7 @@ class MakePortable(Transform):
                     changed = entry(node, Outcome.CHANGED, spelling=form, verdict=_AS_DEFINED)
                     report.sites.append(changed)
             others = [call.node for call in members if call.nested and name != ""]
-            report.sites += [entry(node, Outcome.REFUSED, _NESTED) for node in others]
+            report.sites += [refused(node, RUNTIME_FAILS(_NESTED)) for node in others]
         unused = set(old) - set(model.ir.functions)
         if unused:
             report.notes.append(f"unused functions removed: {len(unused)}")
@@ -191,7 +192,7 @@ def _quantizers(model: ir.Model) -> Iterable[_QuantizerCall | SiteReport]:
                     continue
                 yield _QuantizerCall(node, _key(node, operator), isinstance(owner, ir.Function))
             except OperatorError as error:
-                yield entry(node, Outcome.REFUSED, str(error))
+                yield refused(node, UNREADABLE(str(error)))
 
 
 def _key(node: ir.Node, operator: Operator) -> _Key:

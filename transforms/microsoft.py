@@ -22,6 +22,7 @@ from qgraph.graph.schema import MICROSOFT
 from qgraph.model import Model
 from qgraph.ops.steps import code_type, element_type
 from qgraph.quantizers.site import Refusal
+from qgraph.reasons import NO_OPERATOR, UNKNOWN_TYPE
 from qgraph.reports import Report
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.rebuilding import (
@@ -93,10 +94,14 @@ class RaiseMicrosoft(Transform):
         codes = code_type(node)
         if codes is None:
             return Refusal(
-                node, f"{where(node)}: the type of its codes is unknown; run shape inference"
+                node,
+                UNKNOWN_TYPE(
+                    f"{where(node)}: the type of its codes is unknown; run shape inference"
+                ),
             )
         if codes.name not in _CODES_OF_MICROSOFT:
-            return Refusal(node, f"{where(node)}: com.microsoft has no codes of type {codes.name}")
+            reason = f"{where(node)}: com.microsoft has no codes of type {codes.name}"
+            return Refusal(node, NO_OPERATOR(reason))
         if not self.all and QDQ_SINCE[codes.name] < _OPSET_OF_NARROW:
             return Kept(
                 node,
@@ -104,7 +109,8 @@ class RaiseMicrosoft(Transform):
             )
         others = [name for name in _ONLY_STANDARD if _is_set(node, name)]
         if others:
-            return Refusal(node, f"{where(node)}: com.microsoft has no attribute {others[0]!r}")
+            reason = f"{where(node)}: com.microsoft has no attribute {others[0]!r}"
+            return Refusal(node, NO_OPERATOR(reason))
         has_zero = len(node.inputs) > 2 and node.inputs[2] is not None
         zero = None
         if not has_zero and node.op_type == "QuantizeLinear" and codes is not ir.DataType.UINT8:
@@ -123,7 +129,8 @@ def _lowered(node: ir.Node) -> Found:
     codes = code_type(node)
     if codes is None or codes.name not in QDQ_SINCE:
         kind = "unknown; run shape inference first" if codes is None else codes.name
-        return Refusal(node, f"{where(node)}: the type of its codes is {kind}")
+        cause = UNKNOWN_TYPE if codes is None else NO_OPERATOR
+        return Refusal(node, cause(f"{where(node)}: the type of its codes is {kind}"))
     return Rebuild(node, (node,), _SAME, _moved(node, ""), _opset(node, codes))
 
 

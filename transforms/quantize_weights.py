@@ -13,9 +13,10 @@ from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.quantizers.weights.job import Groups
 from qgraph.quantizers.weights.scheme import E4M3, E8M0, Scheme, Search
+from qgraph.reasons import UNSUITED_WEIGHT, USED_ELSEWHERE, ExplainedReason
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, transform
-from qgraph.transforms.drafts.choice import entry, label, opset_reason
+from qgraph.transforms.drafts.choice import entry, label, opset_reason, refused
 from qgraph.transforms.drafts.versions import raise_opset
 from qgraph.transforms.weights.float_weights import (
     FloatWeight,
@@ -184,28 +185,28 @@ class QuantizeWeights(Transform):
             if isinstance(plan, WeightPlan):
                 plans.append(plan)
             else:
-                others.append(entry(weight.first_node, Outcome.REFUSED, plan))
+                others.append(refused(weight.first_node, plan))
         return plans, others
 
-    def _obstacle(self, weight: FloatWeight) -> str | None:
+    def _obstacle(self, weight: FloatWeight) -> ExplainedReason | None:
         if not weight.uses:
-            return "its weight is used by operators without channels"
+            return UNSUITED_WEIGHT("its weight is used by operators without channels")
         if weight.others:
             names = ", ".join(dict.fromkeys(weight.others))
-            return (
+            return USED_ELSEWHERE(
                 f"its weight is also used by {names}, which would keep the float values; include "
                 f"those nodes too (options nodes and types), or exclude this node"
             )
         ways = {_shared_axes(use, self._granularity) for use in weight.uses}
         if len(ways) > 1:
             names = ", ".join(label(use.node) for use in weight.uses)
-            return (
+            return UNSUITED_WEIGHT(
                 f"its weight has other channels in each of {names}; with granularity=tensor one "
                 "scale serves all"
             )
         return None
 
-    def _plan_of(self, weight: FloatWeight, limit: int) -> WeightPlan | str:
+    def _plan_of(self, weight: FloatWeight, limit: int) -> WeightPlan | ExplainedReason:
         """Return how a weight is stored, or why it cannot be."""
         obstacle = self._obstacle(weight)
         if obstacle is not None:

@@ -21,9 +21,10 @@ from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import sites
 from qgraph.quantizers.weights.job import Recoder, RepackJob, Source
 from qgraph.quantizers.weights.piecewise import Parameter
+from qgraph.reasons import RUNTIME_FAILS, UNSUITED_WEIGHT, USED_ELSEWHERE, ExplainedReason
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, transform
-from qgraph.transforms.drafts.choice import choose, entry, opset_reason, settle
+from qgraph.transforms.drafts.choice import choose, entry, opset_reason, refused, settle
 from qgraph.transforms.drafts.versions import lower_opset, raise_opset
 from qgraph.transforms.quantize_weights import CODE_TYPES
 from qgraph.transforms.weights.float_weights import LAZY_BYTES
@@ -131,11 +132,11 @@ class Repack(Transform):
             self.to is CodeTarget.INT8
             and model.ir.opset_imports.get("", 0) >= opset.SIGNED_CODES_SINCE
         ):
-            refused = [site for site, _ in offers if opset.is_copied_over(site.y)]
+            failing = [site for site, _ in offers if opset.is_copied_over(site.y)]
             report.sites += [
-                entry(site.root, Outcome.REFUSED, opset.SIGNED_CODES_REASON) for site in refused
+                refused(site.root, RUNTIME_FAILS(opset.SIGNED_CODES_REASON)) for site in failing
             ]
-            offers = [offer for offer in offers if offer[0] not in refused]
+            offers = [offer for offer in offers if offer[0] not in failing]
         choices = choose(offers, Exactness.BITS, limit, Comparer(model.ir))
         report.notes += raise_opset(model.ir, (choice.opset for choice in choices))
         settle(model, [choice for choice in choices if choice.stands], editor, report)
@@ -150,17 +151,18 @@ class Repack(Transform):
             if chosen is not None and self._changes(stored, chosen):
                 plans.append(_Plan(stored, chosen, self._makes_rows(stored, chosen), editor, jobs))
                 continue
-            is_refused = chosen is None and reason is not None
-            is_refused &= self.to is not CodeTarget.SMALLEST
-            outcome = Outcome.REFUSED if is_refused else Outcome.KEPT
-            others.append(entry(stored.decode, outcome, reason))
+            if chosen is None and reason is not None and self.to is not CodeTarget.SMALLEST:
+                others.append(refused(stored.decode, reason))
+            else:
+                others.append(entry(stored.decode, Outcome.KEPT, reason))
         return plans, others
 
-    def _choose(self, stored: Stored, limit: int) -> tuple[Recoding | None, str | None]:
+    def _choose(self, stored: Stored, limit: int) -> tuple[Recoding | None, ExplainedReason | None]:
         """Return the first recoding within the opset limit, or why there is none."""
         if stored.others:
             names = ", ".join(stored.others)
-            return None, f"its codes are also used by {names}, which would keep them"
+            reason = f"its codes are also used by {names}, which would keep them"
+            return None, USED_ELSEWHERE(reason)
         span = stored.source.survey()
         kinds = None
         if self.to is not CodeTarget.SMALLEST:
@@ -182,7 +184,8 @@ class Repack(Transform):
         if kinds is None:
             return None, None
         numbers = f"numbers from {span.low_centred:g} to {span.high_centred:g} around zero"
-        return None, f"its codes, {numbers}, do not fit {kinds[0]}; use a wider type"
+        reason = f"its codes, {numbers}, do not fit {kinds[0]}; use a wider type"
+        return None, UNSUITED_WEIGHT(reason)
 
     def _changes(self, stored: Stored, chosen: Recoding) -> bool:
         return (

@@ -16,9 +16,17 @@ from qgraph.graph.opset.versions import ceiling
 from qgraph.model import Model
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.site import Site
+from qgraph.reasons import UNSUITED_RANGE
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
-from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, readable
+from qgraph.transforms.drafts.choice import (
+    Decision,
+    choose,
+    entry,
+    raise_and_settle,
+    readable,
+    refused,
+)
 from qgraph.transforms.ranges.grids import (
     NAMES,
     CodeGrid,
@@ -95,7 +103,7 @@ class SplitFakeQuantize(Transform):
                 others.append(entry(fake.node, Outcome.KEPT, reason))
             elif (fake.ranged.output_low == fake.ranged.output_high).any():
                 reason = "its output range is a point, so its codes have no scale"
-                others.append(entry(fake.node, Outcome.REFUSED, reason))
+                others.append(refused(fake.node, UNSUITED_RANGE(reason)))
             else:
                 grids.append(CodeGrid.of(*fake.ends[2:], fake.ranged.levels))
                 offers.append((fake.site, self._drafts(fake, grids[-1], editor)))

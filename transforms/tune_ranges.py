@@ -18,9 +18,10 @@ from qgraph.proof.functions import expression
 from qgraph.proof.functions.level import ONE_STEP, SAME_LEVEL
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.quantizer import Ranged
+from qgraph.reasons import ABOVE_LIMIT, UNSUITED_RANGE
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.drafts.choice import Decision, entry, readable, settle
+from qgraph.transforms.drafts.choice import Decision, entry, readable, refused, settle
 from qgraph.transforms.ranges.grids import (
     NAMES,
     CodeGrid,
@@ -132,7 +133,7 @@ class TuneRanges(Transform):
         inner, outer = fake.ends[:2], fake.ends[2:]
         if levels == 2 and self.mode is Mode.SYMMETRIC:
             reason = "two levels have none above a zero in the middle; use mode=asymmetric"
-            return entry(node, Outcome.REFUSED, reason)
+            return refused(node, UNSUITED_RANGE(reason))
         inner_after = self._whole(*inner, levels)
         outer_after = inner_after if _same(inner, outer) else self._whole_output(*outer, levels)
         if inner_after is None and outer_after is None:
@@ -144,7 +145,7 @@ class TuneRanges(Transform):
                 f"{range_text(*inner)}; scale the "
                 "data to another order of magnitude"
             )
-            return entry(node, Outcome.REFUSED, reason)
+            return refused(node, UNSUITED_RANGE(reason))
         ranged = Ranged(*(inner_after or inner), *(outer_after or outer), levels)
         draft = editor.draft(fake.site)
         limits = zip(ends_of(ranged), NAMES, strict=True)
@@ -183,7 +184,7 @@ class TuneRanges(Transform):
                 f"{tuned.text()} would move outputs by {size}, above accept={self.accept:g}; "
                 f"accept={enough} allows it"
             )
-            return Decision(site, None, verdict, reason, figures)
+            return Decision(site, None, verdict, ABOVE_LIMIT(reason), figures)
         return Decision(site, tuned.draft, verdict, f"{tuned.text()}; {size}", figures)
 
 

@@ -13,6 +13,7 @@ from qgraph.cli import options
 from qgraph.cli.files import Views, planned, protect_models, view_options
 from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 from qgraph.errors import QGraphError
+from qgraph.version import READABLE
 
 
 @click.command(name="report")
@@ -66,6 +67,13 @@ def _read(path: Path) -> dict[str, Any]:
         raise QGraphError(
             f"{path}: is not a report of qgraph: the field 'command' is missing. Write a report "
             f"with --report, or with --certificate of 'qgraph prove'."
+        )
+    schema = document.get("schema", READABLE[0])
+    if schema not in READABLE:
+        raise QGraphError(
+            f"{path}: is a report of schema {schema!r}, expected one of "
+            f"{', '.join(map(str, READABLE))}. Read it with the version of qgraph that wrote it, "
+            f"{document.get('qgraph', 'unknown')}, or make it anew."
         )
     return document
 

@@ -35,7 +35,7 @@ from qgraph.proof.matching.match import Matching
 from qgraph.proof.regions import cut, decide_cuts
 from qgraph.storage.files import sha256
 from qgraph.text import json_text
-from qgraph.version import SCHEMA
+from qgraph.version import READABLE
 
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
@@ -268,10 +268,10 @@ def read(path: Path, reference: Path, candidate: Path) -> Certificate:
             f"{path}: cannot be read ({error}), expected a certificate of 'qgraph prove'."
         ) from error
     known = isinstance(document, dict) and document.get("command") == "prove"
-    if not known or document.get("schema") != SCHEMA:
+    if not known or document.get("schema") not in READABLE:
         raise ModelError(
-            f"{path}: is not a certificate of schema {SCHEMA}, expected a file from 'qgraph prove "
-            f"--certificate'. Write it again."
+            f"{path}: is not a certificate of schema {' or '.join(map(str, READABLE))}, expected a "
+            "file from 'qgraph prove --certificate'. Write it again."
         )
     certificate = Certificate.from_json(document)
     for name, model in (("reference", reference), ("candidate", candidate)):

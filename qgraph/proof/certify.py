@@ -18,13 +18,13 @@ from qgraph.certificate import (
     SUMMED_ALIKE,
     WHOLE_SUMS,
     ZERO_SIGNS,
-    Boxes,
     Certificate,
     Identity,
     ProofVerdict,
     Region,
 )
 from qgraph.errors import OptionError, member
+from qgraph.evidence import Division
 from qgraph.exactness import Exactness, Method
 from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between
@@ -39,6 +39,7 @@ from qgraph.proof.matching.sums import has_packed_products
 from qgraph.proof.matching.zero_signs import Step, sightings
 from qgraph.proof.normal.normalise import NormalForm, normalise
 from qgraph.proof.regions import Decided
+from qgraph.reasons import SIGN_OF_ZERO
 
 ROUNDED_ONCE = (
     "constants that {} compute are the exact results, rounded once; "
@@ -111,7 +112,7 @@ def certify(
             candidate_nodes=names([node]),
             reference_value=str(node.outputs[0].name),
             candidate_value=str(node.outputs[0].name),
-            reason=reason,
+            reason=SIGN_OF_ZERO(reason),
         )
         for node, reason in _sightings(matching, shown)
     )
@@ -152,7 +153,7 @@ def _names_of_values(regions: Sequence[Region]) -> tuple[set[str], set[str]]:
     return names
 
 
-_Divided = dict[Key, tuple[Boxes, ...]]
+_Divided = dict[Key, tuple[Division, ...]]
 """How inputs divide, for each pair of functions."""
 
 _Attempt = tuple[Matching, list[Shown], NormalForm | None]
@@ -350,7 +351,7 @@ def _extent(
     return nodes, tuple((str(a.name), str(b.name)) for a, b in pairs)
 
 
-def _boxes(outcome: Outcome, divided: _Divided) -> tuple[Boxes, ...]:
+def _boxes(outcome: Outcome, divided: _Divided) -> tuple[Division, ...]:
     """Return how the inputs of a region divide; many regions may share a pair of functions."""
     pair, finding = outcome.pair, outcome.finding
     if pair is None or finding is None or finding.undecided is not None or finding.enumerated:

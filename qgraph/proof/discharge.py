@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.certificate import Cases
+from qgraph.evidence import Cases
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between, dominators
@@ -30,8 +30,21 @@ from qgraph.proof.matching.match import Claim, Kind, Matching
 from qgraph.proof.matching.operators import is_reshape
 from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
 from qgraph.proof.regions import Cut, Decided, count_all, cut, decide_cuts, run_nodes
+from qgraph.reasons import (
+    DO_NOT_FIT,
+    NOT_COMPUTED,
+    NOT_FORCED,
+    NOT_KNOWN,
+    NOT_MATCHED,
+    TWO_INPUTS,
+    TYPE_NOT_PROVED,
+    explained,
+    restated,
+)
 
-_GUESSED = "it begins with results of different operators, which may belong to other values"
+_GUESSED = NOT_FORCED(
+    "it begins with results of different operators, which may belong to other values"
+)
 
 _ENTRIES = 4
 """So many entries are tried, each farther away than the one before."""
@@ -72,7 +85,7 @@ def discharge(matching: Matching, level: Exactness, known: Decided | None = None
         elif claim.kind is Kind.JOINT:
             shown[claim] = Shown(claim, _decide_joint(matching, claim))
         elif claim.kind is Kind.OPEN:
-            shown[claim] = Shown(claim, undecided(claim.reason))
+            shown[claim] = Shown(claim, undecided(explained(claim.reason, NOT_MATCHED)))
     guessed = {c.values for c in claims if c.kind is Kind.OPEN and _operators_differ(c)}
     for claim, s in shown.items():
         if s.region is not None and s.region.entry in guessed and not s.verdict.reaches(level):
@@ -137,6 +150,7 @@ def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
 def _spared(outcome: Outcome) -> Outcome:
     verdict = outcome.verdict
     reason = f"{verdict.reason}; there are too many functions and channels to try all inputs"
+    reason = restated(verdict.reason, reason)
     return replace(outcome, verdict=replace(verdict, reason=reason))
 
 
@@ -158,12 +172,11 @@ def _compare_constants(matching: Matching, claim: Claim) -> Outcome:
         known.array(value) for known, value in zip(sides, claim.values, strict=True)
     )
     if reference is None or candidate is None:
-        return undecided("a constant cannot be computed here")
+        return undecided(NOT_COMPUTED("a constant cannot be computed here"))
     if reference.dtype != candidate.dtype or reference.shape != candidate.shape:
-        return undecided(
-            f"{reference.dtype}{list(reference.shape)} became "
-            f"{candidate.dtype}{list(candidate.shape)}"
-        )
+        after = f"{candidate.dtype}{list(candidate.shape)}"
+        before = f"{reference.dtype}{list(reference.shape)}"
+        return undecided(DO_NOT_FIT(f"{before} became {after}"))
     differing = int(np.count_nonzero(reference != candidate))
     level = Exactness.DIFFERENT if differing else Exactness.BITS
     return Outcome(Verdict(level, Method.CONSTANT, differing))
@@ -196,19 +209,21 @@ def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> Ou
     for side, end, *starts in zip(sides, exit_, *entries, strict=True):
         nodes = between(end, starts, side.joined)
         if nodes is None:
-            raise Undecidable("it does not only depend on two values")
+            raise Undecidable(TWO_INPUTS("it does not only depend on two values"))
         _check_parameters(side, nodes)
         parts.append(nodes)
     (first, one), (second, other) = (_cases(sides, parts, entry) for entry in entries)
     if first.size * second.size > _CASES:
-        raise Undecidable(f"there are {first.size} x {second.size} cases, too many to try")
+        raise Undecidable(
+            TWO_INPUTS(f"there are {first.size} x {second.size} cases, too many to try")
+        )
     x, z = np.repeat(first, second.size), np.tile(second, first.size)
     results = [
         run_nodes(side, nodes, {a: x, b: z}, end)
         for side, nodes, end, a, b in zip(sides, parts, exit_, *entries, strict=True)
     ]
     if results[0].dtype != results[1].dtype or results[0].shape != results[1].shape:
-        raise Undecidable("the results are of different types or shapes")
+        raise Undecidable(DO_NOT_FIT("the results are of different types or shapes"))
     special = is_nan(x) | is_nan(z)
     numbers = [result[~special] for result in results]
     found = compare_values(*numbers)
@@ -235,17 +250,21 @@ def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> Ou
 def _check_parameters(side: Side, nodes: Sequence[ir.Node]) -> None:
     for node in nodes:
         if is_reshape(node):
-            raise Undecidable("it has two inputs, and reshapes data")
+            raise Undecidable(TWO_INPUTS("it has two inputs, and reshapes data"))
         data = []
         for value in node.inputs:
             array = None if value is None else side.known.array(value)
             if array is not None and array.size > 1:
-                raise Undecidable("it has two inputs, and parameters that vary by channel")
+                raise Undecidable(
+                    TWO_INPUTS("it has two inputs, and parameters that vary by channel")
+                )
             if array is None and value is not None:
                 data.append(value)
         if distinguishes_signed_zeros(node, data):
             # zeros of both signs are one case
-            raise Undecidable(f"it has two inputs, and {node.op_type} sees the sign of zeros")
+            raise Undecidable(
+                TWO_INPUTS(f"it has two inputs, and {node.op_type} sees the sign of zeros")
+            )
 
 
 def _cases(
@@ -254,10 +273,10 @@ def _cases(
     """Return values of an entry so that every value has the results of one of them, and why."""
     dtype = entry[0].dtype or entry[1].dtype
     if dtype is None:
-        raise Undecidable("the type of one of its two inputs is not known")
+        raise Undecidable(NOT_KNOWN("the type of one of its two inputs is not known"))
     if dtype is not ir.DataType.FLOAT:
         if dtype.bitwidth > _NARROW_BITS or not dtype.is_integer():
-            raise Undecidable(f"one of its two inputs is {dtype.name}")
+            raise Undecidable(TYPE_NOT_PROVED(f"one of its two inputs is {dtype.name}"))
         return all_values(dtype), Cases(None, None)
     for name, side, value in zip(("reference", "candidate"), sides, entry, strict=True):
         found = _levels(name, side, value)

@@ -34,6 +34,7 @@ from qgraph.proof.matching.match import Closure, Context, Implication, Kind, Mat
 from qgraph.proof.matching.normalise import live_nodes
 from qgraph.proof.matching.operators import is_exact, is_random
 from qgraph.proof.regions import Decided, cut, decide_cuts
+from qgraph.reasons import NOT_FORCED
 
 _MOST = 32
 """Regions that are looked at."""
@@ -289,7 +290,9 @@ def _left_open(s: Shown) -> Shown:
     return replace(
         s,
         outcome=undecided(
-            f"its sides differ on {count}{such}, but nothing forces the models to differ: "
-            "another difference may undo it, or these inputs may not occur"
+            NOT_FORCED(
+                f"its sides differ on {count}{such}, but nothing forces the models to differ: "
+                "another difference may undo it, or these inputs may not occur"
+            )
         ),
     )

@@ -38,6 +38,7 @@ from qgraph.proof.matching.classes import Side
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import check_parameters
 from qgraph.proof.matching.zero_signs import meets_both_zeros
+from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NOT_COMPUTED, NOT_KNOWN, TYPE_NOT_PROVED, restated
 
 _PARAMETERS_ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
@@ -124,6 +125,7 @@ def count_all(outcome: Outcome) -> Outcome:
         finding = enumerate_inputs(*pair.functions, input_shape=pair.shape)
     except Undecidable as end:
         reason = f"{outcome.verdict.reason}; not all inputs could be tried: {end.reason}"
+        reason = restated(outcome.verdict.reason, reason)
         return replace(outcome, verdict=replace(outcome.verdict, reason=reason))
     return judge(pair, finding)
 
@@ -145,13 +147,15 @@ def _element_type(region: Cut) -> ir.DataType:
     apart = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
     if apart or len({len(dims) for dims in shapes}) > 1:
         names = " and ".join(repr(value.name) for value in region.entry)
-        raise Undecidable(f"the shapes of {names} differ")
+        raise Undecidable(DO_NOT_FIT(f"the shapes of {names} differ"))
     stated = {value.dtype for value in region.entry} - {None}
     (kind,) = stated if len(stated) == 1 else (None,)
     if kind is None:
-        raise Undecidable("the type of its data is not known")
+        raise Undecidable(NOT_KNOWN("the type of its data is not known"))
     if not (kind is ir.DataType.FLOAT or _is_narrow(kind)):
-        raise Undecidable(f"its data is {kind.name}; types of that size are not proved")
+        raise Undecidable(
+            TYPE_NOT_PROVED(f"its data is {kind.name}; types of that size are not proved")
+        )
     return kind
 
 
@@ -164,7 +168,7 @@ def _is_narrow(kind: ir.DataType) -> bool:
 def _lower(matching: Matching, region: Cut, builder: Builder) -> FunctionPair:
     shape = region.shape or ()
     if 0 in shape:
-        raise Undecidable("its data has no elements")
+        raise Undecidable(DO_NOT_FIT("its data has no elements"))
     sides: list[Expr] = []
     for segment in region.segments(matching):
         _check_ranks(segment, region)
@@ -172,7 +176,7 @@ def _lower(matching: Matching, region: Cut, builder: Builder) -> FunctionPair:
             for node in segment.nodes:
                 check_parameters(node, segment.constants)
         except OperatorError as error:
-            raise Undecidable(str(error)) from error
+            raise Undecidable(NOT_COMPUTED(str(error))) from error
         nodes, x, y, constants = segment
         sides.append(lower(nodes, x, y, shape, builder, constants=constants))
     if region.shape is None:
@@ -182,7 +186,7 @@ def _lower(matching: Matching, region: Cut, builder: Builder) -> FunctionPair:
         for expression, value in zip(sides, region.exit, strict=True)
     ]
     if kinds[0] != kinds[1]:
-        raise Undecidable(f"the results are {kinds[0]} and {kinds[1]}")
+        raise Undecidable(DO_NOT_FIT(f"the results are {kinds[0]} and {kinds[1]}"))
     return FunctionPair(sides[0], sides[1], region.shape)
 
 
@@ -193,7 +197,7 @@ def _check_ranks(segment: Segment, region: Cut) -> None:
         values = (value for node in nodes for value in node.inputs if value is not None)
         arrays = [array for value in values if (array := constants(value)) is not None]
         if any(array.ndim > max(len(region.shape or ()), 1) for array in arrays):
-            raise Undecidable("a parameter has more dimensions than the data")
+            raise Undecidable(DO_NOT_FIT("a parameter has more dimensions than the data"))
 
 
 def _enumerate(matching: Matching, region: Cut, kind: ir.DataType) -> Outcome:
@@ -211,7 +215,7 @@ def _enumerate(matching: Matching, region: Cut, kind: ir.DataType) -> Outcome:
     ]
     outcome = enumerate_values(kind, runs, sizes, axis)
     if ties and not (outcome.verdict.differing_inputs or outcome.verdict.zero_sign_inputs):
-        raise Undecidable(f"ONNX leaves open which zero {ties[0]} takes of two")
+        raise Undecidable(LEFT_OPEN(f"ONNX leaves open which zero {ties[0]} takes of two"))
     return outcome
 
 
@@ -249,7 +253,7 @@ def run_nodes(
                     ties.append(node.op_type)
                 compute(node, imports, known)
     except (ExecutionError, OperatorError, UnsupportedError) as error:
-        raise Undecidable(f"it cannot be computed: {error}") from error
+        raise Undecidable(NOT_COMPUTED(f"it cannot be computed: {error}")) from error
     return np.asarray(known[y])
 
 
@@ -275,4 +279,4 @@ def _check_cast(node: ir.Node, known: Mapping[ir.Value, Any], numbers: Array) ->
         beyond = beyond & numbers.reshape(x.shape)
     if beyond.any():
         at = float(x[beyond].reshape(-1)[0])
-        raise Undecidable(f"ONNX leaves open what {at!r} is as {to.name}")
+        raise Undecidable(LEFT_OPEN(f"ONNX leaves open what {at!r} is as {to.name}"))

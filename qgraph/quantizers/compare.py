@@ -27,6 +27,7 @@ from qgraph.proof.functions.enumeration import Segment, enumerate_values, free_a
 from qgraph.proof.functions.expression import Builder, Undecidable
 from qgraph.proof.functions.lowering import Form, Forms, lower
 from qgraph.quantizers.site import Site
+from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, NOT_KNOWN, TYPE_NOT_PROVED
 
 
 class Comparer:
@@ -74,14 +75,20 @@ class Comparer:
                 return Outcome(_compare_constant(site, draft))
             dtype = element_type(site.x, self._model.opset_imports) or self._float
             if dtype is None:
-                return undecided("the type of its data is not known; run shape inference first")
+                return undecided(
+                    NOT_KNOWN("the type of its data is not known; run shape inference first")
+                )
             if dtype in HALF_TYPES:
                 return _enumerate(site, draft, dtype)
             if dtype is not ir.DataType.FLOAT:
-                return undecided(f"its data is {dtype.name}; only 16 and 32 bits are compared")
+                return undecided(
+                    TYPE_NOT_PROVED(f"its data is {dtype.name}; only 16 and 32 bits are compared")
+                )
             return lowering.of(site, draft)
-        except (OperatorError, UnsupportedError, Undecidable) as error:
-            return undecided(str(error))
+        except Undecidable as undecidable:
+            return undecided(undecidable.reason)
+        except (OperatorError, UnsupportedError) as error:
+            return undecided(NOT_COMPUTED(str(error)))
 
 
 def _counted(outcome: Outcome) -> Verdict:
@@ -129,7 +136,8 @@ def _compare_constant(site: Site, draft: Draft) -> Verdict:
     weight, reference = np.asarray(site.weight), np.asarray(site.values)
     candidate = evaluate(draft.nodes, draft.x, draft.y, weight)
     if reference.shape != candidate.shape:
-        return Verdict(reason=f"shape {list(reference.shape)} became {list(candidate.shape)}")
+        reason = f"shape {list(reference.shape)} became {list(candidate.shape)}"
+        return Verdict(reason=DO_NOT_FIT(reason))
     found = compare_values(reference, candidate)
     witness = None
     if found.differing and found.place is not None:

@@ -26,6 +26,7 @@ from qgraph.reporting.view import (
     example,
     numbers,
     whole,
+    with_id,
 )
 
 Region = Mapping[str, Any]
@@ -215,7 +216,7 @@ def _example(region: Region) -> list[str]:
 
 def _remark(region: Region) -> str:
     signs = "the sign of zero is not kept" if region["zero_sign_inputs"] else ""
-    return "; ".join(filter(None, (region["reason"], signs)))
+    return "; ".join(filter(None, (with_id(region), signs)))
 
 
 def _cells(region: Region) -> list[Cell]:

@@ -32,6 +32,7 @@ from qgraph.reporting.view import (
     percent,
     size,
     whole,
+    with_id,
 )
 
 Site = Mapping[str, Any]
@@ -189,7 +190,7 @@ def _form(site: Site) -> Cell:
 
 
 def _reason(site: Site) -> str:
-    return str(site["reason"] or "no reason is given")
+    return with_id(site) or "no reason is given"
 
 
 def _size_summary(

@@ -287,3 +287,9 @@ def example(witness: Mapping[str, Any] | None) -> str:
         return ""
     x, y, z = (amount(witness[name], 9) for name in ("input", "reference", "candidate"))
     return f", such as {x}: {z}, not {y}"
+
+
+def with_id(entry: Mapping[str, Any]) -> str:
+    """Return the reason of a site or region with its id, which reports of schema 1 lack."""
+    reason, reason_id = entry["reason"], entry.get("reason_id")
+    return f"{reason or ''} [{reason_id}]" if reason_id else str(reason or "")

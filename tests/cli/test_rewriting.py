@@ -67,7 +67,7 @@ def test_the_report_has_the_agreed_fields(qgraph, model, tmp_path, read_json):
         "qgraph", "schema", "command", "input", "output", "sites", "notes", "summary",
     ]  # fmt: skip
     assert document["qgraph"] == library.__version__
-    assert (document["schema"], document["command"]) == (1, "convert")
+    assert (document["schema"], document["command"]) == (2, "convert")
     assert document["input"] == {"path": str(model), "sha256": _digest(model)}
     assert document["output"] == {
         "path": str(out),
@@ -86,7 +86,9 @@ def test_the_report_has_the_agreed_fields(qgraph, model, tmp_path, read_json):
         "method": "intervals",
         "differing_inputs": 0,
         "witness": site["witness"],
+        "bound": None,
         "reason": None,
+        "reason_id": None,
         "figures": {},
         "stored": None,
     }

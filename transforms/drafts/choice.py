@@ -17,6 +17,14 @@ from qgraph.model import Model
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.quantizer import Quantizer, Ranged, Unnamed
 from qgraph.quantizers.site import Refusal, Site
+from qgraph.reasons import (
+    FAULTY_SCALE,
+    NEEDS_OPSET,
+    NO_EQUAL_FORM,
+    UNREADABLE,
+    ExplainedReason,
+    explained,
+)
 from qgraph.reports import Outcome, Report, SiteReport, operator_name
 from qgraph.transforms.drafts.versions import raise_opset
 
@@ -37,6 +45,11 @@ def entry(node: ir.Node, outcome: Outcome, reason: str | None = None, **fields: 
     return SiteReport(label(node), operator_name(node), "", outcome, reason=reason, **fields)
 
 
+def refused(node: ir.Node, reason: ExplainedReason, **fields: Any) -> SiteReport:
+    """Return the entry of the report for a site that is left as it is; see :func:`entry`."""
+    return entry(node, Outcome.REFUSED, reason, **fields)
+
+
 def label(node: ir.Node) -> str:
     """Return the name of a node; of one without a name, that of its first output."""
     return node.name or (node.outputs[0].name if node.outputs else None) or node.op_type
@@ -46,8 +59,9 @@ def readable(sites: Iterable[T | Refusal], others: list[SiteReport]) -> Iterator
     """Yield the sites that can be read; add an entry to ``others`` for each refusal."""
     for site in sites:
         if isinstance(site, Refusal):
-            outcome = Outcome.KEPT if site.is_dynamic else Outcome.REFUSED
-            others.append(entry(site.root, outcome, DYNAMIC if site.is_dynamic else site.reason))
+            reason = explained(site.reason, UNREADABLE)
+            dynamic = entry(site.root, Outcome.KEPT, DYNAMIC)
+            others.append(dynamic if site.is_dynamic else refused(site.root, reason))
         else:
             yield site
 
@@ -79,7 +93,8 @@ class Decision:
         """Return the entry of the report."""
         if self.draft is None:
             found = {"verdict": self.verdict, "figures": self.figures}
-            return entry(self.site.root, Outcome.REFUSED, self.reason, **found)
+            reason = self.reason or (self.verdict and self.verdict.reason) or "nothing was tried"
+            return refused(self.site.root, explained(reason, NO_EQUAL_FORM), **found)
         return entry(
             self.site.root,
             Outcome.CHANGED,
@@ -169,12 +184,14 @@ class _Offer:
             parts.append(f"{_closest(best)}; expected {exact}")
         if self.lowest is not None:
             parts.append(opset_reason("an equal form", self.lowest, limit))
-        return Decision(self.site, None, best, "; ".join(parts) or None)
+        only_opset = best is None and self.lowest is not None
+        cause = NEEDS_OPSET if only_opset else NO_EQUAL_FORM
+        return Decision(self.site, None, best, cause("; ".join(parts)) if parts else None)
 
 
-def opset_reason(what: str, needed: int, limit: int) -> str:
+def opset_reason(what: str, needed: int, limit: int) -> ExplainedReason:
     """Return the reason of a refusal because of an opset above the limit."""
-    return f"{what} needs opset {needed}, above {limit}; allow opset {needed}"
+    return NEEDS_OPSET(f"{what} needs opset {needed}, above {limit}; allow opset {needed}")
 
 
 def _closest(best: Verdict) -> str:
@@ -188,14 +205,14 @@ def _closest(best: Verdict) -> str:
     return f"no form in this dialect is equal: the closest one {level}" + (count if number else "")
 
 
-def unhealthy(quantizer: Quantizer) -> str | None:
+def unhealthy(quantizer: Quantizer) -> ExplainedReason | None:
     """Return why the scale of a quantizer is invalid (zero, NaN, ...), or None."""
     if isinstance(quantizer, Ranged | Unnamed):
         return None
     for value, word in ((0.0, "zero"), (np.nan, "NaN"), (np.inf, "infinite")):
         same = np.isnan(quantizer.scale) if np.isnan(value) else np.abs(quantizer.scale) == value
         if same.any():
-            return f"its scale is {word}, a fault that conversions do not carry over"
+            return FAULTY_SCALE(f"its scale is {word}, a fault that conversions do not carry over")
     return None
 
 

@@ -19,8 +19,9 @@ from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
 from qgraph.ops.integer.sums import cast, without_trailing_none
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
 from qgraph.quantizers.on_codes import coded_tensors
+from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Outcome, Report, operator_name
-from qgraph.transforms.drafts.choice import DYNAMIC, entry, label
+from qgraph.transforms.drafts.choice import DYNAMIC, entry, label, refused
 from qgraph.transforms.integer_operators import Form, LowerIntegerOperators
 from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
 
@@ -30,7 +31,7 @@ _IN_SUMS = (
     "ties"
 )
 
-_NO_FORM = (
+_NO_FORM = NO_OPERATOR(
     "no pass writes this operator in standard operators; run the model as it is with --backend ort"
 )
 
@@ -60,7 +61,7 @@ def lower_operators(model: Model, exact: Exactness, opset: int | None, report: R
         if found.is_dynamic:
             report.sites.append(entry(node, Outcome.KEPT, DYNAMIC))
         else:
-            report.sites.append(entry(node, Outcome.REFUSED, _NO_FORM))
+            report.sites.append(refused(node, _NO_FORM))
 
 
 def _lower_sums(model: Model, exact: Exactness, report: Report) -> None:

@@ -15,8 +15,9 @@ from qgraph.graph.inference.walk import inferred
 from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
 from qgraph.quantizers.site import Refusal
+from qgraph.reasons import NO_EQUAL_FORM, UNREADABLE, explained
 from qgraph.reports import Outcome, Report, SiteReport
-from qgraph.transforms.drafts.choice import entry, forget_domains, opset_reason
+from qgraph.transforms.drafts.choice import entry, forget_domains, opset_reason, refused
 from qgraph.transforms.drafts.versions import raise_opset
 
 
@@ -114,15 +115,15 @@ def _settle(found: Found, exact: Exactness, limit: int) -> Rebuild | SiteReport:
     if isinstance(found, Kept):
         return entry(found.root, Outcome.KEPT, found.reason)
     if isinstance(found, Refusal):
-        return entry(found.root, Outcome.REFUSED, found.reason)
+        return refused(found.root, explained(found.reason, UNREADABLE))
     if not found.verdict.reaches(exact):
         reason = (
             f"equal only in {found.verdict.exactness}, expected {exact}: {found.verdict.reason}; "
             f"accept it with exact={found.verdict.exactness}"
         )
-        return entry(found.root, Outcome.REFUSED, reason, verdict=found.verdict)
+        return refused(found.root, NO_EQUAL_FORM(reason), verdict=found.verdict)
     if found.opset > limit:
-        return entry(found.root, Outcome.REFUSED, opset_reason("it", found.opset, limit))
+        return refused(found.root, opset_reason("it", found.opset, limit))
     return found
 
 

@@ -29,6 +29,7 @@ from qgraph.ops.integer.forms import (
 from qgraph.ops.integer.products import Product, Result
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
 from qgraph.quantizers.site import Refusal
+from qgraph.reasons import NO_OPERATOR
 from qgraph.transforms.drafts.rebuilding import Found, Kept, Rebuild
 
 Array = npt.NDArray[Any]
@@ -52,7 +53,7 @@ def lower_exactly(product: Product) -> Found:
             f"its sums {product.size} and MatMulInteger does not transpose; transpose its weights "
             "first"
         )
-        return Refusal(node, reason)
+        return Refusal(node, NO_OPERATOR(reason))
     reason = f"{product.integer_operator} keeps the sums"
     if kind is not None:
         reason = f"sums of at most {product.largest} are exact in {kind.name.lower()}"
@@ -104,7 +105,7 @@ def raise_product(end: ir.Node, *, microsoft: bool) -> Rebuild | Refusal | None:
     product, nodes, verdict = read
     if product.kind == "Gemm" and not microsoft:
         reason = "only com.microsoft has an operator for Gemm; allow it with microsoft=true"
-        return Refusal(nodes[0], reason)
+        return Refusal(nodes[0], NO_OPERATOR(reason))
     dtype = end.outputs[0].dtype
     write = lambda draft: draft_operator(draft, product, dtype)  # noqa: E731
     return Rebuild(nodes[0], nodes, verdict, write, _OPSET)

@@ -22,6 +22,7 @@ from qgraph.ops.integer.sums import EXACT_IN_FLOAT32, Factor, cast
 from qgraph.ops.integer.tables import averages_all, counts, recode
 from qgraph.ops.kernels.standard import Windows
 from qgraph.quantizers.site import Refusal
+from qgraph.reasons import NO_OPERATOR
 from qgraph.transforms.drafts.rebuilding import Rebuild
 from qgraph.transforms.integers.pairs import draft_offset_codes
 
@@ -111,7 +112,7 @@ def _softmax(node: ir.Node, reals: bool) -> Lowered:
     x, encoding = _read(node)
     if not reals:
         reason = "it sums powers from a table in float32, one after the other; exact=near writes it"
-        return Refusal(node, f"{where(node)}: {reason}")
+        return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
     step = encoding[0]
     whole = np.float32(1) / step
     if whole != np.floor(whole):
@@ -119,13 +120,13 @@ def _softmax(node: ir.Node, reals: bool) -> Lowered:
             f"it rounds 1 / {step:g} = {whole:g}, the number of steps in 1, down to "
             f"{np.floor(whole):g}, which QuantizeLinear does not"
         )
-        return Refusal(node, f"{where(node)}: {reason}")
+        return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
     rank = None if x.codes.shape is None else len(x.codes.shape)
     axis = node.attributes.get_int("axis", -1)
     is_last = axis == -1 or (rank is not None and axis == rank - 1)
     if node.attributes["opset"].as_int() < _OPSET_OF_AXES and not is_last:
         reason = "it runs over several axes at once; Softmax of opset 13 and later over one"
-        return Refusal(node, f"{where(node)}: {reason}")
+        return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
     verdict = unproved("powers and their sums are rounded differently")
     return _by_reals(node, x, encoding, "Softmax", {"axis": axis}, verdict, _OPSET_OF_AXES)
 
@@ -173,10 +174,10 @@ def _average_pool(node: ir.Node, reals: bool) -> Lowered:
     x, (step, zero) = _read(node)
     get = node.attributes.get_int
     if get("channels_last", 0):
-        return Refusal(node, f"{where(node)}: AveragePool has no channels_last")
+        return Refusal(node, NO_OPERATOR(f"{where(node)}: AveragePool has no channels_last"))
     if reals and get("count_include_pad", 0) != 0 and get("ceil_mode", 0) != 0:
         reason = "with ceil_mode it counts elements beyond the padding, which AveragePool does not"
-        return Refusal(node, f"{where(node)}: {reason}")
+        return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
     if reals:
         attributes = {k: v.value for k, v in node.attributes.items() if k != "channels_last"}
         verdict = unproved(
@@ -197,7 +198,7 @@ def _average_pool(node: ir.Node, reals: bool) -> Lowered:
     size = math.prod(windows.kernel)
     if size > _MOST:
         reason = f"windows of more than {_MOST} elements have no exact form; exact=near writes one"
-        return Refusal(node, f"{where(node)}: {reason}")
+        return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
 
     def write(draft: Draft) -> Operand:
         parts = _parts(draft, x, windows)

@@ -21,6 +21,7 @@ from qgraph.proof.functions.search import MAX_BOXES, plateaus
 from qgraph.quantizers.dialects.dialect import DIALECTS
 from qgraph.quantizers.quantizer import Ranged
 from qgraph.quantizers.site import Refusal, Site
+from qgraph.reasons import UNSUITED_RANGE, UNSUPPORTED_TYPE, ExplainedReason, explained
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -88,14 +89,18 @@ def fake_quantizes(model: Model) -> Iterator[FakeQuantize | Refusal]:
                 yield site
             continue
         reason = _other_type(node) or _ill(site.quantizer)
-        yield FakeQuantize(site, site.quantizer) if reason is None else Refusal(node, reason)
+        if reason is None:
+            yield FakeQuantize(site, site.quantizer)
+        else:
+            yield Refusal(node, explained(reason, UNSUITED_RANGE))
 
 
-def _other_type(node: ir.Node) -> str | None:
+def _other_type(node: ir.Node) -> ExplainedReason | None:
     """Return why a node does not compute in float32, or None."""
     for value in node.inputs:
         if value is not None and value.dtype not in (None, ir.DataType.FLOAT):
-            return f"{value.name!r} is {value.dtype.name}; only float32 is supported"
+            text = f"{value.name!r} is {value.dtype.name}; only float32 is supported"
+            return UNSUPPORTED_TYPE(text)
     return None
 
 

@@ -42,6 +42,7 @@ from qgraph.quantizers.dialects.parts import (
 from qgraph.quantizers.dialects.qonnx_forms import codes_holding, quant
 from qgraph.quantizers.quantizer import Ranged
 from qgraph.quantizers.site import Refusal, Site
+from qgraph.reasons import UNSUITED_RANGE, UNSUPPORTED_TYPE
 
 Array = npt.NDArray[Any]
 
@@ -75,12 +76,16 @@ def as_plugin(site: Site, editor: Editor) -> Site | Refusal:
     if site.x.dtype not in (None, ir.DataType.FLOAT):
         kind = site.x.dtype.name
         return Refusal(
-            site.root, f"its data is {kind}; the plugin's arithmetic is known for float32 only"
+            site.root,
+            UNSUPPORTED_TYPE(
+                f"its data is {kind}; the plugin's arithmetic is known for float32 only"
+            ),
         )
     try:
         computed = _computed(site.nodes, site.x, site.y, editor.draft(site), _array(site))
     except ValueError as error:
-        return Refusal(site.root, f"FakeQuantize {site.root.name!r}: {error}.")
+        reason = f"FakeQuantize {site.root.name!r}: {error}."
+        return Refusal(site.root, UNSUITED_RANGE(reason))
     if computed is None:
         return site
     fields = (site.x, site.y, site.nodes, site.root, site.dialect, site.quantizer, site.shape)

@@ -21,6 +21,7 @@ from qgraph.model import Model
 from qgraph.quantizers.weights.job import Groups
 from qgraph.quantizers.weights.scheme import E4M3, E8M0, Losses, Scheme
 from qgraph.quantizers.weights.weight_job import WeightJob
+from qgraph.reasons import UNSUITED_WEIGHT, ExplainedReason
 from qgraph.reports import Outcome, SiteReport
 from qgraph.transforms.drafts.choice import entry, label
 
@@ -269,14 +270,14 @@ class WeightPlan:
             needed.append(19)
         return max(needed)
 
-    def prepare(self) -> str | None:
+    def prepare(self) -> ExplainedReason | None:
         """Quantize a small weight now; return why it cannot be."""
         if stored_bytes(self.weight.tensor) > LAZY_BYTES:
             return None
         try:
             data = self._job.run()
         except ModelError as error:
-            return str(error)
+            return UNSUITED_WEIGHT(str(error))
         self._now = [
             tensor_of(packed, ir.DataType[kind], shape)
             for packed, (kind, shape) in zip(data, self._outputs(), strict=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from qgraph.certificate import Cases
+from qgraph.evidence import Cases
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.numerics import Array
 from qgraph.numerics.float32 import check_float_environment
@@ -38,6 +38,7 @@ from qgraph.proof.functions.finding import (
 from qgraph.proof.functions.level import grade
 from qgraph.proof.functions.program import Program
 from qgraph.proof.functions.search import MAX_BOXES, Search
+from qgraph.reasons import DO_NOT_FIT, NOT_KNOWN, ExplainedReason, restated
 
 Shape: TypeAlias = tuple[int | None, ...]
 
@@ -101,7 +102,7 @@ class Outcome:
         return highest < level
 
 
-def undecided(reason: str) -> Outcome:
+def undecided(reason: ExplainedReason) -> Outcome:
     """Return the outcome of what cannot be decided."""
     return Outcome(Verdict(reason=reason))
 
@@ -109,7 +110,7 @@ def undecided(reason: str) -> Outcome:
 def remarks(reason: str | None, *, nan: bool, infinity: bool = False) -> str | None:
     """Return a reason with the remarks that NaN is not kept and that infinities differ."""
     parts = [reason, "NaN is not kept" if nan else None, "infinities differ" if infinity else None]
-    return "; ".join(filter(None, parts)) or None
+    return restated(reason, "; ".join(filter(None, parts))) or None
 
 
 def decide_pairs(
@@ -141,7 +142,7 @@ def decide_pairs(
     findings = decide_all(list(new.values()), until_difference=soon)
     for (key, pair), finding in zip(new.items(), findings, strict=True):
         if soon and (finding.differing or finding.infinity_differs):
-            below[key] = undecided("values differ")
+            below[key] = Outcome(Verdict(reason="values differ"))
         else:
             decided[key] = judge(pair, finding)
     outcomes = decided | below
@@ -167,7 +168,8 @@ def judge(pair: FunctionPair, finding: Finding) -> Outcome:
             at_most, witness, channel = shown.at_most, shown.witness, shown.channel
         if at_most is Exactness.DIFFERENT:
             level = at_most
-            reason = f"the inputs that differ are not counted, there are more: {reason}"
+            text = f"the inputs that differ are not counted, there are more: {reason}"
+            reason = restated(reason, text)
     verdict = Verdict(
         level,
         method,
@@ -308,14 +310,16 @@ def check_shapes(
     """
     if shape is None:
         if exactly and reference != candidate:
+            shapes = f"{list(reference)} and {list(candidate)}"
             raise Undecidable(
-                "the shape of its data is not known, and the parameters have the shapes "
-                f"{list(reference)} and {list(candidate)}"
+                NOT_KNOWN(f"the shape of its data is not known, its parameters have {shapes}")
             )
         return
     found = [_result_shape(shape, constants) for constants in (reference, candidate)]
     if found[0] != found[1]:
-        raise Undecidable(f"the results have shapes {list(found[0])} and {list(found[1])}")
+        raise Undecidable(
+            DO_NOT_FIT(f"the results have shapes {list(found[0])} and {list(found[1])}")
+        )
 
 
 def _result_shape(data: Shape, constants: tuple[int, ...]) -> Shape:
@@ -324,9 +328,8 @@ def _result_shape(data: Shape, constants: tuple[int, ...]) -> Shape:
     others = (1,) * (rank - len(constants)) + constants
     for size, other in zip(sizes, others, strict=True):
         if size is not None and 1 not in (size, other) and size != other:
-            raise Undecidable(
-                f"constants of shape {list(constants)} do not fit data of shape {list(data)}"
-            )
+            shapes = f"{list(constants)} do not fit data of shape {list(data)}"
+            raise Undecidable(DO_NOT_FIT(f"constants of shape {shapes}"))
     # what is not known may be 1, and is enlarged then
     return tuple(b if a == 1 or b != 1 else a for a, b in zip(sizes, others, strict=True))
 

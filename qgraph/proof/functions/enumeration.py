@@ -32,6 +32,7 @@ from qgraph.proof.functions.finding import Collector, Finding, Mask, compare_spe
 from qgraph.proof.functions.lowering import Constants, laid_out
 from qgraph.proof.functions.program import PointResults, Program
 from qgraph.proof.functions.search import Boxes
+from qgraph.reasons import DO_NOT_FIT, EFFORT, NO_RULE
 
 NARROW_BITS = 16
 """Types of up to this many bits have few enough values to try all."""
@@ -292,7 +293,7 @@ def free_axis(segments: Sequence[Segment], shape: Shape | None) -> tuple[list[in
         shapes: list[tuple[int, ...]] = [()]
         for node in segment.nodes:
             if node.domain == "" and node.op_type == "Reshape":
-                raise Undecidable("its data is reshaped")
+                raise Undecidable(NO_RULE("its data is reshaped"))
             for value in node.inputs:
                 if value is None or value in inner or segment.constants(value) is None:
                     continue
@@ -302,16 +303,16 @@ def free_axis(segments: Sequence[Segment], shape: Shape | None) -> tuple[list[in
                     continue  # its elements are chosen by the data, in all channels alike
                 # even a single number of more dimensions moves the axes of what comes after it
                 if shape and array.ndim > len(shape):
-                    raise Undecidable("a parameter has more dimensions than the data")
+                    raise Undecidable(DO_NOT_FIT("a parameter has more dimensions than the data"))
                 shapes.append(array.shape)
         spread.append(_broadcast(shapes))
     check_shapes(spread[0], spread[1], shape, exactly=True)
     sizes = list(_broadcast([(1,) * max(len(shape or ()), 1), *spread]))
     free = [axis for axis, size in enumerate(sizes) if size == 1]
     if not free:
-        raise Undecidable(f"its parameters of shape {sizes} leave no axis for all inputs")
+        raise Undecidable(EFFORT(f"its parameters of shape {sizes} leave no axis for all inputs"))
     if math.prod(sizes) > _MOST_CHANNELS:
-        raise Undecidable("there are too many channels to try all values in each")
+        raise Undecidable(EFFORT("there are too many channels to try all values in each"))
     return sizes, free[0]
 
 
@@ -319,7 +320,7 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError as error:
-        raise Undecidable("its parameters do not broadcast") from error
+        raise Undecidable(DO_NOT_FIT("its parameters do not broadcast")) from error
 
 
 def enumerate_values(
@@ -345,7 +346,7 @@ def enumerate_values(
         a, b = (run(data) for run in runs)
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             kinds = [f"{side.dtype}{list(side.shape)}" for side in (a, b)]
-            raise Undecidable(f"the results are {kinds[0]} and {kinds[1]}")
+            raise Undecidable(DO_NOT_FIT(f"the results are {kinds[0]} and {kinds[1]}"))
         return np.broadcast_to(data, a.shape), a, b
 
     sizes = [*sizes]

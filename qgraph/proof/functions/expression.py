@@ -15,6 +15,7 @@ import onnx_ir as ir
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS
 from qgraph.numerics.primitives import NUMPY
+from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE, TYPE_NOT_PROVED, ExplainedReason
 
 Mask = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
@@ -44,11 +45,11 @@ class Undecidable(Exception):  # noqa: N818 - a finding, not a fault
     """An expression cannot be built or decided.
 
     Attributes:
-        reason: why.
+        reason: why, with its id.
         by_effort: whether only the effort was too large.
     """
 
-    def __init__(self, reason: str, *, by_effort: bool = False) -> None:
+    def __init__(self, reason: ExplainedReason, *, by_effort: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.by_effort = by_effort
@@ -107,7 +108,9 @@ class Builder:
         elif given.dtype.kind in "iu":
             value = whole_numbers(given)
         else:
-            raise Undecidable(f"a constant is of type {given.dtype}; only float32 is proved")
+            raise Undecidable(
+                TYPE_NOT_PROVED(f"a constant is of type {given.dtype}; only float32 is proved")
+            )
         value.flags.writeable = False
         dtype = BOOL if value.dtype == np.bool_ else FLOAT
         return self._unique(Expr(CONSTANT, value=value, dtype=dtype, shape=value.shape))
@@ -121,7 +124,7 @@ class Builder:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in NUMPY:
-            raise Undecidable(f"{name} is not a primitive")
+            raise Undecidable(NO_RULE(f"{name} is not a primitive"))
 
         def call(*operands: Operand, **attributes: Any) -> Expr:
             return self._call(name, [self._expression(o) for o in operands], attributes)
@@ -142,7 +145,7 @@ class Builder:
                 first = self._call(name, [first, other], attributes)
             return first
         if len(operands) != _ARITY.get(name, 2 if name in ("Min", "Max") else 1):
-            raise Undecidable(f"{name} with {len(operands)} operands")
+            raise Undecidable(NO_RULE(f"{name} with {len(operands)} operands"))
         pairs = _normalised(name, attributes)
         if name == "Gather":
             operands[0] = self._table(operands[0])
@@ -164,7 +167,9 @@ class Builder:
     def _table(self, constant: Expr) -> Expr:
         """Return a constant that is kept apart from those that broadcast."""
         if constant.op != CONSTANT or constant.dtype != FLOAT or known(constant).ndim != 1:
-            raise Undecidable("Gather from a table that is not a constant list of float32 numbers")
+            raise Undecidable(
+                NO_RULE("Gather from a table that is not a constant list of float32 numbers")
+            )
         return self._unique(Expr(TABLE, value=constant.value))
 
     def _fold(
@@ -172,7 +177,9 @@ class Builder:
     ) -> Expr:
         values = [known(operand) for operand in operands]
         if name in ("Cast", "Gather") and undefined(name, values, attributes).any():
-            raise Undecidable(f"{name} of a constant is undefined: its operand leaves the range")
+            raise Undecidable(
+                LEFT_OPEN(f"{name} of a constant is undefined: its operand leaves the range")
+            )
         with np.errstate(all="ignore"):
             value = np.asarray(NUMPY[name](*values, **attributes))
         folded = Expr(CONSTANT, value=value.copy(), dtype=dtype, shape=value.shape)
@@ -194,7 +201,7 @@ def whole_numbers(given: Array) -> Float32:
     value = given.astype(np.float32)
     large = np.abs(value) > _ALL_WHOLE
     if value[large].tolist() != given[large].tolist():
-        raise Undecidable(f"a constant of type {given.dtype} exceeds float32")
+        raise Undecidable(TYPE_NOT_PROVED(f"a constant of type {given.dtype} exceeds float32"))
     return value
 
 
@@ -312,14 +319,14 @@ def _normalised(name: str, attributes: dict[str, Any]) -> tuple[tuple[str, Any],
         return ()
     if name != "Cast":
         if attributes:
-            raise Undecidable(f"{name} with attributes {', '.join(sorted(attributes))}")
+            raise Undecidable(NO_RULE(f"{name} with attributes {', '.join(sorted(attributes))}"))
         return ()
     to = attributes["to"]
     target = to if isinstance(to, str) else ir.DataType(to).name
     pairs: dict[str, Any] = {"to": target}
     if target not in (BOOL, FLOAT) and _INTEGER.fullmatch(target) is None:
         if target not in FORMATS:
-            raise Undecidable(f"Cast to {target}; only float32 is proved")
+            raise Undecidable(TYPE_NOT_PROVED(f"Cast to {target}; only float32 is proved"))
         pairs["saturate"] = int(attributes.get("saturate", 1))
         if target == "FLOAT8E8M0":
             pairs["round_mode"] = str(attributes.get("round_mode", "up"))
@@ -337,25 +344,29 @@ def _result_type(name: str, operands: list[Expr], attributes: dict[str, Any]) ->
             return types[0]
         case "Gather":
             if _INTEGER.fullmatch(types[1]) is None:
-                raise Undecidable(f"Gather with an index of type {types[1]}")
+                raise Undecidable(TYPE_NOT_PROVED(f"Gather with an index of type {types[1]}"))
             return FLOAT
         case "Where":
             if types[0] != BOOL:
-                raise Undecidable(f"Where with a condition of type {types[0]}")
+                raise Undecidable(TYPE_NOT_PROVED(f"Where with a condition of type {types[0]}"))
             types = types[1:]
     if name in _LOGIC and set(types) == {BOOL}:
         return BOOL
     if (BOOL in types and (name != "Where" or set(types) != {BOOL})) or name in _LOGIC:
-        raise Undecidable(f"{name} of operands of type {', '.join(types)}")
+        raise Undecidable(TYPE_NOT_PROVED(f"{name} of operands of type {', '.join(types)}"))
     # codes are constants of any type, so a FLOAT constant adapts to the other operand
     narrow = {t for t, o in zip(types, operands[-len(types) :], strict=True) if o.op != CONSTANT}
     narrow = narrow or set(types)
     if name in _COMPARISONS:
         return BOOL
     if len(narrow) != 1:
-        raise Undecidable(f"{name} of operands of types {', '.join(sorted(narrow))}")
+        raise Undecidable(
+            TYPE_NOT_PROVED(f"{name} of operands of types {', '.join(sorted(narrow))}")
+        )
     if name not in _SELECTIONS and narrow != {FLOAT}:
-        raise Undecidable(f"{name} in type {min(narrow)}; only float32 arithmetic is proved")
+        raise Undecidable(
+            TYPE_NOT_PROVED(f"{name} in type {min(narrow)}; only float32 arithmetic is proved")
+        )
     return narrow.pop()
 
 
@@ -367,7 +378,9 @@ def _result_shape(name: str, operands: list[Expr]) -> tuple[int, ...]:
         return np.broadcast_shapes(*shapes)
     except ValueError as error:
         listed = ", ".join(str(list(operand.shape)) for operand in operands)
-        raise Undecidable(f"{name} of constants whose shapes do not fit: {listed}") from error
+        raise Undecidable(
+            DO_NOT_FIT(f"{name} of constants whose shapes do not fit: {listed}")
+        ) from error
 
 
 def _chosen(operands: list[Expr]) -> Expr | None:

@@ -26,6 +26,7 @@ from qgraph.numerics import Array
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.numerics.primitives import NUMPY
 from qgraph.proof.functions.expression import Undecidable, undefined
+from qgraph.reasons import NO_RULE
 
 Mask = npt.NDArray[np.bool_]
 
@@ -88,7 +89,7 @@ def apply(name: str, operands: Sequence[Interval], attributes: Attributes) -> In
         Undecidable: there is no rule for the primitive.
     """
     if name not in RULES:
-        raise Undecidable(f"there is no interval rule for {name}")
+        raise Undecidable(NO_RULE(f"there is no interval rule for {name}"))
     result = RULES[name](*operands, **attributes)
     if name != "Where":
         for operand in operands:
@@ -340,7 +341,7 @@ def _keeps_nan(attributes: Attributes) -> bool:
 def _gather(table: Interval, index: Interval) -> Interval:
     values = np.asarray(table.lo)
     if np.isnan(values).any():
-        raise Undecidable("the table of a Gather contains NaN")
+        raise Undecidable(NO_RULE("the table of a Gather contains NaN"))
     bad = undefined("Gather", [values, index.lo], {}) | undefined("Gather", [values, index.hi], {})
     first, last = (np.where(bad, 0, end).astype(np.int64) for end in (index.lo, index.hi))
     level = np.frexp((last - first + 1).astype(np.float64))[1] - 1

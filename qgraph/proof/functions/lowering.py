@@ -22,6 +22,15 @@ from qgraph.numerics import Array, blocks
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import operator_of
 from qgraph.proof.functions.expression import Builder, Expr, Undecidable, whole_numbers
+from qgraph.reasons import (
+    AT_RUN_TIME,
+    DO_NOT_FIT,
+    NO_RULE,
+    NOT_COMPUTED,
+    NOT_KNOWN,
+    NOT_MATCHED,
+    TYPE_NOT_PROVED,
+)
 
 Shape = tuple[int | None, ...]
 
@@ -74,9 +83,11 @@ def lower(
         known[node.outputs[0]] = lower_node(node, known, view, apply, constants)
         seen[node.outputs[0]] = view
     if y not in known:
-        raise Undecidable(f"{y.name!r} does not depend on the data")
+        raise Undecidable(NOT_MATCHED(f"{y.name!r} does not depend on the data"))
     if seen[y] != shape:
-        raise Undecidable(f"the result has shape {list(seen[y])}, the data {list(shape)}")
+        raise Undecidable(
+            DO_NOT_FIT(f"the result has shape {list(seen[y])}, the data {list(shape)}")
+        )
     return known[y]
 
 
@@ -88,7 +99,7 @@ def _view(node: ir.Node, seen: Mapping[ir.Value, Shape]) -> Shape:
     """
     first, *others = {seen[value] for value in node.inputs if value is not None and value in seen}
     if others:
-        raise Undecidable(f"the operands of {node.op_type} have different shapes")
+        raise Undecidable(DO_NOT_FIT(f"the operands of {node.op_type} have different shapes"))
     return first
 
 
@@ -101,7 +112,7 @@ def _check_rank(node: ir.Node, view: Shape, constants: Constants) -> None:
     for value in node.inputs:
         given = None if value is None else constants(value)
         if given is not None and given.ndim > max(len(view), 1):
-            raise Undecidable("a parameter has more dimensions than the data")
+            raise Undecidable(DO_NOT_FIT("a parameter has more dimensions than the data"))
 
 
 def _reshaped(node: ir.Node, shape: Shape, constants: Constants) -> Shape:
@@ -112,10 +123,10 @@ def _reshaped(node: ir.Node, shape: Shape, constants: Constants) -> Shape:
     """
     sizes = None if node.inputs[1] is None else constants(node.inputs[1])
     if sizes is None or None in shape:
-        raise Undecidable("the shape of a Reshape is not constant")
+        raise Undecidable(AT_RUN_TIME("the shape of a Reshape is not constant"))
     target = tuple(int(size) for size in sizes)
     if min(target, default=1) < 1 or math.prod(target) != math.prod(size or 0 for size in shape):
-        raise Undecidable(f"Reshape of {list(shape)} to {list(target)}")
+        raise Undecidable(DO_NOT_FIT(f"Reshape of {list(shape)} to {list(target)}"))
     return target
 
 
@@ -136,7 +147,9 @@ class _Viewing(Builder):
             try:
                 given = np.broadcast_to(given, self._view).reshape(self._shape)
             except ValueError as error:
-                raise Undecidable(f"a constant {list(given.shape)} does not fit") from error
+                raise Undecidable(
+                    DO_NOT_FIT(f"a constant {list(given.shape)} does not fit")
+                ) from error
         return self._builder.constant(given)
 
     def _call(self, name: str, operands: list[Expr], attributes: dict[str, Any]) -> Expr:
@@ -154,7 +167,9 @@ def parameter_array(
     """
     array = laid_out(node, value, shape, constants)
     if array.dtype.kind in "cOSU":
-        raise Undecidable(f"operand {value.name!r} of {node.op_type} is no real numbers")
+        raise Undecidable(
+            TYPE_NOT_PROVED(f"operand {value.name!r} of {node.op_type} is no real numbers")
+        )
     if array.dtype.kind in "iu":
         return whole_numbers(array)
     return array if array.dtype == bool else array.astype(np.float32)
@@ -170,7 +185,7 @@ def laid_out(
     """
     array = constants(value)
     if array is None:
-        raise Undecidable(f"operand {value.name!r} of {node.op_type} is not constant")
+        raise Undecidable(AT_RUN_TIME(f"operand {value.name!r} of {node.op_type} is not constant"))
     return _aligned(node, array, shape) if node.op_type in _ALONG_AXIS else array
 
 
@@ -202,13 +217,15 @@ def lower_node(
             result: Expr = operator.define(builder, *operands, **operator.arguments(node))
             return result
     except (OperatorError, ValueError) as error:
-        raise Undecidable(str(error)) from error
+        raise Undecidable(NOT_COMPUTED(str(error))) from error
     if node.domain != "" or node.op_type not in NUMPY:
-        raise Undecidable(f"{node.op_type} has no definition over single values")
+        raise Undecidable(NO_RULE(f"{node.op_type} has no definition over single values"))
     for value in node.inputs:
         given = None if value is None or value in known else constants(value)
         if given is not None and given.dtype.kind == "f" and given.dtype != np.float32:
-            raise Undecidable(f"{node.op_type} with a constant of type {given.dtype}")
+            raise Undecidable(
+                TYPE_NOT_PROVED(f"{node.op_type} with a constant of type {given.dtype}")
+            )
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     primitive: Expr = getattr(builder, node.op_type)(*map(operand, node.inputs), **attributes)
     return primitive
@@ -225,7 +242,7 @@ def _aligned(node: ir.Node, parameter: Array, shape: Shape) -> Array:
     if parameter.size == 1:
         return parameter.reshape(())
     if not shape:
-        raise Undecidable(f"the rank of the data of {node.op_type} is not known")
+        raise Undecidable(NOT_KNOWN(f"the rank of the data of {node.op_type} is not known"))
     axis = node.attributes.get_int("axis", 1)
     size = node.attributes.get_int("block_size", 0)
     place = axis % len(shape)
@@ -240,7 +257,7 @@ def _aligned(node: ir.Node, parameter: Array, shape: Shape) -> Array:
     try:
         return blocks.align(parameter, sizes, axis, size)
     except ValueError as error:
-        raise Undecidable(str(error)) from error
+        raise Undecidable(NOT_COMPUTED(str(error))) from error
 
 
 Form: TypeAlias = tuple[object, ...]

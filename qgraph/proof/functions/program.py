@@ -25,6 +25,7 @@ from qgraph.proof.functions.expression import (
     undefined,
 )
 from qgraph.proof.functions.interval import RULES, Interval, Mask, apply
+from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE
 
 Channels = npt.NDArray[np.int64]
 
@@ -67,9 +68,9 @@ class Program:
         self.order = in_order(self.roots)
         for e in self.order:
             if e.op not in (INPUT, CONSTANT, TABLE) and e.op not in RULES:
-                raise Undecidable(f"there is no interval rule for {e.op}")
+                raise Undecidable(NO_RULE(f"there is no interval rule for {e.op}"))
         if any(root.dtype == "BOOL" for root in self.roots):
-            raise Undecidable("truth values are compared")
+            raise Undecidable(NO_RULE("truth values are compared"))
         self._spread([e for e in self.order if e.op == CONSTANT])
         self._last = {id(o): i for i, e in enumerate(self.order) for o in e.inputs}
         self._last.update((id(root), len(self.order)) for root in self.roots)
@@ -79,10 +80,12 @@ class Program:
         try:
             shape = np.broadcast_shapes(*(e.shape for e in constants))
         except ValueError as error:
-            raise Undecidable("the constants of the two sides do not broadcast") from error
+            raise Undecidable(
+                DO_NOT_FIT("the constants of the two sides do not broadcast")
+            ) from error
         self.channels = math.prod(shape)
         if not self.channels:
-            raise Undecidable("a constant has no elements")
+            raise Undecidable(DO_NOT_FIT("a constant has no elements"))
         varying = [e for e in constants if known(e).size > 1]
         if varying and self.channels > 1:
             columns = [np.broadcast_to(known(e), shape).reshape(-1) for e in varying]
@@ -265,7 +268,7 @@ class PointResults(NamedTuple):
         """
         if self.unknown.any():
             at = float(from_keys(keys[[np.argmax(self.unknown)]])[0])
-            raise Undecidable(f"ONNX leaves open what is computed for the input {at!r}")
+            raise Undecidable(LEFT_OPEN(f"ONNX leaves open what is computed for the input {at!r}"))
 
 
 def _same(a: Float32, b: Float32) -> Mask:

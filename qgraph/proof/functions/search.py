@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.certificate import Boxes as Listed
+from qgraph.evidence import Division
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.float32 import (
     HIGHEST,
@@ -38,6 +38,7 @@ from qgraph.numerics.float32 import (
 from qgraph.proof.functions.expression import Expr, Undecidable
 from qgraph.proof.functions.interval import Interval, Mask, either, settled
 from qgraph.proof.functions.program import Channels, PointResults, Program
+from qgraph.reasons import EFFORT
 
 MAX_BOXES = 1 << 27
 """Boxes after which a comparison is given up."""
@@ -113,7 +114,7 @@ class Search:
                 self._estimate()
                 hopeful = True
             if self.boxes > self._max_boxes:
-                raise Undecidable(f"not settled after {self.boxes} boxes", by_effort=True)
+                raise Undecidable(EFFORT(f"not settled after {self.boxes} boxes"), by_effort=True)
             yield from self._step()
 
     def drop(self, finished: Mask) -> None:
@@ -209,11 +210,11 @@ class Search:
         apart, done = _decided(a, b)
         share = 1 - float((apart | done).mean())
         if share * (self._high - self._low + 1) * kinds > self._max_boxes:
-            raise Undecidable(
+            reason = (
                 f"it is no step function: of {_SAMPLES} samples of {_ENUMERATED} neighbouring "
-                f"inputs, {share:.0%} have several values or NaN",
-                by_effort=True,
+                f"inputs, {share:.0%} have several values or NaN"
             )
+            raise Undecidable(EFFORT(reason), by_effort=True)
 
 
 def _decided(a: Interval, b: Interval) -> tuple[Mask, Mask]:
@@ -318,7 +319,7 @@ def plateaus(root: Expr, *, max_boxes: int) -> Plateaus:
     return Plateaus(program.first[kind[starts]], lo[starts], hi[np.roll(starts, -1)], value[starts])
 
 
-def boxes(reference: Expr, candidate: Expr) -> tuple[Listed, ...]:
+def boxes(reference: Expr, candidate: Expr) -> tuple[Division, ...]:
     """Return how the finite inputs divide into parts with one pair of results each.
 
     Neighbours of one pair of values are one part, unless the signs of zeros differ on one of them.
@@ -343,7 +344,7 @@ def boxes(reference: Expr, candidate: Expr) -> tuple[Listed, ...]:
             break
     kind, lo, differs, signs = kind[starts], lo[starts], differs[starts], signs[starts]
     return tuple(
-        Listed(
+        Division(
             int(first),
             int(count),
             tuple(lo[own].tolist()),

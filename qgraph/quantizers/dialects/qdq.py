@@ -21,6 +21,7 @@ from qgraph.quantizers.dialects.qdq_codes import packed
 from qgraph.quantizers.dialects.qdq_pairs import pairs
 from qgraph.quantizers.quantizer import Affine, Decoding, Floating, Quantizer, Recipe
 from qgraph.quantizers.site import Refusal, Site, shape_of, weight_of
+from qgraph.reasons import NO_PARTNER
 
 DOMAINS = ("", "com.microsoft")
 
@@ -48,7 +49,7 @@ class Qdq:
                 return None
             origin = "a graph input" if source is None else f"the output of {source.op_type}"
             reason = f"its codes are {origin}, not of a QuantizeLinear"
-            return Refusal(node, reason + _way_out(source))
+            return Refusal(node, NO_PARTNER(reason + _way_out(source)))
         quantizer, shape = _meaning(nodes, x)
         return Site(x, node.outputs[0], nodes, node, self.name, quantizer, shape, weight_of(x))
 
@@ -90,7 +91,7 @@ def _lone_quantize(node: ir.Node) -> Refusal | None:
         return None
     names = ", ".join(sorted({user.op_type for user in users})) or "an output of the graph"
     reason = f"its codes go to {names}, not to a DequantizeLinear"
-    return Refusal(node, reason + _way_out(*users))
+    return Refusal(node, NO_PARTNER(reason + _way_out(*users)))
 
 
 def _way_out(*others: ir.Node | None) -> str:

@@ -1,0 +1,92 @@
+"""How a proof divided the inputs of a region: evidence in certificates, read strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from qgraph.text import read_json
+
+
+@dataclass(frozen=True)
+class Division:
+    """A division of all finite float32 inputs, on each part of which a region was settled.
+
+    Attributes:
+        channel: the first element of the broadcast constants for which it holds.
+        count: how many elements have the same constants.
+        starts: keys of the first input of each part, in ascending order; parts end before the next
+            one, the last one at the largest float.
+        differing: numbers of the parts on which the values differ.
+        signs: numbers of those on which both are zeros whose signs differ, or may.
+    """
+
+    channel: int
+    count: int
+    starts: tuple[int, ...]
+    differing: tuple[int, ...] = ()
+    signs: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the boxes."""
+        return {
+            "channel": self.channel,
+            "count": self.count,
+            "starts": _distances(self.starts),
+            "differing": " ".join(map(str, self.differing)),
+            "signs": " ".join(map(str, self.signs)),
+        }
+
+    @classmethod
+    def from_json(cls, boxes: Mapping[str, Any]) -> Division:
+        """Return what :meth:`to_json` gave."""
+        starts = tuple(accumulate(_numbers(boxes["starts"])))
+        marks = _numbers(boxes["differing"]), _numbers(boxes["signs"])
+        for places in marks:
+            known = set(range(len(starts)))
+            if list(places) != sorted(set(places)) or not known.issuperset(places):
+                raise ValueError("numbers of boxes")
+        return cls(read_json(int, boxes["channel"]), read_json(int, boxes["count"]), starts, *marks)
+
+
+@dataclass(frozen=True)
+class Cases:
+    """What an entry of a region with two inputs may be: see ``starts``.
+
+    Attributes:
+        side: "reference" or "candidate", the model of ``start``; None without one.
+        start: name of a float32 value that the entry is computed from; None without one.
+        starts: keys of the first input of each part of ``start``, on which the entry has one value;
+            without a start, of the entry itself, on which each quantizer at it has one. Empty for
+            codes of an integer type, all of which are cases.
+    """
+
+    side: str | None
+    start: str | None
+    starts: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the cases."""
+        return {"side": self.side, "start": self.start, "starts": _distances(self.starts)}
+
+    @classmethod
+    def from_json(cls, cases: Mapping[str, Any]) -> Cases:
+        """Return what :meth:`to_json` gave."""
+        side, start = (read_json(str | None, cases[name]) for name in ("side", "start"))
+        if side not in (None, "reference", "candidate"):
+            raise ValueError(f"side of cases: {side!r}")
+        return cls(side, start, tuple(accumulate(_numbers(cases["starts"]))))
+
+
+def _numbers(text: object) -> tuple[int, ...]:
+    return tuple(map(int, read_json(str, text).split()))
+
+
+def _distances(starts: Sequence[int]) -> str:
+    """Return numbers in one text, each but the first as the distance from the one before.
+
+    That takes a line in the file and not thousands.
+    """
+    return " ".join(str(b - a) for a, b in zip((0, *starts), starts, strict=False))

@@ -1,0 +1,174 @@
+"""Ids of refusals and of undecided reasons: stable, in reports, and explained."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph import transforms
+from qgraph.certificate import Certificate
+from qgraph.cli.main import main
+from qgraph.errors import ModelError, OptionError
+from qgraph.reasons import CAUSES, EFFORT, cause_of, id_of, restated
+from qgraph.text import json_text
+
+HEADER = '<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>'
+
+FAULTS = f"""{HEADER} net (float[N,2] x, int8[N,2] c) => (float[N,2] y, float[N,2] d, float[N,2] p)
+<float zero = {{0}}, float z = {{0}}, float one = {{1}}, float b = {{8}}, float s = {{0.1}}> {{
+    [scale] y = qonnx.custom_op.general.Quant <signed = 0> (x, zero, z, b)
+    [partner] d = DequantizeLinear (c, one)
+    [mode] p = qonnx.custom_op.general.Quant <rounding_mode = "ASIDE"> (x, one, z, b)
+}}"""
+
+STABLE = {
+    "other": "QG000",
+    "no-equal-form": "QG001",
+    "needs-opset": "QG002",
+    "faulty-scale": "QG003",
+    "unreadable": "QG004",
+    "no-partner": "QG005",
+    "no-operator": "QG006",
+    "unknown-type": "QG007",
+    "used-elsewhere": "QG008",
+    "above-limit": "QG009",
+    "unsuited-range": "QG010",
+    "runtime-fails": "QG011",
+    "not-absorbed": "QG012",
+    "unsuited-weight": "QG013",
+    "unsupported-type": "QG014",
+    "effort": "QG051",
+    "no-rule": "QG052",
+    "type-not-proved": "QG053",
+    "not-known": "QG054",
+    "do-not-fit": "QG055",
+    "at-run-time": "QG056",
+    "left-open": "QG057",
+    "two-inputs": "QG058",
+    "not-matched": "QG059",
+    "not-computed": "QG060",
+    "not-forced": "QG061",
+    "sign-of-zero": "QG062",
+}
+"""Ids that users script against: a new cause is added here, no other line ever changes."""
+
+
+def test_ids_are_stable() -> None:
+    assert {cause.name: cause.id for cause in CAUSES.values()} == STABLE
+
+
+def test_refused_sites_have_the_id_of_their_cause() -> None:
+    report = qgraph.load(ir.from_onnx_text(FAULTS)).apply(transforms.ConvertDialect(to="openvino"))
+    sites = {site["node"]: site for site in report.to_json()["sites"]}
+    found = {name: (site["outcome"], site["reason_id"]) for name, site in sites.items()}
+    assert found == {
+        "scale": ("refused", "QG003"),
+        "partner": ("refused", "QG005"),
+        "mode": ("refused", "QG004"),
+    }
+    assert all(site["bound"] is None for site in sites.values())
+
+
+def test_an_opset_that_is_too_low_has_its_own_id() -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]> net (float[N,2] x) => (float[N,2] y)
+    <float[2,2] w = {1, 2, 3, 4}> { [product] y = MatMul (x, w) }"""
+    model = qgraph.load(ir.from_onnx_text(text))
+    (site,) = model.apply(transforms.QuantizeWeights(format="int4", min_elements=1, opset=20)).sites
+    assert (site.outcome, site.reason_id) == ("refused", "QG002")
+
+
+def test_levels_that_no_form_has_have_their_own_id() -> None:
+    text = f"""{HEADER} net (float[N,2] x) => (float[N,2] y)
+    <float s = {{0.3}}, float e = {{4}}, float m = {{3}}, float b = {{7}}, float big = {{448}}> {{
+        [act] y = qonnx.custom_op.general.FloatQuant <has_inf = 0, has_nan = 1> (x, s, e, m, b, big)
+    }}"""
+    model = qgraph.load(ir.from_onnx_text(text))
+    (site,) = model.apply(transforms.ConvertDialect(to="openvino")).sites
+    assert (site.outcome, site.reason_id) == ("refused", "QG001")
+
+
+def test_a_changed_site_has_a_remark_and_no_id() -> None:
+    text = FAULTS.replace("float zero = {0}", "float zero = {0.5}")
+    report = qgraph.load(ir.from_onnx_text(text)).apply(transforms.ConvertDialect(to="qdq"))
+    (site,) = (site for site in report.sites if site.outcome == "changed")
+    assert site.to_json()["reason"] == "NaN is not kept"
+    assert site.reason_id is None
+
+
+SUMS = [
+    f"""{HEADER} net (float[N,2] x, float[N,2] u) => (float[N,2] y)
+    <float s = {{0.1}}> {{ [last] y = {body} }}"""
+    for body in ("Pow (x, u)", "Mul (x, u)")
+]
+
+
+def certificate() -> dict:
+    """Of two models, the one region of which is undecided."""
+    found = qgraph.prove(*map(ir.from_onnx_text, SUMS))
+    return json.loads(json_text(found.to_json()))
+
+
+def test_undecided_regions_have_an_id_that_is_read_back() -> None:
+    document = certificate()
+    (region,) = document["regions"]
+    assert (region["verdict"], region["reason_id"]) == ("undecided", "QG058")
+    again = Certificate.from_json(document)
+    assert again.regions[0].reason_id == "QG058"
+    assert json.loads(json_text(again.to_json()))["regions"] == document["regions"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("limits", ["1step"]), ("against", "ideal"), ("order", "chunk:16"), ("order", None)],
+)
+def test_claims_about_bounds_are_not_read_over(name: str, value: object) -> None:
+    document = certificate()
+    with pytest.raises(ModelError, match=name):
+        Certificate.from_json(document | {name: value})
+    del document[name]
+    with pytest.raises(ModelError, match=f"'{name}' is missing"):
+        Certificate.from_json(document)
+
+
+def test_a_bound_of_a_region_is_not_read_over() -> None:
+    document = certificate()
+    document["regions"][0]["bound"] = {"max_steps": 1}
+    with pytest.raises(ModelError, match="bound"):
+        Certificate.from_json(document)
+
+
+def test_a_reason_is_a_text_that_keeps_its_id() -> None:
+    reason = EFFORT("too many boxes")
+    assert reason == "too many boxes"
+    for copied in (pickle.loads(pickle.dumps(reason)), copy.deepcopy(reason)):
+        assert (copied, id_of(copied)) == (reason, "QG051")
+    assert id_of(restated(reason, f"{reason}; and more")) == "QG051"
+    assert id_of(restated("a remark", "another")) is None
+
+
+@pytest.mark.parametrize("name", ["QG012", "qg012"])
+def test_explain_says_what_it_means_and_what_to_do(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", name]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("QG012 not-absorbed\n")
+    assert CAUSES["QG012"].meaning in out
+    assert f"What to do: {CAUSES['QG012'].remedy}" in out
+
+
+def test_explain_lists_all_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain"]) == 0
+    assert [line[:5] for line in capsys.readouterr().out.splitlines()[1:]] == list(CAUSES)
+
+
+def test_an_unknown_id_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OptionError, match="'QG05', expected"):
+        cause_of("QG05")
+    assert main(["explain", "QG05"]) == 2
+    assert "reason_id" in capsys.readouterr().err
