@@ -10,10 +10,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.errors import Choice, ModelError, OptionError, meant, where
+from qgraph.errors import Choice, ModelError, OptionError, UnsupportedError, meant, where
+from qgraph.execution.alone import AloneNodes
 from qgraph.execution.inputs import check_feeds
-from qgraph.execution.plan import ControlStep, Observer, Plan, Step, function_kernel, initial
-from qgraph.graph.constants import constant
+from qgraph.execution.plan import (
+    ControlStep,
+    Observer,
+    Plan,
+    Step,
+    function_kernel,
+    initial,
+    is_constant,
+)
 from qgraph.graph.schema import versions_of
 from qgraph.graph.scopes import is_control, operands
 from qgraph.ops.dispatch import Environment, Imports, NodeStep, kernel_for
@@ -36,13 +44,15 @@ class Executor:
 
     Args:
         model: is not changed, and must not change while this is used.
+        alone: gives kernels to nodes that qgraph does not define.
 
     Raises:
         UnsupportedError: a node has no implementation.
         ModelError: functions call each other in a circle.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, alone: AloneNodes | None = None) -> None:
+        self._alone = alone
         self._functions = model.functions
         self._calls: list[ir.OperatorIdentifier] = []
         self._graph = model.graph
@@ -110,6 +120,13 @@ class Executor:
             return ControlStep(node, imports.get("", 1), planner)
         return NodeStep(node, self._kernel(node, imports))
 
+    def has_kernel(self, node: ir.Node, imports: Imports) -> bool:
+        """Return whether ``node`` can be computed without ONNX Runtime."""
+        try:
+            return self.is_call(node) or kernel_for(node, imports) is not None
+        except UnsupportedError:
+            return False
+
     def is_call(self, node: ir.Node) -> bool:
         """Return whether ``node`` calls a function of the model."""
         return node.op_identifier() in self._functions
@@ -117,7 +134,12 @@ class Executor:
     def _kernel(self, node: ir.Node, imports: Imports) -> Kernel:
         if self.is_call(node):
             return self._call(node)
-        return kernel_for(node, imports)
+        try:
+            return kernel_for(node, imports)
+        except UnsupportedError as error:
+            if self._alone is None:
+                raise
+            return self._alone.kernel(node, imports, error)
 
     def _call(self, node: ir.Node) -> Kernel:
         key = node.op_identifier()
@@ -157,9 +179,3 @@ def _told(
             observe(name, known[value] if value in known else initial(value))
     names = {value: name for name, value in tapped.items()}
     return lambda value, array: observe(names[value], array)
-
-
-def is_constant(node: ir.Node) -> bool:
-    """Return whether ``node`` only spells a constant out, so that nothing has to run."""
-    spelled = node.domain == "" and node.op_type == "Constant"
-    return spelled and constant(node.outputs[0]) is not None

@@ -116,6 +116,20 @@ def initial(value: ir.Value) -> Any:
         ) from error
 
 
+def is_constant(node: ir.Node) -> bool:
+    """Return whether ``node`` only spells a constant out, so that nothing has to run."""
+    spelled = node.domain == "" and node.op_type == "Constant"
+    return spelled and constant(node.outputs[0]) is not None
+
+
+def is_fixed(value: ir.Value) -> bool:
+    """Return whether a session can hold ``value``: it is constant and cannot be fed."""
+    producer = value.producer()
+    if producer is not None:
+        return is_constant(producer)
+    return value.is_initializer() and not value.is_graph_input()
+
+
 Planner = Callable[[ir.Graph], Plan]
 Control = Callable[..., list[Any]]
 """Environment and input arrays to outputs."""

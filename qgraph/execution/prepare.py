@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OptionError, member
+from qgraph.execution.alone import AloneNodes
 from qgraph.execution.executor import Backend, Executor
 from qgraph.execution.inputs import describe, static
 from qgraph.execution.runtime import RuntimeExecutor, Standardize
@@ -42,7 +43,10 @@ def prepare(
     chosen = member(Backend, backend, "backend")
     installed = importlib.util.find_spec("onnxruntime") is not None
     if chosen is Backend.NUMPY or (chosen is Backend.AUTO and not installed):
-        return Executor(model)
+        alone = AloneNodes()
+        executor = Executor(model, alone)
+        alone.tell()
+        return executor
     return RuntimeExecutor(model, standardize)
 
 

@@ -7,11 +7,9 @@ Which standard quantizer nodes ONNX Runtime computes as onnx defines them.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,9 +17,10 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from qgraph.errors import UnsupportedError, where
-from qgraph.execution.executor import Executor, is_constant
-from qgraph.execution.plan import Plan, Step, initial
+from qgraph.errors import where
+from qgraph.execution.alone import AloneNodes, import_runtime, is_runtime_operator
+from qgraph.execution.executor import Executor
+from qgraph.execution.plan import Plan, Step, initial, is_constant, is_fixed
 from qgraph.execution.session import Direct, Session, free_values
 from qgraph.graph.constants import overridable
 from qgraph.graph.opset.versions import minimum_ir_version
@@ -117,7 +116,7 @@ class RuntimeExecutor(Executor):
         *,
         bounded: bool = True,
     ) -> None:
-        self._runtime = _import_runtime()
+        self._runtime = import_runtime("Backend 'ort' is asked for", "choose backend 'numpy'")
         # Newer formats than a model needs are no reason for ONNX Runtime to refuse it.
         self._ir_version = max(minimum_ir_version(model), _LEAST_IR_VERSION)
         self._loadable: dict[int, bool] = {}
@@ -132,7 +131,7 @@ class RuntimeExecutor(Executor):
         if model is not self._source:
             self._frozen = frozenset(str(value.name) for value in overridable(self._source.graph))
         self._bounded = bounded and model is not self._source
-        super().__init__(model)
+        super().__init__(model, AloneNodes())
 
     def run(
         self,
@@ -224,6 +223,7 @@ class RuntimeExecutor(Executor):
         if node.domain == "":
             version = imports.get("", 0)
             known = version > 0 and onnx.defs.has(node.op_type, version, "")
+            known = known or (not onnx.defs.has(node.op_type) and is_runtime_operator(node))
         else:
             known = node.domain in _DOMAINS
         inner = (each for graph in graphs_of(node) for each in graph)
@@ -249,7 +249,7 @@ class Segment:
         self._parts: dict[tuple[Any, ...], _Part] = {}
         self._tapped: frozenset[ir.Value] | None = None
         self.outputs = [value for node in nodes for value in node.outputs if value.name != ""]
-        self.reads = [value for value in free_values(nodes) if not _is_fixed(value)]
+        self.reads = [value for value in free_values(nodes) if not is_fixed(value)]
         inside = set(nodes)
         self._exports = frozenset(
             value
@@ -311,7 +311,7 @@ class Segment:
         # ONNX Runtime's exceptions have no common base of their own.
         except Exception as error:  # a genuine fault comes back from NumPy, with the node's name
             self._sessions[key] = None
-            if len(nodes) == 1:
+            if len(nodes) == 1 and self._executor.has_kernel(nodes[0], self._imports):
                 logger.warning(
                     "%s: ONNX Runtime refuses it, NumPy has it: %s", where(nodes[0]), error
                 )
@@ -351,17 +351,7 @@ class _Part:
                 kept.append(node)
                 needed.update(free_values([node]))
         kept.reverse()
-        return _Part(kept, [v for v in free_values(kept) if not _is_fixed(v)], outputs)
-
-
-def _import_runtime() -> ModuleType:
-    try:
-        return importlib.import_module("onnxruntime")
-    except ImportError as error:
-        raise UnsupportedError(
-            "Backend 'ort' is asked for, but ONNX Runtime is not installed. Install it with "
-            "pip install qgraph[ort], or choose backend 'numpy'."
-        ) from error
+        return _Part(kept, [v for v in free_values(kept) if not is_fixed(v)], outputs)
 
 
 def _ready(
@@ -377,11 +367,3 @@ def _ready(
             rest.append(node)
             pending.update(node.outputs)
     return ready, rest
-
-
-def _is_fixed(value: ir.Value) -> bool:
-    """Return whether a session can hold ``value``: it is constant and cannot be fed."""
-    producer = value.producer()
-    if producer is not None:
-        return is_constant(producer)
-    return value.is_initializer() and not value.is_graph_input()

@@ -10,10 +10,12 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError
+from qgraph.execution.alone import runs_alone
 from qgraph.graph.constants import freeze_inputs, overridable
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.scopes import is_control, nodes_of, owners
 from qgraph.inventory.info import QuantizerInfo, coded_info, packed_bytes, quantizer_info
+from qgraph.ops.composite import composite_of
 from qgraph.ops.dispatch import reference_kernel
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
 from qgraph.ops.operator import operator_of
@@ -131,11 +133,13 @@ def _unsupported(model: ir.Model) -> Iterator[ir.Node]:
             try:
                 reference_kernel(node, imports)
             except UnsupportedError:
-                yield node
+                if not runs_alone(node):
+                    yield node
 
 
 def _is_ours(node: ir.Node) -> bool:
     try:
-        return is_mat_mul_n_bits(node) or operator_of(node) is not None
+        composite = composite_of(node)
+        return is_mat_mul_n_bits(node) or bool(composite or operator_of(node))
     except OperatorError:
         return True

@@ -316,6 +316,34 @@ def _power(node: ir.Node, version: int) -> Kernel | None:
     return run
 
 
+def _gather_elements(node: ir.Node, version: int) -> Kernel:
+    axis = node.attributes.get_int("axis", 0)
+
+    def run(x: Array, indices: Array) -> tuple[Array]:
+        return (np.take_along_axis(_corner(x, indices, axis), indices, axis),)
+
+    return run
+
+
+def _scatter(node: ir.Node, version: int) -> Kernel:
+    """Return the kernel of Scatter, which ScatterElements took the place of in opset 11."""
+    axis = node.attributes.get_int("axis", 0)
+
+    def run(x: Array, indices: Array, updates: Array) -> tuple[Array]:
+        y = np.array(x)
+        np.put_along_axis(_corner(y, indices, axis), indices, updates, axis)
+        return (y,)
+
+    return run
+
+
+def _corner(x: Array, indices: Array, axis: int) -> Array:
+    """Return the part of ``x`` that indices along ``axis`` reach: their sizes on other axes."""
+    sizes = [slice(size) for size in indices.shape]
+    sizes[axis] = slice(None)
+    return x[tuple(sizes)]
+
+
 def _narrow(x: Array, function: Callable[[Array], Array]) -> Array:
     if x.dtype == _BFLOAT16:
         return function(x.astype(np.float32)).astype(x.dtype)
@@ -331,6 +359,7 @@ _BUILDERS: dict[str, Callable[[ir.Node, int], Kernel | None]] = {
     "AveragePool": _average_pool,
     "BatchNormalization": _batch_normalization,
     "Conv": _conv,
+    "GatherElements": _gather_elements,
     "Gemm": _gemm,
     "LRN": _lrn,
     "MatMul": lambda *_: lambda a, b: (matmul(a, b),),
@@ -340,6 +369,7 @@ _BUILDERS: dict[str, Callable[[ir.Node, int], Kernel | None]] = {
     "OptionalGetElement": _get_element,
     "OptionalHasElement": lambda *_: lambda x=None: (np.asarray(x is not None),),
     "Pow": _power,
+    "Scatter": _scatter,
     **dict.fromkeys(FUNCTIONS, _elementary),
 }
 
