@@ -176,25 +176,21 @@ def view_options(*kinds: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 def some_batches(
-    model: Model,
-    given: Mapping[str, Any] | None,
-    inputs: options.Inputs,
-    rows: int | None,
+    model: Model, arrays: Mapping[str, Any] | None, inputs: options.Inputs
 ) -> list[Mapping[str, Any]]:
-    """Return the first batches of a command's inputs, in which codes are counted.
+    """Return the first of the batches that a command runs a model on, to count codes in.
 
     Args:
         model: the model.
-        given: arrays from files; None for random ones.
-        inputs: what random ones are to be like.
-        rows: of a batch of the given arrays; None for what the model takes.
+        arrays: from files; None for random ones.
+        inputs: what random ones are to be like, and the rows of a batch.
     """
-    from qgraph.execution.inputs import make_inputs
+    from qgraph.execution.inputs import RandomBatches
     from qgraph.execution.prepare import Batches
 
-    if given is not None:
-        return list(itertools.islice(Batches(model.ir.graph, given, rows), _BATCHES))
-    return [
-        make_inputs(model.inputs, seed=inputs.seed, number=number, shapes=inputs.shapes)
-        for number in range(min(inputs.random or 1, _BATCHES))
-    ]
+    batches: Iterable[Mapping[str, Any]]
+    if arrays is None:
+        batches = RandomBatches(model.inputs, inputs.random or 1, inputs.seed, inputs.shapes)
+    else:
+        batches = Batches(model.ir.graph, arrays, inputs.batch)
+    return list(itertools.islice(batches, _BATCHES))

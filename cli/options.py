@@ -131,6 +131,8 @@ class Inputs:
         random: how many random batches; None if not given.
         seed: of the random batches.
         shapes: of the random inputs, by name.
+        batch: rows of arrays from files to run at once; None for all.
+        probes: how many thresholds of each quantizer are approached.
     """
 
     files: dict[str, Path]
@@ -138,6 +140,8 @@ class Inputs:
     random: int | None
     seed: int
     shapes: dict[str, tuple[int, ...]]
+    batch: int | None
+    probes: int = 0
 
 
 def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,6 +177,12 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
         multiple=True,
         help="Shape of a random input, such as NAME:1,3,224,224.",
     )
+    @click.option(
+        "--batch",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Rows of the arrays to run at once, if the batch size is dynamic [all].",
+    )
     @functools.wraps(function)
     def command(
         files: tuple[tuple[str, Path], ...],
@@ -180,6 +190,8 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
         random: int | None,
         seed: int | None,
         shapes: tuple[tuple[str, tuple[int, ...]], ...],
+        batch: int | None,
+        probes: int = 0,
         **others: Any,
     ) -> Any:
         given = {"--random": random, "--seed": seed, "--shape": shapes or None}
@@ -188,46 +200,20 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError(
                 f"{chosen[0]} is for random inputs, but files are given too. Use only one of them."
             )
-        inputs = Inputs(_once("-i", files), bundle, random, seed or 0, _once("--shape", shapes))
+        arrays, sizes = _once("-i", files), _once("--shape", shapes)
+        inputs = Inputs(arrays, bundle, random, seed or 0, sizes, batch, probes)
         return function(inputs=inputs, **others)
 
     return command
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Batch size, and number of probes to add.
-
-    Attributes:
-        batch: rows of arrays from files to run at once; None for all.
-        probes: how many thresholds of each quantizer are approached.
-    """
-
-    batch: int | None
-    probes: int
-
-
-def sample_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--batch`` and ``--probes``, which the command gets as ``samples``."""
-
-    @click.option(
-        "--batch",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Rows of the arrays to run at once, if the batch size is dynamic [all].",
-    )
-    @click.option(
-        "--probes",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="N",
-        help="Also run inputs next to up to N thresholds of each quantizer (30 runs each) [0].",
-    )
-    @functools.wraps(function)
-    def command(batch: int | None, probes: int, **others: Any) -> Any:
-        return function(samples=Samples(batch, probes), **others)
-
-    return command
+probes_option = click.option(
+    "--probes",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Also run inputs next to up to N thresholds of each quantizer (30 runs each) [0].",
+)
 
 
 keep_inputs_option = click.option(

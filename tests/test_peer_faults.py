@@ -16,8 +16,7 @@ import pytest
 import qgraph
 from qgraph.model import Model, load
 from qgraph.reports import Outcome
-from qgraph.transforms.convert import ConvertDialect
-from qgraph.transforms.fold_weights import FoldWeights
+from qgraph.transforms.convert import ConvertDialect, FoldWeights
 
 DOMAIN = "qonnx.custom_op.general"
 

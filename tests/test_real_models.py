@@ -15,8 +15,7 @@ from qgraph.comparison.check import check
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
 from qgraph.reports import Outcome
-from qgraph.transforms.convert import ConvertDialect
-from qgraph.transforms.fold_weights import FoldWeights
+from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.make_portable import MakePortable, StripFunctions
 
 

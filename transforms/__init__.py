@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from qgraph.transforms.base import TRANSFORMS, Transform, describe, parse_spec
-    from qgraph.transforms.convert import ConvertDialect
+    from qgraph.transforms.convert import ConvertDialect, FoldWeights
     from qgraph.transforms.drop_rounding import DropRounding
-    from qgraph.transforms.fold_weights import FoldWeights
     from qgraph.transforms.fuse_output_scale import FuseOutputScale
     from qgraph.transforms.integer_operators import LowerIntegerOperators, RaiseIntegerOperators
     from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
@@ -56,7 +55,7 @@ __all__ = [
 _HOMES = {
     "ConvertDialect": "convert",
     "DropRounding": "drop_rounding",
-    "FoldWeights": "fold_weights",
+    "FoldWeights": "convert",
     "FuseOutputScale": "fuse_output_scale",
     "LowerIntegerOperators": "integer_operators",
     "LowerMatMulNBits": "lower_mat_mul_n_bits",

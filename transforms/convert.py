@@ -1,4 +1,4 @@
-"""The pass ``convert``: every quantizer converted to another dialect."""
+"""The passes ``convert`` and ``fold-weights``: quantizers in another dialect, or packed codes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from qgraph.model import Model
 from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect
-from qgraph.quantizers.on_codes import has_codes
-from qgraph.quantizers.site import Refusal, Site
+from qgraph.quantizers.dialects.layout import through_reshape
+from qgraph.quantizers.dialects.parts import Scales
+from qgraph.quantizers.dialects.qdq_codes import packed
+from qgraph.quantizers.on_codes import coded_tensors, has_codes
+from qgraph.quantizers.site import Refusal, Site, weight_of
 from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reasons import NO_EQUAL_FORM
 from qgraph.reports import Outcome, Report, SiteReport
@@ -27,6 +30,9 @@ from qgraph.transforms.lower_vendor_operators import lower_composites
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
 
 _OF_STANDARD_OPERATORS = ("qdq", "onnx")
+
+_BLOCKS_SINCE = 21
+"""Opset since which DequantizeLinear has blocks."""
 
 Offers = list[tuple[Site, Iterator[Draft]]]
 
@@ -146,3 +152,51 @@ class ConvertDialect(Transform):
             return plugin_site
         is_computed = isinstance(plugin_site, PluginSite)
         return plugin_site, plugin_drafts(plugin_site, target.name, editor) if is_computed else ()
+
+
+@transform("fold-weights")
+class FoldWeights(Transform):
+    """Store weights as packed codes in front of a DequantizeLinear.
+
+    For a constant ``w``, ``quantizer(w) -> DequantizeLinear(codes, scale, zero_point)`` with
+    ``(codes - zero_point) * scale = quantizer(w)`` for each element. The float values are removed.
+    """
+
+    exact: Exactness = exact_option()
+    opset: int | None = opset_option()
+    scale_type: Scales = option(
+        Scales.FLOAT,
+        help="float32, or smallest: E8M0, FLOAT8E4M3FN, float16 or bfloat16 if no scale changes",
+    )
+
+    preserves: ClassVar[Exactness] = Exactness.VALUES
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Fold every quantizer whose input is constant; the float values are removed."""
+        editor, comparer = Editor(model.ir), Comparer(model.ir)
+        raise_and_settle(model, lambda: self._choose(model, editor, comparer), editor, report)
+
+    def _choose(
+        self, model: Model, editor: Editor, comparer: Comparer
+    ) -> tuple[list[Decision], list[SiteReport]]:
+        """Decide on each constant quantizer, and report the unreadable ones."""
+        limit = ceiling(model.ir, self.opset)
+        offers: Offers = []
+        others = [
+            entry(node, Outcome.KEPT, "its weights are stored as codes")
+            for node in model.nodes()
+            if any(tensor.is_weight for tensor in coded_tensors(node))
+        ]
+        for site in readable(filter(_is_constant, sites(model.ir)), others):
+            whole = through_reshape(site) if limit >= _BLOCKS_SINCE else site
+            offers.append((whole, packed(whole, editor, self.scale_type)))
+        return choose(offers, self.exact, limit, comparer), others
+
+
+def _is_constant(site: Site | Refusal) -> bool:
+    """Return whether the input is constant and not yet stored as codes."""
+    if isinstance(site, Refusal):
+        x = site.root.inputs[0]
+        return x is not None and weight_of(x) is not None
+    is_stored = site.dialect == "qdq" and site.nodes[0].op_type != "QuantizeLinear"
+    return site.weight is not None and not is_stored

@@ -135,7 +135,7 @@ class _Fusion(Decision):
 
 
 @dataclass(frozen=True)
-class _Quantization:
+class _QuantizeOnly:
     """Parameters of a quantize-only FakeQuantize.
 
     ``clip(round(x * factor + inner), 0, levels - 1) - outer``
@@ -158,7 +158,7 @@ class _Quantization:
         return (0.0, self.inner) if self.inner else (0.0,)
 
 
-def _codes(fake: FakeQuantize) -> _Quantization:
+def _codes(fake: FakeQuantize) -> _QuantizeOnly:
     """Return the parameters of a quantize-only FakeQuantize.
 
     Raises:
@@ -184,10 +184,10 @@ def _codes(fake: FakeQuantize) -> _Quantization:
     factor = 1 / grid.scale
     if (factor > np.finfo(np.float32).max).any():
         raise Stuck(FAULTY_SCALE("its scale is too small for its reciprocal to be float32"))
-    return _Quantization(factor, float(inner.reshape(-1)[0]), float(outer.reshape(-1)[0]), levels)
+    return _QuantizeOnly(factor, float(inner.reshape(-1)[0]), float(outer.reshape(-1)[0]), levels)
 
 
-def _rounded(draft: Draft, x: Operand, codes: _Quantization, offset: float) -> Draft:
+def _rounded(draft: Draft, x: Operand, codes: _QuantizeOnly, offset: float) -> Draft:
     """Complete a draft by Round and Clip; its data are already divided by the scale."""
     low = np.float32(offset - codes.inner)
     high = np.float32(low + codes.levels - 1)
@@ -197,7 +197,7 @@ def _rounded(draft: Draft, x: Operand, codes: _Quantization, offset: float) -> D
     return draft.giving(draft.op.Sub(y, left) if left else y)
 
 
-def _verdict(step: Verdict, moved: Scaling, codes: _Quantization) -> tuple[Verdict, str]:
+def _verdict(step: Verdict, moved: Scaling, codes: _QuantizeOnly) -> tuple[Verdict, str]:
     """Return the verdict on quantizer and operators together, and its text."""
     where = ", ".join(map(title, moved.absorbers))
     text = f"1 / scale = {span_text(codes.factor)} goes into {where}"
@@ -217,7 +217,7 @@ def _verdict(step: Verdict, moved: Scaling, codes: _Quantization) -> tuple[Verdi
     return replace(step, exactness=level, method=method), text
 
 
-def _figures(step: Verdict, moved: Scaling, codes: _Quantization) -> dict[str, float | int | str]:
+def _figures(step: Verdict, moved: Scaling, codes: _QuantizeOnly) -> dict[str, float | int | str]:
     return {
         "scale_lowest": float((1 / codes.factor).min()),
         "scale_highest": float((1 / codes.factor).max()),

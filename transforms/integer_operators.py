@@ -25,7 +25,7 @@ from qgraph.transforms.integers.products import lower_exactly, lower_to_reals, r
 from qgraph.transforms.integers.tables import lower_function
 
 
-class Form(Choice):
+class SumForm(Choice):
     """How sums of products are written."""
 
     EXACT = "exact"
@@ -48,8 +48,8 @@ class LowerIntegerOperators(Transform):
     ``exact=near`` only.
     """
 
-    form: Form = option(
-        Form.EXACT,
+    form: SumForm = option(
+        SumForm.EXACT,
         help="exact: in exact integer sums; qdq: DequantizeLinear, float operators, QuantizeLinear",
     )
     exact: Exactness = option(Exactness.VALUES, help="minimum level of equality to accept")
@@ -85,7 +85,7 @@ class LowerIntegerOperators(Transform):
                 f"run such models with --backend ort"
             )
             return Refusal(node, NO_OPERATOR(reason))
-        reals = self.form == Form.QDQ
+        reals = self.form == SumForm.QDQ
         product = read_product(node)
         if product is not None and not reals:
             return lower_exactly(product)

@@ -16,8 +16,7 @@ from qgraph.quantizers.weights.scheme import E4M3, E8M0, Scheme, Search
 from qgraph.reasons import UNSUITED_WEIGHT, USED_ELSEWHERE, ExplainedReason
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, transform
-from qgraph.transforms.drafts.choice import entry, label, opset_reason, refused
-from qgraph.transforms.drafts.versions import raise_opset
+from qgraph.transforms.drafts.choice import entry, label, opset_reason, raised, refused
 from qgraph.transforms.weights.float_weights import (
     FloatWeight,
     Places,
@@ -158,11 +157,7 @@ class QuantizeWeights(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Plan codes for each weight, raise the opset once, and insert DequantizeLinear."""
-        plans, others = self._plan(model)
-        notes = raise_opset(model.ir, (plan.opset for plan in plans))
-        if notes:
-            report.notes += notes
-            plans, others = self._plan(model)
+        plans, others = raised(model, lambda: self._plan(model), report)
         editor, places = Editor(model.ir), Places(model)
         report.sites += [plan.carry_out(editor, places) for plan in plans] + others
         opset.declare_domains(model.ir)

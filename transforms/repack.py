@@ -12,11 +12,12 @@ import onnx_ir as ir
 from qgraph.errors import Choice
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.deferred import DeferredTensor, Ledger
-from qgraph.graph.edit import Editor, Region
+from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, numpy_dtype, packed_size
 from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.quantizer import Unnamed
 from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import sites
 from qgraph.quantizers.weights.job import Recoder, RepackJob, Source
@@ -24,7 +25,15 @@ from qgraph.quantizers.weights.piecewise import Parameter
 from qgraph.reasons import RUNTIME_FAILS, UNSUITED_WEIGHT, USED_ELSEWHERE, ExplainedReason
 from qgraph.reports import Outcome, Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, transform
-from qgraph.transforms.drafts.choice import choose, entry, opset_reason, refused, settle
+from qgraph.transforms.drafts.choice import (
+    Decision,
+    choose,
+    entry,
+    opset_reason,
+    raise_and_settle,
+    refused,
+    settle,
+)
 from qgraph.transforms.drafts.versions import lower_opset, raise_opset
 from qgraph.transforms.quantize_weights import CODE_TYPES
 from qgraph.transforms.weights.float_weights import LAZY_BYTES
@@ -105,15 +114,7 @@ class Repack(Transform):
         """Choose a type for each constant, raise the opset once, and replace the nodes."""
         self._move_activations(model, report)
         editor = Editor(model.ir)
-        plans, others = self._plan(model, editor)
-        notes = raise_opset(model.ir, (plan.draft.opset for plan in plans))
-        if notes:
-            report.notes += notes
-            editor = Editor(model.ir)
-            plans, others = self._plan(model, editor)
-        editor.replace_all(plan.draft for plan in plans)
-        report.sites += [plan.entry for plan in plans] + others
-        opset.declare_domains(model.ir)
+        raise_and_settle(model, lambda: self._plan(model, editor), editor, report)
         if self.opset is not None:
             report.notes += lower_opset(model.ir, self.opset)
 
@@ -141,15 +142,16 @@ class Repack(Transform):
         report.notes += raise_opset(model.ir, (choice.opset for choice in choices))
         settle(model, [choice for choice in choices if choice.stands], editor, report)
 
-    def _plan(self, model: Model, editor: Editor) -> tuple[list[_Plan], list[SiteReport]]:
+    def _plan(self, model: Model, editor: Editor) -> tuple[list[Decision], list[SiteReport]]:
         limit = opset.ceiling(model.ir, self.opset)
-        plans: list[_Plan] = []
+        plans: list[Decision] = []
         others: list[SiteReport] = []
         jobs: _Jobs = {}
         for stored in stored_codes(model):
             chosen, reason = self._choose(stored, limit)
             if chosen is not None and self._changes(stored, chosen):
-                plans.append(_Plan(stored, chosen, self._makes_rows(stored, chosen), editor, jobs))
+                rows = self._makes_rows(stored, chosen)
+                plans.append(_Recoded(stored, chosen, rows, editor, jobs).decision)
                 continue
             if chosen is None and reason is not None and self.to is not CodeTarget.SMALLEST:
                 others.append(refused(stored.decode, reason))
@@ -204,16 +206,18 @@ class Repack(Transform):
         return stored.shape[chosen.axis] % chosen.block_size == 0 and stored.scale is not None
 
 
-class _Plan:
+class _Recoded:
     """The new storage of one constant: a draft, and the entry of the report."""
 
     def __init__(
         self, stored: Stored, chosen: Recoding, rows: bool, editor: Editor, jobs: _Jobs
     ) -> None:
         self._stored, self._chosen, self._jobs = stored, chosen, jobs
+        ends, shape = (stored.value, stored.decode.outputs[0]), stored.shape
+        self._site = Site(*ends, stored.nodes, stored.decode, "qdq", Unnamed(), shape)
         self._ledger = _size_summary(stored, chosen)
-        region = Region(stored.value, stored.decode.outputs[0], stored.nodes)
-        self.draft = editor.draft(region)
+        self.draft = editor.draft(self._site)
+        self.draft.ledger = self._ledger
         if rows:
             self._as_rows()
         else:
@@ -223,17 +227,11 @@ class _Plan:
             self.draft.giving(self._decode(codes, chosen.scale, chosen.zero_point, attributes))
 
     @property
-    def entry(self) -> SiteReport:
-        """The entry of the report; element counts are filled in when the codes are written."""
+    def decision(self) -> Decision:
+        """The draft; element counts of its ledger are filled in when the codes are written."""
         signs = self._chosen.factor != 1 and self._stored.stream.kind.startswith("FLOAT")
         level = Exactness.VALUES if signs else Exactness.BITS
-        return entry(
-            self._stored.decode,
-            Outcome.CHANGED,
-            spelling=self.draft.spelling,
-            verdict=Verdict(level, Method.CONSTANT),
-            ledger=self._ledger,
-        )
+        return Decision(self._site, self.draft, Verdict(level, Method.CONSTANT))
 
     def _codes(self, source: Source, shape: tuple[int, ...]) -> ir.Value:
         chosen, shift = self._chosen, source.shift

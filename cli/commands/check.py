@@ -25,7 +25,7 @@ Limits = Sequence[tuple[str | None, float]]
 @click.argument("reference", type=options.file_path)
 @click.argument("candidate", type=options.file_path)
 @options.input_options
-@options.sample_options
+@options.probes_option
 @options.limit_option("--atol", "Maximum absolute difference.")
 @options.limit_option("--rtol", "Maximum difference relative to REFERENCE.")
 @options.limit_option("--max-steps", "Maximum difference in quantization steps.")
@@ -76,7 +76,6 @@ def command(
     reference: Path,
     candidate: Path,
     inputs: options.Inputs,
-    samples: options.Samples,
     atol: Limits,
     rtol: Limits,
     max_steps: Limits,
@@ -126,8 +125,8 @@ def command(
                 random=inputs.random,
                 seed=inputs.seed,
                 shapes=inputs.shapes,
-                batch=samples.batch,
-                probes=samples.probes,
+                batch=inputs.batch,
+                probes=inputs.probes,
                 backend=backend,
                 atol=_limits(atol, names) or 0.0,
                 rtol=_limits(rtol, names) or 0.0,
@@ -144,7 +143,7 @@ def command(
             document = found.to_json()
             if views.are_wanted:
                 bar.tell("drawing", 0, 0)
-                batches = some_batches(first, given, inputs, samples.batch)
+                batches = some_batches(first, given, inputs)
                 views.write(document, (first, second), outputs, batches)
         if report is not None:
             outputs.write_text(report, json_text(document))

@@ -16,13 +16,13 @@ from qgraph.cli.output import Talk, console, is_colourful, show
 from qgraph.text import printable
 
 if TYPE_CHECKING:
-    from qgraph.inventory.differences import Differences
+    from qgraph.inventory.differences import ModelDifferences
 
 _STYLES = {"!": "yellow", "+": "green", "-": "red"}
 """Style of a line by its first character."""
 
 
-def show_differences(talk: Talk, found: Differences, *, is_brief: bool) -> None:
+def show_differences(talk: Talk, found: ModelDifferences, *, is_brief: bool) -> None:
     """Print the differences without wrapping lines.
 
     With ``is_brief``, what is the same is counted only.

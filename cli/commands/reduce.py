@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     help="Folder for both parts and their inputs.",
 )
 @options.input_options
-@options.sample_options
+@options.probes_option
 @options.backend_option
 @options.talk_options
 @click.pass_obj
@@ -41,7 +41,6 @@ def command(
     candidate: Path,
     folder: Path,
     inputs: options.Inputs,
-    samples: options.Samples,
     backend: str,
 ) -> int:
     """Cut two models down to the nodes where they begin to differ.
@@ -73,8 +72,8 @@ def command(
                 random=inputs.random,
                 seed=inputs.seed,
                 shapes=inputs.shapes,
-                batch=samples.batch,
-                probes=samples.probes,
+                batch=inputs.batch,
+                probes=inputs.probes,
                 backend=backend,
             )
             files = found.save(folder, outputs)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,19 +12,10 @@ from qgraph.cli import options
 from qgraph.cli.files import planned
 from qgraph.cli.output import ProgressBar, Talk, show, show_sections
 
-if TYPE_CHECKING:
-    from qgraph.model import Model
-
 
 @click.command(name="run")
 @options.model_argument
 @options.input_options
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Rows of the arrays to run at once, if the batch size is dynamic [all].",
-)
 @click.option(
     "-o",
     "--output",
@@ -57,7 +47,6 @@ def command(
     talk: Talk,
     model: Path,
     inputs: options.Inputs,
-    batch: int | None,
     out: Path | None,
     backend: str,
     taps: tuple[str, ...],
@@ -73,6 +62,7 @@ def command(
     """
     from qgraph.cli import arrays
     from qgraph.execution.executor import Backend
+    from qgraph.execution.inputs import RandomBatches
     from qgraph.execution.prepare import Batches, prepare, run_batches
     from qgraph.inventory.statistics import Statistics
     from qgraph.model import load
@@ -88,12 +78,14 @@ def command(
             bar.tell(f"reading {model.name}", 0, 0)
             loaded = load(model)
             given = arrays.feeds(talk, inputs, loaded)
-            if given is None and batch is not None:
+            if given is None and inputs.batch is not None:
                 raise click.UsageError(
                     "--batch is for arrays from files. Give the size of random batches by --shape."
                 )
             batches = (
-                _Random(loaded, inputs) if given is None else Batches(loaded.ir.graph, given, batch)
+                RandomBatches(loaded.inputs, inputs.random or 1, inputs.seed, inputs.shapes)
+                if given is None
+                else Batches(loaded.ir.graph, given, inputs.batch)
             )
             total = len(batches)
             if tap_all and backend == Backend.AUTO:
@@ -128,24 +120,6 @@ def command(
             show_sections(talk, run_sections(document))
     if out is not None:
         talk.note(f"wrote {out}")
-
-
-class _Random:
-    """Random batches, each generated when it is run."""
-
-    def __init__(self, model: Model, inputs: options.Inputs) -> None:
-        self._model = model
-        self._inputs = inputs
-
-    def __len__(self) -> int:
-        return self._inputs.random or 1
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        from qgraph.execution.inputs import make_inputs
-
-        seed, shapes = self._inputs.seed, self._inputs.shapes
-        for number in range(len(self)):
-            yield make_inputs(self._model.inputs, seed=seed, number=number, shapes=shapes)
 
 
 def _what(model: Path, done: int, total: int) -> str:

@@ -1,25 +1,21 @@
-"""Run two models on the same inputs and compare all outputs.
-
-The inputs on which two models are compared.
-"""
+"""Run two models on the same inputs and compare all outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
-from qgraph.comparison.divergence import Run, compare_tensors, correspondence, first_divergence
+from qgraph.comparison.divergence import ModelRun, compare_tensors, correspondence, first_divergence
 from qgraph.comparison.metrics import Comparing
-from qgraph.comparison.probes import make_probes
+from qgraph.comparison.probes import Probes, make_probes
 from qgraph.comparison.report import (
     CheckReport,
     CheckVerdict,
     MetricReport,
-    ProbeReport,
     TensorComparison,
 )
 from qgraph.comparison.runtimes.report import RuntimeReport
@@ -27,82 +23,10 @@ from qgraph.comparison.runtimes.verdict import judge_runtimes
 from qgraph.comparison.tolerance import TOP1, Limit, Metric, Score, Tolerance, metric_of, tolerances
 from qgraph.errors import ExecutionError, OptionError
 from qgraph.execution.executor import Backend, Executor
-from qgraph.execution.inputs import make_inputs, output_step
+from qgraph.execution.inputs import RandomBatches, output_step
 from qgraph.execution.prepare import Batches, prepare
 from qgraph.graph import interface
 from qgraph.model import Model, Source, load
-
-
-class Feeding:
-    """All inputs of a check: given, random, then probes; each is generated when it is run.
-
-    Args:
-        model: the reference.
-        executor: runs it, to make probes.
-        given: arrays from elsewhere.
-        random: number of random batches; None for one where nothing is given.
-        seed: of the random batches and the probes.
-        shapes: of the random inputs, by name.
-        probes: how many thresholds of each quantizer are wanted.
-
-    Attributes:
-        probes: what became of the probes, once these were made.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        executor: Executor,
-        given: Batches | None,
-        random: int | None,
-        seed: int,
-        shapes: Mapping[str, Sequence[int]] | None,
-        probes: int,
-    ) -> None:
-        self._model = model
-        self._executor = executor
-        self._given = given
-        self._random = random if random is not None or given is not None else 1
-        self._seed = seed
-        self._shapes = shapes
-        self._wanted = probes
-        self.probes: list[ProbeReport] = []
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        yield from self._given or ()
-        for number in range(self._random or 0):
-            yield make_inputs(
-                self._model.inputs, seed=self._seed, number=number, shapes=self._shapes
-            )
-        if self._wanted:
-            yield from self._probed()
-
-    def few(self, most: int) -> list[dict[str, Any]]:
-        """Return the first batches, up to ``most``, without probes."""
-        found = []
-        for number, batch in enumerate(self):
-            found.append(batch)
-            if number + 1 == min(most, self._plain):
-                break
-        return found
-
-    @property
-    def _plain(self) -> int:
-        return len(self._given or ()) + (self._random or 0)
-
-    def _probed(self) -> list[dict[str, Any]]:
-        starts = None if self._given is None else next(iter(self._given))
-        made = make_probes(
-            self._model,
-            self._executor,
-            self._wanted,
-            seed=self._seed,
-            shapes=self._shapes,
-            starts=starts,
-        )
-        self.probes = made.reports
-        return made.batches
-
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]
@@ -193,12 +117,16 @@ def check(
     )
     _check_options(inputs, random, batch, probes, labels, max_drop)
     ours, theirs = (prepare(m.ir, backend) for m in (first, second))
-    given = None if inputs is None else Batches(first.ir.graph, inputs, batch)
-    feeding = Feeding(first, ours, given, random, seed, shapes, probes)
-    comparison = _Comparison(first, names, allowed, 0 if labels is None else len(given or ()))
-    for number, inputs_of_one in enumerate(feeding):
-        renamed = {feeds.get(name, name): x for name, x in inputs_of_one.items()}
-        comparison.add(number, inputs_of_one, ours.run(inputs_of_one), theirs.run(renamed))
+    arrays = () if inputs is None else Batches(first.ir.graph, inputs, batch)
+    drawn = RandomBatches(first.inputs, random or int(inputs is None), seed, shapes)
+    starts = next(iter(arrays), None)
+    aimed = Probes()
+    if probes:
+        aimed = make_probes(first, ours, probes, seed=seed, shapes=shapes, starts=starts)
+    comparison = _OutputPairs(first, names, allowed, 0 if labels is None else len(arrays))
+    for number, fed in enumerate(itertools.chain(arrays, drawn, aimed.batches)):
+        renamed = {feeds.get(name, name): x for name, x in fed.items()}
+        comparison.add(number, fed, ours.run(fed), theirs.run(renamed))
     _refuse_nothing(comparison)
     judged = None
     if labels is not None:
@@ -211,9 +139,12 @@ def check(
     compared: list[TensorComparison] = []
     if shown is not None:
         renamed = {feeds.get(name, name): x for name, x in shown.items()}
-        runs = Run(first.ir.graph, ours, shown), Run(second.ir.graph, theirs, renamed)
+        runs = ModelRun(first.ir.graph, ours, shown), ModelRun(second.ir.graph, theirs, renamed)
         compared = compare_tensors(*runs, correspondence(first, second, names))
-    judgement = _runtimes(first, second, feeding, feeds, names) if runtimes else None
+    judgement = None
+    if runtimes:
+        some = list(itertools.islice(itertools.chain(arrays, drawn), _BATCHES_OF_RUNTIMES))
+        judgement = _runtimes(first, second, some, feeds, names)
     if judgement is not None and judgement.is_empty:
         notes.append(
             "no runtime can run the candidate, so no runtime is judged; convert it to 'qdq' or "
@@ -233,7 +164,7 @@ def check(
         comparison.batches,
         compared,
         judged,
-        feeding.probes,
+        aimed.reports,
         judgement,
         comparison.wrong,
         files=identities,
@@ -263,7 +194,7 @@ def _check_options(
         )
 
 
-def _refuse_nothing(comparison: _Comparison) -> None:
+def _refuse_nothing(comparison: _OutputPairs) -> None:
     """Raise if no values were compared: the models would count as equal."""
     results = [comparing.result() for comparing in comparison.outputs.values()]
     if any(result.elements or result.note is not None for result in results):
@@ -280,7 +211,7 @@ def _refuse_nothing(comparison: _Comparison) -> None:
     )
 
 
-class _Comparison:
+class _OutputPairs:
     """The outputs of both models, batch by batch."""
 
     def __init__(
@@ -309,7 +240,7 @@ class _Comparison:
         self.first = feeds if self.first is None else self.first
         for name, value in self._values.items():
             x, y = ours[name], theirs[self._names[name]]
-            equal = self.outputs[name].add(x, y, _step(value, x))
+            equal = self.outputs[name].add(x, y, output_step(value, np.shape(x)))
             if not equal:
                 self._within[name] &= self._allowed[name].allows(x, y)
                 self.wrong = feeds if self.wrong is None else self.wrong
@@ -346,18 +277,13 @@ class _Comparison:
         return MetricReport(metric.name, len(labels), scores[0], scores[1], failed)
 
 
-def _step(value: ir.Value, array: Any) -> npt.NDArray[np.float32] | None:
-    return output_step(value, np.shape(array))
-
-
 def _runtimes(
     first: Model,
     second: Model,
-    feeding: Feeding,
+    batches: Sequence[Mapping[str, Any]],
     feeds: Mapping[str, str],
     names: Mapping[str, str],
 ) -> RuntimeReport:
-    batches = feeding.few(_BATCHES_OF_RUNTIMES)
     renamed = [{feeds.get(name, name): x for name, x in batch.items()} for batch in batches]
     executors: list[Executor] = [prepare(m.ir, Backend.NUMPY) for m in (first, second)]
     ours = [executors[0].run(batch) for batch in batches]

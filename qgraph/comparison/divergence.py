@@ -1,7 +1,4 @@
-"""The first tensor in which two models differ, and the differences of all common tensors.
-
-Which tensors of two models belong together, by structure and provenance.
-"""
+"""The first tensor in which two models differ, and the parts of the models that compute it."""
 
 from __future__ import annotations
 
@@ -18,7 +15,8 @@ from qgraph.comparison.metrics import OutputComparison, compare
 from qgraph.comparison.report import TensorComparison
 from qgraph.errors import ModelError, UnsupportedError
 from qgraph.execution.executor import Executor
-from qgraph.graph.slices import ancestors
+from qgraph.graph.opset.versions import declare_domains, minimum_ir_version
+from qgraph.graph.slices import ancestors, sources
 from qgraph.model import Model
 from qgraph.proof.matching.classes import Class
 from qgraph.proof.matching.match import Matching
@@ -118,7 +116,7 @@ _HELD_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Run:
+class ModelRun:
     """A model's main graph, its executor, and its inputs."""
 
     graph: ir.Graph
@@ -127,7 +125,7 @@ class Run:
 
 
 def compare_tensors(
-    reference: Run, candidate: Run, matches: Sequence[Match]
+    reference: ModelRun, candidate: ModelRun, matches: Sequence[Match]
 ) -> list[TensorComparison]:
     """Return the comparisons of corresponding tensors, in the order of the reference.
 
@@ -163,7 +161,7 @@ def first_divergence(
     return next((tensor for tensor in differing if tensor.reference in relevant), None)
 
 
-def _hold(run: Run, matches: Sequence[Match]) -> list[Any]:
+def _hold(run: ModelRun, matches: Sequence[Match]) -> list[Any]:
     """Return the first tensors of the reference, as many as fit in memory."""
     places = {match.reference: place for place, match in enumerate(matches)}
     held: dict[int, Any] = {}
@@ -185,7 +183,9 @@ def _hold(run: Run, matches: Sequence[Match]) -> list[Any]:
     return [held[place] for place in range(full)]
 
 
-def _compare_block(run: Run, block: Sequence[Match], held: list[Any]) -> list[TensorComparison]:
+def _compare_block(
+    run: ModelRun, block: Sequence[Match], held: list[Any]
+) -> list[TensorComparison]:
     places: dict[str, list[int]] = {}
     for place, match in enumerate(block):
         places.setdefault(match.candidate, []).append(place)
@@ -220,3 +220,86 @@ def _sources(graph: ir.Graph, outputs: Collection[str]) -> set[str]:
     """Return the names of the outputs and of their ancestors."""
     ends = [value for value in graph.outputs if value.name in outputs]
     return {str(value.name) for value in ancestors(ends)}
+
+
+def frontier(graph: ir.Graph, output: ir.Value, ends: Collection[ir.Value]) -> list[ir.Value]:
+    """Return the values where the search back from ``output`` stops: ``ends`` and graph inputs.
+
+    ``output`` itself is no end.
+    """
+    last = {*ends, *graph.inputs}
+    _, *inner = ancestors([output], lambda v: () if v in last and v is not output else sources(v))
+    found = last.intersection(inner)
+    return [value for value in _distinct(graph) if value in found]
+
+
+def excerpt(
+    model: Model, inputs: Sequence[tuple[str, str]], output: tuple[str, str], absent: Sequence[str]
+) -> ir.Model:
+    """Return the part of a model's main graph that computes a value from others, as a model.
+
+    Shapes are left out: the part may be run on less than the model.
+
+    Args:
+        model: must not have initializers that are inputs too.
+        inputs: names of values, and their names in the part.
+        output: the same of what is computed; a constant is handed on.
+        absent: names of inputs that the part has besides, and does not use.
+    """
+    source = model.ir
+    values = {str(value.name): value for value in _distinct(source.graph) if value.name}
+    wanted = values[output[0]]
+    if wanted.producer() is None:
+        graph = _handing_on(wanted, source)
+    else:
+        graph = ir.convenience.extract(source.graph, [values[name] for name, _ in inputs], [wanted])
+    own = {str(value.name): value for value in graph.inputs}
+    renamed = [(own[name], new) for name, new in inputs]
+    if wanted.producer() is not None:
+        renamed.append((graph.outputs[0], output[1]))
+    taken = {str(value.name) for value in _distinct(graph)} - {str(v.name) for v, _ in renamed}
+    for value in _distinct(graph):
+        if value.name in taken and value.name in {new for _, new in renamed}:
+            value.name = f"{value.name}_inside"
+    for value, new in renamed:
+        value.name = new
+    for value in _distinct(graph):
+        if not value.is_initializer():
+            value.shape = None
+    for name in absent:
+        graph.inputs.append(ir.Value(name=name))
+    part = ir.Model(
+        graph,
+        ir_version=source.ir_version,
+        functions=[function.clone() for function in source.functions.values()],
+    )
+    declare_domains(part)
+    part.ir_version = max(part.ir_version or 0, minimum_ir_version(part))
+    return part
+
+
+def _handing_on(constant: ir.Value, source: ir.Model) -> ir.Graph:
+    """Return a graph without inputs whose output is a constant of another graph."""
+    tensor = constant.const_value
+    name = str(constant.name)
+    kept = ir.Value(
+        name=f"{name}_stored", type=constant.type, shape=constant.shape, const_value=tensor
+    )
+    node = ir.Node("", "Identity", [kept], outputs=[ir.Value(name=name, type=constant.type)])
+    return ir.Graph(
+        [],
+        node.outputs,
+        nodes=[node],
+        initializers=[kept],
+        opset_imports=source.graph.opset_imports,
+        name=source.graph.name,
+    )
+
+
+def _distinct(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    for value in graph.initializers.values():
+        if not value.is_graph_input():
+            yield value
+    for node in graph:
+        yield from node.outputs

@@ -232,6 +232,12 @@ class Comparing:
             top1,
         )
 
+    @property
+    def power(self) -> tuple[float, float]:
+        """Sums of squares of the reference, and of the difference; infinite where there is none."""
+        is_apart = self._note is not None or not (self._is_numeric or self._mismatches == 0)
+        return self._signal, math.inf if is_apart else self._noise
+
     def _count_rows(self, x: Array, y: Array) -> None:
         if x.ndim in (2, 3) and x.shape[-1] > 1 and x.size:
             found = np.argmax(x, axis=-1) == np.argmax(y, axis=-1)

@@ -17,7 +17,13 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.comparison.report import ProbeReport
-from qgraph.comparison.thresholds import DataQuantizer, Row, Rows, data_quantizers, thresholds_above
+from qgraph.comparison.thresholds import (
+    DataQuantizer,
+    Row,
+    SampleRows,
+    data_quantizers,
+    thresholds_above,
+)
 from qgraph.errors import ExecutionError, OperatorError
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import make_inputs
@@ -124,7 +130,7 @@ def make_probes(
     """
     frozen = model.clone()
     frozen.freeze_inputs()
-    rows = Rows(model, executor)
+    rows = SampleRows(model, executor)
     found = Probes()
     wanted: list[DataQuantizer] = []
     changing = executor.depending_on([str(value.name) for value in model.inputs])
@@ -158,7 +164,11 @@ def make_probes(
 
 
 def _aim(
-    rows: Rows, quantizer: DataQuantizer, population: list[Row], values: list[Array], count: int
+    rows: SampleRows,
+    quantizer: DataQuantizer,
+    population: list[Row],
+    values: list[Array],
+    count: int,
 ) -> tuple[ProbeReport, list[Row]]:
     name = str(quantizer.data.name)
     if any(value.dtype != np.float32 or not value.size for value in values):
@@ -208,7 +218,7 @@ def _choose(
     return targets
 
 
-def _halve(rows: Rows, name: str, targets: list[_Target]) -> None:
+def _halve(rows: SampleRows, name: str, targets: list[_Target]) -> None:
     """Bisect between the inputs on both sides of each threshold."""
     for _ in range(_HALVINGS):
         open_ = [target for target in targets if not target.is_done]
@@ -225,7 +235,7 @@ def _halve(rows: Rows, name: str, targets: list[_Target]) -> None:
             target.is_done = target.is_reached or rows.are_equal(target.below, target.above)
 
 
-def _refine(rows: Rows, name: str, targets: list[_Target]) -> None:
+def _refine(rows: SampleRows, name: str, targets: list[_Target]) -> None:
     """Move single numbers of the inputs to neighbouring floats if that is closer."""
     generator = np.random.default_rng(len(targets))
     for _ in range(_MOVES):
@@ -270,7 +280,7 @@ def _read_directly(value: ir.Value) -> str | None:
 
 
 def _probe_elements(
-    rows: Rows, quantizer: DataQuantizer, source: str, population: list[Row], count: int
+    rows: SampleRows, quantizer: DataQuantizer, source: str, population: list[Row], count: int
 ) -> tuple[ProbeReport, list[Row]]:
     """Bisect each element of an input separately: one input then meets many thresholds."""
     name = str(quantizer.data.name)
@@ -305,7 +315,7 @@ def _probe_elements(
 
 
 def _elementwise(
-    rows: Rows,
+    rows: SampleRows,
     name: str,
     source: str,
     row: Row,

@@ -13,10 +13,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.comparison.check import Feeds, check
-from qgraph.comparison.divergence import correspondence
+from qgraph.comparison.divergence import correspondence, excerpt, frontier
 from qgraph.comparison.metrics import OutputComparison, compare
 from qgraph.comparison.report import CheckReport
-from qgraph.comparison.variants import excerpt, frontier
 from qgraph.errors import QGraphError, UndecidedError
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare

@@ -155,7 +155,7 @@ _MOVED = 3
 """Approximate number of elements to move in each input."""
 
 
-class Rows:
+class SampleRows:
     """Runs samples of the inputs of a model.
 
     Args:

@@ -152,7 +152,7 @@ def _ordered(
             yield from ((None, theirs[other]) for other in after[partner])
 
 
-__all__ = ["Change", "ChangeKind", "Differences", "between", "diff"]
+__all__ = ["ChangeKind", "ModelDifferences", "QuantizerChange", "between", "diff"]
 
 
 class ChangeKind(StrEnum):
@@ -165,7 +165,7 @@ class ChangeKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Change:
+class QuantizerChange:
     """A quantizer of the reference and its counterpart in the candidate; None if missing.
 
     Names are no difference.
@@ -208,7 +208,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Differences:
+class ModelDifferences:
     """All quantizers of two models.
 
     Attributes:
@@ -216,7 +216,7 @@ class Differences:
         notes: remarks, such as inputs that were matched by position.
     """
 
-    changes: tuple[Change, ...]
+    changes: tuple[QuantizerChange, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -224,7 +224,7 @@ class Differences:
         """Whether each quantizer has a counterpart with an equal description."""
         return all(change.kind is ChangeKind.SAME for change in self.changes)
 
-    def of_kind(self, *kinds: ChangeKind) -> list[Change]:
+    def of_kind(self, *kinds: ChangeKind) -> list[QuantizerChange]:
         """Return the changes of the given kinds."""
         return [change for change in self.changes if change.kind in kinds]
 
@@ -272,7 +272,9 @@ class Differences:
         return ", ".join(told) or "no quantizers"
 
 
-def diff(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool = False) -> Differences:
+def diff(
+    reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool = False
+) -> ModelDifferences:
     """Compare the quantizers of two models by their descriptions.
 
     They are matched from the inputs of the models, by structure; names help where that ends.
@@ -296,16 +298,17 @@ def diff(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool = False)
     except ModelError as error:
         notes.append(f"quantizers are matched by name and order only: {error}")
     ours, theirs = (list(descriptions(side.model)) for side in sides)
-    return Differences(_changes(pairs(matching, ours, theirs)), tuple(notes))
+    return ModelDifferences(_changes(pairs(matching, ours, theirs)), tuple(notes))
 
 
-def between(reference: Iterable[Description], candidate: Sequence[Described]) -> Differences:
+def between(reference: Iterable[Description], candidate: Sequence[Described]) -> ModelDifferences:
     """Compare the quantizers of a model with descriptions, such as those of a lock file."""
     ours = [Described(description, None, None, "") for description in reference]
-    return Differences(_changes(pairs(None, ours, candidate)))
+    return ModelDifferences(_changes(pairs(None, ours, candidate)))
 
 
-def _changes(found: Iterable[Pair]) -> tuple[Change, ...]:
+def _changes(found: Iterable[Pair]) -> tuple[QuantizerChange, ...]:
     return tuple(
-        Change(*(None if side is None else side.description for side in pair)) for pair in found
+        QuantizerChange(*(None if side is None else side.description for side in pair))
+        for pair in found
     )

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from qgraph.errors import QGraphError
 from qgraph.inventory.description import Described, Description, Numbers, descriptions
-from qgraph.inventory.differences import Differences, between
+from qgraph.inventory.differences import ModelDifferences, between
 from qgraph.ops.static_parameters import settled
 
 FORM = 1
@@ -47,7 +47,7 @@ def lock_text(model: ir.Model, *, keep_inputs: bool = False) -> str:
     return _HEAD + "".join(_table(described.description) for described in found)
 
 
-def check_lock(model: ir.Model, path: Path, *, keep_inputs: bool = False) -> Differences:
+def check_lock(model: ir.Model, path: Path, *, keep_inputs: bool = False) -> ModelDifferences:
     """Compare a lock file, the reference, with a model.
 
     Names help to pair the quantizers, and are no difference.

@@ -12,9 +12,9 @@ from qgraph.reporting.view import (
     Cell,
     Column,
     Columns,
-    Fact,
     File,
     Issue,
+    KeyFigure,
     Page,
     Row,
     Section,
@@ -44,12 +44,12 @@ def check_page(document: Mapping[str, Any]) -> Page:
     largest = [output["max_abs"] for output in outputs]
     known = None if None in largest else max(largest, default=0.0)
     facts = [
-        Fact("values compared", whole(sum(int(output["elements"]) for output in outputs))),
-        Fact("values that differ", whole(differing), tone if differing else Tone.PLAIN),
-        Fact("largest difference", amount(known, 4)),
+        KeyFigure("values compared", whole(sum(int(output["elements"]) for output in outputs))),
+        KeyFigure("values that differ", whole(differing), tone if differing else Tone.PLAIN),
+        KeyFigure("largest difference", amount(known, 4)),
     ]
     if differing:
-        facts.append(Fact("largest, in ulps", whole(max(int(o["max_ulp"]) for o in outputs))))
+        facts.append(KeyFigure("largest, in ulps", whole(max(int(o["max_ulp"]) for o in outputs))))
     files = [
         File(role, document[role]["path"], document[role].get("sha256"))
         for role in ("reference", "candidate")

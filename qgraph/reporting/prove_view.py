@@ -13,9 +13,9 @@ from qgraph.reporting.view import (
     Cell,
     Column,
     Columns,
-    Fact,
     File,
     Issue,
+    KeyFigure,
     Page,
     Row,
     Section,
@@ -56,15 +56,15 @@ def prove_page(document: Mapping[str, Any]) -> Page:
         for name, is_constant in (("inputs", False), ("constants", True))
     }
     number = {name: sum(r["verdict"] == name for r in regions) for name in TONES}
-    facts = [Fact("regions compared", whole(len(regions)))]
+    facts = [KeyFigure("regions compared", whole(len(regions)))]
     facts += [
-        Fact(name, whole(count), TONES[name] if count else Tone.PLAIN)
+        KeyFigure(name, whole(count), TONES[name] if count else Tone.PLAIN)
         for name, count in number.items()
         if count or name == verdict
     ]
     bounds = any(not _is_counted(r) and r["verdict"] == "different" for r in regions)
     facts += [
-        Fact(
+        KeyFigure(
             f"{name} that differ",
             f"{'at least ' if bounds and name == 'inputs' else ''}{whole(count)}",
             Tone.BAD,
@@ -73,7 +73,7 @@ def prove_page(document: Mapping[str, Any]) -> Page:
         if count
     ]
     if document["exactness"] is not None:
-        facts.append(Fact("equality", str(document["exactness"])))
+        facts.append(KeyFigure("equality", str(document["exactness"])))
     files = [File(role, document[role]["path"], document[role]["sha256"]) for role in _SIDES]
     return Page(
         "prove",

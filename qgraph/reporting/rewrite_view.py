@@ -15,9 +15,9 @@ from qgraph.reporting.view import (
     Cell,
     Column,
     Columns,
-    Fact,
     File,
     Issue,
+    KeyFigure,
     Page,
     Row,
     Section,
@@ -57,23 +57,23 @@ def rewrite_page(document: Mapping[str, Any]) -> Page:
     verdict, tone, sentence = _verdict(sites, summary)
     before, after = summary["weight_bytes_before"], summary["weight_bytes_after"]
     facts = [
-        Fact("changed", whole(summary["changed"])),
+        KeyFigure("changed", whole(summary["changed"])),
         *(
-            Fact(name, whole(summary[key]), tone_of)
+            KeyFigure(name, whole(summary[key]), tone_of)
             for name, key, tone_of in (
                 ("kept unchanged", "kept", Tone.PLAIN),
                 ("refused", "refused", Tone.OPEN),
             )
             if summary[key]
         ),
-        Fact("weights before", size(before)),
-        Fact("weights after", size(after)),
+        KeyFigure("weights before", size(before)),
+        KeyFigure("weights after", size(after)),
     ]
     if after and before > 1.05 * after:
-        facts.append(Fact("smaller by", _factor(before, after), Tone.GOOD))
+        facts.append(KeyFigure("smaller by", _factor(before, after), Tone.GOOD))
     moved = (s for s in sites if s["outcome"] == "changed" and s["method"] != "constant")
     if differing := sum(int(site["differing_inputs"]) for site in moved):
-        facts.append(Fact("inputs that differ", whole(differing), Tone.OPEN))
+        facts.append(KeyFigure("inputs that differ", whole(differing), Tone.OPEN))
     files = [
         File(role, document[role]["path"], document[role]["sha256"])
         for role in ("input", "output")

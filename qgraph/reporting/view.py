@@ -154,7 +154,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Fact:
+class KeyFigure:
     """A key figure: a tile at the top of the page."""
 
     name: str
@@ -225,7 +225,7 @@ class Page:
     tone: Tone
     sentence: str
     files: Sequence[File]
-    facts: Sequence[Fact]
+    facts: Sequence[KeyFigure]
     sections: Sequence[Section]
     findings: Sequence[Issue]
 

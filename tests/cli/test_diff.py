@@ -11,7 +11,7 @@ import pytest
 
 from qgraph import load
 from qgraph.inventory import differences
-from qgraph.inventory.differences import ChangeKind, Differences
+from qgraph.inventory.differences import ChangeKind, ModelDifferences
 from qgraph.model import Source
 from qgraph.transforms import ConvertDialect
 
@@ -33,7 +33,7 @@ QUANT = """
     }"""
 
 
-def diff(reference: Source, candidate: Source) -> Differences:
+def diff(reference: Source, candidate: Source) -> ModelDifferences:
     return differences.diff(load(reference).ir, load(candidate).ir)
 
 

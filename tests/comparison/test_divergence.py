@@ -12,7 +12,7 @@ import pytest
 
 from qgraph.comparison import divergence
 from qgraph.comparison.check import check
-from qgraph.comparison.divergence import Run, compare_tensors, correspondence, first_divergence
+from qgraph.comparison.divergence import ModelRun, compare_tensors, correspondence, first_divergence
 from qgraph.execution.executor import Executor
 from qgraph.model import Model
 from qgraph.reporting.pages import page_of
@@ -55,8 +55,8 @@ def test_blocks_are_small_and_give_the_same(
     executors = Counting(reference.ir), Counting(candidate.ir)
     x = {"x": np.full(100, -2, np.float32)}
     found = compare_tensors(
-        Run(reference.ir.graph, executors[0], x),
-        Run(candidate.ir.graph, executors[1], x),
+        ModelRun(reference.ir.graph, executors[0], x),
+        ModelRun(candidate.ir.graph, executors[1], x),
         correspondence(reference, candidate, {"y": "y"}),
     )
     assert [tensor.reference for tensor in found] == [f"t{n}" for n in range(1, DEPTH)] + ["y"]
@@ -83,7 +83,7 @@ def test_only_what_leads_to_an_output_that_differs_is_the_first() -> None:
 def test_nothing_is_first_where_nothing_differs() -> None:
     reference = chain()
     x = {"x": np.full(3, 2, np.float32)}
-    run = Run(reference.ir.graph, Executor(reference.ir), x)
+    run = ModelRun(reference.ir.graph, Executor(reference.ir), x)
     tensors = compare_tensors(run, run, correspondence(reference, reference, {"y": "y"}))
     assert len(tensors) == DEPTH
     assert first_divergence(reference.ir.graph, tensors, {"y"}) is None

@@ -10,8 +10,8 @@ import pytest
 
 import qgraph
 from qgraph.comparison.check import check
+from qgraph.comparison.divergence import excerpt, frontier
 from qgraph.comparison.reduce import Reduction, reduce
-from qgraph.comparison.variants import excerpt, frontier
 from qgraph.errors import QGraphError, UndecidedError
 from qgraph.model import Model
 

@@ -23,9 +23,13 @@ from qgraph.comparison.runtimes.causes import (
     merged,
 )
 from qgraph.comparison.runtimes.jobs import Answer, RuntimeJobs
-from qgraph.comparison.runtimes.report import Form, RuntimeReport, RuntimeResult, Stopped
-from qgraph.comparison.runtimes.verdict import judge_runtimes
-from qgraph.comparison.variants import Standardized, in_standard_operators, without_quantizers
+from qgraph.comparison.runtimes.report import CandidateForm, RuntimeReport, RuntimeResult, Stopped
+from qgraph.comparison.runtimes.verdict import (
+    Standardized,
+    in_standard_operators,
+    judge_runtimes,
+    without_quantizers,
+)
 from qgraph.model import Model
 from qgraph.text import markdown
 
@@ -323,7 +327,7 @@ def test_a_dialect_that_no_runtime_knows_is_judged_in_standard_operators() -> No
     ours = [each for each in report.runtimes.results if each.runtime.startswith("ONNX Runtime")]
     # halves times halves, with sums far below 2**24: no order of additions changes them
     assert [each.error for each in ours] == [0.0] * 3
-    assert {each.form for each in ours} == {Form.STANDARD}
+    assert {each.form for each in ours} == {CandidateForm.STANDARD}
     assert all("Quant" in (each.refused or "") for each in ours)
     assert "computes its standard form as defined" in report.runtimes.sentence
     assert report.runtimes.sentence.endswith(

@@ -11,8 +11,7 @@ import pytest
 from qgraph.inventory.overview import overview
 from qgraph.model import Model, load
 from qgraph.reports import Outcome
-from qgraph.transforms.convert import ConvertDialect
-from qgraph.transforms.fold_weights import FoldWeights
+from qgraph.transforms.convert import ConvertDialect, FoldWeights
 
 pytestmark = pytest.mark.runtime
 

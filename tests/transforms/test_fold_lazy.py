@@ -21,7 +21,7 @@ from qgraph.quantizers.dialects.parts import Scales
 from qgraph.quantizers.weights import job
 from qgraph.reports import Outcome
 from qgraph.transforms import rewrite
-from qgraph.transforms.fold_weights import FoldWeights
+from qgraph.transforms.convert import FoldWeights
 
 IMPORTS = '["": {}, "qonnx.custom_op.general": 1, "org.openvinotoolkit": 1]'
 ROWS, COLUMNS = 12, 96

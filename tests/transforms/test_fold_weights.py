@@ -11,7 +11,7 @@ from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.reports import Outcome
-from qgraph.transforms.fold_weights import FoldWeights
+from qgraph.transforms.convert import FoldWeights
 
 IMPORTS = '["": {opset}, "qonnx.custom_op.general": 1, "org.openvinotoolkit": 1]'
 

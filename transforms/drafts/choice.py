@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -31,6 +31,7 @@ from qgraph.transforms.drafts.versions import raise_opset
 DYNAMIC = "its scale is computed from the data at run time; it stays as it is"
 
 T = TypeVar("T")
+P = TypeVar("P", bound="Planned")
 
 
 def entry(node: ir.Node, outcome: Outcome, reason: str | None = None, **fields: Any) -> SiteReport:
@@ -216,6 +217,30 @@ def unhealthy(quantizer: Quantizer) -> ExplainedReason | None:
     return None
 
 
+class Planned(Protocol):
+    """What becomes of nodes: the opset that it needs, and whether the nodes are still there."""
+
+    @property
+    def opset(self) -> int:
+        """The lowest opset that has it."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether all nodes that it is about are still in the graph."""
+
+
+def raised(
+    model: Model, propose: Callable[[], tuple[list[P], list[SiteReport]]], report: Report
+) -> tuple[list[P], list[SiteReport]]:
+    """Raise the opset as far as the plans need; return the plans and the entries of other sites.
+
+    The arguments are those of :func:`raise_and_settle`.
+    """
+    plans, others = propose()
+    report.notes += raise_opset(model.ir, (plan.opset for plan in plans))
+    return (plans, others) if all(plan.stands for plan in plans) else propose()
+
+
 def raise_and_settle(
     model: Model,
     propose: Callable[[], tuple[list[D], list[SiteReport]]],
@@ -231,10 +256,7 @@ def raise_and_settle(
         editor: made the drafts.
         report: gets an entry for each site.
     """
-    decisions, others = propose()
-    report.notes += raise_opset(model.ir, (decision.opset for decision in decisions))
-    if not all(decision.stands for decision in decisions):
-        decisions, others = propose()
+    decisions, others = raised(model, propose, report)
     settle(model, decisions, editor, report)
     report.sites += others
     return decisions

@@ -270,6 +270,11 @@ class WeightPlan:
             needed.append(19)
         return max(needed)
 
+    @property
+    def stands(self) -> bool:
+        """Whether all nodes that use the weight are still in the graph."""
+        return all(use.node.graph is not None for use in self.weight.uses)
+
     def prepare(self) -> ExplainedReason | None:
         """Quantize a small weight now; return why it cannot be."""
         if stored_bytes(self.weight.tensor) > LAZY_BYTES:

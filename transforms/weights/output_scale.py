@@ -194,13 +194,19 @@ def _fitted(quantizer: ir.Node, index: int, factor: Float64) -> Float64:
     return factor.reshape(-1)
 
 
-def _first_possible(attempts: Iterable[Callable[[Scaling], None]], moved: Scaling) -> None:
-    """Apply the first of several attempts that succeeds."""
+def _first_possible(
+    rule: Callable[..., None],
+    node: ir.Node,
+    indices: Iterable[int],
+    factor: Float64,
+    moved: Scaling,
+) -> None:
+    """Apply a rule to the first of several inputs that it can be applied to."""
     reasons = []
-    for attempt in attempts:
+    for index in indices:
         trial = Scaling(facts=moved.facts)
         try:
-            attempt(trial)
+            rule(node=node, index=index, factor=factor, moved=trial)
         except Stuck as stuck:
             reasons.append(stuck.reason)
             continue
@@ -257,11 +263,7 @@ def _conv(node: ir.Node, factor: Float64, moved: Scaling) -> None:
 def _mat_mul(node: ir.Node, factor: Float64, moved: Scaling) -> None:
     """Multiply the constant operand, by columns if it is the second one."""
     columns = _columns(node, factor, moved)
-
-    def attempt(index: int) -> Callable[[Scaling], None]:
-        return lambda trial: _operand(node, index, columns, trial)
-
-    _first_possible(map(attempt, (1,) if factor.size > 1 else (1, 0)), moved)
+    _first_possible(_operand, node, (1,) if factor.size > 1 else (1, 0), columns, moved)
     moved.absorbers.append(node)
 
 
@@ -272,9 +274,9 @@ def _gemm(node: ir.Node, factor: Float64, moved: Scaling) -> None:
     _weights(node, columns.reshape(-1, 1) if transposed else columns, columns, moved)
 
 
-def _through(node: ir.Node, factor: Float64, moved: Scaling) -> None:
-    """Let the factor pass to the first input: the operator is positively homogeneous."""
-    _push(_data(node, 0), node, factor, moved)
+def _through(node: ir.Node, factor: Float64, moved: Scaling, index: int = 0) -> None:
+    """Let the factor pass to an input: the operator is positively homogeneous in it."""
+    _push(_data(node, index), node, factor, moved)
 
 
 def _pool(node: ir.Node, factor: Float64, moved: Scaling) -> None:
@@ -288,13 +290,16 @@ def _terms(node: ir.Node, factor: Float64, moved: Scaling) -> None:
     constant = [constant_expression(value) is not None for value in node.inputs]
     if all(constant):
         raise Stuck(f"{title(node)} is constant")
-    for index, is_constant in enumerate(constant):
-        if node.inputs[index] is None:
-            continue
-        if is_constant:
+    _each(node, [i for i, value in enumerate(node.inputs) if value is not None], factor, moved)
+
+
+def _each(node: ir.Node, indices: Iterable[int], factor: Float64, moved: Scaling) -> None:
+    """Multiply some inputs: constants directly, others where they are computed."""
+    for index in indices:
+        if constant_expression(node.inputs[index]) is not None:
             moved.scale(node, index, factor, grows=True)
         else:
-            _push(_data(node, index), node, factor, moved)
+            _through(node, factor, moved, index)
 
 
 def _single(rule: Rule, what: str) -> Rule:
@@ -316,11 +321,7 @@ def _product(node: ir.Node, factor: Float64, moved: Scaling) -> None:
         if constant_expression(node.inputs[index]) is not None:
             moved.absorb(node, index, factor)
             return
-
-    def attempt(index: int) -> Callable[[Scaling], None]:
-        return lambda trial: _push(_data(node, index), node, factor, trial)
-
-    _first_possible(map(attempt, (0, 1)), moved)
+    _first_possible(_through, node, (0, 1), factor, moved)
 
 
 def _quotient(node: ir.Node, factor: Float64, moved: Scaling) -> None:
@@ -335,12 +336,7 @@ def _quotient(node: ir.Node, factor: Float64, moved: Scaling) -> None:
 
 def _branches(node: ir.Node, factor: Float64, moved: Scaling) -> None:
     """Multiply both values that a Where chooses from."""
-    for index in (1, 2):
-        value = _data(node, index)
-        if constant_expression(value) is not None:
-            moved.scale(node, index, factor, grows=True)
-        else:
-            _push(value, node, factor, moved)
+    _each(node, (1, 2), factor, moved)
 
 
 def _batch_norm(node: ir.Node, factor: Float64, moved: Scaling) -> None:

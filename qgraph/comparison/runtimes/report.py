@@ -16,8 +16,8 @@ STOPPED = 0.1
 """An option has removed a difference if less than this fraction of it is left."""
 
 
-class Form(StrEnum):
-    """Form of the candidate that a runtime was given."""
+class CandidateForm(StrEnum):
+    """CandidateForm of the candidate that a runtime was given."""
 
     WRITTEN = "as written"
     STANDARD = "standard operators"
@@ -114,7 +114,7 @@ class RuntimeResult:
     error: float | None = None
     culprits: Sequence[Stopped] = ()
     failure: str | None = None
-    form: Form = Form.WRITTEN
+    form: CandidateForm = CandidateForm.WRITTEN
     refused: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class RuntimeReport:
 
 def _changes(runtime: str, results: Sequence[RuntimeResult]) -> str:
     """Return a text on the changes of a runtime to the candidate, over the levels that run."""
-    what = "it" if results[0].form is Form.WRITTEN else "its standard form"
+    what = "it" if results[0].form is CandidateForm.WRITTEN else "its standard form"
     bad = [result for result in results if _is_bad(result)]
     if not bad:
         worst = max(result.error or 0.0 for result in results)

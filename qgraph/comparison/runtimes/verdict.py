@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
+import onnx_ir as ir
 
 from qgraph.comparison.metrics import Comparing, OutputComparison
 from qgraph.comparison.runtimes.causes import RUNTIMES, Culprit, Level, Options, Runtime, merged
@@ -22,17 +22,20 @@ from qgraph.comparison.runtimes.jobs import Answer, RuntimeJobs
 from qgraph.comparison.runtimes.report import (
     ROUNDING,
     STOPPED,
-    Form,
+    CandidateForm,
     RuntimeReport,
     RuntimeResult,
     StandardForm,
     Stopped,
 )
-from qgraph.comparison.variants import in_standard_operators, without_quantizers
 from qgraph.errors import QGraphError
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
+from qgraph.graph.constants import constant, constant_expression, overridable
+from qgraph.graph.scopes import bodies
 from qgraph.model import Model
+from qgraph.ops.operator import operator_of
+from qgraph.quantizers.standardize import standardize
 
 Outputs = Mapping[str, Any]
 
@@ -72,12 +75,12 @@ def judge_runtimes(
         if importlib.util.find_spec(runtime.module) is None:
             missing.append(runtime.name)
             continue
-        found = _try(runtime, written, candidate_outputs, Form.WRITTEN)
+        found = _try(runtime, written, candidate_outputs, CandidateForm.WRITTEN)
         if all(result.failure is not None for result in found):
             standard = standard or _standard(candidate, batches, candidate_outputs)
             if standard is not None and standard[0].is_runnable:
                 refused = found[-1].failure
-                found = _try(runtime, standard[1], candidate_outputs, Form.STANDARD)
+                found = _try(runtime, standard[1], candidate_outputs, CandidateForm.STANDARD)
                 found = [replace(result, refused=refused) for result in found]
         results += found
     return RuntimeReport(
@@ -99,7 +102,7 @@ def _standard(
 
 
 def _try(
-    runtime: Runtime, stripped: _Stripped, expected: Sequence[Outputs], form: Form
+    runtime: Runtime, stripped: _Stripped, expected: Sequence[Outputs], form: CandidateForm
 ) -> list[RuntimeResult]:
     with RuntimeJobs(stripped.candidate, stripped.batches) as jobs:
         return _Trial(runtime, jobs, expected, stripped, form).results()
@@ -147,7 +150,7 @@ class _Trial:
         jobs: RuntimeJobs,
         expected: Sequence[Outputs],
         stripped: _Stripped,
-        form: Form,
+        form: CandidateForm,
     ) -> None:
         self._form = form
         self._runtime = runtime
@@ -243,29 +246,109 @@ def compare_outputs(
 ) -> tuple[list[OutputComparison], float | None]:
     """Return the differences of the outputs, for each output and in total."""
     comparisons = {name: Comparing(name) for name in (expected[0] if expected else ())}
-    signal = noise = 0.0
     for ours, theirs in zip(expected, found, strict=True):
         for name, comparing in comparisons.items():
-            x, y = ours[name], theirs[name]
-            if comparing.add(x, y):
-                signal += _power(x)
-                continue
-            if getattr(x, "shape", None) != getattr(y, "shape", ()) or x.dtype.kind not in "biuf":
-                noise = math.inf
-                continue
-            signal += _power(x)
-            with np.errstate(all="ignore"):
-                noise += _power(np.where(x == y, 0, x.astype(np.float64) - y))
+            comparing.add(ours[name], theirs[name])
     outputs = [comparing.result() for comparing in comparisons.values()]
+    powers = [comparing.power for comparing in comparisons.values()]
+    signal, noise = (sum(power[part] for power in powers) for part in (0, 1))
     if noise == 0:
         return outputs, 0.0
-    if not math.isfinite(noise) or signal == 0:
-        return outputs, None
-    return outputs, math.sqrt(noise / signal)
+    return outputs, math.sqrt(noise / signal) if signal and math.isfinite(noise) else None
 
 
-def _power(x: Any) -> float:
-    if not isinstance(x, np.ndarray) or x.dtype.kind not in "biuf":
-        return 0.0
-    with np.errstate(all="ignore"):
-        return float(np.sum(np.square(x.astype(np.float64))))
+def without_quantizers(model: Model, bits: int | None) -> tuple[Model, int]:
+    """Return a copy without Q/DQ pairs of data, and the number of removed quantizers.
+
+    Args:
+        model: the model.
+        bits: the width of codes that are left out; None for all.
+    """
+    copy = model.clone()
+    number = 0
+    for node in list(copy.ir.graph):
+        data = node.inputs[0] if node.inputs else None
+        if node.domain != "" or node.op_type != "QuantizeLinear" or data is None:
+            continue
+        if constant_expression(data) is not None or bits not in (None, _width(node)):
+            continue
+        for pair in _readers(node.outputs[0]):
+            if pair.outputs[0].is_graph_output():
+                # an output keeps its name; other readers skip the quantizer
+                uses = list(pair.outputs[0].uses())
+                for reader, place in uses:
+                    reader.replace_input_with(place, data)
+                number += bool(uses)
+                continue
+            pair.outputs[0].replace_all_uses_with(data)
+            number += 1
+    return copy, number
+
+
+def _readers(codes: ir.Value) -> Iterator[ir.Node]:
+    for node in codes.consumers():
+        if node.op_type == "DequantizeLinear" and node.inputs[0] is codes:
+            yield node
+        elif node.op_type in ("Clip", "Identity") and node.inputs[0] is codes:
+            yield from _readers(node.outputs[0])
+
+
+def _width(node: ir.Node) -> int | None:
+    codes = node.outputs[0].dtype
+    if codes is not None:
+        return codes.bitwidth
+    zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    if zero is not None:
+        return ir.DataType.from_numpy(zero.dtype).bitwidth
+    kind = node.attributes.get_int("output_dtype", ir.DataType.UINT8.value)
+    return ir.DataType(kind or ir.DataType.UINT8.value).bitwidth
+
+
+_THEIRS = frozenset({"", "ai.onnx", "com.microsoft"})
+
+
+@dataclass(frozen=True)
+class Standardized:
+    """A model whose quantizers are written in standard operators.
+
+    Attributes:
+        model: with the inputs and outputs of the model it was made from.
+        respelled: number of rewritten quantizers.
+        left: names of the operators of those that are not.
+    """
+
+    model: Model
+    respelled: int
+    left: Sequence[str]
+
+
+def in_standard_operators(
+    model: Model, batches: Sequence[Mapping[str, Any]]
+) -> Standardized | None:
+    """Return ``model`` with each quantizer in standard operators that are equal in every bit.
+
+    None if there is nothing to rewrite, or if inputs are given for initializers, which
+    are constants in the form.
+
+    Args:
+        model: is not changed.
+        batches: inputs that the form has to take.
+    """
+    fixed = {value.name for value in overridable(model.ir.graph)}
+    if any(not fixed.isdisjoint(batch) for batch in batches):
+        return None
+    made = standardize(model.ir)
+    if made is model.ir:
+        return None
+    before, left = _quantizers(model.ir), _quantizers(made)
+    return Standardized(Model(made), len(before) - len(left), left)
+
+
+def _quantizers(model: ir.Model) -> list[str]:
+    """Return the operators of quantizers that ONNX does not define; FakeQuantize has any domain."""
+    found = []
+    for node in (node for body in bodies(model) for node in body):
+        own = node.domain not in _THEIRS or node.op_type == "FakeQuantize"
+        if own and operator_of(node) is not None and node.op_identifier() not in model.functions:
+            found.append(node.op_type)
+    return found

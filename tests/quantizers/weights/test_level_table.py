@@ -20,7 +20,7 @@ from qgraph.quantizers.dialects import qdq_codes
 from qgraph.quantizers.weights import job
 from qgraph.quantizers.weights.codes_job import CodesJob, Plan
 from qgraph.quantizers.weights.level_table import LevelTable
-from qgraph.transforms.fold_weights import FoldWeights
+from qgraph.transforms.convert import FoldWeights
 
 IMPORTS = '["": 24, "qonnx.custom_op.general": 1]'
 ROWS, COLUMNS = 96, 288
