@@ -22,7 +22,7 @@ from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Outcome, Report, operator_name
 from qgraph.transforms.drafts.choice import DYNAMIC, entry, label, refused
-from qgraph.transforms.integer_operators import Form, LowerIntegerOperators
+from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
 from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
 
 _IN_SUMS = (
@@ -67,11 +67,11 @@ def lower_operators(model: Model, exact: Exactness, opset: int | None, report: R
 def _lower_sums(model: Model, exact: Exactness, report: Report) -> None:
     # Of both forms at once, codes would be decoded at some places and be numbers at others.
     trial = Report()
-    LowerIntegerOperators(form=Form.QDQ, exact=exact).apply(Model(model.ir.clone()), trial)
-    form = Form.EXACT if trial.count(Outcome.REFUSED) else Form.QDQ
+    LowerIntegerOperators(form=SumForm.QDQ, exact=exact).apply(Model(model.ir.clone()), trial)
+    form = SumForm.EXACT if trial.count(Outcome.REFUSED) else SumForm.QDQ
     step = Report()
     LowerIntegerOperators(form=form, exact=exact).apply(model, step)
-    if form is Form.EXACT and step.count(Outcome.CHANGED):
+    if form is SumForm.EXACT and step.count(Outcome.CHANGED):
         step.notes.append(_IN_SUMS)
     report.sites += step.sites
     report.notes += step.notes

@@ -16,7 +16,7 @@ from qgraph.exactness import Exactness
 from qgraph.execution.executor import Executor
 from qgraph.model import Model, load
 from qgraph.reports import Outcome, SiteReport
-from qgraph.transforms.integer_operators import Form, LowerIntegerOperators
+from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
 
 Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
@@ -212,7 +212,7 @@ def test_the_form_with_real_numbers_is_what_its_report_says(node_case, ort, name
     changed = 0
     for seed in SEEDS:
         made = built(node_case, name, seed)
-        model, site = lowered(made, form=Form.QDQ, exact=Exactness.NEAR)
+        model, site = lowered(made, form=SumForm.QDQ, exact=Exactness.NEAR)
         if site.outcome is Outcome.REFUSED:
             assert site.reason
             continue
@@ -228,11 +228,11 @@ def test_the_form_with_real_numbers_is_what_its_report_says(node_case, ort, name
 @pytest.mark.parametrize(
     ("name", "place", "value", "form", "reason"),
     [
-        ("QLinearSoftmax", 0, None, Form.EXACT, "sums powers from a table in float32"),
-        ("QLinearSoftmax", 3, np.float32(0.3), Form.QDQ, "it rounds 1 / 0.3 = 3.33333"),
-        ("QLinearConcat", 0, None, Form.EXACT, "parameter 'i0' is not constant"),
-        ("QLinearWhere", 7, None, Form.EXACT, "parameter 'i7' is not constant"),
-        ("QLinearAveragePool", 0, None, Form.EXACT, "the size of its images is unknown"),
+        ("QLinearSoftmax", 0, None, SumForm.EXACT, "sums powers from a table in float32"),
+        ("QLinearSoftmax", 3, np.float32(0.3), SumForm.QDQ, "it rounds 1 / 0.3 = 3.33333"),
+        ("QLinearConcat", 0, None, SumForm.EXACT, "parameter 'i0' is not constant"),
+        ("QLinearWhere", 7, None, SumForm.EXACT, "parameter 'i7' is not constant"),
+        ("QLinearAveragePool", 0, None, SumForm.EXACT, "the size of its images is unknown"),
     ],
 )
 def test_what_cannot_be_spelled_is_refused_with_a_reason(

@@ -13,7 +13,7 @@ import pytest
 from qgraph.exactness import Exactness, Method
 from qgraph.model import Model, load
 from qgraph.reports import Outcome, Report, SiteReport
-from qgraph.transforms.integer_operators import Form, LowerIntegerOperators
+from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
 
 pytestmark = pytest.mark.sums
 
@@ -66,7 +66,7 @@ def test_the_form_with_real_numbers_is_what_its_report_says(case, ort, operator_
     proved = near = 0
     for seed in SEEDS:
         made = case(operator_name, seed, scales)
-        model, report = lowered(made.model, form=Form.QDQ, exact=Exactness.NEAR)
+        model, report = lowered(made.model, form=SumForm.QDQ, exact=Exactness.NEAR)
         site = only(report)
         assert site.outcome is Outcome.CHANGED, site.reason
         expected, found = ort(made.model, made.feeds), ort(model.ir, made.feeds)
@@ -201,7 +201,7 @@ def test_scales_may_be_known_at_run_time(node_case, ort):
     arrays += [np.float32([0.1, 0.2, 0.3]), np.zeros(3, np.int8)]
     arrays += [np.array(0.7, np.float32), np.array(40, np.uint8)]
     made = node_case("QLinearMatMul", arrays, (0, 1, 2, 6, 7), (2, 3), "UINT8")
-    for form in Form:
+    for form in SumForm:
         model, _ = lowered(made.model, form=form, exact=Exactness.NEAR)
         assert "QLinearMatMul" not in names(model)
         np.testing.assert_array_equal(ort(model.ir, made.feeds), ort(made.model, made.feeds))
@@ -326,7 +326,7 @@ def test_initializers_that_can_be_fed_are_not_constant(case):
     assert site.outcome is Outcome.CHANGED
 
 
-@pytest.mark.parametrize("form", list(Form))
+@pytest.mark.parametrize("form", list(SumForm))
 def test_results_in_minifloats_are_refused(case, form):
     made = case("QLinearMatMul", 0)
     zero = np.zeros((), ml_dtypes.float8_e4m3fn)

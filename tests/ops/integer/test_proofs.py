@@ -18,16 +18,16 @@ from qgraph.model import Model, load
 from qgraph.proof.matching.sums import with_common_sums
 from qgraph.text import json_text
 from qgraph.transforms.integer_operators import (
-    Form,
     LowerIntegerOperators,
     RaiseIntegerOperators,
+    SumForm,
 )
 from tests.verify.checking import verify
 
 SUMS = ["ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QGemm"]
 
 
-def lowered(model: ir.Model, form: Form, exact: Exactness = Exactness.VALUES) -> Model:
+def lowered(model: ir.Model, form: SumForm, exact: Exactness = Exactness.VALUES) -> Model:
     found = load(model.clone())
     found.apply(LowerIntegerOperators(form=form, exact=exact))
     return found
@@ -51,7 +51,7 @@ def test_exact_forms_are_proved_and_verified(case, name, scales):
         made = case(name, seed, scales)
         if is_real(made.model) and was_real:
             continue  # one takes a second or two, and shows what all do
-        candidate = lowered(made.model, Form.EXACT)
+        candidate = lowered(made.model, SumForm.EXACT)
         found = qgraph.prove(load(made.model), candidate, evidence=True)
         if is_real(made.model):  # whose zeros have a sign that additions leave open
             assert found.verdict is ProofVerdict.UNDECIDED
@@ -73,7 +73,7 @@ def test_real_forms_are_proved_where_the_pass_says_so(case, name):
         if is_real(made.model):
             continue
         candidate = load(made.model.clone())
-        report = candidate.apply(LowerIntegerOperators(form=Form.QDQ, exact=Exactness.NEAR))
+        report = candidate.apply(LowerIntegerOperators(form=SumForm.QDQ, exact=Exactness.NEAR))
         (site,) = report
         found = qgraph.prove(load(made.model), candidate)
         seen[site.verdict.exactness, found.verdict] += 1
@@ -112,7 +112,7 @@ def test_what_is_compared_computes_what_the_operator_does(case, name, scales):
     """The common form, by itself: run in NumPy against the kernel, on all seeds."""
     for seed in range(12):
         made = case(name, seed, scales)
-        found = with_common_sums([made.model, lowered(made.model, Form.EXACT).ir])
+        found = with_common_sums([made.model, lowered(made.model, SumForm.EXACT).ir])
         if is_real(made.model):
             assert found is None
             continue
@@ -139,7 +139,7 @@ def test_changed_constants_are_never_proved(case, name):
         made = case(name, seed, "powers" if seed % 2 else "any")
         if is_real(made.model):
             continue
-        form = Form.QDQ if seed % 2 else Form.EXACT
+        form = SumForm.QDQ if seed % 2 else SumForm.EXACT
         candidate = lowered(made.model, form, Exactness.NEAR)
         if qgraph.prove(load(made.model), candidate).verdict is not ProofVerdict.PROVED:
             continue
@@ -172,7 +172,7 @@ def test_changed_constants_are_never_proved(case, name):
 
 
 @pytest.mark.cases(fast=3)
-@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("form", SumForm)
 @pytest.mark.parametrize("name", ["QLinearAdd", "QLinearMul"])
 def test_operators_on_pairs_of_codes_are_proved_and_verified(case, name, form, scales):
     seen = 0
@@ -189,7 +189,7 @@ def test_operators_on_pairs_of_codes_are_proved_and_verified(case, name, form, s
         same = np.array_equal(computed(made.model, made.feeds), computed(candidate, made.feeds))
         assert refused or same
     # real numbers are as good only where their roundings happen to agree
-    assert seen >= 2 or form is Form.QDQ
+    assert seen >= 2 or form is SumForm.QDQ
 
 
 def test_an_operator_on_single_codes_is_proved_and_verified():
@@ -199,7 +199,7 @@ def test_an_operator_on_single_codes_is_proved_and_verified():
             q = QuantizeLinear (x, s, z)
             c = com.microsoft.QLinearSigmoid (q, s, z, t, e)
             y = DequantizeLinear (c, t, e) }""")
-    candidate = lowered(model.ir, Form.EXACT)
+    candidate = lowered(model.ir, SumForm.EXACT)
     assert "QLinearSigmoid" not in {node.op_type for node in candidate.ir.graph}
     found = qgraph.prove(model, candidate, evidence=True)
     assert found.verdict is ProofVerdict.PROVED

@@ -13,9 +13,9 @@ from qgraph.exactness import Exactness, Method
 from qgraph.model import Model, load
 from qgraph.reports import Outcome
 from qgraph.transforms.integer_operators import (
-    Form,
     LowerIntegerOperators,
     RaiseIntegerOperators,
+    SumForm,
 )
 
 pytestmark = pytest.mark.sums
@@ -27,7 +27,7 @@ def names(model: Model) -> list[str]:
     return [node.op_type for node in model.ir.graph]
 
 
-def there(model: ir.Model, form: Form) -> Model:
+def there(model: ir.Model, form: SumForm) -> Model:
     found = load(model.clone())
     found.apply(LowerIntegerOperators(form=form, exact=Exactness.NEAR))
     return found
@@ -40,7 +40,7 @@ def test_there_and_back_has_the_same_bits(case, ort, name, scales):
     raised = 0
     for seed in range(10):
         made = case(name, seed, scales)
-        found = there(made.model, Form.EXACT)
+        found = there(made.model, SumForm.EXACT)
         report = found.apply(RaiseIntegerOperators(microsoft=True))
         onnx.checker.check_model(ir.to_proto(found.ir), full_check=True)
         if names(found) == [name]:
@@ -60,7 +60,7 @@ def test_real_numbers_are_left_where_that_is_allowed_or_proved(case, ort, name, 
     counts = {Exactness.BITS: 0, Exactness.NEAR: 0}
     for seed in range(12):
         made = case(name, seed, scales)
-        found = there(made.model, Form.QDQ)
+        found = there(made.model, SumForm.QDQ)
         if names(found)[-1] != "QuantizeLinear":
             continue
         before = ort(found.ir, made.feeds)
@@ -243,7 +243,7 @@ def test_pairs_of_codes_are_tried_out(case, ort, name, scales):
     outcomes = set()
     for seed in range(6):
         made = case(name, seed, scales)
-        found = there(made.model, Form.QDQ)
+        found = there(made.model, SumForm.QDQ)
         strict = found.clone()
         (site,) = strict.apply(RaiseIntegerOperators(microsoft=True))
         outcomes.add(site.outcome)
@@ -260,5 +260,5 @@ def test_pairs_of_codes_are_tried_out(case, ort, name, scales):
 
 
 def test_pairs_stay_unless_com_microsoft_is_asked_for(case):
-    found = there(case("QLinearAdd", 0).model, Form.QDQ)
+    found = there(case("QLinearAdd", 0).model, SumForm.QDQ)
     assert found.apply(RaiseIntegerOperators(exact=Exactness.NEAR)).sites == []
