@@ -379,8 +379,8 @@ def test_what_has_no_standard_form_is_to_be_converted_first() -> None:
     assert report.runtimes is not None
     assert {result.error for result in report.runtimes.results} == {None}
     assert report.runtimes.sentence.endswith(
-        "standard form: 0 quantizers in standard operators, but none is known for Quant, so that "
-        "it was not run"
+        "standard form: 0 quantizers in standard operators, but there is none for Quant, "
+        "so it was not run"
     )
 
 
