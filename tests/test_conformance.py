@@ -41,7 +41,7 @@ ALLOWED = (
         "openvino",
         "FloatQuant|Q.DQ|DQ",
         "FLOAT|E",
-        "evenly spaced levels|more than the 65536 levels",
+        "evenly spaced levels|more than 65536 levels",
         "a minifloat grid is not even, and as part of an even one it takes too many levels",
     ),
     Allowance(

@@ -1,1 +1,1 @@
-"""What a quantizer means: its readers, writers and weights."""
+"""Quantizers: their meaning, readers, writers, comparison and weights."""

@@ -1,4 +1,4 @@
-"""Comparing a draft with the nodes it would replace, both by their operators' definitions."""
+"""Compare a draft with the nodes it would replace, both by their operators' definitions."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Comparer:
         return only_float_type(self._model)
 
     def compare(self, site: Site, draft: Draft) -> Verdict:
-        """Return how equal ``draft`` is to ``site``; see :meth:`compare_all`."""
+        """Return the verdict on ``draft`` and ``site``; see :meth:`compare_all`."""
         return self.compare_all([(site, draft)])[0]
 
     def compare_all(
         self, drafts: Sequence[tuple[Site, Draft]], *, at_least: Exactness | None = None
     ) -> list[Verdict]:
-        """Return how equal each draft is to its site.
+        """Return the verdict on each draft and its site.
 
         For a constant input the values that occur are compared. Otherwise both sides are lowered
         to primitives and decided for every float32 input; the parameters that the reader found play
@@ -76,13 +76,15 @@ class Comparer:
             dtype = element_type(site.x, self._model.opset_imports) or self._float
             if dtype is None:
                 return undecided(
-                    NOT_KNOWN("the type of its data is not known; run shape inference first")
+                    NOT_KNOWN("the type of its data is unknown; run shape inference first")
                 )
             if dtype in HALF_TYPES:
                 return _enumerate(site, draft, dtype)
             if dtype is not ir.DataType.FLOAT:
                 return undecided(
-                    TYPE_NOT_PROVED(f"its data is {dtype.name}; only 16 and 32 bits are compared")
+                    TYPE_NOT_PROVED(
+                        f"its data is {dtype.name}; only types of 16 and 32 bits can be compared"
+                    )
                 )
             return lowering.of(site, draft)
         except Undecidable as undecidable:
@@ -92,7 +94,7 @@ class Comparer:
 
 
 def _counted(outcome: Outcome) -> Verdict:
-    """Return the verdict; a difference that was not counted leaves it open."""
+    """Return the verdict; it is undecided if differing inputs were not counted."""
     verdict = outcome.verdict
     if outcome.finding is None or outcome.is_counted:
         return verdict

@@ -17,9 +17,9 @@ from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import site_of
 
 _LARGEST = 2.0**100
-"""Beyond this a bound is none: a product of two such values would be infinite."""
+"""Larger bounds are discarded: a product of two such values would be infinite."""
 _SLACK = 1.001
-"""For the rounding of the few float operations of one element."""
+"""Factor that covers the rounding of the few float operations of one element."""
 
 Bounds = dict[ir.Value, float]
 Rule = Callable[[ir.Node, list[float]], float | None]
@@ -84,7 +84,7 @@ def _of_quantizer(site: Site) -> float | None:
             bound = np.abs(scale).max()
         case _:
             return None
-    # A comparison with NaN is false, so that no bound comes of it.
+    # A comparison with NaN is false, so there is no bound.
     return float(bound) * _SLACK if bound <= _LARGEST else None
 
 
@@ -93,7 +93,7 @@ def _same(node: ir.Node, bounds: list[float]) -> float:
 
 
 def _pool(node: ir.Node, bounds: list[float]) -> float | None:
-    # With ceil_mode a window may hold nothing but padding.
+    # With ceil_mode a window may consist of padding only.
     return None if node.attributes.get_int("ceil_mode", 0) else bounds[0] * _SLACK
 
 

@@ -1,4 +1,4 @@
-"""What a quantizer means, whatever its dialect.
+"""The meaning of a quantizer, independent of its dialect.
 
 Readers state a quantizer's parameters here, writers choose their forms by them. Two quantizers
 with equal parameters may still be two different float functions: ``recipe`` is the order of the
@@ -31,7 +31,7 @@ class Recipe(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Decoding:
-    """``real = (code - zero_point) * scale`` of a quantizer whose codes are made otherwise."""
+    """``real = (code - zero_point) * scale`` of a quantizer that computes its codes differently."""
 
     scale: Float32
     zero_point: Float32
@@ -60,7 +60,7 @@ class Affine:
 
     @property
     def to_real(self) -> Decoding:
-        """How codes become real values."""
+        """Decoding of codes to real values."""
         return self.decoding or Decoding(self.scale, self.zero_point)
 
 
@@ -139,7 +139,7 @@ class Truncating:
 
 @dataclass(frozen=True)
 class Unnamed:
-    """A quantizer known by its operators' definitions alone: a FloatQuant of several formats."""
+    """A quantizer known only by its definition, such as a FloatQuant of several formats."""
 
 
 Quantizer = Affine | Ranged | Floating | Bipolar | Truncating | Unnamed

@@ -35,7 +35,7 @@ class Site(Region):
 
     @cached_property
     def values(self) -> Array | None:
-        """What the quantizer makes of ``weight``, by the kernels of its operators."""
+        """The quantized values of ``weight``, computed by the kernels of its operators."""
         if self.weight is None:
             return None
         return evaluate(self.nodes, self.x, self.y, self.weight.array())
@@ -57,7 +57,7 @@ class Refusal:
 
 
 def weight_of(x: ir.Value) -> Stream | None:
-    """Return the values of a quantizer's input where they are known."""
+    """Return the values of a quantizer's input if they are constant, else None."""
     return constant_stream(x)
 
 

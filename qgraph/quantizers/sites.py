@@ -1,4 +1,4 @@
-"""The walk over a model that finds all of its quantizers.
+"""Find all quantizers of a model.
 
 One may be written in several nodes, whichever operators these are. A search starts at every
 operator that can be the core of a quantizer and looks for the largest region around it that is one:
@@ -47,7 +47,7 @@ _CORES = {
     **dict.fromkeys(["Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc"], "qonnx"),
     "FakeQuantize": "openvino",
 }
-"""Operators that a search starts from, and the dialect that a region with them belongs to."""
+"""Operators at which a search starts, and the dialect of a region with them."""
 
 _KNOWN_ALONE = frozenset(name for name, dialect in _CORES.items() if dialect != PLAIN)
 """Operators of dialects, whose readers read them without others around them."""
@@ -59,7 +59,7 @@ _PAIRS = [
 ]
 _REALS = (None, "FLOAT", "FLOAT16", "BFLOAT16")
 _MOST_ROUNDINGS = 3
-"""Of one quantizer: to the grid of its data, to codes, and of codes to codes."""
+"""Roundings of one quantizer: to the grid of its data, to codes, and of codes to codes."""
 _CODES = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32")
 
 
@@ -67,7 +67,7 @@ _Question: TypeAlias = tuple[tuple[int, ...], Notation]
 
 
 class PatternMatcher:
-    """Finds the quantizers of one graph that are more than a node or a plain pair.
+    """Finds the quantizers of one graph that are more than a node or a pair.
 
     Args:
         nodes: all nodes of the graph, in topological order, those of subgraphs included.
@@ -86,11 +86,11 @@ class PatternMatcher:
         return node in self._taken
 
     def take(self, site: Site) -> None:
-        """Let no other quantizer have a node of ``site``."""
+        """Mark the nodes of ``site`` as taken, so that no other quantizer contains them."""
         self._taken.update(site.nodes)
 
     def around(self, node: ir.Node) -> Site | None:
-        """Return the largest quantizer that ``node`` is a core of."""
+        """Return the largest quantizer with ``node`` as its core."""
         if node.op_type not in _CORES or not self._graph.has(node):
             return None
         for y in reversed(self._graph.exits(node)):
@@ -116,7 +116,7 @@ class PatternMatcher:
         return None
 
     def _between(self, x: ir.Value, y: ir.Value, steps: tuple[Step, ...]) -> Site | None:
-        """Return the quantizer of ``x`` that ends in ``y``, which ``steps`` lead to."""
+        """Return the quantizer from ``x`` to ``y`` with the given ``steps``."""
         if _is_real(x) and not self._may_be_quantizer(steps):
             return None
         nodes = self._graph.region(x, y)
@@ -134,7 +134,7 @@ class PatternMatcher:
         return self._possible[key][1]
 
     def _meaning(self, steps: tuple[Step, ...], notation: Notation) -> Quantizer | None:
-        """Return which quantizer steps are; equal steps are read once."""
+        """Return the quantizer of steps; equal steps are read once."""
         key = tuple(map(id, steps)), notation
         if key not in self._meanings:
             self._meanings[key] = steps, quantizer_of(steps, notation)
@@ -142,7 +142,7 @@ class PatternMatcher:
 
 
 def _may_round(steps: Sequence[Step]) -> bool:
-    """Return whether ``steps``, on data that is no codes, may be a quantizer of any dialect."""
+    """Return whether ``steps``, on data that are not codes, may be a quantizer of any dialect."""
     plain = simplified(tuple(steps))
     if any(isinstance(step, Snapped | Encoded | Signed) for step in plain):
         return True
@@ -162,7 +162,7 @@ def _start(steps: Sequence[Step]) -> int:
 
 
 def _notation(nodes: tuple[ir.Node, ...], x: ir.Value) -> Notation | None:
-    """Return how nodes are written; None if a reader knows them, or they mix dialects."""
+    """Return the notation of nodes; None if a dialect reads them, or they mix dialects."""
     dialects = {_CORES[node.op_type] for node in nodes if node.op_type in _CORES} - {PLAIN}
     names = [node.op_type for node in nodes]
     if any(node.domain and node.op_type not in _CORES for node in nodes):
@@ -192,7 +192,7 @@ def sites(model: ir.Model) -> Iterator[Site | Refusal]:
     """Yield every quantizer of a model, in subgraphs and functions too, in topological order.
 
     One that is written in several nodes is found as a whole; no node belongs to two that differ.
-    The shapes and types of data are inferred, whatever the model states.
+    The shapes and types of data are inferred, independent of those that the model states.
     """
     readers = _readers()
     with _inferred(model):
@@ -222,15 +222,15 @@ def _of_graph(
 
 
 def site_of(node: ir.Node) -> Site | Refusal | None:
-    """Return the quantizer that ``node`` is, alone or as the end of a pair.
+    """Return the quantizer of ``node``, alone or as the end of a pair.
 
-    The first dialect that reads it has it. Whether it is part of a larger one is not looked at.
+    The first dialect that can read the node reads it. Larger quantizers around it are not searched.
     """
     return _site_of(node, _readers())
 
 
 def parts(site: Site) -> tuple[Site, ...]:
-    """Return the quantizers that single dialects' nodes are within a site of more nodes.
+    """Return the quantizers that dialects read within a site of more nodes.
 
     They are smaller than ``site``; the operators around them stay outside.
     """

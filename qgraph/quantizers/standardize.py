@@ -128,9 +128,9 @@ def _ranged_chains(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draf
 logger = logging.getLogger(__name__)
 
 _OPSET = 13
-"""Has all operators of the forms of uniform quantizers, also per axis."""
+"""Opset with all operators of the forms of uniform quantizers, also per axis."""
 _OPSET_OF_FLOATS = 24
-"""Has the cast to E8M0, which gives powers of two."""
+"""Opset with the cast to E8M0, which gives powers of two."""
 
 Offer = tuple[Site, Draft]
 
@@ -156,7 +156,7 @@ def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
     editor.learn()
     limit = copy.opset_imports.get("", 0)
     numbers = magnitudes(copy) if bounded else {}
-    # Chosen before the first is put in place: a site speaks of the graph as it was found.
+    # All forms are chosen before the first is inserted: a site refers to the original graph.
     for draft in list(_choose(list(_sites(copy)), numbers, editor, Comparer(copy), limit)):
         draft.commit(sweep=False)
     copy.ir_version = max(copy.ir_version or 0, minimum_ir_version(copy))
@@ -164,7 +164,7 @@ def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
 
 
 def _is_custom(node: ir.Node, model: ir.Model) -> bool:
-    """Return whether ``node`` is a quantizer that ONNX Runtime does not have."""
+    """Return whether ``node`` is a quantizer that ONNX Runtime does not implement."""
     if node.op_identifier() in model.functions:
         return False
     # Versions are a matter of the reader; here only the name counts.
@@ -188,7 +188,7 @@ def _sites(model: ir.Model) -> Iterator[Site]:
 
 
 def _is_sane(site: Site) -> bool:
-    """Return whether the kernel has nothing to warn of."""
+    """Return whether the kernel runs without a warning."""
     if not isinstance(site.quantizer, Affine | Floating):
         return True
     scale = site.quantizer.scale
@@ -196,7 +196,7 @@ def _is_sane(site: Site) -> bool:
 
 
 def _fold(model: ir.Model, editor: Editor) -> None:
-    """Put constants in the place of quantizers and reshaping operators whose input is constant."""
+    """Replace quantizers and reshaping operators on constants by constants."""
     for body in bodies(model):
         if not isinstance(body, ir.Graph) or body in _function_graphs(model):
             continue
@@ -236,14 +236,14 @@ def _settle(node: ir.Node, array: npt.NDArray[np.generic], editor: Editor) -> No
 
 
 def _raise_opset(model: ir.Model) -> None:
-    """Raise the opset as far as the forms want it, if that changes nothing else."""
+    """Raise the opset as far as the forms need, if that changes nothing else."""
     nodes = (node for body in bodies(model) for node in body)
     floats = any(node.op_type == "FloatQuant" and _is_custom(node, model) for node in nodes)
     for opset in (_OPSET_OF_FLOATS, _OPSET) if floats else (_OPSET,):
         try:
             require(model, opset)
         except UnsupportedError as error:
-            logger.info("opset %d is out of reach: %s", opset, error)
+            logger.info("opset %d cannot be used: %s", opset, error)
         else:
             return
 

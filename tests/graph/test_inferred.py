@@ -107,8 +107,8 @@ def test_axes_and_blocks_are_placed_where_the_rank_follows(body, shape, to):
 @pytest.mark.parametrize(
     ("body", "shape", "reason"),
     [
-        (BY_AXIS, "[]", "rank of 'r' is not known and cannot be inferred"),
-        (BY_BLOCK, "[2, 3, L]", "how many elements 'r' has along axis 2 is not known"),
+        (BY_AXIS, "[]", "rank of 'r' is unknown and cannot be inferred"),
+        (BY_BLOCK, "[2, 3, L]", "the size of 'r' along axis 2 is unknown"),
     ],
 )
 def test_what_does_not_follow_is_refused(body, shape, reason):

@@ -1,4 +1,4 @@
-"""What a dialect is: a reader and a writer of quantizers."""
+"""Base class of dialects: a reader and a writer of quantizers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Dialect(Protocol):
     roots: ClassVar[frozenset[OpKey]]
 
     def read(self, node: ir.Node) -> Site | Refusal | None:
-        """Return the quantizer whose root is ``node``; None if it is none of this dialect.
+        """Return the quantizer whose root is ``node``; None if it is not of this dialect.
 
         Raises:
             OperatorError: the node violates its operator's definition.
         """
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
-        """Yield the forms of ``site`` in this dialect, the tightest first, the plainest last."""
+        """Yield drafts of ``site`` in this dialect, the shortest first."""
 
     def reason(self, site: Site) -> str:
         """Return why the dialect has no equal form."""
@@ -67,8 +67,8 @@ def parameter(node: ir.Node, value: ir.Value | None, name: str) -> Float32:
     if array is None:
         label = value.name if value is not None else ""
         raise OperatorError(
-            f"{where(node)}: {name} {label!r} is not a constant, so that the quantizer is only "
-            "known at run time. Store it as a constant, or export the model with fixed sizes."
+            f"{where(node)}: {name} {label!r} is not a constant, so the quantizer is unknown "
+            f"before run time. Store it as a constant, or export the model with fixed sizes."
         )
     if array.dtype.kind in "cOSU":
         raise OperatorError(f"{where(node)}: {name} is {array.dtype}, expected real numbers.")
@@ -78,7 +78,7 @@ def parameter(node: ir.Node, value: ir.Value | None, name: str) -> Float32:
 
 
 def _decoded(value: ir.Value | None) -> Array | None:
-    """Return a parameter that is stored as codes of its own: a DequantizeLinear of constants."""
+    """Return a parameter that is itself stored as codes: a DequantizeLinear of constants."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "DequantizeLinear":
         return None
@@ -90,7 +90,7 @@ def _decoded(value: ir.Value | None) -> Array | None:
 
 
 def try_out(node: ir.Node, x: ir.Value, *parameters: Float32) -> None:
-    """Let the operator of ``node`` check its parameters, on as few zeros as they allow.
+    """Check the parameters of ``node`` by running its operator on a minimal array of zeros.
 
     Raises:
         OperatorError: a parameter violates the definition, or does not fit to ``x``.
@@ -121,17 +121,17 @@ def try_out(node: ir.Node, x: ir.Value, *parameters: Float32) -> None:
 
 
 _PASSED: set[tuple[object, ...]] = set()
-"""Operators with parameters that were found to be right."""
+"""Operators and parameters that passed the check."""
 _MOST_PASSED = 1 << 12
 _FEW_BYTES = 256
 
 
 def data_of(draft: Draft, site: Site) -> ir.Value:
-    """Return the float values that a quantizer of another dialect is put on.
+    """Return the float values to which a quantizer of another dialect is applied.
 
     Where ``site`` decodes stored codes, these are the decoded values.
     """
-    # The output of a Constant node need not have a type; its tensor has one.
+    # The output of a Constant node may lack a type; its tensor has one.
     kind = site.weight.kind if site.weight is not None else site.x.dtype and site.x.dtype.name
     if kind in (None, ir.DataType.FLOAT.name) or site.values is None:
         return draft.x
@@ -208,7 +208,7 @@ def view_of(shape: Shape, parameters: Sequence[Array]) -> BlockView:
 
 
 def enlarges(parameters: Sequence[Array], shape: Shape) -> bool:
-    """Return whether ``parameters`` surely make data of ``shape`` larger by broadcasting."""
+    """Return whether ``parameters`` certainly enlarge data of ``shape`` by broadcasting."""
     joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
     own = shape[len(shape) - len(joint) :]
     return len(joint) > len(shape) or any(
@@ -249,7 +249,7 @@ class SiteWriter:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """Shape in which the data is seen."""
+        """Shape of the view of the data."""
         return self.site.shape if self._view.axis is None else self._view.seen
 
     def see(self, meaning: Part) -> Part:
@@ -272,7 +272,7 @@ class SiteWriter:
         return draft.giving(self._view.leave(draft, y))
 
     def seen(self, constant: Array) -> Array:
-        """Return a constant of the shape of the data in the shape in which it is seen."""
+        """Return a constant of the shape of the data in the shape of the view."""
         return constant if self._view.axis is None else constant.reshape(self._view.seen)
 
 

@@ -26,7 +26,7 @@ OpenShape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """How a parameter lies along the data.
+    """Layout of a parameter along the data.
 
     Attributes:
         axis: None per tensor; else the axis along which it varies, or in which the blocks lie.
@@ -59,7 +59,7 @@ class Layout:
 
 
 def layout_of(data: OpenShape | None, *parameters: Array) -> Layout | None:
-    """Return the layout that all ``parameters`` have in common, or None if Q/DQ has none.
+    """Return the common layout of all ``parameters``, or None if Q/DQ cannot express it.
 
     Args:
         data: shape of the data, None where its rank is unknown; the axis is then counted from
@@ -98,7 +98,7 @@ class Placed:
         return layout_of(self.shape, *arrays) if self.blocks is None else self.blocks
 
     def parameter(self, array: Array) -> Parameter:
-        """Return a parameter, to be cut into pieces."""
+        """Return a parameter that can be cut into pieces."""
         if array.size == 1 or self.blocks is None:
             return Parameter(array, self.shape)
         return Parameter(array, self.shape, self.blocks.axis, self.blocks.block_size)
@@ -144,7 +144,7 @@ class CodeLayout:
 
 
 def laid_out(site: Site) -> CodeLayout | None:
-    """Return how the parameters of a constant quantizer lie; None where that is not known."""
+    """Return the layout of the parameters of a constant quantizer; None if unknown."""
     if site.weight is None:
         return None
     shapes = [site.weight.shape]
@@ -162,7 +162,7 @@ def laid_out(site: Site) -> CodeLayout | None:
 
 
 def through_reshape(site: Site) -> Site:
-    """Return ``site`` with the Reshape that follows, if that makes its blocks one axis again."""
+    """Return ``site`` with the following Reshape if that merges its blocks into one axis again."""
     weight, uses = site.weight, site.y.uses()
     if weight is None or len(uses) != 1 or site.y.is_graph_output():
         return site
@@ -202,7 +202,7 @@ def _through(array: Array, seen: Shape, codes: Shape) -> Array | None:
 
 
 def _reduced(arrays: Sequence[Array], shape: Shape) -> tuple[list[Array], Layout | None]:
-    """Return one entry for each run of equal ones, where runs along one axis are equally long.
+    """Return one entry for each run of equal ones; runs along one axis are equally long.
 
     The last run may be shorter. Without such runs the parameters stay as they are.
     """

@@ -1,4 +1,4 @@
-"""The dialect ``onnx``: float operators as the operators' definitions have them.
+"""The dialect ``onnx``: float operators, as in the definitions of the operators.
 
 Every quantizer has this form, and it is always exact.
 """
@@ -31,7 +31,7 @@ class PlainOnnx:
     roots: ClassVar[frozenset[OpKey]] = frozenset()
 
     def read(self, node: ir.Node) -> Site | Refusal | None:
-        """Return None: no operator alone is a quantizer here; the pattern matcher finds them."""
+        """Return None: no single operator is a quantizer; the pattern matcher finds them."""
         return None
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
@@ -47,7 +47,7 @@ class PlainOnnx:
                     operator.arguments(node)
         except OperatorError as error:
             return str(error)
-        return "its parameters do not broadcast to the data as they are written"
+        return "the shapes of its parameters do not broadcast to the data"
 
 
 def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
@@ -119,7 +119,7 @@ class _Values(Tracer):
     """Keeps integer codes as float32 values, in which definitions are written."""
 
     def Cast(self, v: Operand, **attributes: Any) -> Operand:  # noqa: N802 - an ONNX operator
-        """Leave whole numbers in float where a cast to an integer type is asked for."""
+        """Keep integers in float instead of casting to an integer type."""
         if v.dtype in HALF_TYPES and attributes["to"] == ir.DataType.FLOAT:
             return v
         if isinstance(FORMATS.get(ir.DataType(attributes["to"]).name), IntFormat):
@@ -140,7 +140,7 @@ class _Binades(_Values):
         self._power: Operand | None = None
 
     def Cast(self, v: Operand, **attributes: Any) -> Operand:  # noqa: N802 - an ONNX operator
-        """Return the power of two where a cast to E8M0 is asked for."""
+        """Return the power of two instead of casting to E8M0."""
         if attributes["to"] == ir.DataType.FLOAT8E8M0:
             first, *others = self._exponents
             power: Operand = np.asarray(2.0**first, np.float32)

@@ -1,4 +1,4 @@
-"""The dialect ``openvino``: FakeQuantize, as NNCF writes it. Forms, the tightest first:
+"""The dialect ``openvino``: FakeQuantize, as NNCF writes it. Forms, the shortest first:
 
 1. one FakeQuantize over the range of the codes, which is exact for few scales;
 2. the data divided by the scale, a FakeQuantize whose levels are the codes themselves and which
@@ -62,13 +62,13 @@ from qgraph.quantizers.site import Refusal, Site, shape_of, weight_of
 DOMAIN = "org.openvinotoolkit"
 
 MOST_LEVELS = 1 << 24
-"""What a FakeQuantize in float32 can have."""
+"""Maximum number of levels of a FakeQuantize in float32."""
 
 REMOVED = 1 << 16
-"""OpenVINO takes a FakeQuantize of so many levels and equal ranges out of the model."""
+"""OpenVINO removes a FakeQuantize with this number of levels and equal ranges."""
 
 _LIKELY = REMOVED + 1
-"""Levels up to which a single FakeQuantize is tried; with more it is never the same function."""
+"""Levels up to which a single FakeQuantize is tried; with more it is never equal."""
 
 _ENDS = ("input_low", "input_high", "output_low", "output_high")
 
@@ -91,7 +91,7 @@ def _affine(write: SiteWriter, given: Affine) -> Iterator[Draft]:
 
 
 def _coded(write: SiteWriter, meaning: Affine, *, rounds: bool) -> Iterator[Draft]:
-    """Yield a FakeQuantize of the codes; ``rounds``: they are rounded in float before it."""
+    """Yield a FakeQuantize of the codes; ``rounds``: the codes are rounded in float before it."""
     draft, x = write.begin()
     y = steps_of(draft, x, meaning.scale, meaning.zero_point)
     y = round_to_integer(draft.op, y, meaning.rounding) if rounds else y
@@ -120,7 +120,7 @@ def _single(write: SiteWriter, meaning: Affine) -> Iterator[Draft]:
 
 
 def _stored(write: SiteWriter, meaning: Affine) -> Iterator[Draft]:
-    """Yield a constant as whole numbers that a FakeQuantize leaves alone."""
+    """Yield a constant as integers that a FakeQuantize does not change."""
     values, rule = write.site.values, meaning.to_real
     if values is None or not values.size or not np.isfinite(values).all():
         return
@@ -158,7 +158,7 @@ def _ranged(write: SiteWriter, meaning: Ranged) -> Iterator[Draft]:
 
 
 def _floating(write: SiteWriter, meaning: Floating) -> Iterator[Draft]:
-    """Yield a constant whose values lie on an even grid; minifloats do not in general."""
+    """Yield a constant with evenly spaced values; those of minifloats are not in general."""
     values = write.site.values
     if values is None or not values.size or not np.isfinite(values).all():
         return
@@ -211,7 +211,7 @@ def _codes(
     is_short = (steps == count).all() and 1 <= count < REMOVED - 1
     if is_short and all(_keeps(start, count) for start in set(lo.ravel().tolist())):
         return _levelled(write, draft, y, [lo, hi, lo, hi], count + 1)
-    # With a power of two as the number of steps nothing is rounded.
+    # If the number of steps is a power of two, nothing is rounded.
     low = float(lo.min())
     count = 2 ** math.ceil(math.log2(max(float(hi.max()) - low, 1)))
     if count >= MOST_LEVELS:
@@ -232,7 +232,7 @@ def _keeps(lo: float, steps: int) -> bool:
 def _levelled(
     write: SiteWriter, draft: Draft, x: Operand, ends: list[Float32], levels: int
 ) -> ir.Value | None:
-    """Append a FakeQuantize; None where its ranges would enlarge the data, which it refuses."""
+    """Append a FakeQuantize; None if its ranges would enlarge the data, which it refuses."""
     if enlarges(ends, write.shape):
         return None
     values = dict[bytes, ir.Value]()
@@ -284,24 +284,24 @@ class OpenVino:
         yield from decoded_in_float(site, editor)
 
     def reason(self, site: Site) -> str:
-        """Say what FakeQuantize lacks."""
+        """Return why FakeQuantize cannot express the site."""
         match site.quantizer:
             case Floating():
                 return (
-                    "FakeQuantize has evenly spaced levels, which those of a minifloat are not; "
-                    "--to qdq and --to qonnx have them"
+                    "FakeQuantize has evenly spaced levels, a minifloat does not; use --to qdq or "
+                    "--to qonnx"
                     if site.weight is None
-                    else "its values lie on an even grid of more than the "
-                    f"{REMOVED} levels that are stored; --to qdq and --to qonnx store them"
+                    else f"its values need an even grid of more than {REMOVED} levels; use --to "
+                    "qdq or --to qonnx"
                 )
             case Truncating():
                 return (
-                    "this Trunc does not clamp its codes, so that their number has no end, and a "
-                    "FakeQuantize has a range; --to qonnx and --to onnx need none"
+                    "this Trunc does not clamp its codes, and a FakeQuantize always has a range; "
+                    "use --to qonnx or --to onnx"
                 )
             case Affine():
                 return (
-                    f"it has more codes than the {MOST_LEVELS} levels that FakeQuantize has in "
-                    "float32; --to qonnx and --to onnx have them"
+                    f"it has more codes than the {MOST_LEVELS} levels of FakeQuantize in float32; "
+                    f"use --to qonnx or --to onnx"
                 )
-        return "its parameters would enlarge the data, which those of FakeQuantize may not"
+        return "its parameters would enlarge the data, which FakeQuantize does not allow"

@@ -34,16 +34,16 @@ CODE_TYPES = ("UINT8", "INT8", "UINT16", "INT16")
 """Types for codes of activations, most widely supported first."""
 
 CLIPPABLE = ("UINT8", "INT8")
-"""Types whose codes a Clip can take in every runtime."""
+"""Types whose codes Clip accepts in every runtime."""
 
 EXACT = np.float32(1 << 24)
-"""Whole numbers up to it are exact in float32."""
+"""Integers up to it are exact in float32."""
 
 SCALAR = Layout(None, 0, ())
 ONE, ZERO = np.ones((), np.float32), np.zeros((), np.float32)
 
 _MOST_LEVELS = 1 << 16
-"""Levels up to which each one is decoded to see whether a scale and a zero point give them all."""
+"""Levels up to which all are decoded to test whether a scale and a zero point give them."""
 
 _SINCE_HALF = 19
 """Opset since which scales, and with them the data, may have 16 bits."""
@@ -58,7 +58,7 @@ _LEAST_BLOCKS = 16
 
 
 class Scales(Choice):
-    """Which types scales may have.
+    """Allowed types of scales.
 
     * ``float32``: that of the data, as every reader expects it.
     * ``smallest``: E8M0, FLOAT8E4M3FN with one float32 scale, float16 or bfloat16 where that has
@@ -86,7 +86,7 @@ class CodeType:
 
     @classmethod
     def of(cls, lo: Float32, hi: Float32, kinds: tuple[str, ...] = CODE_TYPES) -> CodeType | None:
-        """Return the first of ``kinds`` that has all codes; None if none has."""
+        """Return the first of ``kinds`` that holds all codes; None if none does."""
         low, high = float(lo.min()), float(hi.max())
         kind = holding(low, high, kinds)
         uniform = bool((lo == low).all() and (hi == high).all())
@@ -131,7 +131,7 @@ def dequantize(
     layout: Layout,
     dtype: ir.DataType = ir.DataType.FLOAT,
 ) -> ir.Value:
-    """Append a DequantizeLinear; without a zero point where that is 0 everywhere."""
+    """Append a DequantizeLinear, without a zero point if that is 0 everywhere."""
     laid = np.asarray(layout.lay(scale), order="C")
     stored = draft.constant(laid.astype(numpy_dtype(dtype.name), copy=False), "scale")
     return _linear(draft, "DequantizeLinear", codes, stored, zero_point, kind, layout, dtype)
@@ -212,7 +212,7 @@ def two_levels(scale: Float32) -> tuple[Array, np.float32] | None:
     positive = FORMATS["FLOAT8E4M3FN"]
     if not (np.isfinite(values).all() and values[0] > 0):
         return None
-    # Only the mantissa of the largest scale is open; its exponent is the highest there is.
+    # Only the mantissa of the largest scale is free; its exponent is the highest one.
     for mantissa in range(15, 7, -1):
         number = np.float32(mantissa * (32 if mantissa < 15 else 16))
         guess = np.float32(values[-1] / number)
@@ -231,7 +231,7 @@ def _exactly(laid: Float32, name: str) -> Array | None:
 
 
 def clip(draft: Draft, x: Operand, lo: Float32, hi: Float32) -> Operand:
-    """Append a clamp in float: one Clip where the bounds are single numbers."""
+    """Append a clamp in float: one Clip if the bounds are single numbers."""
     if lo.size == hi.size == 1:
         bounds = [draft.constant(bound.reshape(()), "bound") for bound in (lo, hi)]
         return draft.node("Clip", [x, *bounds], dtype=ir.DataType.FLOAT)
@@ -252,7 +252,7 @@ def holding(lo: float, hi: float, kinds: tuple[str, ...]) -> str | None:
 
 
 def is_whole(zero_point: Float32) -> bool:
-    """Return whether a zero point consists of whole numbers."""
+    """Return whether a zero point consists of integers."""
     return bool((zero_point == np.rint(zero_point)).all())
 
 
@@ -267,7 +267,7 @@ def are_codes(kind: str, zero_point: Float32) -> bool:
 
 
 def counted_from_zero_point(meaning: Affine) -> Affine | None:
-    """Return the same quantizer with codes that have no zero point; None where there is no such.
+    """Return the same quantizer with codes without a zero point; None if there is none.
 
     That is so where the zero point is added to whole numbers, or is 0.
     """

@@ -54,7 +54,7 @@ class Qdq:
         return Site(x, node.outputs[0], nodes, node, self.name, quantizer, shape, weight_of(x))
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
-        """Yield codes of a constant; then pairs, from the plain one to float operators."""
+        """Yield codes of a constant; then pairs, from the pair alone to float operators."""
         if site.weight is not None:
             yield from packed(site, editor)
         yield from pairs(site, editor)
@@ -62,12 +62,12 @@ class Qdq:
             yield from by_definition(site, editor)
 
     def reason(self, site: Site) -> str:
-        """Say why nothing fits."""
-        return "no pair, and no form with the same float operations, is available"
+        """Return why no form is equal."""
+        return "neither a pair nor a form with the same float operations is equal"
 
 
 def _chain(node: ir.Node) -> tuple[ir.Node, ...]:
-    """Return QuantizeLinear, Clip, DequantizeLinear as far as they are there."""
+    """Return those of QuantizeLinear, Clip and DequantizeLinear that are present."""
     nodes = [node]
     while (value := nodes[0].inputs[0]) is not None and (producer := value.producer()) is not None:
         if producer.op_type == "QuantizeLinear" and producer.domain in DOMAINS:
@@ -77,7 +77,7 @@ def _chain(node: ir.Node) -> tuple[ir.Node, ...]:
             break
         nodes.insert(0, producer)
     if nodes[0].op_type == "Clip" and nodes[0].inputs[0] is not None:
-        # A Clip on stored codes belongs to the weight; on anything else it is not ours.
+        # A Clip on stored codes belongs to the weight; other Clips are not part of the quantizer.
         return tuple(nodes) if weight_of(nodes[0].inputs[0]) is not None else tuple(nodes[1:])
     return tuple(nodes)
 
@@ -114,8 +114,8 @@ def _meaning(nodes: tuple[ir.Node, ...], x: ir.Value) -> tuple[Quantizer, tuple[
     kind = FORMATS.get(storage)
     if decoding is not None and not isinstance(kind, IntFormat):
         raise OperatorError(
-            f"{where(decode)}: its scale differs from that of {nodes[0].name!r}, so that the pair "
-            "is not one quantizer to a minifloat. Give both the same scale, or leave them out."
+            f"{where(decode)}: its scale differs from that of {nodes[0].name!r}, so the pair is "
+            f"not a quantizer to a minifloat. Give both the same scale, or remove the scales."
         )
     if not isinstance(kind, IntFormat):
         if not isinstance(kind, Minifloat):
@@ -131,7 +131,7 @@ def _parameters(node: ir.Node, x: ir.Value) -> tuple[Float32, Float32, str]:
     """Return scale and zero point, broadcastable to the data, and the type of the codes."""
     operator = operator_of(node)
     if operator is None:
-        raise OperatorError(f"{where(node)}: no such operator is known")
+        raise OperatorError(f"{where(node)}: the operator is unknown")
     attributes = operator.schema.attributes_of(node)
     _, scale_value, zero_value = operator.schema.values(node)
     scale = parameter(node, scale_value, "scale")
@@ -151,7 +151,7 @@ def _parameters(node: ir.Node, x: ir.Value) -> tuple[Float32, Float32, str]:
 
 
 def _sizes(node: ir.Node, x: ir.Value, scale: Float32, attributes: dict[str, Any]) -> list[int]:
-    """Return sizes to which a scale is aligned: those of the data, as far as they matter."""
+    """Return the sizes of the data to which a scale is aligned."""
     axis, is_blocked = attributes["axis"], bool(attributes["block_size"])
     known = None if x.shape is None else tuple(x.shape)
     if known is not None and not -len(known) <= axis < len(known):
@@ -162,18 +162,18 @@ def _sizes(node: ir.Node, x: ir.Value, scale: Float32, attributes: dict[str, Any
     if is_blocked:
         if known is None or len(known) != scale.ndim or not isinstance(known[axis], int):
             raise OperatorError(
-                f"{where(node)}: how many elements {x.name!r} has along axis {axis} is not known, "
-                "so that blocks cannot be placed. Give it a fixed shape there."
+                f"{where(node)}: the size of {x.name!r} along axis {axis} is unknown, so blocks "
+                f"cannot be placed. Give this axis a fixed size."
             )
-        # Along the other axes there is one scale for each element.
+        # Along the other axes each element has its own scale.
         pairs = zip(known, scale.shape, strict=True)
         return [size if isinstance(size, int) else count for size, count in pairs]
     if known is None and axis < 0:
         return [scale.size, *[1] * (-axis - 1)]
     if known is None:
         raise OperatorError(
-            f"{where(node)}: the rank of {x.name!r} is not known and cannot be inferred, so that "
-            f"axis {axis} cannot be placed. State its shape in the model."
+            f"{where(node)}: the rank of {x.name!r} is unknown and cannot be inferred, so axis "
+            f"{axis} cannot be placed. State its shape in the model."
         )
     sizes = [size if isinstance(size, int) else None for size in known]
     sizes[axis] = sizes[axis] or scale.size

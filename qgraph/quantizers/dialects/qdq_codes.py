@@ -63,7 +63,7 @@ _MOST_LEVELS = 1 << 22
 
 
 def packed(site: Site, editor: Editor, scales: Scales = Scales.FLOAT) -> Iterator[Draft]:
-    """Yield forms of a quantizer on a constant as stored codes, smallest type first.
+    """Yield drafts that store the constant of a quantizer as codes, smallest type first.
 
     Args:
         site: the quantizer.
@@ -205,7 +205,7 @@ class _Packer:
                     yield from self._draft(replace(coding, kind=kind), form)
 
     def _product(self, scale: Float32, zero_point: Float32, kind: str) -> Form:
-        """Return the same in three operators, for parameters that have no layout."""
+        """Return the decoding in three operators, for parameters without a layout."""
         dtype = numpy_dtype(self._dtype.name)
         factor, offset = scale.astype(dtype), zero_point.astype(dtype)
 
@@ -223,7 +223,7 @@ class _Packer:
             yield from self._later(draft, coding, form, keeps_zeros)
             return
         codes = self._now(coding)
-        # Many drafts wait at the same time.
+        # Many drafts exist at the same time.
         self._known = None
         dtype = numpy_dtype(coding.kind)
         narrow = codes.astype(dtype) if codes.dtype.kind in "iu" and _is_integer(coding) else codes
@@ -261,7 +261,7 @@ class _Packer:
         yield draft
 
     def _table(self, quantize: Program, dequantize: Program, coding: Coding) -> LevelTable | None:
-        """Return the proof of all levels at once, for codes that are the quantizer's own."""
+        """Return a table that proves all levels at once, for the quantizer's own codes."""
         weight, meaning = self.site.weight, self.site.quantizer
         if weight is None or weight.kind != "FLOAT":
             return None
@@ -273,7 +273,7 @@ class _Packer:
         return LevelTable.of(quantize, dequantize, coding.kind, coding.ends)
 
     def _range(self, coding: Coding) -> tuple[float, float]:
-        """Return the smallest and the largest code: of those that may occur, or that do."""
+        """Return the smallest and the largest code: of the used ones, or of the possible ones."""
         if self.later:
             return coding.lo, coding.hi
         codes = self._now(coding)
@@ -291,7 +291,7 @@ class _Packer:
 
     @cached_property
     def _values(self) -> tuple[Array, Array]:
-        """What the quantizer gives, and its data, in the shape of the codes."""
+        """The output of the quantizer and its data, in the shape of the codes."""
         shape = self.layout.shape
         return np.asarray(self.site.values).reshape(shape), np.asarray(self.site.weight).reshape(
             shape
@@ -333,7 +333,7 @@ class _Packer:
         return 1 << coding.bits
 
     def _narrowed(self, parameter: Float32) -> Float32:
-        """Return a parameter as it is in the type of the data, in which operators compute."""
+        """Return a parameter, converted to the type of the data, in which operators compute."""
         weight = self.site.weight
         kind = "FLOAT" if weight is None or weight.kind not in _FLOATS else weight.kind
         narrow = parameter.astype(numpy_dtype(kind), copy=False)
@@ -341,7 +341,7 @@ class _Packer:
 
     @property
     def _dtype(self) -> ir.DataType:
-        """Type of what is decoded."""
+        """Type of the decoded values."""
         dtype = self.site.y.dtype or self.site.x.dtype
         return dtype if dtype is not None and dtype.name in _FLOATS else ir.DataType.FLOAT
 

@@ -1,8 +1,8 @@
-"""Pairs of QuantizeLinear and DequantizeLinear for data that is only known at run time.
+"""Pairs of QuantizeLinear and DequantizeLinear for data that is not constant.
 
 From the tightest to the plainest, each exact under its own conditions:
 
-1. the plain pair, with a Clip on the codes where they do not fill their type;
+1. the pair alone, with a Clip on the codes if they do not fill their type;
 2. the data clamped in float first, then the pair: no Clip on codes, so any width up to 16;
 3. the float operations up to rounding, then QuantizeLinear with scale 1, which only rounds and
    stores; DequantizeLinear with the real scale and zero point;
@@ -45,7 +45,7 @@ from qgraph.quantizers.site import Site
 
 
 def pairs(site: Site, editor: Editor) -> Iterator[Draft]:
-    """Yield the forms of ``site`` with QuantizeLinear, tightest first."""
+    """Yield the forms of ``site`` with QuantizeLinear, shortest first."""
     match site.quantizer:
         case Affine() as meaning:
             yield from _affine(site, editor, meaning)
@@ -214,7 +214,7 @@ def _signs(draft: Draft, y: Operand) -> ir.Value:
 def _decoded(
     draft: Draft, codes: Operand, real: Decoding, kind: str, layout: Layout | None
 ) -> Draft:
-    """Finish a draft with ``(codes - zero_point) * scale``; in float where there is no layout."""
+    """Complete a draft by ``(codes - zero_point) * scale``, in float if there is no layout."""
     if layout is not None:
         return draft.giving(dequantize(draft, codes, real.scale, real.zero_point, kind, layout))
     steps = dequantize(draft, codes, ONE, ZERO, kind, SCALAR)

@@ -35,7 +35,7 @@ _INPUTS_OF_VERSION_1 = 4
 def truncating(
     given: list[Float32], rounding: Rounding, *, signed: bool, narrow: bool
 ) -> Truncating:
-    """Return what a Trunc means.
+    """Return the meaning of a Trunc.
 
     Args:
         given: its inputs after the data: (scale, zero point, input width, output width) in version
@@ -70,7 +70,7 @@ class Qonnx:
     )
 
     def read(self, node: ir.Node) -> Site | Refusal | None:
-        """Return the quantizer that a QONNX node is."""
+        """Return the quantizer of a QONNX node."""
         operator = operator_of(node)
         if operator is None:
             return None
@@ -85,16 +85,16 @@ class Qonnx:
         return Site(x, node.outputs[0], (node,), node, self.name, quantizer, shape, weight_of(x))
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
-        """Yield one node where its parameters can say it, then nodes with float operators."""
+        """Yield one node if its parameters suffice, then nodes with float operators."""
         yield from spellings(site, editor)
 
     def reason(self, site: Site) -> str:
-        """Say what the dialect lacks."""
+        """Return why the dialect has no equal form."""
         if isinstance(site.quantizer, Affine):
-            return "its codes have no bounds, which those of a Quant have; --to onnx needs none"
+            return "its codes have no bounds, those of a Quant do; use --to onnx"
         return (
-            "it is known by the definition of its operators only, not by parameters that QONNX "
-            "has; --to onnx has its exact form"
+            "only the definition of its operators is known, not parameters for QONNX; use --to "
+            "onnx, which has an exact form"
         )
 
 

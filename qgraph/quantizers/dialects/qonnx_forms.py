@@ -1,4 +1,4 @@
-"""Quantizers written with QONNX operators, the tightest form first.
+"""Quantizers written with QONNX operators, the shortest form first.
 
 1. one node: Quant, BipolarQuant, FloatQuant or Trunc with the parameters of the quantizer;
 2. a Quant wide enough not to clamp, data or result clamped in float: any range of codes;
@@ -124,7 +124,7 @@ def _clamped_after(write: SiteWriter, meaning: Affine) -> Draft:
 
 
 def _coded(write: SiteWriter, meaning: Affine) -> Draft:
-    """Draft a Quant of whole numbers between the float operations to codes and back."""
+    """Draft a Quant of integers between the float operations to codes and back."""
     draft, x = write.begin()
     y = steps_of(draft, x, meaning.scale, meaning.zero_point)
     y = _whole_numbers(draft, y, meaning.lo, meaning.hi, meaning.rounding)
@@ -134,7 +134,7 @@ def _coded(write: SiteWriter, meaning: Affine) -> Draft:
 def _whole_numbers(
     draft: Draft, y: Operand, lo: Float32, hi: Float32, rounding: Rounding
 ) -> Operand:
-    """Append a Quant of scale 1 to the codes ``lo`` to ``hi``, a clamp before it where needed."""
+    """Append a Quant of scale 1 to the codes ``lo`` to ``hi``, after a clamp if needed."""
     codes = _exactly(lo, hi)
     if codes is None:
         y = clip(draft, y, lo, hi)
@@ -172,7 +172,7 @@ _NEAREST = Rounding.ROUND
 
 
 def _stored(write: SiteWriter, meaning: Ranged) -> Iterator[Draft]:
-    """Yield a constant as whole numbers between 0 and the last level."""
+    """Yield a constant as integers between 0 and the last level."""
     if write.site.weight is None:
         return
     weight = write.seen(write.site.weight.array().astype(np.float32))
@@ -288,7 +288,7 @@ def _node(
 
 
 def _codes_of(meaning: Affine) -> Iterator[Codes]:
-    """Yield how one Quant may have exactly the codes of ``meaning``."""
+    """Yield parameters of a Quant with exactly the codes of ``meaning``."""
     codes = _exactly(meaning.lo, meaning.hi)
     if codes is not None:
         yield codes

@@ -1,1 +1,1 @@
-"""Quantizers recognised among plain operators."""
+"""Recognition of quantizers that are written in float operators."""

@@ -1,7 +1,7 @@
 """Step chains of expressions.
 
 Each rule matches the last steps of an expression and returns what they start from. Rules are
-applied from the outer end inward until none matches::
+applied from the last operation backwards until none matches::
 
     Mul(Round(Div(x, 0.5)), 0.5)   ->   x: Div 0.5, Round, Mul 0.5
 """
@@ -38,7 +38,7 @@ LONGEST = 40
 """Steps of the longest chain that is followed."""
 
 _ALMOST = 1e-5
-"""Share by which the value beyond a range may miss that of its last level."""
+"""Relative tolerance between the value beyond a range and its last level."""
 
 
 class Memory:
@@ -66,7 +66,7 @@ def _key(step: Step) -> tuple[object, ...]:
 
 
 def chain_of(expression: Expr, memory: Memory | None = None) -> Chain:
-    """Return the chain that ends in ``expression``, as far in as it can be followed."""
+    """Return the longest step chain that ends in ``expression``."""
     memory = memory or Memory()
     steps: list[Step] = []
     starts: list[list[Expr]] = []
@@ -79,7 +79,7 @@ def chain_of(expression: Expr, memory: Memory | None = None) -> Chain:
             break
         new, expression = last
         steps += reversed(new)
-        # Between the parts of one step there is nothing to start from.
+        # A region cannot start between the parts of one step.
         starts += [[] for _ in new]
         if starts:
             starts[-1].append(expression)
@@ -90,7 +90,7 @@ def chain_of(expression: Expr, memory: Memory | None = None) -> Chain:
 
 
 def _of_sign(whole: Expr, sign: Expr) -> Signed | None:
-    """Return what ``whole`` makes of a sign, if zero counts as positive."""
+    """Return ``whole`` as a function of a sign, if zero counts as positive."""
     numbers = np.asarray([-1, 0, 1], np.float32)
     values: dict[int, list[Array]] = {id(sign): [number.reshape(()) for number in numbers]}
     with np.errstate(all="ignore"):
@@ -109,7 +109,7 @@ def _of_sign(whole: Expr, sign: Expr) -> Signed | None:
 
 
 def _move_ends(steps: list[Step], starts: list[list[Expr]]) -> None:
-    """Move each ``End`` to where the number that it looks at enters the chain.
+    """Move each ``End`` to the position where its number enters the chain.
 
     If more steps follow, it stays only as the clamp that it is to the steps that it skips.
     """
@@ -132,7 +132,7 @@ def _move_ends(steps: list[Step], starts: list[list[Expr]]) -> None:
 
 
 def _value_after(steps: list[Step], value: Array) -> Array | None:
-    """Return what ``steps`` make of a number, None where that is not easily said."""
+    """Return the result of ``steps`` for a number, None if it is not simple."""
     with np.errstate(all="ignore"):
         for step in steps:
             match step:
@@ -236,7 +236,7 @@ def _of_magnitude(sign: Expr, size: Chain) -> LastSteps | None:
 
 
 def _of_magnitudes(steps: tuple[Step, ...]) -> list[Step] | None:
-    """Return what ``steps`` on magnitudes do to numbers of both signs."""
+    """Return steps on numbers of both signs for ``steps`` on magnitudes."""
     result: list[Step] = []
     half: str | None = None
     for step in simplified(steps):

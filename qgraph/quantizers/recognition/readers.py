@@ -72,7 +72,7 @@ _SAME_STEP = 1e-3
 
 
 def quantizer_of(steps: Sequence[Step], notation: Notation) -> Quantizer | None:
-    """Return the quantizer that ``steps`` are, the innermost first, or None."""
+    """Return the quantizer of ``steps``, the innermost first, or None."""
     plain = simplified(tuple(steps))
     rounded = [i for i, step in enumerate(plain) if isinstance(step, Rounded)]
     readers: list[Callable[[], Quantizer]]
@@ -119,7 +119,7 @@ def affine(
     out_scale = after.factor
     scale = _scale(before, out_scale)
     offset_first = bool(before.offset.any())
-    # A sum after the rounding is where codes are counted from, unless that is settled already.
+    # A summand after the rounding is the zero point, unless that is already known.
     zero_point = before.offset if offset_first else after.added
     shift = ZERO if offset_first else after.added
     decoded = after.zero_point if offset_first else after.taken
@@ -201,7 +201,7 @@ def ranged(
     if rest and is_step(rest[0], "Mul"):
         top, rest = constant_of(rest[0]), rest[1:]
     else:
-        # Of two levels: products and quotients with 1 were left out.
+        # Two levels: products and quotients with 1 were omitted.
         outer.insert(index_of(outer, "Mul"), Arithmetic("Div", ONE))
     before, after = BeforeRounding.of(steps[:place]), AfterRounding.of(outer)
     tail = BeforeRounding.of([Arithmetic("Div", ONE), *rest])
@@ -233,7 +233,7 @@ def ranged(
 
 
 def _with_width(inner: list[Step], outer: list[Step]) -> tuple[list[Step], list[Step]]:
-    """Put in the division by a width of 1, or the product with 1, that were left out."""
+    """Insert the omitted division by a width of 1, or the omitted product with 1."""
     divided, times = index_of(outer, "Div"), index_of(inner, "Mul")
     if index_of(inner, "Div") < len(inner) or divided == len(outer):
         return inner, outer
@@ -275,7 +275,7 @@ def stored(plain: Sequence[Step], codes: str) -> Affine | Ranged:
     if after.top is not None:
         high = ends[0].value if ends else summand(after.low, after.scale)
         low, high = float32(after.low), float32(high)
-        # What is put in the place of codes above the range lies above it.
+        # The replacement of codes above the range lies above it.
         last = np.nextafter(high, low) if ends else high
         return Ranged(low, last, low, high, _levels(after.top))
     require(not ends and not after.added.any())
@@ -318,7 +318,7 @@ def truncating(plain: Sequence[Step], first: int, second: int) -> Truncating:
 def regridded(
     inner: Sequence[Step], rounding: Step, outer: Sequence[Step], steps: Sequence[Step]
 ) -> Truncating:
-    """Read a truncation that drops nothing and clamps nothing: rounding to a grid, twice."""
+    """Read a truncation that removes no bits and does not clamp: rounding to a grid, twice."""
     require(sum(isinstance(step, Rounded) for step in steps) >= 2)
     doubled = [*inner, rounding, Arithmetic("Div", ONE), rounding, *outer]
     return truncating(doubled, len(inner), len(inner) + 2)

@@ -32,7 +32,7 @@ _LARGEST_CONSTANT = 1 << 22
 _MOST_NODES = 800
 """Nodes of a region: two for each of the binades of a minifloat of 8 exponent bits, and some."""
 _MOST_FORWARD = 40
-"""Nodes that are tried behind the core of a quantizer."""
+"""Maximum number of nodes to try after the core of a quantizer."""
 _MOST_PARAMETERS = 1 << 16
 
 _COMMUTATIVE = ("Add", "Mul", "Max", "Min")
@@ -70,11 +70,11 @@ class UseDefGraph:
         return self._expressions.get(value) if value.producer() in self._order else None
 
     def values(self, expression: Expr) -> Iterator[ir.Value]:
-        """Yield the values that have an expression, those computed last first."""
+        """Yield the values that have an expression, in reverse order of computation."""
         yield from reversed(self._values.get(id(expression), []))
 
     def exits(self, node: ir.Node) -> list[ir.Value]:
-        """Return the values through which everything computed from ``node`` goes, nearest first.
+        """Return the values that postdominate ``node``, nearest first.
 
         Only elementwise nodes lie between ``node`` and them.
         """
@@ -108,7 +108,7 @@ class UseDefGraph:
         return users if users and users[0].graph is node.graph else ()
 
     def region(self, x: ir.Value, y: ir.Value) -> tuple[ir.Node, ...] | None:
-        """Return the nodes that compute ``y`` from ``x`` and constants, and serve nothing else."""
+        """Return the nodes that compute ``y`` from ``x`` and constants and have no other users."""
         nodes: dict[ir.Node, None] = {}
         pending, reached = [y], False
         while pending:
@@ -174,7 +174,7 @@ class UseDefGraph:
         return result
 
     def _lower_half(self, node: ir.Node, known: dict[ir.Value, Expr], sizes: Shape) -> Expr:
-        """Lower a node on data of 16 bits as if it had 32: its parameters are the same."""
+        """Lower a node on data of 16 bits like one of 32 bits: its parameters are the same."""
         operator = operator_of(node)
         if operator is None:
             return lower_node(node, known, sizes, self._builder)
@@ -216,14 +216,14 @@ class UseDefGraph:
         return _size(value) > _LARGEST_CONSTANT or not self._is_fixed(value)
 
     def _is_fixed(self, value: ir.Value) -> bool:
-        """Return whether a value is a constant, or one seen through operators on shapes."""
+        """Return whether a value is a constant, possibly behind operators on shapes."""
         if value not in self._fixed:
             is_constant = constant_tensor(value) is not None
             self._fixed[value] = is_constant or constant_expression(value) is not None
         return self._fixed[value]
 
     def _is_elementwise(self, node: ir.Node) -> bool:
-        # Which operator of ours a node is follows from this much.
+        # This determines the operator of a node.
         key = node.domain, node.op_type, len(node.inputs)
         if key not in self._elementwise:
             is_primitive = node.domain == "" and node.op_type in NUMPY.keys() - {"Gather"}
@@ -231,7 +231,7 @@ class UseDefGraph:
         return self._elementwise[key]
 
     def _is_alone(self, node: ir.Node) -> bool:
-        """Return whether no elementwise node feeds ``node`` or is fed by it."""
+        """Return whether ``node`` is not connected to another elementwise node."""
         producers = (None if value is None else value.producer() for value in node.inputs)
         if any(producer is not None and self._is_elementwise(producer) for producer in producers):
             return False

@@ -1,4 +1,4 @@
-"""Step chains: what is done to a number, one step after the other, before and after its rounding.
+"""Step chains: the operations on a number, one after the other, before and after its rounding.
 
 A step takes one number and gives one. Roundings of several primitives, clamps written as choices,
 casts there and back, and the snapping to a minifloat grid are one step each::
@@ -22,7 +22,7 @@ from qgraph.numerics.rounding import Rounding
 from qgraph.proof.functions.expression import Expr
 
 SAME_SCALE = 1e-5
-"""Share by which scales may differ that are meant to be the same."""
+"""Relative tolerance within which scales count as the same."""
 
 ZERO, ONE = np.zeros((), np.float32), np.ones((), np.float32)
 LOWEST, HIGHEST = np.asarray(-np.inf, np.float32), np.asarray(np.inf, np.float32)
@@ -40,7 +40,7 @@ def require(condition: object) -> None:
 
 @dataclass(frozen=True)
 class Notation:
-    """Which operators a region is written in.
+    """The operators in which a region is written.
 
     Attributes:
         dialect: whose operators they are.
@@ -62,7 +62,7 @@ class _WithConstant:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether its constant is of whole numbers."""
+        """Whether its constant consists of integers."""
         return not (self.value != np.rint(self.value)).any()
 
 
@@ -81,7 +81,7 @@ class Arithmetic(_WithConstant):
 
 @dataclass(frozen=True)
 class Rounded:
-    """Rounding to whole numbers."""
+    """Rounding to integers."""
 
     mode: Rounding
 
@@ -105,7 +105,7 @@ class Snapped:
 
 @dataclass(frozen=True, eq=False)
 class Overflow:
-    """What is beyond ``limit`` in magnitude becomes infinite or NaN."""
+    """Numbers above ``limit`` in magnitude become infinite or NaN."""
 
     limit: Array
 
@@ -142,7 +142,7 @@ class Chain:
 
     Attributes:
         steps: the innermost first; an ``End`` stands before the first step that it skips.
-        starts: for each step the expressions that it may be said to start from.
+        starts: for each step the expressions from which it may start.
     """
 
     steps: tuple[Step, ...]
@@ -150,7 +150,7 @@ class Chain:
 
 
 def simplified(steps: tuple[Step, ...]) -> list[Step]:
-    """Leave out steps that change nothing, or that the step before makes unnecessary."""
+    """Remove steps that change nothing, or that the previous step makes unnecessary."""
     result: list[Step] = []
     for step in steps:
         if isinstance(step, Arithmetic):
@@ -166,7 +166,7 @@ def simplified(steps: tuple[Step, ...]) -> list[Step]:
 
 
 def _undoes(step: Arithmetic, steps: list[Step]) -> bool:
-    """Return whether ``step`` undoes the last of ``steps`` without an error that matters."""
+    """Return whether ``step`` undoes the last of ``steps`` up to a tolerated error."""
     last = steps[-1]
     if not isinstance(last, Arithmetic) or not same(last.value, step.value):
         return False
@@ -175,7 +175,7 @@ def _undoes(step: Arithmetic, steps: list[Step]) -> bool:
 
 
 def _is_whole(steps: list[Step]) -> bool:
-    """Return whether the result of ``steps`` is a whole number, or a bound that is one."""
+    """Return whether the result of ``steps`` is an integer, or an integer bound."""
     for step in reversed(steps):
         if isinstance(step, Rounded):
             return True
@@ -188,7 +188,7 @@ def _is_whole(steps: list[Step]) -> bool:
 
 @dataclass
 class BeforeRounding:
-    """What happens before the rounding: ``round(clamp(x / scale + offset))``.
+    """The steps before the rounding: ``round(clamp(x / scale + offset))``.
 
     Attributes:
         scale: None if nothing divides.
@@ -209,7 +209,7 @@ class BeforeRounding:
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> Self:
-        """Return what ``steps`` do.
+        """Return the parameters of ``steps``.
 
         Raises:
             NoMatch: they do anything else.
@@ -245,7 +245,7 @@ class BeforeRounding:
 
 @dataclass
 class AfterRounding:
-    """What happens after the rounding: ``(clamp(q + added) - taken) * scale``.
+    """The steps after the rounding: ``(clamp(q + added) - taken) * scale``.
 
     Attributes:
         codes, real: bounds of the codes, and of the result.
@@ -264,7 +264,7 @@ class AfterRounding:
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> Self:
-        """Return what ``steps`` do.
+        """Return the parameters of ``steps``.
 
         Raises:
             NoMatch: they do anything else.
@@ -281,7 +281,7 @@ class AfterRounding:
 
     @property
     def zero_point(self) -> Array:
-        """What is subtracted from the rounded numbers in all."""
+        """Total that is subtracted from the rounded numbers."""
         return self.taken - self.added
 
     def _take(self, step: Step) -> None:
@@ -350,7 +350,7 @@ def same(a: Array, b: Array | float) -> bool:
 
 
 def close(a: Array, b: Array, share: float) -> bool:
-    """Return whether ``a`` is ``b`` up to a ``share`` of it."""
+    """Return whether ``a`` equals ``b`` up to a relative error ``share``."""
     return bool((np.abs(a - b) <= share * np.abs(b)).all())
 
 
@@ -366,7 +366,7 @@ def float32(value: Array) -> Float32:
 
 
 def summand(low: Array, width: Array) -> Array:
-    """Return ``high`` of which ``high - low`` is ``width``, as near to ``low + width`` as it is."""
+    """Return the ``high`` closest to ``low + width`` for which ``high - low`` is ``width``."""
     high = np.asarray(low + width, np.float32)
     for other in (np.nextafter(high, HIGHEST), np.nextafter(high, LOWEST)):
         high = np.where((high - low != width) & (other - low == width), other, high)

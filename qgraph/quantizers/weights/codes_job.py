@@ -1,9 +1,9 @@
-"""Codes of big constants, computed while the model is saved, and every value checked on the way.
+"""Codes of large constants, computed and checked value by value while the model is saved.
 
 The weight is read piece by piece. The operators that quantize it give the values, from which codes
 follow as they do for small constants: no rounding rule is repeated here. Codes are packed, written,
 unpacked again and decoded by the operators that were drafted. Any value that is not the one that
-the quantizer gave stops the saving. Where a table has proved beforehand that every level with every
+the quantizer gave stops the saving. Where a table has already proved that every level with every
 parameter is decoded to its value, an element only has to be at some level.
 """
 
@@ -32,20 +32,20 @@ from qgraph.quantizers.weights.piecewise import Parameter, Program, pieces
 Box = tuple[Sequence[int], Sequence[int]]
 
 LEAST_BYTES = 1 << 20
-"""Weights in files are left there by passes if they have so many bytes; smaller ones are read."""
+"""Passes leave weights of at least this number of bytes in their files; smaller ones are read."""
 
 _MOST_COUNTED_BITS = 16
 
 _FEW = 16
-"""So many codes are looked for one by one; that is faster than counting all."""
+"""Number of codes up to which each is searched separately, which is faster than counting all."""
 
 _EXACT = 1 << 20
-"""Whole numbers below it come out of a float32 division right: the error is far below a half."""
+"""Integers below it are exact after a float32 division: the error is far below 0.5."""
 
 
 @dataclass(frozen=True, eq=False)
 class Coding:
-    """How codes follow from the values that a quantizer gives.
+    """The mapping from the output values of a quantizer to codes.
 
     ``code = round((value - low) / scale + zero_point)``, or the minifloat next to
     ``value / scale``.
@@ -56,7 +56,7 @@ class Coding:
         lo, hi: the smallest and the largest code, in steps or units.
         zero_point: code of the real zero; None for 0.
         low: real value of code 0; None for 0.
-        above: data beyond this has the code ``hi``, whatever its value is; None: nothing has.
+        above: data above this has the code ``hi``, independent of its value; None: no data has.
         margin: data is clipped if it lies farther outside of ``lo`` .. ``hi``, in units of
             ``scale``.
     """
@@ -113,7 +113,7 @@ class Coding:
         return bool(form.lo <= codes.min() and codes.max() <= form.hi)
 
     def clipped(self, codes: Array, data: Array, scale: Array, box: Box) -> int:
-        """Return how many elements lie farther beyond the ends of the range than rounding goes."""
+        """Return the number of clipped elements: outside the range by more than rounding."""
         form = FORMATS[self.kind]
         if isinstance(form, IntFormat) and self.lo < codes.min() and codes.max() < self.hi:
             return 0
@@ -126,7 +126,7 @@ class Coding:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """All that is needed to compute and to check the codes of one weight.
+    """Everything needed to compute and check the codes of one weight.
 
     Attributes:
         label: names the quantizer in messages.
@@ -178,7 +178,7 @@ class Plan:
         return tally
 
     def _by_table(self, data: Array, start: int, tally: Tally, spread: Spread) -> Array | None:
-        """Return codes of proved levels and overwrite ``data``; None if that cannot be done."""
+        """Return codes of proved levels and overwrite ``data``; None if not possible."""
         if self.table is None:
             return None
         found = self.table.read(data, start, spread)
@@ -209,7 +209,7 @@ class Plan:
     def _compare(
         self, data: Array, values: Array, decoded: Array, start: int, tally: Tally
     ) -> None:
-        """Compare what is decoded with what the quantizer gave, element by element."""
+        """Compare decoded values with the output of the quantizer, element by element."""
         tally.elements += values.size
         tally.unchanged += values.size
         if values.dtype != decoded.dtype:
@@ -231,7 +231,7 @@ class Plan:
 
 
 class CodesJob:
-    """Computes the codes of one weight, and closes its ledger."""
+    """Computes the codes of one weight, and completes its size summary."""
 
     plan: Plan
     """Set before the model is saved."""
@@ -244,7 +244,7 @@ class CodesJob:
         return flat_parts(self.plan.weight, self.plan.compute)
 
     def conclude(self, results: Sequence[Tally]) -> None:
-        """Sum up the counts of all parts."""
+        """Add up the counts of all parts."""
         total = Tally()
         for tally in results:
             total.add(tally)
@@ -279,7 +279,7 @@ def tally_of(
     data: Array,
     box: Box,
 ) -> Tally:
-    """Return the counts of elements whose values and codes are all at hand, of one shape."""
+    """Return the counts of elements whose values and codes are all in memory, in one shape."""
     tally = _no_elements(coding.bits)
     tally.elements, tally.unchanged = values.size, int(np.count_nonzero(values == decoded))
     _note_used(codes.reshape(-1), coding.bits, tally.used)
@@ -293,7 +293,7 @@ def _no_elements(bits: int) -> Tally:
 
 
 def _note_used(codes: Array, bits: int, used: Mask) -> None:
-    """Mark the codes that occur; most pieces hold none that was not seen before."""
+    """Mark the used codes; most pieces contain no new ones."""
     if used.all():
         return
     if bits > 8:

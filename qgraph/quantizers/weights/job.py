@@ -1,4 +1,4 @@
-"""Work on one weight of any size, cut into parts that run anywhere while a model is saved.
+"""Work on one weight of any size, cut into parts that run in any process while a model is saved.
 
 A part is a run of consecutive elements (:func:`flat_parts`), or a box of whole groups of elements
 that share a scale (:class:`Groups`). Codes of a part begin at a whole byte.
@@ -53,7 +53,7 @@ class JobPart:
     reads: int
 
     def __call__(self, sinks: Sequence[Sink]) -> Any:
-        """Write the tensors of this part; return what the job adds up."""
+        """Write the tensors of this part; return the counts that the job adds up."""
         return self.compute(self.span, sinks)
 
 
@@ -98,7 +98,7 @@ class CodeWriter:
         self._rest = np.empty(0, np.uint8)
 
     def write(self, codes: Array, *, is_last: bool, checks: bool = False) -> None:
-        """Write codes; those that do not fill a byte wait for the next ones.
+        """Write codes; an incomplete byte is kept for the next call.
 
         Args:
             codes: in a type that holds one code in each element.
@@ -128,12 +128,12 @@ class CodeWriter:
 
 @dataclass(frozen=True)
 class Groups:
-    """Which elements of a weight, seen as ``[outer, length, inner]``, have one scale.
+    """The elements that share a scale, in a weight of shape ``[outer, length, inner]``.
 
     Attributes:
         outer, length, inner: sizes.
         size: elements along ``length`` that share a scale; the last ones may be fewer.
-        spread: whether the groups at one place of ``length`` are one group, whatever the outer and
+        spread: whether the groups at one index of ``length`` are one group, for all outer and
             the inner index: scales of the whole tensor, or of an axis.
     """
 
@@ -171,7 +171,7 @@ class Groups:
 
     @property
     def scales(self) -> int:
-        """How many scales there are."""
+        """Number of scales."""
         return self.count if self.spread else self.outer * self.count * self.inner
 
     @property
@@ -238,7 +238,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that codes stand for.
+    """The range of the numbers that codes represent.
 
     Attributes:
         low, high: of all codes.
@@ -299,7 +299,7 @@ class Source:
 
 
 def numbers_of(codes: Array, kind: str) -> Array:
-    """Return what codes stand for without scale and zero point, as int32, or float32."""
+    """Return the numbers of codes without scale and zero point, as int32 or float32."""
     if kind in DTYPES:
         return decode(codes)
     return codes.astype(np.int32)
@@ -334,7 +334,7 @@ class Recoder:
 
 @dataclass(eq=False)
 class RepackJob:
-    """Gives stored codes in another type.
+    """Writes stored codes in another type.
 
     Attributes:
         name: of the tensor, for messages.
@@ -352,7 +352,7 @@ class RepackJob:
         return flat_parts(self.recoder.source.stream, self.recoder.compute)
 
     def conclude(self, results: Sequence[tuple[int, int]]) -> None:
-        """Check that every element is what it was.
+        """Raise if an element has changed.
 
         Raises:
             ModelError: one is not.

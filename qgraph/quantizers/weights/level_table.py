@@ -1,4 +1,4 @@
-"""Codes of a weight from its levels alone, once a table has proved every level to be stored right.
+"""Codes of a weight by a table of its levels, all of which are proved.
 
 A quantizer of few bits has few levels, many fewer than a weight has elements. The value that the
 quantizer gives to each level, and the value to which the level's code is decoded, are computed for
@@ -31,12 +31,12 @@ _COMPARED = 1 << 18
 """Entries of the table at a time."""
 
 _SHORT = 64
-"""Runs of fewer elements with one parameter are slow; then it is spread out."""
+"""Runs of fewer elements with one parameter are slow, so the parameter is expanded."""
 
 
 @dataclass(frozen=True, eq=False)
 class LevelTable:
-    """How the elements of a weight become codes, all of which are proved.
+    """Mapping from the elements of a weight to proved codes.
 
     Attributes:
         shape: of the data, cut so that each parameter is constant along an axis, or has an entry
@@ -160,7 +160,7 @@ class LevelTable:
 
 
 class Spread:
-    """Memory in which parameters of short runs are laid out for each element."""
+    """Buffer in which parameters of short runs are expanded to each element."""
 
     def __init__(self) -> None:
         self._arrays: dict[int, Array] = {}
@@ -187,7 +187,7 @@ def container(kind: str) -> np.dtype[Any]:
 
 
 def numbers_of(codes: Array, kind: str) -> Array:
-    """Return the numbers that codes stand for, after what packing keeps of them."""
+    """Return the numbers of codes after packing and unpacking."""
     form = FORMATS[kind]
     if not isinstance(form, IntFormat):
         return decode(codes.view(numpy_dtype(kind)))
@@ -264,7 +264,7 @@ def _merged(shape: Shape, arrays: Sequence[Array]) -> tuple[Shape, list[Array]]:
 
 
 def _distinct(arrays: Sequence[Array]) -> list[Array]:
-    """Return flat parameters without entries that occur more than once, if that is easily seen."""
+    """Return flat parameters without repeated entries, if repetitions are easy to find."""
     arrays = [a[0] if a.ndim and (a == a[0]).all() else a for a in arrays]
     varying: list[Array] = []
     places: list[int | None] = []

@@ -1,4 +1,4 @@
-"""Nodes that work element by element, run on a piece of their data at a time, anywhere.
+"""Elementwise nodes, run on one piece of their data at a time, in any process.
 
 A program keeps what the nodes compute but no graph: operators by name, parameters as arrays. It can
 be pickled.
@@ -130,7 +130,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class Program:
-    """What elementwise nodes compute.
+    """The function of elementwise nodes.
 
     Attributes:
         shape: of the data.
@@ -143,7 +143,7 @@ class Program:
 
     @classmethod
     def of(cls, nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, shape: Shape) -> Program | None:
-        """Return what ``nodes`` make of ``x``; None if that is not known element by element.
+        """Return the function of ``nodes`` of ``x``; None if it is not elementwise.
 
         Args:
             nodes: in topological order.
@@ -200,7 +200,7 @@ class Program:
         return results[-1]
 
     def stages(self) -> Callable[[Sequence[Array]], Stages] | None:
-        """Return what makes the stages of the operator, if there is one and it has stages.
+        """Return the function for the stages of the operator, if it has stages.
 
         The function is given the values of :attr:`parameters`.
         """
@@ -282,7 +282,7 @@ def _call(
 
 
 def _result_type(node: ir.Node, attributes: dict[str, Any]) -> np.dtype[Any]:
-    """Return the type of what DequantizeLinear gives; codes are their float32 values."""
+    """Return the output type of DequantizeLinear; codes are their float32 values."""
     scale = node.inputs[1]
     kind = attributes["output_dtype"]
     if node.op_type == "QuantizeLinear" or scale is None:
@@ -295,7 +295,7 @@ def _result_type(node: ir.Node, attributes: dict[str, Any]) -> np.dtype[Any]:
 def _parameter(
     array: Array | None, shape: Shape, axis: int | None = None, block_size: int = 0
 ) -> Any:
-    """Return a parameter, or NotImplemented where it is not constant, or does not fit."""
+    """Return a parameter, or NotImplemented if it is not constant or does not fit."""
     if array is None or array.ndim > len(shape):
         return NotImplemented
     if axis is not None:

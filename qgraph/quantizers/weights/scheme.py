@@ -1,4 +1,4 @@
-"""Scales, zero points and codes of float weights, and how far the codes are from the weights.
+"""Scales, zero points and codes of float weights, and the quantization error.
 
 Weights come as tiles ``[rows, groups, size, columns]``: each group of ``size`` elements has one
 scale. Everything is float32 and computed in place; what a tile needs stays in the cache.
@@ -28,7 +28,7 @@ _SMALLEST_E4M3 = np.float32(2.0**-9)
 _LARGEST_E4M3 = np.float32(448)
 
 _STEP = 0.96
-"""Ratio of neighbours among the scales that are tried."""
+"""Ratio of consecutive candidate scales."""
 
 _HIGHEST = 1.05
 _LOWEST = {2: 0.2}
@@ -39,22 +39,22 @@ more."""
 _POWERS = (0.5, 2.0)
 
 _SHORT = 64
-"""Elements of a group below which it is worth while to turn it."""
+"""Group size below which transposing pays off."""
 
 
 class Search(Choice):
-    """How the scale of a group is found."""
+    """Method to choose the scale of a group."""
 
     MINMAX = "minmax"
     """The largest magnitude gets the largest code: nothing is clipped."""
 
     MSE = "mse"
-    """The scale whose squared error is least, among dozens 4% apart."""
+    """The scale with the least squared error, among dozens of candidates 4% apart."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """What codes are made of a weight.
+    """Quantization scheme of a weight.
 
     Attributes:
         codes: ONNX type of the codes.
@@ -79,7 +79,7 @@ class Scheme:
 
     @property
     def may_clip(self) -> bool:
-        """Whether a weight may lie beyond the codes: not where its magnitude made the scale."""
+        """Whether weights may be clipped: not if the largest magnitude determines the scale."""
         return not self.symmetric or self.search is Search.MSE or self.scales != "FLOAT"
 
 
@@ -103,7 +103,7 @@ class Parameters:
 
 @dataclass
 class Losses:
-    """What the codes of a weight, or of a part of it, are like.
+    """Error of the codes of a weight, or of a part of it.
 
     Attributes:
         signal: sum of the squares of the weights.
@@ -213,7 +213,7 @@ def parameters(
 
 
 def _stored(scale: Float32, scheme: Scheme, unit: np.float32) -> Float32:
-    """Return scales as they are after being stored; 1 for a group of zeros."""
+    """Return scales, rounded to their storage type; 1 for a group of zeros."""
     if scheme.scales == E4M3:
         with np.errstate(over="ignore"):
             counted = np.maximum(cast(scale / unit, E4M3), _SMALLEST_E4M3)
@@ -234,7 +234,7 @@ def _largest(kind: str) -> np.float32:
 def choices(
     low: Float32, high: Float32, scheme: Scheme, unit: np.float32 = _ONE
 ) -> Iterator[Parameters]:
-    """Yield the parameters among which a search by squared error chooses, those by range first."""
+    """Yield the candidate parameters of a search by squared error, those by range first."""
     yield parameters(low, high, scheme, unit)
     if scheme.search is Search.MSE:
         for factor in _POWERS if scheme.scales == E8M0 else _factors(FORMATS[scheme.codes].bits):
@@ -273,7 +273,7 @@ def noise(
 def best(
     w: Float32, scheme: Scheme, axes: tuple[int, ...], unit: np.float32, y: Float32
 ) -> Parameters:
-    """Return the parameters of each group by the search that the scheme asks for.
+    """Return the parameters of each group by the search method of the scheme.
 
     ``y``, in the shape of ``w``, is overwritten.
     """
@@ -295,7 +295,7 @@ def best(
 
 
 def quantize(w: Float32, chosen: Parameters, scheme: Scheme, y: Float32, codes: Codes) -> int:
-    """Write codes, and into ``y`` what they decode to; return how many weights are clipped.
+    """Write codes, and their decoded values into ``y``; return the number of clipped weights.
 
     integers    code = clip(round_half_even(w / scale) + zero_point)
     minifloats  code = the nearest one to w / scale, saturating
@@ -343,7 +343,7 @@ def _rounds_to_top(codes: str) -> np.float32:
 
 
 def measure(w: Float32, y: Float32, chosen: Parameters, clipped: int) -> Losses:
-    """Return what codes that decode to ``y`` are like; ``y`` is overwritten."""
+    """Return the error of codes that decode to ``y``; ``y`` is overwritten."""
     np.subtract(y, w, out=y)
     flat = y.reshape(-1)
     lost = float(np.dot(flat, flat))

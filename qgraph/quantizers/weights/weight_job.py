@@ -29,7 +29,7 @@ _TILE = 1 << 16
 
 @dataclass(eq=False)
 class WeightJob:
-    """Gives codes and scales of a weight; then zero points, or the unit of the scales.
+    """Writes codes and scales of a weight; then zero points, or the unit of the scales.
 
     Attributes:
         name: of the weight, for messages.
@@ -46,7 +46,7 @@ class WeightJob:
     on_losses: Callable[[Losses], None] = field(default=lambda losses: None)
 
     def parts(self) -> Sequence[JobPart]:
-        """Return the parts; what all of them need to know is read from the weight now."""
+        """Return the parts; parameters that all parts share are computed from the weight now."""
         work = _Quantization(self.stream, self.groups, self.scheme)
         with np.errstate(over="ignore", invalid="ignore"):
             if self.scheme.scales == quantization.E4M3:
@@ -70,8 +70,8 @@ class WeightJob:
             losses.add(result)
         if not losses.finite:
             raise ModelError(
-                f"Weight {self.name!r}: some elements are infinite or NaN, expected numbers, which "
-                "codes stand for. Correct the weight, or leave it out with exclude=NODE."
+                f"Weight {self.name!r}: some elements are infinite or NaN, expected finite "
+                f"numbers. Correct the weight, or leave it out with exclude=NODE."
             )
         self.on_losses(losses)
 
@@ -214,7 +214,7 @@ class _Quantization:
         return (0, 1, 2) if self.groups.count == 1 else (0, 2)
 
     def _slice(self, box: Box) -> slice:
-        """Return which shared parameters belong to a box."""
+        """Return the shared parameters of a box."""
         single = not self.groups.spread or self.groups.count == 1
         return slice(0, 1) if single else slice(box.first, box.last)
 
