@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from qgraph.cli.options import Inputs
 from qgraph.cli.output import Talk
-from qgraph.errors import ExecutionError
+from qgraph.errors import ExecutionError, unexpected
 from qgraph.graph.tensors import FileRows, read_rows
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def feeds(
         return None
     found: dict[str, Array | FileRows] = {}
     if inputs.bundle is not None:
-        bundle = _read(inputs.bundle, _ARCHIVE, _archive)
         known = {value.name for value in model.ir.graph.inputs}
-        found = {name: array for name, array in bundle.items() if name in known}
+        bundle = _read(inputs.bundle, _ARCHIVE, lambda content: _archive(content, known))
+        found = {name: array for name, array in bundle.items() if array is not None}
         if spare := [name for name in bundle if name not in known and name != besides]:
             talk.note(f"{inputs.bundle}: no inputs of the model, left out: {', '.join(spare)}")
     for name, path in inputs.files.items():
@@ -58,7 +58,9 @@ def labels(given: str, inputs: Inputs) -> Array:
     path = labels_file(given, inputs)
     if path is not None:
         return np.asarray(_read(path, "one array (.npy)", _single))
-    bundle = {} if inputs.bundle is None else _read(inputs.bundle, _ARCHIVE, _archive)
+    bundle = {}
+    if inputs.bundle is not None:
+        bundle = _read(inputs.bundle, _ARCHIVE, lambda content: _archive(content, {given}))
     if given not in bundle:
         raise ExecutionError(
             f"{inputs.bundle}: has no array {given!r} with labels, expected a name among "
@@ -83,18 +85,40 @@ def _read(path: Path, expected: str, reader: Callable[[Any], Any]) -> Any:
                 # Datasets may be larger than memory.
                 return reader(read_rows(path))
             return reader(np.load(file, allow_pickle=False))
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:
+        # Any bytes at all may be given, and NumPy and zipfile have many errors for them.
+        what = error if isinstance(error, OSError | ValueError) else unexpected(error)
         raise ExecutionError(
-            f"{path}: cannot be read ({error}), expected {expected} as numpy saves it. "
+            f"{path}: cannot be read ({what}), expected {expected} as numpy saves it. "
             "Correct the path, or save it anew."
         ) from error
 
 
-def _archive(content: Any) -> dict[str, Array]:
+def _archive(content: Any, wanted: Collection[str | None]) -> dict[str, Array | None]:
+    """Return the arrays of an archive by name; None for those that are not wanted."""
     files = getattr(content, "files", None)
     if files is None:
         raise ValueError("it holds one array without a name")
-    return {name: content[name] for name in files}
+    return {name: _member(content, name) if name in wanted else None for name in files}
+
+
+def _member(content: Any, name: str) -> Array:
+    """Return an array of an archive; its header must not promise more than there is."""
+    key = f"{name}.npy" if f"{name}.npy" in content.zip.namelist() else name
+    with content.zip.open(key) as file:
+        version = np.lib.format.read_magic(file)
+        shape, _, dtype = _HEADERS[version](file)
+        size = math.prod(shape) * dtype.itemsize
+        there = content.zip.getinfo(key).file_size - file.tell()
+    if size > there:
+        raise ValueError(f"array {name!r} should have {size} bytes, and has {there}")
+    return np.asarray(content[name])
+
+
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def _single(content: Any) -> Array | FileRows:

@@ -8,6 +8,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -15,7 +16,7 @@ from qgraph.cli import commands
 from qgraph.cli.options import talk_options
 from qgraph.cli.output import Talk
 from qgraph.cli.process import Interrupted, guarded_streams, interruptible, tune
-from qgraph.errors import EquivalenceError, OptionError, QGraphError, UndecidedError
+from qgraph.errors import EquivalenceError, OptionError, QGraphError, UndecidedError, unexpected
 from qgraph.version import __version__
 
 DIFFERENT, USAGE, UNUSABLE, UNDECIDED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 4, 130, 141
@@ -135,10 +136,24 @@ def _failed(error: Exception, talk: Talk) -> int:
         talk.error(f"{error}. Correct this and run the command again.")
     else:
         talk.error(
-            f"internal error, {type(error).__name__}: {error}. This is a bug in qgraph; please "
-            "report it with the traceback that --debug shows."
+            f"{_models(error)} could not be handled ({unexpected(error)}). If onnx.checker accepts "
+            "it, this is a bug in qgraph; please report it with the model and the traceback that "
+            "--debug shows."
         )
     return UNUSABLE
+
+
+def _models(error: Exception) -> str:
+    """Return the paths of the models that the command was given, as its function has them."""
+    trace = error.__traceback__
+    while trace is not None:
+        known = trace.tb_frame.f_locals
+        paths = map(known.get, ("model", "reference", "candidate"))
+        names = [str(path) for path in paths if isinstance(path, Path)]
+        if names:
+            return " or ".join(names)
+        trace = trace.tb_next
+    return "the input"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,11 +76,16 @@ class Talk:
         level = logger.level
         logger.addHandler(handler)
         logger.setLevel(logging.DEBUG)
-        try:
-            yield
-        finally:
-            logger.removeHandler(handler)
-            logger.setLevel(level)
+        with warnings.catch_warnings():
+            # Warnings of libraries name their source lines, which say nothing to users.
+            warnings.showwarning = lambda message, kind, *_: logger.debug(
+                "%s: %s", kind.__name__, message
+            )
+            try:
+                yield
+            finally:
+                logger.removeHandler(handler)
+                logger.setLevel(level)
 
     def _wanted(self, record: logging.LogRecord) -> bool:
         lowest = logging.ERROR if self.quiet else logging.WARNING - 10 * self.verbosity

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,6 +20,7 @@ from types import FrameType, ModuleType
 from typing import Any, TextIO
 
 from qgraph.errors import QGraphError
+from qgraph.text import without_commands
 
 _LAZY = frozenset(
     {
@@ -82,6 +84,7 @@ class Guarded:
         self._stream = stream
         self._name = name
         self._is_mute = False
+        self._is_blank = True
         self.is_gone = False
         self.failure: QGraphError | None = None
 
@@ -96,7 +99,9 @@ class Guarded:
             raise TypeError(f"{type(text).__name__} was passed to write(), expected text")
         if text and not self._is_mute:
             with self._watched():
-                self._stream.write(text)
+                self._stream.write(without_commands(text, at_line_start=self._is_blank))
+            *before, rest = re.split(r"[\r\n]", text)
+            self._is_blank = not rest.strip() and (self._is_blank or bool(before))
         return len(text)
 
     def flush(self) -> None:

@@ -85,6 +85,23 @@ def where(node: ir.Node) -> str:
     return f"{node.op_type} {label}{place}"
 
 
+def unexpected(error: BaseException) -> str:
+    """Describe an error that nobody expected: the node that was handled, if any, and what failed.
+
+    The node is the one that the innermost function that failed, or one around it, had in hand.
+    """
+    node: ir.Node | None = None
+    trace = error.__traceback__
+    while trace is not None:
+        for value in trace.tb_frame.f_locals.values():
+            if type(value).__name__ == "Node" and hasattr(value, "op_type"):
+                node = value
+        trace = trace.tb_next
+    first_line = (str(error).splitlines() or [""])[0]
+    reason = f"{type(error).__name__}: {first_line}"
+    return reason if node is None else f"{where(node)}: {reason}"
+
+
 def forms(values: Iterable[object]) -> str:
     """Describe what a node was given, for a message: ``float32[2, 3], absent``."""
     return ", ".join(map(_form, values)) or "no inputs"

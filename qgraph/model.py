@@ -14,7 +14,7 @@ import onnx_ir
 import onnx_ir as ir
 
 from qgraph.certificate import Identity
-from qgraph.errors import QGraphError
+from qgraph.errors import QGraphError, unexpected
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.opset.versions import declare_domains
 from qgraph.graph.scopes import check_names, nodes_of, owners
@@ -280,8 +280,9 @@ def _run_step(step: ir.passes.PassBase, model: ir.Model, report: Report) -> ir.M
                 raise
             raise cause from cause.__cause__
         raise QGraphError(
-            f"Pass {name} failed ({type(cause).__name__}: {cause}), expected a changed model. "
-            "The model is as it was; leave the pass out, or report the fault to its authors."
+            f"Pass {name} could not handle the model ({unexpected(cause)}), expected a new one. "
+            "The model is as it was; leave the pass out. If onnx.checker accepts the model, report "
+            "this to the authors of the pass, with the model."
         ) from error
     part = getattr(result, "report", None)
     if isinstance(part, Report):

@@ -32,6 +32,29 @@ def printable(text: str) -> str:
     return "".join(c if c == "\n" or unicodedata.category(c)[0] != "C" else _code(c) for c in text)
 
 
+_COMMAND = re.compile(r"(^|[\r\n])([^\S\r\n]*):(?=:)|#(?=#\[)")
+
+
+def without_commands(text: str, *, at_line_start: bool = True) -> str:
+    """Return text in which no line is a command to the runner of a workflow on GitHub.
+
+    The runner obeys lines that begin with ``::``, blanks aside, and ``##[`` anywhere. The first
+    colon or number sign is written as JSON escapes it, so that JSON stays the same document.
+
+    Args:
+        text: any text; names of a model or file in it may have line breaks.
+        at_line_start: whether the text begins a line.
+    """
+
+    def escape(found: re.Match[str]) -> str:
+        if found[0] == "#":
+            return "\\u0023"
+        is_inside = found.start() == 0 and not found[1] and not at_line_start
+        return found[0] if is_inside else f"{found[1]}{found[2]}\\u003a"
+
+    return _COMMAND.sub(escape, text)
+
+
 def one_line(text: str) -> str:
     """Return text as :func:`printable` does, in which ends of lines are shown, too."""
     return printable(text).replace("\n", "\\n")

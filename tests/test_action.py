@@ -239,6 +239,18 @@ def test_a_missing_candidate_is_told(project):
     assert "digits_nncf_qdq.onnx`: failed, exit status 3" in done.summary
 
 
+def test_no_name_starts_another_command(project):
+    name = "odd\n::warning::100%, by a name: "
+    shutil.copy(project.folder / "models" / "digits_nncf.onnx", project.folder / f"{name}.onnx")
+    done = project.run(COMPARE, reference=f"{name}.onnx", candidate=f"absent {name}.onnx")
+    assert done.status == 3
+    commands = [line for line in done.talk.splitlines() if line.lstrip().startswith("::")]
+    escaped = "odd%0A::warning::100%25, by a name: .onnx"
+    file = "absent " + escaped.replace(":", "%3A").replace(",", "%2C")
+    told = "qgraph check: failed, exit status 3, compared with"
+    assert commands == [f"::error file={file}::{told} {escaped}"]
+
+
 @pytest.mark.parametrize(
     ("inputs", "told"),
     [

@@ -243,18 +243,16 @@ def _known_form(name: str, domain: str, version: int) -> _Form | None:
     is_variadic = bool(schema.inputs) and schema.inputs[-1].option == options.Variadic
     inputs = tuple(
         _Formal(
-            each.name, place < schema.min_input and each.option == options.Single, frozenset(types)
+            formal.name,
+            place < schema.min_input and formal.option == options.Single,
+            frozenset(formal.types),
         )
-        for place, each in enumerate(schema.inputs)
-        for types in [each.types]
+        for place, formal in enumerate(schema.inputs)
     )
-    attributes = {
-        attribute.name: (
-            ir.AttributeType[str(attribute.type).rpartition(".")[2]],
-            attribute.required,
-        )
-        for attribute in schema.attributes.values()
-    }
+    attributes = {}
+    for each in schema.attributes.values():
+        kind = ir.AttributeType[str(each.type).rpartition(".")[2]]
+        attributes[each.name] = (kind, each.required)
     return _Form(inputs, is_variadic, schema.max_output, attributes)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -321,3 +323,54 @@ def test_a_name_that_no_input_has(qgraph, model, tmp_path):
     found = qgraph("run", model, "-i", f"data={tmp_path / 'x.npy'}")
     assert found.status == 3
     assert "has no input 'data', expected 'x' (FLOAT[N,4])" in found.error
+
+
+def damaged(path: Path, fault: str) -> None:
+    """Write an archive with x and another array, damaged in one way."""
+    x = io.BytesIO()
+    np.save(x, np.zeros((1, 4), np.float32))
+    data = x.getvalue()
+    match fault:
+        case "header":
+            data = data.replace(b"}", b" ")
+        case "nested":
+            data = data[:10] + b"(" * (len(data) - 10)
+        case "huge":
+            data = data.replace(b"(1, 4), }" + b" " * 12, b"(1099511627776, 4), }")
+        case "version":
+            data = data[:6] + b"\x09" + data[7:]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", data)
+    content = bytearray(path.read_bytes())
+    local, entry = content.index(b"PK\3\4"), content.index(b"PK\1\2")
+    match fault:
+        case "encrypted":
+            content[local + 6] = content[entry + 8] = 1
+        case "method":
+            content[local + 8] = content[entry + 10] = 99
+        case "deflate":
+            content[local + 40 : local + 50] = b"\xff" * 10
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "fault", ["header", "nested", "huge", "version", "encrypted", "method", "deflate"]
+)
+def test_a_damaged_archive_is_named(qgraph, model, tmp_path, fault):
+    path = tmp_path / "in.npz"
+    damaged(path, fault)
+    found = qgraph("run", model, "--inputs", path)
+    assert found.status == 3
+    assert f"error: {path}: cannot be read (" in found.error
+    assert "as numpy saves it" in found.error
+
+
+def test_arrays_that_are_no_inputs_are_not_read(qgraph, model, tmp_path):
+    """What the second array holds is broken; it would be noticed."""
+    path = tmp_path / "in.npz"
+    np.savez(path, x=np.zeros((1, 4), np.float32))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("other.npy", b"no array")
+    found = qgraph("run", model, "--inputs", path)
+    assert found.status == 0
+    assert "left out: other" in found.err

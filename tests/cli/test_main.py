@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
+import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import click
+import onnx
 import pytest
 
 from qgraph import __version__
@@ -108,8 +112,60 @@ def test_an_internal_error_asks_for_a_report(qgraph, monkeypatch):
     error = ZeroDivisionError("by zero")
     monkeypatch.setattr("qgraph.model.load", _raising(error))
     found = qgraph("info", "model.onnx")
-    assert "internal error, ZeroDivisionError: by zero" in found.error
+    assert "error: model.onnx could not be handled (ZeroDivisionError: by zero)" in found.error
     assert "--debug" in found.error
+
+
+@pytest.mark.parametrize("arguments", [["info"], ["transform", "-o", "OUT", "-p", "fold-weights"]])
+def test_an_internal_error_names_the_node_in_hand(qgraph, monkeypatch, model, arguments):
+    def fail(node):
+        raise ZeroDivisionError("by zero\nand more")
+
+    monkeypatch.setattr("qgraph.quantizers.dialects.qonnx.operator_of", fail)
+    name, *options = arguments
+    out = {"OUT": model.with_name("out.onnx")}
+    found = qgraph(name, model, *(out.get(option, option) for option in options))
+    assert found.status == 3
+    assert "could not" in found.error
+    assert "(Quant 'act' in graph 'net': ZeroDivisionError: by zero)" in found.error
+    assert "and more" not in found.error
+
+
+def test_warnings_of_libraries_are_shown_without_their_source_only_if_wanted(
+    qgraph, monkeypatch, model
+):
+    def warn(path):
+        warnings.warn("a cast loses digits", RuntimeWarning, stacklevel=1)
+        return load(path)
+
+    from qgraph.model import load
+
+    monkeypatch.setattr("qgraph.model.load", warn)
+    monkeypatch.setattr(warnings, "filters", [])
+    assert qgraph("info", model).err == ""
+    assert qgraph("info", model, "-vv").err.splitlines()[0] == (
+        "debug: RuntimeWarning: a cast loses digits"
+    )
+
+
+NAMES = ["::error::n", "a\n::error::n", "a\n \u3000::error::n", "a ##[error]n"]
+
+
+@pytest.mark.parametrize("text", NAMES)
+def test_no_name_in_the_output_is_a_command_to_a_runner(qgraph, model, text):
+    """As the runner reads lines: blanks before two colons do not count, ``##[`` anywhere does."""
+    proto = onnx.load(model)
+    proto.producer_name = proto.graph.name = proto.graph.input[0].name = text
+    proto.graph.node[0].input[0] = text
+    onnx.save(proto, model)
+    absent = model.with_name("gone\n::error::by path")
+    for arguments in (["info", model], ["info", "--json", model], ["info", absent], ["run", model]):
+        found = qgraph(*arguments)
+        for line in re.split("[\r\n]", found.out + found.err):
+            assert not line.strip().startswith("::")
+            assert "##[" not in line
+        if "--json" in arguments:
+            assert json.dumps(text) in json.dumps(json.loads(found.out))
 
 
 @pytest.mark.parametrize("arguments", [["--debug", "info", "m"], ["info", "m", "--debug"]])
