@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from qgraph.deprecated import renamed
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
 from qgraph.evidence import Cases, Division
 from qgraph.exactness import BIAS_LAST as BIAS_LAST
@@ -39,6 +40,9 @@ ZERO_SIGNS = (
 )
 AFTER_DIFFERENCE = "after a difference the values were taken for equal"
 EQUAL_OPERATORS = "equal operators on equal operands have equal results"
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class Demonstration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Region(Verdict):
+class RegionVerdict(Verdict):
     """Two values that have to be equal, and the verdict on them, given equal entries.
 
     Of a constant, the input of the witness is the number of the element.
@@ -195,7 +199,7 @@ class Region(Verdict):
         }
 
     @classmethod
-    def from_json(cls, region: Mapping[str, Any]) -> Region:
+    def from_json(cls, region: Mapping[str, Any]) -> RegionVerdict:
         """Return what :meth:`to_json` gave."""
         witness = region["witness"]
         channel = None if witness is None else witness["channel"]
@@ -234,7 +238,7 @@ class Certificate:
     exactness: Exactness | None
     reference: Identity
     candidate: Identity
-    regions: tuple[Region, ...]
+    regions: tuple[RegionVerdict, ...]
     conditions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     counterexample: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)

@@ -29,7 +29,7 @@ class Exactness(Choice):
     DIFFERENT = "different"
 
     @classmethod
-    def of(cls, found: Differences) -> Exactness:
+    def of(cls, found: DifferenceCounts) -> Exactness:
         """Return the level of two arrays that were compared value by value."""
         if found.differing:
             return cls.CODES if found.only_last_bits else cls.DIFFERENT
@@ -66,7 +66,7 @@ BIAS_LAST = "the bias is added last, with one rounding"
 """The condition of a proof that its verdict is told with."""
 
 
-class Differences(Protocol):
+class DifferenceCounts(Protocol):
     """Counts of differing elements, see :class:`qgraph.numerics.values.Comparison`."""
 
     @property
@@ -162,7 +162,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class PartFinding:
     """What the checker says of a part of a certificate.
 
     Attributes:
@@ -189,13 +189,13 @@ class Verification:
     """
 
     verdict: ProofVerdict
-    regions: tuple[Finding, ...]
-    outputs: Finding
-    statements: Finding
+    regions: tuple[PartFinding, ...]
+    outputs: PartFinding
+    statements: PartFinding
     prover: bool = False
 
     @property
-    def parts(self) -> tuple[Finding, ...]:
+    def parts(self) -> tuple[PartFinding, ...]:
         """All findings."""
         return *self.regions, self.outputs, self.statements
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from qgraph.deprecated import renamed
 from qgraph.errors import Choice, member
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.deferred import Ledger
 from qgraph.reasons import OTHER, explained
 
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)
 
-class Outcome(Choice):
+
+class SiteStatus(Choice):
     """What became of a site."""
 
     CHANGED = "changed"
@@ -41,7 +45,7 @@ class SiteReport:
     node: str
     op: str
     pass_name: str
-    outcome: Outcome
+    outcome: SiteStatus
     spelling: str | None = None
     verdict: Verdict | None = None
     reason: str | None = None
@@ -56,7 +60,7 @@ class SiteReport:
     @property
     def reason_id(self) -> str | None:
         """The id of the cause of a refusal, see :mod:`qgraph.reasons`; None if not refused."""
-        return explained(self.why or "", OTHER).id if self.outcome is Outcome.REFUSED else None
+        return explained(self.why or "", OTHER).id if self.outcome is SiteStatus.REFUSED else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that the JSON report has for each site."""
@@ -114,13 +118,13 @@ class Report:
 
     def count(self, outcome: str) -> int:
         """Return how many sites ended this way."""
-        wanted = member(Outcome, outcome, "outcome")
+        wanted = member(SiteStatus, outcome, "outcome")
         return sum(site.outcome is wanted for site in self.sites)
 
     @property
     def modified(self) -> bool:
         """Whether any site was changed or the opset was raised."""
-        return bool(self.notes) or self.count(Outcome.CHANGED) > 0
+        return bool(self.notes) or self.count(SiteStatus.CHANGED) > 0
 
     @property
     def exactness(self) -> Exactness:
@@ -128,7 +132,7 @@ class Report:
         rungs = [
             site.verdict.exactness
             for site in self.sites
-            if site.outcome is Outcome.CHANGED and site.verdict and site.verdict.exactness
+            if site.outcome is SiteStatus.CHANGED and site.verdict and site.verdict.exactness
         ]
         return min(rungs, default=Exactness.BITS)
 
@@ -162,9 +166,9 @@ class Report:
             "sites": [site.to_json() for site in self.sites],
             "notes": list(self.notes),
             "summary": {
-                "changed": self.count(Outcome.CHANGED),
-                "kept": self.count(Outcome.KEPT),
-                "refused": self.count(Outcome.REFUSED),
+                "changed": self.count(SiteStatus.CHANGED),
+                "kept": self.count(SiteStatus.KEPT),
+                "refused": self.count(SiteStatus.REFUSED),
                 "frozen_inputs": self.frozen_inputs,
                 "weight_bytes_before": self.weight_bytes_before,
                 "weight_bytes_after": self.weight_bytes_after,

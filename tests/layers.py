@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph.cli"}
 
 ORDER = (
-    ("errors", "version"),
+    ("errors", "version", "deprecated"),
     ("text", "reasons"),
     ("exactness", "evidence"),
     ("numerics", "registry", "certificate", "reporting"),

@@ -23,7 +23,7 @@ from qgraph.errors import Choice, OptionError, member
 from qgraph.execution.executor import Backend
 from qgraph.numerics.rounding import Rounding, round_to_integer
 from qgraph.quantizers.dialects.dialect import DIALECTS
-from qgraph.reports import Outcome, SiteReport
+from qgraph.reports import SiteReport, SiteStatus
 from qgraph.transforms import TRANSFORMS, parse_spec
 from qgraph.transforms.base import Option, Transform, options_of
 
@@ -268,8 +268,8 @@ def test_every_public_parameter_that_takes_words_is_covered() -> None:
 
 
 def test_reports_count_outcomes_by_word() -> None:
-    report = Report(sites=[SiteReport("n", "Op", "p", Outcome.REFUSED)])
-    for text in (Outcome.REFUSED, *cases("refused")):
+    report = Report(sites=[SiteReport("n", "Op", "p", SiteStatus.REFUSED)])
+    for text in (SiteStatus.REFUSED, *cases("refused")):
         assert report.count(text) == 1
     with pytest.raises(OptionError, match="expected one of changed, kept, refused"):
         report.count("refuse")

@@ -13,7 +13,7 @@ from onnx_ir.passes.common import RemoveUnusedFunctionsPass
 import qgraph
 from qgraph.errors import ModelError, OperatorError, QGraphError
 from qgraph.model import Model, load
-from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.reports import Report, SiteReport, SiteStatus
 
 TEXT = """
 <ir_version: 10, opset_import: ["": 21, "local": 1]>
@@ -40,7 +40,7 @@ class Rename(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         model.graph[0].name = "renamed"
         result = ir.passes.PassResult(model, modified=True)
-        site = SiteReport("renamed", "local::twice", "rename", Outcome.CHANGED)
+        site = SiteReport("renamed", "local::twice", "rename", SiteStatus.CHANGED)
         result.report = Report([site])  # type: ignore[attr-defined]
         return result
 

@@ -15,7 +15,7 @@ import pytest
 
 import qgraph
 from qgraph.model import Model, load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 
 DOMAIN = "qonnx.custom_op.general"
@@ -38,7 +38,7 @@ def quant(attributes: str = "", *, op: str = "Quant", **parameters: str) -> Mode
 
 def converted(model: Model, to: str = "qdq") -> Model:
     (entry,) = model.apply(ConvertDialect(to=to))
-    assert entry.outcome is Outcome.CHANGED, entry
+    assert entry.outcome is SiteStatus.CHANGED, entry
     assert entry.verdict.differing_inputs == 0
     return model
 
@@ -145,7 +145,7 @@ def test_minifloat_weights_stay_quantized():
         float c = {1}, float h = {6}"""
     model = graph(body, parameters, shape="4")
     report = model.apply(FoldWeights())
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
     # the values of FP4: 0, 0.5, 1, 1.5, 2, 3, 4, 6
     assert outputs(model, [1, 1, 1, 1]) == [0.5, 1, 2, 6]
 
@@ -157,7 +157,7 @@ def test_text_from_a_file_is_never_run(tmp_path):
     model.ir.graph.inputs[0].metadata_props["layout"] = code
     model.ir.graph.inputs[0].meta["quant_parameter_tensor_names"] = {"tensor_sparsity": code}
     (entry,) = model.apply(ConvertDialect(to="qdq"))
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     assert "rounding" in entry.reason
     assert not (tmp_path / "run").exists()
 

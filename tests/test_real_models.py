@@ -14,7 +14,7 @@ import pytest
 from qgraph.comparison.check import check
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.make_portable import MakePortable, StripFunctions
 
@@ -36,10 +36,10 @@ def test_conversion_keeps_every_value(models, tmp_path, model_name, to):
     path = models / f"{model_name}.onnx"
     original, model = load(path), load(path)
     report = model.apply(ConvertDialect(to=to))
-    assert report.count(Outcome.REFUSED) == 0, report
+    assert report.count(SiteStatus.REFUSED) == 0, report
     assert report.exactness >= Exactness.VALUES
     for site in report:
-        if site.outcome is Outcome.CHANGED:
+        if site.outcome is SiteStatus.CHANGED:
             assert site.verdict.differing_inputs == 0
     out = tmp_path / "out.onnx"
     model.save(out)
@@ -54,8 +54,8 @@ def test_folding_keeps_every_value_and_drops_the_float_weights(models, tmp_path,
     path = models / f"{model_name}.onnx"
     original, model = load(path), load(path)
     report = model.apply(FoldWeights())
-    assert report.count(Outcome.REFUSED) == 0, report
-    if report.count(Outcome.CHANGED):
+    assert report.count(SiteStatus.REFUSED) == 0, report
+    if report.count(SiteStatus.CHANGED):
         assert report.weight_bytes_after < report.weight_bytes_before / 2
     out = tmp_path / "out.onnx"
     model.save(out)
@@ -110,7 +110,7 @@ def test_portable_model_runs_in_onnx_runtime(models, tmp_path, assert_same_rows,
     path = models / f"{model_name}.onnx"
     original, model = load(path), load(path)
     report = model.apply(MakePortable())
-    assert report.count(Outcome.CHANGED) == len(report.sites)
+    assert report.count(SiteStatus.CHANGED) == len(report.sites)
     assert report.exactness is Exactness.BITS
     out = tmp_path / "out.onnx"
     model.save(out)

@@ -21,7 +21,7 @@ from qgraph.quantizers.on_codes import coded_tensors, has_codes
 from qgraph.quantizers.site import Refusal, Site, weight_of
 from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reasons import NO_EQUAL_FORM
-from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, readable
 from qgraph.transforms.drafts.lowering import lower_operators
@@ -95,7 +95,7 @@ class ConvertDialect(Transform):
         others: list[SiteReport] = []
         for site in sites(model.ir):
             if isinstance(site, Site) and site.dialect == target.name:
-                others.append(entry(site.root, Outcome.KEPT))
+                others.append(entry(site.root, SiteStatus.KEPT))
             else:
                 to_convert.append(site)
         offers = self._offers(to_convert, target, editor, others)
@@ -111,7 +111,7 @@ class ConvertDialect(Transform):
             ]
             for one in inner if any(each.draft for each in inner) else [decision]:
                 if one.draft is None and one.site.dialect == PLAIN:
-                    others.append(entry(one.site.root, Outcome.KEPT, NO_OPERATORS))
+                    others.append(entry(one.site.root, SiteStatus.KEPT, NO_OPERATORS))
                 elif one.draft is None and one.reason is None:
                     decisions.append(replace(one, reason=NO_EQUAL_FORM(target.reason(one.site))))
                 else:
@@ -183,7 +183,7 @@ class FoldWeights(Transform):
         limit = ceiling(model.ir, self.opset)
         offers: Offers = []
         others = [
-            entry(node, Outcome.KEPT, "its weights are stored as codes")
+            entry(node, SiteStatus.KEPT, "its weights are stored as codes")
             for node in model.nodes()
             if any(tensor.is_weight for tensor in coded_tensors(node))
         ]

@@ -17,7 +17,7 @@ from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.parts import clip
 from qgraph.quantizers.site import Refusal
 from qgraph.reasons import UNSUITED_RANGE
-from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.choice import Decision, entry, label, readable, refused, settle
 from qgraph.transforms.ranges.grids import (
@@ -66,7 +66,7 @@ class DropRounding(Transform):
         for fake in readable(filter(self._has, fake_quantizes(model)), others):
             if fake.site.weight is not None:
                 reason = "its input is constant, so its rounding costs no time at run time"
-                others.append(entry(fake.node, Outcome.KEPT, reason))
+                others.append(entry(fake.node, SiteStatus.KEPT, reason))
             elif (fake.ranged.output_low == fake.ranged.output_high).any():
                 reason = "its output range is a point, so there is no linear function to use"
                 others.append(refused(fake.node, UNSUITED_RANGE(reason)))

@@ -15,7 +15,7 @@ from qgraph.model import Model
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.parts import clip
 from qgraph.reasons import FAULTY_SCALE, NO_EQUAL_FORM, NOT_ABSORBED, explained
-from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, transform
 from qgraph.transforms.drafts.choice import (
     Decision,
@@ -81,7 +81,7 @@ class FuseOutputScale(Transform):
         limit, facts = ceiling(model.ir, self.opset), infer(model.ir)
         for fake in readable(fake_quantizes(model), others):
             if fake.site.weight is not None:
-                others.append(entry(fake.node, Outcome.KEPT, "its input is constant"))
+                others.append(entry(fake.node, SiteStatus.KEPT, "its input is constant"))
                 continue
             try:
                 planned = self._fuse(fake, editor, comparer, limit, facts)

@@ -17,7 +17,7 @@ from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
 from qgraph.ops.integer.products import Product, Result, read_product
 from qgraph.quantizers.site import Refusal
 from qgraph.reasons import NO_OPERATOR
-from qgraph.reports import Outcome, Report
+from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.rebuilding import Found, inferred_operands, read_all, rebuild
 from qgraph.transforms.integers.pairs import lower_pair, raise_pair
@@ -71,7 +71,7 @@ class LowerIntegerOperators(Transform):
                 nodes = (node for node in model.nodes() if node in original)
                 rebuild(model, read_all(model, nodes, read), self.exact, round_, limit=limit)
             report.notes += round_.notes
-            changed = [site for site in round_ if site.outcome is Outcome.CHANGED]
+            changed = [site for site in round_ if site.outcome is SiteStatus.CHANGED]
             if not changed or len(changed) == len(round_.sites):
                 report.sites += round_.sites
                 return

@@ -24,7 +24,7 @@ from qgraph.model import Model
 from qgraph.ops.operator import Operator, operator_of
 from qgraph.quantizers.dialects.dialect import try_out
 from qgraph.reasons import RUNTIME_FAILS, UNREADABLE
-from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, transform
 from qgraph.transforms.drafts.choice import entry, refused
 from qgraph.transforms.drafts.versions import raise_versions, restore_versions
@@ -95,10 +95,10 @@ class MakePortable(Transform):
                     node.overload = name
                     if not is_new and calls.get(node) == name:
                         reason = "it already has a function"
-                        report.sites.append(entry(node, Outcome.KEPT, reason))
+                        report.sites.append(entry(node, SiteStatus.KEPT, reason))
                         continue
                     form = f"function {node.op_type} {name}".strip()
-                    changed = entry(node, Outcome.CHANGED, spelling=form, verdict=_AS_DEFINED)
+                    changed = entry(node, SiteStatus.CHANGED, spelling=form, verdict=_AS_DEFINED)
                     report.sites.append(changed)
             others = [call.node for call in members if call.nested and name != ""]
             report.sites += [refused(node, RUNTIME_FAILS(_NESTED)) for node in others]
@@ -188,7 +188,7 @@ def _quantizers(model: ir.Model) -> Iterable[_QuantizerCall | SiteReport]:
                 if operator is None or operator.schema.standard:
                     continue
                 if node.op_identifier() in model.functions:
-                    yield entry(node, Outcome.KEPT, "the model has a function of its own for it")
+                    yield entry(node, SiteStatus.KEPT, "the model has a function of its own for it")
                     continue
                 yield _QuantizerCall(node, _key(node, operator), isinstance(owner, ir.Function))
             except OperatorError as error:
@@ -383,10 +383,10 @@ class StripFunctions(Transform):
         removed, calls = _take_back(model)
         for node in model.nodes():
             if node in calls:
-                report.sites.append(entry(node, Outcome.CHANGED, verdict=_AS_DEFINED))
+                report.sites.append(entry(node, SiteStatus.CHANGED, verdict=_AS_DEFINED))
             elif node.op_identifier() in model.ir.functions and _is_quantizer(node):
                 reason = "its function is the model's own"
-                report.sites.append(entry(node, Outcome.KEPT, reason))
+                report.sites.append(entry(node, SiteStatus.KEPT, reason))
         if removed and not calls:
             report.notes.append(f"unused functions removed: {len(removed)}")
         report.notes += restore_versions(model.ir, MARK)

@@ -14,7 +14,7 @@ from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.quantizers.weights.job import Groups
 from qgraph.quantizers.weights.scheme import E4M3, E8M0, Scheme, Search
 from qgraph.reasons import UNSUITED_WEIGHT, USED_ELSEWHERE, ExplainedReason
-from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.choice import entry, label, opset_reason, raised, refused
 from qgraph.transforms.weights.float_weights import (
@@ -174,7 +174,7 @@ class QuantizeWeights(Transform):
         for weight in float_weights(model, wanted):
             if weight.tensor.size < max(self.min_elements, 1):
                 reason = f"fewer than {self.min_elements} elements"
-                others.append(entry(weight.first_node, Outcome.KEPT, reason))
+                others.append(entry(weight.first_node, SiteStatus.KEPT, reason))
                 continue
             plan = self._plan_of(weight, limit)
             if isinstance(plan, WeightPlan):

@@ -23,7 +23,7 @@ from qgraph.quantizers.sites import sites
 from qgraph.quantizers.weights.job import Recoder, RepackJob, Source
 from qgraph.quantizers.weights.piecewise import Parameter
 from qgraph.reasons import RUNTIME_FAILS, UNSUITED_WEIGHT, USED_ELSEWHERE, ExplainedReason
-from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.choice import (
     Decision,
@@ -156,7 +156,7 @@ class Repack(Transform):
             if chosen is None and reason is not None and self.to is not CodeTarget.SMALLEST:
                 others.append(refused(stored.decode, reason))
             else:
-                others.append(entry(stored.decode, Outcome.KEPT, reason))
+                others.append(entry(stored.decode, SiteStatus.KEPT, reason))
         return plans, others
 
     def _choose(self, stored: Stored, limit: int) -> tuple[Recoding | None, ExplainedReason | None]:

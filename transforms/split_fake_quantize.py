@@ -17,7 +17,7 @@ from qgraph.model import Model
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.site import Site
 from qgraph.reasons import UNSUITED_RANGE
-from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.choice import (
     Decision,
@@ -100,7 +100,7 @@ class SplitFakeQuantize(Transform):
             zero_point = codes_of(fake)
             if zero_point is not None:
                 reason = f"its output is already codes, with zero point {span_text(zero_point)}"
-                others.append(entry(fake.node, Outcome.KEPT, reason))
+                others.append(entry(fake.node, SiteStatus.KEPT, reason))
             elif (fake.ranged.output_low == fake.ranged.output_high).any():
                 reason = "its output range is a point, so its codes have no scale"
                 others.append(refused(fake.node, UNSUITED_RANGE(reason)))

@@ -19,7 +19,7 @@ from qgraph.proof.functions.level import ONE_STEP, SAME_LEVEL
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.quantizer import Ranged
 from qgraph.reasons import ABOVE_LIMIT, UNSUITED_RANGE
-from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.choice import Decision, entry, readable, refused, settle
 from qgraph.transforms.ranges.grids import (
@@ -138,7 +138,7 @@ class TuneRanges(Transform):
         outer_after = inner_after if _same(inner, outer) else self._whole_output(*outer, levels)
         if inner_after is None and outer_after is None:
             zero_point = span_text(np.rint(CodeGrid.of(*inner, levels).zero_point))
-            return entry(node, Outcome.KEPT, f"its zero point is already {zero_point}")
+            return entry(node, SiteStatus.KEPT, f"its zero point is already {zero_point}")
         if inner_after is not None and not _is_done(*inner_after, levels):
             reason = (
                 f"no float32 range with an integer zero point and {levels} levels is near "

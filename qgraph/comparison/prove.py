@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.certificate import Certificate, Identity, ListedFact, Region
+from qgraph.certificate import Certificate, Identity, ListedFact, RegionVerdict
 from qgraph.errors import (
     EquivalenceError,
     ExecutionError,
@@ -20,7 +20,7 @@ from qgraph.errors import (
     OptionError,
     UnsupportedError,
 )
-from qgraph.exactness import Exactness, Finding, ProofVerdict, Status, Verification
+from qgraph.exactness import Exactness, PartFinding, ProofVerdict, Status, Verification
 from qgraph.execution.demonstration import demonstrate
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import batch_shapes, make_inputs
@@ -326,7 +326,7 @@ def replay(
         anew.verdict if decided else ProofVerdict.UNDECIDED,
         regions,
         outputs,
-        Finding(Status.REFUTED, problem) if problem else found.statements,
+        PartFinding(Status.REFUTED, problem) if problem else found.statements,
         prover=True,
     )
 
@@ -339,7 +339,7 @@ def _wants_bits(certificate: Certificate) -> bool:
     )
 
 
-def _with_prover(region: Region, finding: Finding, anew: Certificate) -> Finding:
+def _with_prover(region: RegionVerdict, finding: PartFinding, anew: Certificate) -> PartFinding:
     if finding.status is not Status.UNCHECKED or region.verdict is ProofVerdict.UNDECIDED:
         return finding
     names = region.reference_value, region.candidate_value
@@ -347,11 +347,11 @@ def _with_prover(region: Region, finding: Finding, anew: Certificate) -> Finding
     if any(_stated(region, region) == _stated(other, region) for other in others):
         return replace(finding, prover=True)
     if others:
-        return Finding(Status.REFUTED, "the prover finds another result")
+        return PartFinding(Status.REFUTED, "the prover finds another result")
     return replace(finding, reason=f"{finding.reason}; the prover has no such region")
 
 
-def _stated(region: Region, like: Region) -> dict[str, Any]:
+def _stated(region: RegionVerdict, like: RegionVerdict) -> dict[str, Any]:
     """Return the region without the evidence that another one does not list."""
     kept = replace(region, boxes=like.boxes and region.boxes, cases=like.cases and region.cases)
     return dict(json.loads(json_text(kept.to_json())))

@@ -21,7 +21,7 @@ from qgraph.certificate import (
     Certificate,
     Identity,
     ProofVerdict,
-    Region,
+    RegionVerdict,
 )
 from qgraph.errors import OptionError, member
 from qgraph.evidence import Division
@@ -107,7 +107,7 @@ def certify(
     divided: _Divided | None = {} if evidence else None
     regions = [_region(s, matching, level, divided) for s in shown if not _is_trivial(s)]
     seen = (
-        Region(
+        RegionVerdict(
             reference_nodes=names([node]),
             candidate_nodes=names([node]),
             reference_value=str(node.outputs[0].name),
@@ -140,7 +140,7 @@ def certify(
     return Proof(certificate, matching, shown)
 
 
-def _names_of_values(regions: Sequence[Region]) -> tuple[set[str], set[str]]:
+def _names_of_values(regions: Sequence[RegionVerdict]) -> tuple[set[str], set[str]]:
     """Return the names of the values that regions begin with and end in, of both models."""
     names: tuple[set[str], set[str]] = (set(), set())
     for region in regions:
@@ -309,11 +309,13 @@ def _is_trivial(s: Shown) -> bool:
     return plain_constants and s.verdict.exactness is Exactness.BITS
 
 
-def _region(s: Shown, matching: Matching, level: Exactness, divided: _Divided | None) -> Region:
+def _region(
+    s: Shown, matching: Matching, level: Exactness, divided: _Divided | None
+) -> RegionVerdict:
     outcome, finding = s.outcome, s.outcome.finding
     nodes, entries = _extent(s, matching)
     verdict = ProofVerdict.DIFFERENT if outcome.differs(level) else ProofVerdict.UNDECIDED
-    return Region(
+    return RegionVerdict(
         **vars(s.verdict),
         reference_nodes=names(nodes[0]),
         candidate_nodes=names(nodes[1]),
@@ -364,20 +366,20 @@ def _boxes(outcome: Outcome, divided: _Divided) -> tuple[Division, ...]:
     return divided[pair.key]
 
 
-def _verdict(regions: Sequence[Region]) -> ProofVerdict:
+def _verdict(regions: Sequence[RegionVerdict]) -> ProofVerdict:
     verdicts = {region.verdict for region in regions}
     worst_first = ProofVerdict.DIFFERENT, ProofVerdict.UNDECIDED
     return next((v for v in worst_first if v in verdicts), ProofVerdict.PROVED)
 
 
-def _exactness(regions: Sequence[Region], form: NormalForm | None) -> Exactness | None:
+def _exactness(regions: Sequence[RegionVerdict], form: NormalForm | None) -> Exactness | None:
     if any(region.exactness is None for region in regions):
         return None
     rungs = [region.exactness for region in regions if region.exactness is not None]
     return min([*rungs, Exactness.BITS if form is None else form.exactness])
 
 
-def _conditions(regions: Sequence[Region], sides: tuple[Plain, Plain]) -> list[str]:
+def _conditions(regions: Sequence[RegionVerdict], sides: tuple[Plain, Plain]) -> list[str]:
     conditions: tuple[tuple[int, str], ...] = (
         (True, AS_WRITTEN),
         (max(side.frozen for side in sides), NOT_FED),

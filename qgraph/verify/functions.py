@@ -13,8 +13,8 @@ from qgraph.errors import EquivalenceError, OperatorError, UnsupportedError
 from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import Operator, operator_of
-from qgraph.verify.primitives import HALVES, Range, Ranges
-from qgraph.verify.reading import Side
+from qgraph.verify.primitives import HALVES, Ranges, Span
+from qgraph.verify.reading import Reading
 from qgraph.verify.shapes import Shape
 
 Array = npt.NDArray[Any]
@@ -49,7 +49,12 @@ class Function:
     """
 
     def __init__(
-        self, side: Side, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, shape: Shape | None
+        self,
+        side: Reading,
+        nodes: Sequence[ir.Node],
+        x: ir.Value,
+        y: ir.Value,
+        shape: Shape | None,
     ) -> None:
         self._side = side
         self._shape = shape
@@ -81,7 +86,7 @@ class Function:
             raise UnsupportedError("its constants do not fit its data, or have more dimensions")
         return tuple(d if c == 1 else c for c, d in sizes)
 
-    def run(self, ranges: Ranges, x: Range, take: Callable[[Array], Array]) -> Range:
+    def run(self, ranges: Ranges, x: Span, take: Callable[[Array], Array]) -> Span:
         """Return bounds of the result; ``take`` gives the elements of a constant for the inputs."""
         known: dict[ir.Value | None, Any] = {None: None, self._x: x}
         for node, operator, arguments in self._steps:
@@ -251,16 +256,16 @@ class Both:
     def _column(self, array: Array) -> Array:
         return np.ascontiguousarray(np.broadcast_to(array, self._shape)).reshape(-1)
 
-    def _run(self, channel: Keys, lo: Array, hi: Array, tie: float | None) -> list[Range]:
+    def _run(self, channel: Keys, lo: Array, hi: Array, tie: float | None) -> list[Span]:
         """Return bounds of both results on boxes."""
 
         def take(array: Array) -> Array:
             return self._column(array)[channel] if array.size > 1 else array.reshape(-1)
 
-        x, ranges = Range(lo, hi, np.zeros(lo.shape, np.bool_)), Ranges(tie)
+        x, ranges = Span(lo, hi, np.zeros(lo.shape, np.bool_)), Ranges(tie)
         with np.errstate(all="ignore"):
             found = [function.run(ranges, x, take) for function in self._functions]
-        return [Range(*(np.broadcast_to(c, lo.shape) for c in vars(r).values())) for r in found]
+        return [Span(*(np.broadcast_to(c, lo.shape) for c in vars(r).values())) for r in found]
 
     def at(self, channel: Keys, x: Array) -> Compared:
         """Return the results at inputs ``[n]``; of results that ONNX leaves open, one."""

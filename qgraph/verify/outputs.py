@@ -21,11 +21,11 @@ from qgraph.verify.operators import (
     meaning,
     tells_zeros_apart,
 )
-from qgraph.verify.reading import Pair, Side
-from qgraph.verify.regions import Claim
+from qgraph.verify.reading import Pair, Reading
+from qgraph.verify.regions import Equality
 
 
-class Classes:
+class EqualValues:
     """The classes of the values of two models.
 
     Args:
@@ -35,13 +35,16 @@ class Classes:
     """
 
     def __init__(
-        self, sides: tuple[Side, Side], claims: Sequence[Claim], inputs: Sequence[Pair]
+        self,
+        sides: tuple[Reading, Reading],
+        claims: Sequence[Equality],
+        inputs: Sequence[Pair],
     ) -> None:
         self._numbers: dict[Hashable, int] = {}
         self._classes: dict[ir.Value, int] = {}
         self._lossy: set[int] = set()
         self._merged: dict[int, int] = {}
-        self._claims: dict[ir.Value, list[Claim]] = {}
+        self._claims: dict[ir.Value, list[Equality]] = {}
         self._known: set[int | None] = set()
         self._unequal: ir.Node | None = None
         self._loses_signs = any(claim.loses_signs for claim in claims)
@@ -70,7 +73,7 @@ class Classes:
             self._classes[value] = self._number(id(value))
         return self._classes[value]
 
-    def _read(self, side: Side, graph: ir.Graph) -> None:
+    def _read(self, side: Reading, graph: ir.Graph) -> None:
         for value in graph.initializers.values():
             array = None if value.is_graph_input() else side.array(value)
             if array is not None:
@@ -95,7 +98,7 @@ class Classes:
             if self._known.issuperset(known) and not self._known.issuperset(first):
                 self._unequal = self._unequal or (node if self._known else None)
 
-    def _key(self, side: Side, node: ir.Node, known: list[int | None]) -> tuple[Hashable, ...]:
+    def _key(self, side: Reading, node: ir.Node, known: list[int | None]) -> tuple[Hashable, ...]:
         """Return what determines the results of a node; the graphs that it runs are read for it."""
         graphs = graphs_of(node)
         if is_apart(node) and not graphs:

@@ -63,7 +63,7 @@ def _float32(operand: Any) -> Array:
 
 
 @dataclass
-class Range:
+class Span:
     """Bounds of the results on boxes ``[n]`` of inputs.
 
     Attributes:
@@ -101,12 +101,12 @@ class Ranges:
         self._tie = tie
         self.division: ir.DataType | None = None
 
-    def __getattr__(self, name: str) -> Callable[..., Range]:
+    def __getattr__(self, name: str) -> Callable[..., Span]:
         if name not in NUMPY:
             raise AttributeError(name)
         return functools.partial(self._call, name)
 
-    def _call(self, name: str, *operands: Any, **attributes: Any) -> Range:
+    def _call(self, name: str, *operands: Any, **attributes: Any) -> Span:
         numbers = (np.ndarray, np.generic, float, int)
         values = [self.constant(_float32(o)) if isinstance(o, numbers) else o for o in operands]
         if name == "Identity":
@@ -120,17 +120,17 @@ class Ranges:
             return self.apply("Cast", [found], {"to": self.division})
         return found
 
-    def constant(self, array: Array) -> Range:
+    def constant(self, array: Array) -> Span:
         """Return a constant."""
-        return Range(array, array, np.zeros(array.shape, np.bool_))
+        return Span(array, array, np.zeros(array.shape, np.bool_))
 
-    def kernel(self, run: Callable[..., Array], kind: ir.DataType, operands: list[Range]) -> Range:
+    def kernel(self, run: Callable[..., Array], kind: ir.DataType, operands: list[Span]) -> Span:
         """Return what the kernel of an operator computes on data of a half type, input by input."""
         x, *rest = (operand.lo for operand in operands)
         found = run(x.astype(numpy_dtype(kind.name)), *rest).astype(np.float32)
-        return Range(found, found, operands[0].bad | ~operands[0].is_point())
+        return Span(found, found, operands[0].bad | ~operands[0].is_point())
 
-    def apply(self, name: str, operands: list[Range], attributes: Attributes) -> Range:
+    def apply(self, name: str, operands: list[Span], attributes: Attributes) -> Span:
         """Return bounds of what a primitive computes."""
         if name == "Where":
             return self._where(*operands)
@@ -148,7 +148,7 @@ class Ranges:
             known = [end for o in operands for end in (o.lo, o.hi) if end.dtype != np.bool_]
             nan = functools.reduce(np.logical_or, map(np.isnan, known), np.zeros((), np.bool_))
             lo, hi = np.logical_and.reduce(corners), np.logical_or.reduce(corners)
-            return Range(lo, hi, bad | (nan & ~points))
+            return Span(lo, hi, bad | (nan & ~points))
         nan = np.logical_or.reduce([np.isnan(corner) for corner in corners])
         if name in ("Div", "Mul"):
             zero = [(o.lo <= 0) & (o.hi >= 0) for o in (a, b)]
@@ -169,9 +169,9 @@ class Ranges:
         if name in ("Max", "Min", "Relu"):
             other = b if name != "Relu" else self.constant(np.zeros((), np.float32))
             lo, hi = self._tied(a, other, lo, hi)
-        return Range(lo, hi, np.asarray(bad | (nan & ~points)))
+        return Span(lo, hi, np.asarray(bad | (nan & ~points)))
 
-    def _tied(self, a: Range, b: Range, lo: Array, hi: Array) -> tuple[Array, Array]:
+    def _tied(self, a: Span, b: Span, lo: Array, hi: Array) -> tuple[Array, Array]:
         """Return bounds of Min, Max or Relu where zeros of both signs may meet."""
         both = (a.lo <= 0) & (a.hi >= 0) & (b.lo <= 0) & (b.hi >= 0)
         signs = [np.signbit(end) for end in (a.lo, a.hi, b.lo, b.hi)]
@@ -183,7 +183,7 @@ class Ranges:
             mixed = mixed & ~sure
         return np.where(mixed & (lo == 0), zeros[0], lo), np.where(mixed & (hi == 0), zeros[1], hi)
 
-    def _where(self, c: Range, a: Range, b: Range) -> Range:
+    def _where(self, c: Span, a: Span, b: Span) -> Span:
         yes, no = c.lo & ~c.bad, ~c.hi & ~c.bad
         if a.lo.dtype == np.bool_:
             lo, hi, nan = np.minimum(a.lo, b.lo), np.maximum(a.hi, b.hi), np.zeros((), np.bool_)
@@ -194,11 +194,11 @@ class Ranges:
         lo = np.where(yes, a.lo, np.where(no, b.lo, lo))
         hi = np.where(yes, a.hi, np.where(no, b.hi, hi))
         bad = c.bad | np.where(yes, a.bad, np.where(no, b.bad, a.bad | b.bad | nan))
-        return Range(lo, hi, np.asarray(bad))
+        return Span(lo, hi, np.asarray(bad))
 
     def _other(
-        self, name: str, operands: list[Range], attributes: Attributes, bad: Mask, points: Mask
-    ) -> Range:
+        self, name: str, operands: list[Span], attributes: Attributes, bad: Mask, points: Mask
+    ) -> Span:
         """Return bounds of a primitive without a general rule: exact at points."""
         a, b = operands[0], operands[-1]
         found = _compute(name, [o.lo for o in operands], attributes)
@@ -206,13 +206,13 @@ class Ranges:
             hi = np.abs(a.hi)
             across = np.signbit(a.lo) & ~np.signbit(a.hi)
             lo = np.where(across, np.float32(0), np.minimum(found, hi))
-            return Range(lo, np.maximum(found, hi), bad)
+            return Span(lo, np.maximum(found, hi), bad)
         if name == "IsNaN":
-            return Range(found, found, bad)
+            return Span(found, found, bad)
         if name == "Cast":
             sure, maybe = (a.lo > 0) | (a.hi < 0), (a.lo != 0) | (a.hi != 0)
-            return Range(np.where(points, found, sure), np.where(points, found, maybe), bad)
+            return Span(np.where(points, found, sure), np.where(points, found, maybe), bad)
         if name == "Equal":
             meet = (a.lo <= b.hi) & (b.lo <= a.hi)
-            return Range(np.where(points, found, meet & (a.lo == a.hi) & (b.lo == b.hi)), meet, bad)
-        return Range(found, found, bad | ~points)
+            return Span(np.where(points, found, meet & (a.lo == a.hi) & (b.lo == b.hi)), meet, bad)
+        return Span(found, found, bad | ~points)

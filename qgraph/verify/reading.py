@@ -26,7 +26,7 @@ _KEPT_BYTES = 1 << 16
 """Larger computed constants are computed again when they are needed again."""
 
 
-class Side:
+class Reading:
     """A private copy of a model.
 
     Args:

@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.certificate import Region
+from qgraph.certificate import RegionVerdict
 from qgraph.errors import EquivalenceError, OperatorError, UnsupportedError
-from qgraph.exactness import Exactness, Finding, Method, ProofVerdict, Status
+from qgraph.exactness import Exactness, Method, PartFinding, ProofVerdict, Status
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.values import compare_values
 from qgraph.verify.functions import Both, Compared, Function, check_equal
-from qgraph.verify.reading import Pair, Side
+from qgraph.verify.reading import Pair, Reading
 from qgraph.verify.shapes import Shape, merged, shape_of
 
 Array = npt.NDArray[Any]
-Sides = tuple[Side, Side]
+Sides = tuple[Reading, Reading]
 Found = dict[str, Any]
 
 _MOST_BITS = 16
@@ -28,7 +28,7 @@ _INFINITE, _NAN, _ZEROS = np.array([[np.inf, -np.inf], [np.nan, -np.nan], [0, -0
 
 
 @dataclass(frozen=True)
-class Claim:
+class Equality:
     """Two values that are equal if the entries are.
 
     Attributes:
@@ -48,7 +48,9 @@ class _OtherFormError(EquivalenceError):
     """The models as they are written do not have the values or nodes of a region."""
 
 
-def check(region: Region, sides: Sides, *, as_written: bool) -> tuple[Finding, Claim | None]:
+def check(
+    region: RegionVerdict, sides: Sides, *, as_written: bool
+) -> tuple[PartFinding, Equality | None]:
     """Return what is so about a region, and the equality that it shows.
 
     Args:
@@ -59,22 +61,22 @@ def check(region: Region, sides: Sides, *, as_written: bool) -> tuple[Finding, C
     """
     if region.verdict is not ProofVerdict.PROVED:
         reason = f"that it is {region.verdict} is not decided here"
-        return Finding(Status.UNCHECKED, f"{reason}: {region.reason}"), None
+        return PartFinding(Status.UNCHECKED, f"{reason}: {region.reason}"), None
     try:
         exit_, *entries = (
             (_named(sides[0], a), _named(sides[1], b))
             for a, b in ((region.reference_value, region.candidate_value), *region.entries)
         )
-        return Finding(Status.CHECKED), _check(region, sides, exit_, tuple(entries))
+        return PartFinding(Status.CHECKED), _check(region, sides, exit_, tuple(entries))
     except EquivalenceError as error:
         if as_written or not isinstance(error, _OtherFormError):
-            return Finding(Status.REFUTED, str(error)), None
-        return Finding(Status.UNCHECKED, f"the prover may have rewritten nodes: {error}"), None
+            return PartFinding(Status.REFUTED, str(error)), None
+        return PartFinding(Status.UNCHECKED, f"the prover may have rewritten nodes: {error}"), None
     except (UnsupportedError, OperatorError, ValueError, TypeError) as error:
-        return Finding(Status.UNCHECKED, str(error)), None
+        return PartFinding(Status.UNCHECKED, str(error)), None
 
 
-def _named(side: Side, name: str) -> ir.Value:
+def _named(side: Reading, name: str) -> ir.Value:
     values = side.named(name)
     if not values:
         raise _OtherFormError(f"there is no value {name!r}")
@@ -83,7 +85,7 @@ def _named(side: Side, name: str) -> ir.Value:
     return values[0]
 
 
-def _check(region: Region, sides: Sides, exit_: Pair, entries: tuple[Pair, ...]) -> Claim:
+def _check(region: RegionVerdict, sides: Sides, exit_: Pair, entries: tuple[Pair, ...]) -> Equality:
     """Return the claim of a region for values of its names.
 
     Raises:
@@ -113,7 +115,7 @@ def _check(region: Region, sides: Sides, exit_: Pair, entries: tuple[Pair, ...])
         if found != (stated := getattr(region, name)):
             label = name.replace("_", " ")
             raise EquivalenceError(f"{label}: {found!s:.60} was found, not {stated!s:.60}")
-    return Claim(exit_, entries, tells_zeros_apart, lossy)
+    return Equality(exit_, entries, tells_zeros_apart, lossy)
 
 
 def node_name(node: ir.Node) -> str:
@@ -121,13 +123,13 @@ def node_name(node: ir.Node) -> str:
     return node.name or str(node.outputs[0].name)
 
 
-def _check_nodes(region: Region, parts: Sequence[Sequence[ir.Node]]) -> None:
+def _check_nodes(region: RegionVerdict, parts: Sequence[Sequence[ir.Node]]) -> None:
     stated = region.reference_nodes, region.candidate_nodes
     if any(sorted(map(node_name, p)) != sorted(s) for p, s in zip(parts, stated, strict=True)):
         raise _OtherFormError("it does not consist of the nodes that are named")
 
 
-def _of_constants(region: Region, sides: Sides, exit_: Pair) -> Found:
+def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> Found:
     producers = (value.producer() for value in exit_)
     _check_nodes(region, [[] if node is None else [node] for node in producers])
     if not all(side.has(value) for side, value in zip(sides, exit_, strict=True)):
@@ -146,7 +148,7 @@ def _of_constants(region: Region, sides: Sides, exit_: Pair) -> Found:
     return {"method": Method.CONSTANT, "zero_sign_inputs": found.zero_sign, "lossy": lossy}
 
 
-def _of_data(region: Region, sides: Sides, exit_: Pair, entry: Pair) -> Found:
+def _of_data(region: RegionVerdict, sides: Sides, exit_: Pair, entry: Pair) -> Found:
     """Return what is so about a region with an entry."""
     parts = []
     for side, end, start in zip(sides, exit_, entry, strict=True):
@@ -183,7 +185,7 @@ def _merged(a: Shape | None, b: Shape | None) -> Shape | None:
         raise EquivalenceError(f"values that are called equal have the {error}") from error
 
 
-def _of_floats(region: Region, both: Both) -> Found:
+def _of_floats(region: RegionVerdict, both: Both) -> Found:
     """Search all inputs."""
     if region.method is Method.EXHAUSTIVE:
         raise UnsupportedError("all its inputs were tried one by one, which the checker does not")
@@ -203,7 +205,7 @@ def _of_floats(region: Region, both: Both) -> Found:
     }
 
 
-def _of_codes(region: Region, both: Both, kind: ir.DataType) -> Found:
+def _of_codes(region: RegionVerdict, both: Both, kind: ir.DataType) -> Found:
     """Try all values of a type of at most 16 bits."""
     if kind in (ir.DataType.BOOL, ir.DataType.STRING) or kind.bitwidth > _MOST_BITS:
         raise UnsupportedError(f"data of type {kind.name} is not decided here")
@@ -230,7 +232,7 @@ def _of_codes(region: Region, both: Both, kind: ir.DataType) -> Found:
     }
 
 
-def _check_shown(region: Region, both: Both, *, is_needed: bool) -> None:
+def _check_shown(region: RegionVerdict, both: Both, *, is_needed: bool) -> None:
     """Check that a witness is there if it is needed, and shows what it states."""
     witness, channel = region.witness, region.witness_channel or 0
     shown: list[float] = []
@@ -247,7 +249,7 @@ def _check_shown(region: Region, both: Both, *, is_needed: bool) -> None:
     _check_witness(region, shown)
 
 
-def _check_witness(region: Region, shown: Sequence[float]) -> None:
+def _check_witness(region: RegionVerdict, shown: Sequence[float]) -> None:
     witness = region.witness
     stated = [] if witness is None else [witness.input, witness.reference, witness.candidate]
     texts = [", ".join(repr(float(number)) for number in numbers) for numbers in (stated, shown)]

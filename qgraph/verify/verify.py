@@ -11,12 +11,12 @@ import onnx_ir as ir
 from qgraph import certificate as schema
 from qgraph.certificate import Certificate, ListedFact, ProofVerdict
 from qgraph.errors import ModelError, UnsupportedError
-from qgraph.exactness import Exactness, Finding, Method, Status, Verification
+from qgraph.exactness import Exactness, Method, PartFinding, Status, Verification
 from qgraph.numerics.float32 import check_float_environment
 from qgraph.numerics.values import fingerprint
-from qgraph.verify.outputs import Classes
-from qgraph.verify.reading import Pair, Side
-from qgraph.verify.regions import Claim, check
+from qgraph.verify.outputs import EqualValues
+from qgraph.verify.reading import Pair, Reading
+from qgraph.verify.regions import Equality, check
 from qgraph.verify.shapes import merged, shape_of
 
 _REWRITTEN = frozenset({schema.BIAS_LAST, schema.SUMMED_ALIKE, schema.WHOLE_SUMS})
@@ -33,10 +33,10 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
     check_float_environment()
     try:
         sides = tuple(
-            Side(model, keep_inputs=certificate.kept_inputs) for model in (reference, candidate)
+            Reading(model, keep_inputs=certificate.kept_inputs) for model in (reference, candidate)
         )
     except UnsupportedError as error:
-        no = Finding(Status.UNCHECKED, str(error))
+        no = PartFinding(Status.UNCHECKED, str(error))
         regions = (no,) * len(certificate.regions)
         return Verification(ProofVerdict.UNDECIDED, regions, no, no)
     one, other = sides
@@ -48,8 +48,8 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
             node.op_type in ("Shape", "Size") for side in (one, other) for node in side.order
         )
     )
-    findings: list[Finding] = []
-    claims: list[Claim] = []
+    findings: list[PartFinding] = []
+    claims: list[Equality] = []
     for region in certificate.regions:
         finding, claim = check(region, (one, other), as_written=as_written)
         findings.append(finding)
@@ -62,23 +62,27 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
         ProofVerdict.PROVED if proved else ProofVerdict.UNDECIDED,
         tuple(findings),
         outputs,
-        Finding(Status.REFUTED if problem else Status.CHECKED, problem),
+        PartFinding(Status.REFUTED if problem else Status.CHECKED, problem),
     )
 
 
 def _conclude(
-    certificate: Certificate, sides: tuple[Side, Side], claims: Sequence[Claim]
-) -> Finding:
+    certificate: Certificate,
+    sides: tuple[Reading, Reading],
+    claims: Sequence[Equality],
+) -> PartFinding:
     """Return whether the outputs follow from what regions show."""
     if certificate.verdict is not ProofVerdict.PROVED:
         told = f"that the models are {certificate.verdict} is not decided here"
-        return Finding(Status.UNCHECKED, told)
+        return PartFinding(Status.UNCHECKED, told)
     inputs, outputs = (_paired(kind, sides) for kind in ("input", "output"))
-    problem = Classes(sides, claims, [pair for pair in inputs if _fits(pair)]).difference(outputs)
-    return Finding(Status.UNCHECKED if problem else Status.CHECKED, problem)
+    problem = EqualValues(sides, claims, [pair for pair in inputs if _fits(pair)]).difference(
+        outputs
+    )
+    return PartFinding(Status.UNCHECKED if problem else Status.CHECKED, problem)
 
 
-def _paired(kind: str, sides: tuple[Side, Side]) -> list[Pair]:
+def _paired(kind: str, sides: tuple[Reading, Reading]) -> list[Pair]:
     """Return the pairs of inputs or outputs, by name or else by position."""
     ours, theirs = (getattr(side.graph, f"{kind}s") for side in sides)
     defaults = {v.name: v for v in theirs if v.is_initializer() and kind == "input"}
@@ -110,7 +114,7 @@ def _fits(pair: Pair) -> bool:
     return pair[0].type == pair[1].type
 
 
-def _overclaims(certificate: Certificate, sides: tuple[Side, Side]) -> Iterable[str]:
+def _overclaims(certificate: Certificate, sides: tuple[Reading, Reading]) -> Iterable[str]:
     """Yield what a certificate as a whole claims beyond its regions and the models."""
     regions = certificate.regions
     verdicts = {region.verdict for region in regions}

@@ -13,7 +13,7 @@ from qgraph.model import Model, load
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import sites
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 
 KINDS = [ir.DataType.FLOAT16, ir.DataType.BFLOAT16]
@@ -59,7 +59,7 @@ def test_what_is_claimed_holds_for_all_values(body, to, kind):
     model = half_model(body, kind)
     original = model.clone()
     (entry,) = model.apply(ConvertDialect(to=to, opset=22))
-    assert entry.outcome is Outcome.CHANGED, entry
+    assert entry.outcome is SiteStatus.CHANGED, entry
     assert entry.verdict.method is Method.EXHAUSTIVE
     assert entry.verdict.exactness >= Exactness.VALUES
     onnx.checker.check_model(ir.to_proto(model.ir), full_check=True)
@@ -105,7 +105,7 @@ def test_it_is_undecided_where_no_axis_is_left_for_all_inputs():
     model.ir.graph.initializers["t"].shape = ir.Shape([3])
     model.ir.graph.inputs[0].shape = ir.Shape([3])
     (entry,) = model.apply(ConvertDialect(to="qdq"))
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     assert "no axis" in entry.reason
 
 
@@ -113,5 +113,5 @@ def test_bfloat16_rounds_since_opset_22_only():
     model = half_model("y = qonnx.custom_op.general.Quant (x, s, z, b)", ir.DataType.BFLOAT16)
     model.ir.opset_imports[""] = 21
     (entry,) = model.apply(ConvertDialect(to="onnx"))
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     assert "22" in entry.reason

@@ -10,7 +10,7 @@ import numpy as np
 
 from qgraph.errors import QGraphError
 from qgraph.model import Model
-from qgraph.reports import Outcome, SiteReport
+from qgraph.reports import SiteReport, SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 from tests.conformance.quantizers import OPSET, Array, Quantizer, Row, build
 
@@ -74,9 +74,9 @@ def _cell(entries: Sequence[SiteReport]) -> Cell:
     if not entries:
         return Cell("not read")
     for entry in entries:
-        if entry.outcome is Outcome.REFUSED:
+        if entry.outcome is SiteStatus.REFUSED:
             return Cell("refused", reason=entry.to_json()["reason"] or "no reason is given")
-    if all(entry.outcome is Outcome.KEPT for entry in entries):
+    if all(entry.outcome is SiteStatus.KEPT for entry in entries):
         return Cell("kept")
     spelling = " and ".join(short(entry.spelling or "kept") for entry in entries)
     levels = [

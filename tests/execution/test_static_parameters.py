@@ -12,7 +12,7 @@ from qgraph.graph.constants import constant
 from qgraph.inventory.overview import overview
 from qgraph.ops import static_parameters
 from qgraph.ops.static_parameters import freeze_static_parameters
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 
 HEAD = """<ir_version: 8, opset_import: ["": 17, "qonnx.custom_op.general": 2]>
@@ -144,7 +144,7 @@ def test_such_a_quantizer_is_converted_and_proved() -> None:
     source = model_of(PICKED + "scale = Div (unit, f)")
     model = qgraph.load(source.clone())
     report = model.apply(ConvertDialect(to="qdq"))
-    assert [site.outcome for site in report.sites] == [Outcome.CHANGED]
+    assert [site.outcome for site in report.sites] == [SiteStatus.CHANGED]
     assert "parameters that follow from static dimensions: 1" in report.notes
     assert qgraph.prove(source, model).verdict is ProofVerdict.PROVED
     other = model_of(PICKED.replace("two", "one") + "scale = Div (unit, f)")

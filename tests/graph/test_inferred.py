@@ -11,7 +11,7 @@ from qgraph.graph.inference.walk import inferred
 from qgraph.model import load
 from qgraph.quantizers.site import Refusal, Site
 from qgraph.quantizers.sites import sites
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 
 CONSTANTS = """float[3] s = {0.25, 0.5, 0.1}, int8[3] z = {1, 2, 3},
@@ -71,7 +71,7 @@ def test_a_wrong_rank_in_a_file_does_not_lead_a_conversion_astray(scale):
     x = np.random.default_rng(0).normal(0, 8, (2, 3, 8)).astype(np.float32)
     expected = model.run({"x": x}, backend="numpy")["y"]
     report = model.apply(ConvertDialect(to="qonnx"))
-    assert [entry.outcome for entry in report] == [Outcome.CHANGED]
+    assert [entry.outcome for entry in report] == [SiteStatus.CHANGED]
     np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], expected)
 
 
@@ -99,7 +99,7 @@ def test_axes_and_blocks_are_placed_where_the_rank_follows(body, shape, to):
     x = np.random.default_rng(0).normal(0, 8, (2, 3, 8)).astype(np.float32)
     expected = model.run({"x": x}, backend="numpy")["y"]
     report = model.apply(ConvertDialect(to=to))
-    assert [entry.outcome for entry in report] == [Outcome.CHANGED], report
+    assert [entry.outcome for entry in report] == [SiteStatus.CHANGED], report
     assert report.exactness >= Exactness.VALUES
     np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], expected)
 

@@ -15,7 +15,7 @@ from qgraph import prove
 from qgraph.errors import OperatorError
 from qgraph.model import Model, load
 from qgraph.ops.composite import COMPOSITES
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms import ConvertDialect, LowerVendorOperators
 
 VECTORS = json.loads((Path(__file__).parent / "vendor_vectors.json").read_text())
@@ -162,7 +162,7 @@ def test_kernel_graph_and_proof_agree(example: Any) -> None:
     domain, arrays = example[1], example[3]
     model, lowered = model_of(*example), model_of(*example)
     report = lowered.apply(LowerVendorOperators())
-    assert [site.outcome for site in report] == [Outcome.CHANGED]
+    assert [site.outcome for site in report] == [SiteStatus.CHANGED]
     assert {node.domain for node in lowered.nodes()} == {""}
     feeds = fed(model, arrays)
     y = model.run(feeds, backend="numpy")["y"]
@@ -183,7 +183,7 @@ def test_convert_to_standard_operators_writes_the_graph() -> None:
 def test_operators_without_a_published_definition_are_refused(name: str) -> None:
     model = model_of(name, "trt", {}, [numbers(2, 16), F(1)])
     (site,) = model.apply(LowerVendorOperators())
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert "NVIDIA does not publish where it rounds" in str(site.reason)
     with pytest.raises(OperatorError, match="Run the model in TensorRT"):
         model.run(fed(model, [numbers(2, 16)]), backend="numpy")

@@ -11,7 +11,7 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.reports import Outcome, Report
+from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.base import Transform
 
 
@@ -51,7 +51,7 @@ class PassChecker:
             v.name for v in original.ir.graph.outputs
         ]
         again = model.clone().apply(step)
-        assert again.count(Outcome.CHANGED) == 0, "a second run changes something"
+        assert again.count(SiteStatus.CHANGED) == 0, "a second run changes something"
         path = self.folder / "after.onnx"
         model.save(path)
         feeds = inputs if inputs is not None else hostile_inputs(original)

@@ -11,7 +11,7 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.base import TRANSFORMS, Transform, describe, parse_spec
 
 REQUIRED = {"convert": "{to=qdq}"}
@@ -64,7 +64,7 @@ def test_a_model_without_quantizers_stays_as_it_is(name):
     model = load(ir.from_onnx_text(FLOAT))
     before = ir.to_onnx_text(model.ir)
     report = model.apply(make(name))
-    assert report.count(Outcome.CHANGED) == 0
+    assert report.count(SiteStatus.CHANGED) == 0
     assert ir.to_onnx_text(model.ir) == before
 
 
@@ -86,7 +86,7 @@ def test_a_pass_keeps_values_names_and_validity_and_is_done_after_one_run(name):
     assert [value.name for value in model.ir.graph.inputs] == ["x", "c"]
     assert [value.name for value in model.ir.graph.outputs] == ["y"]
     once = ir.to_onnx_text(model.ir)
-    assert model.apply(make(name)).count(Outcome.CHANGED) == 0
+    assert model.apply(make(name)).count(SiteStatus.CHANGED) == 0
     assert ir.to_onnx_text(model.ir) == once
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qgraph.exactness import Exactness
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 
 
@@ -83,7 +83,7 @@ def site(report):
 )
 def test_to_qdq_is_exact(check_pass, text, ops):
     _, report = check_pass(ConvertDialect(to="qdq"), text, ops=ops)
-    assert site(report).outcome is Outcome.CHANGED
+    assert site(report).outcome is SiteStatus.CHANGED
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_to_plain_operators_is_exact_to_the_bit(check_pass, text):
     _, report = check_pass(
         ConvertDialect(to="onnx", exact=Exactness.BITS), text, exactly=Exactness.BITS
     )
-    assert site(report).outcome is Outcome.CHANGED
+    assert site(report).outcome is SiteStatus.CHANGED
 
 
 def test_the_number_of_inputs_that_move_is_counted(check_pass):

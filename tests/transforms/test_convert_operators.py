@@ -10,7 +10,7 @@ import pytest
 
 from qgraph.inventory.overview import overview
 from qgraph.model import Model, load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 
 pytestmark = pytest.mark.runtime
@@ -91,7 +91,7 @@ def test_every_quantizer_is_in_the_dialect() -> None:
 def test_dynamic_quantization_is_kept() -> None:
     model, _ = made(DYNAMIC)
     report = model.apply(ConvertDialect(to="qonnx"))
-    (kept,) = (site for site in report if site.outcome is Outcome.KEPT)
+    (kept,) = (site for site in report if site.outcome is SiteStatus.KEPT)
     assert (kept.node, kept.op) == ("dynamic", "DynamicQuantizeLinear")
     assert "computed from the data" in str(kept.reason)
 
@@ -110,7 +110,7 @@ def test_powers_of_two_keep_the_scales() -> None:
 def test_weights_of_operators_are_folded_already() -> None:
     model, _ = made(BLOCKS)
     report = model.apply(FoldWeights())
-    assert [(site.node, site.outcome) for site in report] == [("product", Outcome.KEPT)]
+    assert [(site.node, site.outcome) for site in report] == [("product", SiteStatus.KEPT)]
 
 
 def test_info_lists_weights_and_results() -> None:

@@ -14,7 +14,7 @@ from qgraph.cli.main import main
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
 from qgraph.ops.definitions.fake_quantize import Arithmetic, plugin_steps
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms import ConvertDialect
 from qgraph.transforms.base import parse_spec
 from tests.conftest import openvino_core
@@ -148,7 +148,7 @@ def test_converted_models_compute_what_the_plugin_does(seeds):
         for target in TARGETS:
             model = original.clone()
             (entry,) = model.apply(to(target))
-            assert entry.outcome is Outcome.CHANGED, (seed, entry)
+            assert entry.outcome is SiteStatus.CHANGED, (seed, entry)
             assert entry.verdict.exactness >= Exactness.VALUES
             found = model.run({"x": x}, backend="numpy")["y"]
             np.testing.assert_array_equal(found, expected, err_msg=f"{seed} {entry}")
@@ -193,7 +193,7 @@ def test_constants_are_computed_otherwise(seed):
     for target in TARGETS:
         model = original.clone()
         (entry,) = model.apply(to(target))
-        assert entry.outcome is Outcome.CHANGED, (target, entry)
+        assert entry.outcome is SiteStatus.CHANGED, (target, entry)
         found = model.run({"x": x}, backend="numpy")["y"]
         np.testing.assert_array_equal(found[:-1], expected, err_msg=f"{target} {entry}")
 
@@ -220,7 +220,7 @@ def test_recorded_vectors(golden):
         expected = y[ends[place] : ends[place + 1]].reshape(case["ys"])
         model = build(limits, case["levels"], list(data.shape))
         (entry,) = model.apply(to("onnx"))
-        if entry.outcome is Outcome.REFUSED:
+        if entry.outcome is SiteStatus.REFUSED:
             assert "plugin" in entry.reason or "OpenVINO" in entry.reason
             continue
         found = model.run({"x": data}, backend="numpy")["y"]
@@ -268,7 +268,7 @@ def test_what_is_written_for_openvino_means_the_same_there():
     x = np.random.default_rng(0).normal(size=64).astype(np.float32) * 9
     expected = model.run({"x": x}, backend="numpy")["y"]
     (entry,) = model.apply(to("openvino"))
-    assert entry.outcome is Outcome.CHANGED
+    assert entry.outcome is SiteStatus.CHANGED
     (node,) = (node for node in model.ir.graph if node.op_type == "FakeQuantize")
     low, high = (value.const_value.numpy().item() for value in node.inputs[1:3])
     assert (low, high, node.attributes["levels"].as_int()) == (-128, 127, 256)
@@ -289,7 +289,7 @@ def test_what_is_written_for_openvino_means_the_same_there():
 def test_what_the_plugin_does_not_do_is_refused(ends, levels, word):
     model = build([np.float32(end) for end in ends], levels, [4])
     (entry,) = model.apply(to("onnx"))
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     assert word in entry.reason
 
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 
 STEP, DROPPED, OUT_BITS = np.float32(0.0123), 4, 4
@@ -65,7 +65,7 @@ def test_to_qdq_is_exact(check_pass, mode, zero_point, signed):
         inputs={"x": thresholds(zero_point)},
     )
     (entry,) = report.sites
-    assert entry.outcome is Outcome.CHANGED
+    assert entry.outcome is SiteStatus.CHANGED
     assert "QuantizeLinear" in entry.spelling
     assert "Quantize" in "".join(node.op_type for node in model.ir.graph)
 

@@ -8,7 +8,7 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.drop_rounding import DropRounding
 
 F = np.float32
@@ -156,8 +156,8 @@ def test_constants_are_kept_and_ranges_without_a_line_refused(check_pass):
             z = org.openvinotoolkit.FakeQuantize <levels = 255> (s, a, b, c, c)
         }"""
     _, report = check_pass(DropRounding(), text)
-    assert report.count(Outcome.KEPT) == 1
-    reasons = [site.reason for site in report if site.outcome is Outcome.REFUSED]
+    assert report.count(SiteStatus.KEPT) == 1
+    reasons = [site.reason for site in report if site.outcome is SiteStatus.REFUSED]
     assert ["reversed" in reasons[0], "is a point, 2" in reasons[1]] == [True, True]
     assert "its output range is a point" in reasons[2]
 
@@ -178,7 +178,7 @@ def test_branches_and_functions_too(check_pass):
             o = org.openvinotoolkit.FakeQuantize <levels = 16> (i, k, l, k, l)
         }"""
     model, report = check_pass(DropRounding(), text, exactly=DIFFERENT)
-    assert report.count(Outcome.CHANGED) == 2
+    assert report.count(SiteStatus.CHANGED) == 2
     assert list(model.nodes("FakeQuantize")) == []
     np.testing.assert_allclose(run(model, np.full(500, 1.25, F)), 1.75)
 
@@ -190,7 +190,7 @@ def test_real_models_stay_near(models, name):
     model = load(models / f"{name}.onnx")
     data = np.load(models / f"{name}.npz")
     report = model.apply(DropRounding(clamp=True))
-    changed = [site for site in report if site.outcome is Outcome.CHANGED]
+    changed = [site for site in report if site.outcome is SiteStatus.CHANGED]
     assert all(site.figures["largest_error_steps"] < 0.501 for site in changed)
     (scores,) = model.run({model.inputs[0].name: data["x"]}, backend="numpy").values()
     assert (scores.argmax(axis=1) == data["y"].argmax(axis=1)).mean() >= 0.97

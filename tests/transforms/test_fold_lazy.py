@@ -19,7 +19,7 @@ from qgraph.model import Model, load
 from qgraph.quantizers.dialects import qdq_codes
 from qgraph.quantizers.dialects.parts import Scales
 from qgraph.quantizers.weights import job
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms import rewrite
 from qgraph.transforms.convert import FoldWeights
 
@@ -76,7 +76,7 @@ def check(
     """Fold, save, and compare with the original by the executor; return the result, the entry."""
     original, model = load(path), load(path)
     report = model.apply(step)
-    assert report.count(Outcome.CHANGED) == 1, report
+    assert report.count(SiteStatus.CHANGED) == 1, report
     (entry,) = report.sites
     tensors = [v.const_value for v in model.ir.graph.initializers.values()]
     (late,) = {id(t): t for t in tensors if isinstance(t, DeferredTensor)}.values()
@@ -94,8 +94,8 @@ def check(
     assert document["stored"]["elements"] == document["stored"]["unchanged"] == expected.size
     assert document["method"] == str(Method.CONGRUENCE)
     again = load(out).apply(step)
-    assert again.count(Outcome.CHANGED) == 0
-    assert again.count(Outcome.REFUSED) == 0
+    assert again.count(SiteStatus.CHANGED) == 0
+    assert again.count(SiteStatus.REFUSED) == 0
     return result, document
 
 
@@ -309,7 +309,7 @@ def test_quantizers_of_other_dialects(tmp_path, name):
     if kind == "UINT8" and "fake" in name:
         model = load(path)
         (entry,) = model.apply(FoldWeights()).sites
-        assert entry.outcome is Outcome.CHANGED
+        assert entry.outcome is SiteStatus.CHANGED
         kind = entry.ledger.type
         assert kind in ("UINT4", "UINT8", "UINT16", "INT8", "INT4")
     check(path, FoldWeights(), codes=kind)
@@ -349,7 +349,7 @@ def test_weights_of_half_precision_keep_their_type(tmp_path):
     path = tmp_path / "in.onnx"
     Model(model).save(path, external_data=True, size_threshold=16)
     folded = load(path)
-    assert folded.apply(FoldWeights()).count(Outcome.CHANGED) == 1
+    assert folded.apply(FoldWeights()).count(SiteStatus.CHANGED) == 1
     folded.save(tmp_path / "out.onnx")
     onnx.checker.check_model(tmp_path / "out.onnx", full_check=True)
     feeds = {"x": np.ones((8, 32), np.float16)}
@@ -365,7 +365,7 @@ def test_a_shared_weight_is_computed_and_stored_once(tmp_path):
     arrays = {"w": weights(), "s": AXIS0, "z": scalar(0), "b": scalar(4)}
     model = load(stored(tmp_path, body, arrays))
     report = model.apply(FoldWeights())
-    assert report.count(Outcome.CHANGED) == 2
+    assert report.count(SiteStatus.CHANGED) == 2
     model.save(tmp_path / "out.onnx")
     assert [row.ledger.tally.elements for row in report] == [ROWS * COLUMNS] * 2
     constants = load(tmp_path / "out.onnx").ir.graph.initializers.values()
@@ -394,7 +394,7 @@ def test_a_branch_and_a_function_keep_their_weights_in_files(tmp_path):
     )
     whole = load(ir.Model(outer, ir_version=10))
     report = whole.apply(FoldWeights())
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
     whole.save(tmp_path / "out.onnx", external_data=True)
     feeds = {"x": np.ones((ROWS, COLUMNS), np.float32), "c": np.array(True)}
     found = load(tmp_path / "out.onnx").run(feeds, backend="numpy")["out"]
@@ -407,7 +407,7 @@ def test_a_level_that_zeros_might_miss_is_refused(tmp_path):
     arrays = {"w": weights(), "s": AXIS0, "z": scalar(0), "b": scalar(4)}
     path = stored(tmp_path, quant(), arrays)
     (entry,) = load(path).apply(FoldWeights(exact=Exactness.BITS)).sites
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     assert "the closest one reaches only level values; expected bits" in entry.reason
 
 

@@ -10,7 +10,7 @@ import pytest
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.model import load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import FoldWeights
 
 IMPORTS = '["": {opset}, "qonnx.custom_op.general": 1, "org.openvinotoolkit": 1]'
@@ -66,7 +66,7 @@ def test_codes_go_into_the_smallest_type_that_the_opset_allows(
 ):
     text = text.replace('"": 21', '"": 13') if opset == 13 else text
     model, report = check_pass(FoldWeights(opset=opset), text)
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
     value = stored(model)
     assert value.dtype.name == dtype
     if codes is not None:
@@ -172,7 +172,7 @@ def test_fake_quantize_keeps_every_value(check_pass, low, high, levels):
         f"org.openvinotoolkit.FakeQuantize <levels = {levels}> (w, low, high, low, high)",
     )
     model, report = check_pass(FoldWeights(), text)
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
     assert "w" not in model.ir.graph.initializers
 
 
@@ -235,7 +235,7 @@ def test_weights_in_branches_and_functions():
     feeds = {"x": np.float32([1, 2]), "c": np.array(True)}
     expected = model.run(feeds, backend="numpy")["y"]
     report = model.apply(FoldWeights())
-    assert report.count(Outcome.CHANGED) == 2
+    assert report.count(SiteStatus.CHANGED) == 2
     assert not list(model.nodes("Quant"))
     onnx.checker.check_model(ir.to_proto(model.ir), full_check=True)
     np.testing.assert_array_equal(model.run(feeds, backend="numpy")["y"], expected)
@@ -248,7 +248,7 @@ def test_an_overridable_weight_is_folded_only_when_frozen():
     assert model.clone().apply(FoldWeights(), keep_inputs=True).sites == []
     report = model.apply(FoldWeights())
     assert report.frozen_inputs == 1
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
     assert [value.name for value in model.ir.graph.inputs] == ["x"]
 
 
@@ -258,20 +258,20 @@ def test_a_useless_scale_is_refused_with_a_reason(scale, reason):
     model = load(ir.from_onnx_text(text))
     model.ir.graph.initializers["s"].const_value = ir.tensor(np.float32(scale), name="s")
     (entry,) = model.apply(FoldWeights()).sites
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     assert reason in entry.reason
 
 
 def test_a_negative_scale_is_like_any_other(check_pass):
     model, report = check_pass(FoldWeights(), quant(4).replace("{0.25}", "{-0.25}"))
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
     assert stored(model).const_value.numpy().astype(int).tolist() == [5, 1, 0, -1, -3, -8]
 
 
 def test_a_constant_that_cannot_be_read_is_reported():
     text = quant(4).replace("narrow = 0>", 'narrow = 0, rounding_mode = "SIDEWAYS">')
     (entry,) = load(ir.from_onnx_text(text)).apply(FoldWeights()).sites
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     assert "SIDEWAYS" in entry.reason
 
 
@@ -284,7 +284,7 @@ def test_a_single_number_without_axes_is_folded() -> None:
     quantizer = QUANT.format(signed=1, narrow=0)
     text = weighted("0.6", "float s = {0.25}, float z = {1}, float b = {4}", quantizer)
     model = load(ir.from_onnx_text(text.replace("float[6] w", "float w")))
-    assert [site.outcome for site in model.apply(FoldWeights())] == [Outcome.CHANGED]
+    assert [site.outcome for site in model.apply(FoldWeights())] == [SiteStatus.CHANGED]
     # round(0.6 / 0.25 + 1) = 3, and (3 - 1) * 0.25 = 0.5
     y = model.run({"x": np.arange(6, dtype=np.float32)}, backend="numpy")["y"]
     np.testing.assert_array_equal(y, np.arange(6) * np.float32(0.5))

@@ -13,7 +13,7 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.reports import Outcome, Report
+from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 from tests.conftest import FAST_MODELS, REAL_MODELS
 
@@ -61,7 +61,7 @@ def assert_equal(model: Model, path: Path, models: Path) -> None:
 
 def check_refusals(report: Report, model_name: str, to: str) -> None:
     """See that everything was converted, but for what the dialect cannot say."""
-    refused = [entry for entry in report if entry.outcome is Outcome.REFUSED]
+    refused = [entry for entry in report if entry.outcome is SiteStatus.REFUSED]
     assert bool(refused) == ((model_name, to) in REFUSED), report
     for entry in refused:
         assert "levels" in entry.reason
@@ -74,7 +74,7 @@ def test_every_model_in_every_dialect(models, tmp_path, model_name, to):
     model, report = convert(path, to)
     check_refusals(report, model_name, to)
     assert report.exactness >= Exactness.VALUES
-    assert all(e.verdict.differing_inputs == 0 for e in report if e.outcome is Outcome.CHANGED)
+    assert all(e.verdict.differing_inputs == 0 for e in report if e.outcome is SiteStatus.CHANGED)
     out = tmp_path / "out.onnx"
     model.save(out)
     onnx.checker.check_model(str(out), full_check=True)
@@ -87,7 +87,7 @@ def test_a_second_conversion_changes_nothing(models, model_name, to):
     model, _ = convert(models / f"{model_name}.onnx", to)
     before = ir.to_proto(model.ir)
     report = model.apply(ConvertDialect(to=to))
-    assert report.count(Outcome.CHANGED) == 0, report
+    assert report.count(SiteStatus.CHANGED) == 0, report
     assert ir.to_proto(model.ir) == before
 
 
@@ -97,7 +97,7 @@ def test_there_and_back(models, model_name, there, back):
     path = models / f"{model_name}.onnx"
     model, report = convert(path, back, there, back)
     if (model_name, back) not in REFUSED:
-        assert report.count(Outcome.REFUSED) == 0, report
+        assert report.count(SiteStatus.REFUSED) == 0, report
     assert_equal(model, path, models)
 
 

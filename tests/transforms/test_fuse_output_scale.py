@@ -8,7 +8,7 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.fuse_output_scale import FuseOutputScale
 from qgraph.transforms.split_fake_quantize import SplitFakeQuantize
 from qgraph.transforms.tune_ranges import TunedScales, TuneRanges
@@ -197,7 +197,7 @@ def test_other_scales_are_not_proved(check_pass):
     text = graph("c = Conv (x, w, b)\n v = Relu (c)", CONV, INEXACT)
     _, report = check_pass(FuseOutputScale(), text)
     entry = single(report)
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     assert entry.reason.endswith("of the sums before it is not proved; expected values")
     step = FuseOutputScale(exact=Exactness.NEAR)
     model, report = check_pass(
@@ -248,7 +248,7 @@ def test_scales_per_channel(check_pass):
         data = "2, 4, 5, 5" if "Batch" in body else "2, 3, 5, 5"
         text = graph(body, constants, ranges, data=data)
         _, report = check_pass(FuseOutputScale(), text, inputs=data_for(text))
-        assert single(report).outcome is Outcome.CHANGED
+        assert single(report).outcome is SiteStatus.CHANGED
 
 
 def test_scales_along_other_axes_are_left_alone(check_pass):
@@ -278,7 +278,7 @@ def test_scales_per_column(check_pass):
     ):
         text = graph(body, LINEAR, ranges, data="7, 3")
         _, report = check_pass(FuseOutputScale(), text, inputs=data_for(text))
-        assert single(report).outcome is Outcome.CHANGED
+        assert single(report).outcome is SiteStatus.CHANGED
 
 
 def test_quantized_weights_get_another_output_scale(check_pass):
@@ -359,7 +359,7 @@ REFUSED = [
 def test_operators_that_let_no_scale_through(check_pass, body, _name, reason):
     text = graph(body, f"{LINEAR}, float c = {{1}}", data="7, 3")
     model, report = check_pass(FuseOutputScale(), text, inputs=data_for(text))
-    assert single(report).outcome is Outcome.REFUSED
+    assert single(report).outcome is SiteStatus.REFUSED
     assert reason in single(report).reason
     assert [n.op_type for n in model.ir.graph] == [n.op_type for n in ir.from_onnx_text(text).graph]
 
@@ -380,7 +380,7 @@ def test_operators_that_let_no_scale_through(check_pass, body, _name, reason):
 def test_ranges_that_are_no_codes(check_pass, ranges, reason):
     text = graph("v = MatMul (x, w)", LINEAR, ranges, data="7, 3")
     _, report = check_pass(FuseOutputScale(), text, inputs=data_for(text))
-    assert single(report).outcome is Outcome.REFUSED
+    assert single(report).outcome is SiteStatus.REFUSED
     assert reason in single(report).reason
 
 
@@ -406,7 +406,7 @@ def test_constants_that_would_leave_float32_are_left_alone(check_pass):
     ranges = "float il = {0}, float ih = {8e-37}, float ol = {0}, float oh = {255}"
     text = graph("v = MatMul (x, w)", LINEAR, ranges, data="7, 3")
     _, report = check_pass(FuseOutputScale(), text, inputs=data_for(text))
-    assert single(report).outcome is Outcome.REFUSED
+    assert single(report).outcome is SiteStatus.REFUSED
     assert "range of float32" in single(report).reason
 
 
@@ -434,7 +434,7 @@ def test_functions_and_branches(check_pass):
             o = {quantize} (h, zero, high, zero, top)
         }}""".replace("(float[7, 4] y)", "(float[7, 2] y)")
     _, report = check_pass(FuseOutputScale(), text, inputs=data_for(text))
-    assert report.count(Outcome.CHANGED) == 2
+    assert report.count(SiteStatus.CHANGED) == 2
 
 
 def test_the_opset_is_raised_as_far_as_needed(check_pass):
@@ -447,11 +447,11 @@ def test_the_opset_is_raised_as_far_as_needed(check_pass):
         .replace("version: 8", "version: 5")
     )
     model, report = check_pass(FuseOutputScale(), text, inputs=data_for(text))
-    assert single(report).outcome is Outcome.REFUSED
+    assert single(report).outcome is SiteStatus.REFUSED
     assert "bounds as attributes" in single(report).reason
     text = text.replace("Clip <min = 0.0>", "Relu")
     model, report = check_pass(FuseOutputScale(), text, inputs=data_for(text))
-    assert single(report).outcome is Outcome.CHANGED
+    assert single(report).outcome is SiteStatus.CHANGED
     assert model.ir.opset_imports[""] == 11
     assert report.notes == ["opset raised from 10 to 11"]
     _, report = check_pass(FuseOutputScale(opset=10), text, inputs=data_for(text))
@@ -489,7 +489,7 @@ def test_real_models_keep_every_output(models, name, fused):
     feeds = {model.inputs[0].name: np.load(models / f"{name}.npz")["x"]}
     expected = model.run(feeds, backend="numpy")
     report = model.apply(FuseOutputScale())
-    assert report.count(Outcome.CHANGED) == fused
+    assert report.count(SiteStatus.CHANGED) == fused
     assert report.exactness is Exactness.VALUES
     for key, found in model.run(feeds, backend="numpy").items():
         np.testing.assert_array_equal(found, expected[key])

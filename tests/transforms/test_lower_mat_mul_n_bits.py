@@ -15,7 +15,7 @@ from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Method
 from qgraph.graph.deferred import DeferredTensor
 from qgraph.model import Model, load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
 from qgraph.transforms.raise_mat_mul_n_bits import RaiseMatMulNBits
 
@@ -207,7 +207,7 @@ def test_the_report_tells_of_data_that_were_rounded() -> None:
 def test_what_cannot_be_read_is_refused(change: Any, more: Any, reason: str) -> None:
     found = model(stored(4, 32, 16, 3) | change, more.pop("bits", 4), 32, 16, 3, **more)
     (site,) = found.apply(LowerMatMulNBits())
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert reason in site.reason
     assert names(found) == ["MatMulNBits"]
 
@@ -337,7 +337,7 @@ class TestBack:
             turned=turned,
         )
         (site,) = found.apply(RaiseMatMulNBits(block_size=64))
-        assert site.outcome is Outcome.CHANGED, site.reason
+        assert site.outcome is SiteStatus.CHANGED, site.reason
         (node,) = found.ir.graph
         size = 16 if form == "odd blocks" else 32 if block else 64
         assert node.attributes["block_size"].as_int() == size
@@ -359,7 +359,7 @@ class TestBack:
         known = {"codes": np.ones((64, 3), np.int8), "scale": np.float32(0.5)} | options
         found = self.written(**known)
         (site,) = found.apply(RaiseMatMulNBits())
-        assert site.outcome is Outcome.REFUSED
+        assert site.outcome is SiteStatus.REFUSED
         assert reason in site.reason
 
     def test_what_gemm_adds_is_added(self) -> None:
@@ -377,7 +377,7 @@ class TestBack:
         codes = np.arange(-32, 32, dtype=np.int8).reshape(32, 2)
         found = self.written(codes, np.float16(0.1))
         (site,) = found.clone().apply(RaiseMatMulNBits())
-        assert site.outcome is Outcome.REFUSED
+        assert site.outcome is SiteStatus.REFUSED
         assert "only DequantizeLinear rounds" in site.reason
         assert site.verdict.differing_inputs > 0
         exact = self.written(codes, np.float16(0.125))

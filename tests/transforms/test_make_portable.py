@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.model import Model, load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.base import parse_spec
 from qgraph.transforms.make_portable import MARK, MakePortable, StripFunctions
 
@@ -164,7 +164,7 @@ def test_stripping_gives_the_original_back(tmp_path, source):
     loaded = load(tmp_path / "portable.onnx")
     assert not loaded.apply(MakePortable()).modified
     report = loaded.apply(StripFunctions())
-    assert report.count(Outcome.CHANGED) > 0
+    assert report.count(SiteStatus.CHANGED) > 0
     assert text(loaded) == text(original)
     assert not loaded.apply(StripFunctions()).modified
 
@@ -180,7 +180,7 @@ def test_initializers_that_were_inputs_stay_frozen():
 def test_quantizers_in_branches_and_functions(check_pass):
     model, report = check_pass(MakePortable(), BRANCH)
     assert functions(model) == [("Quant", "")]
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
     model, report = check_pass(MakePortable(), CALLED)
     assert functions(model) == [
         ("Layer", ""),
@@ -195,9 +195,9 @@ def test_runtime_overlooks_overloads_inside_functions():
     model = load(ir.from_onnx_text(source))
     report = model.apply(MakePortable())
     assert [site.outcome for site in report] == [
-        Outcome.CHANGED,
-        Outcome.REFUSED,
-        Outcome.REFUSED,
+        SiteStatus.CHANGED,
+        SiteStatus.REFUSED,
+        SiteStatus.REFUSED,
     ]
     assert "inline functions" in list(report)[1].reason
     assert functions(model) == [("Layer", ""), ("Quant", "signed0_narrow0_rounding_mode_ROUND")]
@@ -208,7 +208,7 @@ def test_no_node_calls_a_function_that_is_not_for_it():
     source = TWO.replace("<signed = 0> (x, s, z, b)", "(x, s, z, s)")
     model = load(ir.from_onnx_text(source))
     report = model.apply(MakePortable())
-    assert report.count(Outcome.REFUSED) == 1
+    assert report.count(SiteStatus.REFUSED) == 1
     assert functions(model) == [("Quant", "signed1_narrow0_rounding_mode_ROUND")]
     assert calls(model) == ["signed1_narrow0_rounding_mode_ROUND", ""]
 
@@ -228,14 +228,14 @@ def test_functions_of_the_model_are_left_alone(check_pass):
     model, report = check_pass(MakePortable(), DEFINED)
     assert functions(model) == [("Quant", ""), ("IntQuant", "")]
     kept, changed = report
-    assert (kept.outcome, kept.node) == (Outcome.KEPT, "q")
+    assert (kept.outcome, kept.node) == (SiteStatus.KEPT, "q")
     assert "of its own" in kept.reason
-    assert changed.outcome is Outcome.CHANGED
+    assert changed.outcome is SiteStatus.CHANGED
     body = model.ir.functions["qonnx.custom_op.general", "Quant", ""]
     assert [node.op_type for node in body] == ["Mul"]
     report = model.apply(StripFunctions())
     assert functions(model) == [("Quant", "")]
-    assert [site.outcome for site in report] == [Outcome.KEPT, Outcome.CHANGED]
+    assert [site.outcome for site in report] == [SiteStatus.KEPT, SiteStatus.CHANGED]
 
 
 def test_node_added_later_gets_its_own_function():
@@ -244,7 +244,7 @@ def test_node_added_later_gets_its_own_function():
     model.apply(MakePortable())
     model.ir.graph[2].attributes["rounding_mode"] = ir.AttrString("rounding_mode", "CEIL")
     report = model.apply(MakePortable())
-    assert report.count(Outcome.CHANGED) == 2
+    assert report.count(SiteStatus.CHANGED) == 2
     names = [f"signed1_narrow0_rounding_mode_{mode}" for mode in ("ROUND", "CEIL")]
     assert calls(model) == names
     assert functions(model) == [("Quant", name) for name in names]
@@ -306,7 +306,7 @@ def test_model_without_quantizers_stays_as_it_is():
 def test_refused_with_a_reason(source, reason):
     model = load(ir.from_onnx_text(source))
     report = model.apply(MakePortable())
-    refused = [site for site in report if site.outcome is Outcome.REFUSED]
+    refused = [site for site in report if site.outcome is SiteStatus.REFUSED]
     assert refused
     assert reason in refused[0].reason
     assert refused[0].verdict is None
@@ -319,6 +319,6 @@ def test_runtimes_take_no_function_in_the_standard_domain():
         }"""
     model = load(ir.from_onnx_text(source))
     (entry,) = model.apply(MakePortable())
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     assert "'org.openvinotoolkit'" in entry.reason
     assert model.ir.functions == {}

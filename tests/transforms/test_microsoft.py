@@ -12,7 +12,7 @@ import pytest
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.base import Transform
 from qgraph.transforms.convert import ConvertDialect
 from qgraph.transforms.microsoft import LowerMicrosoft, RaiseMicrosoft
@@ -106,7 +106,7 @@ def test_young_codes_run_in_an_old_opset(kind: str, several: bool) -> None:
 def test_codes_of_8_bits_stay_unless_all_are_asked_for() -> None:
     kept = pair("int8", 21, domain="")
     report = kept.apply(RaiseMicrosoft())
-    assert {site.outcome for site in report} == {Outcome.KEPT}
+    assert {site.outcome for site in report} == {SiteStatus.KEPT}
     assert "INT8 are standard below opset 21" in report.sites[0].reason
     kept.apply(RaiseMicrosoft(all=True))
     assert domains(kept) == {"com.microsoft"}
@@ -143,7 +143,7 @@ def test_what_com_microsoft_lacks_is_refused(change: str, reason: str) -> None:
     text = TYPED.replace("<output_dtype = 5> (x, s)", change).replace('"": 21', '"": 23')
     model = load(ir.from_onnx_text(text))
     first = next(iter(model.apply(RaiseMicrosoft())))
-    assert first.outcome is Outcome.REFUSED
+    assert first.outcome is SiteStatus.REFUSED
     assert reason in first.reason
 
 
@@ -189,7 +189,7 @@ def test_nodes_in_subgraphs_and_functions_move_too() -> None:
     feeds = [{"x": np.float32([1.3, -7]), "c": np.array(c)} for c in (True, False)]
     before = [model.run(each, backend="numpy")["y"] for each in feeds]
     report = model.apply(LowerMicrosoft())
-    assert report.count(Outcome.CHANGED) == 3
+    assert report.count(SiteStatus.CHANGED) == 3
     assert domains(model) == {"", "local"}
     check(model)
     for each, expected in zip(feeds, before, strict=True):
@@ -232,7 +232,7 @@ def test_the_type_of_codes_is_inferred() -> None:
         }"""
     model = load(ir.from_onnx_text(text))
     report = model.apply(RaiseMicrosoft())
-    assert [site.outcome for site in report] == [Outcome.CHANGED] * 2
+    assert [site.outcome for site in report] == [SiteStatus.CHANGED] * 2
 
 
 def test_the_opset_is_raised_for_a_cast_of_four_bits() -> None:
@@ -244,6 +244,6 @@ def test_the_opset_is_raised_for_a_cast_of_four_bits() -> None:
         }"""
     model = load(ir.from_onnx_text(text))
     report = model.apply(ConvertDialect(to="onnx"))
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
     assert model.ir.opset_imports[""] == 21
     onnx.checker.check_model(ir.to_proto(model.ir), full_check=True)

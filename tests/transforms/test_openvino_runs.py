@@ -17,7 +17,7 @@ import pytest
 
 from qgraph.model import Model, load
 from qgraph.numerics.formats import IntFormat
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 from tests.conformance.quantizers import (
     OPENVINO,
@@ -79,7 +79,7 @@ def test_it_runs_the_models(core, models, tmp_path, name):
     original = load(models / f"{name}.onnx")
     model = original.clone()
     report = model.apply(ConvertDialect(to="openvino"))
-    assert report.count(Outcome.REFUSED) == 0
+    assert report.count(SiteStatus.REFUSED) == 0
     model.save(tmp_path / "out.onnx")
     data = feeds(original, models)
     expected = list(original.run(data, backend="numpy").values())
@@ -138,7 +138,7 @@ def off_by_steps(core: Any, folder: Path, quantizer: Quantizer, scale: float) ->
     original = build([quantizer])
     model = original.clone()
     report = model.apply(ConvertDialect(to="openvino", opset=OPSET))
-    assert report.count(Outcome.REFUSED) == 0
+    assert report.count(SiteStatus.REFUSED) == 0
     model.save(folder / "out.onnx")
     data = {"x0": quantizer.x}
     (found,) = run(core, folder / "out.onnx", data)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.model import Model, load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 from qgraph.transforms.drafts.versions import lower_opset
 
@@ -67,7 +67,7 @@ def test_nothing_is_lost(source, to):
     original = rich(source)
     model = original.clone()
     report = model.apply(ConvertDialect(to=to, opset=28))
-    assert report.count(Outcome.CHANGED) == 3
+    assert report.count(SiteStatus.CHANGED) == 3
     assert model.ir.opset_imports[""] >= source
     for found, expected in zip(outputs(model), outputs(original), strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -156,15 +156,15 @@ def test_too_low_an_opset_is_refused_naming_the_lowest_that_works(case):
     original = load(ir.from_onnx_text(text))
     model = original.clone()
     (entry,) = model.apply(ConvertDialect(to=to, opset=source))
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     lowest = re.search(r"allow opset (\d+)$", entry.reason)
     assert lowest is not None, entry.reason
     assert ir.to_onnx_text(model.ir) == ir.to_onnx_text(original.ir)
     named = int(lowest[1])
     (entry,) = model.apply(ConvertDialect(to=to, opset=named - 1))
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     (entry,) = model.apply(ConvertDialect(to=to, opset=named))
-    assert entry.outcome is Outcome.CHANGED
+    assert entry.outcome is SiteStatus.CHANGED
     assert model.ir.opset_imports[""] == named
     x = np.linspace(-3, 3, 40, dtype=np.float32)
     expected = original.run({"x": x}, backend="numpy")["y"]

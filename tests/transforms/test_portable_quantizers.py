@@ -15,7 +15,7 @@ import pytest
 from qgraph.model import Model
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import operator_of
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.make_portable import MakePortable
 
 runtime = pytest.importorskip("onnxruntime")
@@ -95,7 +95,7 @@ def check(cases: list[Case], opset: int, level: str = "ORT_ENABLE_BASIC") -> Non
     original = network(cases, opset, x.shape[1])
     model = Model(original.clone())
     report = model.apply(MakePortable())
-    assert [site.outcome for site in report] == [Outcome.CHANGED] * len(cases), report
+    assert [site.outcome for site in report] == [SiteStatus.CHANGED] * len(cases), report
     onnx.checker.check_model(ir.to_proto(model.ir), full_check=True)
     options = runtime.SessionOptions()
     options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, level)

@@ -11,7 +11,7 @@ from qgraph.errors import ModelError, OptionError
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
 from qgraph.numerics.formats import FORMATS
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.base import parse_spec
 from qgraph.transforms.quantize_weights import QuantizeWeights, WeightFormat
 from qgraph.transforms.weights import float_weights
@@ -119,7 +119,7 @@ def test_every_format_is_valid_and_its_figures_are_those_of_the_weights(
     assert model.ir.opset_imports[""] == max(
         opset, FORMATS_AND_OPSETS[name], 19 * (kind != "float")
     )
-    assert report.count(Outcome.CHANGED) == 5
+    assert report.count(SiteStatus.CHANGED) == 5
     assert report.exactness is Exactness.DIFFERENT
     values = decoded(saved)
     figures = {site.figures["weight"]: site.figures for site in report.sites}
@@ -279,7 +279,7 @@ def test_a_tied_embedding_is_stored_once():
     for step in ("int8", "int4,block_size=2", "int8,granularity=tensor"):
         copy = model.clone()
         report = copy.apply(parse_spec(f"quantize-weights{{format={step},min_elements=1}}"))
-        assert [s.outcome for s in report.sites] == [Outcome.CHANGED]
+        assert [s.outcome for s in report.sites] == [SiteStatus.CHANGED]
         (node,) = copy.nodes("DequantizeLinear")
         assert {use.node.op_type for use in node.outputs[0].uses()} == {"Gather", "Transpose"}
         assert node.attributes.get_int("axis", -1) == (1 if "block" in step else 0) or not (
@@ -297,10 +297,10 @@ def test_uses_that_want_other_channels_are_refused_but_per_tensor():
     model = load(text_model(text))
     report = model.apply(QuantizeWeights(format=WeightFormat.INT8, min_elements=1))
     (site,) = report.sites
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert "other channels in each of y, z; with granularity=tensor" in site.reason
     report = model.apply(parse_spec("quantize-weights{granularity=tensor,min_elements=1}"))
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_a_weight_that_is_used_otherwise_is_refused(user, named):
     )
     before = ir.to_onnx_text(model.ir)
     (site,) = model.apply(QuantizeWeights(min_elements=1)).sites
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert f"also used by {named}, which would keep" in site.reason
     assert ir.to_onnx_text(model.ir) == before
 
@@ -331,14 +331,14 @@ def test_a_weight_of_two_layers_of_which_one_is_left_out_is_refused():
     )
     (site,) = model.clone().apply(QuantizeWeights(min_elements=1, exclude="z")).sites
     assert "also used by z" in site.reason
-    assert model.apply(QuantizeWeights(min_elements=1)).count(Outcome.CHANGED) == 1
+    assert model.apply(QuantizeWeights(min_elements=1)).count(SiteStatus.CHANGED) == 1
 
 
 def test_nodes_are_chosen_by_name_and_type():
     def chosen(options: str) -> set[str]:
         model = load(network())
         report = model.apply(parse_spec(f"quantize-weights{{min_elements=1,{options}}}"))
-        return {s.figures["weight"] for s in report.sites if s.outcome is Outcome.CHANGED}
+        return {s.figures["weight"] for s in report.sites if s.outcome is SiteStatus.CHANGED}
 
     assert chosen("types=MatMul|Gather") == {"w", "t"}
     assert chosen("nodes=y|z") == {"w", "u"}
@@ -350,7 +350,7 @@ def test_nodes_are_chosen_by_name_and_type():
 def test_small_weights_stay():
     model = load(network())
     report = model.apply(QuantizeWeights(min_elements=1024))
-    kept = {s.node: s.reason for s in report.sites if s.outcome is Outcome.KEPT}
+    kept = {s.node: s.reason for s in report.sites if s.outcome is SiteStatus.KEPT}
     assert kept == dict.fromkeys(("v", "r"), "fewer than 1024 elements")
 
 
@@ -394,7 +394,7 @@ def test_weights_in_subgraphs_and_of_outer_graphs_and_in_functions():
                 node.attributes["value"] = ir.AttrTensor("value", fresh())
     original, changed = load(model).clone(), load(model).clone()
     report = changed.apply(QuantizeWeights(min_elements=1))
-    assert report.count(Outcome.CHANGED) == 3
+    assert report.count(SiteStatus.CHANGED) == 3
     onnx.checker.check_model(ir.to_proto(changed.ir), full_check=True)
     x = random.standard_normal((2, 8)).astype(np.float32)
     for choice in (True, False):
@@ -412,11 +412,11 @@ def test_a_weight_with_nan_is_refused_now_or_when_it_is_written(monkeypatch, tmp
     source.graph.initializers["w"].const_value = ir.Tensor(array, name="w")
     step = QuantizeWeights(min_elements=1, types="MatMul")
     (site,) = load(source.clone()).apply(step).sites
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert "'w': some elements are infinite or NaN" in site.reason
     monkeypatch.setattr(float_weights, "LAZY_BYTES", 0)
     model = load(source)
-    assert model.apply(step).count(Outcome.CHANGED) == 1
+    assert model.apply(step).count(SiteStatus.CHANGED) == 1
     with pytest.raises(ModelError, match="'w': some elements are infinite or NaN"):
         model.save(tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []
@@ -439,7 +439,7 @@ def test_lazy_and_eager_files_are_the_same(monkeypatch, tmp_path):
 def test_formats_beyond_the_limit_are_refused_with_the_opset_that_has_them(name):
     model = load(network())
     report = model.apply(parse_spec(f"quantize-weights{{format={name},min_elements=1}}"))
-    assert report.count(Outcome.REFUSED) == 5
+    assert report.count(SiteStatus.REFUSED) == 5
     needed = FORMATS_AND_OPSETS[name]
     assert {site.reason for site in report.sites} == {
         f"{name} needs opset {needed}, above 21; allow opset {needed}"

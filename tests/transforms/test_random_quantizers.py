@@ -11,7 +11,7 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 
 DOMAIN = "qonnx.custom_op.general"
@@ -151,7 +151,7 @@ def test_converted_quantizers_compute_the_same(seeds, to):
         original, x = build(seed)
         converted = original.clone()
         (entry,) = converted.apply(ConvertDialect(to=to))
-        assert entry.outcome is Outcome.CHANGED, (seed, entry)
+        assert entry.outcome is SiteStatus.CHANGED, (seed, entry)
         assert entry.verdict.exactness >= Exactness.VALUES, (seed, entry)
         expected = original.run({"x": x}, backend="numpy")["y"]
         found = converted.run({"x": x}, backend="numpy")["y"]
@@ -169,7 +169,7 @@ def test_the_number_of_differing_inputs_is_never_too_small(seeds):
         original, x = build(seed)
         converted = original.clone()
         (entry,) = converted.apply(ConvertDialect(to="qdq", exact=Exactness.NEAR))
-        if entry.outcome is not Outcome.CHANGED:
+        if entry.outcome is not SiteStatus.CHANGED:
             continue
         finite = np.unique(x[np.isfinite(x)])
         data = np.broadcast_to(finite, (1, CHANNELS, finite.size)).copy()

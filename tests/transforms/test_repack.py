@@ -9,7 +9,7 @@ from qgraph.errors import ModelError
 from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.numerics.formats import FORMATS, numpy_dtype
-from qgraph.reports import Outcome, Report
+from qgraph.reports import Report, SiteStatus
 from qgraph.transforms import repack
 from qgraph.transforms.base import parse_spec
 from qgraph.transforms.repack import Blocks, CodeTarget, Repack
@@ -82,7 +82,7 @@ def apply(model: ir.Model, step: Repack | str, tmp_path=None) -> tuple[ir.Model,
     found = after.run(x, backend="numpy")["y"]
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found, expected)
-    assert after.clone().apply(step).count(Outcome.CHANGED) == 0
+    assert after.clone().apply(step).count(SiteStatus.CHANGED) == 0
     return after.ir, report
 
 
@@ -140,7 +140,7 @@ def test_the_smallest_type_that_holds_the_codes(case, axis, per):
     found, shape_after, point_after, _ = only(after)
     assert (found, point_after) == (expected, has_point)
     assert shape_after == list(scale.shape)
-    changed = report.count(Outcome.CHANGED)
+    changed = report.count(SiteStatus.CHANGED)
     assert changed == (expected != kind)
     if changed:
         row = report.sites[0].ledger
@@ -186,7 +186,7 @@ def test_another_type_of_the_same_values(kind, low, high, point, to, expected_po
     points = None if point is None else np.full(scale.shape, point)
     model = stored(kind, codes, scale, points, axis=1, block_size=8 * (per == "block"), opset=25)
     after, report = apply(model, f"repack{{to={to}}}")
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
     found, _, _, _ = only(after)
     names = {"fp8": "FLOAT8E4M3FN", "fp4": "FLOAT4E2M1"}
     assert found == names.get(to, to.upper())
@@ -221,7 +221,7 @@ def test_minifloats_that_have_few_values(kind, to, factor, per):
         opset=28,
     )
     after, report = apply(model, f"repack{{to={to},scales=false}}")
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
     (node,) = [n for n in after.graph if n.op_type == "DequantizeLinear"]
     np.testing.assert_array_equal(node.inputs[1].const_value.numpy() * np.float32(factor), scale)
     assert report.exactness is (Exactness.VALUES if factor > 1 else Exactness.BITS)
@@ -231,7 +231,7 @@ def test_scales_of_which_a_power_of_two_is_no_normal_number_stay():
     scale = np.float32(1.2e-38)
     model = stored("FLOAT4E2M1", RANDOM(0).choice(FOURS, (4, 4)), scale, opset=23)
     _, report = apply(model, "repack{to=int8}")
-    assert [s.outcome for s in report.sites] == [Outcome.REFUSED]
+    assert [s.outcome for s in report.sites] == [SiteStatus.REFUSED]
 
 
 @pytest.mark.parametrize(
@@ -256,10 +256,10 @@ def test_blocked_scales_that_agree_are_merged(varies, expected):
     after, report = apply(model, Repack())
     _, sizes, _, attributes = only(after)
     assert (sizes, attributes) == expected
-    assert report.count(Outcome.CHANGED) == (varies in ("nothing", "pairs"))
+    assert report.count(SiteStatus.CHANGED) == (varies in ("nothing", "pairs"))
     kept, report = apply(model, Repack(scales=False))
     assert only(kept)[1] == [6, 24]
-    assert report.count(Outcome.CHANGED) == 0
+    assert report.count(SiteStatus.CHANGED) == 0
 
 
 def test_blocks_of_a_channel_that_agree_are_one_scale_per_channel():
@@ -323,7 +323,7 @@ def test_ragged_blocks_cannot_be_rows():
     model = stored("INT4", RANDOM(0).integers(-8, 8, (10, 6)), scale, block_size=4)
     _, report = apply(model, Repack(to=CodeTarget.INT8, blocks=Blocks.ROWS, opset=13))
     (site,) = report.sites
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert site.reason == "INT8 needs opset 21, above 13; allow opset 21"
 
 
@@ -332,7 +332,7 @@ def test_a_clip_that_no_code_needs_is_dropped_and_one_that_is_needed_is_applied(
     after, report = apply(stored("INT8", inside, np.float32(0.5), clip=(-4, 3)), Repack())
     assert [node.op_type for node in after.graph] == ["DequantizeLinear", "Add"]
     assert only(after)[0] == "INT4"
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
     beyond = RANDOM(0).integers(-100, 100, (8, 8))
     after, _ = apply(stored("INT8", beyond, np.float32(0.5), clip=(-4, 3)), Repack())
     assert only(after)[0] == "INT4"
@@ -346,11 +346,11 @@ def test_types_beyond_the_limit_are_named():
     model = stored("INT4", RANDOM(0).integers(-2, 2, (8, 8)), np.float32(0.5))
     _, report = apply(model, Repack())
     (site,) = report.sites
-    assert site.outcome is Outcome.KEPT
+    assert site.outcome is SiteStatus.KEPT
     assert site.reason == "the smaller INT2 needs opset 25, above 21; allow opset 25"
     _, report = apply(model, Repack(to=CodeTarget.INT2))
     (site,) = report.sites
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert site.reason == "INT2 needs opset 25, above 21; allow opset 25"
 
 
@@ -379,7 +379,7 @@ def test_codes_that_do_not_fit_are_refused():
     model = stored("INT8", RANDOM(0).integers(-100, 100, (8, 8)), np.float32(0.5))
     _, report = apply(model, Repack(to=CodeTarget.INT4))
     (site,) = report.sites
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert "do not fit INT4; use a wider type" in site.reason
 
 
@@ -402,7 +402,7 @@ def test_codes_that_something_else_uses_stay():
     model.graph.outputs.append(node.outputs[0])
     _, report = apply(model, Repack())
     (site,) = report.sites
-    assert site.outcome is Outcome.KEPT
+    assert site.outcome is SiteStatus.KEPT
     assert site.reason == "its codes are also used by Cast, which would keep them"
 
 
@@ -416,7 +416,7 @@ def test_codes_of_two_nodes_are_stored_once():
     graph.extend([other, add])
     graph.outputs.append(add.outputs[0])
     after, report = apply(model, Repack())
-    assert report.count(Outcome.CHANGED) == 2
+    assert report.count(SiteStatus.CHANGED) == 2
     kinds = [value.dtype.name for value in after.graph.initializers.values()]
     assert kinds.count("INT4") == 1
     assert "INT8" not in kinds
@@ -442,14 +442,14 @@ def test_two_levels_of_scales_are_left_alone_and_their_codes_widened():
     decode.replace_input_with(1, inner.outputs[0])
     del graph.initializers["s"]
     after, report = apply(model, Repack(to=CodeTarget.FP8))
-    assert [s.outcome for s in report.sites] == [Outcome.CHANGED, Outcome.KEPT]
+    assert [s.outcome for s in report.sites] == [SiteStatus.CHANGED, SiteStatus.KEPT]
     assert [n.inputs[0].dtype.name for n in after.graph if n.op_type != "Add"] == [
         "FLOAT8E4M3FN",
         "FLOAT8E4M3FN",
     ]
     _, report = apply(model, Repack(to=CodeTarget.INT8))
     assert [(s.node, s.outcome) for s in report.sites if s.node == "dq"] == [
-        ("dq", Outcome.REFUSED)
+        ("dq", SiteStatus.REFUSED)
     ]
 
 
@@ -475,7 +475,7 @@ def test_codes_of_activations_are_counted_from_elsewhere(check_pass, kind, to, p
     model, report = check_pass(
         parse_spec(f"repack{{to={to}}}"), text, ops=names, exactly=Exactness.BITS
     )
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
     shift = -128 if to == "int8" else 128
     for node in model.nodes("QuantizeLinear", "DequantizeLinear"):
         value = node.inputs[2].const_value.numpy()
@@ -492,7 +492,7 @@ def test_codes_of_activations_that_are_cast_are_left_alone(check_pass):
     _, report = check_pass(
         parse_spec("repack{to=int8}"), text, ops=["QuantizeLinear", "Cast", "Mul"]
     )
-    assert report.count(Outcome.CHANGED) == 0
+    assert report.count(SiteStatus.CHANGED) == 0
 
 
 def test_activations_stay_where_they_are_not_asked_for_or_their_codes_are_used():
@@ -503,12 +503,12 @@ def test_activations_stay_where_they_are_not_asked_for_or_their_codes_are_used()
             y = DequantizeLinear (q, s, z)
         }"""
     model = load(ir.from_onnx_text(text))
-    assert model.apply(parse_spec("repack{to=int8}")).count(Outcome.CHANGED) == 0
+    assert model.apply(parse_spec("repack{to=int8}")).count(SiteStatus.CHANGED) == 0
     text = text.replace(", uint8[7] q", "")
     model = load(ir.from_onnx_text(text))
     assert model.apply(parse_spec("repack{to=int8,activations=false}")).sites == []
     assert model.apply(parse_spec("repack")).sites == []
-    assert model.apply(parse_spec("repack{to=int8}")).count(Outcome.CHANGED) == 1
+    assert model.apply(parse_spec("repack{to=int8}")).count(SiteStatus.CHANGED) == 1
 
 
 def test_lazy_and_eager_files_are_the_same_and_a_changed_file_is_noticed(monkeypatch, tmp_path):
@@ -521,7 +521,7 @@ def test_lazy_and_eager_files_are_the_same_and_a_changed_file_is_noticed(monkeyp
         monkeypatch.setattr(repack, "LAZY_BYTES", limit)
         model = load(tmp_path / "source.onnx")
         report = model.apply(Repack())
-        assert report.count(Outcome.CHANGED) == 1
+        assert report.count(SiteStatus.CHANGED) == 1
         model.save(tmp_path / f"{name}.onnx")
         assert report.sites[0].ledger.tally.unchanged == codes.size
     eager, lazy = (load(tmp_path / f"{name}.onnx") for name in ("eager", "lazy"))
@@ -568,7 +568,7 @@ def test_a_function_below_the_opset_of_the_model_is_raised_as_far_as_its_codes_n
     before = model.run({"x": x}, backend="numpy")["y"]
     report = model.apply(Repack(to="INT4"))
     (function,) = model.ir.functions.values()
-    assert report.count(Outcome.CHANGED) == 1
+    assert report.count(SiteStatus.CHANGED) == 1
     assert report.notes == ["opset raised from 13 to 21"]
     assert function.opset_imports[""] == 21
     onnx.checker.check_model(ir.to_proto(model.ir), full_check=True)

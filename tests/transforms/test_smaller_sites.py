@@ -10,7 +10,7 @@ from qgraph.exactness import Exactness
 from qgraph.model import Model, load
 from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import parts, sites
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 
 QUANT = 'qonnx.custom_op.general.Quant <signed = 1, narrow = 0, rounding_mode = "ROUND">'
@@ -43,7 +43,7 @@ def test_it_is_spelled_without_them(case):
     x = inputs()
     expected = model.run({"x": x}, backend="numpy")["y"]
     report = model.apply(ConvertDialect(to="openvino"))
-    assert [entry.outcome for entry in report] == [Outcome.CHANGED], report
+    assert [entry.outcome for entry in report] == [SiteStatus.CHANGED], report
     assert report.exactness >= Exactness.VALUES
     names = [node.op_type for node in model.ir.graph]
     assert names[: names.index("Round") + 1] == ["Div", "Round"][-names.index("Round") - 1 :]

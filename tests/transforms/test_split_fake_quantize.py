@@ -10,7 +10,7 @@ from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import sites
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 from qgraph.transforms.split_fake_quantize import CodeOrigin, SplitFakeQuantize
 
@@ -66,7 +66,7 @@ def single(report):
 def test_every_value_stays(check_pass, low, high, levels, ops):
     model, report = check_pass(SplitFakeQuantize(), fake_quantize(low, high, levels), ops=ops)
     entry = single(report)
-    assert (entry.outcome, entry.verdict.differing_inputs) == (Outcome.CHANGED, 0)
+    assert (entry.outcome, entry.verdict.differing_inputs) == (SiteStatus.CHANGED, 0)
     (node,) = model.nodes("FakeQuantize")
     assert node.name == "node"
 
@@ -160,13 +160,13 @@ def test_weights_are_split_too(check_pass):
             y = Mul (x, q)
         }"""
     _, report = check_pass(SplitFakeQuantize(), text)
-    assert single(report).outcome is Outcome.CHANGED
+    assert single(report).outcome is SiteStatus.CHANGED
 
 
 def test_what_outputs_codes_is_kept(check_pass):
     for out in ((0, 255), (-128, 127), (-100, 155)):
         _, report = check_pass(SplitFakeQuantize(), fake_quantize(0, 2.55, 256, out))
-        assert single(report).outcome is Outcome.KEPT
+        assert single(report).outcome is SiteStatus.KEPT
         assert f"zero point {-out[0]}" in single(report).reason
 
 
@@ -180,7 +180,7 @@ def test_what_outputs_codes_is_kept(check_pass):
 )
 def test_what_has_no_scale_is_refused(check_pass, ends, out, reason):
     _, report = check_pass(SplitFakeQuantize(), fake_quantize(*ends, 256, out))
-    assert single(report).outcome is Outcome.REFUSED
+    assert single(report).outcome is SiteStatus.REFUSED
     assert reason in single(report).reason
 
 
@@ -232,7 +232,7 @@ def test_branches_and_functions_are_split_too(check_pass):
             o = org.openvinotoolkit.FakeQuantize <levels = 16> (i, k, l, k, l)
         }"""
     _, report = check_pass(SplitFakeQuantize(), text)
-    assert report.count(Outcome.CHANGED) == 2
+    assert report.count(SiteStatus.CHANGED) == 2
 
 
 @pytest.mark.cases(fast=1)
@@ -240,7 +240,7 @@ def test_branches_and_functions_are_split_too(check_pass):
 def test_real_models_keep_every_output(models, name):
     original, model = (load(models / f"{name}.onnx") for _ in range(2))
     report = model.apply(SplitFakeQuantize())
-    assert report.count(Outcome.CHANGED) == len(report.sites)
+    assert report.count(SiteStatus.CHANGED) == len(report.sites)
     assert report.exactness >= Exactness.VALUES
     feeds = {model.inputs[0].name: np.load(models / f"{name}.npz")["x"]}
     found, expected = (m.run(feeds, backend="numpy") for m in (model, original))

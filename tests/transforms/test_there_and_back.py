@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 from tests.conformance.cells import DIALECTS, differences
 from tests.conformance.quantizers import OPSET, Quantizer, build
@@ -61,7 +61,7 @@ def test_in_its_own_dialect_nothing_is_changed(operator):
     model = build(representatives(operator))
     before = ir.to_proto(model.ir)
     report = model.apply(ConvertDialect(to=HOME[operator], opset=OPSET))
-    assert {entry.outcome for entry in report} == {Outcome.KEPT}, report
+    assert {entry.outcome for entry in report} == {SiteStatus.KEPT}, report
     assert ir.to_proto(model.ir) == before
 
 
@@ -74,9 +74,9 @@ def test_what_was_written_is_read_as_written(operator, to):
     model.apply(ConvertDialect(to=to, opset=OPSET))
     before = ir.to_proto(model.ir)
     report = model.apply(ConvertDialect(to=to, opset=OPSET))
-    assert report.count(Outcome.CHANGED) == 0, [
+    assert report.count(SiteStatus.CHANGED) == 0, [
         (entry.node, entry.op, entry.spelling)
         for entry in report
-        if entry.outcome is Outcome.CHANGED
+        if entry.outcome is SiteStatus.CHANGED
     ]
     assert ir.to_proto(model.ir) == before

@@ -9,7 +9,7 @@ import pytest
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.model import load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 from qgraph.transforms.ranges.grids import CodeGrid, LargestChange
 from qgraph.transforms.tune_ranges import Mode, TunedScales, TuneRanges, whole_range
@@ -112,7 +112,7 @@ def test_symmetric_ranges_are_widened_at_the_lower_end(check_pass, high, levels)
 
 def test_symmetric_ranges_of_an_odd_number_of_levels_are_whole_already(check_pass):
     _, report = check_pass(TuneRanges(), fake_quantize(-12.7, 12.7, 255))
-    assert single(report).outcome is Outcome.KEPT
+    assert single(report).outcome is SiteStatus.KEPT
     assert single(report).reason == "its zero point is already 127"
 
 
@@ -190,7 +190,7 @@ def test_what_moves_too_far_is_refused_until_it_is_accepted(check_pass):
     text = fake_quantize(0, 6, 256)
     _, report = check_pass(TuneRanges(mode=Mode.SYMMETRIC), text)
     entry = single(report)
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     # the lowest value, 0, would become that of code -128: -128 * 6 / 127
     steps = 128 * (6 / 127) / (6 / 255)
     assert entry.figures["largest_change_steps"] == pytest.approx(steps, rel=1e-4)
@@ -206,7 +206,7 @@ def test_what_moves_too_far_is_refused_until_it_is_accepted(check_pass):
 def test_zero_is_taken_into_the_range_where_that_is_accepted(check_pass, low, high):
     text = fake_quantize(low, high, 16)
     _, report = check_pass(TuneRanges(), text)
-    assert single(report).outcome is Outcome.REFUSED
+    assert single(report).outcome is SiteStatus.REFUSED
     model, _ = check_pass(TuneRanges(accept=100), text, exactly=Exactness.DIFFERENT)
     ends = ends_of(model)
     assert min(map(abs, ends)) == 0
@@ -315,7 +315,7 @@ def test_ranges_that_cannot_be_tuned(check_pass, low, high, mode, reason):
     for name, end in zip("abcd", (low, high, low, high), strict=True):
         model.ir.graph.initializers[name].const_value = ir.tensor(F(end), name=name)
     report = model.apply(TuneRanges(mode=mode))
-    assert single(report).outcome is Outcome.REFUSED
+    assert single(report).outcome is SiteStatus.REFUSED
     assert reason in single(report).reason
 
 
@@ -325,7 +325,7 @@ def test_other_types_are_left_alone():
             [node] y = org.openvinotoolkit.FakeQuantize <levels = 256> (x, a, b, a, b)
         }"""
     report = load(ir.from_onnx_text(text)).apply(TuneRanges())
-    assert single(report).outcome is Outcome.REFUSED
+    assert single(report).outcome is SiteStatus.REFUSED
     assert single(report).reason == "'x' is FLOAT16; only float32 is supported"
 
 
@@ -372,7 +372,7 @@ def test_branches_and_functions_are_tuned_too(check_pass):
             [called] o = org.openvinotoolkit.FakeQuantize <levels = 16> (i, k, l, k, l)
         }"""
     model, report = check_pass(TuneRanges(), text, exactly=Exactness.DIFFERENT)
-    assert report.count(Outcome.CHANGED) == 2
+    assert report.count(SiteStatus.CHANGED) == 2
     assert ends_of(model, "inner")[0] == pytest.approx(-128 / 127, rel=2.0**-16)
     assert ends_of(model, "called")[0] == pytest.approx(-8 / 7, rel=2.0**-16)
 
@@ -383,9 +383,9 @@ def test_real_models(models, name):
     data = np.load(models / f"{name}.npz")
     report = model.apply(TuneRanges())
     # NNCF makes zero points whole, but for one activation with a scale per channel
-    changed = [site for site in report if site.outcome is Outcome.CHANGED]
+    changed = [site for site in report if site.outcome is SiteStatus.CHANGED]
     assert len(changed) == (name == "nncf_cnn_w4a4")
-    assert report.count(Outcome.REFUSED) == 0
+    assert report.count(SiteStatus.REFUSED) == 0
     found = model.run({model.inputs[0].name: data["x"]}, backend="numpy")
     (scores,) = found.values()
     agree = (scores.argmax(axis=1) == data["y"].argmax(axis=1)).mean()

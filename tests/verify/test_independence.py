@@ -13,6 +13,7 @@ from tests.layers import ROOT, all_imports, component, graph_of_modules
 
 ALLOWED = {
     "certificate",  # the schema
+    "deprecated",
     "evidence",
     "reasons",
     "errors",

@@ -10,7 +10,7 @@ import pytest
 import qgraph
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import infer
-from qgraph.verify.reading import Side
+from qgraph.verify.reading import Reading
 from qgraph.verify.shapes import shape_of
 
 MODELS = ("brev_cnn_w4a4", "nncf_cnn_int8_sym", "brev_mlp_fp4", "field/mo_mbv3_int8")
@@ -18,7 +18,7 @@ MODELS = ("brev_cnn_w4a4", "nncf_cnn_int8_sym", "brev_mlp_fp4", "field/mo_mbv3_i
 
 def disagreements(path: Path) -> tuple[int, list[str]]:
     """How many shapes both readings know, and where they contradict each other."""
-    side = Side(qgraph.load(path).ir, keep_inputs=False)
+    side = Reading(qgraph.load(path).ir, keep_inputs=False)
     facts = infer(qgraph.load(path).ir)
     known = {str(value.name): fact for value, fact in facts.items()}
     both, wrong = 0, []
@@ -56,6 +56,6 @@ def test_what_a_file_states_of_inner_values_is_not_used() -> None:
         '<ir_version: 10, opset_import: ["": 21]> g (float[2,3] x) => (float[7] y) '
         "<int64[1] n = {-1}, float[5] h> { h = Transpose(x) y = Reshape(h, n) }"
     )
-    side = Side(model, keep_inputs=False)
+    side = Reading(model, keep_inputs=False)
     shapes = {str(v.name): shape_of(v) for node in side.order for v in node.outputs}
     assert shapes == {"h": (None, None), "y": None}

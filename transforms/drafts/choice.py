@@ -25,7 +25,7 @@ from qgraph.reasons import (
     ExplainedReason,
     explained,
 )
-from qgraph.reports import Outcome, Report, SiteReport, operator_name
+from qgraph.reports import Report, SiteReport, SiteStatus, operator_name
 from qgraph.transforms.drafts.versions import raise_opset
 
 DYNAMIC = "its scale is computed from the data at run time; it stays as it is"
@@ -34,7 +34,9 @@ T = TypeVar("T")
 P = TypeVar("P", bound="Planned")
 
 
-def entry(node: ir.Node, outcome: Outcome, reason: str | None = None, **fields: Any) -> SiteReport:
+def entry(
+    node: ir.Node, outcome: SiteStatus, reason: str | None = None, **fields: Any
+) -> SiteReport:
     """Return the report entry of a site, named by one of its nodes.
 
     Args:
@@ -48,7 +50,7 @@ def entry(node: ir.Node, outcome: Outcome, reason: str | None = None, **fields: 
 
 def refused(node: ir.Node, reason: ExplainedReason, **fields: Any) -> SiteReport:
     """Return the entry of the report for a site that is left as it is; see :func:`entry`."""
-    return entry(node, Outcome.REFUSED, reason, **fields)
+    return entry(node, SiteStatus.REFUSED, reason, **fields)
 
 
 def label(node: ir.Node) -> str:
@@ -61,7 +63,7 @@ def readable(sites: Iterable[T | Refusal], others: list[SiteReport]) -> Iterator
     for site in sites:
         if isinstance(site, Refusal):
             reason = explained(site.reason, UNREADABLE)
-            dynamic = entry(site.root, Outcome.KEPT, DYNAMIC)
+            dynamic = entry(site.root, SiteStatus.KEPT, DYNAMIC)
             others.append(dynamic if site.is_dynamic else refused(site.root, reason))
         else:
             yield site
@@ -98,7 +100,7 @@ class Decision:
             return refused(self.site.root, explained(reason, NO_EQUAL_FORM), **found)
         return entry(
             self.site.root,
-            Outcome.CHANGED,
+            SiteStatus.CHANGED,
             self.reason,
             spelling=self.draft.spelling,
             verdict=self.verdict,

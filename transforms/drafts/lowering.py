@@ -20,7 +20,7 @@ from qgraph.ops.integer.sums import cast, without_trailing_none
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
 from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.reasons import NO_OPERATOR
-from qgraph.reports import Outcome, Report, operator_name
+from qgraph.reports import Report, SiteStatus, operator_name
 from qgraph.transforms.drafts.choice import DYNAMIC, entry, label, refused
 from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
 from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
@@ -59,7 +59,7 @@ def lower_operators(model: Model, exact: Exactness, opset: int | None, report: R
         if found is None or (label(node), operator_name(node)) in told:
             continue
         if found.is_dynamic:
-            report.sites.append(entry(node, Outcome.KEPT, DYNAMIC))
+            report.sites.append(entry(node, SiteStatus.KEPT, DYNAMIC))
         else:
             report.sites.append(refused(node, _NO_FORM))
 
@@ -68,10 +68,10 @@ def _lower_sums(model: Model, exact: Exactness, report: Report) -> None:
     # Of both forms at once, codes would be decoded at some places and be numbers at others.
     trial = Report()
     LowerIntegerOperators(form=SumForm.QDQ, exact=exact).apply(Model(model.ir.clone()), trial)
-    form = SumForm.EXACT if trial.count(Outcome.REFUSED) else SumForm.QDQ
+    form = SumForm.EXACT if trial.count(SiteStatus.REFUSED) else SumForm.QDQ
     step = Report()
     LowerIntegerOperators(form=form, exact=exact).apply(model, step)
-    if form is SumForm.EXACT and step.count(Outcome.CHANGED):
+    if form is SumForm.EXACT and step.count(SiteStatus.CHANGED):
         step.notes.append(_IN_SUMS)
     report.sites += step.sites
     report.notes += step.notes

@@ -16,7 +16,7 @@ from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
 from qgraph.quantizers.site import Refusal
 from qgraph.reasons import NO_EQUAL_FORM, UNREADABLE, explained
-from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.drafts.choice import entry, forget_domains, opset_reason, refused
 from qgraph.transforms.drafts.versions import raise_opset
 
@@ -96,7 +96,7 @@ def rebuild(
             report.sites.append(
                 entry(
                     each.root,
-                    Outcome.CHANGED,
+                    SiteStatus.CHANGED,
                     spelling=drafts[each].spelling,
                     verdict=each.verdict,
                 )
@@ -113,7 +113,7 @@ def rebuild(
 
 def _settle(found: Found, exact: Exactness, limit: int) -> Rebuild | SiteReport:
     if isinstance(found, Kept):
-        return entry(found.root, Outcome.KEPT, found.reason)
+        return entry(found.root, SiteStatus.KEPT, found.reason)
     if isinstance(found, Refusal):
         return refused(found.root, explained(found.reason, UNREADABLE))
     if not found.verdict.reaches(exact):

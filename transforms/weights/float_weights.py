@@ -22,7 +22,7 @@ from qgraph.quantizers.weights.job import Groups
 from qgraph.quantizers.weights.scheme import E4M3, E8M0, Losses, Scheme
 from qgraph.quantizers.weights.weight_job import WeightJob
 from qgraph.reasons import UNSUITED_WEIGHT, ExplainedReason
-from qgraph.reports import Outcome, SiteReport
+from qgraph.reports import SiteReport, SiteStatus
 from qgraph.transforms.drafts.choice import entry, label
 
 LAZY_BYTES = 1 << 20
@@ -342,7 +342,7 @@ class WeightPlan:
         }
         return entry(
             self.weight.first_node,
-            Outcome.CHANGED,
+            SiteStatus.CHANGED,
             spelling="+".join(node.op_type for node in nodes),
             verdict=Verdict(Exactness.DIFFERENT, Method.CONSTANT),
             figures=self.figures,

@@ -15,7 +15,7 @@ from qgraph.errors import ExecutionError, UnsupportedError
 from qgraph.exactness import Exactness
 from qgraph.execution.executor import Executor
 from qgraph.model import Model, load
-from qgraph.reports import Outcome, SiteReport
+from qgraph.reports import SiteReport, SiteStatus
 from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
 
 Array = np.ndarray[Any, Any]
@@ -213,7 +213,7 @@ def test_the_form_with_real_numbers_is_what_its_report_says(node_case, ort, name
     for seed in SEEDS:
         made = built(node_case, name, seed)
         model, site = lowered(made, form=SumForm.QDQ, exact=Exactness.NEAR)
-        if site.outcome is Outcome.REFUSED:
+        if site.outcome is SiteStatus.REFUSED:
             assert site.reason
             continue
         changed += 1
@@ -251,7 +251,7 @@ def test_what_cannot_be_spelled_is_refused_with_a_reason(
         graph.inputs[0].shape = ir.Shape([2, 3, *"hwd"[: len(graph.inputs[0].shape) - 2]])
     before = ir.to_onnx_text(made.model)
     model, site = lowered(made, form=form)
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert reason in site.reason
     assert ir.to_onnx_text(model.ir) == before
 

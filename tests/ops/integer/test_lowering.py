@@ -12,7 +12,7 @@ import pytest
 
 from qgraph.exactness import Exactness, Method
 from qgraph.model import Model, load
-from qgraph.reports import Outcome, Report, SiteReport
+from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
 
 pytestmark = pytest.mark.sums
@@ -31,7 +31,7 @@ def lowered(model: ir.Model, **options: Any) -> tuple[Model, Report]:
     report = found.apply(LowerIntegerOperators(**options))
     onnx.checker.check_model(ir.to_proto(found.ir), full_check=True)
     again = found.clone().apply(LowerIntegerOperators(**options))
-    assert again.count(Outcome.CHANGED) == 0
+    assert again.count(SiteStatus.CHANGED) == 0
     return found, report
 
 
@@ -51,7 +51,7 @@ def test_the_exact_form_has_the_bits_of_the_operator(case, ort, operator_name, s
         made = case(operator_name, seed, scales)
         model, report = lowered(made.model)
         site = only(report)
-        assert site.outcome is Outcome.CHANGED, site.reason
+        assert site.outcome is SiteStatus.CHANGED, site.reason
         assert site.verdict.exactness is Exactness.BITS
         assert set(names(model)) <= STANDARD
         assert "com.microsoft" not in model.ir.opset_imports
@@ -68,7 +68,7 @@ def test_the_form_with_real_numbers_is_what_its_report_says(case, ort, operator_
         made = case(operator_name, seed, scales)
         model, report = lowered(made.model, form=SumForm.QDQ, exact=Exactness.NEAR)
         site = only(report)
-        assert site.outcome is Outcome.CHANGED, site.reason
+        assert site.outcome is SiteStatus.CHANGED, site.reason
         expected, found = ort(made.model, made.feeds), ort(model.ir, made.feeds)
         if site.verdict.exactness is Exactness.BITS:
             proved += 1
@@ -88,7 +88,7 @@ def test_the_form_with_real_numbers_is_what_its_report_says(case, ort, operator_
 def test_powers_of_two_prove_the_form_with_real_numbers(case, name):
     for seed in SEEDS:
         site = only(lowered(case(name, seed, "powers").model, form="qdq")[1])
-        assert site.outcome is Outcome.CHANGED
+        assert site.outcome is SiteStatus.CHANGED
         assert (site.verdict.exactness, site.verdict.method) == (Exactness.BITS, Method.EXHAUSTIVE)
 
 
@@ -96,7 +96,7 @@ def test_what_is_not_proved_is_refused_unless_it_is_allowed(case):
     made = case("QLinearMatMul", 0)
     model, report = lowered(made.model, form="qdq")
     site = only(report)
-    assert (site.outcome, names(model)) == (Outcome.REFUSED, ["QLinearMatMul"])
+    assert (site.outcome, names(model)) == (SiteStatus.REFUSED, ["QLinearMatMul"])
     assert "no powers of two" in site.reason
     assert site.reason.endswith("accept it with exact=near")
     assert site.verdict.exactness is Exactness.NEAR
@@ -158,7 +158,7 @@ def test_the_type_of_the_sums_follows_from_their_bound(node_case, k, fed, kind):
 def test_larger_sums_stay_in_the_operator_that_has_them(node_case, ort):
     model, report = lowered(matmul(node_case, 70000, fed=(0, 1)).model)
     site = only(report)
-    assert (site.outcome, names(model)) == (Outcome.KEPT, ["MatMulInteger"])
+    assert (site.outcome, names(model)) == (SiteStatus.KEPT, ["MatMulInteger"])
     assert f"may reach {70000 * 255 * 128}" in site.reason
     made = matmul(node_case, 70000, fed=(0, 3), name="QLinearMatMul")
     model, report = lowered(made.model)
@@ -227,7 +227,7 @@ def test_what_is_not_known_is_refused_with_a_reason(case, name, place, shape, re
     found = load(made.model)
     before = ir.to_onnx_text(found.ir)
     site = only(found.apply(LowerIntegerOperators()))
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert reason in site.reason
     assert ir.to_onnx_text(found.ir) == before
 
@@ -253,8 +253,8 @@ def test_subgraphs_are_lowered_and_functions_without_types_are_refused():
     expected = [found.run({"a": a, "c": np.array(c)}, backend="numpy")["y"] for c in (True, False)]
     report = found.apply(LowerIntegerOperators())
     outcomes = {site.outcome for site in report}
-    assert outcomes == {Outcome.CHANGED, Outcome.REFUSED}
-    (refused,) = [site for site in report if site.outcome is Outcome.REFUSED]
+    assert outcomes == {SiteStatus.CHANGED, SiteStatus.REFUSED}
+    (refused,) = [site for site in report if site.outcome is SiteStatus.REFUSED]
     assert "the codes 'p' are of type unknown" in refused.reason
     for c, y in zip((True, False), expected, strict=True):
         again = found.run({"a": a, "c": np.array(c)}, backend="numpy")["y"]
@@ -275,7 +275,7 @@ def test_a_dynamically_quantized_product_keeps_its_scale_at_run_time():
     x = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
     expected = load(model.clone()).run({"x": x}, backend="numpy")["y"]
     found, report = lowered(model)
-    assert only(report).outcome is Outcome.CHANGED
+    assert only(report).outcome is SiteStatus.CHANGED
     assert "MatMulInteger" not in names(found)
     np.testing.assert_array_equal(found.run({"x": x}, backend="numpy")["y"], expected)
 
@@ -300,7 +300,7 @@ def test_the_opset_rises_as_far_as_the_form_needs(case, ort, tmp_path, name, for
     y = made.model.graph.outputs[0]
     y.metadata_props["origin"] = "here"
     model, report = lowered(made.model, form=form, exact=Exactness.NEAR)
-    assert only(report).outcome is Outcome.CHANGED
+    assert only(report).outcome is SiteStatus.CHANGED
     assert model.ir.opset_imports == {"": opset}
     assert report.notes == ([] if opset == 10 else [f"opset raised from 10 to {opset}"])
     (after,) = model.ir.graph.outputs
@@ -323,7 +323,7 @@ def test_initializers_that_can_be_fed_are_not_constant(case):
     (site,) = found.clone().apply(LowerIntegerOperators(), keep_inputs=True)
     assert "'i4' is not constant" in site.reason
     (site,) = found.apply(LowerIntegerOperators())
-    assert site.outcome is Outcome.CHANGED
+    assert site.outcome is SiteStatus.CHANGED
 
 
 @pytest.mark.parametrize("form", list(SumForm))
@@ -395,7 +395,7 @@ def test_types_and_shapes_are_inferred_also_behind_lowered_operators() -> None:
         }"""
     )
     found, report = lowered(model)
-    assert [site.outcome for site in report] == [Outcome.CHANGED] * 3
+    assert [site.outcome for site in report] == [SiteStatus.CHANGED] * 3
     assert {site.op for site in report} == {
         "MatMulInteger", "com.microsoft::QLinearAdd", "com.microsoft::QLinearGlobalAveragePool"
     }  # fmt: skip
@@ -414,7 +414,7 @@ def test_operators_on_codes_without_a_standard_form_are_named() -> None:
         }"""
     )
     site = only(load(model).apply(LowerIntegerOperators()))
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert "neither a form of QLinearReduceMean in standard operators" in site.reason
 
 

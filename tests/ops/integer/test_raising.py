@@ -11,7 +11,7 @@ import pytest
 
 from qgraph.exactness import Exactness, Method
 from qgraph.model import Model, load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.integer_operators import (
     LowerIntegerOperators,
     RaiseIntegerOperators,
@@ -48,7 +48,7 @@ def test_there_and_back_has_the_same_bits(case, ort, name, scales):
             assert [site.verdict.exactness for site in report] == [Exactness.BITS]
         expected = ort(made.model, made.feeds)
         np.testing.assert_array_equal(ort(found.ir, made.feeds), expected)
-        assert found.apply(RaiseIntegerOperators(microsoft=True)).count(Outcome.CHANGED) == 0
+        assert found.apply(RaiseIntegerOperators(microsoft=True)).count(SiteStatus.CHANGED) == 0
     # Every third QGemm gives real numbers, which no operator of this pass does.
     assert raised >= (4 if name == "QGemm" else 10)
 
@@ -108,7 +108,7 @@ def test_powers_of_two_are_proved_by_trying_all_sums():
 def test_other_scales_need_permission():
     model = paired(s=0.1)
     (site,) = model.apply(RaiseIntegerOperators())
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert site.reason.endswith("accept it with exact=near")
     assert len(names(model)) == 4
 
@@ -131,7 +131,7 @@ def test_other_scales_need_permission():
 def test_what_has_no_operator_is_refused_with_a_reason(options, reason):
     model = paired(**options)
     (site,) = model.apply(RaiseIntegerOperators(exact=Exactness.NEAR))
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert reason in site.reason
 
 
@@ -176,7 +176,7 @@ def test_sums_that_float32_rounds_are_not_raised():
         }"""
     model = load(ir.from_onnx_text(text))
     (site,) = model.apply(RaiseIntegerOperators())
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert f"the sums may reach {600 * 255 * 128}" in site.reason
 
 
@@ -233,7 +233,7 @@ def test_saturation_clamps_and_a_bias_becomes_codes(ort, clamp):
 def test_what_saturation_does_not_do_is_refused(options, reason):
     model = clamped(**options)
     (site,) = model.apply(RaiseIntegerOperators())
-    assert site.outcome is Outcome.REFUSED
+    assert site.outcome is SiteStatus.REFUSED
     assert reason in site.reason
 
 
@@ -249,14 +249,14 @@ def test_pairs_of_codes_are_tried_out(case, ort, name, scales):
         outcomes.add(site.outcome)
         before = ort(found.ir, made.feeds)
         np.testing.assert_array_equal(ort(strict.ir, made.feeds), before)
-        assert (site.verdict.differing_inputs == 0) is (site.outcome is Outcome.CHANGED)
-        assert names(strict) == [name] or site.outcome is Outcome.REFUSED
+        assert (site.verdict.differing_inputs == 0) is (site.outcome is SiteStatus.CHANGED)
+        assert names(strict) == [name] or site.outcome is SiteStatus.REFUSED
         (site,) = found.apply(RaiseIntegerOperators(microsoft=True, exact=Exactness.NEAR))
         assert names(found) == [name]
         np.testing.assert_array_equal(ort(found.ir, made.feeds), ort(made.model, made.feeds))
     assert found.apply(RaiseIntegerOperators(microsoft=True)).sites == []
     if scales != "any":
-        assert Outcome.REFUSED in outcomes
+        assert SiteStatus.REFUSED in outcomes
 
 
 def test_pairs_stay_unless_com_microsoft_is_asked_for(case):

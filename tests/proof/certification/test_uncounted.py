@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from qgraph.certificate import Certificate, Identity, ProofVerdict, Region
+from qgraph.certificate import Certificate, Identity, ProofVerdict, RegionVerdict
 from qgraph.cli.output import Talk, show_page
 from qgraph.errors import EquivalenceError
 from qgraph.exactness import Exactness, Method, Witness
@@ -15,7 +15,7 @@ from qgraph.reporting.findings import junit_report, sarif_log
 from qgraph.reporting.pages import markdown_report, page_of
 
 WITNESS = Witness(1.5, 3.0, 4.0)
-COUNTED = Region(
+COUNTED = RegionVerdict(
     reference_nodes=("act",),
     candidate_nodes=("mul",),
     reference_value="a",
@@ -30,7 +30,7 @@ COUNTED = Region(
 )
 
 
-def certificate(region: Region) -> Certificate:
+def certificate(region: RegionVerdict) -> Certificate:
     files = Identity(None, None), Identity(None, None)
     return Certificate(ProofVerdict.DIFFERENT, Exactness.DIFFERENT, *files, (region,))
 

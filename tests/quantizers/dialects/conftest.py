@@ -11,7 +11,7 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.reports import Outcome, SiteReport
+from qgraph.reports import SiteReport, SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 
 SPECIAL = np.float32([0.0, -0.0, np.inf, -np.inf, 3e38, -3e38, 1e-45, -1e-45, 1.17549435e-38])
@@ -46,7 +46,7 @@ class WriterChecker:
         original = load(given)
         model = original.clone()
         (entry,) = model.apply(ConvertDialect(to=to))
-        assert entry.outcome is Outcome.CHANGED, entry
+        assert entry.outcome is SiteStatus.CHANGED, entry
         assert entry.verdict.exactness >= exactly, entry
         if ops is not None:
             assert [node.op_type for node in model.ir.graph] == ops

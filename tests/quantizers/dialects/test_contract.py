@@ -12,7 +12,7 @@ from qgraph.model import load
 from qgraph.quantizers.dialects.dialect import DIALECTS
 from qgraph.quantizers.site import Refusal, Site
 from qgraph.quantizers.sites import sites
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 
 HEADER = """<ir_version: 8, opset_import: ["": 13, "qonnx.custom_op.general": 1,
@@ -70,7 +70,7 @@ def test_what_is_written_is_read_back_with_the_same_parameters(text, to):
     model = load(ir.from_onnx_text(text))
     before = only_site(model.ir).quantizer
     report = model.apply(ConvertDialect(to=to))
-    assert report.count(Outcome.CHANGED) == 1, report
+    assert report.count(SiteStatus.CHANGED) == 1, report
     after = only_site(model.ir)
     assert after.dialect == to
     assert same(before, after.quantizer)
@@ -95,7 +95,7 @@ def test_converting_to_the_dialect_itself_changes_nothing(name):
     model.apply(ConvertDialect(to=name))
     before = ir.to_onnx_text(model.ir)
     report = model.apply(ConvertDialect(to=name))
-    assert report.count(Outcome.CHANGED) == 0
+    assert report.count(SiteStatus.CHANGED) == 0
     assert ir.to_onnx_text(model.ir) == before
 
 

@@ -19,7 +19,7 @@ from qgraph.ops import operator
 from qgraph.quantizers.dialects.dialect import DIALECTS
 from qgraph.quantizers.site import Refusal, Site
 from qgraph.quantizers.sites import sites
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 
 TARGETS = ("qonnx", "openvino", "qdq", "onnx")
@@ -121,7 +121,7 @@ def test_it_is_converted_and_back_with_equal_values(example, case, to):
     expected = run(original, data)
     there = original.clone()
     report = there.apply(ConvertDialect(to=to))
-    assert [entry.outcome for entry in report] == [Outcome.CHANGED], report
+    assert [entry.outcome for entry in report] == [SiteStatus.CHANGED], report
     assert report.exactness >= Exactness.VALUES
     assert not any(node.domain == example.DOMAIN for node in there.nodes())
     onnx.checker.check_model(ir.to_proto(there.ir), full_check=True)
@@ -142,7 +142,7 @@ def test_what_it_cannot_say_is_refused_with_its_reason(example):
             q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z) }"""
     model = load(ir.from_onnx_text(text))
     (entry,) = model.apply(ConvertDialect(to="tensorflow"))
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     assert "unsigned codes" in entry.reason
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import load
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 
 CODES = np.array([[2**30 + 1, -(2**30) - 3, 16_777_217], [5, -16_777_219, 2**30 - 77]], np.int64)
@@ -27,7 +27,7 @@ def test_every_value_is_kept(to, zero_points):
             v = DequantizeLinear <axis = 1> (w, s, z) y = Mul (x, v) }}"""
     model = load(ir.from_onnx_text(text))
     report = model.apply(ConvertDialect(to=to))
-    assert [entry.outcome for entry in report] == [Outcome.CHANGED], report
+    assert [entry.outcome for entry in report] == [SiteStatus.CHANGED], report
     assert report.exactness is Exactness.BITS
     assert "DequantizeLinear" not in {node.op_type for node in model.nodes()}
     found = model.run({"x": np.ones((2, 3), np.float32)}, backend="numpy")["y"]

@@ -13,7 +13,7 @@ from qgraph.quantizers.dialects.dialect import DIALECTS
 from qgraph.quantizers.dialects.openvino import REMOVED
 from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import sites
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 from tests.conftest import openvino_core
 
@@ -156,7 +156,7 @@ def test_the_levels_are_the_codes(bits, signed):
 def test_what_fake_quantize_cannot_say_is_refused(text, word):
     model = load(ir.from_onnx_text(text))
     (entry,) = model.apply(ConvertDialect(to="openvino"))
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     assert word in entry.reason
     assert "--to qonnx" in entry.reason
 
@@ -169,7 +169,7 @@ def test_ranges_never_enlarge_the_data():
     x = np.float32([0.3, 1, -2, 900])
     expected = model.run({"x": x}, backend="numpy")["y"]
     (entry,) = model.apply(ConvertDialect(to="openvino"))
-    assert entry.outcome is Outcome.CHANGED
+    assert entry.outcome is SiteStatus.CHANGED
     (node,) = (node for node in model.ir.graph if node.op_type == "FakeQuantize")
     assert all(value.const_value.size == 1 for value in node.inputs[1:])
     np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], expected)
@@ -220,7 +220,7 @@ def test_constants_of_a_wide_minifloat_are_refused():
     text = weights(np.float32([448, 2**-9, -300]), "FloatQuant (w, z1, e3, m3, c3, h3)")
     text = text.replace("float z = {0}", "float z = {0}, float z1 = {1}")
     (entry,) = load(ir.from_onnx_text(text)).apply(ConvertDialect(to="openvino"))
-    assert entry.outcome is Outcome.REFUSED
+    assert entry.outcome is SiteStatus.REFUSED
     assert f"{REMOVED} levels" in entry.reason
 
 
@@ -255,7 +255,7 @@ def test_real_models_become_fake_quantize(real_models, model_name):
     """Every quantizer is written, but minifloats on data, and those whose grid is too fine."""
     model = load(real_models[model_name])
     report = model.apply(ConvertDialect(to="openvino"))
-    refused = [entry for entry in report if entry.outcome is Outcome.REFUSED]
+    refused = [entry for entry in report if entry.outcome is SiteStatus.REFUSED]
     assert all(entry.op.endswith("FloatQuant") for entry in refused), refused
     assert len(refused) == {"brev_cnn_fp8e4m3": 7, "brev_mlp_fp4": 3}.get(model_name, 0)
 

@@ -12,7 +12,7 @@ from qgraph.model import load
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import DIALECTS
 from qgraph.quantizers.sites import sites
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 
 FQ = "org.openvinotoolkit.FakeQuantize"
@@ -272,7 +272,7 @@ def test_real_models_become_qonnx(real_models, model_name):
     """Every quantizer is written, and the network computes the same."""
     model = load(real_models[model_name])
     report = model.apply(ConvertDialect(to="qonnx"))
-    refused = [entry for entry in report if entry.outcome is Outcome.REFUSED]
+    refused = [entry for entry in report if entry.outcome is SiteStatus.REFUSED]
     assert not refused
     domains = {node.domain for node in model.nodes()}
     assert "org.openvinotoolkit" not in domains

@@ -17,7 +17,7 @@ from qgraph.numerics.formats import FORMATS, numpy_dtype
 from qgraph.numerics.minifloat import MINIFLOATS
 from qgraph.numerics.rounding import Rounding
 from qgraph.quantizers.dialects.dialect import DIALECTS as REGISTERED
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 from tests.conformance.cells import DIALECTS, differences
 from tests.conformance.quantizers import (
@@ -158,7 +158,7 @@ def check(quantizer: Quantizer, there: str, back: str) -> None:
     for to in (there, back):
         before = ir.to_proto(model.ir)
         report = model.apply(ConvertDialect(to=to, opset=OPSET))
-        if not report.count(Outcome.CHANGED):
+        if not report.count(SiteStatus.CHANGED):
             assert ir.to_proto(model.ir) == before
         event(f"{quantizer.row.operator} to {to}: {'+'.join(sorted({e.outcome for e in report}))}")
         assert report.sites

@@ -17,7 +17,7 @@ from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Trunc
 from qgraph.quantizers.recognition import regions
 from qgraph.quantizers.site import Refusal, Site
 from qgraph.quantizers.sites import sites
-from qgraph.reports import Outcome
+from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
 
 DIALECT_NAMES = ("qdq", "onnx", "qonnx", "openvino")
@@ -241,7 +241,7 @@ def test_every_dialect_is_read_back_as_one_and_leads_home(name, to):
     float_only = (to, name) == ("qdq", "reversed")
     assert only(model).dialect == ("onnx" if float_only else to)
     if not float_only:
-        assert model.clone().apply(ConvertDialect(to=to)).count(Outcome.CHANGED) == 0
+        assert model.clone().apply(ConvertDialect(to=to)).count(SiteStatus.CHANGED) == 0
     model.apply(ConvertDialect(to=home))
     np.testing.assert_array_equal(model.run({"x": grid}, backend="numpy")["y"], expected)
 
