@@ -185,8 +185,7 @@ def some_batches(
         arrays: from files; None for random ones.
         inputs: what random ones are to be like, and the rows of a batch.
     """
-    from qgraph.execution.inputs import RandomBatches
-    from qgraph.execution.prepare import Batches
+    from qgraph.execution.prepare import Batches, RandomBatches
 
     batches: Iterable[Mapping[str, Any]]
     if arrays is None:

@@ -69,7 +69,7 @@ def rewrite(
             (UndecidedError).
         QGraphError: the model is not usable, a pass fails, or a file cannot be written.
     """
-    tell = progress or _silent
+    tell = progress or (lambda _what, _done, _total: None)
     source, out = Path(source), Path(out)
     replaces_source = is_same(source, out)
     if replaces_source and not in_place:
@@ -112,13 +112,9 @@ def rewrite(
             outputs=together,
         )
         if report is not None:
-            document = _document(command, before, _described(out, output), result)
-            together.write_text(report, document)
+            files = {"input": before, "output": _described(out, output)}
+            together.write_text(report, json_text(head(command) | files | result.to_json()))
     return result
-
-
-def _document(command: str, source: object, out: object, report: Report) -> str:
-    return json_text(head(command) | {"input": source, "output": out} | report.to_json())
 
 
 def _described(path: Path, output: Output) -> dict[str, Any]:
@@ -126,7 +122,3 @@ def _described(path: Path, output: Output) -> dict[str, Any]:
     model, digest = load(output.file).ir, storage.sha256(output.file)
     opset = model.opset_imports.get("")
     return {"path": str(path), "sha256": digest, "opset": opset, "ir_version": model.ir_version}
-
-
-def _silent(_what: str, _done: int, _total: int) -> None:
-    pass

@@ -166,9 +166,7 @@ def _save_witness(talk: Talk, found: CheckReport, path: Path, outputs: Outputs) 
 
 
 def _limits(given: Limits, names: Sequence[str]) -> dict[str, float] | None:
-    """Return the tolerance of each output, or None; one set by name overrides the one for all.
-    set.
-    """
+    """Return the tolerance of each output, or None; one set by name overrides the one for all."""
     limits: dict[str, float] = {}
     for name, number in given:
         if name is None:

@@ -60,19 +60,16 @@ def command(
         raise click.UsageError("-o, --check and --check-beside exclude each other. Use one.")
     if not check_beside and len(models) > 1:
         raise click.UsageError("There are several models; only --check-beside takes more than one.")
-    if check_beside:
+    if check_beside or lock is not None:
         status = 0
-        for model in models_of(models):
-            show_paragraph(str(model), is_bold=True)
-            found = check_lock(load(model).ir, lock_of(model), keep_inputs=keep_inputs)
-            show_differences(talk, found, is_brief=not talk.verbosity)
-            status |= not found.is_same
+        for model in models_of(models) if check_beside else models:
+            if check_beside:
+                show_paragraph(str(model), is_bold=True)
+            changes = check_lock(load(model).ir, lock or lock_of(model), keep_inputs=keep_inputs)
+            show_differences(talk, changes, is_brief=not talk.verbosity)
+            status |= not changes.is_same
         return int(status)
     (model,) = models
-    if lock is not None:
-        found = check_lock(load(model).ir, lock, keep_inputs=keep_inputs)
-        show_differences(talk, found, is_brief=not talk.verbosity)
-        return int(not found.is_same)
     with planned([out], models=[model]) as outputs:
         text = lock_text(load(model).ir, keep_inputs=keep_inputs)
         if out is None:

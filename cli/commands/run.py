@@ -62,8 +62,7 @@ def command(
     """
     from qgraph.cli import arrays
     from qgraph.execution.executor import Backend
-    from qgraph.execution.inputs import RandomBatches
-    from qgraph.execution.prepare import Batches, prepare, run_batches
+    from qgraph.execution.prepare import Batches, RandomBatches, prepare, run_batches
     from qgraph.inventory.statistics import Statistics
     from qgraph.model import load
     from qgraph.quantizers.standardize import standardize

@@ -16,15 +16,15 @@ from qgraph.comparison.report import (
     CheckReport,
     CheckVerdict,
     MetricReport,
+    RuntimeReport,
     TensorComparison,
 )
-from qgraph.comparison.runtimes.report import RuntimeReport
 from qgraph.comparison.runtimes.verdict import judge_runtimes
 from qgraph.comparison.tolerance import TOP1, Limit, Metric, Score, Tolerance, metric_of, tolerances
 from qgraph.errors import ExecutionError, OptionError
 from qgraph.execution.executor import Backend, Executor
-from qgraph.execution.inputs import RandomBatches, output_step
-from qgraph.execution.prepare import Batches, prepare
+from qgraph.execution.inputs import output_step
+from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
 from qgraph.model import Model, Source, load
 

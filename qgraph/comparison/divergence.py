@@ -56,7 +56,7 @@ def correspondence(
         candidate: the other one.
         outputs: its outputs by those of the reference.
     """
-    named = _named(candidate.ir.graph)
+    named = {str(value.name) for value in values_of(candidate.ir.graph) if value.name}
     try:
         partners = _partners(Matching(*plain(reference.ir, candidate.ir, keep_inputs=False)), named)
     except (ModelError, UnsupportedError) as error:
@@ -73,23 +73,16 @@ def correspondence(
     return tuple(found)
 
 
-def _named(graph: ir.Graph) -> set[str]:
-    """Return the names of tensors that can be read while a model runs."""
-    values = [*graph.inputs, *graph.initializers.values()]
-    values += [value for node in graph for value in node.outputs]
-    return {str(value.name) for value in values if value.name}
-
-
 def _partners(matching: Matching, known: set[str]) -> dict[str, str]:
     """Return the candidate's value for each value of the reference that has a counterpart."""
     there: dict[Class, list[str]] = {}
-    for value in _values(matching.candidate.plain.graph):
+    for value in values_of(matching.candidate.plain.graph):
         if value.name in known:
             place = matching.class_of(matching.candidate, value)
             there.setdefault(place, []).append(str(value.name))
     met: dict[Class, int] = {}
     partners = {}
-    for value in _values(matching.reference.plain.graph):
+    for value in values_of(matching.reference.plain.graph):
         place = matching.class_of(matching.reference, value)
         equal = there.get(place)
         if not equal or not value.name:
@@ -101,9 +94,12 @@ def _partners(matching: Matching, known: set[str]) -> dict[str, str]:
     return partners
 
 
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield all values of a main graph, each once: inputs, initializers, results of nodes."""
     yield from graph.inputs
-    yield from graph.initializers.values()
+    for value in graph.initializers.values():
+        if not value.is_graph_input():
+            yield value
     for node in graph:
         yield from node.outputs
 
@@ -230,7 +226,7 @@ def frontier(graph: ir.Graph, output: ir.Value, ends: Collection[ir.Value]) -> l
     last = {*ends, *graph.inputs}
     _, *inner = ancestors([output], lambda v: () if v in last and v is not output else sources(v))
     found = last.intersection(inner)
-    return [value for value in _distinct(graph) if value in found]
+    return [value for value in values_of(graph) if value in found]
 
 
 def excerpt(
@@ -247,7 +243,7 @@ def excerpt(
         absent: names of inputs that the part has besides, and does not use.
     """
     source = model.ir
-    values = {str(value.name): value for value in _distinct(source.graph) if value.name}
+    values = {str(value.name): value for value in values_of(source.graph) if value.name}
     wanted = values[output[0]]
     if wanted.producer() is None:
         graph = _handing_on(wanted, source)
@@ -257,13 +253,13 @@ def excerpt(
     renamed = [(own[name], new) for name, new in inputs]
     if wanted.producer() is not None:
         renamed.append((graph.outputs[0], output[1]))
-    taken = {str(value.name) for value in _distinct(graph)} - {str(v.name) for v, _ in renamed}
-    for value in _distinct(graph):
+    taken = {str(value.name) for value in values_of(graph)} - {str(v.name) for v, _ in renamed}
+    for value in values_of(graph):
         if value.name in taken and value.name in {new for _, new in renamed}:
             value.name = f"{value.name}_inside"
     for value, new in renamed:
         value.name = new
-    for value in _distinct(graph):
+    for value in values_of(graph):
         if not value.is_initializer():
             value.shape = None
     for name in absent:
@@ -294,12 +290,3 @@ def _handing_on(constant: ir.Value, source: ir.Model) -> ir.Graph:
         opset_imports=source.graph.opset_imports,
         name=source.graph.name,
     )
-
-
-def _distinct(graph: ir.Graph) -> Iterator[ir.Value]:
-    yield from graph.inputs
-    for value in graph.initializers.values():
-        if not value.is_graph_input():
-            yield value
-    for node in graph:
-        yield from node.outputs

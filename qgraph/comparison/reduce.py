@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.comparison.check import Feeds, check
-from qgraph.comparison.divergence import correspondence, excerpt, frontier
+from qgraph.comparison.divergence import correspondence, excerpt, frontier, values_of
 from qgraph.comparison.metrics import OutputComparison, compare
 from qgraph.comparison.report import CheckReport
 from qgraph.errors import QGraphError, UndecidedError
@@ -231,7 +231,7 @@ class _Reducer:
         ends: list[list[str]] = []
         for side, model in enumerate(self._models):
             graph = model.ir.graph
-            values = {str(v.name): v for v in _all(graph)}
+            values = {str(v.name): v for v in values_of(graph)}
             allowed = {values[pair[side]] for pair in pairs}
             output = values[self._output[side]]
             ends.append([str(v.name) for v in frontier(graph, output, allowed)])
@@ -250,7 +250,7 @@ class _Reducer:
         entries = self._entries(number)
         if any(name not in self._values for name, _ in entries):
             self._values |= self._run_taps([name for name, _ in entries])
-        values = {str(v.name): v for v in _all(self._models[0].ir.graph)}
+        values = {str(v.name): v for v in values_of(self._models[0].ir.graph)}
         used = {
             str(v.name)
             for v in frontier(
@@ -335,11 +335,6 @@ class _Reducer:
     @staticmethod
     def _name(part: ir.Model) -> str | None:
         return part.graph.outputs[0].name
-
-
-def _all(graph: ir.Graph) -> list[ir.Value]:
-    values = [*graph.inputs, *graph.initializers.values()]
-    return values + [value for node in graph for value in node.outputs]
 
 
 def _counts(parts: tuple[ir.Model, ir.Model]) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qgraph.certificate import Identity
 from qgraph.comparison.metrics import OutputComparison, finite
@@ -13,10 +13,8 @@ from qgraph.errors import EquivalenceError
 from qgraph.reporting.check_view import origin
 from qgraph.reporting.findings import junit_report
 from qgraph.reporting.pages import markdown_report
+from qgraph.reporting.runtimes_view import runtime_sentence
 from qgraph.version import head
-
-if TYPE_CHECKING:
-    from qgraph.comparison.runtimes.report import RuntimeReport
 
 
 @dataclass(frozen=True)
@@ -121,6 +119,157 @@ class ProbeReport:
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
         return dict(vars(self)) | {"largest_gap": finite(self.largest_gap)}
+
+
+ROUNDING = 1e-5
+"""Relative errors up to this are explained by another order of summation."""
+
+STOPPED = 0.1
+"""An option has removed a difference if less than this fraction of it is left."""
+
+
+class CandidateForm(StrEnum):
+    """CandidateForm of the candidate that a runtime was given."""
+
+    WRITTEN = "as written"
+    STANDARD = "standard operators"
+
+
+@dataclass(frozen=True)
+class StandardForm:
+    """The candidate with its quantizers in standard operators, for runtimes that lack them.
+
+    Each rewritten quantizer is proved equal in every bit, for every input; weights are
+    computed ahead.
+
+    Attributes:
+        respelled: number of rewritten quantizers.
+        left: operators for which no equal form was found; where there are any, it is not run.
+        outputs: how far its outputs are from the candidate's on these inputs, by definition.
+        error: the same as for a runtime.
+    """
+
+    respelled: int
+    left: Sequence[str]
+    outputs: Sequence[OutputComparison]
+    error: float | None
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether runtimes can be judged by this form."""
+        return not self.left and self.error is not None and self.error <= ROUNDING
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return {
+            "respelled": self.respelled,
+            "left": list(self.left),
+            "exactness": None if self.left else "bits",
+            "error": finite(self.error),
+            "outputs": [output.to_json() for output in self.outputs],
+        }
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """An option that removes a difference, or a part of it.
+
+    Attributes:
+        what: what the runtime does without it.
+        option: as users write it; None if none is known.
+        error: what is left with this and the options before it.
+    """
+
+    what: str
+    option: str | None
+    error: float
+
+
+@dataclass(frozen=True)
+class RuntimeResult:
+    """The candidate in one configuration of a runtime, compared with its definition.
+
+    Attributes:
+        runtime: name and version.
+        level: plain, basic or default.
+        setting: the level in words.
+        outputs: how far each output is apart.
+        error: norm of all differences as a share of the norm of all outputs; None where it does
+            not run, or the error is infinite.
+        culprits: causes of the difference, the largest first; or the cause of a failure to run.
+        failure: why it does not run.
+        form: which form of the candidate it is.
+        refused: why the candidate did not run as it is written, where that was tried before.
+    """
+
+    runtime: str
+    level: str
+    setting: str
+    outputs: Sequence[OutputComparison] = ()
+    error: float | None = None
+    culprits: Sequence[Stopped] = ()
+    failure: str | None = None
+    form: CandidateForm = CandidateForm.WRITTEN
+    refused: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return {
+            "runtime": self.runtime,
+            "level": self.level,
+            "setting": self.setting,
+            "form": str(self.form),
+            "refused": self.refused,
+            "error": finite(self.error),
+            "outputs": [output.to_json() for output in self.outputs],
+            "culprits": [dict(vars(culprit)) for culprit in self.culprits],
+            "failure": self.failure,
+        }
+
+
+@dataclass(frozen=True)
+class RuntimeReport:
+    """Origin of a difference: rewrite or runtimes.
+
+    Attributes:
+        rewrite: the outputs of the candidate against those of the reference, by definition.
+        error: of the rewrite, as for a runtime.
+        results: for each runtime that is installed and each of its levels.
+        missing: runtimes that are not installed.
+        standard: the form that was tried where the candidate did not run as it is written.
+    """
+
+    rewrite: Sequence[OutputComparison]
+    error: float | None
+    results: Sequence[RuntimeResult] = field(default_factory=list)
+    missing: Sequence[str] = ()
+    standard: StandardForm | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no installed runtime runs the candidate."""
+        failed = [result.failure is not None for result in self.results]
+        return bool(failed) and all(failed)
+
+    @property
+    def sentence(self) -> str:
+        """Summary in one sentence."""
+        return runtime_sentence(self._facts(), rounding=ROUNDING, stopped=STOPPED)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields, and the sentence."""
+        return {"sentence": self.sentence, **self._facts()}
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "rewrite": {
+                "error": finite(self.error),
+                "outputs": [output.to_json() for output in self.rewrite],
+            },
+            "results": [result.to_json() for result in self.results],
+            "missing": list(self.missing),
+            "standard_form": None if self.standard is None else self.standard.to_json(),
+        }
 
 
 class CheckVerdict(StrEnum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,34 +236,6 @@ _ON_THE_GRID = 0.25
 
 _BEYOND = 1.125
 """Uniform numbers reach so far beyond the range of a quantizer."""
-
-
-class RandomBatches:
-    """Seeded random inputs of a model, each batch made when it is run.
-
-    Args:
-        inputs: of the model.
-        number: how many batches there are.
-        seed: of all of them.
-        shapes: of the inputs, by name.
-    """
-
-    def __init__(
-        self,
-        inputs: Sequence[ir.Value],
-        number: int = 1,
-        seed: int = 0,
-        shapes: Mapping[str, Sequence[int]] | None = None,
-    ) -> None:
-        self._inputs, self._number = inputs, number
-        self._seed, self._shapes = seed, shapes
-
-    def __len__(self) -> int:
-        return self._number
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for number in range(self._number):
-            yield make_inputs(self._inputs, seed=self._seed, number=number, shapes=self._shapes)
 
 
 def make_inputs(

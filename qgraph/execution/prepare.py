@@ -14,7 +14,7 @@ import onnx_ir as ir
 from qgraph.errors import ExecutionError, OptionError, member
 from qgraph.execution.alone import AloneNodes
 from qgraph.execution.executor import Backend, Executor
-from qgraph.execution.inputs import describe, static
+from qgraph.execution.inputs import describe, make_inputs, static
 from qgraph.execution.runtime import RuntimeExecutor, Standardize
 from qgraph.graph.scopes import Body, owners
 from qgraph.graph.tensors import FileRows
@@ -115,6 +115,34 @@ def _parts(graphs: list[ir.Graph]) -> list[object]:
 
 Receiver = Callable[[str, Any], None]
 """Takes the name of a tensor and its value, which it must not keep."""
+
+
+class RandomBatches:
+    """Seeded random inputs of a model, each batch made when it is run.
+
+    Args:
+        inputs: of the model.
+        number: how many batches there are.
+        seed: of all of them.
+        shapes: of the inputs, by name.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[ir.Value],
+        number: int = 1,
+        seed: int = 0,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self._inputs, self._number = inputs, number
+        self._seed, self._shapes = seed, shapes
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in range(self._number):
+            yield make_inputs(self._inputs, seed=self._seed, number=number, shapes=self._shapes)
 
 
 class Batches:

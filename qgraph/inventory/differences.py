@@ -79,15 +79,16 @@ def _pair_by(
     As many on both sides go together in their order. Of more there, each takes the one that is as
     far along in its model: values that could not be matched may stand for too many others.
     """
-    taken = set(found.values())
-    left: dict[tuple[Hashable, str | None], list[int]] = defaultdict(list)
-    right: dict[tuple[Hashable, str | None], list[int]] = defaultdict(list)
-    for place, described in enumerate(ours):
-        if place not in found:
-            left[key(described, True), described.description.of].append(place)
-    for place, described in enumerate(theirs):
-        if place not in taken:
-            right[key(described, False), described.description.of].append(place)
+    groups: tuple[dict[tuple[Hashable, str | None], list[int]], ...] = (
+        defaultdict(list),
+        defaultdict(list),
+    )
+    done = found.keys(), set(found.values())
+    for side, quantizers in enumerate((ours, theirs)):
+        for place, each in enumerate(quantizers):
+            if place not in done[side]:
+                groups[side][key(each, side == 0), each.description.of].append(place)
+    left, right = groups
     for shared, places in left.items():
         partners = right[shared]
         if shared[0] is None:
@@ -111,22 +112,16 @@ def _pair_by_place(
 ) -> None:
     """Pair the remaining quantizers between the same two neighbours, if equally many."""
     for of in ("data", "weight"):
-        mine = [n for n, described in enumerate(ours) if described.description.of == of]
-        other = [n for n, described in enumerate(theirs) if described.description.of == of]
-        back = {theirs_place: ours_place for ours_place, theirs_place in found.items()}
+        # By place, the place of the reference that it is paired with.
+        paired = {here: here for here in found}, {there: here for here, there in found.items()}
         gaps: dict[int | None, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-        before: int | None = None
-        for place in mine:
-            if place in found:
-                before = place
-            else:
-                gaps[before][0].append(place)
-        before = None
-        for place in other:
-            if place in back:
-                before = back[place]
-            else:
-                gaps[before][1].append(place)
+        for side, quantizers in enumerate((ours, theirs)):
+            before: int | None = None
+            for place, each in enumerate(quantizers):
+                if each.description.of == of and place in paired[side]:
+                    before = paired[side][place]
+                elif each.description.of == of:
+                    gaps[before][side].append(place)
         for left, right in gaps.values():
             if len(left) == len(right):
                 found.update(zip(left, right, strict=True))

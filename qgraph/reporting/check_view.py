@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from qgraph.reporting.charts import Charts, codes_section
+from qgraph.reporting.runtimes_view import runtimes_section
 from qgraph.reporting.view import (
     MANY,
     Cell,
@@ -101,7 +102,7 @@ def _sections(document: Mapping[str, Any], outputs: Sequence[Output]) -> Iterato
     yield Section("Outputs", tables=[_table(outputs)])
     if document.get("first_divergence") is not None:
         yield Section("The first difference", [origin(document)])
-    yield from _runtimes(document.get("runtimes"))
+    yield from runtimes_section(document.get("runtimes"))
     if metric := document.get("metric"):
         text = f"{metric['name']} on {counted(metric['samples'], 'sample')}: "
         text += f"{amount(metric['reference'])} in the reference, "
@@ -244,54 +245,6 @@ def _probes(probes: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
     ]
     table = Table("probes", [*columns, Column("remark")], rows, MANY)
     yield Section("Probes", [text], tables=[table], detail=True)
-
-
-def _runtimes(runtimes: Mapping[str, Any] | None) -> Iterator[Section]:
-    """Yield the section on the changes by the rewrite and by runtimes."""
-    if not runtimes:
-        return
-    error = _share(runtimes["rewrite"]["error"])
-    rows: list[Row] = [["definition: candidate against reference", "", "", error, "", ""]]
-    for result in runtimes["results"]:
-        causes, failure = result["culprits"], result["failure"]
-        rows.append(
-            [
-                str(result["runtime"]),
-                str(result["level"]),
-                str(result.get("form") or ""),
-                Cell("does not run", Tone.OPEN) if failure else _share(result["error"]),
-                failure or "; ".join(str(cause["what"]) for cause in causes),
-                "; ".join(str(cause["option"]) for cause in causes if cause["option"]),
-            ]
-        )
-    points = [f"{name} is not installed and was not tested." for name in runtimes["missing"]]
-    refused = {str(r["runtime"]): r["refused"] for r in runtimes["results"] if r.get("refused")}
-    points += [
-        f"{runtime} does not run the candidate as written: {reason}"
-        for runtime, reason in refused.items()
-    ]
-    columns: Columns = [
-        "computed by",
-        "level",
-        "given",
-        *numbers("error"),
-        "because of",
-        "disabled by",
-    ]
-    sentence = str(runtimes["sentence"])
-    yield Section(
-        "Rewrite or runtime",
-        [f"{sentence[:1].upper()}{sentence[1:]}."],
-        points,
-        tables=[Table("runtimes", columns, rows)],
-        detail=True,
-    )
-
-
-def _share(error: float | None) -> Cell:
-    if error is None:
-        return Cell("not finite", Tone.BAD)
-    return Cell("exact", Tone.GOOD) if error == 0 else Cell(f"{100 * error:.3g} %", Tone.OPEN)
 
 
 def _findings(document: Mapping[str, Any], outputs: Sequence[Output]) -> Iterator[Issue]:

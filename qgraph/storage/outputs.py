@@ -388,7 +388,4 @@ def _again(action: Callable[[], None]) -> None:
 
 
 def _unlink(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        path.unlink(missing_ok=True)
+    _again(lambda: path.unlink(missing_ok=True))

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 
+from qgraph.comparison.report import ROUNDING, RuntimeReport
 from qgraph.comparison.runtimes.causes import ONNX_RUNTIME
-from qgraph.comparison.runtimes.report import ROUNDING, RuntimeReport
 from qgraph.comparison.runtimes.verdict import judge_runtimes
 from qgraph.model import Model
 

@@ -12,18 +12,18 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.comparison.check import check
+from qgraph.comparison.report import CandidateForm, RuntimeReport, RuntimeResult, Stopped
 from qgraph.comparison.runtimes import verdict as runtime_verdict
 from qgraph.comparison.runtimes.causes import (
     ONNX_RUNTIME,
     OPENVINO,
     RUNTIMES,
     Culprit,
-    Level,
     Runtime,
+    RuntimeLevel,
     merged,
 )
 from qgraph.comparison.runtimes.jobs import Answer, RuntimeJobs
-from qgraph.comparison.runtimes.report import CandidateForm, RuntimeReport, RuntimeResult, Stopped
 from qgraph.comparison.runtimes.verdict import (
     Standardized,
     in_standard_operators,
@@ -77,8 +77,8 @@ FAKE = Runtime(
     "json",
     "Fake",
     (
-        Level("plain", "without optimizations", {"level": "none"}),
-        Level("default", "by default", {"level": "all"}),
+        RuntimeLevel("plain", "without optimizations", {"level": "none"}),
+        RuntimeLevel("default", "by default", {"level": "all"}),
     ),
     (
         Culprit("a trick", "option a", {"disabled": ["a"]}),

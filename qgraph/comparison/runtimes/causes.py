@@ -25,17 +25,17 @@ class Culprit:
 
 
 @dataclass(frozen=True)
-class Level:
+class RuntimeLevel:
     """A configuration in which a runtime is judged.
 
     Attributes:
         name: for reports: plain, basic or default.
-        told: for sentences.
+        setting: what it is, in words.
         options: what it is.
     """
 
     name: str
-    told: str
+    setting: str
     options: Options
 
 
@@ -52,7 +52,7 @@ class Runtime:
 
     module: str
     name: str
-    levels: Sequence[Level]
+    levels: Sequence[RuntimeLevel]
     culprits: Sequence[Culprit]
 
 
@@ -87,9 +87,9 @@ ONNX_RUNTIME = Runtime(
     "onnxruntime",
     "ONNX Runtime",
     (
-        Level("plain", "without optimizations", {"level": "ORT_DISABLE_ALL"}),
-        Level("basic", "at BASIC", {"level": "ORT_ENABLE_BASIC"}),
-        Level("default", "by default", {"level": "ORT_ENABLE_ALL"}),
+        RuntimeLevel("plain", "without optimizations", {"level": "ORT_DISABLE_ALL"}),
+        RuntimeLevel("basic", "at BASIC", {"level": "ORT_ENABLE_BASIC"}),
+        RuntimeLevel("default", "by default", {"level": "ORT_ENABLE_ALL"}),
     ),
     (
         _entry("MatMulNBits with int8 activations", "session.qdq_matmulnbits_accuracy_level", "1"),
@@ -138,12 +138,12 @@ OPENVINO = Runtime(
     "openvino",
     "OpenVINO",
     (
-        Level(
+        RuntimeLevel(
             "plain",
             "in its accuracy mode",
             {"EXECUTION_MODE_HINT": "ACCURACY", "INFERENCE_PRECISION_HINT": "f32"},
         ),
-        Level("default", "by default", {}),
+        RuntimeLevel("default", "by default", {}),
     ),
     (
         _property(

@@ -17,9 +17,7 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.comparison.metrics import Comparing, OutputComparison
-from qgraph.comparison.runtimes.causes import RUNTIMES, Culprit, Level, Options, Runtime, merged
-from qgraph.comparison.runtimes.jobs import Answer, RuntimeJobs
-from qgraph.comparison.runtimes.report import (
+from qgraph.comparison.report import (
     ROUNDING,
     STOPPED,
     CandidateForm,
@@ -28,6 +26,15 @@ from qgraph.comparison.runtimes.report import (
     StandardForm,
     Stopped,
 )
+from qgraph.comparison.runtimes.causes import (
+    RUNTIMES,
+    Culprit,
+    Options,
+    Runtime,
+    RuntimeLevel,
+    merged,
+)
+from qgraph.comparison.runtimes.jobs import Answer, RuntimeJobs
 from qgraph.errors import QGraphError
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
@@ -171,7 +178,7 @@ class _Trial:
                 enabling: Sequence[Stopped] = ()
                 if any(other.failure is None for other in answers):
                     enabling = self._enabling(level)
-                failed = RuntimeResult(name, level.name, level.told, culprits=enabling)
+                failed = RuntimeResult(name, level.name, level.setting, culprits=enabling)
                 found.append(replace(failed, failure=answer.failure, form=self._form))
                 continue
             outputs, error = compare_outputs(self._expected, answer.batches)
@@ -186,7 +193,7 @@ class _Trial:
                 culprits = self._culprits(level, amount, least) if known is None else known
             found.append(
                 RuntimeResult(
-                    name, level.name, level.told, outputs, error, culprits, form=self._form
+                    name, level.name, level.setting, outputs, error, culprits, form=self._form
                 )
             )
         return found
@@ -200,7 +207,7 @@ class _Trial:
                 return result.culprits
         return None
 
-    def _culprits(self, level: Level, error: float, least: float) -> list[Stopped]:
+    def _culprits(self, level: RuntimeLevel, error: float, least: float) -> list[Stopped]:
         """Return the options that remove the difference, chosen greedily."""
         options, left = level.options, error
         usable = [each for each in self._runtime.culprits if "level" not in each.options]
@@ -222,7 +229,7 @@ class _Trial:
                 break
         return found
 
-    def _enabling(self, level: Level) -> list[Stopped]:
+    def _enabling(self, level: RuntimeLevel) -> list[Stopped]:
         """Return the first option with which a failing level runs."""
         usable = [each for each in self._runtime.culprits if "level" not in each.options]
         errors = self._errors(level.options, usable)

@@ -1,0 +1,158 @@
+"""The view of a rewrite and of runtimes: which of them changes how much, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qgraph.reporting.view import Cell, Columns, Row, Section, Table, Tone, counted, numbers
+
+Part = Mapping[str, Any]
+
+
+def runtimes_section(runtimes: Mapping[str, Any] | None) -> Iterator[Section]:
+    """Yield the section on the changes by the rewrite and by runtimes."""
+    if not runtimes:
+        return
+    error = _error(runtimes["rewrite"]["error"])
+    rows: list[Row] = [["definition: candidate against reference", "", "", error, "", ""]]
+    for result in runtimes["results"]:
+        causes, failure = result["culprits"], result["failure"]
+        rows.append(
+            [
+                str(result["runtime"]),
+                str(result["level"]),
+                str(result.get("form") or ""),
+                Cell("does not run", Tone.OPEN) if failure else _error(result["error"]),
+                failure or "; ".join(str(cause["what"]) for cause in causes),
+                "; ".join(str(cause["option"]) for cause in causes if cause["option"]),
+            ]
+        )
+    points = [f"{name} is not installed and was not tested." for name in runtimes["missing"]]
+    refused = {str(r["runtime"]): r["refused"] for r in runtimes["results"] if r.get("refused")}
+    points += [
+        f"{runtime} does not run the candidate as written: {reason}"
+        for runtime, reason in refused.items()
+    ]
+    columns: Columns = [
+        "computed by",
+        "level",
+        "given",
+        *numbers("error"),
+        "because of",
+        "disabled by",
+    ]
+    sentence = str(runtimes["sentence"])
+    yield Section(
+        "Rewrite or runtime",
+        [f"{sentence[:1].upper()}{sentence[1:]}."],
+        points,
+        tables=[Table("runtimes", columns, rows)],
+        detail=True,
+    )
+
+
+def _error(error: float | None) -> Cell:
+    if error is None:
+        return Cell("not finite", Tone.BAD)
+    return Cell("exact", Tone.GOOD) if error == 0 else Cell(f"{100 * error:.3g} %", Tone.OPEN)
+
+
+def runtime_sentence(runtimes: Part, *, rounding: float, stopped: float) -> str:
+    """Return in one sentence where differences come from.
+
+    Args:
+        runtimes: the part ``runtimes`` of a report of check, but for the sentence.
+        rounding: relative errors up to it are explained by another order of summation.
+        stopped: an option has removed a difference if less than this fraction of it is left.
+    """
+    words, rewrite = _Words(rounding, stopped), runtimes["rewrite"]
+    error = rewrite["error"]
+    if _is_equal(rewrite):
+        parts = ["the rewrite is exact"]
+    elif error is not None and error <= rounding:
+        parts = [f"the rewrite is equal except for {error:.1g} of the outputs' norm"]
+    else:
+        parts = [f"the rewrite changes the outputs by {words.share(error)}"]
+    names = dict.fromkeys(result["runtime"] for result in runtimes["results"])
+    parts += [
+        words.of_runtime(name, [each for each in runtimes["results"] if each["runtime"] == name])
+        for name in names
+    ]
+    if runtimes["standard_form"] is not None:
+        parts.append(words.of_form(runtimes["standard_form"]))
+    return "; ".join(parts)
+
+
+def _is_equal(part: Part) -> bool:
+    """Return whether all outputs are equal; without an error they cannot be compared."""
+    return part["error"] is not None and not any(each["mismatches"] for each in part["outputs"])
+
+
+@dataclass(frozen=True)
+class _Words:
+    rounding: float
+    stopped: float
+
+    def share(self, error: float | None) -> str:
+        if error is None:
+            return "an infinite amount"
+        if error == 0:
+            return "0"
+        return f"{100 * error:.2g} %" if error > self.rounding else f"{error:.1g}"
+
+    def of_form(self, form: Part) -> str:
+        """Return a text on the standard form and its equality."""
+        text = f"standard form: {counted(form['respelled'], 'quantizer')} in standard operators"
+        if form["left"]:
+            names = ", ".join(dict.fromkeys(form["left"]))
+            return f"{text}, but there is none for {names}, so it was not run"
+        text += ", each proved equal in every bit"
+        if _is_equal(form):
+            return f"{text}, all outputs equal on these inputs"
+        return f"{text}, outputs on these inputs differ by {self.share(form['error'])}"
+
+    def of_runtime(self, runtime: str, results: Sequence[Part]) -> str:
+        """Return a text on the last level that makes a difference, or the worst level."""
+        refused = results[0]["refused"]
+        failed = [result for result in results if result["failure"] is not None]
+        ran = [result for result in results if result["failure"] is None]
+        if not ran:
+            reason = failed[-1]["failure"]
+            also = "" if refused is None else f", and in standard form neither ({reason})"
+            return f"{runtime} does not run the candidate ({refused or reason}){also}"
+        text = self._changes(runtime, ran)
+        for result in failed[:1]:
+            levels = " and ".join(each["setting"] for each in failed)
+            text += f"; it does not run {levels} ({result['failure']})"
+            text += "".join(f", but with {cause['option']}" for cause in result["culprits"])
+        return text
+
+    def _changes(self, runtime: str, results: Sequence[Part]) -> str:
+        """Return a text on the changes of a runtime to the candidate, over the levels that run."""
+        first = results[0]
+        what = "it" if first["form"] == "as written" else "its standard form"
+        bad = [each for each in results if each["error"] is None or each["error"] > self.rounding]
+        if not bad:
+            worst = max(result["error"] for result in results)
+            text = f"{runtime} computes {what} as defined"
+            return text if worst == 0 else f"{text} except for {worst:.1g}, by order of summation"
+        last = bad[-1]
+        is_default = last["level"] == "default"
+        subject = (
+            f"{runtime}'s defaults change" if is_default else f"{runtime} {last['setting']} changes"
+        )
+        text = f"{subject} {what} by {self.share(last['error'])}"
+        if first is not last and first is bad[0]:
+            text += f" (and by {self.share(first['error'])} {first['setting']})"
+        if not last["culprits"]:
+            return text
+        causes = ", and ".join(
+            f"{cause['what']} ({cause['option'] or 'no known option disables it'})"
+            for cause in last["culprits"]
+        )
+        left = last["culprits"][-1]["error"]
+        if left > max(self.rounding, self.stopped * (last["error"] or 0.0)):
+            causes += f"; {self.share(left)} is left, which no known option removes"
+        return f"{text}: {causes}"
