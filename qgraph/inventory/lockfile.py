@@ -18,7 +18,7 @@ import onnx_ir as ir
 from qgraph.errors import QGraphError
 from qgraph.inventory.description import Described, Description, Numbers, descriptions
 from qgraph.inventory.differences import ModelDifferences, between
-from qgraph.ops.static_parameters import settled
+from qgraph.quantizers.movement import prepared
 
 FORM = 1
 """Version of the file format."""
@@ -92,7 +92,7 @@ def lock_of(model: Path) -> Path:
 
 
 def _described(model: ir.Model, *, keep_inputs: bool) -> list[Described]:
-    return list(descriptions(model if keep_inputs else settled(model)))
+    return list(descriptions(model if keep_inputs else prepared(model)))
 
 
 def _table(description: Description) -> str:

@@ -19,7 +19,7 @@ from qgraph.ops.composite import composite_of
 from qgraph.ops.dispatch import reference_kernel
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
 from qgraph.ops.operator import operator_of
-from qgraph.ops.static_parameters import settled
+from qgraph.quantizers.movement import prepared
 from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.quantizers.sites import sites
 from qgraph.reports import operator_name
@@ -91,7 +91,7 @@ def overview(model: ir.Model) -> Overview:
         model = model.clone()
         freeze_inputs(model)
     nodes = [node for owner in owners(model) for node in nodes_of(owner)]
-    found = list(sites(settled(model)))
+    found = list(sites(prepared(model)))
     limit = ceiling(model)
     operators = Counter(operator_name(node) for node in nodes)
     unsupported = Counter(operator_name(node) for node in _unsupported(model))

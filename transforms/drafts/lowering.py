@@ -18,6 +18,7 @@ from qgraph.model import Model
 from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
 from qgraph.ops.integer.sums import cast, without_trailing_none
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
+from qgraph.quantizers.movement import join_pairs
 from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report, SiteStatus, operator_name
@@ -62,6 +63,12 @@ def lower_operators(model: Model, exact: Exactness, opset: int | None, report: R
             report.sites.append(entry(node, SiteStatus.KEPT, DYNAMIC))
         else:
             report.sites.append(refused(node, _NO_FORM))
+
+
+def note_joined(model: Model, report: Report) -> None:
+    """Move data behind each DequantizeLinear of moved codes, and report how many there were."""
+    if number := join_pairs(model.ir):
+        report.notes.append(f"data movement was moved behind {number} DequantizeLinear")
 
 
 def _lower_sums(model: Model, exact: Exactness, report: Report) -> None:

@@ -1,0 +1,70 @@
+"""Pairs of QuantizeLinear and DequantizeLinear around data movement; ONNX Runtime is the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from qgraph.inventory.overview import overview
+from qgraph.model import load
+from qgraph.transforms.convert import ConvertDialect
+
+pytestmark = pytest.mark.runtime
+
+HEAD = """<ir_version: 8, opset_import: ["": 17]>
+net (float[2, 3, 4] x) => (float[OUT] y)
+<float s = {0.1}, uint8 z = {100}, float[3] sc = {0.1, 0.2, 0.05}, int8[3] zc = {0, 3, -7},
+ int64[2] sizes = {6, 4}, int64[1] zero = {0}, int64[1] two = {2}, int64[2] picked = {1, 0}> {
+    BODY
+}"""
+
+Q, DQ = "QuantizeLinear (x, s, z)", "DequantizeLinear"
+
+CASES = {
+    "transpose": ("4,3,2", f"q = {Q} m = Transpose (q) y = {DQ} (m, s, z)"),
+    "reshape": ("4,6", f"q = {Q} a = Reshape (q, sizes) b = Transpose (a) y = {DQ} (b, s, z)"),
+    "slice": ("2,3,4", f"q = {Q} m = Slice (q, zero, two, zero) y = {DQ} (m, s, z)"),
+    "gather": ("2,3,4", f"q = {Q} m = Gather (q, picked) y = {DQ} (m, s, z)"),
+    "concat": (
+        "2,6,4",
+        f"q = {Q} n = Neg (x) p = QuantizeLinear (n, s, z) t = Slice (p, zero, two, zero) "
+        f"m = Concat <axis = 1> (q, t) y = {DQ} (m, s, z)",
+    ),
+    "pool": (
+        "2,3,2",
+        f"q = {Q} m = MaxPool <kernel_shape = [2], strides = [2]> (q) y = {DQ} (m, s, z)",
+    ),
+    "channels": (
+        "3,4,2",
+        "q = QuantizeLinear <axis = 1> (x, sc, zc) m = Transpose <perm = [1, 2, 0]> (q) "
+        f"y = {DQ} <axis = 0> (m, sc, zc)",
+    ),
+}
+
+
+@pytest.mark.cases(fast=7)
+@pytest.mark.parametrize("name", CASES)
+def test_movement_inside_a_pair_is_moved_behind_it(name: str) -> None:
+    out, body = CASES[name]
+    model = load(ir.from_onnx_text(HEAD.replace("OUT", out).replace("BODY", body)))
+    x = np.random.default_rng(1).normal(scale=5, size=(2, 3, 4)).astype(np.float32)
+    session = ort.InferenceSession(model.to_proto().SerializeToString())
+    (expected,) = session.run(None, {"x": x})
+    assert not [each for each in overview(model.ir).quantizers if each.reason]
+    report = model.apply(ConvertDialect(to="qonnx"))
+    assert report.count("changed") == (2 if name == "concat" else 1)
+    assert not report.count("refused")
+    np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], expected)
+
+
+def test_codes_that_are_used_elsewhere_stay() -> None:
+    text = HEAD.replace("OUT] y", "4,3,2] y, uint8[2,3,4] q")
+    body = f"q = {Q} m = Transpose (q) y = {DQ} (m, s, z)"
+    model = load(ir.from_onnx_text(text.replace("BODY", body)))
+    x = np.random.default_rng(1).normal(scale=5, size=(2, 3, 4)).astype(np.float32)
+    expected = model.run({"x": x}, backend="numpy")
+    model.apply(ConvertDialect(to="onnx"))
+    found = model.run({"x": x}, backend="numpy")
+    assert all(np.array_equal(expected[name], found[name]) for name in expected)
