@@ -13,6 +13,7 @@ from qgraph.graph.opset.versions import ceiling
 from qgraph.model import Model
 from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.decompressed import decompressed
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect
 from qgraph.quantizers.dialects.layout import through_reshape
 from qgraph.quantizers.dialects.parts import Scales
@@ -24,7 +25,7 @@ from qgraph.reasons import NO_EQUAL_FORM
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, readable
-from qgraph.transforms.drafts.lowering import lower_operators, note_joined
+from qgraph.transforms.drafts.lowering import lower_decompressed, lower_operators, note_joined
 from qgraph.transforms.lower_vendor_operators import lower_composites
 
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
@@ -74,6 +75,11 @@ class ConvertDialect(Transform):
         limit = ceiling(model.ir, self.opset)
         lower_composites(model, report, limit, has_codes if keeps else lambda node: True)
         lower_operators(model, self.exact, self.opset, report)
+        if self.to == PLAIN:
+            weights = decompressed(model.ir)
+            report.sites += (entry(each.nodes[-1], SiteStatus.KEPT) for each in weights)
+        else:
+            lower_decompressed(model, self.opset, report)
         note_joined(model, report)
         editor = Editor(model.ir)
         comparer = self._comparer(model, editor)
@@ -174,6 +180,7 @@ class FoldWeights(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Fold every quantizer whose input is constant; the float values are removed."""
+        lower_decompressed(model, self.opset, report)
         note_joined(model, report)
         editor, comparer = Editor(model.ir), Comparer(model.ir)
         raise_and_settle(model, lambda: self._choose(model, editor, comparer), editor, report)

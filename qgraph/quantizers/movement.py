@@ -19,6 +19,7 @@ from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.schema import MICROSOFT
 from qgraph.graph.scopes import nodes_of, owners
 from qgraph.ops.static_parameters import settled
+from qgraph.quantizers.decompressed import decompressed
 
 _DOMAINS = ("", MICROSOFT)
 
@@ -45,12 +46,15 @@ def join_pairs(model: ir.Model) -> int:
 def prepared(model: ir.Model) -> ir.Model:
     """Return the model as the readers of quantizers need it: itself, or else a copy.
 
-    Parameters that follow from static dimensions are constants in it, and data moves behind pairs.
+    Parameters that follow from static dimensions are constants in it, data moves behind pairs, and
+    DequantizeLinear decodes the constants that Cast, Sub and Mul decode.
     """
     known = settled(model)
-    if not _separated(known):
+    if not _separated(known) and next(decompressed(known), None) is None:
         return known
     copy = known.clone() if known is model else known
+    editor = Editor(copy)
+    editor.replace_all([found.draft(editor) for found in decompressed(copy)])
     join_pairs(copy)
     return copy
 
@@ -84,7 +88,7 @@ def _axis(decode: ir.Node) -> _Axis:
 def _decoded(decode: ir.Node, codes: ir.Value, axis: _Axis) -> _Write | None:
     """Return what writes the decoded form of moved codes; None if a step cannot be exchanged."""
     node = codes.producer()
-    if node is None or decode.attributes.get_int("block_size", 0):
+    if node is None or decode.attributes.get_int("block_size", 0) > 0:
         return None
     if node.op_type == "QuantizeLinear" and node.domain in _DOMAINS:
         return lambda draft: _decode(draft, decode, codes, axis)

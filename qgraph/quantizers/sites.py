@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
-from qgraph.graph.constants import constant
+from qgraph.graph.constants import constant, constant_expression
 from qgraph.graph.inference.walk import inferred
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import OpKey
@@ -24,7 +25,7 @@ from qgraph.graph.scopes import nodes_of
 from qgraph.proof.functions.expression import FLOAT
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect
 from qgraph.quantizers.on_codes import is_dynamic
-from qgraph.quantizers.quantizer import Quantizer, arrays_of
+from qgraph.quantizers.quantizer import Affine, Quantizer, arrays_of
 from qgraph.quantizers.recognition.chains import Memory, chain_of
 from qgraph.quantizers.recognition.readers import quantizer_of
 from qgraph.quantizers.recognition.regions import UseDefGraph
@@ -232,12 +233,38 @@ def site_of(node: ir.Node) -> Site | Refusal | None:
 def parts(site: Site) -> tuple[Site, ...]:
     """Return the quantizers that dialects read within a site of more nodes.
 
-    They are smaller than ``site``; the operators around them stay outside.
+    They are smaller than ``site``; the operators around them stay outside. Of standard operators,
+    this is a Round with a Clip, whose scale is 1.
     """
     readers = _readers()
-    found = (_site_of(node, readers) for node in site.nodes if len(site.nodes) > 1)
+    found = [_site_of(node, readers) for node in site.nodes if len(site.nodes) > 1]
+    if site.dialect == PLAIN and site.weight is None:
+        found += [_rounding(node) for node in site.nodes if node.op_type == "Round"]
     own = set(site.nodes)
     return tuple(f for f in found if isinstance(f, Site) and own > set(f.nodes))
+
+
+def _rounding(node: ir.Node) -> Site | None:
+    """Return a Round and the Clip to whole numbers next to it as a quantizer of scale 1."""
+    x, users = node.inputs[0], list(node.outputs[0].consumers())
+    before = None if x is None else x.producer()
+    for clip in (users[0] if len(users) == 1 else None, before):
+        if x is None or clip is None or clip.op_type != "Clip" or clip.domain:
+            continue
+        ends = [constant_expression(value) for value in clip.inputs[1:]]
+        if len(ends) != 2 or any(end is None or end.size != 1 for end in ends):
+            continue
+        lo, hi = (np.asarray(end, np.float32).reshape(()) for end in ends)
+        if not (np.isfinite([lo, hi]).all() and lo == np.rint(lo) and hi == np.rint(hi)):
+            continue
+        nodes = (clip, node) if clip is before else (node, clip)
+        start, y = nodes[0].inputs[0], nodes[1].outputs[0]
+        inner = nodes[0].outputs[0]
+        if start is None or inner.is_graph_output() or len(inner.uses()) > 1 or lo > hi:
+            continue
+        one, none = np.ones((), np.float32), np.zeros((), np.float32)
+        return Site(start, y, nodes, node, PLAIN, Affine(one, none, lo, hi), shape_of(start))
+    return None
 
 
 def _inferred(model: ir.Model) -> AbstractContextManager[None]:

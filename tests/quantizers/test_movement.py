@@ -29,8 +29,8 @@ CASES = {
     "gather": ("2,3,4", f"q = {Q} m = Gather (q, picked) y = {DQ} (m, s, z)"),
     "concat": (
         "2,6,4",
-        f"q = {Q} n = Neg (x) p = QuantizeLinear (n, s, z) t = Slice (p, zero, two, zero) "
-        f"m = Concat <axis = 1> (q, t) y = {DQ} (m, s, z)",
+        f"""q = {Q} n = Neg (x) p = QuantizeLinear (n, s, z) t = Slice (p, zero, two, zero)
+        m = Concat <axis = 1> (q, t) y = {DQ} (m, s, z)""",
     ),
     "pool": (
         "2,3,2",
@@ -38,8 +38,8 @@ CASES = {
     ),
     "channels": (
         "3,4,2",
-        "q = QuantizeLinear <axis = 1> (x, sc, zc) m = Transpose <perm = [1, 2, 0]> (q) "
-        f"y = {DQ} <axis = 0> (m, sc, zc)",
+        f"""q = QuantizeLinear <axis = 1> (x, sc, zc) m = Transpose <perm = [1, 2, 0]> (q)
+        y = {DQ} <axis = 0> (m, sc, zc)""",
     ),
 }
 

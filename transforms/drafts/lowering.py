@@ -11,18 +11,21 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.exactness import Exactness
+from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Region
+from qgraph.graph.opset.versions import ceiling, minimum_ir_version
 from qgraph.model import Model
 from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
 from qgraph.ops.integer.sums import cast, without_trailing_none
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
+from qgraph.quantizers.decompressed import decompressed
 from qgraph.quantizers.movement import join_pairs
 from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report, SiteStatus, operator_name
 from qgraph.transforms.drafts.choice import DYNAMIC, entry, label, refused
+from qgraph.transforms.drafts.versions import raise_opset
 from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
 from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
 
@@ -31,6 +34,8 @@ _IN_SUMS = (
     "DequantizeLinear, the operator and QuantizeLinear, whose results may differ by a step near "
     "ties"
 )
+
+_DECODED = Verdict(Exactness.BITS, Method.CONSTANT)
 
 _NO_FORM = NO_OPERATOR(
     "no pass writes this operator in standard operators; run the model as it is with --backend ort"
@@ -63,6 +68,28 @@ def lower_operators(model: Model, exact: Exactness, opset: int | None, report: R
             report.sites.append(entry(node, SiteStatus.KEPT, DYNAMIC))
         else:
             report.sites.append(refused(node, _NO_FORM))
+
+
+def lower_decompressed(model: Model, opset: int | None, report: Report) -> None:
+    """Write DequantizeLinear for constants that Cast, Sub and Mul decode.
+
+    Args:
+        model: is changed.
+        opset: highest opset to use; None for the default of the passes.
+        report: gets an entry for each constant.
+    """
+    editor, limit = Editor(model.ir), ceiling(model.ir, opset)
+    decisions = [
+        (found, draft)
+        for found in decompressed(model.ir)
+        if (draft := found.draft(editor)).opset <= limit
+    ]
+    report.notes += raise_opset(model.ir, (draft.opset for _, draft in decisions))
+    for found, draft in decisions:
+        node, form = found.nodes[-1], draft.spelling
+        report.sites.append(entry(node, SiteStatus.CHANGED, spelling=form, verdict=_DECODED))
+    editor.replace_all([draft for _, draft in decisions])
+    model.ir.ir_version = max(model.ir.ir_version or 0, minimum_ir_version(model.ir))
 
 
 def note_joined(model: Model, report: Report) -> None:

@@ -1,0 +1,96 @@
+"""Weights that Cast, Sub and Mul decode, and quantizers written as Mul, Round, Clip, Mul."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+import qgraph
+from qgraph.inventory.overview import overview
+from qgraph.model import Model, load
+from qgraph.transforms.convert import ConvertDialect, FoldWeights
+
+HEAD = """<ir_version: 10, opset_import: ["": 21]>
+net (float[2, 4] x) => (float[2, 3] y)
+"""
+CODES = "{1, 2, 3, 250, 5, 6, 7, 8, 9, 10, 11, 255}"
+HALVES = "float16[3] s = {11878, 13640, 14746}, float16[3] z = {18176, 18432, 18560}"
+"""The scales 0.1, 0.33 and 0.7 and the zero points 7, 8 and 9, as bits of float16."""
+
+WEIGHTS = {
+    "in float16": f"<uint8[4,3] w = {CODES}, {HALVES}> "
+    "{ c = Cast <to = 10> (w) e = Sub (c, z) d = Mul (e, s) f = Cast <to = 1> (d) "
+    "y = MatMul (x, f) }",
+    "without scale": f"<uint8[4,3] w = {CODES}, float[3] s = {{0.1, 0.33, 0.7}}> "
+    "{ c = Cast <to = 1> (w) m = MatMul (x, c) y = Mul (m, s) }",
+    "in groups": f"<uint8[2,2,3] w = {CODES}, float[2,1,3] s = {{0.1, 0.33, 0.7, 1, 2, 3}}, "
+    "uint8[2,1,3] z = {1, 2, 3, 4, 5, 6}, int64[2] sizes = {4, 3}> "
+    "{ c = Cast <to = 1> (w) q = Cast <to = 1> (z) e = Sub (c, q) d = Mul (e, s) "
+    "r = Reshape (d, sizes) y = MatMul (x, r) }",
+    "of channels": f"<uint8[4,3] w = {CODES}, float[3] s = {{0.1, 0.33, 0.7}}, "
+    "float[3] z = {7, 8, 9}> "
+    "{ c = Cast <to = 1> (w) e = Sub (c, z) d = Mul (e, s) y = MatMul (x, d) }",
+}
+
+
+DATA = np.random.default_rng(2).normal(scale=8, size=(2, 4)).astype(np.float32)
+
+
+def made(body: str) -> Model:
+    return load(ir.from_onnx_text(HEAD + body))
+
+
+def results(model: Model, name: str = "y") -> Any:
+    return ReferenceEvaluator(model.to_proto()).run([name], {"x": DATA})[0]
+
+
+@pytest.mark.cases(fast=8)
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("step", [ConvertDialect(to="qdq"), FoldWeights()], ids=["convert", "fold"])
+def test_codes_are_decoded_by_dequantize_linear(step: Any, name: str) -> None:
+    model = made(WEIGHTS[name])
+    expected, reference = results(model), model.clone()
+    report = model.apply(step)
+    assert report.count("changed") == 1
+    assert not report.count("refused")
+    operators = [node.op_type for node in model.nodes()]
+    assert operators.count("DequantizeLinear") == 1
+    assert "Sub" not in operators
+    np.testing.assert_array_equal(results(model), expected)
+    assert str(qgraph.prove(reference, model).exactness) == "bits"
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_info_shows_them(name: str) -> None:
+    (found,) = overview(made(WEIGHTS[name]).ir).quantizers
+    assert (found.weight, found.format) == (True, "uint8")
+
+
+def test_a_zero_point_that_is_no_code_stays() -> None:
+    body = WEIGHTS["in float16"].replace("18560", "18561")
+    assert not made(body).apply(ConvertDialect(to="qdq")).count("changed")
+
+
+LOST = """<ir_version: 10, opset_import: ["": 21]>
+net (float[2, 4] x) => (float[2, 4] y)
+<float k = {10}, float s = {0.1}, float lo = {-128}, float hi = {127}> {
+    m = Mul (x, k) r = Round (m) c = Clip (r, lo, hi) y = Mul (c, s)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("to", "operator"),
+    [("qdq", "QuantizeLinear"), ("qonnx", "Quant"), ("openvino", "FakeQuantize")],
+)
+def test_the_rounding_of_a_lost_quantizer_becomes_one(to: str, operator: str) -> None:
+    model = load(ir.from_onnx_text(LOST))
+    expected, reference = results(model), model.clone()
+    report = model.apply(ConvertDialect(to=to))
+    assert (report.count("changed"), report.count("refused")) == (1, 0)
+    assert operator in [node.op_type for node in model.nodes()]
+    assert str(qgraph.prove(reference, model).verdict) == "proved"
+    np.testing.assert_array_equal(model.run({"x": DATA}, backend="numpy")["y"], expected)
