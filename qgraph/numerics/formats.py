@@ -205,6 +205,13 @@ def numpy_dtype(name: str) -> np.dtype:
     return _DTYPES[name]
 
 
+def container(kind: str) -> np.dtype:
+    """Return the NumPy type that holds one code of a format: its integers, or bit patterns."""
+    form = FORMATS[kind]
+    is_signed = isinstance(form, IntFormat) and form.signed
+    return np.dtype(f"{'' if is_signed else 'u'}int{max(form.bits, 8)}")
+
+
 def find_minifloat(
     exponent_bits: int, mantissa_bits: int, bias: int, max_value: float | None = None
 ) -> Minifloat | None:

@@ -55,6 +55,10 @@ class Minifloat:
         """Width of a code in bits."""
         return 1 + self.exponent_bits + self.mantissa_bits
 
+    def step_below(self, top: float) -> float:
+        """Distance of neighbours just below ``top``, a normal number."""
+        return float(2.0 ** (math.floor(math.log2(top)) - self.mantissa_bits))
+
     @property
     def lo(self) -> float:
         """Smallest finite value."""

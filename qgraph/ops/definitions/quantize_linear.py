@@ -13,7 +13,7 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant
 from qgraph.graph.schema import Attribute, OpSchema
 from qgraph.numerics import Array, blocks, chunks, minifloat
-from qgraph.numerics.formats import FORMATS, IntFormat, NumberFormat, numpy_dtype
+from qgraph.numerics.formats import FORMATS, IntFormat, NumberFormat, container, numpy_dtype
 from qgraph.ops import steps
 from qgraph.ops.operator import operator
 
@@ -32,14 +32,6 @@ SCHEMA = OpSchema(
     ),
     standard=True,
 )
-
-_CONTAINERS: dict[tuple[bool, bool], type[np.integer[Any]]] = {
-    (False, False): np.uint8,
-    (False, True): np.uint16,
-    (True, False): np.int8,
-    (True, True): np.int16,
-}
-"""Signed, more than 8 bits: the type that holds one code."""
 
 
 def resolve(node: ir.Node) -> dict[str, ir.DataType]:
@@ -169,8 +161,7 @@ def quantize_linear(
             np.bitwise_and(q, q.dtype.type(mask), out=q)
 
     bounds = np.float32(target.lo) - z, np.float32(target.hi) - z
-    container = codes.view(_CONTAINERS[target.signed, target.bits > 8])
-    chunks.fill(work, container, x.reshape(shape), s, z, *bounds)
+    chunks.fill(work, codes.view(container(to.name)), x.reshape(shape), s, z, *bounds)
     return codes.reshape(x.shape)
 
 

@@ -79,6 +79,17 @@ def shifted(codes: Array, zero_point: Array | None, dtype: type = np.float64) ->
     return values if zero_point is None else values - fitted(zero_point, codes).astype(dtype)
 
 
+def decoded(codes: Array, scale: Array, zero_point: Array | None) -> Float32:
+    """Return the real numbers that codes stand for: ``(code - zero_point) * scale``."""
+    zero = None if zero_point is None else single(zero_point)
+    return np.asarray(shifted(codes, zero, np.float32) * float32(single(scale)))
+
+
+def zero_of(zero_point: Array | None, codes: Array) -> Array:
+    """Return the zero point of a result, 0 in the type of ``codes`` if there is none."""
+    return np.zeros((), codes.dtype) if zero_point is None else single(result(zero_point))
+
+
 def fitted(parameter: Array, data: Array) -> Array:
     """Return a parameter if it broadcasts to the shape of ``data``.
 

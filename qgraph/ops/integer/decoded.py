@@ -8,8 +8,6 @@ Both are sums of products of codes; the first is exact only if no addition round
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 
@@ -18,7 +16,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Array
 from qgraph.ops.integer.codes import single
-from qgraph.ops.integer.products import Product, Result
+from qgraph.ops.integer.products import Product, Result, code_type
 from qgraph.ops.integer.sums import CODES, KINDS, Factor, Parameter
 
 _INT32_LIMIT = 2**31 - 1
@@ -103,7 +101,7 @@ def result_parameters(encode: ir.Node) -> tuple[Array, Array]:
     scale, zero = parameters(encode)
     if scale.size > 1:
         raise OperatorError(f"{where(encode)}: it has several scales; integer operators have one")
-    _code_type(encode.outputs[0], zero)
+    code_type(encode, encode.outputs[0], zero)
     return scale, zero
 
 
@@ -126,7 +124,7 @@ def _decoded(total: ir.Node, side: int) -> Factor:
     if decode is None or codes is None:
         raise OperatorError(f"{where(total)}: a factor is not decoded from codes")
     scale, zero = parameters(decode)
-    dtype = _code_type(codes, zero)
+    dtype = code_type(decode, codes, zero)
     axis = None
     if scale.size > 1:
         if codes.shape is None:
@@ -144,15 +142,6 @@ def _decoded(total: ir.Node, side: int) -> Factor:
         zero = zero.reshape(-1, *(1,) * (rank - axis - 1))
         scale = scale.reshape(-1, *(1,) * (rank - 2 if total.op_type == "Conv" else 0))
     return Factor(codes, dtype, zero if zero.any() else None, scale, axis)
-
-
-def _code_type(codes: ir.Value, zero: Array) -> np.dtype[Any]:
-    dtype = zero.dtype if codes.dtype is None else codes.dtype.numpy()
-    if ir.DataType.from_numpy(dtype) not in CODES:
-        raise OperatorError(
-            f"the codes {codes.name!r} are {dtype}; integer operators have int8 and uint8"
-        )
-    return dtype
 
 
 def _whole(value: ir.Value | None) -> Factor | None:

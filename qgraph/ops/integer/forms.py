@@ -22,8 +22,10 @@ from qgraph.ops.integer.sums import (
     Parameter,
     cast,
     dequantize,
+    draft_value,
     of_one_shape,
     ones_of,
+    type_of,
     without_trailing_none,
 )
 
@@ -48,7 +50,7 @@ def draft_exact(draft: Draft, product: Product) -> Operand:
 def draft_codes(draft: Draft, steps: Operand, zero: Parameter) -> ir.Value:
     """Draft ``saturate(round_half_even(steps) + zero)``."""
     one = draft.constant(np.ones(ones_of(zero), np.float32), "one")
-    return draft.node("QuantizeLinear", [steps, one, zero], dtype=_type_of(zero))
+    return draft.node("QuantizeLinear", [steps, one, zero], dtype=type_of(zero))
 
 
 def draft_reals(draft: Draft, product: Product, *, subtracts: bool = False) -> Operand:
@@ -76,7 +78,7 @@ def draft_reals(draft: Draft, product: Product, *, subtracts: bool = False) -> O
     if product.result is Result.REALS:
         return y
     scale, zero = of_one_shape(*product.encoding)
-    return draft.node("QuantizeLinear", [y, scale, zero], dtype=_type_of(zero))
+    return draft.node("QuantizeLinear", [y, scale, zero], dtype=type_of(zero))
 
 
 def compare_forms(product: Product) -> Verdict:
@@ -140,16 +142,6 @@ def _draft_bias(draft: Draft, product: Product, bias: Parameter) -> ir.Value:
         unit = unit.reshape(-1)
         axis = 0 if codes.shape is None else len(codes.shape) - 1
     return dequantize(draft, codes, unit, None, axis)
-
-
-def draft_value(draft: Draft, operand: Operand) -> ir.Value:
-    """Return an operand as a value of the draft."""
-    return operand if isinstance(operand, ir.Value) else draft.constant(operand)
-
-
-def _type_of(parameter: Parameter) -> ir.DataType | None:
-    known = parameter.dtype
-    return ir.DataType.from_numpy(known) if isinstance(known, np.dtype) else known
 
 
 _MOST = 1 << 26

@@ -31,6 +31,7 @@ from qgraph.ops.integer.codes import (
     saturated,
     shifted,
     single,
+    zero_of,
 )
 from qgraph.ops.integer.products import SIGNATURES, Result
 from qgraph.ops.integer.sums import conv_attributes
@@ -62,8 +63,7 @@ def q_linear_mul(node: ir.Node) -> Kernel:
         z_y: Array | None = None,
     ) -> Sequence[Array]:
         left, right = shifted(a, z_a, np.int32), shifted(b, z_b, np.int32)
-        m = ratio(single(s_a), single(s_b), single(s_y))
-        z = np.zeros((), a.dtype) if z_y is None else single(z_y)
+        m, z = ratio(single(s_a), single(s_b), single(s_y)), zero_of(z_y, a)
         product = (left * right).astype(np.float32)
         return [saturated(product * m + z.astype(np.float32), z)]
 
@@ -87,8 +87,7 @@ def q_linear_add(node: ir.Node) -> Kernel:
         s_y: Array,
         z_y: Array | None = None,
     ) -> Sequence[Array]:
-        z = np.zeros((), a.dtype) if z_y is None else single(z_y)
-        unit = float32(single(s_y))
+        z, unit = zero_of(z_y, a), float32(single(s_y))
         of_a, of_b = float32(single(s_a)) / unit, float32(single(s_b)) / unit
         left, right = (shifted(x, None, np.float32) for x in (a, b))
         none = np.zeros((), np.float32)

@@ -27,7 +27,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Array
 from qgraph.ops.integer.codes import float32
-from qgraph.ops.integer.sums import CODES, Factor, Parameter, Sum
+from qgraph.ops.integer.sums import CODES, Factor, Parameter, Sum, type_of
 
 _ONE = np.float32(1)
 
@@ -233,9 +233,10 @@ class _Reader:
         zero_point = self.inputs.get(f"z_{side}")
         dtype = code_type(self.node, codes, zero_point)
         zero = None if zero_point is None else self.parameter(f"z_{side}")
-        if zero is not None and _dtype(zero) not in (None, dtype):
+        kind = None if zero is None else type_of(zero)
+        if kind not in (None, ir.DataType.from_numpy(dtype)):
             raise OperatorError(
-                f"{label}: its zero point is {_dtype(zero)} and its codes {dtype}, expected one "
+                f"{label}: its zero point is {kind.name} and its codes {dtype}, expected one "
                 "type. Correct the model's exporter."
             )
         if isinstance(zero, np.ndarray) and not zero.any():
@@ -269,31 +270,26 @@ class _Reader:
                 f"{where(self.node)}: y_zero_point has shape {list(zero.shape)}, expected one "
                 "element."
             )
-        kind = zero.dtype if isinstance(zero, ir.Value) else ir.DataType.from_numpy(zero.dtype)
-        if kind not in CODES:
-            raise OperatorError(
-                f"{where(self.node)}: its result has codes of type "
-                f"{kind.name if kind else 'unknown'}, expected int8 or uint8. Run shape inference "
-                "first."
-            )
+        code_type(self.node, zero)
         return zero
 
 
-def code_type(node: ir.Node, *values: ir.Value | None) -> np.dtype[Any]:
-    """Return the type of codes: that of the first of ``values`` whose type is known.
+def code_type(node: ir.Node, *parameters: Parameter | None) -> np.dtype[Any]:
+    """Return the type of codes: that of the first of ``parameters`` whose type is known.
 
     Raises:
         OperatorError: it is not known, or is not int8 or uint8.
     """
-    kinds = [value.dtype for value in values if value is not None and value.dtype is not None]
-    if not kinds or kinds[0] not in CODES:
-        name = next((value.name for value in values if value is not None), None)
+    kinds = [type_of(each) for each in parameters if each is not None]
+    kind = next((kind for kind in kinds if kind is not None), None)
+    if kind not in CODES:
+        names = (each.name for each in parameters if isinstance(each, ir.Value))
         raise OperatorError(
-            f"{where(node)}: the codes {name!r} are of type "
-            f"{kinds[0].name if kinds else 'unknown'}, expected int8 or uint8. Run shape inference "
+            f"{where(node)}: the codes {next(names, node.outputs[0].name)!r} are of type "
+            f"{kind.name if kind else 'unknown'}, expected int8 or uint8. Run shape inference "
             "first."
         )
-    return kinds[0].numpy()
+    return kind.numpy()
 
 
 def read_parameter(node: ir.Node, value: ir.Value | None, name: str) -> Parameter:
@@ -313,11 +309,6 @@ def read_parameter(node: ir.Node, value: ir.Value | None, name: str) -> Paramete
             "one element. Run shape inference first, or fold constants."
         )
     return value
-
-
-def _dtype(parameter: Parameter) -> np.dtype[Any] | None:
-    known = parameter.dtype
-    return known.numpy() if isinstance(known, ir.DataType) else known
 
 
 def read_single(

@@ -203,7 +203,7 @@ class Sum:
         """Draft the sums as whole numbers of type ``to``, which has to hold them."""
         operands = [factor.draft_difference(draft, to) for factor in (self.a, self.b)]
         if self.bias is not None:
-            operands.append(cast(draft, _value(draft, self.bias), to))
+            operands.append(cast(draft, draft_value(draft, self.bias), to))
         if self.kind == "Conv" or self.transposed:
             return draft.node(self.kind, operands, self.attributes, dtype=to)
         total = draft.node("MatMul", operands[:2], dtype=to)
@@ -289,5 +289,12 @@ def _flat(parameter: Parameter | None) -> Parameter | None:
     return parameter
 
 
-def _value(draft: Draft, parameter: Parameter) -> ir.Value:
-    return parameter if isinstance(parameter, ir.Value) else draft.constant(parameter)
+def draft_value(draft: Draft, operand: Operand) -> ir.Value:
+    """Return an operand as a value of the draft."""
+    return operand if isinstance(operand, ir.Value) else draft.constant(operand)
+
+
+def type_of(parameter: Parameter) -> ir.DataType | None:
+    """Return the element type of a parameter, None if the graph does not tell."""
+    kind = parameter.dtype
+    return ir.DataType.from_numpy(kind) if isinstance(kind, np.dtype) else kind

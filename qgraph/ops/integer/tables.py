@@ -24,7 +24,15 @@ import onnx_ir as ir
 
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.rounding import exp, log, sigmoid
-from qgraph.ops.integer.codes import float32, requantize, result, saturated, shifted, single
+from qgraph.ops.integer.codes import (
+    decoded,
+    float32,
+    requantize,
+    saturated,
+    shifted,
+    single,
+    zero_of,
+)
 from qgraph.ops.kernels.standard import Kernel, Windows
 
 Function = Callable[[Float32], Float32]
@@ -86,12 +94,11 @@ def recode(
 ) -> Array:
     """Return codes in other parameters, of what a function makes of the numbers they stand for."""
     # Not a product of scales: each operation is rounded, as in the two operators.
-    real = shifted(x, None if z_x is None else single(z_x), np.float32) * float32(single(s_x))
+    real = decoded(x, s_x, z_x)
     y = real if function is None else function(real)
-    z = np.zeros((), x.dtype) if z_y is None else single(result(z_y))
     with np.errstate(all="ignore"):
         steps = y / float32(single(s_y))
-    return requantize(steps, np.ones((), np.float32), z)
+    return requantize(steps, np.ones((), np.float32), zero_of(z_y, x))
 
 
 def _mapped(function: Function) -> Kernel:
@@ -126,24 +133,24 @@ def q_linear_softmax(node: ir.Node) -> Kernel:
     ) -> Sequence[Array]:
         if x.size == 0:
             return [x.copy()]
-        place = axis % x.ndim
+        along = axis % x.ndim
         # rows of what is summed
         if opset < _OPSET_OF_AXES:
-            rows = x.reshape(math.prod(x.shape[:place]), -1)
+            rows = x.reshape(math.prod(x.shape[:along]), -1)
         else:
-            rows = np.moveaxis(x, place, -1)
+            rows = np.moveaxis(x, along, -1)
         top = rows.max(axis=-1, keepdims=True)
         below = shifted(rows, None, np.int32) - shifted(top, None, np.int32)
         e = _powers(float32(single(s_x)), rows.shape[-1])[below + 255]
         # cumsum adds one element after the other
         total = np.cumsum(e, axis=-1, dtype=np.float32)[..., -1:]
-        z = np.zeros((), x.dtype) if z_y is None else single(result(z_y))
+        z = zero_of(z_y, x)
         limits = np.iinfo(z.dtype)
         with np.errstate(all="ignore"):
             whole = np.floor(np.float32(1) / float32(single(s_y)))
             steps = np.rint(e * whole / total)
         y = np.clip(steps + z.astype(np.float32), limits.min, limits.max).astype(z.dtype)
-        return [y.reshape(x.shape) if opset < _OPSET_OF_AXES else np.moveaxis(y, -1, place)]
+        return [y.reshape(x.shape) if opset < _OPSET_OF_AXES else np.moveaxis(y, -1, along)]
 
     return run
 
@@ -192,12 +199,10 @@ def q_linear_average_pool(node: ir.Node) -> Kernel:
         if _is_whole(windows, x.shape[2:]):
             y = _average_of_all(x, tuple(range(2, x.ndim)), s_x, z_x, s_y, z_y)
             return [np.moveaxis(y, 1, -1) if last else y]
-        real = shifted(x, None if z_x is None else single(z_x), np.float32) * float32(single(s_x))
-        total = windows.sums(real)
-        count = counts(node, windows, x.shape[2:])
-        z = np.zeros((), x.dtype) if z_y is None else single(result(z_y))
+        average = windows.sums(decoded(x, s_x, z_x)) / counts(node, windows, x.shape[2:])
+        z = zero_of(z_y, x)
         with np.errstate(all="ignore"):
-            steps: Float32 = (total / count).astype(np.float32) / float32(single(s_y))
+            steps: Float32 = average.astype(np.float32) / float32(single(s_y))
             y = saturated(steps + z.astype(np.float32), z)
         return [np.moveaxis(y, 1, -1) if last else y]
 
@@ -224,9 +229,9 @@ def _is_whole(windows: Windows, sizes: Sequence[int]) -> bool:
 def _average_of_all(
     x: Array, axes: tuple[int, ...], s_x: Array, z_x: Array | None, s_y: Array, z_y: Array | None
 ) -> Array:
-    zero = None if z_x is None else single(z_x)
-    acc = shifted(x, zero, np.int32).sum(axis=axes, keepdims=True, dtype=np.int32)
+    acc = shifted(x, None if z_x is None else single(z_x), np.int32).sum(
+        axis=axes, keepdims=True, dtype=np.int32
+    )
     count = np.float32(x.size // max(acc.size, 1))
     m = float32(single(s_x)) / (float32(single(s_y)) * count)
-    z = np.zeros((), x.dtype) if z_y is None else single(result(z_y))
-    return requantize(acc, m, z)
+    return requantize(acc, m, zero_of(z_y, x))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -274,6 +274,18 @@ class SiteWriter:
     def seen(self, constant: Array) -> Array:
         """Return a constant of the shape of the data in the shape of the view."""
         return constant if self._view.axis is None else constant.reshape(self._view.seen)
+
+
+Writers = Mapping[type, Callable[[SiteWriter, Any], Iterator[Draft]]]
+"""What drafts a quantizer with a :class:`SiteWriter`, by the type of the quantizer."""
+
+
+def written(site: Site, editor: Editor, writers: Writers) -> Iterator[Draft]:
+    """Yield the drafts of the writer of the type of quantizer that ``site`` is, if any."""
+    meaning: Any = site.quantizer
+    writer, write = writers.get(type(meaning)), SiteWriter(site, editor)
+    if writer is not None:
+        yield from writer(write, write.see(meaning))
 
 
 def node(

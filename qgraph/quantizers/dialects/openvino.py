@@ -32,11 +32,13 @@ from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import round_to_integer
 from qgraph.quantizers.dialects.dialect import (
     SiteWriter,
+    Writers,
     dialect,
     enlarges,
     node,
     parameter,
     try_out,
+    written,
 )
 from qgraph.quantizers.dialects.onnx import decoded_in_float
 from qgraph.quantizers.dialects.parts import (
@@ -176,11 +178,12 @@ def _floating(write: SiteWriter, meaning: Floating) -> Iterator[Draft]:
         yield from _stored(write, even)
 
 
-def _bipolar(write: SiteWriter, scale: Float32) -> Draft:
+def _bipolar(write: SiteWriter, meaning: Bipolar) -> Iterator[Draft]:
     draft, x = write.begin()
-    if enlarges([scale], write.shape):
-        return write.end(draft, draft.op.Mul(_signs(draft, x, ONE), scale))
-    return write.end(draft, _signs(draft, x, scale))
+    if enlarges([meaning.scale], write.shape):
+        yield write.end(draft, draft.op.Mul(_signs(draft, x, ONE), meaning.scale))
+    else:
+        yield write.end(draft, _signs(draft, x, meaning.scale))
 
 
 def _signs(draft: Draft, x: Operand, scale: Float32) -> ir.Value:
@@ -243,6 +246,15 @@ def _levelled(
     return node(draft, DOMAIN, "FakeQuantize", operands, {"levels": levels})
 
 
+_WRITERS: Writers = {
+    Affine: _affine,
+    Ranged: _ranged,
+    Floating: _floating,
+    Bipolar: _bipolar,
+    Truncating: _truncating,
+}
+
+
 @dialect
 class OpenVino:
     """FakeQuantize: an input range and an output range of ``levels`` levels each."""
@@ -269,18 +281,7 @@ class OpenVino:
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
         """Yield one FakeQuantize if its ranges can express it, then float operators around one."""
-        write = SiteWriter(site, editor)
-        match site.quantizer:
-            case Affine() as meaning:
-                yield from _affine(write, write.see(meaning))
-            case Ranged() as meaning:
-                yield from _ranged(write, write.see(meaning))
-            case Floating() as meaning:
-                yield from _floating(write, write.see(meaning))
-            case Bipolar() as meaning:
-                yield _bipolar(write, write.see(meaning).scale)
-            case Truncating() as meaning:
-                yield from _truncating(write, write.see(meaning))
+        yield from written(site, editor, _WRITERS)
         yield from decoded_in_float(site, editor)
 
     def reason(self, site: Site) -> str:

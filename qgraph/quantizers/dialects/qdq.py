@@ -15,6 +15,7 @@ from qgraph.numerics import Float32, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
 from qgraph.ops.integer.kernels import is_on_codes
 from qgraph.ops.operator import operator_of
+from qgraph.ops.steps import code_type
 from qgraph.quantizers.dialects.dialect import dialect, parameter
 from qgraph.quantizers.dialects.onnx import by_definition
 from qgraph.quantizers.dialects.qdq_codes import packed
@@ -147,7 +148,7 @@ def _parameters(node: ir.Node, x: ir.Value) -> tuple[Float32, Float32, str]:
         )
     except ValueError as error:
         raise OperatorError(f"{where(node)}: {error}") from error
-    return scale, zero, _code_type(node, attributes, zero_value)
+    return scale, zero, (code_type(node) or ir.DataType.UINT8).name
 
 
 def _sizes(node: ir.Node, x: ir.Value, scale: Float32, attributes: dict[str, Any]) -> list[int]:
@@ -178,16 +179,6 @@ def _sizes(node: ir.Node, x: ir.Value, scale: Float32, attributes: dict[str, Any
     sizes = [size if isinstance(size, int) else None for size in known]
     sizes[axis] = sizes[axis] or scale.size
     return [size or 1 for size in sizes]
-
-
-def _code_type(node: ir.Node, attributes: dict[str, Any], zero_point: ir.Value | None) -> str:
-    codes = node.inputs[0] if node.op_type == "DequantizeLinear" else None
-    for value in (zero_point, codes):
-        if value is not None and value.dtype is not None:
-            return value.dtype.name
-    if node.op_type == "QuantizeLinear" and attributes["output_dtype"]:
-        return ir.DataType(attributes["output_dtype"]).name
-    return "UINT8"
 
 
 def _clip_bounds(nodes: tuple[ir.Node, ...], kind: IntFormat) -> tuple[Float32, Float32]:

@@ -21,7 +21,7 @@ from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.streaming import FileRange
 from qgraph.graph.tensors import stored_bytes
 from qgraph.numerics import Array, Float32
-from qgraph.numerics.formats import FORMATS, IntFormat, find_minifloat, numpy_dtype
+from qgraph.numerics.formats import FORMATS, IntFormat, container, find_minifloat, numpy_dtype
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.dispatch import evaluate
 from qgraph.quantizers.dialects.layout import CodeLayout, Placed, laid_out
@@ -46,10 +46,9 @@ from qgraph.quantizers.weights.codes_job import (
     CodesJob,
     Coding,
     Plan,
-    step_at_top,
     tally_of,
 )
-from qgraph.quantizers.weights.level_table import LevelTable, container
+from qgraph.quantizers.weights.level_table import LevelTable
 from qgraph.quantizers.weights.piecewise import Program
 from qgraph.reports import operator_name
 
@@ -153,7 +152,7 @@ class _Packer:
         stored = find_minifloat(grid.exponent_bits, grid.mantissa_bits, grid.bias)
         layout, top = placed.layout(), grid.max_value
         if stored is not None and layout is not None and top <= stored.max_value:
-            margin = 0.5 * step_at_top(stored.name, top)
+            margin = 0.5 * stored.step_below(top)
             coding = Coding(stored.name, placed.parameter(scale), -top, top, margin=margin)
             for form in dequantized(layout, scale, ZERO, stored.name, self._dtype, self.scales):
                 yield from self._draft(coding, form, keeps_zeros=stored.has_negative_zero)

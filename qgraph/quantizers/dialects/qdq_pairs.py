@@ -11,7 +11,8 @@ From the tightest to the plainest, each exact under its own conditions:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -42,21 +43,6 @@ from qgraph.quantizers.dialects.parts import (
 )
 from qgraph.quantizers.quantizer import Affine, Bipolar, Decoding, Floating, Ranged, Truncating
 from qgraph.quantizers.site import Site
-
-
-def pairs(site: Site, editor: Editor) -> Iterator[Draft]:
-    """Yield the forms of ``site`` with QuantizeLinear, shortest first."""
-    match site.quantizer:
-        case Affine() as meaning:
-            yield from _affine(site, editor, meaning)
-        case Ranged() as meaning:
-            yield from _ranged(site, editor, meaning)
-        case Floating() as meaning:
-            yield from _floating(site, editor, meaning)
-        case Bipolar(scale):
-            yield from _bipolar(site, editor, scale)
-        case Truncating() as meaning:
-            yield from _truncating(site, editor, meaning)
 
 
 def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
@@ -171,12 +157,28 @@ def _floating(site: Site, editor: Editor, meaning: Floating) -> Iterator[Draft]:
         yield _decoded(draft, codes, Decoding(scale, zero), stored.name, layout)
 
 
-def _bipolar(site: Site, editor: Editor, scale: Float32) -> Iterator[Draft]:
-    layout = _layout(site, scale)
+def _bipolar(site: Site, editor: Editor, meaning: Bipolar) -> Iterator[Draft]:
+    layout = _layout(site, meaning.scale)
     if layout is not None:
         draft = editor.draft(site)
-        real = Decoding(scale, np.zeros_like(scale))
+        real = Decoding(meaning.scale, np.zeros_like(meaning.scale))
         yield _decoded(draft, _signs(draft, draft.x), real, "INT8", layout)
+
+
+_WRITERS: Mapping[type, Callable[[Site, Editor, Any], Iterator[Draft]]] = {
+    Affine: _affine,
+    Ranged: _ranged,
+    Floating: _floating,
+    Bipolar: _bipolar,
+    Truncating: _truncating,
+}
+
+
+def pairs(site: Site, editor: Editor) -> Iterator[Draft]:
+    """Yield the forms of ``site`` with QuantizeLinear, shortest first."""
+    writer = _WRITERS.get(type(site.quantizer))
+    if writer is not None:
+        yield from writer(site, editor, site.quantizer)
 
 
 def _layout(site: Site, *parameters: Float32) -> Layout | None:

@@ -16,8 +16,9 @@ from qgraph.numerics.rounding import Rounding
 from qgraph.ops.definitions.quant import code_bounds
 from qgraph.ops.definitions.trunc import nearest_power_of_two
 from qgraph.ops.operator import Operator, operator_of
-from qgraph.quantizers.dialects.dialect import dialect, parameter, try_out
-from qgraph.quantizers.dialects.qonnx_forms import spellings
+from qgraph.quantizers.dialects.dialect import dialect, parameter, try_out, written
+from qgraph.quantizers.dialects.onnx import decoded_in_float
+from qgraph.quantizers.dialects.qonnx_forms import WRITERS
 from qgraph.quantizers.quantizer import (
     Affine,
     Bipolar,
@@ -86,7 +87,8 @@ class Qonnx:
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
         """Yield one node if its parameters suffice, then nodes with float operators."""
-        yield from spellings(site, editor)
+        yield from written(site, editor, WRITERS)
+        yield from decoded_in_float(site, editor)
 
     def reason(self, site: Site) -> str:
         """Return why the dialect has no equal form."""
@@ -138,10 +140,6 @@ _READERS: dict[str, Callable[[Operator, ir.Node, list[Float32]], Quantizer]] = {
 def _code_range(bits: Float32, *, signed: bool, narrow: bool) -> tuple[Float32, Float32]:
     """Return the range of the codes; that of one signed bit is {-1, 1}."""
     with np.errstate(over="ignore"):
-        half, top = np.float32(2) ** (bits - np.float32(1)), np.float32(2) ** bits
-    if signed:
-        lo, hi = np.float32(narrow) - half, half - np.float32(1)
-        single = bits == 1
-        return np.where(single, np.float32(-1), lo), np.where(single, np.float32(1), hi)
-    top = top - np.float32(2 if narrow else 1)
-    return np.zeros_like(top), top
+        lo, hi = code_bounds(bits, signed, narrow)
+    single = (bits == 1) & signed
+    return np.where(single, np.float32(-1), lo), np.where(single, np.float32(1), hi)

@@ -19,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.graph.edit import Draft, Editor, Operand
+from qgraph.graph.edit import Draft, Operand
 from qgraph.numerics import Float32
 from qgraph.numerics.minifloat import binary_exponent
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.definitions.quant import code_bounds
 from qgraph.ops.definitions.trunc import nearest_power_of_two
-from qgraph.quantizers.dialects.dialect import SiteWriter, node
-from qgraph.quantizers.dialects.onnx import decoded_in_float
+from qgraph.quantizers.dialects.dialect import SiteWriter, Writers, node
 from qgraph.quantizers.dialects.parts import (
     ONE,
     ZERO,
@@ -48,7 +47,6 @@ from qgraph.quantizers.quantizer import (
     Recipe,
     Truncating,
 )
-from qgraph.quantizers.site import Site
 
 DOMAIN = "qonnx.custom_op.general"
 
@@ -66,25 +64,6 @@ class Codes(NamedTuple):
 
 BIPOLAR = Codes(1, True)
 """Codes -1 and 1: the sign of ``x / scale + zero_point``."""
-
-
-def spellings(site: Site, editor: Editor) -> Iterator[Draft]:
-    """Yield the forms of ``site``."""
-    write = SiteWriter(site, editor)
-    match site.quantizer:
-        case Affine() as meaning:
-            yield from _affine(write, write.see(meaning))
-        case Ranged() as meaning:
-            yield from _ranged(write, write.see(meaning))
-        case Floating() as meaning:
-            yield _floating(write, write.see(meaning))
-        case Bipolar() as meaning:
-            scale = write.see(meaning).scale
-            draft, x = write.begin()
-            yield write.end(draft, _node(draft, "BipolarQuant", x, scale=scale))
-        case Truncating() as meaning:
-            yield from _truncating(write, write.see(meaning))
-    yield from decoded_in_float(site, editor)
 
 
 def _affine(write: SiteWriter, meaning: Affine) -> Iterator[Draft]:
@@ -203,7 +182,7 @@ def _ranged_quant(write: SiteWriter, meaning: Ranged) -> Draft:
     return write.end(draft, quant(draft, x, scale, zero_point, codes, _NEAREST))
 
 
-def _floating(write: SiteWriter, meaning: Floating) -> Draft:
+def _floating(write: SiteWriter, meaning: Floating) -> Iterator[Draft]:
     grid = meaning.format
     draft, x = write.begin()
     attributes = {
@@ -224,7 +203,12 @@ def _floating(write: SiteWriter, meaning: Floating) -> Draft:
         exponent_bias=grid.bias,
         max_val=grid.max_value,
     )
-    return write.end(draft, y)
+    yield write.end(draft, y)
+
+
+def _bipolar(write: SiteWriter, meaning: Bipolar) -> Iterator[Draft]:
+    draft, x = write.begin()
+    yield write.end(draft, _node(draft, "BipolarQuant", x, scale=meaning.scale))
 
 
 def _truncating(write: SiteWriter, meaning: Truncating) -> Iterator[Draft]:
@@ -252,6 +236,16 @@ def _truncating(write: SiteWriter, meaning: Truncating) -> Iterator[Draft]:
     y = truncated(draft, x, meaning)
     y = _whole_numbers(draft, y, meaning.lo, meaning.hi, meaning.rounding)
     yield write.end(draft, real_values(draft, y, meaning.out_scale, meaning.out_zero_point))
+
+
+WRITERS: Writers = {
+    Affine: _affine,
+    Ranged: _ranged,
+    Floating: _floating,
+    Bipolar: _bipolar,
+    Truncating: _truncating,
+}
+"""What drafts a quantizer, by its type."""
 
 
 def quant(

@@ -9,10 +9,8 @@ parameter is decoded to its value, an element only has to be at some level.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
 from hashlib import sha256
 from typing import Any
 
@@ -22,11 +20,11 @@ from qgraph.errors import ModelError
 from qgraph.graph.deferred import Ledger, Tally
 from qgraph.graph.streaming import Sink, Stream, box_at
 from qgraph.numerics import Array, Mask
-from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.numerics.formats import FORMATS, IntFormat, container
 from qgraph.numerics.minifloat import encode
 from qgraph.quantizers.weights import job
 from qgraph.quantizers.weights.job import CodeWriter, JobPart, flat_parts
-from qgraph.quantizers.weights.level_table import LevelTable, Spread, container, numbers_of
+from qgraph.quantizers.weights.level_table import LevelTable, Spread, numbers_of
 from qgraph.quantizers.weights.piecewise import Parameter, Program, pieces
 
 Box = tuple[Sequence[int], Sequence[int]]
@@ -308,11 +306,3 @@ def _note_used(codes: Array, bits: int, used: Mask) -> None:
             used[code] = (plain == code).any()
     else:
         used |= np.bincount(plain, minlength=used.size).astype(bool)
-
-
-@cache
-def step_at_top(kind: str, top: float) -> float:
-    """Return the distance of the numbers of a minifloat just below ``top``, in its units."""
-    form = FORMATS[kind]
-    mantissa: int = getattr(form, "mantissa_bits", 0)
-    return float(2.0 ** (math.floor(math.log2(top)) - mantissa))

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from qgraph.graph.streaming import box_at
 from qgraph.numerics import Array
 from qgraph.numerics.float32 import look_up, representatives
-from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
+from qgraph.numerics.formats import FORMATS, IntFormat, container, numpy_dtype
 from qgraph.numerics.minifloat import decode, encode
 from qgraph.ops.steps import Stages
 from qgraph.quantizers.weights.piecewise import Parameter, Program
@@ -176,14 +175,6 @@ class Spread:
         laid = known[:count].reshape(sizes)
         np.copyto(laid, array)
         return laid
-
-
-def container(kind: str) -> np.dtype[Any]:
-    """Return the NumPy type that holds one code of an integer type."""
-    form = FORMATS[kind]
-    if not isinstance(form, IntFormat):
-        return np.dtype(np.uint8)
-    return np.dtype(f"{'' if form.signed else 'u'}int{max(form.bits, 8)}")
 
 
 def numbers_of(codes: Array, kind: str) -> Array:

@@ -223,12 +223,9 @@ def _stored(scale: Float32, scheme: Scheme, unit: np.float32) -> Float32:
         with np.errstate(over="ignore"):
             scale = scale.astype(dtype).astype(np.float32)
         # Beyond the type: the largest scale there is, so that large weights are clipped.
-        np.copyto(scale, _largest(scheme.scales), where=np.isinf(scale))
+        largest = np.float32(np.nextafter(dtype.type(np.inf), dtype.type(0)))
+        np.copyto(scale, largest, where=np.isinf(scale))
     return np.where(scale > 0, scale, _ONE)
-
-
-def _largest(kind: str) -> np.float32:
-    return np.float32(65504.0) if kind == "FLOAT16" else np.float32(3.3895314e38)
 
 
 def choices(
@@ -324,7 +321,8 @@ def quantize(w: Float32, chosen: Parameters, scheme: Scheme, y: Float32, codes: 
             np.subtract(y, chosen.zero_point, out=y)
     else:
         if scheme.may_clip:
-            top = _rounds_to_top(scheme.codes)
+            # Up to half a step more is rounded to the largest number, not clipped.
+            top = np.float32(form.hi + MINIFLOATS[scheme.codes].step_below(form.hi) / 2)
             clipped = int(np.count_nonzero(y > top)) + int(np.count_nonzero(y < -top))
         encoded = encode(y, scheme.codes)
         codes[...] = encoded.view(np.uint8)
@@ -333,13 +331,6 @@ def quantize(w: Float32, chosen: Parameters, scheme: Scheme, y: Float32, codes: 
     if scheme.result != "FLOAT":
         np.copyto(y, y.astype(numpy_dtype(scheme.result)), casting="unsafe")
     return clipped
-
-
-def _rounds_to_top(codes: str) -> np.float32:
-    """Return the largest number that is rounded to the largest of a minifloat, not clipped."""
-    grid = MINIFLOATS[codes]
-    step = float(floor_power_of_two(grid.max_value)) * 2.0**-grid.mantissa_bits
-    return np.float32(grid.max_value + step / 2)
 
 
 def measure(w: Float32, y: Float32, chosen: Parameters, clipped: int) -> Losses:

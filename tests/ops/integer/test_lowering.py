@@ -334,7 +334,7 @@ def test_results_in_minifloats_are_refused(case, form):
     value.const_value = ir.tensor(zero, name="i7")
     value.dtype = made.model.graph.outputs[0].dtype = ir.DataType.FLOAT8E4M3FN
     site = only(lowered(made.model, form=form)[1])
-    assert "codes of type FLOAT8E4M3FN, expected int8 or uint8" in site.reason
+    assert "of type FLOAT8E4M3FN, expected int8 or uint8" in site.reason
 
 
 def test_rows_may_have_scales_of_their_own(node_case):
