@@ -12,7 +12,7 @@ from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.quantizers.weights.job import Groups
-from qgraph.quantizers.weights.scheme import E4M3, E8M0, Scheme, Search
+from qgraph.quantizers.weights.scheme import E4M3, E8M0, ScaleSearch, Scheme
 from qgraph.reasons import UNSUITED_WEIGHT, USED_ELSEWHERE, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, transform
@@ -108,7 +108,9 @@ class QuantizeWeights(Transform):
     symmetric: bool | None = option(
         None, help="no zero point (unsigned: the middle code); default: true unless unsigned"
     )
-    scale: Search = option(Search.MINMAX, help="minmax: clip nothing; mse: least squared error")
+    scale: ScaleSearch = option(
+        ScaleSearch.MINMAX, help="minmax: clip nothing; mse: least squared error"
+    )
     types: str = option(
         "MatMul|Gemm|Conv|ConvTranspose|Gather", help="operators whose weights are quantized"
     )

@@ -165,7 +165,7 @@ class RuntimeExecutor(Executor):
         """Return the one session that is the whole plan, after it has run, if it is that."""
         steps = self._plan.steps
         segment = steps[0] if len(steps) == 1 else None
-        session = segment.session if isinstance(segment, Segment) else None
+        session = segment.session if isinstance(segment, SessionSegment) else None
         fed = {str(value.name) for value in self._graph.inputs if not value.is_initializer()}
         if session is None or session.carries or not fed.issuperset(session.feeds):
             return None
@@ -192,7 +192,7 @@ class RuntimeExecutor(Executor):
             steps += [self.step(node, imports) for node in ours]
             theirs, waiting = _ready(waiting, lambda node: node in taken)
             if theirs:
-                steps.append(Segment(theirs, self, imports))
+                steps.append(SessionSegment(theirs, self, imports))
         return Plan(graph, steps)
 
     def session(
@@ -231,7 +231,7 @@ class RuntimeExecutor(Executor):
         return known and not self.is_call(node) and all(self._takes(n, imports) for n in inner)
 
 
-class Segment:
+class SessionSegment:
     """Nodes that one session computes, or, where ONNX Runtime refuses, halves of them.
 
     Attributes:

@@ -139,7 +139,7 @@ def carry_out(
     work: Iterable[tuple[Job, Sequence[Sink]]],
     executor: Executor,
     tell: Callable[[int], None],
-) -> list[Run]:
+) -> list[WrittenRun]:
     """Run all parts of all jobs; each job is concluded as soon as its last part is done.
 
     After a failure no further part is begun, and those that run are waited for.
@@ -152,7 +152,7 @@ def carry_out(
     Returns:
         What was written into files.
     """
-    runs: list[Run] = []
+    runs: list[WrittenRun] = []
     waiting = deque((job, sinks, list(job.parts())) for job, sinks in work)
     running: dict[Future[Any], tuple[_Open, int, int]] = {}
     current: _Open | None = None
@@ -181,7 +181,7 @@ def carry_out(
     return runs
 
 
-def _recorded(part: Part, sinks: Sequence[Sink]) -> tuple[Any, list[Run]]:
+def _recorded(part: Part, sinks: Sequence[Sink]) -> tuple[Any, list[WrittenRun]]:
     """Run a part where it was sent to; return its result and what it wrote into files."""
     recorders = [Recorder(sink) if isinstance(sink, FileRange) else sink for sink in sinks]
     result = part(recorders)
@@ -212,7 +212,7 @@ class _Open:
 
 
 @dataclass(frozen=True)
-class Run:
+class WrittenRun:
     """Bytes that were written one after the other.
 
     Attributes:
@@ -233,7 +233,7 @@ class Recorder:
 
     def __init__(self, place: FileRange) -> None:
         self._place = place
-        self.runs: list[Run] = []
+        self.runs: list[WrittenRun] = []
 
     def write(self, at: int, data: Array) -> None:
         """Put the bytes of the contiguous array ``data`` at place ``at``."""
@@ -245,12 +245,14 @@ class Recorder:
         last = self.runs[-1] if self.runs else None
         if last is not None and last.offset + last.length == offset:
             checksum = zlib.crc32(content, last.checksum)
-            self.runs[-1] = Run(last.path, last.offset, last.length + len(content), checksum)
+            self.runs[-1] = WrittenRun(last.path, last.offset, last.length + len(content), checksum)
         else:
-            self.runs.append(Run(self._place.path, offset, len(content), zlib.crc32(content)))
+            self.runs.append(
+                WrittenRun(self._place.path, offset, len(content), zlib.crc32(content))
+            )
 
 
-def expect_written(path: str | os.PathLike[str], size: int, runs: Iterable[Run]) -> str:
+def expect_written(path: str | os.PathLike[str], size: int, runs: Iterable[WrittenRun]) -> str:
     """Read a file back, compare it with what was written, and return its SHA-256.
 
     Args:
@@ -286,7 +288,7 @@ def expect_written(path: str | os.PathLike[str], size: int, runs: Iterable[Run])
     return digest.hexdigest()
 
 
-def _sorted(runs: Iterable[Run]) -> Sequence[Run]:
+def _sorted(runs: Iterable[WrittenRun]) -> Sequence[WrittenRun]:
     return sorted(runs, key=lambda run: run.offset)
 
 

@@ -24,7 +24,7 @@ from qgraph.graph.deferred import (
     NoSink,
     Part,
     Recorder,
-    Run,
+    WrittenRun,
     carry_out,
     expect_written,
 )
@@ -151,7 +151,7 @@ def write(
     groups = _shards(chosen, shard_bytes)
     layout = {output.folder / f"{i}.part": group for i, group in enumerate(groups)}
     heads = {path: _head(group) if safetensors else b"" for path, group in layout.items()}
-    runs: list[Run] = []
+    runs: list[WrittenRun] = []
     places: dict[int, FileRange] = {}
     for path, tensors in layout.items():
         places |= _lay_out(path, tensors, heads[path], runs)
@@ -202,7 +202,7 @@ def write(
 
 
 def _lay_out(
-    path: Path, tensors: Iterable[ir.TensorProtocol], first: bytes, runs: list[Run]
+    path: Path, tensors: Iterable[ir.TensorProtocol], first: bytes, runs: list[WrittenRun]
 ) -> dict[int, FileRange]:
     """Create a file of ``first`` and room for ``tensors`` in a row; return where each goes.
 

@@ -16,7 +16,7 @@ from qgraph.errors import ExecutionError, UnsupportedError
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import make_inputs
 from qgraph.execution.prepare import prepare
-from qgraph.execution.runtime import RuntimeExecutor, Segment
+from qgraph.execution.runtime import RuntimeExecutor, SessionSegment
 from qgraph.quantizers.standardize import standardize
 
 pytestmark = [pytest.mark.runtime, pytest.mark.sums]
@@ -39,8 +39,8 @@ def both(m: ir.Model, inputs: dict[str, Any], **options: Any) -> None:
         np.testing.assert_array_equal(x, y)
 
 
-def segments(executor: RuntimeExecutor) -> list[Segment]:
-    return [step for step in executor._plan.steps if isinstance(step, Segment)]
+def segments(executor: RuntimeExecutor) -> list[SessionSegment]:
+    return [step for step in executor._plan.steps if isinstance(step, SessionSegment)]
 
 
 MIXED = """g (float[N] x) => (float[N] y) <float s = {0.5}, float z = {0}, float b = {4}> {

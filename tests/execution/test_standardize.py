@@ -13,7 +13,7 @@ import qgraph
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import make_inputs
 from qgraph.execution.prepare import prepare
-from qgraph.execution.runtime import RuntimeExecutor, Segment, is_moderate
+from qgraph.execution.runtime import RuntimeExecutor, SessionSegment, is_moderate
 from qgraph.ops.operator import operator_of
 from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import sites
@@ -81,7 +81,7 @@ def assert_same_bits(ours: Float32, theirs: Float32) -> None:
     np.testing.assert_array_equal(ours[~nan].view(np.uint32), theirs[~nan].view(np.uint32))
 
 
-def steps_of(m: ir.Model) -> Iterator[Segment | Any]:
+def steps_of(m: ir.Model) -> Iterator[SessionSegment | Any]:
     executor = runtime(m)
     assert isinstance(executor, RuntimeExecutor)
     yield from executor._plan.steps
@@ -146,7 +146,7 @@ def test_a_quantizer_in_a_session_has_the_bits_of_its_kernel(
     node: str, parameters: str, step: Any, relu: bool
 ) -> None:
     m = one(node, parameters, relu=relu)
-    assert [type(s) for s in steps_of(m)] == [Segment]
+    assert [type(s) for s in steps_of(m)] == [SessionSegment]
     # What Relu makes of -0 is open; quantizers are compared on equal inputs.
     x = hostile(step) + np.float32(0) if relu else hostile(step)
     ours, theirs = prepare(m, "numpy"), runtime(m)
@@ -174,7 +174,7 @@ def test_quantizers_that_follow_each_other_have_the_bits_of_their_kernels() -> N
         y = {unsigned.replace("(x", "(q")}
     }}"""
     m = model(chain)
-    assert [type(s) for s in steps_of(m)] == [Segment]
+    assert [type(s) for s in steps_of(m)] == [SessionSegment]
     x = hostile(0.1) + np.float32(0)
     ours, theirs = prepare(m, "numpy"), runtime(m)
     for given in (x, moderate(x)):
@@ -187,7 +187,7 @@ def test_quantizers_that_follow_each_other_have_the_bits_of_their_kernels() -> N
 def test_old_opsets_are_raised(opset: int, signed: int) -> None:
     parameters = "float s = {0.1}, float z = {0}, float b = {4}"
     m = one(QUANT.format(signed, 0, "ROUND"), parameters, opset=opset)
-    assert [type(s) for s in steps_of(m)] == [Segment]
+    assert [type(s) for s in steps_of(m)] == [SessionSegment]
     x = {"x": hostile(0.1)}
     assert_same_bits(run(m, x, backend="numpy")["y"], run(m, x, backend="ort")["y"])
     assert m.opset_imports[""] == opset
@@ -353,7 +353,7 @@ def test_every_quantizer_of_real_models_is_equal_given_equal_inputs(
 @pytest.mark.cases(fast=3)
 def test_a_whole_real_network_is_one_session(models: Path, model_name: str) -> None:
     m = qgraph.load(models / f"{model_name}.onnx")
-    assert [type(step) for step in steps_of(m.ir)] == [Segment]
+    assert [type(step) for step in steps_of(m.ir)] == [SessionSegment]
     left = [operator_of(node) for node in standardize(m.ir).graph]
     assert all(operator is None or operator.schema.standard for operator in left)
 

@@ -20,7 +20,7 @@ from qgraph.numerics import blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, packed_size
 from qgraph.numerics.minifloat import MINIFLOATS, cast
 from qgraph.ops.operator import operator_of
-from qgraph.quantizers.weights.job import Range, Source
+from qgraph.quantizers.weights.job import NumberRange, Source
 from qgraph.quantizers.weights.piecewise import Parameter
 
 Array = npt.NDArray[Any]
@@ -222,7 +222,7 @@ class Recoding:
     is_merged: bool = False
 
 
-def recodings(stored: Stored, span: Range, kinds: Sequence[str] | None) -> Iterator[Recoding]:
+def recodings(stored: Stored, span: NumberRange, kinds: Sequence[str] | None) -> Iterator[Recoding]:
     """Yield the possible recodings, best first.
 
     Args:
@@ -295,7 +295,7 @@ def needed_opset(stored: Stored, recoding: Recoding, *, rows: bool) -> int:
     return max(needed)
 
 
-def _moves(stored: Stored, span: Range, kind: str) -> Iterator[Move]:
+def _moves(stored: Stored, span: NumberRange, kind: str) -> Iterator[Move]:
     """Yield candidate shifts and power-of-two factors."""
     now, form = FORMATS[stored.stream.kind], FORMATS[kind]
     if isinstance(now, IntFormat) and isinstance(form, IntFormat):
@@ -319,7 +319,7 @@ def _moves(stored: Stored, span: Range, kind: str) -> Iterator[Move]:
             yield None, 1.0
 
 
-def _integer_moves(stored: Stored, span: Range, kind: str) -> Iterator[Move]:
+def _integer_moves(stored: Stored, span: NumberRange, kind: str) -> Iterator[Move]:
     now, form = FORMATS[stored.stream.kind], FORMATS[kind]
     point = stored.zero_point
     # Zero points, also those that are 0, are shifted with the codes and must fit too.

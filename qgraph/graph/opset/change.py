@@ -33,7 +33,7 @@ from qgraph.numerics import Array
 
 
 @dataclass
-class Change:
+class OpsetChange:
     """A node that is to be rewritten, from one opset to a higher one.
 
     Attributes:
@@ -150,7 +150,7 @@ def rounds_up(node: ir.Node) -> bool:
     return given is not None and (given.is_ref() or bool(given.value))
 
 
-def divide_by_window(change: Change) -> None:
+def divide_by_window(change: OpsetChange) -> None:
     """Refuse a window that reaches beyond the padding, if padding counts."""
     if change.get("count_include_pad", 0) and any(axis.may_overhang for axis in _axes(change)):
         raise change.refuse(
@@ -159,13 +159,13 @@ def divide_by_window(change: Change) -> None:
         )
 
 
-def start_windows(change: Change) -> None:
+def start_windows(change: OpsetChange) -> None:
     """Refuse a window that may start in the padding at the end."""
     if any(axis.may_start_in_padding for axis in _axes(change)):
         raise change.refuse("with ceil_mode, windows may begin in the padding at the end")
 
 
-def _axes(change: Change) -> Iterator[Axis]:
+def _axes(change: OpsetChange) -> Iterator[Axis]:
     """Yield the spatial axes of a pooling node whose number of windows is rounded up."""
     auto = str(change.get("auto_pad", "NOTSET"))
     if not change.get("ceil_mode", 0) or auto.startswith("SAME"):

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant
-from qgraph.graph.opset.change import Change, divide_by_window, rounds_up, start_windows
+from qgraph.graph.opset.change import OpsetChange, divide_by_window, rounds_up, start_windows
 
 _RESIZE_WITH_ROI, _RESIZE_WITHOUT_ROI = 11, 13
 
@@ -24,7 +24,7 @@ _DATA_OF_ANY_TYPE = 23
 _FNUZ = frozenset({ir.DataType.FLOAT8E4M3FNUZ, ir.DataType.FLOAT8E5M2FNUZ})
 
 
-def _axes(change: Change) -> None:
+def _axes(change: OpsetChange) -> None:
     # No axes in an attribute are all axes; in an input they may be none. Only Unsqueeze needs some.
     if change.get("axes", ()) or change.node.op_type == "Unsqueeze":
         change.integers(1, "axes")
@@ -32,66 +32,66 @@ def _axes(change: Change) -> None:
         change.take("axes")
 
 
-def _slice(change: Change) -> None:
+def _slice(change: OpsetChange) -> None:
     change.integers(1, "starts", required=True)
     change.integers(2, "ends", required=True)
     change.integers(3, "axes")
 
 
-def _split(change: Change) -> None:
+def _split(change: OpsetChange) -> None:
     change.integers(1, "split")
 
 
-def _split_evenly(change: Change) -> None:
+def _split_evenly(change: OpsetChange) -> None:
     if len(change.node.inputs) < 2 or change.node.inputs[1] is None:
         change.set("num_outputs", len(change.node.outputs))
 
 
-def _pad(change: Change) -> None:
+def _pad(change: OpsetChange) -> None:
     change.integers(1, "pads", required=True)
     value = change.take("value", 0.0)
     if value or np.signbit(value):
         change.number_like_input(2, "value", value)
 
 
-def _clip(change: Change) -> None:
+def _clip(change: OpsetChange) -> None:
     # An absent bound was the largest finite float32, and need not be since.
     for place, name, default in ((1, "min", -_LARGEST), (2, "max", _LARGEST)):
         change.number_like_input(place, name, change.take(name, default))
 
 
-def _top_k(change: Change) -> None:
+def _top_k(change: OpsetChange) -> None:
     count = change.take("k")
     if count is None:
         raise change.refuse("it has no attribute 'k'")
     change.feed(1, "k", np.asarray([count], np.int64))
 
 
-def _dft(change: Change) -> None:
+def _dft(change: OpsetChange) -> None:
     change.feed(2, "axis", np.asarray(change.take("axis", 1), np.int64))
 
 
-def _has_mask(change: Change) -> bool:
+def _has_mask(change: OpsetChange) -> bool:
     return any(value.uses() or value.is_graph_output() for value in change.node.outputs[1:])
 
 
-def _dropout_mask(change: Change) -> None:
+def _dropout_mask(change: OpsetChange) -> None:
     if _has_mask(change):
         raise change.refuse("its mask is used, which was a number and became a truth value")
 
 
-def _dropout(change: Change) -> None:
+def _dropout(change: OpsetChange) -> None:
     if _has_mask(change):
         raise change.refuse("its mask is used, which was left open and is all true since")
     change.feed(1, "ratio", np.asarray(change.take("ratio", 0.5), np.float32))
 
 
-def _batch_normalization(change: Change) -> None:
+def _batch_normalization(change: OpsetChange) -> None:
     if any(value.name for value in change.node.outputs[1:]):
         raise change.refuse("it has the outputs of training, which have other meanings since")
 
 
-def _batch_normalization_of_halves(change: Change) -> None:
+def _batch_normalization_of_halves(change: OpsetChange) -> None:
     if change.element_type(change.x) not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise change.refuse("it trains, and its statistics are computed in float32 since")
 
@@ -138,11 +138,11 @@ def _may_be(node: ir.Node, place: int, types: frozenset[ir.DataType]) -> bool:
     return known is None or known in types
 
 
-def _infinity_of_fnuz(change: Change) -> None:
+def _infinity_of_fnuz(change: OpsetChange) -> None:
     raise change.refuse("infinity became NaN in types without it, and the largest number since")
 
 
-def _quantize_integers(change: Change) -> None:
+def _quantize_integers(change: OpsetChange) -> None:
     if change.target < _DATA_OF_ANY_TYPE:
         raise change.refuse(
             f"its data is INT32, which opsets from 19 to {_DATA_OF_ANY_TYPE - 1} only take with "
@@ -150,25 +150,25 @@ def _quantize_integers(change: Change) -> None:
         )
 
 
-def _scatter(change: Change) -> None:
+def _scatter(change: OpsetChange) -> None:
     change.node.op_type = "ScatterElements"
 
 
-def _upsample(change: Change) -> None:
+def _upsample(change: OpsetChange) -> None:
     change.node.op_type = "Resize"
     if change.target >= _RESIZE_WITH_ROI:
         _resize_as_upsample(change)
         change.reached = _RESIZE_WITH_ROI
 
 
-def _resize(change: Change) -> None:
+def _resize(change: OpsetChange) -> None:
     scales = constant(change.node.inputs[1]) if len(change.node.inputs) > 1 else None
     if change.get("mode", "nearest") == "nearest" and (scales is None or (scales < 1).any()):
         raise change.refuse("it picks the nearest pixel for a scale that may be below 1")
     _resize_as_upsample(change)
 
 
-def _resize_as_upsample(change: Change) -> None:
+def _resize_as_upsample(change: OpsetChange) -> None:
     """Spell what Upsample, and Resize for scales from 1, did before they could do more."""
     node = change.node
     node.resize_inputs(3)
@@ -180,14 +180,14 @@ def _resize_as_upsample(change: Change) -> None:
     change.set("nearest_mode", "floor")
 
 
-def _resize_by_sizes(change: Change) -> None:
+def _resize_by_sizes(change: OpsetChange) -> None:
     if change.get("coordinate_transformation_mode") == "tf_half_pixel_for_nn":
         raise change.refuse("coordinate_transformation_mode 'tf_half_pixel_for_nn' is no more")
     if len(change.node.inputs) > 3 and change.node.inputs[3] is not None:
         change.node.replace_input_with(2, None)
 
 
-def _softmax(change: Change) -> None:
+def _softmax(change: OpsetChange) -> None:
     """Softmax, LogSoftmax and Hardmax took all dimensions from ``axis`` on as one."""
     axis, shape = change.get("axis", 1), change.sizes
     if axis == -1 or (shape is not None and axis == len(shape) - 1):
@@ -204,31 +204,31 @@ def _softmax(change: Change) -> None:
     node.replace_input_with(1, size)
 
 
-def _one_hot(change: Change) -> None:
+def _one_hot(change: OpsetChange) -> None:
     indices = constant(change.x)
     if indices is None or (indices < 0).any():
         raise change.refuse("its indices may be negative, which count from the end since")
 
 
-def _conv_transpose(change: Change) -> None:
+def _conv_transpose(change: OpsetChange) -> None:
     if change.get("output_shape") or str(change.get("auto_pad", "")).startswith("SAME"):
         raise change.refuse("an odd padding went to the other side before opset 11")
 
 
-def _grid_sample(change: Change) -> None:
+def _grid_sample(change: OpsetChange) -> None:
     mode = change.get("mode", "bilinear")
     change.set("mode", {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode))
 
 
-def _roi_align(change: Change) -> None:
+def _roi_align(change: OpsetChange) -> None:
     change.set("coordinate_transformation_mode", "output_half_pixel")
 
 
-def _group_normalization(change: Change) -> None:
+def _group_normalization(change: OpsetChange) -> None:
     raise change.refuse("its scale and bias belong to groups, and to channels since")
 
 
-def _floats_only(change: Change) -> None:
+def _floats_only(change: OpsetChange) -> None:
     dtype = change.x.dtype
     if dtype is not None and dtype.is_integer():
         raise change.refuse(f"its input is {dtype.name}, and it only takes floats since")
@@ -236,7 +236,7 @@ def _floats_only(change: Change) -> None:
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 
-ADAPTERS: Mapping[tuple[str, int], Callable[[Change], None]] = {
+ADAPTERS: Mapping[tuple[str, int], Callable[[OpsetChange], None]] = {
     ("AveragePool", 19): divide_by_window,
     ("AveragePool", 22): start_windows,
     ("BatchNormalization", 14): _batch_normalization,

@@ -18,7 +18,7 @@ from qgraph.errors import ModelError, OptionError, UnsupportedError, where
 from qgraph.graph.constants import constant, constant_tensor
 from qgraph.graph.edit import Editor
 from qgraph.graph.inference.walk import Facts, infer
-from qgraph.graph.opset.change import Change
+from qgraph.graph.opset.change import OpsetChange
 from qgraph.graph.opset.history import IR_SINCE, SAME, first_version, is_known, versions_between
 from qgraph.graph.opset.rewrites import ADAPTERS, CONCERNS, SHAPED
 from qgraph.graph.scopes import Body, bodies, owners
@@ -52,7 +52,7 @@ def adapt(
     Raises:
         UnsupportedError: what it computes cannot be said in opset ``target``.
     """
-    change = Change(node, source, target, editor, float_type, facts, source)
+    change = OpsetChange(node, source, target, editor, float_type, facts, source)
     if source < OLDEST:
         raise UnsupportedError(
             f"{where(node)}: the opset is {source}; one below {OLDEST} cannot be raised. "

@@ -44,12 +44,12 @@ from qgraph.quantizers.site import Site
 from qgraph.quantizers.weights.codes_job import (
     LEAST_BYTES,
     CodesJob,
+    CodesPlan,
     Coding,
-    Plan,
     tally_of,
 )
 from qgraph.quantizers.weights.level_table import LevelTable
-from qgraph.quantizers.weights.piecewise import Program
+from qgraph.quantizers.weights.piecewise import ElementProgram
 from qgraph.reports import operator_name
 
 SIGNED = ("INT2", "INT4", "INT8", "INT16", "INT32")
@@ -241,14 +241,14 @@ class _Packer:
         tensor = DeferredTensor(job, 0, ir.DataType[coding.kind], shape)
         value = draft.stored(tensor, "codes")
         draft.giving(form(draft, value))
-        quantize = Program.of(self.site.nodes, self.site.x, self.site.y, weight.shape)
-        dequantize = Program.of(draft.nodes, value, draft.y, shape)
+        quantize = ElementProgram.of(self.site.nodes, self.site.x, self.site.y, weight.shape)
+        dequantize = ElementProgram.of(draft.nodes, value, draft.y, shape)
         if quantize is None or dequantize is None:
             return
         root = self.site.root
         label = f"{operator_name(root)} {root.name or self.site.y.name!r}"
         table = self._table(quantize, dequantize, coding)
-        job.plan = Plan(label, weight, quantize, coding, dequantize, shape, keeps_zeros, table)
+        job.plan = CodesPlan(label, weight, quantize, coding, dequantize, shape, keeps_zeros, table)
         shared = self.editor.deferred.setdefault(job.plan.key, tensor)
         draft.tensors[value] = value.const_value = shared
         draft.promise = Verdict(
@@ -259,7 +259,9 @@ class _Packer:
             shared.job.ledgers.append(draft.ledger)
         yield draft
 
-    def _table(self, quantize: Program, dequantize: Program, coding: Coding) -> LevelTable | None:
+    def _table(
+        self, quantize: ElementProgram, dequantize: ElementProgram, coding: Coding
+    ) -> LevelTable | None:
         """Return a table that proves all levels at once, for the quantizer's own codes."""
         weight, meaning = self.site.weight, self.site.quantizer
         if weight is None or weight.kind != "FLOAT":

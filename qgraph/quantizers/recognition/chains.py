@@ -18,7 +18,7 @@ from qgraph.numerics.primitives import NUMPY
 from qgraph.numerics.rounding import Rounding, round_to_integer
 from qgraph.proof.functions.expression import CONSTANT, FLOAT, Expr, in_order, known
 from qgraph.quantizers.recognition.steps import (
-    Arithmetic,
+    ArithmeticStep,
     Bound,
     Chain,
     Encoded,
@@ -136,7 +136,7 @@ def _value_after(steps: list[Step], value: Array) -> Array | None:
     with np.errstate(all="ignore"):
         for step in steps:
             match step:
-                case Arithmetic(name, operand) | Bound(name, operand):
+                case ArithmeticStep(name, operand) | Bound(name, operand):
                     value = np.asarray(NUMPY[name](value, operand))
                 case Rounded(mode):
                     value = round_to_integer(value, mode)
@@ -150,9 +150,9 @@ def _value_after(steps: list[Step], value: Array) -> Array | None:
 def _arithmetic(e: Expr) -> LastSteps | None:
     left, right = e.inputs
     if right.op == CONSTANT:
-        return [Arithmetic(e.op, known(right))], left
+        return [ArithmeticStep(e.op, known(right))], left
     if left.op == CONSTANT and e.op in ("Add", "Mul"):
-        return [Arithmetic(e.op, known(left))], right
+        return [ArithmeticStep(e.op, known(left))], right
     if e.op != "Mul":
         return None
     for one, other in ((left, right), (right, left)):
@@ -245,7 +245,7 @@ def _of_magnitudes(steps: tuple[Step, ...]) -> list[Step] | None:
                 result += [Bound("Min", value), Bound("Max", -value)]
             case Bound("Max", value) if not value.any():
                 pass
-            case Arithmetic("Add" | "Sub" as name, value) if same(value, 0.5) and half is None:
+            case ArithmeticStep("Add" | "Sub" as name, value) if same(value, 0.5) and half is None:
                 half = name
             case Rounded(mode):
                 signed = _SIGNED_MODES.get((mode, half))
@@ -328,7 +328,7 @@ _RULES: dict[str, Callable[[Expr], LastSteps | None]] = {
     **dict.fromkeys(["Add", "Sub", "Mul", "Div"], _arithmetic),
     **dict.fromkeys(["Min", "Max"], _bound),
     "Relu": _always(Bound("Max", np.zeros((), np.float32))),
-    "Neg": _always(Arithmetic("Mul", np.asarray(-1, np.float32))),
+    "Neg": _always(ArithmeticStep("Mul", np.asarray(-1, np.float32))),
     "Round": _always(Rounded(Rounding.ROUND)),
     "Floor": _always(Rounded(Rounding.FLOOR)),
     "Ceil": _always(Rounded(Rounding.CEIL)),

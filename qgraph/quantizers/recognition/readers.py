@@ -38,7 +38,7 @@ from qgraph.quantizers.recognition.steps import (
     SAME_SCALE,
     ZERO,
     AfterRounding,
-    Arithmetic,
+    ArithmeticStep,
     BeforeRounding,
     Bound,
     Encoded,
@@ -104,7 +104,7 @@ def quantizer_of(steps: Sequence[Step], notation: Notation) -> Quantizer | None:
 
 def _scales(steps: Sequence[Step]) -> bool:
     """Return whether ``steps`` divide before they round, and multiply afterwards."""
-    names = [step.name if isinstance(step, Arithmetic) else "" for step in steps]
+    names = [step.name if isinstance(step, ArithmeticStep) else "" for step in steps]
     places = [i for i, step in enumerate(steps) if isinstance(step, Rounded)]
     return not {"Div", "Mul"}.isdisjoint(names[: places[0]]) and "Mul" in names[places[-1] :]
 
@@ -202,9 +202,9 @@ def ranged(
         top, rest = constant_of(rest[0]), rest[1:]
     else:
         # Two levels: products and quotients with 1 were omitted.
-        outer.insert(index_of(outer, "Mul"), Arithmetic("Div", ONE))
+        outer.insert(index_of(outer, "Mul"), ArithmeticStep("Div", ONE))
     before, after = BeforeRounding.of(steps[:place]), AfterRounding.of(outer)
-    tail = BeforeRounding.of([Arithmetic("Div", ONE), *rest])
+    tail = BeforeRounding.of([ArithmeticStep("Div", ONE), *rest])
     require(not tail.offset.any() and not tail.ends and not is_bounded(after.real))
     levels = _levels(top)
     last = np.float32(levels - 1)
@@ -239,11 +239,11 @@ def _with_width(inner: list[Step], outer: list[Step]) -> tuple[list[Step], list[
         return inner, outer
     top = constant_of(outer[divided])
     if index_of(outer, "Mul") == len(outer):
-        outer = [*outer[: divided + 1], Arithmetic("Mul", ONE), *outer[divided + 1 :]]
+        outer = [*outer[: divided + 1], ArithmeticStep("Mul", ONE), *outer[divided + 1 :]]
     if times < len(inner):
-        return [*inner[:times], Arithmetic("Div", ONE), *inner[times:]], outer
+        return [*inner[:times], ArithmeticStep("Div", ONE), *inner[times:]], outer
     place = next((i for i, step in enumerate(inner) if isinstance(step, Bound)), len(inner))
-    width = [Arithmetic("Div", top), Arithmetic("Mul", top)]
+    width = [ArithmeticStep("Div", top), ArithmeticStep("Mul", top)]
     return [*inner[:place], *width, *inner[place:]], outer
 
 
@@ -298,7 +298,7 @@ def truncating(plain: Sequence[Step], first: int, second: int) -> Truncating:
     ratio = ratio if is_step(middle[0], "Div") else ONE / ratio
     require((np.frexp(ratio)[0] == 0.5).all())
     before, after = BeforeRounding.of(plain[:first]), AfterRounding.of(plain[second + 1 :])
-    rest = BeforeRounding.of([Arithmetic("Div", ONE), *middle[1:]])
+    rest = BeforeRounding.of([ArithmeticStep("Div", ONE), *middle[1:]])
     require(not is_bounded([*after.real, *before.real, *before.codes]))
     require(after.top is None and not before.ends and not rest.ends and not rest.offset.any())
     mode = _mode_of_shift(moved, ratio, last.mode)
@@ -320,7 +320,7 @@ def regridded(
 ) -> Truncating:
     """Read a truncation that removes no bits and does not clamp: rounding to a grid, twice."""
     require(sum(isinstance(step, Rounded) for step in steps) >= 2)
-    doubled = [*inner, rounding, Arithmetic("Div", ONE), rounding, *outer]
+    doubled = [*inner, rounding, ArithmeticStep("Div", ONE), rounding, *outer]
     return truncating(doubled, len(inner), len(inner) + 2)
 
 
@@ -350,7 +350,7 @@ def floating(plain: Sequence[Step]) -> Floating:
                 narrow(ends, name, value)
             case Overflow(value) if out_scale is None:
                 saturates, limit = False, np.minimum(limit, value)
-            case Arithmetic("Mul", value) if out_scale is None:
+            case ArithmeticStep("Mul", value) if out_scale is None:
                 out_scale = value
             case _:
                 raise NoMatch

@@ -70,7 +70,7 @@ class Bound(_WithConstant):
     """``Max`` or ``Min`` with a constant."""
 
 
-class Arithmetic(_WithConstant):
+class ArithmeticStep(_WithConstant):
     """``Add``, ``Sub``, ``Mul`` or ``Div`` of a constant."""
 
     @cached_property
@@ -131,7 +131,7 @@ class End:
     above: bool
 
 
-Step: TypeAlias = Arithmetic | Bound | Rounded | Signed | Snapped | Overflow | Encoded | End
+Step: TypeAlias = ArithmeticStep | Bound | Rounded | Signed | Snapped | Overflow | Encoded | End
 LastSteps: TypeAlias = tuple[list[Step], Expr]
 """The last steps of an expression, the innermost first, and what they start from."""
 
@@ -153,7 +153,7 @@ def simplified(steps: tuple[Step, ...]) -> list[Step]:
     """Remove steps that change nothing, or that the previous step makes unnecessary."""
     result: list[Step] = []
     for step in steps:
-        if isinstance(step, Arithmetic):
+        if isinstance(step, ArithmeticStep):
             if step.is_idle:
                 continue
             if result and _undoes(step, result):
@@ -165,10 +165,10 @@ def simplified(steps: tuple[Step, ...]) -> list[Step]:
     return result
 
 
-def _undoes(step: Arithmetic, steps: list[Step]) -> bool:
+def _undoes(step: ArithmeticStep, steps: list[Step]) -> bool:
     """Return whether ``step`` undoes the last of ``steps`` up to a tolerated error."""
     last = steps[-1]
-    if not isinstance(last, Arithmetic) or not same(last.value, step.value):
+    if not isinstance(last, ArithmeticStep) or not same(last.value, step.value):
         return False
     names = last.name, step.name
     return names == ("Div", "Mul") or (names == ("Sub", "Add") and _is_whole(steps))
@@ -179,9 +179,9 @@ def _is_whole(steps: list[Step]) -> bool:
     for step in reversed(steps):
         if isinstance(step, Rounded):
             return True
-        if isinstance(step, Arithmetic) and step.name not in ("Add", "Sub"):
+        if isinstance(step, ArithmeticStep) and step.name not in ("Add", "Sub"):
             return False
-        if not isinstance(step, Arithmetic | Bound) or not step.is_whole:
+        if not isinstance(step, ArithmeticStep | Bound) or not step.is_whole:
             return False
     return False
 
@@ -226,10 +226,10 @@ class BeforeRounding:
 
     def _take(self, step: Step) -> None:
         match step:
-            case Arithmetic("Div" | "Mul" as name, value) if self.scale is None:
+            case ArithmeticStep("Div" | "Mul" as name, value) if self.scale is None:
                 self.is_reciprocal = name == "Mul"
                 self.scale = ONE / value if self.is_reciprocal else value
-            case Arithmetic("Add" | "Sub" as name, value):
+            case ArithmeticStep("Add" | "Sub" as name, value):
                 self.scale = self.divisor
                 move = value if name == "Add" else -value
                 self.offset = self.offset + move
@@ -291,15 +291,15 @@ class AfterRounding:
                 narrow(self.codes, name, value - self.added + self.taken)
             case Bound(name, value) if not has_top:
                 narrow(self.real, name, value)
-            case Arithmetic("Add", value) if has_scale and has_top:
+            case ArithmeticStep("Add", value) if has_scale and has_top:
                 self.low = self.low + value
-            case Arithmetic("Add", value) if not has_scale and not has_top:
+            case ArithmeticStep("Add", value) if not has_scale and not has_top:
                 self.added = self.added + value
-            case Arithmetic("Sub", value) if not has_scale and not has_top:
+            case ArithmeticStep("Sub", value) if not has_scale and not has_top:
                 self.taken = self.taken + value
-            case Arithmetic("Div", value) if not has_scale and not has_top:
+            case ArithmeticStep("Div", value) if not has_scale and not has_top:
                 self.top = value
-            case Arithmetic("Mul", value) if not has_scale:
+            case ArithmeticStep("Mul", value) if not has_scale:
                 self.scale = value
             case _:
                 raise NoMatch
@@ -320,7 +320,7 @@ def both(codes: list[Array], others: list[Array]) -> list[Array]:
 
 def is_step(step: Step, name: str) -> bool:
     """Return whether a step is the arithmetic called ``name``."""
-    return isinstance(step, Arithmetic) and step.name == name
+    return isinstance(step, ArithmeticStep) and step.name == name
 
 
 def index_of(steps: Sequence[Step], name: str) -> int:
@@ -334,7 +334,7 @@ def constant_of(step: Step) -> Array:
     Raises:
         NoMatch: it is another step.
     """
-    if not isinstance(step, Arithmetic):
+    if not isinstance(step, ArithmeticStep):
         raise NoMatch
     return step.value
 

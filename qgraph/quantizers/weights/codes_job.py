@@ -25,7 +25,7 @@ from qgraph.numerics.minifloat import encode
 from qgraph.quantizers.weights import job
 from qgraph.quantizers.weights.job import CodeWriter, JobPart, flat_parts
 from qgraph.quantizers.weights.level_table import LevelTable, Spread, numbers_of
-from qgraph.quantizers.weights.piecewise import Parameter, Program, pieces
+from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter, pieces
 
 Box = tuple[Sequence[int], Sequence[int]]
 
@@ -123,7 +123,7 @@ class Coding:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class CodesPlan:
     """Everything needed to compute and check the codes of one weight.
 
     Attributes:
@@ -139,9 +139,9 @@ class Plan:
 
     label: str
     weight: Stream
-    quantize: Program
+    quantize: ElementProgram
     coding: Coding
-    dequantize: Program
+    dequantize: ElementProgram
     shape: tuple[int, ...]
     same_zeros: bool
     table: LevelTable | None = None
@@ -231,7 +231,7 @@ class Plan:
 class CodesJob:
     """Computes the codes of one weight, and completes its size summary."""
 
-    plan: Plan
+    plan: CodesPlan
     """Set before the model is saved."""
 
     def __init__(self) -> None:

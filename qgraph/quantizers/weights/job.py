@@ -237,7 +237,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Range:
+class NumberRange:
     """The range of the numbers that codes represent.
 
     Attributes:
@@ -285,7 +285,7 @@ class Source:
                 centred = (numbers.reshape(sizes) - shift.astype(numbers.dtype)).reshape(-1)
             yield first, numbers, centred
 
-    def survey(self) -> Range:
+    def survey(self) -> NumberRange:
         """Read all codes, of which there is one at least; return the range of their numbers."""
         ends: list[tuple[float, float, float, float]] = []
         used: set[float] = set()
@@ -295,7 +295,9 @@ class Source:
             if numbers.dtype == np.float32:
                 used.update(np.unique(numbers).tolist())
         lows, highs, low_centred, high_centred = zip(*ends, strict=True)
-        return Range(min(lows), max(highs), min(low_centred), max(high_centred), frozenset(used))
+        return NumberRange(
+            min(lows), max(highs), min(low_centred), max(high_centred), frozenset(used)
+        )
 
 
 def numbers_of(codes: Array, kind: str) -> Array:

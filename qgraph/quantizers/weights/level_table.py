@@ -22,7 +22,7 @@ from qgraph.numerics.float32 import look_up, representatives
 from qgraph.numerics.formats import FORMATS, IntFormat, container, numpy_dtype
 from qgraph.numerics.minifloat import decode, encode
 from qgraph.ops.steps import Stages
-from qgraph.quantizers.weights.piecewise import Parameter, Program
+from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter
 
 Shape = tuple[int, ...]
 
@@ -56,7 +56,11 @@ class LevelTable:
 
     @classmethod
     def of(
-        cls, quantize: Program, dequantize: Program, kind: str, ends: tuple[float, float]
+        cls,
+        quantize: ElementProgram,
+        dequantize: ElementProgram,
+        kind: str,
+        ends: tuple[float, float],
     ) -> LevelTable | None:
         """Return the table of a quantizer and its decoder; None if it has none, or is not equal.
 
@@ -122,7 +126,7 @@ class LevelTable:
             self.stages.level(y, *arrays)
             return data.astype(container(self.kind)), clipped
 
-    def _proves(self, levels: Array, dequantize: Program, others: Sequence[Array]) -> bool:
+    def _proves(self, levels: Array, dequantize: ElementProgram, others: Sequence[Array]) -> bool:
         """Return whether each level with each parameter has the value that its code decodes to."""
         arrays = [*self.arrays, *others]
         joint = np.broadcast_shapes(*(array.shape for array in arrays))

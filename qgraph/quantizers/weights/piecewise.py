@@ -129,7 +129,7 @@ class _Call:
 
 
 @dataclass(frozen=True)
-class Program:
+class ElementProgram:
     """The function of elementwise nodes.
 
     Attributes:
@@ -142,7 +142,9 @@ class Program:
     calls: tuple[_Call, ...]
 
     @classmethod
-    def of(cls, nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, shape: Shape) -> Program | None:
+    def of(
+        cls, nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, shape: Shape
+    ) -> ElementProgram | None:
         """Return the function of ``nodes`` of ``x``; None if it is not elementwise.
 
         Args:

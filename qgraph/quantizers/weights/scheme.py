@@ -42,7 +42,7 @@ _SHORT = 64
 """Group size below which transposing pays off."""
 
 
-class Search(Choice):
+class ScaleSearch(Choice):
     """Method to choose the scale of a group."""
 
     MINMAX = "minmax"
@@ -67,7 +67,7 @@ class Scheme:
 
     codes: str
     symmetric: bool = True
-    search: Search = Search.MINMAX
+    search: ScaleSearch = ScaleSearch.MINMAX
     scales: str = "FLOAT"
     result: str = "FLOAT"
 
@@ -80,7 +80,7 @@ class Scheme:
     @property
     def may_clip(self) -> bool:
         """Whether weights may be clipped: not if the largest magnitude determines the scale."""
-        return not self.symmetric or self.search is Search.MSE or self.scales != "FLOAT"
+        return not self.symmetric or self.search is ScaleSearch.MSE or self.scales != "FLOAT"
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +233,7 @@ def choices(
 ) -> Iterator[Parameters]:
     """Yield the candidate parameters of a search by squared error, those by range first."""
     yield parameters(low, high, scheme, unit)
-    if scheme.search is Search.MSE:
+    if scheme.search is ScaleSearch.MSE:
         for factor in _POWERS if scheme.scales == E8M0 else _factors(FORMATS[scheme.codes].bits):
             yield parameters(low, high, scheme, unit, factor)
 
@@ -276,7 +276,7 @@ def best(
     """
     offers = choices(*extremes(w, scheme, axes, y), scheme, unit)
     chosen = next(offers)
-    if scheme.search is Search.MINMAX:
+    if scheme.search is ScaleSearch.MINMAX:
         return chosen
     scale, zero_point = chosen.scale.copy(), chosen.zero_point
     zero_point = None if zero_point is None else zero_point.copy()

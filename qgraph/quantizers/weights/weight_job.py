@@ -47,7 +47,7 @@ class WeightJob:
 
     def parts(self) -> Sequence[JobPart]:
         """Return the parts; parameters that all parts share are computed from the weight now."""
-        work = _Quantization(self.stream, self.groups, self.scheme)
+        work = _WeightQuantizer(self.stream, self.groups, self.scheme)
         with np.errstate(over="ignore", invalid="ignore"):
             if self.scheme.scales == quantization.E4M3:
                 _, high = work.survey()
@@ -96,7 +96,7 @@ class WeightJob:
 
 
 @dataclass(eq=False)
-class _Quantization:
+class _WeightQuantizer:
     """Quantizes boxes of a weight.
 
     Attributes:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qgraph.errors import ModelError
-from qgraph.graph.deferred import Recorder, Run, expect_written
+from qgraph.graph.deferred import Recorder, WrittenRun, expect_written
 from qgraph.graph.streaming import FileRange
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def write(path: Path, *cuts: tuple[int, int]) -> list[Run]:
+def write(path: Path, *cuts: tuple[int, int]) -> list[WrittenRun]:
     recorder = Recorder(FileRange(str(path), 0, CONTENT.size))
     for first, last in cuts:
         recorder.write(first, CONTENT[first:last])

@@ -18,7 +18,7 @@ from qgraph.numerics.rounding import Rounding
 from qgraph.ops.definitions.float_quant import FloatStages, float_quant
 from qgraph.quantizers.dialects import qdq_codes
 from qgraph.quantizers.weights import job
-from qgraph.quantizers.weights.codes_job import CodesJob, Plan
+from qgraph.quantizers.weights.codes_job import CodesJob, CodesPlan
 from qgraph.quantizers.weights.level_table import LevelTable
 from qgraph.transforms.convert import FoldWeights
 
@@ -67,7 +67,7 @@ def stored(folder: Path, body: str, arrays: dict[str, np.ndarray]) -> Path:
     return path
 
 
-def planned(path: Path) -> Plan:
+def planned(path: Path) -> CodesPlan:
     model = load(path)
     model.apply(FoldWeights(opset=24))
     tensors = [value.const_value for value in model.ir.graph.initializers.values()]
@@ -76,7 +76,7 @@ def planned(path: Path) -> Plan:
     return late.job.plan
 
 
-def carried_out(plan: Plan) -> tuple[bytes, Tally]:
+def carried_out(plan: CodesPlan) -> tuple[bytes, Tally]:
     job, sink, total = CodesJob(), MemorySink(plan.weight.size * 2), Tally()
     job.plan = plan
     sinks: list[Sink] = [sink]
@@ -111,7 +111,7 @@ MEANINGS = {"": (1, 0, "ROUND"), "narrow": (1, 1, "ROUND"), "unsigned": (0, 0, "
 MEANINGS["FLOOR"] = (1, 0, "FLOOR")
 
 
-def both(plan: Plan) -> None:
+def both(plan: CodesPlan) -> None:
     """Compare bytes and counts, and with what the ledger means by clipped."""
     assert plan.table is not None
     codes, tally = carried_out(plan)

@@ -14,7 +14,7 @@ from qgraph.graph.streaming import Stream
 from qgraph.numerics.formats import unpack
 from qgraph.quantizers.weights import job, weight_job
 from qgraph.quantizers.weights.job import Groups
-from qgraph.quantizers.weights.scheme import E4M3, E8M0, Losses, Scheme, Search
+from qgraph.quantizers.weights.scheme import E4M3, E8M0, Losses, ScaleSearch, Scheme
 from qgraph.quantizers.weights.weight_job import WeightJob
 
 SHAPES = [(64, 48), (70, 7), (5, 33), (3, 64, 10), (1, 32), (128, 1), (4, 3, 3, 3)]
@@ -160,12 +160,12 @@ def test_short_floats_keep_their_type_in_the_scales(dtype):
 
 
 SEARCHES = [
-    Scheme("INT2", search=Search.MSE),
-    Scheme("INT4", search=Search.MSE),
-    Scheme("UINT2", False, Search.MSE),
-    Scheme("FLOAT4E2M1", search=Search.MSE),
-    Scheme("FLOAT4E2M1", search=Search.MSE, scales=E8M0),
-    Scheme("FLOAT4E2M1", search=Search.MSE, scales=E4M3),
+    Scheme("INT2", search=ScaleSearch.MSE),
+    Scheme("INT4", search=ScaleSearch.MSE),
+    Scheme("UINT2", False, ScaleSearch.MSE),
+    Scheme("FLOAT4E2M1", search=ScaleSearch.MSE),
+    Scheme("FLOAT4E2M1", search=ScaleSearch.MSE, scales=E8M0),
+    Scheme("FLOAT4E2M1", search=ScaleSearch.MSE, scales=E4M3),
 ]
 
 
@@ -186,7 +186,7 @@ def test_a_search_loses_less_than_the_extremes(scheme):
 
 def test_a_search_comes_near_the_best_of_all_scales():
     w = weight((4096,), seed=3)
-    _, losses = run(w, Groups.tensor(w.shape), Scheme("INT2", search=Search.MSE))
+    _, losses = run(w, Groups.tensor(w.shape), Scheme("INT2", search=ScaleSearch.MSE))
     errors = []
     for scale in np.linspace(0.2, 4, 2000):
         error = np.clip(np.rint(w.astype(np.float64) / scale), -2, 1) * scale - w
@@ -216,7 +216,7 @@ def test_weights_that_are_no_numbers_are_refused(value, grouping):
         "tensor": Groups.tensor(w.shape),
         "channels": Groups.channels(w.shape, 1),
     }[grouping]
-    for scheme in (Scheme("INT8"), Scheme("UINT8", False), Scheme("INT8", search=Search.MSE)):
+    for scheme in (Scheme("INT8"), Scheme("UINT8", False), Scheme("INT8", search=ScaleSearch.MSE)):
         with pytest.raises(ModelError, match=r"'w'.*infinite or NaN"):
             run(w, groups, scheme)
 
