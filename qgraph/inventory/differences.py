@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from qgraph.errors import ModelError
 from qgraph.inventory.description import Described, Description, descriptions
-from qgraph.proof.matching.classes import Side
+from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import plain
 from qgraph.text import one_line
@@ -66,7 +66,7 @@ def _keys(matching: Matching | None) -> Iterator[Key]:
     yield lambda described, _: None if described.x is None else described.x.name
 
 
-def _class(matching: Matching, side: Side, value: ir.Value | None) -> Hashable:
+def _class(matching: Matching, side: MatchedModel, value: ir.Value | None) -> Hashable:
     # values in graphs that did not meet, such as bodies of different loops, have no class
     return None if value not in side.classes else matching.class_of(side, value)
 

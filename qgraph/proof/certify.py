@@ -30,13 +30,13 @@ from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between
 from qgraph.proof.discharge import Shown, discharge, names, try_all_inputs
 from qgraph.proof.forced import Demonstrate, Established, adds_bias, establish
-from qgraph.proof.functions.decide import Key, Outcome
+from qgraph.proof.functions.decide import Key, PairOutcome
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.search import boxes
-from qgraph.proof.matching.match import Claim, Kind, Matching
+from qgraph.proof.matching.composites import has_packed_products
+from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
 from qgraph.proof.matching.normalise import Plain, listed_facts, plain
-from qgraph.proof.matching.sums import has_packed_products
-from qgraph.proof.matching.zero_signs import Step, sightings
+from qgraph.proof.matching.zero_signs import ZeroRegion, sightings
 from qgraph.proof.normal.normalise import NormalForm, normalise
 from qgraph.proof.regions import Decided
 from qgraph.reasons import SIGN_OF_ZERO
@@ -246,7 +246,7 @@ def _normal_forms(sides: tuple[Plain, Plain], level: Exactness) -> list[NormalFo
     return [form for form in forms if form is not None]
 
 
-def _is_doubtful(claim: Claim) -> bool:
+def _is_doubtful(claim: EqualityClaim) -> bool:
     """Return whether a claim is open, or says of a region that one side computes nothing."""
     if claim.kind is Kind.OPEN:
         return True
@@ -284,7 +284,7 @@ def _sightings(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node
     for place, side in enumerate((matching.reference, matching.candidate)):
         exits = {value for value in side.classes if matching.class_of(side, value) in lossy}
         steps = [
-            Step(
+            ZeroRegion(
                 s.region.entry[place],
                 s.region.exit[place],
                 frozenset((s.region.reference_nodes, s.region.candidate_nodes)[place]),
@@ -353,7 +353,7 @@ def _extent(
     return nodes, tuple((str(a.name), str(b.name)) for a, b in pairs)
 
 
-def _boxes(outcome: Outcome, divided: _Divided) -> tuple[Division, ...]:
+def _boxes(outcome: PairOutcome, divided: _Divided) -> tuple[Division, ...]:
     """Return how the inputs of a region divide; many regions may share a pair of functions."""
     pair, finding = outcome.pair, outcome.finding
     if pair is None or finding is None or finding.undecided is not None or finding.enumerated:

@@ -20,13 +20,13 @@ from qgraph.graph.slices import between, dominators
 from qgraph.numerics import Array
 from qgraph.numerics.float32 import from_keys
 from qgraph.numerics.values import compare_values, is_nan
-from qgraph.proof.functions.decide import Outcome, remarks, undecided
+from qgraph.proof.functions.decide import PairOutcome, remarks, undecided
 from qgraph.proof.functions.enumeration import all_values, effort
 from qgraph.proof.functions.expression import Builder, Undecidable
 from qgraph.proof.functions.lowering import lower
 from qgraph.proof.functions.search import Plateaus, plateaus
-from qgraph.proof.matching.classes import Side
-from qgraph.proof.matching.match import Claim, Kind, Matching
+from qgraph.proof.matching.classes import MatchedModel
+from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
 from qgraph.proof.matching.operators import is_reshape
 from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
 from qgraph.proof.regions import Cut, Decided, count_all, cut, decide_cuts, run_nodes
@@ -57,8 +57,8 @@ _MOST_OPERATIONS = 48
 class Shown:
     """A claim and what became of it; ``region`` is absent for constants and open claims."""
 
-    claim: Claim
-    outcome: Outcome
+    claim: EqualityClaim
+    outcome: PairOutcome
     region: Cut | None = None
 
     @property
@@ -93,18 +93,20 @@ def discharge(matching: Matching, level: Exactness, known: Decided | None = None
     return [shown[claim] for claim in claims]
 
 
-def _operators_differ(claim: Claim) -> bool:
+def _operators_differ(claim: EqualityClaim) -> bool:
     nodes = claim.reference.producer(), claim.candidate.producer()
     return len({node and node.op_identifier() for node in nodes}) > 1
 
 
-def _show_regions(matching: Matching, level: Exactness, known: Decided) -> dict[Claim, Shown]:
+def _show_regions(
+    matching: Matching, level: Exactness, known: Decided
+) -> dict[EqualityClaim, Shown]:
     """Return what is shown of each region from the first entry that suffices; else what is known.
 
     What is counted from a farther entry is known better than what was given up from a nearer one.
     The entries of one distance are tried for all regions together.
     """
-    shown: dict[Claim, Shown] = {}
+    shown: dict[EqualityClaim, Shown] = {}
     left = [claim for claim in matching.claims if claim.kind is Kind.REGION]
     for distance in range(_ENTRIES):
         left = [claim for claim in left if distance < len(claim.entries)]
@@ -147,26 +149,26 @@ def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
     return done
 
 
-def _spared(outcome: Outcome) -> Outcome:
+def _spared(outcome: PairOutcome) -> PairOutcome:
     verdict = outcome.verdict
     reason = f"{verdict.reason}; there are too many functions and channels to try all inputs"
     reason = restated(verdict.reason, reason)
     return replace(outcome, verdict=replace(verdict, reason=reason))
 
 
-def _decide_joint(matching: Matching, claim: Claim) -> Outcome:
+def _decide_joint(matching: Matching, claim: EqualityClaim) -> PairOutcome:
     try:
         return decide_joint(matching, claim.entries, claim.values)
     except Undecidable as reason:
         return undecided(reason.reason)
 
 
-def _compare_constants(matching: Matching, claim: Claim) -> Outcome:
+def _compare_constants(matching: Matching, claim: EqualityClaim) -> PairOutcome:
     compared = matching.compare_constants(claim.values)
     if compared is not None:
         found, witness = compared
         counts = found.differing, found.zero_sign, witness
-        return Outcome(Verdict(Exactness.of(found), Method.CONSTANT, *counts))
+        return PairOutcome(Verdict(Exactness.of(found), Method.CONSTANT, *counts))
     sides = matching.reference.known, matching.candidate.known
     reference, candidate = (
         known.array(value) for known, value in zip(sides, claim.values, strict=True)
@@ -179,7 +181,7 @@ def _compare_constants(matching: Matching, claim: Claim) -> Outcome:
         return undecided(DO_NOT_FIT(f"{before} became {after}"))
     differing = int(np.count_nonzero(reference != candidate))
     level = Exactness.DIFFERENT if differing else Exactness.BITS
-    return Outcome(Verdict(level, Method.CONSTANT, differing))
+    return PairOutcome(Verdict(level, Method.CONSTANT, differing))
 
 
 def names(nodes: Sequence[ir.Node]) -> tuple[str, ...]:
@@ -193,7 +195,7 @@ _NARROW_BITS = 8
 _SPECIAL = np.array([-np.inf, np.inf, np.nan], np.float32)
 
 
-def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> Outcome:
+def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> PairOutcome:
     """Compare both sides for every case; counts are of cases.
 
     Args:
@@ -244,10 +246,10 @@ def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> Ou
         remarks(reason, nan=nan_differs),
         nan_differs=nan_differs,
     )
-    return Outcome(verdict, cases=(one, other))
+    return PairOutcome(verdict, cases=(one, other))
 
 
-def _check_parameters(side: Side, nodes: Sequence[ir.Node]) -> None:
+def _check_parameters(side: MatchedModel, nodes: Sequence[ir.Node]) -> None:
     for node in nodes:
         if is_reshape(node):
             raise Undecidable(TWO_INPUTS("it has two inputs, and reshapes data"))
@@ -268,7 +270,7 @@ def _check_parameters(side: Side, nodes: Sequence[ir.Node]) -> None:
 
 
 def _cases(
-    sides: tuple[Side, Side], parts: Sequence[Sequence[ir.Node]], entry: Pair
+    sides: tuple[MatchedModel, MatchedModel], parts: Sequence[Sequence[ir.Node]], entry: Pair
 ) -> tuple[Array, Cases]:
     """Return values of an entry so that every value has the results of one of them, and why."""
     dtype = entry[0].dtype or entry[1].dtype
@@ -291,7 +293,7 @@ def _cases(
     return np.concatenate([from_keys(starts), _SPECIAL]), Cases(None, None, tuple(starts.tolist()))
 
 
-def _levels(name: str, side: Side, value: ir.Value) -> tuple[Array, Cases] | None:
+def _levels(name: str, side: MatchedModel, value: ir.Value) -> tuple[Array, Cases] | None:
     """Return the values that a quantizer of the model ``name`` lets a value have, and their inputs.
 
     None is returned where no quantizer does.
@@ -312,7 +314,7 @@ def _levels(name: str, side: Side, value: ir.Value) -> tuple[Array, Cases] | Non
     return None
 
 
-def _quantized(side: Side, nodes: Sequence[ir.Node], entry: ir.Value) -> list[ir.Value]:
+def _quantized(side: MatchedModel, nodes: Sequence[ir.Node], entry: ir.Value) -> list[ir.Value]:
     """Return the values made of ``entry`` alone that nodes join with what else there is."""
     alone = {entry}
     for node in nodes:
@@ -327,6 +329,6 @@ def _quantized(side: Side, nodes: Sequence[ir.Node], entry: ir.Value) -> list[ir
     return ends
 
 
-def _steps(side: Side, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value) -> Plateaus:
+def _steps(side: MatchedModel, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value) -> Plateaus:
     _check_parameters(side, nodes)
     return plateaus(lower(nodes, x, y, (), Builder(), constants=side.known.array), max_boxes=_BOXES)

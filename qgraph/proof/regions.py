@@ -18,7 +18,7 @@ from qgraph.ops.dispatch import compute
 from qgraph.proof.functions.decide import (
     FunctionPair,
     Key,
-    Outcome,
+    PairOutcome,
     Shape,
     check_shapes,
     decide_pairs,
@@ -27,14 +27,14 @@ from qgraph.proof.functions.decide import (
 )
 from qgraph.proof.functions.enumeration import (
     NARROW_BITS,
-    Segment,
+    NodeSegment,
     enumerate_inputs,
     enumerate_values,
     free_axis,
 )
 from qgraph.proof.functions.expression import Builder, Expr, Undecidable, undefined
 from qgraph.proof.functions.lowering import lower
-from qgraph.proof.matching.classes import Side
+from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import check_parameters
 from qgraph.proof.matching.zero_signs import meets_both_zeros
@@ -42,7 +42,7 @@ from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NOT_COMPUTED, NOT_KNOWN, TYPE_
 
 _PARAMETERS_ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
-Decided: TypeAlias = dict[Key, Outcome]
+Decided: TypeAlias = dict[Key, PairOutcome]
 """Outcomes by what both sides compute."""
 
 
@@ -63,12 +63,12 @@ class Cut:
     candidate_nodes: tuple[ir.Node, ...]
     shape: Shape | None
 
-    def segments(self, matching: Matching) -> tuple[Segment, Segment]:
+    def segments(self, matching: Matching) -> tuple[NodeSegment, NodeSegment]:
         """Return both sides."""
         (a, b), (x, y) = self.entry, self.exit
         return (
-            Segment(self.reference_nodes, a, x, matching.reference.known.array),
-            Segment(self.candidate_nodes, b, y, matching.candidate.known.array),
+            NodeSegment(self.reference_nodes, a, x, matching.reference.known.array),
+            NodeSegment(self.candidate_nodes, b, y, matching.candidate.known.array),
         )
 
 
@@ -84,7 +84,7 @@ def cut(matching: Matching, exit_: Pair, entry: Pair) -> Cut:
 
 def decide_cuts(
     matching: Matching, cuts: Sequence[Cut], decided: Decided | None = None
-) -> list[Outcome]:
+) -> list[PairOutcome]:
     """Return the outcomes of regions, those of one form decided together.
 
     Args:
@@ -102,7 +102,7 @@ def decide_cuts(
 
 def _lower_or_enumerate(
     matching: Matching, region: Cut, builder: Builder
-) -> FunctionPair | Outcome:
+) -> FunctionPair | PairOutcome:
     try:
         kind = _element_type(region)
         if kind is ir.DataType.FLOAT:
@@ -112,7 +112,7 @@ def _lower_or_enumerate(
         return undecided(reason.reason)
 
 
-def count_all(outcome: Outcome) -> Outcome:
+def count_all(outcome: PairOutcome) -> PairOutcome:
     """Return the outcome of a region whose comparison was given up, from all inputs one by one.
 
     Raises:
@@ -190,7 +190,7 @@ def _lower(matching: Matching, region: Cut, builder: Builder) -> FunctionPair:
     return FunctionPair(sides[0], sides[1], region.shape)
 
 
-def _check_ranks(segment: Segment, region: Cut) -> None:
+def _check_ranks(segment: NodeSegment, region: Cut) -> None:
     """Check that no parameter has more dimensions than the variable, from which axes count."""
     nodes, *_, constants = segment
     if any(node.op_type in _PARAMETERS_ALONG_AXIS for node in nodes):
@@ -200,7 +200,7 @@ def _check_ranks(segment: Segment, region: Cut) -> None:
             raise Undecidable(DO_NOT_FIT("a parameter has more dimensions than the data"))
 
 
-def _enumerate(matching: Matching, region: Cut, kind: ir.DataType) -> Outcome:
+def _enumerate(matching: Matching, region: Cut, kind: ir.DataType) -> PairOutcome:
     """Try all values of a type of few bits, in every channel.
 
     Raises:
@@ -220,7 +220,7 @@ def _enumerate(matching: Matching, region: Cut, kind: ir.DataType) -> Outcome:
 
 
 def run_nodes(
-    side: Side,
+    side: MatchedModel,
     nodes: Sequence[ir.Node],
     given: Mapping[ir.Value, Array],
     y: ir.Value,

@@ -19,11 +19,11 @@ from qgraph.ops.dispatch import evaluate
 from qgraph.proof.functions.decide import (
     FunctionPair,
     Key,
-    Outcome,
+    PairOutcome,
     decide_pairs,
     undecided,
 )
-from qgraph.proof.functions.enumeration import Segment, enumerate_values, free_axis
+from qgraph.proof.functions.enumeration import NodeSegment, enumerate_values, free_axis
 from qgraph.proof.functions.expression import Builder, Undecidable
 from qgraph.proof.functions.lowering import Form, Forms, lower
 from qgraph.quantizers.site import Site
@@ -38,7 +38,7 @@ class Comparer:
     """
 
     def __init__(self, model: ir.Model) -> None:
-        self._decided: dict[Key, Outcome] = {}
+        self._decided: dict[Key, PairOutcome] = {}
         self._model = model
 
     @cached_property
@@ -67,12 +67,12 @@ class Comparer:
         pairs = [self._lower(site, draft, lowering) for site, draft in drafts]
         return [_counted(found) for found in decide_pairs(pairs, self._decided, at_least=at_least)]
 
-    def _lower(self, site: Site, draft: Draft, lowering: _Lowering) -> FunctionPair | Outcome:
+    def _lower(self, site: Site, draft: Draft, lowering: _Lowering) -> FunctionPair | PairOutcome:
         if draft.promise is not None:
-            return Outcome(draft.promise)
+            return PairOutcome(draft.promise)
         try:
             if site.weight is not None:
-                return Outcome(_compare_constant(site, draft))
+                return PairOutcome(_compare_constant(site, draft))
             dtype = element_type(site.x, self._model.opset_imports) or self._float
             if dtype is None:
                 return undecided(
@@ -93,7 +93,7 @@ class Comparer:
             return undecided(NOT_COMPUTED(str(error)))
 
 
-def _counted(outcome: Outcome) -> Verdict:
+def _counted(outcome: PairOutcome) -> Verdict:
     """Return the verdict; it is undecided if differing inputs were not counted."""
     verdict = outcome.verdict
     if outcome.finding is None or outcome.is_counted:
@@ -101,9 +101,9 @@ def _counted(outcome: Outcome) -> Verdict:
     return replace(verdict, exactness=None)
 
 
-def _enumerate(site: Site, draft: Draft, kind: ir.DataType) -> Outcome:
+def _enumerate(site: Site, draft: Draft, kind: ir.DataType) -> PairOutcome:
     """Compare on all values of a type of 16 bits, in every channel, by the operators' kernels."""
-    parts = [Segment(region.nodes, region.x, region.y) for region in (site, draft)]
+    parts = [NodeSegment(region.nodes, region.x, region.y) for region in (site, draft)]
     runs = [partial(evaluate, part.nodes, part.x, part.y) for part in parts]
     return enumerate_values(kind, runs, *free_axis(parts, site.shape))
 

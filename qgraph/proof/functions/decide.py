@@ -31,13 +31,13 @@ from qgraph.proof.functions.expression import (
 )
 from qgraph.proof.functions.finding import (
     Collector,
-    Finding,
+    PairFinding,
     compare_special_inputs,
     sample,
 )
 from qgraph.proof.functions.level import grade
-from qgraph.proof.functions.program import Program
-from qgraph.proof.functions.search import MAX_BOXES, Search
+from qgraph.proof.functions.program import PairProgram
+from qgraph.proof.functions.search import MAX_BOXES, BoxSearch
 from qgraph.reasons import DO_NOT_FIT, NOT_KNOWN, ExplainedReason, restated
 
 Shape: TypeAlias = tuple[int | None, ...]
@@ -72,7 +72,7 @@ Key: TypeAlias = tuple[str, Shape | None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PairOutcome:
     """The verdict on a pair of functions, and what it rests on.
 
     Attributes:
@@ -85,7 +85,7 @@ class Outcome:
     """
 
     verdict: Verdict
-    finding: Finding | None = None
+    finding: PairFinding | None = None
     pair: FunctionPair | None = None
     distinguishes_zeros: bool = False
     at_most: Exactness = Exactness.BITS
@@ -102,9 +102,9 @@ class Outcome:
         return highest < level
 
 
-def undecided(reason: ExplainedReason) -> Outcome:
+def undecided(reason: ExplainedReason) -> PairOutcome:
     """Return the outcome of what cannot be decided."""
-    return Outcome(Verdict(reason=reason))
+    return PairOutcome(Verdict(reason=reason))
 
 
 def remarks(reason: str | None, *, nan: bool, infinity: bool = False) -> str | None:
@@ -114,11 +114,11 @@ def remarks(reason: str | None, *, nan: bool, infinity: bool = False) -> str | N
 
 
 def decide_pairs(
-    pairs: Sequence[FunctionPair | Outcome],
-    decided: dict[Key, Outcome],
+    pairs: Sequence[FunctionPair | PairOutcome],
+    decided: dict[Key, PairOutcome],
     *,
     at_least: Exactness | None = None,
-) -> list[Outcome]:
+) -> list[PairOutcome]:
     """Return an outcome for each pair; what is an outcome already is returned as it is.
 
     Pairs that are written the same are decided once, those of one form together.
@@ -138,20 +138,20 @@ def decide_pairs(
     for i, pair in enumerate(pairs):
         if isinstance(pair, FunctionPair) and keys[i] not in decided:
             new[keys[i]] = pair
-    below: dict[Key, Outcome] = {}
+    below: dict[Key, PairOutcome] = {}
     findings = decide_all(list(new.values()), until_difference=soon)
     for (key, pair), finding in zip(new.items(), findings, strict=True):
         if soon and (finding.differing or finding.infinity_differs):
-            below[key] = Outcome(Verdict(reason="values differ"))
+            below[key] = PairOutcome(Verdict(reason="values differ"))
         else:
             decided[key] = judge(pair, finding)
     outcomes = decided | below
     return [
-        pair if isinstance(pair, Outcome) else outcomes[keys[i]] for i, pair in enumerate(pairs)
+        pair if isinstance(pair, PairOutcome) else outcomes[keys[i]] for i, pair in enumerate(pairs)
     ]
 
 
-def judge(pair: FunctionPair, finding: Finding) -> Outcome:
+def judge(pair: FunctionPair, finding: PairFinding) -> PairOutcome:
     """Return what a finding says of a pair of functions."""
     level, largest = grade(finding, pair.reference)
     method = Method.CONGRUENCE if pair.reference is pair.candidate else Method.INTERVALS
@@ -182,7 +182,7 @@ def judge(pair: FunctionPair, finding: Finding) -> Outcome:
         finding.nan_differs,
         finding.infinity_differs,
     )
-    return Outcome(verdict, finding, pair, _distinguishes_zeros(pair), at_most)
+    return PairOutcome(verdict, finding, pair, _distinguishes_zeros(pair), at_most)
 
 
 def _distinguishes_zeros(pair: FunctionPair) -> bool:
@@ -202,7 +202,7 @@ def decide(
     max_boxes: int = MAX_BOXES,
     domain: tuple[float, float] | None = None,
     until_difference: bool = False,
-) -> Finding:
+) -> PairFinding:
     """Compare two expressions on every float32 input and in every channel.
 
     Args:
@@ -220,12 +220,12 @@ def decide(
     """
     channels = math.prod(reference.shape)
     if reference is candidate:
-        return Finding(channels)
+        return PairFinding(channels)
     try:
         check_shapes(reference.shape, candidate.shape, input_shape)
-        program = Program(reference, candidate)
+        program = PairProgram(reference, candidate)
     except Undecidable as undecidable:
-        return Finding(channels, undecided=undecidable.reason)
+        return PairFinding(channels, undecided=undecidable.reason)
     (finding,), end = explore(
         Collector(program),
         program,
@@ -237,7 +237,7 @@ def decide(
     return replace(replayed(finding, reference, candidate), given_up=given_up)
 
 
-def replayed(finding: Finding, reference: Expr, candidate: Expr) -> Finding:
+def replayed(finding: PairFinding, reference: Expr, candidate: Expr) -> PairFinding:
     """Return a finding whose witness has the values of both expressions at its input.
 
     Of inputs on which values differ but vary, only bounds are known before.
@@ -256,12 +256,12 @@ def replayed(finding: Finding, reference: Expr, candidate: Expr) -> Finding:
 
 def explore(
     collector: Collector,
-    program: Program,
+    program: PairProgram,
     *,
     max_boxes: int = MAX_BOXES,
     domain: tuple[float, float] | None = None,
     until_difference: bool = False,
-) -> tuple[list[Finding], Undecidable | None]:
+) -> tuple[list[PairFinding], Undecidable | None]:
     """Return where the expressions of a program differ, and why the search was given up, if it was.
 
     With ``until_difference``, functions that are known to differ are not explored on.
@@ -270,7 +270,7 @@ def explore(
         UnsupportedError: this thread does not compute as IEEE 754 says.
     """
     check_float_environment()
-    search = Search(program, max_boxes, domain, refines=not until_difference)
+    search = BoxSearch(program, max_boxes, domain, refines=not until_difference)
     end = None
     with np.errstate(all="ignore"):
         compare_special_inputs(program, collector)
@@ -350,7 +350,9 @@ def form(pair: Sequence[Expr]) -> tuple[Any, ...] | None:
     return (*lines, *(place[id(root)] for root in pair))
 
 
-def decide_all(pairs: Sequence[FunctionPair], *, until_difference: bool = False) -> list[Finding]:
+def decide_all(
+    pairs: Sequence[FunctionPair], *, until_difference: bool = False
+) -> list[PairFinding]:
     """Return what :func:`decide` finds for each of some pairs, those of one form together.
 
     Args:
@@ -364,11 +366,11 @@ def decide_all(pairs: Sequence[FunctionPair], *, until_difference: bool = False)
     for i, pair in enumerate(pairs):
         shared = None if pair.reference is pair.candidate else form(pair.functions)
         groups.setdefault(i if shared is None else shared, []).append(i)
-    decided: dict[int, Finding] = {}
+    decided: dict[int, PairFinding] = {}
     for group in groups.values():
         if len(group) == 1:
             continue
-        program = Program(*_side_by_side([pairs[i].functions for i in group]))
+        program = PairProgram(*_side_by_side([pairs[i].functions for i in group]))
         if len(program.first) == len(group):
             collector = Collector(program, separate=True)
             findings, end = explore(collector, program, until_difference=until_difference)

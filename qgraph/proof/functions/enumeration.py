@@ -26,12 +26,12 @@ from qgraph.numerics import Array, Float32
 from qgraph.numerics.chunks import available_cores
 from qgraph.numerics.float32 import check_float_environment, from_keys, to_keys
 from qgraph.numerics.values import compare_pieces, compare_values, is_nan
-from qgraph.proof.functions.decide import Outcome, Shape, check_shapes, remarks, replayed
+from qgraph.proof.functions.decide import PairOutcome, Shape, check_shapes, remarks, replayed
 from qgraph.proof.functions.expression import Expr, Undecidable
-from qgraph.proof.functions.finding import Collector, Finding, Mask, compare_special_inputs
+from qgraph.proof.functions.finding import Collector, Mask, PairFinding, compare_special_inputs
 from qgraph.proof.functions.lowering import Constants, laid_out
-from qgraph.proof.functions.program import PointResults, Program
-from qgraph.proof.functions.search import Boxes
+from qgraph.proof.functions.program import PairProgram, PointResults
+from qgraph.proof.functions.search import BoxBatch
 from qgraph.reasons import DO_NOT_FIT, EFFORT, NO_RULE
 
 NARROW_BITS = 16
@@ -74,7 +74,7 @@ class _Block:
 
 def enumerate_inputs(
     reference: Expr, candidate: Expr, *, input_shape: Shape | None = None
-) -> Finding:
+) -> PairFinding:
     """Compare two expressions at every float32 input, in every channel.
 
     Args:
@@ -88,7 +88,7 @@ def enumerate_inputs(
     """
     check_float_environment()
     check_shapes(reference.shape, candidate.shape, input_shape)
-    program = Program(reference, candidate)
+    program = PairProgram(reference, candidate)
     collector = Collector(program)
     ulps: list[int | None] = [0]
     with np.errstate(all="ignore"):
@@ -113,11 +113,11 @@ def effort(reference: Expr, candidate: Expr) -> int:
     Raises:
         Undecidable: the expressions cannot be evaluated.
     """
-    program = Program(reference, candidate)
+    program = PairProgram(reference, candidate)
     return (len(program.order) + _COMPARISON) * len(program.first)
 
 
-def _blocks(program: Program, kind: int) -> list[_Block]:
+def _blocks(program: PairProgram, kind: int) -> list[_Block]:
     """Return what the blocks show in which anything differs, in the order of their bits."""
     starts, threads = _starts(), min(available_cores(), _MOST_THREADS)
     # the share of a thread is spread over all magnitudes
@@ -135,7 +135,7 @@ def _starts() -> list[int]:
     return [*range(0, _FINITE, _BLOCK), *range(1 << 31, (1 << 31) + _FINITE, _BLOCK)]
 
 
-def _compare_blocks(program: Program, kind: int, starts: Sequence[int]) -> dict[int, _Block]:
+def _compare_blocks(program: PairProgram, kind: int, starts: Sequence[int]) -> dict[int, _Block]:
     check_float_environment()
     gap: Gap = np.empty(_BLOCK, np.int32)
     found = {}
@@ -158,7 +158,7 @@ def _inputs(starts: Sequence[int]) -> Iterator[tuple[int, Float32]]:
         yield start, bits.view(np.float32)
 
 
-def _carefully(program: Program, kind: int, x: Float32) -> _Block | None:
+def _carefully(program: PairProgram, kind: int, x: Float32) -> _Block | None:
     """Compare where ONNX leaves something open.
 
     Raises:
@@ -228,13 +228,13 @@ def _ulps(a: Float32, b: Float32) -> int | None:
     return int(np.abs(one - other).max(initial=0))
 
 
-def _note(collector: Collector, program: Program, kind: int, blocks: Sequence[_Block]) -> None:
+def _note(collector: Collector, program: PairProgram, kind: int, blocks: Sequence[_Block]) -> None:
     """Note what blocks of one kind of channels show, with the values at the inputs to show."""
     stretches = [block.stretch for block in blocks if block.stretch is not None]
     signs = [block.sign_at for block in blocks if block.sign_at is not None][:1]
     for what, ends in (("value", stretches), ("zero", [(key, key) for key in signs])):
         lo, hi = np.array(ends, np.int64).reshape(-1, 2).T
-        boxes = Boxes(np.full(len(lo), kind), lo, hi, np.zeros(len(lo), np.uint8))
+        boxes = BoxBatch(np.full(len(lo), kind), lo, hi, np.zeros(len(lo), np.uint8))
         with np.errstate(all="ignore"):
             found = PointResults.of(program, from_keys(lo), boxes.kind)
         collector.note(what, boxes, *found[:2], np.ones(len(lo), np.bool_))
@@ -245,7 +245,7 @@ def _note(collector: Collector, program: Program, kind: int, blocks: Sequence[_B
     )
 
 
-class Segment(NamedTuple):
+class NodeSegment(NamedTuple):
     """Nodes that compute a value from another one and constants.
 
     Attributes:
@@ -276,7 +276,7 @@ def all_values(kind: ir.DataType) -> Array:
     return patterns.view(dtype)
 
 
-def free_axis(segments: Sequence[Segment], shape: Shape | None) -> tuple[list[int], int]:
+def free_axis(segments: Sequence[NodeSegment], shape: Shape | None) -> tuple[list[int], int]:
     """Return the sizes of data with all channels, and an axis that no parameter varies along.
 
     Args:
@@ -325,7 +325,7 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def enumerate_values(
     kind: ir.DataType, runs: Sequence[Run], sizes: list[int], axis: int
-) -> Outcome:
+) -> PairOutcome:
     """Compare two functions at all values of a type of few bits, in every channel.
 
     Args:
@@ -381,7 +381,7 @@ def enumerate_values(
         nan_differs=nan_differs,
     )
     distinguishes_zeros = any(compare_values(*side).differing > 0 for side in at_zeros)
-    return Outcome(verdict, distinguishes_zeros=distinguishes_zeros)
+    return PairOutcome(verdict, distinguishes_zeros=distinguishes_zeros)
 
 
 def _flat(sides: Sequence[Array]) -> tuple[Array, Array]:

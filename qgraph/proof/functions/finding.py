@@ -13,8 +13,8 @@ from qgraph.exactness import Exactness, Witness
 from qgraph.numerics import Float32
 from qgraph.numerics.float32 import HIGHEST, LOWEST, Keys, from_keys, to_keys
 from qgraph.proof.functions.expression import CONSTANT, Expr, Undecidable, in_order, known
-from qgraph.proof.functions.program import Channels, PointResults, Program
-from qgraph.proof.functions.search import Boxes
+from qgraph.proof.functions.program import Channels, PairProgram, PointResults
+from qgraph.proof.functions.search import BoxBatch
 
 Mask = npt.NDArray[np.bool_]
 
@@ -51,7 +51,7 @@ NO_RUNS = Runs(*_NOTHING)
 
 
 @dataclass(frozen=True)
-class Finding:
+class PairFinding:
     """How two expressions compare.
 
     Counts sum over all channels. When undecided, they cover what was settled until then.
@@ -104,7 +104,7 @@ class Collector:
         separate: whether each kind of channels is a pair of functions of its own.
     """
 
-    def __init__(self, program: Program, *, separate: bool = False) -> None:
+    def __init__(self, program: PairProgram, *, separate: bool = False) -> None:
         self._program = program
         self._separate = separate
         kinds = len(program.first)
@@ -116,7 +116,7 @@ class Collector:
         self._infinity_sign = np.zeros(kinds, np.bool_)
         self._differing = np.zeros(kinds, np.bool_)
 
-    def note(self, what: str, boxes: Boxes, a: Float32, b: Float32, where: Mask) -> None:
+    def note(self, what: str, boxes: BoxBatch, a: Float32, b: Float32, where: Mask) -> None:
         """Note boxes ``[n]`` on which results differ in some way.
 
         Args:
@@ -152,7 +152,7 @@ class Collector:
         everywhere = np.full(len(self._differing), self._differing.any())
         return self._differing if self._separate else everywhere
 
-    def findings(self, boxes: int, *, undecided: str | None = None) -> list[Finding]:
+    def findings(self, boxes: int, *, undecided: str | None = None) -> list[PairFinding]:
         """Return what was noted in ``boxes`` boxes, for each pair of functions."""
         noted = {what: _joined(columns) for what, columns in self._noted.items()}
         noted["value"], noted["infinity"] = (_merged(noted[w]) for w in ("value", "infinity"))
@@ -163,7 +163,7 @@ class Collector:
 
     def _finding(
         self, noted: dict[str, _Columns], own: slice, boxes: int, undecided: str | None
-    ) -> Finding:
+    ) -> PairFinding:
         first, count = self._program.first[own], self._program.count[own]
         channels = self._program.channels
         if self._separate:
@@ -187,7 +187,7 @@ class Collector:
             x = float(from_keys(part.lo[i : i + 1])[0])
             witness = Witness(x, float(part.reference[i]), float(part.candidate[i]))
             channel = int(part.channel[i])
-        return Finding(
+        return PairFinding(
             channels=channels,
             boxes=boxes,
             differing=int((differing * count).sum()),
@@ -222,7 +222,7 @@ def _merged(columns: _Columns) -> _Columns:
     return kind[starts], lo[starts], hi[np.roll(starts, -1)], a[starts], b[starts]
 
 
-def compare_special_inputs(program: Program, collector: Collector) -> None:
+def compare_special_inputs(program: PairProgram, collector: Collector) -> None:
     """Note how both infinities and NaN of both signs compare, in every kind of channel."""
     special = np.array([np.inf, -np.inf, np.nan, -np.nan], np.float32)
     count = len(program.first)
@@ -230,7 +230,7 @@ def compare_special_inputs(program: Program, collector: Collector) -> None:
     with np.errstate(all="ignore"):
         found = PointResults.of(program, x, kinds)
     differ, nan, keys = found.differ | found.unknown, np.isnan(x), to_keys(x)
-    boxes, results = Boxes(kinds, keys, keys, np.zeros(len(x), np.uint8)), found[:2]
+    boxes, results = BoxBatch(kinds, keys, keys, np.zeros(len(x), np.uint8)), found[:2]
     collector.note("nan", boxes, *results, (differ | found.zero_sign) & nan)
     collector.note("infinity", boxes, *results, differ & ~nan)
     collector.note("zero", boxes, *results, found.zero_sign & ~nan)
@@ -258,7 +258,7 @@ class Sample:
     channel: int
 
 
-def sample(finding: Finding, reference: Expr, candidate: Expr) -> Sample | None:
+def sample(finding: PairFinding, reference: Expr, candidate: Expr) -> Sample | None:
     """Return an input that shows that two functions are not equal; None if none was found.
 
     A difference shows that two functions differ. That none was found shows nothing.
@@ -276,7 +276,7 @@ def sample(finding: Finding, reference: Expr, candidate: Expr) -> Sample | None:
         if unequal:
             return shown
     try:
-        program = Program(reference, candidate)
+        program = PairProgram(reference, candidate)
     except Undecidable:
         return shown
     x = special_inputs(reference, candidate)

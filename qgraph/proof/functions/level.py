@@ -8,8 +8,8 @@ import numpy.typing as npt
 from qgraph.exactness import Exactness
 from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys
 from qgraph.proof.functions.expression import Expr, Undecidable
-from qgraph.proof.functions.finding import Finding, Runs
-from qgraph.proof.functions.program import Program
+from qgraph.proof.functions.finding import PairFinding, Runs
+from qgraph.proof.functions.program import PairProgram
 from qgraph.proof.functions.search import MAX_BOXES, Plateaus, plateaus
 
 SAME_LEVEL = 2.0**-8
@@ -28,7 +28,7 @@ _BOXES_OF_CHANNEL = 1 << 14
 Float64 = npt.NDArray[np.float64]
 
 
-def grade(finding: Finding, reference: Expr) -> tuple[Exactness | None, float | None]:
+def grade(finding: PairFinding, reference: Expr) -> tuple[Exactness | None, float | None]:
     """Return the highest level that a finding shows, and the largest difference in steps.
 
     ==========  ====================================================================================
@@ -69,14 +69,14 @@ def grade(finding: Finding, reference: Expr) -> tuple[Exactness | None, float | 
 def _steps(reference: Expr) -> Plateaus | None:
     """Return the steps of a function; None if it has none, or too many."""
     try:
-        kinds = len(Program(reference, reference).first)
+        kinds = len(PairProgram(reference, reference).first)
         most = min(MAX_BOXES, _BOXES + _BOXES_OF_CHANNEL * kinds)
         return plateaus(reference, max_boxes=most)
     except Undecidable:
         return None
 
 
-def _measure(finding: Finding, steps: Plateaus) -> tuple[Exactness, float | None]:
+def _measure(finding: PairFinding, steps: Plateaus) -> tuple[Exactness, float | None]:
     step, width = _local_measures(steps)
     level, largest = Exactness.CODES, None
     for runs in (finding.runs, finding.at_infinity):

@@ -46,7 +46,7 @@ class Points:
     undefined: Mask
 
 
-class Program:
+class PairProgram:
     """A pair of expressions; what both contain is evaluated once.
 
     The elements of the broadcast constants are the channels. Those with the same constants, bit for
@@ -246,7 +246,7 @@ class PointResults(NamedTuple):
     unknown: Mask
 
     @classmethod
-    def of(cls, program: Program, x: Float32, kind: Channels) -> PointResults:
+    def of(cls, program: PairProgram, x: Float32, kind: Channels) -> PointResults:
         """Compare at inputs ``x`` ``[n]`` in the channels ``kind``."""
         a, b = program.points(x, kind, zero=False)
         others = program.points(x, kind, zero=True)

@@ -37,7 +37,7 @@ from qgraph.numerics.float32 import (
 )
 from qgraph.proof.functions.expression import Expr, Undecidable
 from qgraph.proof.functions.interval import Interval, Mask, either, settled
-from qgraph.proof.functions.program import Channels, PointResults, Program
+from qgraph.proof.functions.program import Channels, PairProgram, PointResults
 from qgraph.reasons import EFFORT
 
 MAX_BOXES = 1 << 27
@@ -52,7 +52,7 @@ _PATIENCE = 1 << 18
 _MOST_REFINED = 1 << 20
 
 
-class Boxes(NamedTuple):
+class BoxBatch(NamedTuple):
     """Boxes ``[n]``: the inputs from key ``lo`` to ``hi`` in channels of a kind.
 
     ``cuts`` counts how often their ancestors were cut at a midpoint.
@@ -63,12 +63,12 @@ class Boxes(NamedTuple):
     hi: Keys
     cuts: npt.NDArray[np.uint8]
 
-    def at(self, chosen: Mask | slice) -> Boxes:
+    def at(self, chosen: Mask | slice) -> BoxBatch:
         """Return some of the boxes."""
-        return Boxes(self.kind[chosen], self.lo[chosen], self.hi[chosen], self.cuts[chosen])
+        return BoxBatch(self.kind[chosen], self.lo[chosen], self.hi[chosen], self.cuts[chosen])
 
 
-class Search:
+class BoxSearch:
     """One run over the finite inputs of all kinds of channels.
 
     Args:
@@ -83,7 +83,7 @@ class Search:
 
     def __init__(
         self,
-        program: Program,
+        program: PairProgram,
         max_boxes: int,
         domain: tuple[float, float] | None = None,
         *,
@@ -93,13 +93,13 @@ class Search:
         self._max_boxes = max_boxes
         ends = [LOWEST, HIGHEST] if domain is None else to_keys(domain)
         self._low, self._high = (int(end) for end in np.clip(ends, LOWEST, HIGHEST))
-        self._wide: list[Boxes] = []
-        self._single: list[Boxes] = []
+        self._wide: list[BoxBatch] = []
+        self._single: list[BoxBatch] = []
         self._refinable = _MOST_REFINED if refines else 0
         self.boxes = 0
         self._push_first()
 
-    def settled(self) -> Iterator[tuple[Boxes, PointResults, Mask]]:
+    def settled(self) -> Iterator[tuple[BoxBatch, PointResults, Mask]]:
         """Yield boxes ``[n]``, how they compare, and which of them are settled, until all are.
 
         Where the values differ and vary on a box, they are the bounds that lie farthest apart.
@@ -134,9 +134,9 @@ class Search:
                 lo, hi = max(ends[0], self._low), min(ends[1], self._high)
                 if lo <= hi:
                     bounds = np.full_like(kinds, lo), np.full_like(kinds, hi)
-                    stack.append(Boxes(kinds, *bounds, np.zeros(len(kinds), np.uint8)))
+                    stack.append(BoxBatch(kinds, *bounds, np.zeros(len(kinds), np.uint8)))
 
-    def _step(self) -> Iterator[tuple[Boxes, PointResults, Mask]]:
+    def _step(self) -> Iterator[tuple[BoxBatch, PointResults, Mask]]:
         """Evaluate a batch of boxes, or of inputs once there are many or no boxes are left."""
         single = not self._wide or sum(len(b.lo) for b in self._single) >= _BATCH
         boxes = _take(self._single if single else self._wide)
@@ -166,7 +166,7 @@ class Search:
         else:
             self._split(left, _at(a, rest), _at(b, rest))
 
-    def _split(self, boxes: Boxes, a: Interval, b: Interval) -> None:
+    def _split(self, boxes: BoxBatch, a: Interval, b: Interval) -> None:
         small = boxes.hi - boxes.lo < _ENUMERATED
         if small.any():
             self._single.append(_every_input(boxes.at(small)))
@@ -189,10 +189,10 @@ class Search:
         cuts = cuts + (inside | near).astype(np.uint8)
         ends = np.where(inside, guess - _WINDOW - 1, middle)
         starts = np.where(inside, guess + _WINDOW + 1, middle + 1)
-        self._wide.append(Boxes(kind, lo, ends, cuts))
-        self._wide.append(Boxes(kind, starts, hi, cuts))
+        self._wide.append(BoxBatch(kind, lo, ends, cuts))
+        self._wide.append(BoxBatch(kind, starts, hi, cuts))
         if inside.any():
-            window = Boxes(kind, guess - _WINDOW, guess + _WINDOW, cuts)
+            window = BoxBatch(kind, guess - _WINDOW, guess + _WINDOW, cuts)
             self._single.append(_every_input(window.at(inside)))
 
     def _estimate(self) -> None:
@@ -257,9 +257,9 @@ def _with_nan(end: Array, where: Mask) -> Array:
     return np.where(where, np.float32(np.nan), end)
 
 
-def _take(stack: list[Boxes]) -> Boxes:
+def _take(stack: list[BoxBatch]) -> BoxBatch:
     """Remove a batch of boxes from the end of the stack."""
-    taken: list[Boxes] = []
+    taken: list[BoxBatch] = []
     size = 0
     while stack and size < _BATCH:
         top = stack.pop()
@@ -268,15 +268,15 @@ def _take(stack: list[Boxes]) -> Boxes:
             top = top.at(slice(room))
         taken.append(top)
         size += len(top.lo)
-    return Boxes(*(np.concatenate(column) for column in zip(*taken, strict=True)))
+    return BoxBatch(*(np.concatenate(column) for column in zip(*taken, strict=True)))
 
 
-def _every_input(boxes: Boxes) -> Boxes:
+def _every_input(boxes: BoxBatch) -> BoxBatch:
     """Return a box for each single input of ``boxes``."""
     width = boxes.hi - boxes.lo + 1
     ends = np.cumsum(width)
     lo = np.arange(ends[-1]) + np.repeat(boxes.lo - ends + width, width)
-    return Boxes(np.repeat(boxes.kind, width), lo, lo, np.repeat(boxes.cuts, width))
+    return BoxBatch(np.repeat(boxes.kind, width), lo, lo, np.repeat(boxes.cuts, width))
 
 
 def _at(a: Interval, chosen: Mask) -> Interval:
@@ -312,7 +312,7 @@ def plateaus(root: Expr, *, max_boxes: int) -> Plateaus:
         Undecidable: it is no step function, or one with too many steps.
         UnsupportedError: this thread does not compute as IEEE 754 says.
     """
-    program = Program(root, root)
+    program = PairProgram(root, root)
     kind, lo, hi, (value, *_) = _divide(program, max_boxes, refines=False)
     starts = np.ones(len(lo), np.bool_)
     starts[1:] = (kind[1:] != kind[:-1]) | _varies(value)
@@ -332,7 +332,7 @@ def boxes(reference: Expr, candidate: Expr) -> tuple[Division, ...]:
     """
     if reference is candidate:
         return ()
-    program = Program(reference, candidate)
+    program = PairProgram(reference, candidate)
     for refines in (True, False):
         kind, lo, _, (a, b, differs, signs, _) = _divide(program, MAX_BOXES, refines=refines)
         split = (_varies(a) | _varies(b)) & (refines | ~differs[1:])
@@ -357,13 +357,13 @@ def boxes(reference: Expr, candidate: Expr) -> tuple[Division, ...]:
 
 
 def _divide(
-    program: Program, max_boxes: int, *, refines: bool
+    program: PairProgram, max_boxes: int, *, refines: bool
 ) -> tuple[Channels, Keys, Keys, PointResults]:
     """Return settled boxes in order: kinds, ends, and how they compare."""
     check_float_environment()
     parts = []
     with np.errstate(all="ignore"):
-        search = Search(program, max_boxes, refines=refines)
+        search = BoxSearch(program, max_boxes, refines=refines)
         for boxes, results, settled in search.settled():
             parts.append([column[settled] for column in (*boxes[:3], *results)])
     check_float_environment()

@@ -397,5 +397,4 @@ def _shows_sizes(node: ir.Node) -> bool:
     if node.domain == "":
         named = node.op_type in _SUMS or node.op_type in _KEEP_SIZES
         return named or is_move(node) or is_elementwise(node)
-    operator = operator_of(node)
-    return operator is not None or node.op_type.startswith("QLinear")
+    return operator_of(node) is not None or node.op_type.startswith("QLinear")

@@ -22,7 +22,14 @@ from qgraph.graph.interface import Pair, interface
 from qgraph.graph.scopes import graphs_of, subgraphs
 from qgraph.numerics.values import fingerprint
 from qgraph.proof.matching.known_values import KnownValues
-from qgraph.proof.matching.label import Form, common_form, forms, is_commutative, is_identity, label
+from qgraph.proof.matching.label import (
+    OperatorForm,
+    common_form,
+    forms,
+    is_commutative,
+    is_identity,
+    label,
+)
 from qgraph.proof.matching.normalise import Plain
 from qgraph.proof.matching.operators import described, is_random, joined, operands, rewritten_sum
 
@@ -106,7 +113,7 @@ class Congruence:
 
 
 @dataclass(eq=False)
-class Side:
+class MatchedModel:
     """One of the two models while it is matched.
 
     Attributes:
@@ -133,7 +140,7 @@ class Side:
         return joined(value, self.known.has)
 
 
-class Classes:
+class ValueClasses:
     """The classes of the values of two models, by form alone until values are merged.
 
     Args:
@@ -147,7 +154,7 @@ class Classes:
         ModelError: the models have different inputs or outputs.
     """
 
-    def __init__(self, reference: Side, candidate: Side) -> None:
+    def __init__(self, reference: MatchedModel, candidate: MatchedModel) -> None:
         self.reference, self.candidate = reference, candidate
         self.interface = interface(reference.plain.graph, candidate.plain.graph)
         self._congruence = Congruence(is_commutative)
@@ -158,10 +165,10 @@ class Classes:
         for side in (reference, candidate):
             self._enter(side, side.plain.graph)
 
-    def without_claims(self) -> Classes:
+    def without_claims(self) -> ValueClasses:
         """Return the classes of the same models by form alone, as if nothing had been merged."""
-        sides = (Side(side.plain, side.known) for side in (self.reference, self.candidate))
-        bare = Classes(*sides)
+        sides = (MatchedModel(side.plain, side.known) for side in (self.reference, self.candidate))
+        bare = ValueClasses(*sides)
         for first, second in self._entered:
             bare._enter_bodies(first, second)
         return bare
@@ -179,13 +186,13 @@ class Classes:
     def _classes(self, pair: Pair) -> tuple[Class, Class]:
         return self.class_of(self.reference, pair[0]), self.class_of(self.candidate, pair[1])
 
-    def class_of(self, side: Side, value: ir.Value) -> Class:
+    def class_of(self, side: MatchedModel, value: ir.Value) -> Class:
         """Return the class of a value of one side."""
         if value not in side.classes:
             side.classes[value] = self._initial(side, value)
         return self._congruence.find(side.classes[value])
 
-    def _initial(self, side: Side, value: ir.Value) -> Class:
+    def _initial(self, side: MatchedModel, value: ir.Value) -> Class:
         """Return the class of a value that no node computes: a constant, or an unknown."""
         tensor = value.const_value if side.known.has(value) else None
         if tensor is None or value.producer() is not None:
@@ -194,7 +201,7 @@ class Classes:
             return self._constants.setdefault(id(tensor), self._congruence.new())
         return self._class_of_constant(side, value)
 
-    def _class_of_constant(self, side: Side, value: ir.Value) -> Class:
+    def _class_of_constant(self, side: MatchedModel, value: ir.Value) -> Class:
         """Return the class of a constant; its bits are the key."""
         array = side.known.array(value)
         if array is None:
@@ -206,7 +213,7 @@ class Classes:
         shared = self._congruence.new()
         self.reference.classes[pair[0]] = self.candidate.classes[pair[1]] = shared
 
-    def _enter(self, side: Side, graph: ir.Graph) -> None:
+    def _enter(self, side: MatchedModel, graph: ir.Graph) -> None:
         """Give each value of a graph its class."""
         nodes, imports = list(graph), side.plain.imports
         side.nodes += nodes
@@ -278,18 +285,22 @@ class Classes:
             ours = ours[::-1] if crossed and not straight else ours
         return list(zip(ours, theirs, strict=False))
 
-    def _common_operands(self, first: ir.Node, second: ir.Node) -> tuple[Form, Form]:
+    def _common_operands(
+        self, first: ir.Node, second: ir.Node
+    ) -> tuple[OperatorForm, OperatorForm]:
         """Return the common form of two nodes; without one, forms that have all operands."""
         found = self._common_form(first, second)
         if found is not None:
             return found
         one, other = (
-            Form((), tuple(value for value in node.inputs if value is not None))
+            OperatorForm((), tuple(value for value in node.inputs if value is not None))
             for node in (first, second)
         )
         return one, other
 
-    def _common_form(self, first: ir.Node, second: ir.Node) -> tuple[Form, Form] | None:
+    def _common_form(
+        self, first: ir.Node, second: ir.Node
+    ) -> tuple[OperatorForm, OperatorForm] | None:
         imports = self.reference.plain.imports, self.candidate.plain.imports
         return common_form(first, imports[0], second, imports[1])
 
@@ -312,7 +323,7 @@ class Classes:
         return results
 
 
-def _may_swap(form: Form) -> bool:
+def _may_swap(form: OperatorForm) -> bool:
     return bool(form.label) and len(form.operands) == 2 and is_commutative(form.label)
 
 

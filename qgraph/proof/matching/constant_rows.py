@@ -81,7 +81,7 @@ class _Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class ConstantRows:
     """A constant that is computed some rows at a time, by the kernels that compute it whole.
 
     Attributes:
@@ -112,7 +112,7 @@ class Rows:
         return found
 
 
-def rows_of(known: KnownValues, value: ir.Value) -> Rows | None:
+def rows_of(known: KnownValues, value: ir.Value) -> ConstantRows | None:
     """Return how some rows of a big constant are computed; None if only all of them can be."""
     if not known.has(value):
         return None
@@ -126,7 +126,7 @@ def rows_of(known: KnownValues, value: ir.Value) -> Rows | None:
         return None
     if shape is None or any(isinstance(s.stream.stored, ir.LazyTensor) for s in found.sources):
         return None
-    return Rows(value, shape, found.multiple, tuple(found.sources), tuple(found.steps))
+    return ConstantRows(value, shape, found.multiple, tuple(found.sources), tuple(found.steps))
 
 
 class _Compiler:
@@ -268,7 +268,9 @@ def compare_constants(
     return found, Witness(float(found.place), *map(float, at))
 
 
-def _compared_by_rows(ours: Rows, theirs: Rows) -> tuple[Comparison, Witness | None] | None:
+def _compared_by_rows(
+    ours: ConstantRows, theirs: ConstantRows
+) -> tuple[Comparison, Witness | None] | None:
     if ours.shape != theirs.shape:
         return None
     size = math.prod(ours.shape[1:])

@@ -81,14 +81,14 @@ def _places(node: ir.Node) -> tuple[bool, ...]:
 
 
 @dataclass(frozen=True)
-class Form:
+class OperatorForm:
     """One way to tell what a node computes: its label, and the operands that matter besides."""
 
     label: tuple[Hashable, ...]
     operands: tuple[ir.Value, ...]
 
 
-def forms(node: ir.Node, imports: Imports) -> list[Form]:
+def forms(node: ir.Node, imports: Imports) -> list[OperatorForm]:
     """Return all ways to tell what a node computes: as written, and by the shape that it gives.
 
     Reshapes one after another are one, to the last shape. A Dropout that does not train reads
@@ -97,16 +97,16 @@ def forms(node: ir.Node, imports: Imports) -> list[Form]:
     used = tuple(value for value in node.inputs if value is not None)
     if _keeps_all(node, imports):
         version = _version(node, imports.get("", 1))
-        return [Form(("", "Dropout", "without training", version), used[:1])]
-    found = [Form(label(node, imports), used)]
+        return [OperatorForm(("", "Dropout", "without training", version), used[:1])]
+    found = [OperatorForm(label(node, imports), used)]
     if (shape := new_shape(node)) is not None:
-        found.append(Form(("", "Reshape", "to", shape), (_before_reshapes(used[0]),)))
+        found.append(OperatorForm(("", "Reshape", "to", shape), (_before_reshapes(used[0]),)))
     return found
 
 
 def common_form(
     first: ir.Node, imports: Imports, second: ir.Node, others: Imports
-) -> tuple[Form, Form] | None:
+) -> tuple[OperatorForm, OperatorForm] | None:
     """Return the forms in which two nodes are one operator; None if there are none."""
     for one in forms(first, imports):
         for other in forms(second, others):

@@ -3,8 +3,8 @@
 All values start in classes by form (:mod:`qgraph.proof.matching.classes`). From the outputs on, two
 values that should be equal and are in two classes are followed back to something that can be proved
 alone: two constants, or two regions that compute both values from one pair of equal values. Each is
-a :class:`Claim`. Its values are assumed equal from then on, so that later differences are found
-too. Claims are in an order in which each rests on earlier ones only.
+an :class:`EqualityClaim`. Its values are assumed equal from then on, so that later differences are
+found too. Claims are in an order in which each rests on earlier ones only.
 
 ``Closure`` says which values are equal if only some claims hold. ``Context`` says whether both
 models are one function of values that differ: with a reference C[u] and a candidate C[v], u and v
@@ -25,7 +25,7 @@ from qgraph.graph.interface import Pair, are_equal_defaults, conflict
 from qgraph.graph.scopes import graphs_of
 from qgraph.graph.slices import ancestors, dominators, front
 from qgraph.numerics.values import Comparison
-from qgraph.proof.matching.classes import Class, Classes, Side
+from qgraph.proof.matching.classes import Class, MatchedModel, ValueClasses
 from qgraph.proof.matching.constant_rows import compare_constants
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.normalise import Plain
@@ -48,7 +48,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Claim:
+class EqualityClaim:
     """Two values that have to be equal if the models are.
 
     Attributes:
@@ -72,7 +72,7 @@ class Claim:
         return self.reference, self.candidate
 
 
-class Matching(Classes):
+class Matching(ValueClasses):
     """Two models, the classes of their values, and the claims on which the classes rest.
 
     Args:
@@ -93,20 +93,20 @@ class Matching(Classes):
     """
 
     def __init__(self, reference: Plain, candidate: Plain, *, by_name: bool = True) -> None:
-        super().__init__(*(Side(p, KnownValues(p.imports)) for p in (reference, candidate)))
+        super().__init__(*(MatchedModel(p, KnownValues(p.imports)) for p in (reference, candidate)))
         self._by_name = by_name
         self.is_hinted = False
-        self.claims: list[Claim] = []
+        self.claims: list[EqualityClaim] = []
         self.runs_graphs: list[tuple[Pair, tuple[Pair, ...]]] = []
         self._compared: dict[Pair, tuple[Comparison, Witness | None] | None] = {}
         self.notes = self.interface.notes
         for a, b in self.interface.defaults:
             if not are_equal_defaults(a, b):
                 reason = f"the defaults of input {a.name!r} differ"
-                self.claims.append(Claim(Kind.OPEN, a, b, reason=reason))
+                self.claims.append(EqualityClaim(Kind.OPEN, a, b, reason=reason))
         for a, b in self.interface.inputs + self.interface.defaults:
             if (conflicting := conflict(a, b)) is not None:
-                self.claims.append(Claim(Kind.OPEN, a, b, reason=conflicting))
+                self.claims.append(EqualityClaim(Kind.OPEN, a, b, reason=conflicting))
         for pair in self.interface.outputs:
             self._resolve_all(pair)
 
@@ -266,13 +266,13 @@ class Matching(Classes):
             return None
         return tuple((nearest[0][key], nearest[1][key]) for key in sorted(fronts[0]))
 
-    def _is_among(self, side: Side, classes: Collection[Class], value: ir.Value) -> bool:
+    def _is_among(self, side: MatchedModel, classes: Collection[Class], value: ir.Value) -> bool:
         return self.class_of(side, value) in classes
 
     def _settle(
         self, kind: Kind, pair: Pair, entries: tuple[Pair, ...] = (), reason: str = ""
     ) -> None:
-        self.claims.append(Claim(kind, *pair, entries, reason))
+        self.claims.append(EqualityClaim(kind, *pair, entries, reason))
         self.merge(pair)
 
 

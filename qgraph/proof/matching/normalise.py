@@ -30,15 +30,15 @@ from qgraph.graph.opset.versions import declare_domains, require
 from qgraph.graph.scopes import nodes_of, owners
 from qgraph.graph.slices import ancestors
 from qgraph.ops.static_parameters import freeze_static_parameters
-from qgraph.proof.matching.composites import unfold
-from qgraph.proof.matching.known_values import fix_static_values, origin
-from qgraph.proof.matching.label import is_identity, keeps_shape, new_shape
-from qgraph.proof.matching.sums import (
+from qgraph.proof.matching.composites import (
     has_packed_products,
     split_biases,
-    with_common_sums,
+    unfold,
     write_products,
 )
+from qgraph.proof.matching.known_values import fix_static_values, origin
+from qgraph.proof.matching.label import is_identity, keeps_shape, new_shape
+from qgraph.proof.matching.sums import with_common_sums
 
 logger = logging.getLogger(__name__)
 

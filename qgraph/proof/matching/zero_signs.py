@@ -200,7 +200,7 @@ def distinguished(graph: ir.Graph) -> frozenset[ir.Value]:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class ZeroRegion:
     """A region of one model, as far as zeros go.
 
     Attributes:
@@ -220,7 +220,7 @@ def sightings(
     nodes: Sequence[ir.Node],
     outputs: Iterable[ir.Value],
     starts: Collection[ir.Value],
-    steps: Sequence[Step],
+    steps: Sequence[ZeroRegion],
 ) -> list[tuple[ir.Node, str]]:
     """Return the nodes of a model that see the sign of zeros, and how.
 
@@ -256,7 +256,7 @@ def sightings(
     return list(found.items())
 
 
-def _serves_only(node: ir.Node, step: Step) -> bool:
+def _serves_only(node: ir.Node, step: ZeroRegion) -> bool:
     """Return whether nothing outside of a region uses what a node in it computes."""
     values = [value for value in node.outputs if value is not step.exit]
     return not any(

@@ -9,63 +9,65 @@ from qgraph.exactness import Exactness
 from qgraph.graph.inference.walk import with_facts
 from qgraph.proof.matching.normalise import Plain
 from qgraph.proof.normal import algebra, axes, elementwise, hoisting, maxima
-from qgraph.proof.normal.rewriter import Rewrite, Rewriter, TooLargeError
+from qgraph.proof.normal.rewriter import Rewriter, RewriteRule, TooLargeError
 
 _EXTREMES = frozenset({"Max", "Min"})
 
 RULES = (
-    Rewrite("remove Identity", algebra.hand_on, frozenset({"Identity"}), constants=True),
-    Rewrite("write movements in one way", hoisting.write_movements, constants=True),
-    Rewrite("join movements", hoisting.join_movements, constants=True),
-    Rewrite("write constants with few dimensions", elementwise.trim_constants),
-    Rewrite("count axes from the front", axes.count_axis, axes.ONE_AXIS, constants=True),
-    Rewrite("write reductions with all axes", axes.write_reduction),
-    Rewrite("write Softmax over rows", axes.write_rows, axes.ROWS, constants=True),
-    Rewrite(
+    RewriteRule("remove Identity", algebra.hand_on, frozenset({"Identity"}), constants=True),
+    RewriteRule("write movements in one way", hoisting.write_movements, constants=True),
+    RewriteRule("join movements", hoisting.join_movements, constants=True),
+    RewriteRule("write constants with few dimensions", elementwise.trim_constants),
+    RewriteRule("count axes from the front", axes.count_axis, axes.ONE_AXIS, constants=True),
+    RewriteRule("write reductions with all axes", axes.write_reduction),
+    RewriteRule("write Softmax over rows", axes.write_rows, axes.ROWS, constants=True),
+    RewriteRule(
         "write GlobalMaxPool as ReduceMax",
         axes.write_global_maximum,
         frozenset({"GlobalMaxPool"}),
         constants=True,
     ),
-    Rewrite(
+    RewriteRule(
         "write QLinearMul by its definition",
         algebra.write_code_product,
         frozenset({"QLinearMul"}),
         constants=True,
         domain="com.microsoft",
     ),
-    Rewrite(
+    RewriteRule(
         "write QLinearGlobalAveragePool by its definition",
         algebra.write_code_average,
         frozenset({"QLinearGlobalAveragePool"}),
         constants=True,
         domain="com.microsoft",
     ),
-    Rewrite(
+    RewriteRule(
         "write activation functions by their definitions",
         algebra.write_activation,
         frozenset(algebra.ACTIVATIONS),
     ),
-    Rewrite("write Greater as Less", algebra.write_comparison, frozenset(algebra.SWAPPED)),
-    Rewrite("write Relu as Max", algebra.write_relu, frozenset({"Relu"})),
-    Rewrite("write Clip as Min and Max", algebra.write_clip, frozenset({"Clip"})),
-    Rewrite("join bounds", algebra.join_bounds, _EXTREMES, constants=True),
-    Rewrite("write Sub as Add", algebra.write_difference, frozenset({"Sub"})),
-    Rewrite("write factors in one way", algebra.write_factor, frozenset({"Mul", "Div"})),
-    Rewrite("join negations", algebra.join_negations, frozenset({"Neg"}), constants=True),
-    Rewrite("write Sum as Add", algebra.write_sum, frozenset({"Sum"}), constants=True),
-    Rewrite("pad after functions of single elements", hoisting.sink_pad),
-    Rewrite("move elements before functions of single elements", hoisting.hoist, constants=True),
-    Rewrite(
+    RewriteRule("write Greater as Less", algebra.write_comparison, frozenset(algebra.SWAPPED)),
+    RewriteRule("write Relu as Max", algebra.write_relu, frozenset({"Relu"})),
+    RewriteRule("write Clip as Min and Max", algebra.write_clip, frozenset({"Clip"})),
+    RewriteRule("join bounds", algebra.join_bounds, _EXTREMES, constants=True),
+    RewriteRule("write Sub as Add", algebra.write_difference, frozenset({"Sub"})),
+    RewriteRule("write factors in one way", algebra.write_factor, frozenset({"Mul", "Div"})),
+    RewriteRule("join negations", algebra.join_negations, frozenset({"Neg"}), constants=True),
+    RewriteRule("write Sum as Add", algebra.write_sum, frozenset({"Sum"}), constants=True),
+    RewriteRule("pad after functions of single elements", hoisting.sink_pad),
+    RewriteRule(
+        "move elements before functions of single elements", hoisting.hoist, constants=True
+    ),
+    RewriteRule(
         "concatenate before functions of single elements",
         hoisting.hoist_concat,
         frozenset({"Concat"}),
         constants=True,
     ),
-    Rewrite(
+    RewriteRule(
         "take maxima before functions that never decrease", maxima.hoist_maximum, constants=True
     ),
-    Rewrite(
+    RewriteRule(
         "take the maximum of two data of one function",
         maxima.join_maximum,
         _EXTREMES,

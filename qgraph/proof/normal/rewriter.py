@@ -87,7 +87,7 @@ class TooLargeError(Exception):
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class RewriteRule:
     """A rule of the normal form.
 
     Attributes:
@@ -151,7 +151,7 @@ class Rewriter:
         self.movements: dict[ir.Node, Any] = {}
         self.monotone: dict[Hashable, Any] = {}
 
-    def apply(self, rules: Sequence[Rewrite]) -> None:
+    def apply(self, rules: Sequence[RewriteRule]) -> None:
         """Rewrite all nodes until no rule applies.
 
         Raises:

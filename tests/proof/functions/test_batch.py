@@ -9,7 +9,7 @@ import pytest
 
 from qgraph.proof.functions.decide import FunctionPair, decide, decide_all, form
 from qgraph.proof.functions.expression import Builder, Expr
-from qgraph.proof.functions.finding import Finding, Runs
+from qgraph.proof.functions.finding import PairFinding, Runs
 
 
 def quantizer(op: Builder, scale: float, zero_point: float, *, first: bool) -> Expr:
@@ -40,7 +40,7 @@ def rounders(scales: list[float]) -> list[FunctionPair]:
     ]
 
 
-def assert_same_as_alone(together: list[Finding], apart: list[FunctionPair]) -> None:
+def assert_same_as_alone(together: list[PairFinding], apart: list[FunctionPair]) -> None:
     for finding, pair in zip(together, apart, strict=True):
         alone = decide(*pair.functions)
         for field in fields(alone):

@@ -8,13 +8,13 @@ import pytest
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import float32 as environment
 from qgraph.numerics.float32 import HIGHEST, NEGATIVE_INFINITY, from_keys, to_keys
-from qgraph.proof.functions.decide import Finding, decide
+from qgraph.proof.functions.decide import PairFinding, decide
 from qgraph.proof.functions.expression import Builder, evaluate
 
 S = np.float32(0.1)
 
 
-def _equal(finding: Finding) -> bool:
+def _equal(finding: PairFinding) -> bool:
     return finding.undecided is None and not (finding.differing or finding.infinity_differs)
 
 
