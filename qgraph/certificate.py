@@ -1,4 +1,4 @@
-"""What a proof of two whole models says: the schema of certificates, written and read strictly."""
+"""The schema of certificates, written and read strictly."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class ListedFact:
-    """What a proof takes a tensor of one model to be.
+    """Type and shape of a tensor on which a proof relies.
 
     Attributes:
         model: "reference" or "candidate".
@@ -150,7 +150,7 @@ class RegionVerdict(Verdict):
 
     @property
     def differing(self) -> str:
-        """How many inputs give different values, as far as they were counted; empty if unknown."""
+        """Number of differing inputs, as far as they were counted; empty if unknown."""
         if self.counted:
             return str(self.differing_inputs)
         if self.verdict is not ProofVerdict.DIFFERENT:
@@ -216,7 +216,7 @@ class RegionVerdict(Verdict):
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was shown about two models.
+    """Certificate of a proof about two models.
 
     Attributes:
         verdict: proved if the outputs are equal for every input, as far as ``conditions`` say;

@@ -5,8 +5,8 @@ QGraphError
  ├ UnsupportedError     no kernel, no reader, no runtime for it
  ├ OperatorError        a node violates its own definition
  ├ OptionError          a bad pass specification or option
- ├ ConversionError      no spelling in the target dialect
- │   └ ExactnessError   a spelling exists, but below the level asked for
+ ├ ConversionError      no form in the target dialect
+ │   └ ExactnessError   a form exists, but below the requested level
  ├ ExecutionError       a kernel failed; names node, shapes and dtypes
  └ EquivalenceError     two models differ; carries the report
      └ UndecidedError   whether they differ could not be decided
@@ -46,11 +46,11 @@ class OptionError(QGraphError):
 
 
 class ConversionError(QGraphError):
-    """The target dialect has no spelling for a quantizer."""
+    """The target dialect has no form for a quantizer."""
 
 
 class ExactnessError(ConversionError):
-    """A spelling exists, but it lies below the exactness that was asked for."""
+    """A form exists, but it is below the requested level of equality."""
 
 
 class ExecutionError(QGraphError):
@@ -103,7 +103,7 @@ def unexpected(error: BaseException) -> str:
 
 
 def forms(values: Iterable[object]) -> str:
-    """Describe what a node was given, for a message: ``float32[2, 3], absent``."""
+    """Describe the inputs of a node for a message: ``float32[2, 3], absent``."""
     return ", ".join(map(_form, values)) or "no inputs"
 
 

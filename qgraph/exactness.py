@@ -1,4 +1,4 @@
-"""How equal two functions are: levels of exactness, and the verdict of one comparison."""
+"""Levels of equality of two functions, and the verdict of one comparison."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _level(other: object) -> Exactness | None:
 
 
 BIAS_LAST = "the bias is added last, with one rounding"
-"""The condition of a proof that its verdict is told with."""
+"""The condition of a proof that is printed with its verdict."""
 
 
 class DifferenceCounts(Protocol):
@@ -83,7 +83,7 @@ class DifferenceCounts(Protocol):
 
 
 class Method(StrEnum):
-    """How a verdict was reached."""
+    """Method of a comparison."""
 
     CONSTANT = "constant"
     CONGRUENCE = "congruence"
@@ -95,7 +95,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True)
 class Witness:
-    """One input on which two functions differ, and what each makes of it."""
+    """One input on which two functions differ, and both outputs."""
 
     input: float
     reference: float
@@ -104,7 +104,7 @@ class Witness:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known about the equality of two functions over all their inputs.
+    """Verdict on the equality of two functions over all their inputs.
 
     Attributes:
         exactness: the highest level that holds; None when undecided.
@@ -146,7 +146,7 @@ class Verdict:
 
 
 class ProofVerdict(StrEnum):
-    """What was shown of two functions, over all inputs."""
+    """Result of a proof about two functions, over all inputs."""
 
     PROVED = "proved"
     DIFFERENT = "different"
@@ -154,7 +154,7 @@ class ProofVerdict(StrEnum):
 
 
 class Status(StrEnum):
-    """What the checker of certificates says of a part of one."""
+    """Result of the checker for a part of a certificate."""
 
     CHECKED = "checked"
     UNCHECKED = "unchecked"
@@ -163,7 +163,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class PartFinding:
-    """What the checker says of a part of a certificate.
+    """Finding of the checker on a part of a certificate.
 
     Attributes:
         status: checked if it was decided again from definitions alone.
@@ -178,7 +178,7 @@ class PartFinding:
 
 @dataclass(frozen=True)
 class Verification:
-    """What the checker says of a certificate.
+    """Result of the checker for a whole certificate.
 
     Attributes:
         verdict: what follows for the models from what was decided, whatever the file says.
@@ -206,7 +206,7 @@ class Verification:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many regions are checked, unchecked and refuted."""
+        """Numbers of checked, unchecked and refuted regions."""
         return {str(s): sum(f.status is s for f in self.regions) for s in Status}
 
     def to_json(self) -> dict[str, Any]:

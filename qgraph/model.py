@@ -55,11 +55,12 @@ class Model:
         self._lent = lent
         self.path = path
         self._prepared: Prepared | None = None
-        # Weights may leave their files (folded, they are computed anew), the wish for files stays.
+        # Weights may leave their files (folded weights are recomputed); the request for data files
+        # stays.
         self._external_data = any(isinstance(s.tensor, ir.ExternalTensor) for s in slots(ir_model))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a pickled copy has; its file and what was prepared are looked up anew."""
+        """Return the state of a pickled copy, without its file and caches."""
         return vars(self) | {"_origin": None, "_lent": True, "_prepared": None}
 
     @property
@@ -106,7 +107,7 @@ class Model:
                 progress=progress,
                 outputs=together,
             )
-        # What the file holds is compared with the model when its identity is asked for.
+        # The file is compared with the model when its identity is requested.
         self.path, self._place = Path(path), Path(os.path.abspath(path))
         self._origin, self._lent = None, True
 
@@ -121,7 +122,7 @@ class Model:
     def identity(self) -> Identity:
         """Return the file of the model and its hash; without a path if it is in no file.
 
-        A model that was changed since it was loaded or saved, in whatever way, has no path, and
+        A model that was changed in any way since it was loaded or saved has no path, and
         the hash of what is in memory: see :func:`qgraph.storage.identity.hash_in_memory`.
 
         Raises:
@@ -158,7 +159,7 @@ class Model:
                     yield node
 
     def constant(self, value: onnx_ir.Value | None) -> npt.NDArray[Any] | None:
-        """Return what ``value`` always holds; see :func:`qgraph.graph.constants.constant`."""
+        """Return the constant of ``value``; see :func:`qgraph.graph.constants.constant`."""
         return constant(value)
 
     @property
@@ -237,7 +238,7 @@ class Model:
 
 
 Source = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Model
-"""What a model can be made of."""
+"""Sources from which a model can be loaded."""
 
 
 def load(source: Source) -> Model:
@@ -270,7 +271,7 @@ def _run_step(step: ir.passes.PassBase, model: ir.Model, report: Report) -> ir.M
     try:
         result = step(model)
     except Exception as error:
-        # onnx_ir's pass managers and conditions hide what went wrong under errors of their own.
+        # onnx_ir's pass managers and conditions wrap errors in their own errors.
         cause: BaseException = error
         while not isinstance(cause, QGraphError) and cause.__cause__ is not None:
             cause = cause.__cause__

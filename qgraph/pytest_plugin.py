@@ -32,7 +32,7 @@ _SHOWN = 5
 
 
 class AssertEquivalent(Protocol):
-    """What the fixture ``assert_onnx_equivalent`` is."""
+    """Type of the fixture ``assert_onnx_equivalent``."""
 
     def __call__(
         self,
@@ -56,7 +56,7 @@ class AssertEquivalent(Protocol):
 
 
 class AssertProved(Protocol):
-    """What the fixture ``assert_onnx_proved`` is."""
+    """Type of the fixture ``assert_onnx_proved``."""
 
     def __call__(
         self,

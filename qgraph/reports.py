@@ -1,4 +1,4 @@
-"""What passes did to a model, site by site: the report of convert, fold and transform."""
+"""Report of passes on a model, site by site: for convert, fold and transform."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if not TYPE_CHECKING:
 
 
 class SiteStatus(Choice):
-    """What became of a site."""
+    """Outcome for a site."""
 
     CHANGED = "changed"
     KEPT = "kept"
@@ -28,18 +28,18 @@ class SiteStatus(Choice):
 
 @dataclass(frozen=True)
 class SiteReport:
-    """One quantizer, or one tensor, that a pass looked at.
+    """Report on one quantizer or tensor that a pass visited.
 
     Attributes:
-        node: name of the node that spelled the site.
+        node: name of the old node of the site.
         op: its operator, ``domain::Name``.
         pass_name: the pass that reports.
         outcome: changed, kept (nothing to do) or refused (with ``reason``).
-        spelling: operators of the new spelling joined by ``+``; None when nothing was written.
-        verdict: how equal old and new are; for a refusal, of the best spelling that was tried.
+        spelling: operators of the new form joined by ``+``; None if nothing was written.
+        verdict: equality of old and new; for a refusal, of the best form that was tried.
         reason: why it was refused, or a remark.
         figures: numbers about the site, by name; each pass says which.
-        ledger: what became of the bytes of a constant that is stored as codes.
+        ledger: sizes before and after of a constant that is stored as codes.
     """
 
     node: str
@@ -98,12 +98,12 @@ def operator_name(node: ir.Node) -> str:
 
 @dataclass
 class Report:
-    """What a sequence of passes did, in order.
+    """Report of a sequence of passes, in order.
 
     Attributes:
-        sites: an entry for each site that a pass looked at.
+        sites: an entry for each site that a pass visited.
         notes: remarks on the model as a whole, such as the raising of its opset.
-        frozen_inputs: how many initializers were dropped from the graph inputs.
+        frozen_inputs: number of initializers that were removed from the graph inputs.
         weight_bytes_before, weight_bytes_after: bytes of all initializers and constants as stored.
     """
 
@@ -155,7 +155,7 @@ class Report:
         return replace(self, sites=sites)
 
     def extend(self, other: Report) -> None:
-        """Append what a later pass did."""
+        """Append the report of a later pass."""
         self.sites += other.sites
         self.notes += other.notes
         self.weight_bytes_after = other.weight_bytes_after

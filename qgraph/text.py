@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 _MARKDOWN = re.compile(
     r"[\\`*\[\]<|~$]|(?<!\w)_|_(?!\w)|&(?=[#\w])|^[#>+-](?=\s|#|>)|(?<=^\d)\.(?=\s)|(?<=^\d\d)\.(?=\s)"
 )
-"""What begins something in GitHub's Markdown; a backslash before it takes its meaning away."""
+"""Special characters of GitHub's Markdown; a backslash escapes them."""
 
 _NOT_CODE = re.compile(r"[`|\\]|^\s|\s$")
-"""What a code span cannot hold in a cell of a table, or not at its ends."""
+"""Characters that a code span cannot hold in a table cell, or not at its ends."""
 
 
 def printable(text: str) -> str:
-    """Return text without control characters; what they were can be seen.
+    """Return text with control characters made visible.
 
     None is left that XML forbids, or that steers a terminal; ends of lines stay.
     """
@@ -67,7 +67,7 @@ def markdown(text: str) -> str:
 
 
 def markdown_code(text: str) -> str:
-    """Return a name as Markdown shows code; as plain text where that cannot hold it."""
+    """Return a name as Markdown code, or as text if a code span cannot hold it."""
     line = one_line(text)
     return markdown(line) if not line or _NOT_CODE.search(line) else f"`{line}`"
 

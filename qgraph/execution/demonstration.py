@@ -38,7 +38,7 @@ _MOST_BYTES = 1 << 26
 _MOST_NODES = 2000
 
 _BEYOND_ROUNDING = 2.0**-10
-"""Share of the largest element of an output that the rounding of sums does not reach."""
+"""Difference, relative to the largest output, that rounding cannot explain."""
 
 _UNBOUNDED = frozenset({"Loop", "Scan", "SequenceMap"})
 

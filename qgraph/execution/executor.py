@@ -29,7 +29,7 @@ from qgraph.ops.kernels.standard import Kernel
 
 
 class Backend(Choice):
-    """What computes: ``auto`` is ONNX Runtime where it is installed, NumPy elsewhere."""
+    """Backend that runs models: ``auto`` is ONNX Runtime if it is installed, else NumPy."""
 
     AUTO = "auto"
     NUMPY = "numpy"
@@ -73,7 +73,7 @@ class Executor:
             taps: further values of the main graph.
             observe: called with name and value of each tap as soon as it is known; taps are then
                 not returned, and no longer held than the computation needs them. The value may
-                be looked at during the call only.
+                be read during the call only.
 
         Raises:
             ExecutionError: an input does not fit, or a node fails.
@@ -146,7 +146,7 @@ class Executor:
         if key in self._calls:
             raise ModelError(
                 f"{where(node)}: function {key[0]}::{key[1]} calls itself, expected functions "
-                "without a circle. Export the model again."
+                f"without recursion. Export the model again."
             )
         function = self._functions[key]
         planner = functools.partial(self.plan, imports=versions_of(function.graph.opset_imports))
@@ -172,7 +172,7 @@ class Executor:
 def _told(
     tapped: Mapping[str, ir.Value], known: Environment, observe: Callable[[str, Any], None]
 ) -> Observer:
-    """Tell ``observe`` what no node computes, and return what tells it of the rest."""
+    """Pass values that no node computes to ``observe``; return the callback for the others."""
     for name, value in tapped.items():
         producer = value.producer()
         if producer is None or is_constant(producer):

@@ -20,7 +20,7 @@ from qgraph.ops.operator import operator_of
 def check_feeds(
     graph: ir.Graph, inputs: Mapping[str, npt.ArrayLike | Sequence[Any]]
 ) -> dict[ir.Value, Any]:
-    """Return what is fed to each input of ``graph``, as arrays.
+    """Return the array to feed to each input of ``graph``.
 
     Arrays have to have the type and the static dimensions of the input exactly; Python numbers
     and lists are converted when that changes no kind of number. Initializers that are listed as
@@ -235,7 +235,7 @@ _ON_THE_GRID = 0.25
 
 
 _BEYOND = 1.125
-"""Uniform numbers reach so far beyond the range of a quantizer."""
+"""Factor by which uniform numbers exceed the range of a quantizer."""
 
 
 def make_inputs(
@@ -326,7 +326,7 @@ def _draw(generator: np.random.Generator, value: ir.Value, shape: tuple[int, ...
     dtype = value.dtype
     if dtype is None or dtype == ir.DataType.STRING or not isinstance(value.type, ir.TensorType):
         raise OptionError(
-            f"Input {describe(value)} cannot be made up: it is no tensor of numbers. Feed it: "
+            f"Input {describe(value)} cannot be generated: it is not a tensor of numbers. Feed it: "
             f"-i {value.name}=FILE.npy."
         )
     if dtype == ir.DataType.BOOL:

@@ -19,7 +19,7 @@ from qgraph.ops.dispatch import Environment, NodeStep
 from qgraph.ops.kernels.standard import Kernel
 
 Observer = Callable[[ir.Value, Any], None]
-"""What is told of a value when it is known."""
+"""Called with each value when it is known."""
 
 
 class Step(Protocol):
@@ -92,7 +92,7 @@ class Plan:
 
 
 def initial(value: ir.Value) -> Any:
-    """Return what ``value`` is before anything has run: a constant, or the default of an input.
+    """Return the value of ``value`` before the run: a constant, or the default of an input.
 
     Raises:
         ModelError: nothing defines it.
@@ -117,9 +117,9 @@ def initial(value: ir.Value) -> Any:
 
 
 def is_constant(node: ir.Node) -> bool:
-    """Return whether ``node`` only spells a constant out, so that nothing has to run."""
-    spelled = node.domain == "" and node.op_type == "Constant"
-    return spelled and constant(node.outputs[0]) is not None
+    """Return whether ``node`` is a Constant, so that nothing has to run."""
+    is_literal = node.domain == "" and node.op_type == "Constant"
+    return is_literal and constant(node.outputs[0]) is not None
 
 
 def is_fixed(value: ir.Value) -> bool:

@@ -245,7 +245,7 @@ def run_batches(
             nothing is held for it.
         taps: values of the main graph besides the outputs; what depends on no input is handed over
             in the first run only.
-        progress: is told how many batches are done.
+        progress: called with the number of finished batches.
     """
     wanted: Sequence[str] = taps
     for number, inputs in enumerate(batches):

@@ -28,7 +28,7 @@ from qgraph.graph.scopes import graphs_of
 from qgraph.ops.dispatch import Environment, Imports
 
 MODERATE = 2.0**30
-"""A magnitude far below the largest float, and far above what networks are fed."""
+"""A magnitude far below the largest float, and far above usual inputs of networks."""
 
 _NARROW = frozenset({ir.DataType.INT2, ir.DataType.UINT2, ir.DataType.INT4, ir.DataType.UINT4})
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
@@ -37,7 +37,7 @@ _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 def is_moderate(given: Any) -> bool:
     """Return whether ``given`` is an array of numbers of a magnitude up to ``MODERATE``.
 
-    NaN and infinities are none. Arrays of other types than float32 are not looked at.
+    NaN and infinities are not moderate. Arrays of other types than float32 are not checked.
     """
     if not isinstance(given, np.ndarray) or given.dtype != np.float32:
         return isinstance(given, np.ndarray)
@@ -48,7 +48,7 @@ def is_moderate(given: Any) -> bool:
 
 
 def is_faithful(node: ir.Node) -> bool:
-    """Return whether ONNX Runtime computes a node by definition, as far as is known.
+    """Return whether ONNX Runtime is known to compute a node by its definition.
 
     It does not (ONNX Runtime 1.31, CPU):
 
@@ -155,7 +155,7 @@ class RuntimeExecutor(Executor):
         return results
 
     def _other(self, *, standard: bool) -> RuntimeExecutor:
-        """Return what runs inputs that this one is not made for."""
+        """Return the session for inputs of another form."""
         if standard not in self._others:
             chosen = self._standardize if standard else None
             self._others[standard] = RuntimeExecutor(self._source, chosen, bounded=False)
@@ -202,7 +202,7 @@ class RuntimeExecutor(Executor):
         feeds: dict[ir.Value, np.dtype[Any]],
         outputs: Sequence[ir.Value],
     ) -> Session:
-        """Return a session for ``nodes``; raises whatever ONNX Runtime raises."""
+        """Return a session for ``nodes``; raises the errors of ONNX Runtime."""
         return Session(self._runtime, self._ir_version, nodes, imports, feeds, outputs)
 
     def _loads(self, imports: Imports) -> bool:
@@ -270,7 +270,8 @@ class SessionSegment:
             return
         wanted = self._exports | keep
         if self._tapped is not None and wanted != self._tapped:
-            # each session holds its weights anew: one for each set of taps would fill the memory
+            # each session copies its weights: one session for each set of taps would fill the
+            # memory
             self._sessions.clear()
             self._parts.clear()
         self._tapped = wanted
@@ -313,7 +314,7 @@ class SessionSegment:
             self._sessions[key] = None
             if len(nodes) == 1 and self._executor.has_kernel(nodes[0], self._imports):
                 logger.warning(
-                    "%s: ONNX Runtime refuses it, NumPy has it: %s", where(nodes[0]), error
+                    "%s: ONNX Runtime refuses it, NumPy runs it: %s", where(nodes[0]), error
                 )
             return False
         return session is not None

@@ -81,7 +81,7 @@ class Session:
             self.raw = self._load(model)
 
     def run(self, known: Environment) -> dict[ir.Value, Any]:
-        """Return the outputs for what is known of the values to feed."""
+        """Return the outputs for the values to feed."""
         arrays = {
             name: known[value] if carrier is None else known[value].astype(carrier.numpy())
             for value, name, carrier in self._feeds

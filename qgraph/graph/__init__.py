@@ -1,1 +1,1 @@
-"""The graph of a model: what its names and versions mean, and how it is edited."""
+"""The graph of a model: names, versions, inference and editing."""

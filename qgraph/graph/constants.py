@@ -1,4 +1,4 @@
-"""Which values are constant, and what they hold.
+"""Constant values of a graph.
 
 Values that are known because they are constants seen through shape-only operators.
 """
@@ -25,7 +25,7 @@ _SPELLED_OUT: dict[str, type[np.generic]] = {
 
 
 def constant(value: ir.Value | None) -> Array | None:
-    """Return what ``value`` always holds, or None if it is absent, computed, or can be fed.
+    """Return the constant of ``value``, or None if it is absent, computed, or can be fed.
 
     Constant are initializers that are not graph inputs too, and outputs of Constant nodes that
     spell a tensor or numbers out. Narrow types come as ml_dtypes arrays, one element each. The
@@ -58,7 +58,7 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def constant_elements(value: ir.Value | None) -> Stream | None:
-    """Return what ``value`` always holds, as :func:`constant` does; what is in a file stays there.
+    """Return the constant of ``value``, as :func:`constant` does, without reading data files.
 
     Raises:
         ModelError: the tensor cannot be read.

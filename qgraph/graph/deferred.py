@@ -32,7 +32,7 @@ PART_BYTES = 1 << 26
 """About how many bytes one part of a job reads."""
 
 MOST_TENSORS = 8
-"""A job gives no more than so many tensors."""
+"""Maximum number of tensors of a job."""
 
 _PIECE_BYTES = 1 << 20
 
@@ -63,7 +63,7 @@ class Job(Protocol):
         """Return the work, cut into parts."""
 
     def conclude(self, results: Sequence[Any]) -> None:
-        """Take what the parts have returned, in their order.
+        """Process the results of the parts, in their order.
 
         Raises:
             ModelError: the tensors are not what was promised.
@@ -147,7 +147,7 @@ def carry_out(
     Args:
         work: jobs, and where the bytes of their tensors go.
         executor: runs the parts.
-        tell: is told how many bytes a part has read, after it.
+        tell: called after each part with the number of bytes that it has read.
 
     Returns:
         What was written into files.
@@ -182,7 +182,7 @@ def carry_out(
 
 
 def _recorded(part: Part, sinks: Sequence[Sink]) -> tuple[Any, list[WrittenRun]]:
-    """Run a part where it was sent to; return its result and what it wrote into files."""
+    """Run a part in its worker; return its result and what it wrote into files."""
     recorders = [Recorder(sink) if isinstance(sink, FileRange) else sink for sink in sinks]
     result = part(recorders)
     return result, [run for each in recorders if isinstance(each, Recorder) for run in each.runs]
@@ -304,7 +304,7 @@ class Tally:
     """Counts over elements of a weight.
 
     Attributes:
-        elements: how many were looked at.
+        elements: number of compared elements.
         unchanged: how many have the value that the quantizer gave, -0 equal to +0.
         clipped: how many lie beyond the range of the codes, so that they became its end.
         used: for each code of the type, by its bits, whether it occurs; empty for 32 bits.

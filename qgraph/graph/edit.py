@@ -68,7 +68,7 @@ class Draft:
         others: what takes the place of further outputs of the region's last node.
         promise: how equal it is, where that follows from how it was made and is seen to when the
             model is saved; None if it has to be found out.
-        ledger: what becomes of the bytes of the constant that it stores.
+        ledger: sizes before and after of the constant that the draft stores.
     """
 
     def __init__(self, editor: Editor, region: Region) -> None:
@@ -140,7 +140,7 @@ class Draft:
         return value
 
     def stored(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-        """Return a constant operand that is not looked at, such as codes yet to be computed."""
+        """Return a constant operand that is not read yet, such as codes that are computed later."""
         value = ir.Value(
             name=name,
             type=ir.TensorType(tensor.dtype),
@@ -254,7 +254,7 @@ class Editor:
         return unique
 
     def replace(self, draft: Draft, *, sweep: bool = True) -> None:
-        """Carry out ``draft``: insert its nodes, hand over the output, drop what is unused.
+        """Commit ``draft``: insert its nodes, replace the output, remove unused nodes.
 
         The new output takes over name, type, shape and metadata of the old one.
 
@@ -272,7 +272,7 @@ class Editor:
 
     def replace_all(self, drafts: Iterable[Draft]) -> None:
         """Carry out all ``drafts``, in order, as :meth:`replace` does one."""
-        # Constants are looked at once, in the end: it takes long to list the users of a shared one.
+        # Constants are visited once, at the end: listing the users of a shared constant takes long.
         constants: dict[ir.Value, None] = {}
         for draft in drafts:
             self._put(draft)
@@ -311,7 +311,7 @@ class Editor:
                 node.replace_input_with(place, self._shared[key])
 
     def place(self, value: ir.Value, anchor: ir.Node, graph: Any, stem: str) -> ir.Value:
-        """Return a constant in ``graph``, in reach of ``anchor``, that holds what ``value`` does.
+        """Return a constant in ``graph``, visible from ``anchor``, equal to ``value``.
 
         It is an initializer, or in a function, which has none, the output of a Constant node.
         """

@@ -67,7 +67,7 @@ class Attribute:
     Attributes:
         name: its name, as written.
         default: the value when absent, as it would stand in the file; None if it is required.
-        also: other spellings that files contain; ``name`` wins where both occur.
+        also: other names that files contain; ``name`` takes precedence if both occur.
         parse: turns what stands in the file into what kernels take; raises ValueError.
         kind: type in the file.
     """
@@ -86,8 +86,8 @@ class Attribute:
                 continue
             if found.is_ref():
                 raise OperatorError(
-                    f"{where(node)}: attribute {name!r} is left to the caller of the function, "
-                    "expected a value. Inline the function first."
+                    f"{where(node)}: attribute {name!r} refers to an attribute of the function, "
+                    f"expected a value. Inline the function first."
                 )
             if found.type is not self.kind:
                 raise OperatorError(

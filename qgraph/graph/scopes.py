@@ -17,7 +17,7 @@ Scope = ChainMap[str, ir.Value]
 
 
 Body = ir.Graph | ir.Function
-"""What holds nodes."""
+"""Containers of nodes: graphs and functions."""
 
 
 def owners(model: ir.Model) -> tuple[Body, ...]:
@@ -80,13 +80,13 @@ def captured(node: ir.Node) -> list[ir.Value]:
 
 
 def operands(node: ir.Node) -> list[ir.Value]:
-    """Return the values that ``node`` uses, each once: its inputs, and what its subgraphs use."""
+    """Return the values that ``node`` and its subgraphs use, each once."""
     used = dict.fromkeys((*node.inputs, *captured(node)))
     return [value for value in used if value is not None]
 
 
 def remove_unused(nodes: Iterable[ir.Node]) -> list[ir.Value]:
-    """Remove ``nodes``, and what only they needed, where nothing uses them any more.
+    """Remove unused ``nodes``, and the nodes that only they used.
 
     Returns:
         The constants that the removed nodes used.
@@ -174,7 +174,7 @@ def _trouble(value: ir.Value, scope: Scope) -> str:
     elif value.name in scope:
         state = f"{value.name!r} has the name of another value"
     else:
-        state = f"{value.name!r} is defined nowhere within reach"
+        state = f"{value.name!r} is not defined in a visible scope"
     return (
         f"{state}, expected a graph input, an initializer or the output of a node. "
         "The file may be cut short; export the model again."

@@ -1,4 +1,4 @@
-"""Slices of a graph: what values are computed from, and what every way to a value passes.
+"""Slices of a graph: ancestors, descendants, dominators and cuts.
 
 All walks are over values. Each takes a function from a value to the next ones, so that the caller
 chooses which ones count: all operands, those of elementwise nodes only, or users.

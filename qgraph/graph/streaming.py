@@ -1,4 +1,4 @@
-"""Reading tensors piece by piece: what is in a file never has to be in memory as a whole.
+"""Read tensors piece by piece, so that data files need not fit in memory.
 
 Pieces are read at their place in the file (pread) into memory that is used again. A memory map
 would count as resident as far as it was touched, and a file that is cut short kills the process

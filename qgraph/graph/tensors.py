@@ -113,7 +113,7 @@ def _packed_bytes(dtype: ir.DataType, elements: int) -> int:
 
 
 def inline_fault(tensor: ir.TensorProtocol) -> str | None:
-    """Say what is wrong with a tensor that a model file holds itself; None if nothing is.
+    """Return what is wrong with a tensor stored in the model file; None if it is valid.
 
     Shape and element type say how much data there must be. A reader that trusts them makes
     zeros, or terabytes, of a tensor whose data are missing.
@@ -143,7 +143,7 @@ def inline_fault(tensor: ir.TensorProtocol) -> str | None:
 
 
 def shape_fault(tensor: ir.TensorProtocol) -> str | None:
-    """Say what is wrong with the element type or the shape; None if nothing is."""
+    """Return what is wrong with the element type or the shape; None if both are valid."""
     try:
         kind = tensor.dtype
     except ValueError as error:
@@ -184,7 +184,7 @@ class FileRows:
         return self.shape[0]
 
     def rows(self, first: int, last: int) -> Array:
-        """Return the rows from ``first`` to before ``last``, as far as there are so many.
+        """Return the rows from ``first`` to before ``last``, as far as they exist.
 
         Raises:
             ModelError: the file has become shorter, or cannot be read.
@@ -224,7 +224,7 @@ class FileTensor(ir.ExternalTensor):
 
     @classmethod
     def of(cls, tensor: ir.ExternalTensor) -> FileTensor:
-        """Return the tensor that reads what ``tensor`` would map."""
+        """Return a tensor that reads the data of ``tensor`` instead of mapping it."""
         return cls(
             tensor.location,
             tensor.offset,

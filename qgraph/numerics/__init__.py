@@ -1,4 +1,4 @@
-"""Number formats and their arithmetic: plain NumPy arrays in and out, no graph, no ONNX."""
+"""Number formats and their arithmetic on NumPy arrays, without graphs and ONNX."""
 
 from typing import Any
 

@@ -20,7 +20,7 @@ from qgraph.graph.schema import MICROSOFT
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.composite import CompositeKernel, composite_of
-from qgraph.ops.integer.kernels import foreign_kernel
+from qgraph.ops.integer.kernels import integer_kernel
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits, mat_mul_n_bits
 from qgraph.ops.kernels.standard import Kernel, kernel_of
 from qgraph.ops.operator import Operator, operator_of
@@ -57,7 +57,7 @@ def kernel_for(node: ir.Node, imports: Imports) -> Kernel:
     if composite is not None:
         return CompositeKernel(node, composite, _step)
     version = imports.get(node.domain)
-    fast = foreign_kernel(node) or (None if version is None else kernel_of(node, version))
+    fast = integer_kernel(node) or (None if version is None else kernel_of(node, version))
     return fast or reference_kernel(node, imports)
 
 
@@ -184,7 +184,7 @@ def evaluate(nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, data: Array) ->
             data, sizes = (np.asarray(operand) for operand in operands)
             known[node.outputs[0]] = data.reshape(sizes.tolist())
         else:
-            raise UnsupportedError(f"{where(node)}: no kernel is known for it here.")
+            raise UnsupportedError(f"{where(node)}: there is no kernel for it.")
     return known[y]
 
 

@@ -39,7 +39,7 @@ class Operator:
         resolve: what ``define`` has to know beyond the attributes, such as the type of a
             zero point.
         stages: ``stages(dtype, *parameters, **attributes)`` gives the steps of the kernel, for a
-            quantizer whose levels can be looked at apart from its data; None for others.
+            quantizer whose levels can be computed without its data; None for others.
     """
 
     schema: OpSchema
@@ -117,13 +117,13 @@ _BY_KEY: dict[OpKey, list[Operator]] = {}
 
 
 def operator_of(node: ir.Node) -> Operator | None:
-    """Return the operator that ``node`` is, or None if it is none of ours.
+    """Return the registered operator of ``node``, or None.
 
-    Versions of one operator are told apart by the number of inputs, not by the imported opset
+    Versions of one operator are distinguished by the number of inputs, not by the imported opset
     version: files exist in which the two disagree.
 
     Raises:
-        OperatorError: the operator is ours, but no version of it has so many inputs.
+        OperatorError: the operator is registered, but no version of it has this number of inputs.
     """
     if not _BY_KEY:
         for entry in OPERATORS:

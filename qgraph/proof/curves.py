@@ -27,7 +27,7 @@ from qgraph.proof.functions.search import Plateaus, plateaus
 
 _MAX_BOXES = 1 << 20
 _MAX_STEPS = 2048
-"""More steps than that are not told apart in a picture."""
+"""Maximum number of steps that can be distinguished in a picture."""
 
 _SAMPLES = 513
 _MARGIN = 0.08

@@ -47,7 +47,7 @@ _GUESSED = NOT_FORCED(
 )
 
 _ENTRIES = 4
-"""So many entries are tried, each farther away than the one before."""
+"""Number of entries to try, in order of distance."""
 
 _MOST_OPERATIONS = 48
 """Operations on all inputs, of all regions and channels together: about a minute in two threads."""

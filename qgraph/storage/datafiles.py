@@ -1,4 +1,4 @@
-"""The files beside a model file that hold its weights: what goes there, under which names."""
+"""Data files of a model: which weights they hold, and their names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ THRESHOLD = 1024
 """Tensors of fewer bytes stay in the model file."""
 
 DATA, SAFETENSORS = ".data", ".safetensors"
-"""How the names of data files end."""
+"""Suffixes of data files."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights that have been read so far, and of all that are to be."""
@@ -140,7 +140,7 @@ def write(
         shard_bytes: upper limit of one file; a larger tensor gets a file of its own.
         safetensors: let each file begin with the head of that format.
         executor: runs the parts of big tensors; threads of this process if None.
-        progress: is told how many bytes have been read, and of how many.
+        progress: called with the number of bytes read, and the total.
 
     Returns:
         The data files, and for the ``id`` of each tensor of ``deferred`` where its bytes are.
@@ -351,7 +351,7 @@ def _head(tensors: Iterable[ir.TensorProtocol]) -> bytes:
     """Return what precedes the data of ``tensors``, which follow each other without gaps.
 
     Types that the format lacks, and those of less than 8 bits, are bytes there; what they are is
-    told in its metadata, as ``INT4[4096,4096]``.
+    stated in its metadata, as ``INT4[4096,4096]``.
     """
     entries: dict[str, object] = {}
     remarks = {"format": "onnx"}

@@ -59,8 +59,8 @@ def read(path: str | os.PathLike[str]) -> tuple[ir.Model, Origin]:
         raise ModelError(f"{path}: {error}") from error
     except OSError as error:
         raise ModelError(
-            f"{path}: its data files cannot be read ({error}), expected that they stay as they "
-            "are. Load the model again when nothing else writes them."
+            f"{path}: its data files cannot be read ({error}), expected unchanged files. Load the "
+            f"model again when nothing else writes them."
         ) from error
 
 
@@ -81,7 +81,7 @@ def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
             "model is made, and export that again."
         )
     if not proto.HasField("graph"):
-        raise ModelError(f"there is no graph in it, so this is no ONNX model. {again}")
+        raise ModelError(f"there is no graph in it, so it is not an ONNX model. {again}")
     if not proto.opset_import:
         raise ModelError(f"it imports no operator set, expected one; it is cut short. {again}")
     if proto.graph.sparse_initializer:
@@ -121,7 +121,7 @@ def sort_nodes(model: ir.Model) -> None:
             owner.sort()
     except ValueError as error:
         raise ModelError(
-            "the nodes form a cycle, expected none: a node uses what is made of its own result. "
+            "the nodes form a cycle, expected none: a node depends on its own result. "
             "Export or download the model again, or correct what edited it."
         ) from error
 
@@ -158,7 +158,7 @@ def save(
         size_threshold: tensors of fewer bytes stay in the model file.
         executor: runs the work on big weights, in parts that can be pickled: processes, or machines
             that see the same files. None: threads of this process.
-        progress: is told how many bytes of weights have been read, and of how many.
+        progress: called with the number of bytes of weights read, and the total.
         outputs: the outputs with which the model appears. None: it appears alone, now.
 
     Raises:
@@ -224,8 +224,8 @@ def sha256(path: str | os.PathLike[str]) -> str:
     digest = read(path)[1].sha256()
     if digest is None:
         raise ModelError(
-            f"{path}: its data files changed while they were read, expected that they stay as "
-            "they are. Try again when nothing else writes them."
+            f"{path}: its data files changed while they were read, expected unchanged files. Try "
+            f"again when nothing else writes them."
         )
     return digest
 

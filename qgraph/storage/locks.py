@@ -37,7 +37,7 @@ _LONGEST = 400
 """Bytes that the file of a lock holds at most."""
 
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL}
-"""What a file system says that has no locks."""
+"""Errors of file systems without locks."""
 
 _PATIENCE_SECONDS = 0.2
 
@@ -172,7 +172,7 @@ def _expect_lock_file(path: Path, descriptor: int) -> None:
 
 def _not_a_lock(path: Path) -> QGraphError:
     return QGraphError(
-        f"{path}: is there and not a lock file of qgraph, which this name is for. Move it away."
+        f"{path}: exists and is not a lock file of qgraph, which needs this name. Move it away."
     )
 
 

@@ -375,8 +375,8 @@ def writing(path: StrPath, failure: type[QGraphError]) -> Iterator[None]:
         yield
     except OSError as error:
         raise failure(
-            f"{path}: cannot be written ({error}); what was there before is untouched. "
-            "Free some space, mend the permissions, or choose another place."
+            f"{path}: cannot be written ({error}); the previous file is unchanged. "
+            "Free some space, correct the permissions, or choose another place."
         ) from error
 
 

@@ -64,7 +64,7 @@ def expect_place(path: str | os.PathLike[str], *, follow_links: bool = True) -> 
             f"{path}: cannot be written, {str(folder)!r} is not a folder. Create it first."
         )
     if _is_stream(whole) or (status is not None and not stat.S_ISREG(status.st_mode)):
-        raise QGraphError(f"{path}: is there and not a regular file. Choose another name.")
+        raise QGraphError(f"{path}: exists and is not a regular file. Choose another name.")
     if any(_is_open_as(target, descriptor) for descriptor in (1, 2)):
         raise OptionError(
             f"{path}: is the standard output or error of this command, expected a file of its own. "
@@ -120,7 +120,7 @@ def _is_open_as(target: Path, descriptor: int) -> bool:
 
 _ACCESS_LIST = "system.posix_acl_access"
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
-"""What a file system says that cannot write a folder to the disk by itself."""
+"""Errors of file systems that cannot flush a folder to the disk."""
 
 
 @dataclass(frozen=True)

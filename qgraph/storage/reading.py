@@ -1,4 +1,4 @@
-"""What a model file holds, before it is made a model.
+"""Read and write model files, before they become models.
 
 A model as the content of one file, written and read back.
 """
@@ -32,7 +32,7 @@ with it. A copy of the model has it too; models of other programs do not."""
 
 
 def parsed(path: Path) -> onnx.ModelProto:
-    """Return what a model file holds.
+    """Return the content of a model file.
 
     Raises:
         ModelError: there is no such file, or it is no model.
@@ -53,7 +53,7 @@ def content_of(path: Path) -> bytes:
     except IsADirectoryError as error:
         raise ModelError("is a folder, expected a model. Name the .onnx file in it.") from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot be read ({error}), expected a model. Mend that.") from error
+        raise ModelError(f"cannot be read ({error}), expected a model. Correct this.") from error
     if not content:
         raise ModelError("is empty, expected an ONNX model. Export or download it again.")
     if content.startswith(b"version https://git-lfs"):
@@ -176,7 +176,7 @@ def text_fault(message: Message) -> str | None:
     return None
 
 
-_MATERIALISE = "Put a plain copy of the file there (cp --dereference)"
+_MATERIALISE = "Replace it by a copy of the file (cp --dereference)"
 _COMPLETE = "Fetch the data file that belongs to the model again"
 
 

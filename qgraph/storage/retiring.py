@@ -56,10 +56,10 @@ class Retirement:
         # Until the new model is at its place, the old one needs them.
         data = [folder / n for n in names if "\0" not in n]
         outputs.protect(data, HOLDS_OLD_WEIGHTS, stays=False)
-        self._foreign = sorted(folder / n for n in names if folder / n not in self.candidates)
+        self._others = sorted(folder / n for n in names if folder / n not in self.candidates)
 
     def carry_out(self, model: ir.Model, fresh: Mapping[int, ir.TensorProtocol]) -> None:
-        """Remove what may be removed, after tensors of ``model`` have let go of it.
+        """Remove the files that may be removed, after tensors of ``model`` have released them.
 
         Args:
             model: what was saved.
@@ -73,7 +73,7 @@ class Retirement:
             logger.warning("%s: old data files may be left (%s)", self._target, error)
 
     def _remove(self, model: ir.Model, fresh: Mapping[int, ir.TensorProtocol]) -> None:
-        for path in self._foreign:
+        for path in self._others:
             if path.is_file():
                 _note(path, "qgraph did not write it")
         removable = []
@@ -107,7 +107,7 @@ class Retirement:
         except FileNotFoundError:
             return ""
         except OSError as error:
-            return f"nobody knows whether it is needed ({error})"
+            return f"it is unknown whether it is needed ({error})"
         return None
 
     def _other_models(self) -> Iterator[Path]:

@@ -1,1 +1,1 @@
-"""What runtimes support."""
+"""The operators and types that runtimes support."""

@@ -20,7 +20,7 @@ _OPSET_OF_BLOCKS = 21
 
 
 class Granularity(StrEnum):
-    """Over which elements one scale reaches."""
+    """Granularity of the scale."""
 
     TENSOR = "tensor"
     AXIS = "axis"
@@ -40,7 +40,7 @@ class NodeForm:
         known: whether onnx defines the operator in the version that is imported.
         codes: ONNX type of the codes of QuantizeLinear and DequantizeLinear.
         scale: ONNX type of their scales, or of what the scales are decoded from.
-        granularity, block: how far their scales reach; elements of a block.
+        granularity, block: granularity of their scales; elements of a block.
         weight: whether the data are constant.
         offset: whether a zero point is, or may be, other than zero.
         bits: width of the codes of MatMulNBits and Quant; 0 if not known.
@@ -245,7 +245,7 @@ class LoadRule:
 
 @dataclass(frozen=True)
 class Target:
-    """A runtime, and what is known of it.
+    """A runtime, with the rules known about it.
 
     Attributes:
         name: to ask for it.

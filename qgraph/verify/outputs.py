@@ -60,7 +60,7 @@ class EqualValues:
         """Return why the outputs are not seen to be equal; None if they are."""
         for a, b in outputs:
             if self._class(a) != self._class(b):
-                told = f"nothing makes output {a.name!r} equal in both models"
+                told = f"no region proves output {a.name!r} equal in both models"
                 node = self._unequal
                 return told if node is None else f"{told}; {node.op_type} {node.name!r} differs"
         return None

@@ -219,7 +219,7 @@ def test_a_function_of_another_opset_keeps_what_it_needs() -> None:
 
 @pytest.mark.parametrize("step", [RaiseMicrosoft(opset=0), LowerMicrosoft(opset=-3)])
 def test_versions_that_do_not_exist_are_refused(step: Transform) -> None:
-    with pytest.raises(OptionError, match="no version of an operator set, expected 1 or more"):
+    with pytest.raises(OptionError, match="not a version of an operator set, expected 1 or more"):
         load(ir.from_onnx_text(TYPED)).apply(step)
 
 

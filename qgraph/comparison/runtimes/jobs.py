@@ -105,9 +105,9 @@ class RuntimeJobs:
         if not answer.exists():
             last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
             return [Answer(failure=last) for _ in configurations]
-        told = json.loads(answer.read_text())
-        self.versions[runtime] = told["version"]
-        return [self._answer(n, failure) for n, failure in enumerate(told["failures"])]
+        content = json.loads(answer.read_text())
+        self.versions[runtime] = content["version"]
+        return [self._answer(n, failure) for n, failure in enumerate(content["failures"])]
 
     def _answer(self, number: int, failure: str | None) -> Answer:
         if failure is not None:

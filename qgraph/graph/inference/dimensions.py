@@ -31,7 +31,7 @@ _Monomial: TypeAlias = tuple[str, ...]
 
 
 class Size:
-    """A polynomial over open sizes that is not a plain number.
+    """A polynomial over open sizes that is not a number.
 
     Args:
         terms: coefficients that are not zero, by the sorted atoms of the product.

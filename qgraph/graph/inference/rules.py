@@ -46,7 +46,7 @@ FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
 class Fact:
-    """What holds of a value whenever the nodes that compute it succeed.
+    """Facts about a value that hold whenever the nodes that compute it succeed.
 
     Attributes:
         dtype: the element type, None if unknown.
@@ -81,14 +81,14 @@ class Fact:
 
     @property
     def sizes(self) -> list[int | None] | None:
-        """The shape with None for each dimension that is not a plain number."""
+        """The shape with None for each dimension that is not a number."""
         if self.shape is None:
             return None
         return [size if isinstance(size, int) else None for size in self.shape]
 
     @property
     def array(self) -> Array | None:
-        """The elements as an array, None unless all of them are plain numbers."""
+        """The elements as an array, None unless all of them are numbers."""
         items = self.items
         if items is None or self.dtype is None:
             return None
@@ -135,7 +135,7 @@ def as_items(elements: Sequence[Any], shape: Sequence[int] | None = None) -> Ite
 
 
 def joined(a: Fact, b: Fact) -> Fact:
-    """Return what holds of a value that is one of two."""
+    """Return the facts about a value that is one of two."""
     dtype = a.dtype if a.dtype == b.dtype else None
     shape = None
     if a.shape is not None and b.shape is not None and len(a.shape) == len(b.shape):
@@ -179,7 +179,7 @@ class Unknown(Exception):  # noqa: N818 - no error: nothing follows
 
 @dataclass(frozen=True)
 class Call:
-    """A node with what is known of its operands.
+    """A node with the facts about its operands.
 
     Attributes:
         node: the node.
@@ -192,7 +192,7 @@ class Call:
     operands: Sequence[Fact | None]
 
     def __getitem__(self, place: int) -> Fact:
-        """Return what is known of an operand that has to be there."""
+        """Return the facts about a required operand."""
         if not self.has(place):
             raise Unknown
         return self.operands[place] or UNKNOWN
@@ -202,7 +202,7 @@ class Call:
         return len(self.operands) > place and self.operands[place] is not None
 
     def optional(self, place: int) -> Fact:
-        """Return what is known of an operand that may be absent."""
+        """Return the facts about an optional operand."""
         return self[place] if self.has(place) else UNKNOWN
 
     def shape(self, place: int) -> Shape:
@@ -237,7 +237,7 @@ class Call:
         return ir.DataType(number) if number else None
 
     def numbers(self, place: int) -> list[int]:
-        """Return the elements of an operand, all of which have to be plain numbers."""
+        """Return the elements of an operand, all of which must be numbers."""
         array = self[place].array
         if array is None or array.dtype.kind not in "iu":
             raise Unknown

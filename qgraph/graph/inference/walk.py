@@ -42,14 +42,14 @@ for _family in _FAMILIES:
     importlib.import_module(f"qgraph.graph.inference.{_family}")
 
 Facts = Mapping[ir.Value, Fact]
-"""What is known of the values of a model; values that are not listed are unknown."""
+"""Facts about the values of a model; values that are not listed are unknown."""
 
 Interface = Mapping[str, Sequence[Dim]]
 """Shapes of the inputs of a model, by name."""
 
 
 def infer(model: ir.Model, interface: Interface | None = None) -> dict[ir.Value, Fact]:
-    """Return what is known of the values of a model, whatever the file states of inner ones.
+    """Return the facts about the values of a model, independent of the types stated in the file.
 
     The element types and the fixed sizes that the model states for its inputs are taken from it:
     they are its interface. All else follows from them, from the constants and from the operators.
@@ -88,7 +88,7 @@ def open_interface(model: ir.Model) -> dict[str, tuple[Dim, ...]]:
 def with_facts(model: ir.Model, interface: Interface | None = None) -> ir.Model:
     """Return a copy of a model whose values have the types and shapes that are inferred.
 
-    What is not known has none, also where the model states it. Open sizes stand in shapes by
+    Unknown types are missing, even if the model states them. Open sizes stand in shapes by
     their texts.
     """
     copy = model.clone()
@@ -128,7 +128,7 @@ _ROUNDS = 4
 
 
 def _control(call: Call, body: Body) -> list[Fact]:
-    """Return what is known of the results of an operator that runs graphs."""
+    """Return the facts about the results of an operator that runs graphs."""
     if call.node.op_type == "If":
         branches = [body(_graph(call, name), ()) for name in ("then_branch", "else_branch")]
         return [joined(a, b) for a, b in zip(*branches, strict=True)]
@@ -163,7 +163,7 @@ def _settled(
     after: Sequence[Fact],
     skipped: int,
 ) -> tuple[list[Fact], list[Fact]]:
-    """Return what all rounds keep of the state, and what they know of their other results."""
+    """Return the facts about the state that hold in all rounds, and those about other results."""
     state = list(start)
     for left in reversed(range(_ROUNDS)):
         results = body(graph, [*before, *state, *after])[skipped:]
@@ -190,7 +190,7 @@ def _graph(call: Call, name: str) -> ir.Graph:
 
 @dataclass
 class _Walk:
-    """What is known so far, in one model or function."""
+    """The facts known so far, in one model or function."""
 
     known: dict[ir.Value, Fact]
     functions: frozenset[ir.OperatorIdentifier]
@@ -254,7 +254,7 @@ def inferred(
 ) -> Iterator[None]:
     """Give values their inferred shapes and types for a while.
 
-    A shape is None where no rank can be inferred, whatever the file states. A type that cannot be
+    A shape is None if no rank can be inferred, even if the file states one. A type that cannot be
     inferred stays as stated.
 
     Args:

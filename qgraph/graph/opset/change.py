@@ -1,4 +1,4 @@
-"""A node whose opset is raised, and what can be done to it.
+"""A node whose opset is raised, and the operations on it.
 
 What pooling means from version to version, where the number of windows is rounded up.
 
@@ -88,7 +88,7 @@ class OpsetChange:
         node.replace_input_with(place, self.constant(name, array))
 
     def constant(self, name: str, array: Array) -> ir.Value:
-        """Return a new constant within reach of the node."""
+        """Return a new constant that is visible to the node."""
         tensor = ir.tensor(array)
         kind, shape = ir.TensorType(tensor.dtype), ir.Shape(array.shape)
         value = ir.Value(name=name, type=kind, shape=shape, const_value=tensor)
@@ -104,7 +104,7 @@ class OpsetChange:
 
     @property
     def stem(self) -> str:
-        """How the names of what is added begin."""
+        """Prefix of the names of added values."""
         return self.node.outputs[0].name or self.node.op_type
 
     @property
@@ -154,8 +154,8 @@ def divide_by_window(change: OpsetChange) -> None:
     """Refuse a window that reaches beyond the padding, if padding counts."""
     if change.get("count_include_pad", 0) and any(axis.may_overhang for axis in _axes(change)):
         raise change.refuse(
-            "with ceil_mode and count_include_pad, a window may reach beyond the padding, and it "
-            "was open what its sum is divided by"
+            "with ceil_mode and count_include_pad, a window may reach beyond the padding, and the "
+            "divisor of its sum was undefined"
         )
 
 
@@ -169,7 +169,7 @@ def _axes(change: OpsetChange) -> Iterator[Axis]:
     """Yield the spatial axes of a pooling node whose number of windows is rounded up."""
     auto = str(change.get("auto_pad", "NOTSET"))
     if not change.get("ceil_mode", 0) or auto.startswith("SAME"):
-        return  # so many windows as strides fit into the data, whatever is rounded
+        return  # the number of windows is the number of strides in the data, for both roundings
     kernel = list(change.get("kernel_shape", ()))
     rank = len(kernel)
     strides = change.get("strides", [1] * rank)

@@ -119,7 +119,7 @@ def versions_between(name: str, source: int, target: int) -> tuple[int, ...]:
 
 
 def is_known(name: str, version: int) -> bool:
-    """Return whether the standard operator ``name`` exists in opset ``version``, or is foreign."""
+    """Return whether ``name`` exists in opset ``version``, or is not a standard operator."""
     first = first_version(name)
     return first is None or first <= version or name in EARLY
 

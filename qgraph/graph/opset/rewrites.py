@@ -1,4 +1,4 @@
-"""The versions of standard operators that changed something, and what to do to a node then.
+"""The versions of standard operators with changes, and the rewrite for each change.
 
 Under the name of the operator and the version that came with the change stands a function that
 rewrites a node so that it computes what it did, or refuses.
@@ -169,7 +169,7 @@ def _resize(change: OpsetChange) -> None:
 
 
 def _resize_as_upsample(change: OpsetChange) -> None:
-    """Spell what Upsample, and Resize for scales from 1, did before they could do more."""
+    """Write the former Upsample, or Resize for scales of 1 or more, in the newer Resize."""
     node = change.node
     node.resize_inputs(3)
     node.replace_input_with(2, node.inputs[1])
@@ -182,7 +182,7 @@ def _resize_as_upsample(change: OpsetChange) -> None:
 
 def _resize_by_sizes(change: OpsetChange) -> None:
     if change.get("coordinate_transformation_mode") == "tf_half_pixel_for_nn":
-        raise change.refuse("coordinate_transformation_mode 'tf_half_pixel_for_nn' is no more")
+        raise change.refuse("coordinate_transformation_mode 'tf_half_pixel_for_nn' was removed")
     if len(change.node.inputs) > 3 and change.node.inputs[3] is not None:
         change.node.replace_input_with(2, None)
 
@@ -275,7 +275,7 @@ ADAPTERS: Mapping[tuple[str, int], Callable[[OpsetChange], None]] = {
     ("Upsample", 10): _upsample,
     **{(f"Reduce{name}", 18): _axes for name in _REDUCTIONS},
 }
-"""For an operator and the version that changed it, what to do."""
+"""Rewrite for an operator and the version that changed it."""
 
 CONCERNS: Mapping[tuple[str, int], Callable[[ir.Node], bool]] = {
     ("AveragePool", 19): rounds_up,

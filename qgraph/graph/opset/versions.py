@@ -39,7 +39,7 @@ def adapt(
     float_type: ir.DataType | None,
     facts: Facts | None,
 ) -> None:
-    """Rewrite ``node``, which means what opset ``source`` says, for opset ``target``.
+    """Rewrite ``node`` of opset ``source`` for opset ``target``.
 
     Args:
         node: a node of the standard domain.
@@ -50,7 +50,7 @@ def adapt(
         facts: inferred types and shapes, needed where :func:`asks_for_shapes`.
 
     Raises:
-        UnsupportedError: what it computes cannot be said in opset ``target``.
+        UnsupportedError: its computation cannot be expressed in opset ``target``.
     """
     change = OpsetChange(node, source, target, editor, float_type, facts, source)
     if source < OLDEST:
@@ -65,7 +65,7 @@ def adapt(
         change.reached = steps[0]
         rewrite = ADAPTERS.get((node.op_type, steps[0]))
         if rewrite is None:
-            raise change.refuse(f"what its version {steps[0]} changed is not known here")
+            raise change.refuse(f"the change by its version {steps[0]} is unknown to qgraph")
         rewrite(change)
 
 
@@ -236,7 +236,7 @@ def _has_changes(model: ir.Model, version: int) -> bool:
 
 
 def _standard(model: ir.Model) -> Iterator[tuple[Body, ir.Node]]:
-    """Yield the nodes that are operators of the standard domain, with what holds them."""
+    """Yield the nodes of the standard domain, with the graph or function that contains them."""
     own = set(model.functions)
     for owner in owners(model):
         for node in list(ir.traversal.RecursiveGraphIterator(owner)):
@@ -290,8 +290,8 @@ def ceiling(model: ir.Model, asked: int | None = None) -> int:
         return max(CEILING, now)
     if asked < 1:
         raise OptionError(
-            f"opset={asked} is no version of an operator set, expected 1 or more. Leave it out for "
-            "the default."
+            f"opset={asked} is not a version of an operator set, expected 1 or more. Omit it for "
+            f"the default."
         )
     return asked
 

@@ -110,9 +110,8 @@ class PluginSteps:
         shape = np.broadcast_shapes(self.step.shape, self.bottom.shape, self.rate.shape)
         if (self.last - self.first + 1) * math.prod(shape) > _LONGEST_TABLE:
             raise ValueError(
-                f"it has {self.count} levels in {math.prod(shape)} channels, more than can be "
-                "looked at one by one, which the plugin's fused arithmetic needs. Let the "
-                "definition count"
+                f"it has {self.count} levels in {math.prod(shape)} channels, too many to "
+                f"enumerate, which the plugin's fused arithmetic requires. Use the definition"
             )
         q = np.arange(self.first, self.last + 1, dtype=np.float32)
         q = q.reshape(-1, *(1 for _ in shape))
@@ -142,7 +141,7 @@ def plugin_steps(
     if not all(np.isfinite(array).all() for array in (rate, shift, fused_shift, step, *ends)):
         raise ValueError(
             "OpenVINO's CPU plugin computes NaN with this input range, expected one that is "
-            "neither a point nor near the limits of float32. Change it, or let the definition count"
+            "neither a point nor near the limits of float32. Change it, or use the definition"
         )
     first, last = int(np.min(ends)), int(np.max(ends))
     return PluginSteps(levels, low, high, rate, shift, fused_shift, step, bottom, first, last)
@@ -150,12 +149,12 @@ def plugin_steps(
 
 _VARIES = (
     "{}, where what OpenVINO's CPU plugin computes depends on the shape of the data, expected "
-    "otherwise. Change it, or let the definition count"
+    "otherwise. Change it, or use the definition"
 )
 
 
 def define_plugin(op: Any, x: Any, steps: PluginSteps) -> Any:
-    """Write in primitives what OpenVINO's CPU plugin computes for a FakeQuantize.
+    """Write the arithmetic of OpenVINO's CPU plugin for a FakeQuantize in primitives.
 
     rate = (levels - 1) / (input_high - input_low), shift = -input_low * rate
     y = max(min(x, input_high), input_low)                     NaN becomes input_low
@@ -199,7 +198,7 @@ def plugin_codes(x: Array, steps: PluginSteps) -> tuple[Array, bool]:
 
 
 def plugin_constant(x: Array, steps: PluginSteps) -> Array:
-    """Return what OpenVINO makes of a constant, see :func:`plugin_codes`."""
+    """Return a constant as OpenVINO computes it, see :func:`plugin_codes`."""
     codes, fused = plugin_codes(x, steps)
     return _multiply_add(codes, steps.step, steps.bottom, fused=fused)
 

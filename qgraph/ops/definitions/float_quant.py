@@ -32,7 +32,7 @@ SCHEMA = OpSchema(
 _FINEST_EXPONENT = -149.0
 
 _MOST_MANTISSA_BITS = 5
-"""Levels of so many mantissa bits change at numbers whose lower half is zero."""
+"""Number of mantissa bits for which levels change at numbers whose lower half is zero."""
 
 _FINEST_STEP = -120
 """So do those whose smallest step is a normal number; twice that step is used below."""

@@ -107,7 +107,7 @@ def code_kernel(node: ir.Node) -> Kernel:
     return _BUILDERS[OpKey.of(node)](node)
 
 
-def foreign_kernel(node: ir.Node) -> Kernel | None:
+def integer_kernel(node: ir.Node) -> Kernel | None:
     """Return the kernel of an operator on integer codes; None for any other operator."""
     return code_kernel(node) if is_on_codes(node) else None
 

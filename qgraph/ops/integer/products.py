@@ -1,4 +1,4 @@
-"""Operators that sum products of codes: what their inputs mean, and what they make of the sums.
+"""Operators that sum products of codes: the meaning of their inputs and results.
 
     sums    y = acc
             ConvInteger, MatMulInteger
@@ -33,7 +33,7 @@ _ONE = np.float32(1)
 
 
 class Result(StrEnum):
-    """What an operator makes of its sums."""
+    """Result of an operator, computed from its sums."""
 
     SUMS = "sums"
     REALS = "reals"
@@ -42,7 +42,7 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Product(Sum):
-    """Sums of products of codes, and what is made of them.
+    """Sums of products of codes, and the result computed from them.
 
     Attributes:
         result: what comes out.
@@ -170,7 +170,7 @@ SIGNATURES = {
 
 
 def read_product(node: ir.Node) -> Product | None:
-    """Return what a node sums; None if it is no such operator.
+    """Return the product that a node sums; None for other operators.
 
     Raises:
         OperatorError: a type or a shape that matters is not known, or an input has another form

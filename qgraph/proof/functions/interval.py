@@ -1,8 +1,8 @@
-"""What a primitive makes of an interval: one exact rule for each.
+"""Interval arithmetic: one exact rule for each primitive.
 
 An interval [lo, hi] is ordered as the keys are, so -0 < +0 (T-order). Rounding to nearest is
 monotone, so the results at the ends of the operands, computed in float32, bound all results exactly
-and nothing is rounded outwards. A truth value is the interval [surely, possibly].
+and no directed rounding is needed. A truth value is the interval [surely, possibly].
 
 Elements are *bad* where a rule has no bounds: NaN is possible, the primitive may be undefined, or a
 denominator changes sign. Nothing may be concluded from bad elements, unless they are known to be

@@ -104,7 +104,7 @@ def _view(node: ir.Node, seen: Mapping[ir.Value, Shape]) -> Shape:
 
 
 def _check_rank(node: ir.Node, view: Shape, constants: Constants) -> None:
-    """See that no constant gives the data more dimensions, from which axes would count.
+    """Check that no constant gives the data more dimensions, which would shift the axes.
 
     Raises:
         Undecidable: one does.

@@ -196,7 +196,7 @@ class BoxSearch:
             self._single.append(_every_input(window.at(inside)))
 
     def _estimate(self) -> None:
-        """Give up early if boxes of a few inputs are seldom settled.
+        """Give up early if few boxes of a few inputs are settled.
 
         Raises:
             Undecidable: far too many boxes would be needed.

@@ -34,7 +34,7 @@ _WHOLE_ELEMENTS = 1 << 20
 """Smaller constants are compared whole."""
 
 _PIECE = 1 << 18
-"""About so many elements are computed at a time, or one row."""
+"""Approximate number of elements to compute at a time; at least one row."""
 
 _FAILURES = (ExecutionError, ModelError, OperatorError, UnsupportedError)
 
@@ -87,7 +87,7 @@ class ConstantRows:
     Attributes:
         value: the constant.
         shape: of all of it.
-        multiple: pieces begin at a multiple of so many rows.
+        multiple: pieces begin at a multiple of this number of rows.
     """
 
     value: ir.Value
@@ -255,7 +255,7 @@ def compare_constants(
         try:
             return _compared_by_rows(rows[0], rows[1])
         except _FAILURES:
-            pass  # told, or tried again, with all of it
+            pass  # reported, or tried again with the whole constant
     ours, theirs = (known.array(value) for known, value in (reference, candidate))
     if ours is None or theirs is None or ours.dtype.kind in "OSU":
         return None

@@ -58,7 +58,7 @@ def test_a_version_that_no_table_has_is_a_change_and_refused(
     monkeypatch.setattr("qgraph.graph.opset.versions.SAME", {**SAME, "Relu": (13,)})
     assert changes("Relu", 13, 14) == [14]
     text = '<ir_version: 7, opset_import: ["": 13]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
-    with pytest.raises(UnsupportedError, match="its version 14 changed is not known"):
+    with pytest.raises(UnsupportedError, match="the change by its version 14 is unknown"):
         require(ir.from_onnx_text(text), 14)
 
 
