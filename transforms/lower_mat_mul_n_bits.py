@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.graph.constants import constant_expression, constant_stream
-from qgraph.graph.deferred import DeferredTensor
+from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import ceiling
-from qgraph.graph.streaming import Sink, Stream
+from qgraph.graph.streaming import Stream
 from qgraph.model import Model
-from qgraph.numerics.formats import FORMATS, numpy_dtype, pack
-from qgraph.ops.definitions.quantize_linear import dequantize_linear
+from qgraph.numerics import Array
 from qgraph.ops.integer.products import refuse_references
 from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 from qgraph.reports import Report
 from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.rebuilding import Rebuild, read_all, rebuild
+from qgraph.transforms.weights.block_codes import BlockCodes
 
-Array = npt.NDArray[Any]
 Write = Callable[[Draft], ir.Value]
 
 _OPSET_OF_BLOCKS, _OPSET_OF_AXES = 21, 13
@@ -69,50 +66,54 @@ class LowerMatMulNBits(Transform):
 
 @dataclass(frozen=True, eq=False)
 class _Weights:
-    """The weights of a MatMulNBits but for its codes, which are read when they are needed.
+    """The weights of a MatMulNBits. What lies in a file is read when the model is saved.
 
     Attributes:
         node: the operator.
         form: how they are stored.
-        scale, zero: ``[blocks, N]``.
+        codes, scale: as they are stored.
+        points: zero points as they are stored, or None.
         groups: block of each row if they are not in order, ``[K]``.
     """
 
     node: ir.Node
     form: Weights
-    scale: Array
-    zero: Array
+    codes: Stream
+    scale: Stream
+    points: Array | None
     groups: Array | None
 
     @classmethod
     def of(cls, node: ir.Node) -> _Weights:
         refuse_references(node)
         form = Weights.of(node)
-        _, scales, zero_points, groups = _constants(node)
-        if groups is not None:
-            groups = None if form.is_sorted(groups) else form.groups(groups)
-        return cls(node, form, form.scales(scales).T, form.zero_points(zero_points).T, groups)
+        inputs = [*node.inputs[1:5], *[None] * (5 - len(node.inputs))]
+        codes, scales, zero_points, groups = (constant_stream(value) for value in inputs)
+        names = ("codes", "scales", "zero points", "g_idx")
+        known = (codes, scales, zero_points, groups)
+        for name, value, stream in zip(names, inputs, known, strict=True):
+            if stream is None and value is not None:
+                raise OperatorError(
+                    f"{where(node)}: its {name} are not constant, expected constants. Fold "
+                    "constants first."
+                )
+        if codes is None or scales is None:
+            raise OperatorError(f"{where(node)}: it has no weights. Correct the model's exporter.")
+        form.check(codes, scales)
+        points = None if zero_points is None else zero_points.array()
+        order = None if groups is None else groups.array()
+        if order is not None:
+            order = None if form.is_sorted(order) else form.groups(order)
+        return cls(node, form, codes, scales, points, order)
 
+    @property
+    def zero(self) -> Array:
+        """Zero points ``[blocks, N]``."""
+        return self.form.zero_points(self.points).T
 
-def _constants(node: ir.Node) -> tuple[Array, Array, Array | None, Array | None]:
-    """Return codes, scales, zero points and g_idx.
-
-    Raises:
-        OperatorError: one is not constant.
-    """
-    inputs = [*node.inputs[1:5], *[None] * (5 - len(node.inputs))]
-    arrays = [constant_expression(value) for value in inputs]
-    names = ("codes", "scales", "zero points", "g_idx")
-    for name, value, array in zip(names, inputs, arrays, strict=True):
-        if array is None and value is not None:
-            raise OperatorError(
-                f"{where(node)}: its {name} are not constant, expected constants. Fold constants "
-                f"first."
-            )
-    codes, scales, zero_points, groups = arrays
-    if codes is None or scales is None:
-        raise OperatorError(f"{where(node)}: it has no weights. Correct the model's exporter.")
-    return codes, scales, zero_points, groups
+    def job(self, kind: str, middle: int = 0, order: Array | None = None) -> BlockCodes:
+        """Return what writes the weights with codes of type ``kind``."""
+        return BlockCodes(self.form, self.codes, self.scale, self.points, kind, middle, order)
 
 
 def _lowered(node: ir.Node, *, signed: bool, limit: int) -> Rebuild:
@@ -123,22 +124,19 @@ def _lowered(node: ir.Node, *, signed: bool, limit: int) -> Rebuild:
     fills = order is None or form.is_sorted(np.asarray(weights.groups)[order])
     if fills and bool(((zero >= 0) & (zero <= top) & (zero == np.rint(zero))).all()):
         kind = _kind(form.bits, limit, signed=signed)
-        codes = _Codes(node.inputs[1], form, kind, (top + 1) // 2 if signed else 0, order)
-        values, write, opset = _decoded(weights, codes)
+        middle = (top + 1) // 2 if signed else 0
+        codes = weights.job(kind, middle, order)
+        write, opset = _decoded(codes, has_points=bool((zero != middle).any()))
     else:
         # Shifting fractional zero points would round them.
         kind = _kind(form.bits, limit, signed=False)
-        values, write = _gathered(weights, _Codes(node.inputs[1], form, kind))
+        write = _gathered(weights, weights.job(kind))
         opset = max(QDQ_SINCE[kind], _OPSET_OF_AXES)
-    before = form.values(*_constants(node))
-    same = np.array_equal(values.T.view(np.uint32), before.view(np.uint32))
-    reasons = [] if same else ["DequantizeLinear decodes to other weights"]
+    # Both compute (code - zero point) * scale, and codes are compared when they are written.
+    verdict = Verdict(Exactness.BITS, Method.CONSTANT)
     if node.attributes.get_int("accuracy_level", 0) == _ROUNDS_DATA:
-        reasons.append(
-            "accuracy_level 4 allowed runtimes to round the data to int8; MatMul does not"
-        )
-    level = Exactness.BITS if same else Exactness.DIFFERENT
-    verdict = Verdict(level, Method.CONSTANT, reason="; ".join(reasons) or None)
+        reason = "accuracy_level 4 allowed runtimes to round the data to int8; MatMul does not"
+        verdict = replace(verdict, reason=reason)
 
     def product(draft: Draft) -> Operand:
         return _product(draft, node, write(draft))
@@ -154,53 +152,44 @@ def _kind(bits: int, limit: int, *, signed: bool) -> str:
     )
 
 
-def _decoded(weights: _Weights, codes: _Codes) -> tuple[Array, Write, int]:
-    """Return the weights as one DequantizeLinear decodes them, its draft, and its minimum opset."""
-    scale, zero = weights.scale, weights.zero - codes.middle
-    attributes = {"axis": 0, "block_size": weights.form.size}
+def _decoded(codes: BlockCodes, *, has_points: bool) -> tuple[Write, int]:
+    """Return the draft of the weights as one DequantizeLinear, and its minimum opset."""
+    form = codes.form
+    shape: tuple[int, ...] = (form.blocks, form.n)
+    attributes = {"axis": 0, "block_size": form.size}
     opset = _OPSET_OF_BLOCKS
-    if len(scale) == 1:
+    if form.blocks == 1:
         # A single block means one scale for each column, or one for all.
-        attributes = {"axis": 1} if scale.size > 1 else {}
-        scale, zero = (p.reshape(-1 if p.size > 1 else ()) for p in (scale, zero))
+        shape = (form.n,) if form.n > 1 else ()
+        attributes = {"axis": 1} if form.n > 1 else {}
         opset = _OPSET_OF_AXES
-    dtype = numpy_dtype(codes.kind)
-    points = zero.astype(np.int16).astype(dtype, order="C") if zero.any() else None
-    scale = np.asarray(scale, order="C")
     rows = None if codes.order is None else np.argsort(codes.order)
-    values = dequantize_linear(
-        codes.array(),
-        scale,
-        points,
-        axis=attributes.get("axis", 1),
-        block_size=attributes.get("block_size", 0),
-        output_dtype=ir.DataType.UNDEFINED,
-    )
 
     def write(draft: Draft) -> ir.Value:
-        operands = [codes.draft(draft), draft.constant(scale, "scale")]
-        if points is not None:
-            operands.append(draft.constant(points, "zero_point"))
+        names = ("codes", "scale", "zero_point")[: 3 if has_points else 2]
+        tensors = codes.tensors(shape)
+        operands = [draft.stored(*pair) for pair in zip(tensors, names, strict=False)]
         y = draft.node("DequantizeLinear", operands, attributes, dtype=_REAL)
         return y if rows is None else _rows(draft, y, draft.constant(rows.astype(np.int64), "rows"))
 
-    return values if rows is None else values[rows], write, max(opset, QDQ_SINCE[codes.kind])
+    return write, max(opset, QDQ_SINCE[codes.kind])
 
 
-def _gathered(weights: _Weights, codes: _Codes) -> tuple[Array, Write]:
-    """Return the weights with parameters gathered for each row, and their draft."""
-    form = weights.form
+def _gathered(weights: _Weights, codes: BlockCodes) -> Write:
+    """Return the draft of the weights with parameters gathered for each row."""
+    form = codes.form
     groups = np.arange(form.k) // form.size if weights.groups is None else weights.groups
-    zero, scale = (np.ascontiguousarray(table) for table in (weights.zero, weights.scale))
-    values = (codes.array().astype(np.float32) - zero[groups]) * scale[groups]
 
     def write(draft: Draft) -> ir.Value:
         rows = draft.constant(groups.astype(np.int64), "rows")
-        y = _cast(draft, codes.draft(draft), _REAL)
-        y = draft.node("Sub", [y, _rows(draft, zero, rows)], dtype=_REAL)
-        return draft.node("Mul", [y, _rows(draft, scale, rows)], dtype=_REAL)
+        packed, scale, _ = codes.tensors((form.blocks, form.n))
+        y = _cast(draft, draft.stored(packed, "codes"), _REAL)
+        zero = _rows(draft, np.ascontiguousarray(weights.zero), rows)
+        y = draft.node("Sub", [y, zero], dtype=_REAL)
+        factor = _rows(draft, draft.stored(scale, "scale"), rows)
+        return draft.node("Mul", [y, factor], dtype=_REAL)
 
-    return values, write
+    return write
 
 
 def _rows(draft: Draft, table: Operand, rows: ir.Value) -> ir.Value:
@@ -228,72 +217,3 @@ def _data_type(node: ir.Node) -> ir.DataType | None:
 
 def _cast(draft: Draft, value: ir.Value | None, to: ir.DataType) -> ir.Value:
     return draft.node("Cast", [value], {"to": to.value}, dtype=to)
-
-
-@dataclass(frozen=True, eq=False)
-class _Codes:
-    """Codes of the type ``kind``, ``[K, N]``, counted from ``middle``.
-
-    Attributes:
-        source: the packed codes of a MatMulNBits; None in a job, which other processes may do.
-        form: how they are packed.
-        kind: their integer type.
-        middle: what is subtracted.
-        order: of the rows; None if they do not move.
-    """
-
-    source: ir.Value | None
-    form: Weights
-    kind: str
-    middle: int = 0
-    order: Array | None = None
-
-    def array(self) -> Array:
-        """Return the codes."""
-        packed = constant_expression(self.source)
-        if packed is None:
-            raise OperatorError("its codes are not constant")
-        return self.matrix(packed)
-
-    def draft(self, draft: Draft) -> ir.Value:
-        """Return an operand that holds the codes, which are not kept in memory."""
-        stream = constant_stream(self.source)
-        if stream is None:
-            return draft.constant(self.array(), "codes")
-        shape = (self.form.k, self.form.n)
-        tensor = DeferredTensor(
-            _Job(replace(self, source=None), stream), 0, ir.DataType[self.kind], shape
-        )
-        return draft.stored(tensor, "codes")
-
-    def matrix(self, packed: Array) -> Array:
-        """Return the codes that are packed in ``packed``."""
-        codes = self.form.codes(packed).reshape(self.form.n, -1)[:, : self.form.k].T
-        codes = codes if self.order is None else codes[self.order]
-        # Differences wrap around in a byte, and the low bits are those of the narrow type.
-        shifted = np.ascontiguousarray(codes) - np.uint8(self.middle)
-        shifted = shifted.view(np.int8) if self.middle else shifted
-        return shifted.astype(numpy_dtype(self.kind))
-
-
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """Writes the codes while the model is saved, in one part."""
-
-    codes: _Codes
-    stream: Stream
-
-    def parts(self) -> Sequence[_Job]:
-        return [self]
-
-    def conclude(self, results: Sequence[Any]) -> None:
-        """Values have been compared when the work was planned."""
-
-    @property
-    def reads(self) -> int:
-        return self.stream.nbytes
-
-    def __call__(self, sinks: Sequence[Sink]) -> None:
-        data = self.codes.matrix(self.stream.array()).view(np.uint8).reshape(-1)
-        bits = FORMATS[self.codes.kind].bits
-        sinks[0].write(0, data if bits == 8 else pack(data, bits))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError, where
+from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32, chunks
 from qgraph.numerics.formats import pack, unpack
 from qgraph.ops import steps
@@ -139,6 +142,13 @@ class Weights:
         total = self.n * self.blocks * self.size
         return self._unpack("codes", data, total * self.bits // 8).reshape(self.n, -1, self.size)
 
+    def check(self, codes: Stream, scales: Stream) -> None:
+        """Raise ValueError if codes and scales do not fill the matrix; they are not read."""
+        total = self.n * self.blocks * self.size
+        self._check("codes", codes.dtype, codes.shape, total * self.bits // 8)
+        if scales.size != self.n * self.blocks:
+            raise _misshaped("scales", scales.shape, self.n, self.blocks)
+
     def scales(self, data: Array) -> Float32:
         """Return the scales ``[n, blocks]``."""
         return _shaped("scales", data.astype(np.float32), self.n, self.blocks)
@@ -184,16 +194,22 @@ class Weights:
         data = padded if self.bits == 8 else pack(padded, self.bits)
         return data.reshape(self.n, -1)
 
+    @staticmethod
+    def _check(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], size: int) -> None:
+        if dtype != np.uint8 or math.prod(shape) != size:
+            raise ValueError(f"its {name} are {dtype}{list(shape)}, expected {size} uint8")
+
     def _unpack(self, name: str, data: Array, size: int) -> npt.NDArray[np.uint8]:
-        if data.dtype != np.uint8 or data.size != size:
-            raise ValueError(
-                f"its {name} are {data.dtype}{list(data.shape)}, expected {size} uint8"
-            )
+        self._check(name, data.dtype, data.shape, size)
         flat = data.reshape(-1)
         return flat if self.bits == 8 else unpack(flat, self.bits, size * 8 // self.bits)
 
 
 def _shaped(name: str, data: Float32, rows: int, columns: int) -> Float32:
     if data.size != rows * columns:
-        raise ValueError(f"its {name} have shape {list(data.shape)}, expected [{rows}, {columns}]")
+        raise _misshaped(name, data.shape, rows, columns)
     return data.reshape(rows, columns)
+
+
+def _misshaped(name: str, shape: tuple[int, ...], rows: int, columns: int) -> ValueError:
+    return ValueError(f"its {name} have shape {list(shape)}, expected [{rows}, {columns}]")
