@@ -31,7 +31,7 @@ _SETTINGS = ("keep_inputs", "in_place", "prove", "shard_bytes", "size_threshold"
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class RewriteFiles:
     """Where the result of convert, fold and transform goes.
 
     Attributes:
@@ -88,12 +88,14 @@ def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError(
                 "There is no -o OUT, the model to write. Add it, or --in-place to replace MODEL."
             )
-        return function(files=Rewrite(model, out or model, report, settings), **others)
+        return function(files=RewriteFiles(model, out or model, report, settings), **others)
 
     return command
 
 
-def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform], views: Views) -> None:
+def run(
+    talk: Talk, command: str, files: RewriteFiles, steps: Sequence[Transform], views: Views
+) -> None:
     """Apply passes to a model file and show the report."""
     from qgraph.reporting.pages import page_of
     from qgraph.transforms import rewrite
@@ -127,7 +129,7 @@ def run(talk: Talk, command: str, files: Rewrite, steps: Sequence[Transform], vi
 
 
 @contextmanager
-def _report_file(files: Rewrite, views: Views) -> Iterator[Path | None]:
+def _report_file(files: RewriteFiles, views: Views) -> Iterator[Path | None]:
     """Yield the file of the JSON report: the user's, or a temporary one for the views."""
     if files.report is not None or not views.are_wanted:
         yield files.report

@@ -6,17 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from qgraph.cli import options
 from qgraph.cli.files import Views, planned, some_batches, view_options
 from qgraph.cli.output import ProgressBar, Talk, show_page
-
-if TYPE_CHECKING:
-    from qgraph.comparison.report import CheckReport
-    from qgraph.storage.outputs import Outputs
 
 Limits = Sequence[tuple[str | None, float]]
 
@@ -104,6 +99,7 @@ def command(
     from qgraph.comparison.check import check
     from qgraph.model import load
     from qgraph.reporting.pages import page_of
+    from qgraph.storage.archive import write_arrays
     from qgraph.text import json_text
 
     views.check()
@@ -148,21 +144,12 @@ def command(
         if report is not None:
             outputs.write_text(report, json_text(document))
         show_page(talk, page_of(document))
-        if witness is not None:
-            _save_witness(talk, found, witness, outputs)
+        if witness is not None and found.example is None:
+            talk.note(f"no input showed a difference, {witness} was not written")
+        elif witness is not None and found.example is not None:
+            write_arrays(witness, found.example, outputs)
+            talk.note(f"wrote {witness}")
     return int(found.verdict != "equal")
-
-
-def _save_witness(talk: Talk, found: CheckReport, path: Path, outputs: Outputs) -> None:
-    from qgraph.storage.archive import archive
-
-    if found.example is None:
-        talk.note(f"no input showed a difference, {path} was not written")
-        return
-    with archive(path, outputs) as content:
-        for name, array in found.example.items():
-            content.add(name, array)
-    talk.note(f"wrote {path}")
 
 
 def _limits(given: Limits, names: Sequence[str]) -> dict[str, float] | None:

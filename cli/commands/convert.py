@@ -32,7 +32,7 @@ from qgraph.exactness import Exactness
 @click.pass_obj
 def command(
     talk: Talk,
-    files: rewriting.Rewrite,
+    files: rewriting.RewriteFiles,
     views: Views,
     to: str,
     exact: str,

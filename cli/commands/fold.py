@@ -26,7 +26,7 @@ from qgraph.exactness import Exactness
 @click.pass_obj
 def command(
     talk: Talk,
-    files: rewriting.Rewrite,
+    files: rewriting.RewriteFiles,
     views: Views,
     exact: str,
     opset: int | None,

@@ -27,7 +27,7 @@ _RUNS = 200
 
 def save_witness(talk: Talk, found: Certificate, path: Path, outputs: Outputs) -> None:
     """Write the input on which the outputs differ, if there is one."""
-    import numpy as np
+    from qgraph.storage.archive import write_arrays
 
     if not found.counterexample:
         if found.verdict == "different":
@@ -36,8 +36,7 @@ def save_witness(talk: Talk, found: Certificate, path: Path, outputs: Outputs) -
                 "the regions above differ all the same"
             )
         return
-    with outputs.open(path) as file:
-        np.savez(file, **found.counterexample)
+    write_arrays(path, found.counterexample, outputs)
     show_paragraph(f"wrote {path}: an input on which the outputs differ")
 
 

@@ -23,7 +23,9 @@ from qgraph.cli.output import Talk
 )
 @options.talk_options
 @click.pass_obj
-def command(talk: Talk, files: rewriting.Rewrite, views: Views, specs: tuple[str, ...]) -> None:
+def command(
+    talk: Talk, files: rewriting.RewriteFiles, views: Views, specs: tuple[str, ...]
+) -> None:
     """Apply passes to MODEL in the order given.
 
     'qgraph passes' lists the passes, 'qgraph passes NAME' the options of one.

@@ -21,6 +21,7 @@ from qgraph.comparison.thresholds import (
     DataQuantizer,
     Row,
     SampleRows,
+    bisected,
     data_quantizers,
     thresholds_above,
 )
@@ -323,15 +324,12 @@ def _elementwise(
 ) -> tuple[Keys, Keys]:
     """Return keys of neighbouring floats of an input between which the data crosses a threshold."""
     keys, found, low, high = aim
-    while True:
-        wide = found & (np.abs(high - low) > 1)
-        if not wide.any():
-            return low, high
-        middle = np.where(wide, (low + high) // 2, low)
+
+    def is_above(middle: Keys) -> npt.NDArray[np.bool_]:
         (values,) = rows.values([row | {source: from_keys(middle)}], [name])
-        above = to_keys(values[name]) >= keys
-        high = np.where(wide & above, middle, high)
-        low = np.where(wide & ~above, middle, low)
+        return np.asarray(to_keys(values[name]) >= keys)
+
+    return bisected(low, high, found, is_above)
 
 
 def _ranged(quantizer: DataQuantizer, source: str, population: list[Row]) -> Iterator[Row]:

@@ -22,7 +22,7 @@ from qgraph.execution.prepare import prepare
 from qgraph.graph.interface import interface, names
 from qgraph.model import Model, Source, load
 from qgraph.storage import files as storage
-from qgraph.storage.archive import common, tensors
+from qgraph.storage.archive import write_arrays
 from qgraph.storage.outputs import Outputs, joined
 
 Array = npt.NDArray[Any]
@@ -78,9 +78,7 @@ class Reduction:
                 ) from error
             storage.save(self.reference, files[0], outputs=together)
             storage.save(self.candidate, files[1], outputs=together)
-            arrays = {name: common(array) for name, array in tensors(self.inputs).items()}
-            with together.open(files[2]) as file:
-                np.savez(file, **arrays)  # type: ignore[arg-type]
+            write_arrays(files[2], self.inputs, together)
         return files
 
 

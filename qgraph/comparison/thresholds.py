@@ -5,7 +5,7 @@ Single samples of a model's inputs, run many at once where the model takes any n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,17 +101,35 @@ def thresholds_above(quantizer: DataQuantizer, data: Float32) -> tuple[Keys, npt
     Returns: keys ``[*data]`` as of :func:`qgraph.numerics.float32.to_keys`; the number before
     one still has the code of the element; and where there is one within reach.
     """
-    low = to_keys(data)
     code = quantizer.quantize(data)
     high, found = _beyond(quantizer, data, code)
-    while True:
-        wide = found & (high - low > 1)
-        if not wide.any():
-            return high, found
+
+    def is_beyond(middle: Keys) -> npt.NDArray[np.bool_]:
+        return _apart(quantizer.quantize(from_keys(middle)), code)
+
+    return bisected(to_keys(data), high, found, is_beyond)[1], found
+
+
+def bisected(
+    low: Keys,
+    high: Keys,
+    chosen: npt.NDArray[np.bool_],
+    is_beyond: Callable[[Keys], npt.NDArray[np.bool_]],
+) -> tuple[Keys, Keys]:
+    """Return neighbouring keys between which a condition becomes true; others as they are.
+
+    Args:
+        low: where the condition does not hold.
+        high: where it holds.
+        chosen: which elements are bisected.
+        is_beyond: whether it holds, for a key of each element.
+    """
+    while (wide := chosen & (np.abs(high - low) > 1)).any():
         middle = np.where(wide, (low + high) // 2, low)
-        other = _apart(quantizer.quantize(from_keys(middle)), code) & wide
-        high = np.where(other, middle, high)
-        low = np.where(wide & ~other, middle, low)
+        beyond = is_beyond(middle)
+        high = np.where(wide & beyond, middle, high)
+        low = np.where(wide & ~beyond, middle, low)
+    return low, high
 
 
 def _beyond(

@@ -90,6 +90,15 @@ def archive(
         growing.finish()
 
 
+def write_arrays(
+    path: str | os.PathLike[str], arrays: Mapping[str, Any], outputs: Outputs | None = None
+) -> None:
+    """Write an archive of arrays by name; see :func:`archive`."""
+    with archive(path, outputs) as content:
+        for name, array in arrays.items():
+            content.add(name, array)
+
+
 def tensors(results: Mapping[str, Any]) -> dict[str, Array]:
     """Return tensors by name; the elements of a sequence are numbered, what is absent left out."""
     flat: dict[str, Array] = {}

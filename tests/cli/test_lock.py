@@ -117,7 +117,7 @@ def test_names_with_any_character_survive(qgraph, write):
     ("content", "told"),
     [
         (None, "cannot be read"),
-        ("[[", "is no TOML"),
+        ("[[", "is not TOML"),
         ("form = 7", "has form 7, expected 1"),
         ("form = 1\n[[quantizer]]\nwidth = 3\nname = 'a'", "has width"),
         ("form = 1\n[[quantizer]]\nbits = 3", "has no name"),

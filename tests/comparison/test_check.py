@@ -187,7 +187,7 @@ def test_json_has_the_published_fields() -> None:
     report = json.loads(json.dumps(different().to_json(), allow_nan=False))
     assert report == {
         "qgraph": qgraph.__version__,
-        "schema": 1,
+        "schema": 2,
         "command": "check",
         "verdict": "different",
         "reference": {"path": None, "sha256": ANY},

@@ -95,7 +95,7 @@ def test_a_threshold_that_moved_by_an_ulp_is_found_by_probes_only() -> None:
     assert report.batches > 20
     (probe,) = report.probes
     assert (probe.targets, probe.crossed) == (8, 8)
-    told = "aimed at 8 thresholds of 1 quantizer: 8 lie between"
+    told = "made for 8 thresholds of 1 quantizer: 8 lie between"
     assert told in report.to_markdown()
     assert report.first_divergence is not None
     assert report.first_divergence.reference == "u"
