@@ -26,9 +26,9 @@ import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
 from qgraph.graph.slices import between, dominators
-from qgraph.numerics import Array
 from qgraph.numerics.values import is_nan
 from qgraph.ops.dispatch import compute
+from qgraph.proof.functions.enumeration import NARROW_BITS, all_values
 from qgraph.proof.functions.expression import Builder, Undecidable, text
 from qgraph.proof.functions.lowering import lower
 from qgraph.proof.functions.monotone import never_decreases
@@ -37,7 +37,6 @@ from qgraph.proof.normal.axes import is_never_empty, reduced_axes
 from qgraph.proof.normal.elementwise import aligned_parameter, data_of, is_on_elements, keeps_sizes
 from qgraph.proof.normal.rewriter import Rewriter, Sizes, are_equal, has_elements, sizes_of
 
-_NARROW_BITS = 16
 _MOST_CHANNELS = 1 << 12
 
 
@@ -79,7 +78,7 @@ def order_of(
             check_parameters(node, graph.known.array)
         if x.dtype is ir.DataType.FLOAT:
             return _by_engine(graph, nodes, x, y, channels)
-        if x.dtype.bitwidth <= _NARROW_BITS and x.dtype is not ir.DataType.BOOL:
+        if x.dtype.bitwidth <= NARROW_BITS and x.dtype is not ir.DataType.BOOL:
             return _by_values(graph, nodes, x, y, channels, axes)
     except (ExecutionError, OperatorError, Undecidable, UnsupportedError, ValueError):
         return None
@@ -130,7 +129,11 @@ def _by_values(
     axes: Sequence[int],
 ) -> Order | None:
     """Compute all values of a type of few bits, in every channel."""
-    data = _all_values(x.dtype)
+    if x.dtype is None:
+        return None
+    values = all_values(x.dtype)
+    numbers = values[~is_nan(values)]
+    data = numbers[np.argsort(numbers.astype(np.float64), kind="stable")]
     axes = axes or [axis for axis, size in enumerate(channels) if size == 1]
     if not axes:
         return None
@@ -147,29 +150,14 @@ def _by_values(
     results = np.asarray(known[y])
     if results.shape != tuple(sizes) or is_nan(results).any():
         return None
-    numbers = np.moveaxis(results.astype(np.float64), axes[0], 0)
+    rows = np.moveaxis(results.astype(np.float64), axes[0], 0)
     given = data.astype(np.float64)
-    rises = numbers[1:] >= numbers[:-1]
-    ties = (given[1:] == given[:-1]).reshape(-1, *[1] * (numbers.ndim - 1))
-    if not (rises & (~ties | (numbers[1:] == numbers[:-1]))).all():
+    rises = rows[1:] >= rows[:-1]
+    ties = (given[1:] == given[:-1]).reshape(-1, *[1] * (rows.ndim - 1))
+    if not (rises & (~ties | (rows[1:] == rows[:-1]))).all():
         return None
-    whole = x.dtype is not None and x.dtype.is_integer()
-    minus_zero = (numbers == 0) & np.signbit(numbers)
-    return Order(keeps_bits=whole and not minus_zero.any())
-
-
-def _all_values(kind: ir.DataType | None) -> Array:
-    """Return all values of a type of few bits in ascending order, NaN left out."""
-    if kind is None:
-        raise ValueError("the type is not known")
-    dtype = np.dtype(kind.numpy())
-    if kind.is_integer():
-        bits = int(kind.bitwidth)
-        low = -(1 << (bits - 1)) if kind.is_signed() else 0
-        return np.arange(low, low + (1 << bits)).astype(dtype)
-    patterns = np.arange(1 << int(kind.bitwidth), dtype=f"u{dtype.itemsize}").view(dtype)
-    numbers = patterns[~is_nan(patterns)]
-    return numbers[np.argsort(numbers.astype(np.float64), kind="stable")]
+    minus_zero = (rows == 0) & np.signbit(rows)
+    return Order(keeps_bits=x.dtype.is_integer() and not minus_zero.any())
 
 
 _MOST_NODES = 32

@@ -9,9 +9,10 @@ after ``M`` was done to it.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -26,12 +27,16 @@ _LAID_OUT = 1 << 20
 """A parameter is laid out over at most this many elements to find its form after a Reshape."""
 
 
-class Movement(Protocol):
-    """What is done to data of a known rank."""
+class Movement(ABC):
+    """What is done to data of a known rank; the result has the sizes ``target`` if not stated."""
+
+    target: Sizes
 
     def result(self, sizes: Sizes) -> Sizes:
         """Return the sizes of the result for data of ``sizes``."""
+        return self.target
 
+    @abstractmethod
     def parameter(self, array: Array, sizes: Sizes) -> Array | None:
         """Return a parameter that broadcasts to the result as ``array`` does to data of ``sizes``.
 
@@ -42,15 +47,17 @@ class Movement(Protocol):
         Returns: the parameter with the rank of the result; None where it has no such form.
         """
 
+    @abstractmethod
     def written(self) -> Written:
         """Return the operator that does the movement."""
 
     def does_nothing(self, sizes: Sizes | None) -> bool:
         """Return whether data of ``sizes`` stay as they are."""
+        return False
 
 
 @dataclass(frozen=True)
-class Permutation:
+class Permutation(Movement):
     """``y[i_0, ...] = x[...]`` with dimension ``order[k]`` of the data at place ``k``."""
 
     order: tuple[int, ...]
@@ -77,15 +84,11 @@ class Permutation:
 
 
 @dataclass(frozen=True)
-class Reshaping:
+class Reshaping(Movement):
     """The elements in their order, in the shape ``target``."""
 
     source: Sizes
     target: Sizes
-
-    def result(self, sizes: Sizes) -> Sizes:
-        """Return the sizes of the result."""
-        return self.target
 
     def parameter(self, array: Array, sizes: Sizes) -> Array | None:
         """Return the parameter for the result."""
@@ -131,7 +134,7 @@ class Reshaping:
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(Movement):
     """The elements whose indices along one axis are listed, in the order of the list."""
 
     axis: int
@@ -165,14 +168,10 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Expansion:
+class Expansion(Movement):
     """The data broadcast to the shape ``target``."""
 
     target: Sizes
-
-    def result(self, sizes: Sizes) -> Sizes:
-        """Return the sizes of the result."""
-        return self.target
 
     def parameter(self, array: Array, sizes: Sizes) -> Array | None:
         """Return the parameter for the result."""
@@ -192,7 +191,7 @@ class Expansion:
 
 
 @dataclass(frozen=True)
-class Tiling:
+class Tiling(Movement):
     """The data repeated along its axes."""
 
     repeats: tuple[int, ...]
@@ -219,17 +218,13 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class Rearrangement:
+class Rearrangement(Movement):
     """What an operator does that keeps the rank, such as DepthToSpace; parameters are single."""
 
     op_type: str
     attributes: tuple[tuple[str, Any], ...]
     operands: tuple[tuple[int, ...], ...]
     target: Sizes
-
-    def result(self, sizes: Sizes) -> Sizes:
-        """Return the sizes of the result."""
-        return self.target
 
     def parameter(self, array: Array, sizes: Sizes) -> Array | None:
         """Return the parameter for the result."""
@@ -238,10 +233,6 @@ class Rearrangement:
     def written(self) -> Written:
         """Return the operator that does the movement."""
         return self.op_type, self.operands, dict(self.attributes)
-
-    def does_nothing(self, sizes: Sizes | None) -> bool:
-        """Return whether data of ``sizes`` stay as they are."""
-        return False
 
 
 def reduced(array: Array) -> Array:
