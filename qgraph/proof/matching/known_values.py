@@ -18,8 +18,8 @@ from qgraph.graph.constants import constant, constant_tensor
 from qgraph.graph.inference.walk import Facts
 from qgraph.graph.scopes import graphs_of, is_control, nodes_of
 from qgraph.numerics import Array
-from qgraph.ops.dispatch import Imports, NodeStep, kernel_for
-from qgraph.ops.kernels.standard import FUNCTIONS, SUMMING, is_any_order_exact, is_rounded_once
+from qgraph.ops.dispatch import SUMMING, Imports, NodeStep, is_any_order_exact, kernel_for
+from qgraph.ops.kernels.standard import FUNCTIONS, is_rounded_once
 from qgraph.proof.matching.operators import is_exact, is_random
 
 _ROUNDED_ONCE = frozenset(FUNCTIONS) | {"Pow"}

@@ -186,8 +186,27 @@ def _is_whole(steps: list[Step]) -> bool:
     return False
 
 
+class _StepsTaken:
+    """What steps do together, taken in one after the other."""
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> Self:
+        """Return the parameters of ``steps``.
+
+        Raises:
+            NoMatch: they do anything else.
+        """
+        result = cls()
+        for step in steps:
+            result._take(step)
+        return result
+
+    def _take(self, step: Step) -> None:
+        raise NotImplementedError
+
+
 @dataclass
-class BeforeRounding:
+class BeforeRounding(_StepsTaken):
     """The steps before the rounding: ``round(clamp(x / scale + offset))``.
 
     Attributes:
@@ -206,18 +225,6 @@ class BeforeRounding:
     codes: list[Array] = field(default_factory=lambda: [LOWEST, HIGHEST])
     range: list[Array] = field(default_factory=lambda: [LOWEST, HIGHEST])
     ends: list[End] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, steps: Sequence[Step]) -> Self:
-        """Return the parameters of ``steps``.
-
-        Raises:
-            NoMatch: they do anything else.
-        """
-        result = cls()
-        for step in steps:
-            result._take(step)
-        return result
 
     @property
     def divisor(self) -> Array:
@@ -244,7 +251,7 @@ class BeforeRounding:
 
 
 @dataclass
-class AfterRounding:
+class AfterRounding(_StepsTaken):
     """The steps after the rounding: ``(clamp(q + added) - taken) * scale``.
 
     Attributes:
@@ -261,18 +268,6 @@ class AfterRounding:
     scale: Array | None = None
     top: Array | None = None
     low: Array = field(default_factory=lambda: ZERO)
-
-    @classmethod
-    def of(cls, steps: Sequence[Step]) -> Self:
-        """Return the parameters of ``steps``.
-
-        Raises:
-            NoMatch: they do anything else.
-        """
-        result = cls()
-        for step in steps:
-            result._take(step)
-        return result
 
     @property
     def factor(self) -> Array:
