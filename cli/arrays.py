@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.cli.options import Inputs
+from qgraph.cli.options import InputOptions
 from qgraph.cli.output import Talk
 from qgraph.errors import ExecutionError, unexpected
 from qgraph.graph.tensors import FileRows, read_rows
 
 if TYPE_CHECKING:
+    from qgraph.comparison.check import Inputs
     from qgraph.model import Model
 
 Array = npt.NDArray[Any]
@@ -25,7 +26,7 @@ _MAGIC = np.lib.format.MAGIC_PREFIX
 
 
 def feeds(
-    talk: Talk, inputs: Inputs, model: Model, *, besides: str | None = None
+    talk: Talk, inputs: InputOptions, model: Model, *, besides: str | None = None
 ) -> dict[str, Array | FileRows] | None:
     """Return the arrays in the input files by input name; None if the inputs are random.
 
@@ -49,7 +50,14 @@ def feeds(
     return found
 
 
-def labels(given: str, inputs: Inputs) -> Array:
+def checked(inputs: InputOptions, given: Any) -> Inputs:
+    """Return the inputs of a check: given arrays, and what else the user asked for."""
+    from qgraph.comparison.check import Inputs
+
+    return Inputs(given, inputs.random, inputs.seed, inputs.shapes, inputs.batch, inputs.probes)
+
+
+def labels(given: str, inputs: InputOptions) -> Array:
     """Return labels from a file, or from the archive of the inputs if ``given`` is a name in it.
 
     Raises:
@@ -69,7 +77,7 @@ def labels(given: str, inputs: Inputs) -> Array:
     return np.asarray(bundle[given])
 
 
-def labels_file(given: str | None, inputs: Inputs) -> Path | None:
+def labels_file(given: str | None, inputs: InputOptions) -> Path | None:
     """Return the file of the labels; None if they are in the archive of the inputs."""
     if given is None or (inputs.bundle is not None and not Path(given).is_file()):
         return None

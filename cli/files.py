@@ -176,7 +176,7 @@ def view_options(*kinds: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 def some_batches(
-    model: Model, arrays: Mapping[str, Any] | None, inputs: options.Inputs
+    model: Model, arrays: Mapping[str, Any] | None, inputs: options.InputOptions
 ) -> list[Mapping[str, Any]]:
     """Return the first of the batches that a command runs a model on, to count codes in.
 

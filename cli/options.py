@@ -122,7 +122,7 @@ backend_option = click.option(
 
 
 @dataclass(frozen=True)
-class Inputs:
+class InputOptions:
     """The inputs that the user asked for.
 
     Attributes:
@@ -201,7 +201,7 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 f"{chosen[0]} is for random inputs, but files are given too. Use only one of them."
             )
         arrays, sizes = _once("-i", files), _once("--shape", shapes)
-        inputs = Inputs(arrays, bundle, random, seed or 0, sizes, batch, probes)
+        inputs = InputOptions(arrays, bundle, random, seed or 0, sizes, batch, probes)
         return function(inputs=inputs, **others)
 
     return command

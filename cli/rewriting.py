@@ -98,7 +98,7 @@ def run(
 ) -> None:
     """Apply passes to a model file and show the report."""
     from qgraph.reporting.pages import page_of
-    from qgraph.transforms import rewrite
+    from qgraph.transforms import Writing, rewrite
 
     views.check()
     with _report_file(files, views) as written, planned(views.paths) as outputs:
@@ -109,10 +109,17 @@ def run(
                 *steps,
                 report=written,
                 command=command,
-                external_data=None if files.settings["size_threshold"] is None else True,
-                **files.settings,
-                progress=bar.tell_bytes,
-                outputs=outputs,
+                keep_inputs=files.settings["keep_inputs"],
+                prove=files.settings["prove"],
+                writing=Writing(
+                    in_place=files.settings["in_place"],
+                    external_data=None if files.settings["size_threshold"] is None else True,
+                    shard_bytes=files.settings["shard_bytes"],
+                    safetensors=files.settings["safetensors"],
+                    size_threshold=files.settings["size_threshold"],
+                    progress=bar.tell_bytes,
+                    outputs=outputs,
+                ),
             )
             if views.are_wanted and written is not None:
                 bar.tell("drawing", 0, 0)

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 from qgraph.version import __version__
 
 if TYPE_CHECKING:
-    from qgraph.comparison.check import check
+    from qgraph.comparison.check import Inputs, check
     from qgraph.comparison.prove import prove
     from qgraph.comparison.reduce import reduce
+    from qgraph.comparison.tolerance import Scoring, Tolerances
     from qgraph.errors import QGraphError
     from qgraph.exactness import Exactness
     from qgraph.model import Model, load
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Exactness",
+    "Inputs",
     "Model",
     "QGraphError",
     "Report",
+    "Scoring",
+    "Tolerances",
     "__version__",
     "check",
     "load",
@@ -42,9 +46,12 @@ __all__ = [
 
 _HOMES = {
     "Exactness": "qgraph.exactness",
+    "Inputs": "qgraph.comparison.check",
     "Model": "qgraph.model",
     "QGraphError": "qgraph.errors",
     "Report": "qgraph.reports",
+    "Scoring": "qgraph.comparison.tolerance",
+    "Tolerances": "qgraph.comparison.tolerance",
     "check": "qgraph.comparison.check",
     "load": "qgraph.model",
     "prove": "qgraph.comparison.prove",

@@ -5,6 +5,12 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 RENAMED = {
     "qgraph.certificate": {"Boxes": "Division", "Region": "RegionVerdict"},
@@ -25,3 +31,40 @@ def renamed(module: str) -> Callable[[str], object]:
         return getattr(sys.modules[module], new)
 
     return get
+
+
+def grouped(**groups: Any) -> Callable[[F], F]:
+    """Return a decorator for a function whose old keywords are fields of dataclasses now.
+
+    ``check(a, b, atol=1)`` becomes ``check(a, b, tolerances=Tolerances(atol=1))``.
+
+    Args:
+        groups: dataclasses by the names of the parameters that take them. What else such a
+            parameter takes is the first field of the dataclass.
+    """
+    homes = {field.name: group for group, kind in groups.items() for field in fields(kind)}
+
+    def decorate(function: F) -> F:
+        known = signature(function)
+        old = homes.keys() - known.parameters.keys()
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            moved = {name: kwargs.pop(name) for name in [*kwargs] if name in old}
+            if not moved:
+                return function(*args, **kwargs)
+            given = known.bind(*args, **kwargs)
+            for group in dict.fromkeys(homes[name] for name in moved):
+                kind, value = groups[group], given.arguments.get(group)
+                first = [] if value is None else [value]
+                start = value if isinstance(value, kind) else kind(*first)
+                own = {name: moved[name] for name in moved if homes[name] == group}
+                given.arguments[group] = replace(start, **own)
+                told = f"{group}={kind.__name__}({', '.join(f'{name}=...' for name in own)})"
+                told = f"{function.__name__}: write {told}; old keywords go with the next version."
+                warnings.warn(told, DeprecationWarning, stacklevel=2)
+            return function(*given.args, **given.kwargs)
+
+        return cast("F", call)
+
+    return decorate

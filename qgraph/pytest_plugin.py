@@ -2,7 +2,8 @@
 
     def test_export(assert_onnx_proved, assert_onnx_equivalent):
         assert_onnx_proved("reference.onnx", "export.onnx")
-        assert_onnx_equivalent("reference.onnx", "optimized.onnx", max_steps=1)
+        limits = qgraph.Tolerances(max_steps=1)
+        assert_onnx_equivalent("reference.onnx", "optimized.onnx", tolerances=limits)
 
 Nothing of qgraph is loaded before one of them is called.
 """
@@ -10,7 +11,7 @@ Nothing of qgraph is loaded before one of them is called.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from qgraph.certificate import Certificate
+    from qgraph.comparison.check import Inputs
     from qgraph.comparison.report import CheckReport
-    from qgraph.comparison.tolerance import Limit
+    from qgraph.comparison.tolerance import Tolerances
     from qgraph.model import Source
 
 _RUNS = 100
@@ -38,19 +40,11 @@ class AssertEquivalent(Protocol):
         self,
         reference: Source,
         candidate: Source,
-        inputs: Mapping[str, npt.ArrayLike] | None = None,
+        inputs: Inputs | Mapping[str, npt.ArrayLike] | None = None,
         *,
-        random: int | None = None,
-        seed: int = 0,
-        shapes: Mapping[str, Sequence[int]] | None = None,
-        probes: int = 0,
+        tolerances: Tolerances | None = None,
         backend: str = "auto",
-        atol: Limit = 0.0,
-        rtol: Limit = 0.0,
-        max_steps: Limit | None = None,
-        max_ulp: Limit | None = None,
-        min_sqnr: Limit | None = None,
-        min_top1: Limit | None = None,
+        **old: Any,
     ) -> CheckReport:
         """Fail unless both models give the same outputs; see :func:`qgraph.check`."""
 
@@ -73,46 +67,23 @@ class AssertProved(Protocol):
 def assert_onnx_equivalent(tmp_path_factory: pytest.TempPathFactory) -> AssertEquivalent:
     """Run two models on the same inputs, and fail where an output is beyond the tolerance.
 
-    The tolerances are those of ``qgraph check``: exact equality, unless ``atol``, ``rtol``,
-    ``max_steps``, ``max_ulp``, ``min_sqnr`` or ``min_top1`` allow for more. Returns the report.
+    Outputs have to be equal, unless ``tolerances=qgraph.Tolerances(...)`` allows for more. Random
+    inputs are described by ``inputs=qgraph.Inputs(...)``. Returns the report.
     """
 
     def compare(
         reference: Source,
         candidate: Source,
-        inputs: Mapping[str, npt.ArrayLike] | None = None,
+        inputs: Inputs | Mapping[str, npt.ArrayLike] | None = None,
         *,
-        random: int | None = None,
-        seed: int = 0,
-        shapes: Mapping[str, Sequence[int]] | None = None,
-        probes: int = 0,
+        tolerances: Tolerances | None = None,
         backend: str = "auto",
-        atol: Limit = 0.0,
-        rtol: Limit = 0.0,
-        max_steps: Limit | None = None,
-        max_ulp: Limit | None = None,
-        min_sqnr: Limit | None = None,
-        min_top1: Limit | None = None,
+        **old: Any,
     ) -> CheckReport:
         __tracebackhide__ = True
         from qgraph.comparison.check import check
 
-        report = check(
-            reference,
-            candidate,
-            inputs,
-            random=random,
-            seed=seed,
-            shapes=shapes,
-            probes=probes,
-            backend=backend,
-            atol=atol,
-            rtol=rtol,
-            max_steps=max_steps,
-            max_ulp=max_ulp,
-            min_sqnr=min_sqnr,
-            min_top1=min_top1,
-        )
+        report = check(reference, candidate, inputs, tolerances=tolerances, backend=backend, **old)
         if report.verdict != "equal":
             lines = _lines(report.to_json())
             replay = f"qgraph check {_name(reference)} {_name(candidate)}"

@@ -237,17 +237,17 @@ def test_metrics_match_in_any_case(model: Model) -> None:
         g (float[N, 3] x) => (float[N, 3] y) { y = Neg (x) }""")
     )
     for text in cases("top1"):
-        report = qgraph.check(wide, wide, rows, labels=[0], metric=text)
+        report = qgraph.check(wide, wide, rows, scoring=qgraph.Scoring(labels=[0], metric=text))
         assert report.metric is not None
         assert report.metric.name == "top1"
     for wrong in ("top2", 3):
         with pytest.raises(OptionError, match="top1"):
-            qgraph.check(wide, wide, rows, labels=[0], metric=wrong)  # type: ignore[arg-type]
+            qgraph.check(wide, wide, rows, scoring=qgraph.Scoring(labels=[0], metric=wrong))  # type: ignore[arg-type]
 
 
 COVERED = {
     ("check", "backend"),
-    ("check", "metric"),
+    ("Scoring", "metric"),
     ("prove", "exact"),
     ("reduce", "backend"),
     ("run", "backend"),
@@ -257,6 +257,7 @@ COVERED = {
 
 def test_every_public_parameter_that_takes_words_is_covered() -> None:
     functions = [f for name in qgraph.__all__ if inspect.isroutine(f := getattr(qgraph, name))]
+    functions += [qgraph.Inputs, qgraph.Tolerances, qgraph.Scoring]
     functions += [f for name, f in vars(Model).items() if inspect.isfunction(f) and name[0] != "_"]
     found = {
         (function.__name__, name)

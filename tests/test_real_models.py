@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qgraph.comparison.check import check
+from qgraph.comparison.check import Inputs, check
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
 from qgraph.reports import SiteStatus
@@ -78,7 +78,7 @@ def test_check_in_onnx_runtime_finds_both_equal(models, model_name, step):
     path = models / f"{model_name}.onnx"
     model = load(path)
     model.apply(step)
-    check(path, model, backend="ort", random=8).raise_if_different()
+    check(path, model, Inputs(random=8), backend="ort").raise_if_different()
 
 
 @pytest.mark.cases(fast=5)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.quantize_weights import QuantizeWeights
     from qgraph.transforms.raise_mat_mul_n_bits import RaiseMatMulNBits
     from qgraph.transforms.repack import Repack
-    from qgraph.transforms.rewriting import rewrite
+    from qgraph.transforms.rewriting import Writing, rewrite
     from qgraph.transforms.split_fake_quantize import SplitFakeQuantize
     from qgraph.transforms.tune_ranges import TuneRanges
 
@@ -47,6 +47,7 @@ __all__ = [
     "StripFunctions",
     "Transform",
     "TuneRanges",
+    "Writing",
     "describe",
     "parse_spec",
     "rewrite",
@@ -74,6 +75,7 @@ _HOMES = {
     "TuneRanges": "tune_ranges",
     "describe": "base",
     "parse_spec": "base",
+    "Writing": "rewriting",
     "rewrite": "rewriting",
 }
 

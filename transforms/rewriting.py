@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
+from qgraph.deprecated import grouped
 from qgraph.errors import OptionError
 from qgraph.model import load
 from qgraph.reports import Report
@@ -27,6 +29,32 @@ Progress = Callable[[str, int, int], None]
 """Called with the current step, the bytes done, and the bytes in all (0 if unknown)."""
 
 
+@dataclass(frozen=True, eq=False)
+class Writing:
+    """How a model file is written.
+
+    Attributes:
+        in_place: allow the result to replace the input model.
+        external_data: whether weights go to files of their own; see :meth:`qgraph.Model.save`.
+        shard_bytes: upper limit of one such file.
+        safetensors: make them safetensors files.
+        size_threshold: tensors of fewer bytes stay in the model file; None for the usual 1024.
+        executor: runs the work on big weights, in processes or on other machines.
+        progress: called for reading, for the passes, and for writing, then with bytes.
+        outputs: the outputs with which model and report appear. None: they appear alone, now.
+    """
+
+    in_place: bool = False
+    external_data: bool | None = None
+    shard_bytes: int | None = None
+    safetensors: bool = False
+    size_threshold: int | None = None
+    executor: Executor | None = None
+    progress: Progress | None = None
+    outputs: Outputs | None = None
+
+
+@grouped(writing=Writing)
 def rewrite(
     source: StrPath,
     out: StrPath,
@@ -34,15 +62,8 @@ def rewrite(
     report: StrPath | None = None,
     command: str = "transform",
     keep_inputs: bool = False,
-    in_place: bool = False,
     prove: bool = False,
-    external_data: bool | None = None,
-    shard_bytes: int | None = None,
-    safetensors: bool = False,
-    size_threshold: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
-    outputs: Outputs | None = None,
+    writing: Writing | None = None,
 ) -> Report:
     """Apply passes to a model file and write the result; nothing is written if anything fails.
 
@@ -53,15 +74,8 @@ def rewrite(
         report: where a JSON report goes.
         command: how the report names what was done.
         keep_inputs: see :meth:`qgraph.Model.apply`.
-        in_place: allow ``out`` to be ``source``.
         prove: write only what is proved equal in value for every input.
-        external_data: whether weights go to files of their own; see :meth:`qgraph.Model.save`.
-        shard_bytes: upper limit of one such file.
-        safetensors: make them safetensors files.
-        size_threshold: tensors of fewer bytes stay in the model file; None for the usual 1024.
-        executor: runs the work on big weights, in processes or on other machines.
-        progress: called for reading, for the passes, and for writing, then with bytes.
-        outputs: the outputs with which model and report appear. None: they appear alone, now.
+        writing: how the result is written; None: as a new file, by the rules of its size.
 
     Raises:
         OptionError: a file that is read would be overwritten, or two files have one name.
@@ -69,16 +83,17 @@ def rewrite(
             (UndecidedError).
         QGraphError: the model is not usable, a pass fails, or a file cannot be written.
     """
-    tell = progress or (lambda _what, _done, _total: None)
+    writing = writing or Writing()
+    tell = writing.progress or (lambda _what, _done, _total: None)
     source, out = Path(source), Path(out)
     replaces_source = is_same(source, out)
-    if replaces_source and not in_place:
+    if replaces_source and not writing.in_place:
         raise OptionError(
             f"{out}: is the input model, expected another file. Choose another name, or replace "
-            f"the model with --in-place (in_place=True in Python)."
+            f"the model with --in-place (Writing(in_place=True) in Python)."
         )
     storage.check_target(out)
-    with joined(outputs) as together:
+    with joined(writing.outputs) as together:
         own, *data = files_of(source)
         together.protect([] if replaces_source else [own])
         together.protect(data, HOLDS_WEIGHTS, stays=not replaces_source)
@@ -101,13 +116,14 @@ def rewrite(
             proof = certify(original, model.ir, keep_inputs=keep_inputs, demonstrate=demonstrate)
             proof.certificate.raise_if_not_proved()
         tell(f"writing {out.name}", 0, 0)
+        threshold = writing.size_threshold
         model.save(
             out,
-            external_data=external_data,
-            shard_bytes=shard_bytes,
-            safetensors=safetensors,
-            size_threshold=datafiles.THRESHOLD if size_threshold is None else size_threshold,
-            executor=executor,
+            external_data=writing.external_data,
+            shard_bytes=writing.shard_bytes,
+            safetensors=writing.safetensors,
+            size_threshold=datafiles.THRESHOLD if threshold is None else threshold,
+            executor=writing.executor,
             progress=lambda done, total: tell(f"writing {out.name}", done, total),
             outputs=together,
         )

@@ -70,7 +70,7 @@ def command(
     talk: Talk,
     reference: Path,
     candidate: Path,
-    inputs: options.Inputs,
+    inputs: options.InputOptions,
     atol: Limits,
     rtol: Limits,
     max_steps: Limits,
@@ -97,6 +97,7 @@ def command(
     """
     from qgraph.cli import arrays
     from qgraph.comparison.check import check
+    from qgraph.comparison.tolerance import Scoring, Tolerances
     from qgraph.model import load
     from qgraph.reporting.pages import page_of
     from qgraph.storage.archive import write_arrays
@@ -117,22 +118,19 @@ def command(
             found = check(
                 first,
                 second,
-                given,
-                random=inputs.random,
-                seed=inputs.seed,
-                shapes=inputs.shapes,
-                batch=inputs.batch,
-                probes=inputs.probes,
+                arrays.checked(inputs, given),
                 backend=backend,
-                atol=_limits(atol, names) or 0.0,
-                rtol=_limits(rtol, names) or 0.0,
-                max_steps=_limits(max_steps, names),
-                max_ulp=_limits(max_ulp, names),
-                min_sqnr=_limits(min_sqnr, names),
-                min_top1=_limits(min_top1, names),
-                labels=None if labels is None else arrays.labels(labels, inputs),
-                metric=metric,
-                max_drop=max_drop,
+                tolerances=Tolerances(
+                    atol=_limits(atol, names) or 0.0,
+                    rtol=_limits(rtol, names) or 0.0,
+                    max_steps=_limits(max_steps, names),
+                    max_ulp=_limits(max_ulp, names),
+                    min_sqnr=_limits(min_sqnr, names),
+                    min_top1=_limits(min_top1, names),
+                ),
+                scoring=Scoring(
+                    None if labels is None else arrays.labels(labels, inputs), metric, max_drop
+                ),
                 runtimes=runtimes,
                 tensors=tensors,
             )

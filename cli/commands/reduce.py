@@ -40,7 +40,7 @@ def command(
     reference: Path,
     candidate: Path,
     folder: Path,
-    inputs: options.Inputs,
+    inputs: options.InputOptions,
     backend: str,
 ) -> int:
     """Cut two models down to the nodes where they begin to differ.
@@ -68,12 +68,7 @@ def command(
             found = reduce(
                 first,
                 second,
-                given,
-                random=inputs.random,
-                seed=inputs.seed,
-                shapes=inputs.shapes,
-                batch=inputs.batch,
-                probes=inputs.probes,
+                arrays.checked(inputs, given),
                 backend=backend,
             )
             files = found.save(folder, outputs)

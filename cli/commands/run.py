@@ -46,7 +46,7 @@ from qgraph.cli.output import ProgressBar, Talk, show, show_sections
 def command(
     talk: Talk,
     model: Path,
-    inputs: options.Inputs,
+    inputs: options.InputOptions,
     out: Path | None,
     backend: str,
     taps: tuple[str, ...],

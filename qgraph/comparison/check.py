@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,15 @@ from qgraph.comparison.report import (
     TensorComparison,
 )
 from qgraph.comparison.runtimes.verdict import judge_runtimes
-from qgraph.comparison.tolerance import TOP1, Limit, Metric, Score, Tolerance, metric_of, tolerances
+from qgraph.comparison.tolerance import (
+    Metric,
+    Scoring,
+    Tolerance,
+    Tolerances,
+    metric_of,
+    tolerances_of,
+)
+from qgraph.deprecated import grouped
 from qgraph.errors import ExecutionError, OptionError
 from qgraph.execution.executor import Backend, Executor
 from qgraph.execution.inputs import output_step
@@ -35,26 +44,39 @@ _BATCHES_OF_RUNTIMES = 4
 """Number of batches for each configuration of a runtime; each batch is run several times."""
 
 
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The inputs of a check: given arrays, then random batches, then probes.
+
+    Attributes:
+        feeds: arrays by the names of the reference; those with more rows than a model takes at
+            once are run batch by batch. None for random ones.
+        random: number of random batches, see :func:`qgraph.execution.inputs.make_inputs`; None for
+            one where no arrays are given, and for none where they are.
+        seed: of the random batches and of the probes.
+        shapes: of the random inputs, by name; needed where they are dynamic beyond the batch.
+        batch: rows of ``feeds`` to run at once, where the models leave that open.
+        probes: how many thresholds of each quantizer of the reference are to be approached by
+            inputs of their own, see :func:`qgraph.comparison.probes.make_probes`.
+    """
+
+    feeds: Feeds | None = None
+    random: int | None = None
+    seed: int = 0
+    shapes: Mapping[str, Sequence[int]] | None = None
+    batch: int | None = None
+    probes: int = 0
+
+
+@grouped(inputs=Inputs, tolerances=Tolerances, scoring=Scoring)
 def check(
     reference: Source,
     candidate: Source,
-    inputs: Feeds | None = None,
+    inputs: Inputs | Feeds | None = None,
     *,
-    random: int | None = None,
-    seed: int = 0,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    batch: int | None = None,
-    probes: int = 0,
+    tolerances: Tolerances | None = None,
+    scoring: Scoring | None = None,
     backend: str = Backend.AUTO,
-    atol: Limit = 0.0,
-    rtol: Limit = 0.0,
-    max_steps: Limit | None = None,
-    max_ulp: Limit | None = None,
-    min_sqnr: Limit | None = None,
-    min_top1: Limit | None = None,
-    labels: npt.ArrayLike | None = None,
-    metric: str | Score = TOP1,
-    max_drop: float | None = None,
     runtimes: bool = False,
     tensors: bool = False,
 ) -> CheckReport:
@@ -68,28 +90,10 @@ def check(
     Args:
         reference: a path or a model.
         candidate: a path or a model.
-        inputs: by the names of the reference; arrays with more rows than a model takes at once
-            are run batch by batch. None for random ones.
-        random: number of random batches, see :func:`qgraph.execution.inputs.make_inputs`; None
-            for one where no inputs are given, and for none where they are.
-        seed: of the random batches and of the probes.
-        shapes: of the random inputs, by name; needed where they are dynamic beyond the batch.
-        batch: rows of ``inputs`` to run at once, where the models leave that open.
-        probes: how many thresholds of each quantizer of the reference are to be approached by
-            inputs of their own, see :func:`qgraph.comparison.probes.make_probes`.
+        inputs: arrays by the names of the reference, or :class:`Inputs`; None for one random batch.
+        tolerances: how far outputs may differ; not at all if None.
+        scoring: labels to score the outputs by.
         backend: "auto", "numpy" or "ort".
-        atol: ``|reference - candidate| <= atol + rtol * |reference|`` for every value; like the
-            other tolerances a number for all outputs, or numbers by name.
-        rtol: see ``atol``.
-        max_steps: largest difference in steps of the quantizer that produces the output.
-        max_ulp: largest difference in units in the last place.
-        min_sqnr: smallest ratio of signal to error, in decibels.
-        min_top1: smallest share of rows whose largest value is at the same place.
-        labels: the right answers for the rows of ``inputs``.
-        metric: how good outputs are by the labels: "top1", "module:function", or a function
-            ``score(outputs, labels)``, where larger is better.
-        max_drop: by how much the candidate's score may be lower than the reference's; alone it
-            takes the place of equal values.
         runtimes: run the models by their definitions and in the runtimes that are installed, and
             tell what each of them changes.
         tensors: compare the tensors of both models on the first batch even if no output differs:
@@ -100,29 +104,24 @@ def check(
         OptionError: an option is wrong.
         ExecutionError: a model cannot be run on the inputs, or gives no values to compare.
     """
-    judging = metric_of(metric)
+    inputs = inputs if isinstance(inputs, Inputs) else Inputs(inputs)
+    scoring = scoring or Scoring()
+    labels, judging = scoring.labels, metric_of(scoring.metric)
     first, second = load(reference), load(candidate)
     identities = first.identity(), second.identity()
     paired = interface.interface(first.ir.graph, second.ir.graph)
     notes = paired.notes
     feeds, names = interface.names(paired.inputs), interface.names(paired.outputs)
-    allowed = tolerances(
-        names,
-        atol=atol,
-        rtol=rtol,
-        max_steps=max_steps,
-        max_ulp=max_ulp,
-        min_sqnr=min_sqnr,
-        min_top1=min_top1,
-    )
-    _check_options(inputs, random, batch, probes, labels, max_drop)
+    allowed = tolerances_of(names, tolerances or Tolerances())
+    _check_options(inputs, scoring)
     ours, theirs = (prepare(m.ir, backend) for m in (first, second))
-    arrays = () if inputs is None else Batches(first.ir.graph, inputs, batch)
-    drawn = RandomBatches(first.inputs, random or int(inputs is None), seed, shapes)
+    given, seed, shapes = inputs.feeds, inputs.seed, inputs.shapes
+    arrays = () if given is None else Batches(first.ir.graph, given, inputs.batch)
+    drawn = RandomBatches(first.inputs, inputs.random or int(given is None), seed, shapes)
     starts = next(iter(arrays), None)
     aimed = Probes()
-    if probes:
-        aimed = make_probes(first, ours, probes, seed=seed, shapes=shapes, starts=starts)
+    if inputs.probes:
+        aimed = make_probes(first, ours, inputs.probes, seed=seed, shapes=shapes, starts=starts)
     comparison = _OutputPairs(first, names, allowed, 0 if labels is None else len(arrays))
     for number, fed in enumerate(itertools.chain(arrays, drawn, aimed.batches)):
         renamed = {feeds.get(name, name): x for name, x in fed.items()}
@@ -130,8 +129,8 @@ def check(
     _refuse_nothing(comparison)
     judged = None
     if labels is not None:
-        judged = comparison.measure(np.asarray(labels), judging, max_drop)
-    lenient = max_drop is not None and all(limit.is_exact for limit in allowed.values())
+        judged = comparison.measure(np.asarray(labels), judging, scoring.max_drop)
+    lenient = scoring.max_drop is not None and all(limit.is_exact for limit in allowed.values())
     failed = comparison.failed(lenient=lenient)
     shown = comparison.wrong
     if shown is None and tensors:
@@ -171,21 +170,16 @@ def check(
     )
 
 
-def _check_options(
-    inputs: Feeds | None,
-    random: int | None,
-    batch: int | None,
-    probes: int,
-    labels: npt.ArrayLike | None,
-    max_drop: float | None,
-) -> None:
+def _check_options(inputs: Inputs, scoring: Scoring) -> None:
+    random, batch, probes = inputs.random, inputs.batch, inputs.probes
+    labels, max_drop = scoring.labels, scoring.max_drop
     if random is not None and random < 1:
         raise OptionError(f"{random} random batches are asked for, expected at least 1.")
     if batch is not None and batch < 1:
         raise OptionError(f"Batches of {batch} rows are asked for, expected at least 1.")
     if probes < 0:
         raise OptionError(f"{probes} probes are asked for, expected a number that is not negative.")
-    if labels is not None and inputs is None:
+    if labels is not None and inputs.feeds is None:
         raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
     if max_drop is not None and (labels is None or not max_drop >= 0):
         raise OptionError(

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.comparison.check import Feeds, check
+from qgraph.comparison.check import Feeds, Inputs, check
 from qgraph.comparison.divergence import correspondence, excerpt, frontier, values_of
 from qgraph.comparison.metrics import OutputComparison, compare
 from qgraph.comparison.report import CheckReport
+from qgraph.deprecated import grouped
 from qgraph.errors import QGraphError, UndecidedError
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
@@ -82,16 +83,12 @@ class Reduction:
         return files
 
 
+@grouped(inputs=Inputs)
 def reduce(
     reference: Source,
     candidate: Source,
-    inputs: Feeds | None = None,
+    inputs: Inputs | Feeds | None = None,
     *,
-    random: int | None = None,
-    seed: int = 0,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    batch: int | None = None,
-    probes: int = 0,
     backend: str = Backend.AUTO,
 ) -> Reduction:
     """Reduce two models to the part in which they begin to differ.
@@ -104,12 +101,7 @@ def reduce(
     Args:
         reference: a path or a model.
         candidate: a path or a model.
-        inputs: see :func:`qgraph.comparison.check.check`, as for all that follow.
-        random: number of random batches.
-        seed: of the random batches and of the probes.
-        shapes: of the random inputs.
-        batch: rows of ``inputs`` to run at once.
-        probes: how many thresholds of each quantizer are to be approached.
+        inputs: see :func:`qgraph.comparison.check.check`.
         backend: "auto", "numpy" or "ort".
 
     Raises:
@@ -119,16 +111,7 @@ def reduce(
         ExecutionError: a model cannot be run on the inputs.
     """
     models = load(reference), load(candidate)
-    report = check(
-        *models,
-        inputs,
-        random=random,
-        seed=seed,
-        shapes=shapes,
-        batch=batch,
-        probes=probes,
-        backend=backend,
-    )
+    report = check(*models, inputs, backend=backend)
     if report.example is None:
         raise UndecidedError(
             f"The outputs are equal on the {report.batches} "

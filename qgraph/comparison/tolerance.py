@@ -24,6 +24,26 @@ _SHARES = frozenset({"min_top1"})
 
 
 @dataclass(frozen=True)
+class Tolerances:
+    """Limits for outputs, each a number for all outputs or numbers by output name.
+
+    Attributes:
+        atol, rtol: ``|reference - candidate| <= atol + rtol * |reference|`` for every value.
+        max_steps: largest difference in steps of the quantizer that produces the output.
+        max_ulp: largest difference in units in the last place.
+        min_sqnr: smallest ratio of signal to error, in decibels.
+        min_top1: smallest share of rows whose largest value is at the same place.
+    """
+
+    atol: Limit = 0.0
+    rtol: Limit = 0.0
+    max_steps: Limit | None = None
+    max_ulp: Limit | None = None
+    min_sqnr: Limit | None = None
+    min_top1: Limit | None = None
+
+
+@dataclass(frozen=True)
 class Tolerance:
     """Tolerance for one output; without any limit, values must be equal.
 
@@ -97,14 +117,14 @@ class Tolerance:
         return "; ".join(reasons) or None
 
 
-def tolerances(outputs: Collection[str], **limits: Limit | None) -> dict[str, Tolerance]:
-    """Return the tolerance of each output; ``limits`` are named as the fields of Tolerance.
+def tolerances_of(outputs: Collection[str], limits: Tolerances) -> dict[str, Tolerance]:
+    """Return the tolerance of each output.
 
     Raises:
         OptionError: a limit is out of range, or names an output that there is not.
     """
     chosen: dict[str, dict[str, float]] = {name: {} for name in outputs}
-    for field, limit in limits.items():
+    for field, limit in vars(limits).items():
         entries = limit if isinstance(limit, Mapping) else dict.fromkeys(outputs, limit)
         for name, number in entries.items():
             if name not in chosen:
@@ -130,6 +150,23 @@ Score = Callable[[Outputs, Array], float]
 """``score(outputs, labels)``: outputs by name, joined over the batches; larger is better."""
 
 TOP1 = "top1"
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """How outputs are scored by labels.
+
+    Attributes:
+        labels: the right answers for the rows of the inputs.
+        metric: "top1", "module:function", or a function ``score(outputs, labels)``, where larger is
+            better.
+        max_drop: by how much the candidate's score may be lower than the reference's; without
+            tolerances it takes the place of equal values.
+    """
+
+    labels: npt.ArrayLike | None = None
+    metric: str | Score = TOP1
+    max_drop: float | None = None
 
 
 @dataclass(frozen=True)

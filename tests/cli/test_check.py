@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from qgraph import check, load
+from qgraph.comparison.check import Inputs
 
 MODEL = """
     <ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
@@ -83,7 +84,7 @@ def test_the_reports_are_written_whatever_the_verdict(qgraph, pair, tmp_path, re
     options = [part for key in files for part in (f"--{key}".replace("json", "report"), files[key])]
     for candidate, verdict in ((pair[0], "equal"), (pair[1], "different")):
         qgraph("check", pair[0], candidate, *options, "--random", 9, "--backend", "numpy")
-        expected = check(pair[0], candidate, random=9, backend="numpy")
+        expected = check(pair[0], candidate, Inputs(random=9), backend="numpy")
         assert read_json(files["json"]) == json.loads(json.dumps(expected.to_json()))
         assert read_json(files["json"])["verdict"] == verdict
         assert ET.parse(files["junit"]).getroot().tag == "testsuite"

@@ -13,6 +13,7 @@ import pytest
 
 import qgraph as library
 from qgraph import transforms
+from qgraph.comparison.check import Inputs
 
 COMMANDS = {
     "convert": ["convert", "--to", "qdq"],
@@ -44,7 +45,7 @@ def test_the_result_is_a_valid_model_with_equal_outputs(qgraph, command, model, 
     found = qgraph(command[0], model, "-o", out, *command[1:])
     assert found.status == 0
     onnx.checker.check_model(out, full_check=True)
-    library.check(model, out, backend="numpy", random=3).raise_if_different()
+    library.check(model, out, Inputs(random=3), backend="numpy").raise_if_different()
     assert f"wrote {out}" in found.out
 
 

@@ -13,7 +13,8 @@ import pytest
 
 import qgraph
 from qgraph.comparison import divergence
-from qgraph.comparison.check import check
+from qgraph.comparison.check import Inputs, check
+from qgraph.comparison.tolerance import Tolerances
 from qgraph.errors import EquivalenceError, ExecutionError, ModelError, OptionError
 from qgraph.model import Model
 
@@ -37,7 +38,7 @@ NEXT = math.nextafter(0.1, 1) + 2**-27
 
 
 def test_a_model_equals_itself() -> None:
-    report = check(model(CHAIN), model(CHAIN), backend="numpy", random=3)
+    report = check(model(CHAIN), model(CHAIN), Inputs(random=3), backend="numpy")
     assert report.verdict == "equal"
     assert report.first_divergence is None
     assert report.outputs[0].elements == 12
@@ -99,7 +100,7 @@ def test_tensors_of_another_type_share_only_their_name() -> None:
 def test_the_first_batch_that_differs_is_the_one_examined() -> None:
     reference = model("g (float[1] x) => (y) { y = Abs (x) }")
     candidate = model("g (float[1] x) => (y) { y = Identity (x) }")
-    report = check(reference, candidate, random=20, backend="numpy")
+    report = check(reference, candidate, Inputs(random=20), backend="numpy")
     assert 0 < report.outputs[0].mismatches < 20
     assert report.first_divergence is not None
     assert report.first_divergence.node == "y"
@@ -109,18 +110,27 @@ def test_tolerances_apply_and_divergence_is_still_told() -> None:
     reference = model("g (float[2] x) => (y) { y = Abs (x) }")
     candidate = model("g (float[2] x) => (y) <float e = {0.001}> { t = Abs (x) y = Add (t, e) }")
     inputs = {"x": [1, 2]}
-    assert check(reference, candidate, inputs, atol=0.002).verdict == "equal"
-    assert check(reference, candidate, inputs, atol={"y": 0.0005}).verdict == "different"
-    assert check(reference, candidate, inputs, atol=0.002).first_divergence is not None
+    assert check(reference, candidate, inputs, tolerances=Tolerances(atol=0.002)).verdict == "equal"
+    assert (
+        check(reference, candidate, inputs, tolerances=Tolerances(atol={"y": 0.0005})).verdict
+        == "different"
+    )
+    assert (
+        check(reference, candidate, inputs, tolerances=Tolerances(atol=0.002)).first_divergence
+        is not None
+    )
 
 
 def test_steps_are_counted_at_the_output() -> None:
     other = model(CHAIN.replace("Relu (q)", "Add (q, t)"))
     inputs = {"x": np.ones((1, 4), np.float32)}
-    report = check(model(CHAIN), other, inputs, max_steps=1)
+    report = check(model(CHAIN), other, inputs, tolerances=Tolerances(max_steps=1))
     assert report.verdict == "equal"
     assert report.outputs[0].max_steps == 1.0
-    assert check(model(CHAIN), other, inputs, max_steps=0.5).verdict == "different"
+    assert (
+        check(model(CHAIN), other, inputs, tolerances=Tolerances(max_steps=0.5)).verdict
+        == "different"
+    )
 
 
 def test_other_names_are_matched_by_position() -> None:
@@ -145,7 +155,7 @@ def test_another_number_of_outputs_is_refused() -> None:
 def test_another_output_type_is_a_difference() -> None:
     reference = model("g (float[2] x) => (y) { y = Abs (x) }")
     candidate = model("g (float[2] x) => (y) { y = Cast <to = 7> (x) }")
-    report = check(reference, candidate, {"x": [1, 2]}, atol=100)
+    report = check(reference, candidate, {"x": [1, 2]}, tolerances=Tolerances(atol=100))
     assert report.failed == {"y": "type float32 against int64"}
     assert report.first_divergence is not None
     assert report.first_divergence.max_abs is None
@@ -165,17 +175,16 @@ def test_texts_that_differ_are_within_no_tolerance() -> None:
     texts = (f"{inputs} {{ y = Identity ({name}) }}" for name in ("a", "b"))
     ours, theirs = (Model(ir.from_onnx_text(text)) for text in texts)
     x = {"a": np.array(["p", "q"], object), "b": np.array(["r", "s"], object)}
-    limits: list[dict[str, float]] = [{name: 9} for name in ("atol", "max_ulp", "min_sqnr")]
-    for limit in limits:
-        report = check(ours, theirs, x, backend="numpy", **limit)  # type: ignore[arg-type]
+    for limits in (Tolerances(atol=9), Tolerances(max_ulp=9), Tolerances(min_sqnr=9)):
+        report = check(ours, theirs, x, tolerances=limits, backend="numpy")
         assert report.verdict == "different"
         assert "2 of 2 values differ, of a type without distances" in report.failed["y"]
-    assert check(ours, ours, x, backend="numpy", atol=1.0).verdict == "equal"
+    assert check(ours, ours, x, tolerances=Tolerances(atol=1.0), backend="numpy").verdict == "equal"
 
 
 def test_no_batches_are_refused() -> None:
     with pytest.raises(OptionError, match="0 random batches"):
-        check(model(CHAIN), model(CHAIN), random=0)
+        check(model(CHAIN), model(CHAIN), Inputs(random=0))
 
 
 def different() -> Any:
@@ -264,7 +273,7 @@ def test_the_batch_on_which_tensors_are_compared_is_told() -> None:
     batches = {"x": np.array([[0] * 4, [1] * 4], np.float32)}
     first = model(CHAIN)
     other = model(CHAIN.replace("r = Relu", "u = Neg").replace("(r, t", "(u, t"))
-    text = check(first, other, batches, backend="numpy", batch=1).to_markdown()
+    text = check(first, other, Inputs(batches, batch=1), backend="numpy").to_markdown()
     assert "1 of 3 tensors that both models have differ on the first batch with a diff" in text
     assert "The first tensor that differs on the first batch with a difference is 'y'" in text
     assert "first batch" not in check(first, other, batches, backend="numpy").to_markdown()
@@ -317,4 +326,7 @@ def test_an_ulp_in_a_real_model_is_found(models: Path) -> None:
     assert report.verdict == "different"
     assert report.first_divergence is not None
     assert report.first_divergence.reference == node.outputs[0].name
-    assert check(reference, candidate, {"x": x}, min_sqnr=120).verdict == "equal"
+    assert (
+        check(reference, candidate, {"x": x}, tolerances=Tolerances(min_sqnr=120)).verdict
+        == "equal"
+    )

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.comparison.check import check
-from qgraph.comparison.tolerance import metric_of, top1
+from qgraph.comparison.check import Inputs, check
+from qgraph.comparison.tolerance import Scoring, Tolerances, metric_of, top1
 from qgraph.errors import EquivalenceError, ExecutionError, OptionError
 from qgraph.model import Model
 
@@ -31,7 +31,9 @@ LABELS = np.asarray([0, 1, 2, 2])
 
 def test_scores_of_both_models_are_told() -> None:
     """The second model prefers class 2 by 1.5, which the second row alone does not withstand."""
-    report = check(model("0, 0, 0"), model("0, 0, 1.5"), {"x": X}, labels=LABELS, max_drop=0)
+    report = check(
+        model("0, 0, 0"), model("0, 0, 1.5"), {"x": X}, scoring=Scoring(labels=LABELS, max_drop=0)
+    )
     metric = report.metric
     assert metric is not None
     assert (metric.name, metric.samples, metric.reference, metric.candidate) == (
@@ -45,10 +47,10 @@ def test_scores_of_both_models_are_told() -> None:
 def test_a_drop_alone_decides_and_values_may_differ() -> None:
     pair = model("0, 0, 0"), model("0, 0, 1.5")
     inputs = {"x": X}
-    assert check(*pair, inputs, labels=LABELS).verdict == "different"
-    good = check(*pair, inputs, labels=LABELS, max_drop=0.25)
+    assert check(*pair, inputs, scoring=Scoring(labels=LABELS)).verdict == "different"
+    good = check(*pair, inputs, scoring=Scoring(labels=LABELS, max_drop=0.25))
     assert (good.verdict, good.failed) == ("equal", {})
-    bad = check(*pair, inputs, labels=LABELS, max_drop=0.2)
+    bad = check(*pair, inputs, scoring=Scoring(labels=LABELS, max_drop=0.2))
     assert bad.verdict == "different"
     assert bad.metric is not None
     assert bad.metric.failed == "top1 is lower by 0.25, at most 0.2 is allowed"
@@ -60,19 +62,31 @@ def test_a_drop_alone_decides_and_values_may_differ() -> None:
 
 def test_other_tolerances_count_besides() -> None:
     pair = model("0, 0, 0"), model("0, 0, 1.5")
-    report = check(*pair, {"x": X}, labels=LABELS, max_drop=1, atol=1)
+    report = check(
+        *pair, {"x": X}, tolerances=Tolerances(atol=1), scoring=Scoring(labels=LABELS, max_drop=1)
+    )
     assert list(report.failed) == ["y"]
 
 
 def test_labels_go_through_batches() -> None:
-    report = check(model("0, 0, 0"), model("0, 0, 0"), {"x": X}, labels=LABELS, batch=3)
+    report = check(
+        model("0, 0, 0"),
+        model("0, 0, 0"),
+        Inputs({"x": X}, batch=3),
+        scoring=Scoring(labels=LABELS),
+    )
     assert report.batches == 2
     assert report.metric is not None
     assert report.metric.reference == 0.75
 
 
 def test_random_batches_besides_have_no_labels() -> None:
-    report = check(model("0, 0, 0"), model("0, 0, 0"), {"x": X}, labels=LABELS, random=2)
+    report = check(
+        model("0, 0, 0"),
+        model("0, 0, 0"),
+        Inputs({"x": X}, random=2),
+        scoring=Scoring(labels=LABELS),
+    )
     assert (report.batches, report.outputs[0].elements) == (3, 18)
     assert report.metric is not None
     assert report.metric.candidate == 0.75
@@ -102,7 +116,7 @@ def test_an_unknown_metric_is_refused(name: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         metric_of(name)
     with pytest.raises(OptionError, match=message):
-        check("no such model", "nor this", metric=name)
+        check("no such model", "nor this", scoring=Scoring(metric=name))
 
 
 def test_a_function_that_fails_is_told_with_what_it_was_given() -> None:
@@ -118,6 +132,11 @@ def test_labels_have_to_fit() -> None:
     with pytest.raises(OptionError, match="3 labels, but the outputs are 'y'"):
         top1({"y": X}, LABELS[:3])
     with pytest.raises(OptionError, match="Labels are given without inputs"):
-        check(model("0, 0, 0"), model("0, 0, 0"), labels=LABELS)
+        check(model("0, 0, 0"), model("0, 0, 0"), scoring=Scoring(labels=LABELS))
     with pytest.raises(OptionError, match="max_drop is -1"):
-        check(model("0, 0, 0"), model("0, 0, 0"), {"x": X}, labels=LABELS, max_drop=-1)
+        check(
+            model("0, 0, 0"),
+            model("0, 0, 0"),
+            {"x": X},
+            scoring=Scoring(labels=LABELS, max_drop=-1),
+        )

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.comparison.check import check
+from qgraph.comparison.check import Inputs, check
 from qgraph.comparison.probes import Probes, make_probes
 from qgraph.errors import OptionError
 from qgraph.execution.executor import Executor
@@ -87,9 +87,8 @@ def test_a_threshold_that_moved_by_an_ulp_is_found_by_probes_only() -> None:
     body = f"t = MatMul (x, w) u = Mul (t, k) y = {QUANT} (u, s, z, b)"
     ulp = f"{1 + 2**-23:.10f}"
     reference, candidate = (model(body, more=f"{DENSE}, float k = {{{k}}}") for k in ("1", ulp))
-    kwargs = {"backend": "numpy", "random": 20}
-    assert check(reference, candidate, **kwargs).verdict == "equal"
-    report = check(reference, candidate, probes=8, **kwargs)
+    assert check(reference, candidate, Inputs(random=20), backend="numpy").verdict == "equal"
+    report = check(reference, candidate, Inputs(random=20, probes=8), backend="numpy")
     assert report.verdict == "different"
     assert report.outputs[0].max_abs == pytest.approx(0.1, rel=1e-5)
     assert report.batches > 20
@@ -144,4 +143,4 @@ def test_inputs_that_are_no_floats_stay_as_they_are() -> None:
 def test_a_negative_number_is_refused() -> None:
     m = model("y = Neg (x)")
     with pytest.raises(OptionError, match="-1 probes are asked for"):
-        check(m, m, probes=-1)
+        check(m, m, Inputs(probes=-1))

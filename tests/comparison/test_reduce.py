@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.comparison.check import check
+from qgraph.comparison.check import Inputs, check
 from qgraph.comparison.divergence import excerpt, frontier
 from qgraph.comparison.reduce import Reduction, reduce
 from qgraph.errors import QGraphError, UndecidedError
@@ -56,7 +56,7 @@ def replay(found: Reduction, folder: Path) -> None:
 
 
 def test_one_node_and_one_sample_are_left(tmp_path: Path) -> None:
-    found = reduce(net(), net("0.3"), random=1, shapes={"x": (16, 3)}, backend="numpy")
+    found = reduce(net(), net("0.3"), Inputs(random=1, shapes={"x": (16, 3)}), backend="numpy")
     assert (found.tensor, found.node, found.op) == ("r", "r", "qonnx.custom_op.general::Quant")
     assert operators(found.reference) == operators(found.candidate) == ["Quant"]
     assert (found.nodes, found.nodes_before) == ((1, 1), (6, 6))
@@ -73,14 +73,14 @@ def test_other_names_and_other_forms_meet_at_equal_tensors(tmp_path: Path) -> No
         .replace("MatMul (r, w)", "MatMul (v, w)")
     )
     same = model(body)
-    report = check(net(), same, random=4, backend="numpy")
+    report = check(net(), same, Inputs(random=4), backend="numpy")
     assert report.verdict == "equal"
     candidate = model(
         body.replace("float z = {0}", "float z = {0}, float o = {1}").replace(
             "Min (k, z)", "Min (k, o)"
         )
     )
-    found = reduce(net(), candidate, shapes={"x": (8, 3)}, backend="numpy")
+    found = reduce(net(), candidate, Inputs(shapes={"x": (8, 3)}), backend="numpy")
     assert found.tensor == "r"
     assert operators(found.reference) == ["Relu", "Quant"]
     assert operators(found.candidate) == ["Neg", "Min", "Neg", "Quant"]
@@ -193,7 +193,7 @@ def test_functions_come_along(tmp_path: Path) -> None:
 
 def test_equal_models_cannot_be_reduced() -> None:
     with pytest.raises(UndecidedError, match="equal on the 3 batches of inputs, expected a diff"):
-        reduce(net(), net(), random=3, backend="numpy")
+        reduce(net(), net(), Inputs(random=3), backend="numpy")
 
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qgraph.comparison.metrics import compare
-from qgraph.comparison.tolerance import Tolerance, tolerances
+from qgraph.comparison.tolerance import Tolerance, Tolerances, tolerances_of
 from qgraph.errors import OptionError
 
 X = [np.asarray([1, 2, 4], np.float32)]
@@ -57,7 +57,7 @@ def test_top1_agreement_may_be_all_that_counts() -> None:
 
 
 def test_limits_are_given_for_all_outputs_or_by_name() -> None:
-    assert tolerances(["a", "b"], atol=0.5, max_steps={"b": 2}, rtol=None) == {
+    assert tolerances_of(["a", "b"], Tolerances(atol=0.5, max_steps={"b": 2}, rtol=None)) == {
         "a": Tolerance(atol=0.5),
         "b": Tolerance(atol=0.5, max_steps=2),
     }
@@ -66,16 +66,16 @@ def test_limits_are_given_for_all_outputs_or_by_name() -> None:
 @pytest.mark.parametrize("limit", [-1, float("nan")])
 def test_a_negative_limit_is_refused(limit: float) -> None:
     with pytest.raises(OptionError, match="atol is"):
-        tolerances(["a"], atol=limit)
+        tolerances_of(["a"], Tolerances(atol=limit))
 
 
 @pytest.mark.parametrize("share", [1.5, 99])
 def test_a_share_beyond_one_is_refused(share: float) -> None:
     with pytest.raises(OptionError, match=r"min_top1 is .*, expected a fraction of the rows"):
-        tolerances(["a"], min_top1=share)
-    assert tolerances(["a"], min_top1=1.0)["a"].min_top1 == 1
+        tolerances_of(["a"], Tolerances(min_top1=share))
+    assert tolerances_of(["a"], Tolerances(min_top1=1.0))["a"].min_top1 == 1
 
 
 def test_a_limit_for_no_output_is_refused() -> None:
     with pytest.raises(OptionError, match=r"given for output 'c'; the outputs .* are a, b"):
-        tolerances(["a", "b"], atol={"c": 1})
+        tolerances_of(["a", "b"], Tolerances(atol={"c": 1}))

@@ -41,7 +41,9 @@ def documents() -> dict[str, dict[str, Any]]:
         "different": qgraph.prove(model(), near).to_json(),
         "proved": qgraph.prove(model(), same).to_json(),
         "equal": qgraph.prove(model(), model()).to_json(),
-        "check": qgraph.check(model(), near, random=8, probes=4, backend="numpy").to_json(),
+        "check": qgraph.check(
+            model(), near, qgraph.Inputs(random=8, probes=4), backend="numpy"
+        ).to_json(),
     }
 
 

@@ -29,7 +29,7 @@ from qgraph.model import load
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
 from qgraph.storage.outputs import Outputs
-from qgraph.transforms import FoldWeights, rewrite
+from qgraph.transforms import FoldWeights, Writing, rewrite
 
 PACKAGE = os.path.dirname(qgraph.__file__) + os.sep
 
@@ -137,16 +137,19 @@ def fold_with_report(folder: Path) -> None:
             folder / "out.onnx",
             FoldWeights(),
             report=folder / "r.json",
-            shard_bytes=40,
-            size_threshold=16,
-            outputs=outputs,
+            writing=Writing(shard_bytes=40, size_threshold=16, outputs=outputs),
         )
         outputs.write_text(folder / "r.html", "new")
 
 
 def fold_in_place(folder: Path) -> None:
     source = folder / "out.onnx"
-    rewrite(source, source, FoldWeights(), in_place=True, external_data=True, size_threshold=16)
+    rewrite(
+        source,
+        source,
+        FoldWeights(),
+        writing=Writing(in_place=True, external_data=True, size_threshold=16),
+    )
 
 
 CASES = [save_external, save_safetensors, fold_with_report, fold_in_place]

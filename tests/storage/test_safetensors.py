@@ -13,7 +13,7 @@ import pytest
 
 import qgraph
 from qgraph.errors import OptionError
-from qgraph.transforms import ConvertDialect, rewrite
+from qgraph.transforms import ConvertDialect, Writing, rewrite
 
 
 def model_of(**tensors: ir.TensorProtocol) -> ir.Model:
@@ -109,7 +109,7 @@ def test_old_files_go_when_new_ones_are_there(
 def test_packed_weights_go_there_too(tmp_path: Path) -> None:
     source = Path(__file__).resolve().parents[2] / "examples" / "digits_brevitas.onnx"
     out = tmp_path / "out.onnx"
-    rewrite(source, out, ConvertDialect(to="qdq"), safetensors=True)
+    rewrite(source, out, ConvertDialect(to="qdq"), writing=Writing(safetensors=True))
     head, _ = entries(tmp_path / "out.onnx.safetensors")
     assert any(remark.startswith("INT4[") for remark in head["__metadata__"].values())
     assert qgraph.check(source, out, backend="numpy").verdict == "equal"

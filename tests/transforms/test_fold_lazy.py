@@ -20,7 +20,7 @@ from qgraph.quantizers.dialects import qdq_codes
 from qgraph.quantizers.dialects.parts import Scales
 from qgraph.quantizers.weights import job
 from qgraph.reports import SiteStatus
-from qgraph.transforms import rewrite
+from qgraph.transforms import Writing, rewrite
 from qgraph.transforms.convert import FoldWeights
 
 IMPORTS = '["": {}, "qonnx.custom_op.general": 1, "org.openvinotoolkit": 1]'
@@ -444,7 +444,11 @@ def test_folding_in_place_leaves_one_whole_model(tmp_path):
     expected = load(path).run(feeds, backend="numpy")["y"]
     report = tmp_path / "r.json"
     rewrite(
-        path, path, FoldWeights(), report=report, in_place=True, shard_bytes=600, size_threshold=16
+        path,
+        path,
+        FoldWeights(),
+        report=report,
+        writing=Writing(in_place=True, shard_bytes=600, size_threshold=16),
     )
     names = {path.name for path in tmp_path.iterdir()}
     assert "in.onnx.data" not in names

@@ -20,7 +20,7 @@ import qgraph
 from qgraph.quantizers.weights import job
 from qgraph.quantizers.dialects import qdq_codes
 from qgraph.errors import QGraphError
-from qgraph.transforms import FoldWeights, rewrite
+from qgraph.transforms import FoldWeights, Writing, rewrite
 
 qdq_codes.LEAST_BYTES, job.PART_BYTES, job.PIECE = 64, 4096, 1024
 original, folder = Path(sys.argv[1]), Path(sys.argv[2])
@@ -75,7 +75,7 @@ for limit in (300, 1500, 2200):
     if child == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         try:
-            rewrite(path, path, FoldWeights(), in_place=True, size_threshold=64,
+            rewrite(path, path, FoldWeights(), writing=Writing(in_place=True, size_threshold=64),
                     report=folder / "r.json" if limit == 300 else None)
         except QGraphError as error:
             assert "cannot be written" in str(error) and "is untouched" in str(error), error
@@ -84,7 +84,7 @@ for limit in (300, 1500, 2200):
     _, status = os.waitpid(child, 0)
     assert os.WEXITSTATUS(status) == 7, (limit, status)
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before, limit
-rewrite(path, path, FoldWeights(), in_place=True, size_threshold=64)
+rewrite(path, path, FoldWeights(), writing=Writing(in_place=True, size_threshold=64))
 assert state() == "new"
 assert sorted(p.name for p in folder.iterdir()) == ["in.onnx", "in.onnx-1.data"]
 """

@@ -75,7 +75,7 @@ def test_progress_is_told_from_reading_to_writing(source, tmp_path):
         tmp_path / "out.onnx",
         RemoveUnusedNodesPass(),
         transforms.FoldWeights(),
-        progress=lambda *state: told.append(state),
+        writing=transforms.Writing(progress=lambda *state: told.append(state)),
     )
     assert [what for what, _, _ in told] == [
         "reading in.onnx",
@@ -94,7 +94,9 @@ def test_a_model_is_replaced_only_when_that_is_allowed(source):
     with pytest.raises(OptionError, match="in_place=True"):
         transforms.rewrite(source, source, transforms.FoldWeights())
     assert source.read_bytes() == before
-    transforms.rewrite(source, source, transforms.FoldWeights(), in_place=True)
+    transforms.rewrite(
+        source, source, transforms.FoldWeights(), writing=transforms.Writing(in_place=True)
+    )
     assert "DequantizeLinear" in {node.op_type for node in onnx.load(source).graph.node}
 
 
