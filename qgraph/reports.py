@@ -66,14 +66,14 @@ class SiteReport:
         """Return the fields that the JSON report has for each site."""
         verdict = self.verdict
         witness = verdict.witness if verdict else None
-        rung = verdict.exactness if verdict else None
+        level = verdict.exactness if verdict else None
         return {
             "node": self.node,
             "op": self.op,
             "pass": self.pass_name,
             "outcome": str(self.outcome),
             "spelling": self.spelling,
-            "exactness": str(rung) if rung else None,
+            "exactness": str(level) if level else None,
             "method": str(verdict.method if verdict else Method.NONE),
             "differing_inputs": verdict.differing_inputs if verdict else 0,
             "witness": None
@@ -129,12 +129,12 @@ class Report:
     @property
     def exactness(self) -> Exactness:
         """The lowest level among the changed sites; ``bits`` when nothing changed."""
-        rungs = [
+        levels = [
             site.verdict.exactness
             for site in self.sites
             if site.outcome is SiteStatus.CHANGED and site.verdict and site.verdict.exactness
         ]
-        return min(rungs, default=Exactness.BITS)
+        return min(levels, default=Exactness.BITS)
 
     def stored(self) -> dict[str, int]:
         """Return the totals over all weights that were stored as codes; see :class:`Ledger`."""

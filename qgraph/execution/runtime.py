@@ -47,7 +47,7 @@ def is_moderate(given: Any) -> bool:
         return bool(np.dot(flat, flat) <= MODERATE**2)
 
 
-def is_faithful(node: ir.Node) -> bool:
+def is_conformant(node: ir.Node) -> bool:
     """Return whether ONNX Runtime is known to compute a node by its definition.
 
     It does not (ONNX Runtime 1.31, CPU):
@@ -227,7 +227,7 @@ class RuntimeExecutor(Executor):
         else:
             known = node.domain in _DOMAINS
         inner = (each for graph in graphs_of(node) for each in graph)
-        known = known and is_faithful(node)
+        known = known and is_conformant(node)
         return known and not self.is_call(node) and all(self._takes(n, imports) for n in inner)
 
 

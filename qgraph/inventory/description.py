@@ -91,9 +91,9 @@ class Description:
 
     def fields(self) -> dict[str, str]:
         """Return the present fields as texts, in the order of the description."""
-        told = {key: value for key, value in vars(self).items() if key != "name"}
+        texts = {key: value for key, value in vars(self).items() if key != "name"}
         return {
-            key.replace("_", " "): str(value) for key, value in told.items() if value is not None
+            key.replace("_", " "): str(value) for key, value in texts.items() if value is not None
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -104,13 +104,13 @@ class Description:
         }
 
     def __str__(self) -> str:
-        told = self.fields()
-        told.pop("bits", None)
+        texts = self.fields()
+        texts.pop("bits", None)
         for key in ("scale", "zero point"):
-            if key in told:
-                told[key] = f"{key} {told[key]}"
-        head = " ".join(filter(None, [told.pop("of", ""), told.pop("format", "")]))
-        return ", ".join(filter(None, [head, *told.values()]))
+            if key in texts:
+                texts[key] = f"{key} {texts[key]}"
+        head = " ".join(filter(None, [texts.pop("of", ""), texts.pop("format", "")]))
+        return ", ".join(filter(None, [head, *texts.values()]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +159,10 @@ def _parameters(site: Site, known: Description) -> Description:
         case Affine(scale, zero_point, lo, hi, rounding, _, decoding):
             known = replace(known, rounding=str(rounding))
             if decoding is not None:
-                told = f"codes are dequantized with scale {_numbers(decoding.scale)}"
-                known = replace(known, remark=f"{told}, zero point {_numbers(decoding.zero_point)}")
+                remark = f"codes are dequantized with scale {_numbers(decoding.scale)}"
+                known = replace(
+                    known, remark=f"{remark}, zero point {_numbers(decoding.zero_point)}"
+                )
             return _uniform(site, known, scale, zero_point, lo, hi)
         case Ranged(input_low=low, input_high=high, levels=levels) as ranged:
             ends = low, high, ranged.output_low, ranged.output_high

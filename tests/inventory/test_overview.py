@@ -131,7 +131,7 @@ def test_what_cannot_be_read_has_a_reason():
         ", float b = {4}",
     )
     assert found[0].format is None
-    assert "only known at run time" in str(found[0].reason)
+    assert "unknown before run time" in str(found[0].reason)
 
 
 def test_head_counts_and_what_cannot_be_run():

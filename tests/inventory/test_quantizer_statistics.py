@@ -102,7 +102,7 @@ def test_weights_are_looked_at_once():
 def test_what_cannot_be_known_has_a_reason():
     body = f"t = Abs (z) {QUANT.replace('s, z', 't, z')}"
     found = gathered(body, "float z = {0}, float b = {4}", X)
-    assert "only known at run time" in str(found.reason)
+    assert "unknown before run time" in str(found.reason)
     assert found.to_json()["codes"] is None
     inner = QUANT.replace("y =", "t =")
     body = f"""c = ReduceMax <keepdims = 0> (x)  h = Cast <to = 9> (c)

@@ -155,5 +155,5 @@ def test_an_untyped_zero_point_leaves_the_type_open():
 def test_attributes_left_to_the_caller_of_a_function():
     reference = ir.RefAttr("signed", "outer", ir.AttributeType.INT)
     node = node_of("Quant", (X, *f32(1, 0, 4)), {"signed": reference})
-    with pytest.raises(OperatorError, match="left to the caller"):
+    with pytest.raises(OperatorError, match="refers to an attribute of the function"):
         operator_of(node).arguments(node)
