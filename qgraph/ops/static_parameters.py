@@ -55,11 +55,11 @@ def freeze_static_parameters(model: ir.Model) -> int:
     relative 2**-12 of it. What feeds nothing else goes. No shapes are inferred for a model none of
     whose parameters asks for a size.
     """
-    found = static_parameters(model)
-    if found:
+    arrays = static_parameters(model)
+    if arrays:
         editor = Editor(model)
-        editor.replace_all([_constant(editor, value, array) for value, array in found.items()])
-    return len(found)
+        editor.replace_all([_constant(editor, value, array) for value, array in arrays.items()])
+    return len(arrays)
 
 
 def settled(model: ir.Model) -> ir.Model:
@@ -79,16 +79,16 @@ def settled(model: ir.Model) -> ir.Model:
 def static_parameters(model: ir.Model) -> dict[ir.Value, Array]:
     """Return what :func:`freeze_static_parameters` would make constants, with what they hold."""
     sizes = _Sizes(model)
-    found: dict[ir.Value, Array] = {}
+    arrays: dict[ir.Value, Array] = {}
     for node in nodes_of(model.graph):
         for value in node.inputs[1:]:
             maker = None if value is None else value.producer()
-            if value is None or maker is None or value in found or maker.op_type not in _FOLLOWED:
+            if value is None or maker is None or value in arrays or maker.op_type not in _FOLLOWED:
                 continue
             bounds = sizes.bounds(value) if is_defined(node) else None
             if bounds is not None and bounds.sized and bounds.exact:
-                found[value] = bounds.low
-    return found
+                arrays[value] = bounds.low
+    return arrays
 
 
 _FOLLOWED = _MOVING | _MONOTONE | {"Shape", "Size"}

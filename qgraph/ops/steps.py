@@ -97,16 +97,16 @@ def element_type(value: ir.Value | None) -> ir.DataType | None:
         return value.dtype
     if value.const_value is not None:
         return value.const_value.dtype
-    known = constant(value)
-    return None if known is None else ir.DataType.from_numpy(known.dtype)
+    array = constant(value)
+    return None if array is None else ir.DataType.from_numpy(array.dtype)
 
 
 def code_type(node: ir.Node) -> ir.DataType | None:
     """Return the type of the codes of a QuantizeLinear or DequantizeLinear."""
     x, _, zero_point = [*node.inputs, None, None][:3]
-    known = element_type(zero_point)
-    if known is not None:
-        return known
+    kind = element_type(zero_point)
+    if kind is not None:
+        return kind
     if node.op_type == "DequantizeLinear":
         return coded_type(x)
     attribute = node.attributes.get("output_dtype")
@@ -117,10 +117,10 @@ def code_type(node: ir.Node) -> ir.DataType | None:
 
 def coded_type(value: ir.Value | None) -> ir.DataType | None:
     """Return the element type of a value, or that of the QuantizeLinear that computes it."""
-    known = element_type(value)
+    kind = element_type(value)
     node = None if value is None else value.producer()
-    if known is not None or node is None:
-        return known
+    if kind is not None or node is None:
+        return kind
     return code_type(node) if node.op_type == "QuantizeLinear" else None
 
 

@@ -66,8 +66,8 @@ def define(
 ) -> Any:
     """Write FakeQuantize in primitives; see :func:`fake_quantize`."""
     steps = float(levels - 1)
-    place = op.Div(op.Sub(x, input_low), op.Sub(input_high, input_low))
-    q = op.Round(op.Mul(place, steps))
+    share = op.Div(op.Sub(x, input_low), op.Sub(input_high, input_low))
+    q = op.Round(op.Mul(share, steps))
     inside = op.Add(op.Mul(op.Div(q, steps), op.Sub(output_high, output_low)), output_low)
     below = op.LessOrEqual(x, op.Min(input_low, input_high))
     above = op.Greater(x, op.Max(input_low, input_high))
@@ -115,8 +115,8 @@ class PluginSteps:
             )
         q = np.arange(self.first, self.last + 1, dtype=np.float32)
         q = q.reshape(-1, *(1 for _ in shape))
-        found = _multiply_add(q, self.step, self.bottom, fused=fused)
-        return np.broadcast_to(found, (q.size, *shape))
+        levels = _multiply_add(q, self.step, self.bottom, fused=fused)
+        return np.broadcast_to(levels, (q.size, *shape))
 
 
 def plugin_steps(
@@ -214,9 +214,9 @@ def level_of(op: Any, q: Any, steps: PluginSteps) -> Any:
     levels = steps.levels(fused=True)
     count, channels = len(levels), levels.shape[1:]
     start = np.arange(levels.size // count).reshape(channels) * count - steps.first
-    place = op.Add(q, start.astype(np.float32)) if start.any() else q
+    index = op.Add(q, start.astype(np.float32)) if start.any() else q
     table = np.ascontiguousarray(np.moveaxis(levels, 0, -1)).reshape(-1)
-    return op.Gather(table, op.Cast(place, to=ir.DataType.INT64))
+    return op.Gather(table, op.Cast(index, to=ir.DataType.INT64))
 
 
 def _multiply_add(a: Array, b: Array, c: Array, *, fused: bool) -> Float32:

@@ -151,8 +151,8 @@ class FloatStages:
         y = representatives()
         y = y[~np.isnan(y)]
         self.level(y, *(array.reshape(()) for array in (np.zeros(1), *self.arrays[1:])))
-        found = np.unique(y.view(np.uint32)).view(np.float32)
-        return None if np.isnan(found).any() else found
+        grid = np.unique(y.view(np.uint32)).view(np.float32)
+        return None if np.isnan(grid).any() else grid
 
 
 @operator(SCHEMA, define=define, stages=FloatStages.of)
@@ -211,7 +211,7 @@ def float_quant(
         exponent_bias=np.asarray(exponent_bias),
         max_value=np.asarray(max_value),
     )
-    found = FloatStages.of(
+    stages = FloatStages.of(
         x.dtype,
         scale,
         exponent_bits,
@@ -224,7 +224,7 @@ def float_quant(
         saturation=saturation,
         rounding_mode=rounding_mode,
     )
-    return steps.fill(found, shape, x)
+    return steps.fill(stages, shape, x)
 
 
 def _check_overflow(saturation: bool, has_inf: bool, has_nan: bool) -> None:

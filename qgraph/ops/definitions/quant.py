@@ -153,7 +153,7 @@ def quant(
         unsigned codes too), and its executor (1 bit signed is bipolar).
     """
     x = steps.real_data(x)
-    found = QuantStages.of(
+    stages = QuantStages.of(
         x.dtype,
         scale,
         zero_point,
@@ -162,8 +162,8 @@ def quant(
         narrow=narrow,
         rounding_mode=rounding_mode,
     )
-    s, z, _, _, single = found.arrays
-    return steps.fill(found, steps.broadcast(x, scale=s, zero_point=z, bits=single), x)
+    s, z, _, _, single = stages.arrays
+    return steps.fill(stages, steps.broadcast(x, scale=s, zero_point=z, bits=single), x)
 
 
 def bipolar(positive: Mask, dtype: np.dtype[Any]) -> Array:

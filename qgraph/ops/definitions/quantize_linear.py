@@ -45,15 +45,15 @@ def resolve(node: ir.Node) -> dict[str, ir.DataType]:
     steps.require_float32("precision", ir.DataType(node.attributes.get_int("precision", 0)))
     zero_point = node.inputs[2] if len(node.inputs) > 2 else None
     if zero_point is None:
-        given = ir.DataType(node.attributes.get_int("output_dtype", 0))
-        return {"to": given if given != ir.DataType.UNDEFINED else ir.DataType.UINT8}
-    known = steps.element_type(zero_point)
-    if known is None:
+        named = ir.DataType(node.attributes.get_int("output_dtype", 0))
+        return {"to": named if named != ir.DataType.UNDEFINED else ir.DataType.UINT8}
+    kind = steps.element_type(zero_point)
+    if kind is None:
         raise ValueError(
             f"the type of its zero point {zero_point.name!r} is unknown, expected a typed value. "
             "Run shape inference first"
         )
-    return {"to": known}
+    return {"to": kind}
 
 
 def define(
@@ -246,8 +246,8 @@ def resolve_dequantize(node: ir.Node) -> dict[str, Any]:
     steps.require_float32("output_dtype", result)
     zero_point = node.inputs[2] if len(node.inputs) > 2 else None
     if steps.element_type(zero_point) == ir.DataType.INT32:
-        known = constant(zero_point)
-        if known is None or known.any():
+        stored = constant(zero_point)
+        if stored is None or stored.any():
             raise ValueError(
                 "its zero point is INT32 and not 0, whose subtraction float32 cannot express; "
                 "expected 0 or a narrower type. Fold it into the codes"
