@@ -5,7 +5,7 @@ Values that equal operators compute from equal operands are equal::
     reference   y = Mul(x, c); z = Relu(y)      classes   {x, u}  {c, d}  {y, v}  {z, w}
     candidate   v = Mul(d, u); w = Relu(v)
 
-``Congruence`` keeps the classes; ``Classes`` fills them with the values of two models by what
+``Congruence`` keeps the classes; ``ValueClasses`` fills them with the values of two models by what
 their nodes compute (:mod:`qgraph.proof.matching.label`). Whoever proves two values equal merges
 their classes, and what follows from it is merged too.
 """
