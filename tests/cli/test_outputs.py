@@ -137,7 +137,7 @@ def test_reduce_writes_all_three_or_leaves_no_folder(qgraph, files, monkeypatch)
     def fail(*_arguments: object, **_options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("qgraph.comparison.reduce.np.savez", fail)
+    monkeypatch.setattr("qgraph.comparison.reduce.write_arrays", fail)
     before = everything(files)
     assert qgraph("reduce", *CHECK[1:], "-o", "a/b").status == 3
     assert not Path("a").exists()
