@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError
-from qgraph.graph.constants import constant
+from qgraph.graph.constants import constant_elements
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset.versions import require
 from qgraph.graph.schema import OpKey
@@ -29,6 +29,7 @@ from qgraph.graph.scopes import nodes_of
 from qgraph.ops.composite import composite_of, region_of
 from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 from qgraph.proof.matching.known_values import KnownValues
+from qgraph.proof.matching.packed_rows import PackedRows
 
 _BROADCASTS = 7
 """Opset since which Add broadcasts as NumPy does."""
@@ -89,25 +90,30 @@ def write_products(model: ir.Model) -> None:
 def _write_packed(node: ir.Node) -> None:
     inputs = [*node.inputs, *[None] * (6 - len(node.inputs))]
     x, packed, bias = inputs[0], inputs[1:5], inputs[5]
-    codes, scales, *others = parameters = [constant(value) for value in packed]
+    codes, scales, points, groups = streams = [constant_elements(value) for value in packed]
     if x is None or codes is None or scales is None or x.dtype not in (None, ir.DataType.FLOAT):
         return
-    if any(array is None for array, v in zip(parameters, packed, strict=True) if v is not None):
+    if any(stream is None for stream, v in zip(streams, packed, strict=True) if v is not None):
         return
     if scales.dtype != np.float32:  # which is the type of the data and of the product too
         return
+    zero = None if points is None else points.array()
+    order = None if groups is None else groups.array()
+    name = f"{node.outputs[0].name}_weights"
     try:
         weights = Weights.of(node)
-    except UnsupportedError:
+        weights.check(codes, scales)
+    except (UnsupportedError, ValueError):
         return
 
     def values() -> ir.TensorProtocol:
-        array = weights.values(codes, scales, *others)
+        array = weights.values(codes.array(), scales.array(), zero, order)
         return ir.Tensor(np.ascontiguousarray(array.T))
 
     shape, kind = ir.Shape((weights.k, weights.n)), ir.TensorType(ir.DataType.FLOAT)
-    name = f"{node.outputs[0].name}_weights"
-    tensor = ir.LazyTensor(values, dtype=ir.DataType.FLOAT, shape=shape, name=name)
+    tensor: ir.LazyTensor = PackedRows(weights, codes, scales, zero, name)
+    if order is not None and not weights.is_sorted(order):
+        tensor = ir.LazyTensor(values, dtype=ir.DataType.FLOAT, shape=shape, name=name)
     value = ir.Value(name=name, type=kind, shape=shape, const_value=tensor)
     if isinstance(node.graph, ir.Graph):
         node.graph.register_initializer(value)

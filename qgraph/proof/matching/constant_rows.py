@@ -22,6 +22,7 @@ from qgraph.numerics.values import Comparison, compare_pieces, compare_values
 from qgraph.ops.dispatch import NodeStep, kernel_for
 from qgraph.ops.operator import operator_of
 from qgraph.proof.matching.known_values import KnownValues
+from qgraph.proof.matching.packed_rows import PackedRows
 
 _ELEMENTWISE = frozenset(
     {"Abs", "Add", "Ceil", "Div", "Floor", "Identity", "Max", "Min", "Mul", "Neg", "Relu", "Sub"}
@@ -49,6 +50,8 @@ class _Source:
 
     def read(self, start: int, stop: int) -> Array:
         first, last = start // self.per, -(-stop // self.per)
+        if isinstance(self.stream.stored, PackedRows):
+            return self.stream.stored.rows(first, last)
         size = math.prod(self.stream.shape[1:])
         piece = self.stream.read(first * size, last * size)
         return piece.reshape(last - first, *self.stream.shape[1:])
@@ -124,9 +127,15 @@ def rows_of(known: KnownValues, value: ir.Value) -> ConstantRows | None:
         shape = found.visit(value, 1)
     except _FAILURES:
         return None
-    if shape is None or any(isinstance(s.stream.stored, ir.LazyTensor) for s in found.sources):
+    if shape is None or any(_is_whole(source.stream) for source in found.sources):
         return None
     return ConstantRows(value, shape, found.multiple, tuple(found.sources), tuple(found.steps))
+
+
+def _is_whole(stream: Stream) -> bool:
+    """Return whether all elements of a stream are computed at once."""
+    stored = stream.stored
+    return isinstance(stored, ir.LazyTensor) and not isinstance(stored, PackedRows)
 
 
 class _Compiler:

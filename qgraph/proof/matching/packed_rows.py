@@ -1,0 +1,84 @@
+"""The weights of a MatMulNBits, decoded some rows at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.streaming import Stream
+from qgraph.numerics import Array, Float32
+from qgraph.ops.kernels.mat_mul_n_bits import Weights
+
+_STRIP_BYTES = 1 << 25
+"""Packed codes that are held in memory at a time."""
+
+
+class PackedRows(ir.LazyTensor):
+    """The matrix ``[K, N]`` that packed codes stand for; it is decoded when it is asked for.
+
+    Args:
+        form: how the weights are stored.
+        codes, scales: as they are stored; what lies in a file stays there.
+        zero_points: as they are stored, or None.
+        name: of the tensor.
+    """
+
+    def __init__(
+        self, form: Weights, codes: Stream, scales: Stream, zero_points: Array | None, name: str
+    ) -> None:
+        shape = ir.Shape((form.k, form.n))
+        super().__init__(self._whole, ir.DataType.FLOAT, shape, name=name)
+        self._form = form
+        self._codes = codes
+        self._scales = scales
+        self._zero_points = zero_points
+        self._strip: _Strip | None = None
+
+    def rows(self, start: int, stop: int) -> Float32:
+        """Return rows ``start`` to before ``stop``; rows in ascending order are read once."""
+        form, size = self._form, self._form.size
+        first, last = start // size, -(-stop // size)
+        if self._strip is None or not self._strip.first <= first < last <= self._strip.last:
+            self._strip = None
+            most = max(_STRIP_BYTES // (form.n * size * form.bits // 8), last - first)
+            self._strip = self._read(first, min(first + most, form.blocks))
+        codes, scales, zero = self._strip.part(first, last)
+        part = replace(form, k=min(last * size, form.k) - first * size)
+        values = part.values(np.ascontiguousarray(codes), scales, zero)
+        if stop == form.k:
+            self._strip = None
+        return np.ascontiguousarray(values.T[start - first * size : stop - first * size])
+
+    def _whole(self) -> ir.TensorProtocol:
+        return ir.Tensor(self.rows(0, self._form.k))
+
+    def _read(self, first: int, last: int) -> _Strip:
+        n, each = self._form.n, self._form.size * self._form.bits // 8
+        width = self._codes.size // n
+        codes = np.empty((n, (last - first) * each), np.uint8)
+        for place, piece in self._codes.pieces(multiple=width):
+            found = piece.reshape(-1, width)[:, first * each : last * each]
+            codes[place // width : place // width + len(found)] = found
+        scales = self._form.scales(self._scales.array())[:, first:last]
+        zero = self._form.zero_points(self._zero_points)[:, first:last]
+        return _Strip(first, last, codes, np.array(scales), np.array(zero))
+
+
+@dataclass(frozen=True, eq=False)
+class _Strip:
+    """Some blocks of all columns, from ``first`` to before ``last``."""
+
+    first: int
+    last: int
+    codes: Array
+    scales: Float32
+    zero: Float32
+
+    def part(self, first: int, last: int) -> tuple[Array, Float32, Float32]:
+        """Return codes, scales and zero points of some of the blocks."""
+        each = self.codes.shape[1] // (self.last - self.first)
+        cut = slice(first - self.first, last - self.first)
+        codes = self.codes[:, cut.start * each : cut.stop * each]
+        return codes, self.scales[:, cut], self.zero[:, cut]

@@ -1,0 +1,109 @@
+"""Packed weights of MatMulNBits that are written, and compared in proofs, strip by strip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qgraph import load, prove
+from qgraph.errors import ModelError
+from qgraph.graph.constants import constant_elements
+from qgraph.ops.kernels.mat_mul_n_bits import Weights
+from qgraph.proof.matching import packed_rows
+from qgraph.transforms import LowerMatMulNBits
+from qgraph.transforms.weights import block_codes
+
+K, N, SIZE = 160, 6, 32
+MOST_ELEMENTS = "qgraph.proof.matching.constant_rows._WHOLE_ELEMENTS"
+
+
+def weights(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    random = np.random.default_rng(bits)
+    blocks = K // SIZE
+    packed = random.integers(0, 256, (N, blocks, SIZE * bits // 8)).astype(np.uint8)
+    points = random.integers(0, 256, (N, -(-blocks * bits // 8))).astype(np.uint8)
+    return packed, random.uniform(0.5, 2, (N, blocks)).astype(np.float32), points
+
+
+def field(row: np.ndarray, place: int, bits: int) -> int:
+    return int(row[place * bits // 8]) >> place * bits % 8 & (1 << bits) - 1
+
+
+def matrix(bits: int) -> np.ndarray:
+    """Return the weights [K, N] as the documentation of MatMulNBits has them."""
+    packed, scales, points = weights(bits)
+    w = np.empty((K, N), np.float32)
+    for k, n in np.ndindex(K, N):
+        code, zero = field(packed[n].ravel(), k, bits), field(points[n], k // SIZE, bits)
+        w[k, n] = np.float32(code - zero) * scales[n, k // SIZE]
+    return w
+
+
+def saved(path: Path, bits: int) -> Path:
+    """Write a model with its weights in a data file, and return its path."""
+    tensors = dict(zip("wsz", weights(bits), strict=True))
+    known = [ir.Value(name=n, const_value=ir.tensor(a, name=n)) for n, a in tensors.items()]
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([K, K]))
+    y = ir.Value(name="y", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([K, N]))
+    attributes = {"K": K, "N": N, "bits": bits, "block_size": SIZE}
+    node = ir.node(
+        "MatMulNBits", [x, *known], attributes, domain="com.microsoft", outputs=[y], name="m"
+    )
+    imports = {"": 21, "com.microsoft": 1}
+    graph = ir.Graph([x], [y], nodes=[node], initializers=known, opset_imports=imports, name="g")
+    ir.save(ir.Model(graph, ir_version=10), path, external_data="weights", size_threshold_bytes=0)
+    return path
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_strips_give_the_weights_of_the_documentation(
+    bits: int, signed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_codes, "_PART_BYTES", 200)
+    monkeypatch.setattr(packed_rows, "_STRIP_BYTES", 200)
+    monkeypatch.setattr(MOST_ELEMENTS, 1)
+    source = saved(tmp_path / "a.onnx", bits)
+    model = load(source)
+    model.apply(LowerMatMulNBits(signed=signed))
+    model.save(tmp_path / "b.onnx")
+    eye = {"x": np.eye(K, dtype=np.float32)}
+    y = load(tmp_path / "b.onnx").run(eye, backend="numpy")["y"]
+    assert y.tolist() == matrix(bits).tolist()
+    assert str(prove(source, tmp_path / "b.onnx").verdict) == "proved"
+
+
+def test_rows_are_those_of_the_whole_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_rows, "_STRIP_BYTES", 200)
+    (node,) = load(saved(tmp_path / "a.onnx", 4)).nodes()
+    w, s, z = map(constant_elements, node.inputs[1:])
+    rows = packed_rows.PackedRows(Weights.of(node), w, s, z.array(), "w")
+    for start, stop in ((0, 32), (32, 96), (100, 110), (7, 160)):
+        assert rows.rows(start, stop).tolist() == matrix(4)[start:stop].tolist()
+    assert rows.numpy().tolist() == matrix(4).tolist()
+
+
+def test_a_weight_that_differs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MOST_ELEMENTS, 1)
+    source = saved(tmp_path / "a.onnx", 4)
+    model = load(source)
+    model.apply(LowerMatMulNBits())
+    data = tmp_path / "weights"
+    content = bytearray(data.read_bytes())
+    content[5] ^= 1
+    model.save(tmp_path / "b.onnx")
+    data.write_bytes(content)
+    assert str(prove(source, tmp_path / "b.onnx").verdict) == "different"
+
+
+def test_codes_that_vanish_stop_the_save(tmp_path: Path) -> None:
+    model = load(saved(tmp_path / "a.onnx", 4))
+    model.apply(LowerMatMulNBits())
+    (tmp_path / "weights").write_bytes(b"short")
+    with pytest.raises(ModelError, match="weights"):
+        model.save(tmp_path / "b.onnx")
