@@ -226,6 +226,11 @@ class Model:
             inputs: arrays by the names of the graph inputs.
             backend: "auto", "numpy" or "ort"; auto is ONNX Runtime if it is installed.
             taps: names of further values to return.
+
+        Raises:
+            OptionError: there is no such backend.
+            UnsupportedError: an operator has no kernel in the backend, or the backend is missing.
+            ExecutionError: an input is missing or does not fit, or a node fails.
         """
         from qgraph.execution.prepare import Prepared
         from qgraph.quantizers.standardize import standardize

@@ -102,6 +102,7 @@ def check(
     Raises:
         ModelError: a model is not usable, or their numbers of inputs or outputs differ.
         OptionError: an option is wrong.
+        UnsupportedError: an operator has no kernel in the backend, or the backend is missing.
         ExecutionError: a model cannot be run on the inputs, or gives no values to compare.
     """
     inputs = inputs if isinstance(inputs, Inputs) else Inputs(inputs)

@@ -108,6 +108,7 @@ def reduce(
         UndecidedError: no difference was found on these inputs.
         ModelError: a model is not usable, or their numbers of inputs or outputs differ.
         OptionError: an option is wrong.
+        UnsupportedError: an operator has no kernel in the backend, or the backend is missing.
         ExecutionError: a model cannot be run on the inputs.
     """
     models = load(reference), load(candidate)
