@@ -43,7 +43,7 @@ def test_of_many_weights_the_range_and_the_worst_are_shown(qgraph, tmp_path, mon
     outcome = qgraph(*command, "--report", tmp_path / "r.json")
     sites = json.loads((tmp_path / "r.json").read_text())["sites"]
     levels = sorted((site["figures"]["sqnr_db"], site["node"]) for site in sites)
-    assert f"SQNR {levels[0][0]:.1f} .. {levels[-1][0]:.1f} dB, the worst first" in outcome.out
+    assert f"SQNR {levels[0][0]:.1f} .. {levels[-1][0]:.1f} dB, worst first" in outcome.out
     lines = outcome.out.splitlines()
     rows = lines[next(n for n, line in enumerate(lines) if "largest error" in line) + 1 :]
     assert rows[0].startswith(f"w{int(levels[0][1][1:]) - 1} ")

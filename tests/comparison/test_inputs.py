@@ -40,7 +40,7 @@ def test_a_dynamic_batch_is_one_unless_it_is_given() -> None:
         ("float[] x", {"z": (1,)}, "given for 'z', but the inputs of the model are 'x'"),
         ("float[N,3] x", {"x": (1, 4)}, r"cannot have the shape \[1, 4\]"),
         ("float[N,3] x", {"x": (3,)}, r"cannot have the shape \[3\]"),
-        ("string[N] x", {}, "no tensor of numbers. Feed it: -i x=FILE.npy"),
+        ("string[N] x", {}, "not a tensor of numbers. Feed it: -i x=FILE.npy"),
     ],
 )
 def test_what_cannot_be_made_up_is_refused(declared: str, shapes: Any, message: str) -> None:

@@ -283,7 +283,7 @@ def test_what_is_written_for_openvino_means_the_same_there():
         ((0, 1e-40, 0, 1), 16, "NaN"),
         ((-1, 1, -1, 1), 2, "2 levels"),
         ((-1, 1, -1, 1), 65536, "out of the model"),
-        ((-1, 1, 0, 1), 1 << 23, "more than can be looked at"),
+        ((-1, 1, 0, 1), 1 << 23, "too many to enumerate"),
     ],
 )
 def test_what_the_plugin_does_not_do_is_refused(ends, levels, word):

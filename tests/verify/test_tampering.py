@@ -164,5 +164,5 @@ def test_a_witness_has_to_show_the_difference():
     region = next(r for r in document["regions"] if r["verdict"] == "different")
     assert region["witness"]["input"] != 0.0
     region["witness"] |= {"input": 0.0, "reference": 0.0, "candidate": 0.0}
-    with pytest.raises(QGraphError, match="prover finds something else"):
+    with pytest.raises(QGraphError, match="prover finds another result"):
         verify(document, *models)

@@ -89,7 +89,7 @@ def test_a_certificate_of_different_models_states_exact_counts():
     assert verify(document, ours, theirs) == "different"
     region = next(r for r in document["regions"] if r["verdict"] == "different")
     region["differing_inputs"] += 1
-    with pytest.raises(EquivalenceError, match="prover finds something else"):
+    with pytest.raises(EquivalenceError, match="prover finds another result"):
         verify(document, ours, theirs)
 
 
