@@ -179,7 +179,7 @@ def reset(folder: Path, files: dict[str, bytes]) -> None:
     ("code", "every"),
     [
         (errno.EIO, False),
-        pytest.param(errno.EACCES, True, marks=pytest.mark.slow),
+        pytest.param(errno.EACCES, True, marks=pytest.mark.exhaustive),
         pytest.param(errno.ENOSPC, False, marks=pytest.mark.slow),
     ],
 )

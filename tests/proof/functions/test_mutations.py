@@ -98,7 +98,7 @@ def test_some_mutants_of_each_pair(base):
 @pytest.mark.parametrize(
     "every",
     [
-        pytest.param(20, marks=pytest.mark.slow, id="a twentieth"),
+        pytest.param(50, marks=pytest.mark.slow, id="a fiftieth"),
         pytest.param(1, marks=pytest.mark.exhaustive, id="all"),
     ],
 )
