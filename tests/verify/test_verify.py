@@ -172,7 +172,7 @@ def test_a_file_belongs_to_its_models(tmp_path: Path, capsys: pytest.CaptureFixt
     regions = json.loads(file.read_text())["regions"]
     assert found["summary"] == {"checked": len(regions), "unchecked": 0, "refuted": 0}
     assert (found["verdict"], found["prover"]) == ("proved", False)
-    for text, match in (("{}", "no certificate"), ("nothing", "cannot be read")):
+    for text, match in (("{}", "not a certificate"), ("nothing", "cannot be read")):
         file.write_text(text)
         with pytest.raises(ModelError, match=match):
             read(file, *paths)
