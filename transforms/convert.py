@@ -24,7 +24,14 @@ from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reasons import NO_EQUAL_FORM
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
-from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, readable
+from qgraph.transforms.drafts.choice import (
+    Decision,
+    choose,
+    entry,
+    raise_and_settle,
+    readable,
+    unhealthy,
+)
 from qgraph.transforms.drafts.lowering import lower_decompressed, lower_operators, note_joined
 from qgraph.transforms.lower_vendor_operators import lower_composites
 
@@ -123,7 +130,41 @@ class ConvertDialect(Transform):
                     decisions.append(replace(one, reason=NO_EQUAL_FORM(target.reason(one.site))))
                 else:
                     decisions.append(one)
-        return decisions, others
+        return self._with_remedies(decisions, target, editor, comparer, limit), others
+
+    def _with_remedies(
+        self,
+        decisions: list[Decision],
+        target: Dialect,
+        editor: Editor,
+        comparer: Comparer,
+        limit: int,
+    ) -> list[Decision]:
+        """Add to each refusal which dialect has an equal form; equal reasons are tried once."""
+        remedies: dict[str, str] = {}
+        told = []
+        for each in decisions:
+            text = None if each.draft is not None else each.reason
+            if text is not None and text not in remedies:
+                remedies[text] = self._remedy(each.site, target, editor, comparer, limit)
+            if text is not None and remedies[text]:
+                told.append(replace(each, reason=NO_EQUAL_FORM(text + remedies[text])))
+            else:
+                told.append(each)
+        return told
+
+    def _remedy(
+        self, site: Site, target: Dialect, editor: Editor, comparer: Comparer, limit: int
+    ) -> str:
+        if unhealthy(site.quantizer) is not None:
+            return ""
+        for name in ("qdq", PLAIN):
+            if name not in (target.name, site.dialect):
+                offer = site, DIALECTS.find(name).spellings(site, editor)
+                (found,) = choose([offer], self.exact, limit, comparer)
+                if found.draft is not None:
+                    return f"; --to {name} has an equal form"
+        return ""
 
     def _offers(
         self,
@@ -191,12 +232,15 @@ class FoldWeights(Transform):
         """Decide on each constant quantizer, and report the unreadable ones."""
         limit = ceiling(model.ir, self.opset)
         offers: Offers = []
-        others = [
-            entry(node, SiteStatus.KEPT, "its weights are stored as codes")
+        found = list(sites(model.ir))
+        stored = [each.root for each in found if isinstance(each, Site) and _is_stored(each)]
+        stored += [
+            node
             for node in model.nodes()
             if any(tensor.is_weight for tensor in coded_tensors(node))
         ]
-        for site in readable(filter(_is_constant, sites(model.ir)), others):
+        others = [entry(node, SiteStatus.KEPT, "it is stored as codes") for node in stored]
+        for site in readable(filter(_is_constant, found), others):
             whole = through_reshape(site) if limit >= _BLOCKS_SINCE else site
             offers.append((whole, packed(whole, editor, self.scale_type)))
         return choose(offers, self.exact, limit, comparer), others
@@ -207,5 +251,10 @@ def _is_constant(site: Site | Refusal) -> bool:
     if isinstance(site, Refusal):
         x = site.root.inputs[0]
         return x is not None and weight_of(x) is not None
-    is_stored = site.dialect == "qdq" and site.nodes[0].op_type != "QuantizeLinear"
-    return site.weight is not None and not is_stored
+    return site.weight is not None and not _is_stored(site)
+
+
+def _is_stored(site: Site) -> bool:
+    """Return whether the constant of a quantizer is codes."""
+    is_decoder = site.dialect == "qdq" and site.nodes[0].op_type != "QuantizeLinear"
+    return site.weight is not None and is_decoder

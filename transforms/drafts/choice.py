@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.errors import where
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset import versions as opset
@@ -49,8 +50,12 @@ def entry(
 
 
 def refused(node: ir.Node, reason: ExplainedReason, **fields: Any) -> SiteReport:
-    """Return the entry of the report for a site that is left as it is; see :func:`entry`."""
-    return entry(node, SiteStatus.REFUSED, reason, **fields)
+    """Return the entry of the report for a site that is left as it is; see :func:`entry`.
+
+    The entry names the node, so the reason need not: equal reasons are shown once.
+    """
+    text = ExplainedReason(reason.removeprefix(f"{where(node)}: "), reason.id)
+    return entry(node, SiteStatus.REFUSED, text, **fields)
 
 
 def label(node: ir.Node) -> str:
@@ -184,7 +189,9 @@ class _Offer:
         if best is not None and best.exactness is None:
             parts.append(best.reason or "undecided")
         elif best is not None:
-            parts.append(f"{_closest(best)}; expected {exact}")
+            accepted = best.exactness not in (None, Exactness.DIFFERENT)
+            remedy = f"; exact={best.exactness} accepts that" if accepted else ""
+            parts.append(f"{_closest(best)}; expected {exact}{remedy}")
         if self.lowest is not None:
             parts.append(opset_reason("an equal form", self.lowest, limit))
         only_opset = best is None and self.lowest is not None
