@@ -36,6 +36,10 @@ _COARSE = str.maketrans("▁▂▃▄▅▆▇█", ".:-=+*##")
 _STYLES = {Tone.GOOD: "green", Tone.BAD: "red", Tone.OPEN: "yellow", Tone.PLAIN: ""}
 
 
+_LIBRARIES = ("onnx_ir",)
+"""Libraries whose logs are shown like those of qgraph, but only if more output is wanted."""
+
+
 @dataclass
 class Talk:
     """Messages on stderr, filtered by verbosity.
@@ -74,7 +78,8 @@ class Talk:
         handler.addFilter(self._wanted)
         logger = logging.getLogger("qgraph")
         level = logger.level
-        logger.addHandler(handler)
+        for name in ("qgraph", *_LIBRARIES):
+            logging.getLogger(name).addHandler(handler)
         logger.setLevel(logging.DEBUG)
         with warnings.catch_warnings():
             # Warnings of libraries name their source lines, which say nothing to users.
@@ -84,12 +89,15 @@ class Talk:
             try:
                 yield
             finally:
-                logger.removeHandler(handler)
+                for name in ("qgraph", *_LIBRARIES):
+                    logging.getLogger(name).removeHandler(handler)
                 logger.setLevel(level)
 
     def _wanted(self, record: logging.LogRecord) -> bool:
         lowest = logging.ERROR if self.quiet else logging.WARNING - 10 * self.verbosity
         text = record.getMessage()
+        if record.name.split(".")[0] in _LIBRARIES:
+            lowest += 10  # what matters to users is an error of qgraph
         # A node that runs again, or in a second model, logs the same message again.
         if record.levelno < lowest or text in self._told:
             return False

@@ -38,7 +38,8 @@ _INT, _FLOAT, _INTS = ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.Attribute
 _KINDS = {
     **dict.fromkeys(("K", "N", "bits", "block_size", "weight_prepacked", "accuracy_level"), _INT),
     **dict.fromkeys(("axis", "ceil_mode", "channels_last", "count_include_pad", "group"), _INT),
-    **dict.fromkeys(("transA", "transB"), _INT),
+    **dict.fromkeys(("transA", "transB", "quant_type"), _INT),
+    **dict.fromkeys(("gather_axis", "quantize_axis"), _INT),
     **dict.fromkeys(("alpha", "beta"), _FLOAT),
     **dict.fromkeys(("dilations", "kernel_shape", "pads", "strides"), _INTS),
     "auto_pad": ir.AttributeType.STRING,
@@ -49,6 +50,8 @@ _COUNTS = {
     "QuantizeLinear": 2,
     "DequantizeLinear": 2,
     "DynamicQuantizeMatMul": 3,
+    "GatherBlockQuantized": 3,
+    "MatMulBnb4": 3,
     "MatMulIntegerToFloat": 4,
     "MatMulNBits": 3,
     "QGemm": 6,
@@ -215,6 +218,8 @@ def _check_foreign(node: ir.Node) -> None:
             if attribute.type is not wanted:
                 state = f"attribute {name!r} is of type {attribute.type.name}"
                 raise _fault(node, state, wanted.name)
+            if name == "bits" and not attribute.is_ref() and not 1 <= attribute.as_int() <= 16:
+                raise _fault(node, f"its codes have {attribute.as_int()} bits", "1 to 16")
 
 
 def _no_numbers(value: ir.Value | None) -> ir.DataType | None:

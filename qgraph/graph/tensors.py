@@ -28,6 +28,16 @@ _PIECE_BYTES = 1 << 20
 _COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _TENSORS = {ir.AttributeType.TENSOR, ir.AttributeType.TENSORS}
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+_FIELDS = {
+    ir.DataType.FLOAT: "float_data",
+    ir.DataType.COMPLEX64: "float_data",
+    ir.DataType.DOUBLE: "double_data",
+    ir.DataType.COMPLEX128: "double_data",
+    ir.DataType.INT64: "int64_data",
+    ir.DataType.UINT32: "uint64_data",
+    ir.DataType.UINT64: "uint64_data",
+}
+"""Fields with the numbers of a type, where these are not in int32_data."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,10 @@ def inline_fault(tensor: ir.TensorProtocol) -> str | None:
     if proto.HasField("raw_data"):
         there, needed = len(proto.raw_data), {_packed_bytes(tensor.dtype, elements)}
     else:
-        there, needed = sum(len(getattr(proto, field)) for field in _TYPED_FIELDS), counts
+        own = _FIELDS.get(tensor.dtype, "int32_data")
+        there, needed = len(getattr(proto, own)), counts
+        if other := [field for field in _TYPED_FIELDS if field != own and getattr(proto, field)]:
+            return f"its numbers are in {other[0]}, but those of {tensor.dtype.name} are in {own}"
     if there in needed:
         return None
     kind = "bytes" if proto.HasField("raw_data") else "numbers"

@@ -109,6 +109,16 @@ def microsoft_attribute(proto):
     mended.attribute.append(helper.make_attribute("block_size", "big"))
 
 
+def microsoft_bits(proto):
+    microsoft_attribute(proto)
+    node(proto, "sum").attribute[-1].CopyFrom(helper.make_attribute("bits", -1))
+
+
+def wrong_field(proto):
+    tensor = proto.graph.initializer[0]
+    tensor.CopyFrom(TensorProto(name="s", data_type=TensorProto.INT64, int32_data=[1]))
+
+
 def version(proto):
     proto.opset_import[0].version = 2**57
 
@@ -147,6 +157,8 @@ FAULTS = {
     text_of_a_dialect: "Quant 'quantize'.*input 's' is of type STRING",
     microsoft_inputs: "QLinearAdd 'sum'.*it has 2 inputs, expected 7 at least",
     microsoft_attribute: "MatMulNBits 'sum'.*'block_size' is of type STRING, expected INT",
+    microsoft_bits: "MatMulNBits 'sum'.*its codes have -1 bits, expected 1 to 16",
+    wrong_field: "initializer 's': its numbers are in int32_data.* INT64 are in int64_data",
     version: "operator set 'ai.onnx' is imported at version 144115188075855872",
     negative_version: "operator set 'ai.onnx' is imported at version -1",
     circle: "functions call each other in a circle",

@@ -1,0 +1,41 @@
+"""No malformed model ends a command in another way than with a message and a known exit status."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qgraph.cli.main import main
+from tests.fuzz.malformed import COMMANDS, Run, mutant, originals
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.onnx"))
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_a_malformed_model(number, tmp_path, monkeypatch, capsys):
+    chance = random.Random(f"0 {number}")
+    original = chance.choice(originals())
+    (tmp_path / "model.onnx").write_bytes(mutant(original, chance))
+    (tmp_path / "original.onnx").write_bytes(original)
+    monkeypatch.chdir(tmp_path)
+    names = {"M": "model.onnx", "A": "original.onnx", "O": "out.onnx", "TO": "qdq"}
+    for command in chance.sample(COMMANDS, 2):
+        words = tuple(names.get(word, word) for word in command)
+        status = main(words)
+        said = capsys.readouterr()
+        found = Run(words, status, said.out + said.err, seconds=0, megabytes=0)
+        assert found.fault is None, found
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(4))
+def test_many_malformed_models(seed):
+    """In processes of their own, whose time and memory are measured."""
+    command = [sys.executable, "-m", "tests.fuzz.malformed", str(seed), "500", *map(str, EXAMPLES)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ", 0 faults, " in done.stdout, done.stdout
