@@ -325,3 +325,37 @@ def _recurrent(call: Call, data: int = 0) -> list[Fact]:
 
 rule("GRU", "LSTM", "RNN")(_recurrent)
 rule("DynamicQuantizeLSTM", domain="com.microsoft")(_recurrent)
+
+
+def im2_col(call: Call) -> list[Fact]:
+    """The windows along both axes of ``[N, H, W, C]``, and the elements of one window."""
+    batch, *spatial, channels = call.shape(0)
+    kernel, strides = call.integers("kernel_size"), call.integers("stride")
+    pads = call.integers("pad_amount") or [0] * 4
+    dilations = call.integers("dilations") or [1, 1]
+    if kernel is None or strides is None or len(spatial) != 2:
+        raise Unknown
+    counts: list[Dim] = []
+    for size, width, stride, step, room in zip(
+        spatial, kernel, strides, dilations, (pads[0] + pads[2], pads[1] + pads[3]), strict=True
+    ):
+        known = isinstance(size, int) and stride > 0
+        counts.append((size + room - step * (width - 1) - 1) // stride + 1 if known else None)
+    row = channels * kernel[0] * kernel[1] if isinstance(channels, int) else None
+    return [Fact(call[0].dtype, [batch, *counts, row])]
+
+
+def quant_avg_pool(call: Call) -> list[Fact]:
+    """The windows of a square kernel along the two spatial axes; numbers of float32."""
+    sizes, side, stride = list(call.shape(0)), call.integer("kernel", 0), call.integer("stride", 0)
+    if len(sizes) != 4 or side < 1 or stride < 1:
+        raise Unknown
+    for axis in (1, 2) if call.text("data_layout", "NCHW") == "NHWC" else (2, 3):
+        size = sizes[axis]
+        sizes[axis] = (size - side) // stride + 1 if isinstance(size, int) else None
+    return [Fact(ir.DataType.FLOAT, sizes)]
+
+
+for _domain in ("qonnx.custom_op.general", "finn.custom_op.general", "finn"):
+    rule("Im2Col", domain=_domain)(im2_col)
+    rule("QuantAvgPool2d", domain=_domain)(quant_avg_pool)

@@ -147,16 +147,3 @@ def _linear(
         draft.needs(_OPSET_OF_BLOCKS)
     operands = [pieces.operand(node, 0), pieces.operand(node, 1), *more]
     return draft.node(name, operands, attributes, dtype=kind)
-
-
-def _refuse_dynamic(draft: Draft, node: ir.Node) -> Operand:
-    """Refuse an operator of which only the formula is published, and not where it rounds."""
-    raise ValueError(
-        "it computes scales of blocks at run time, and NVIDIA does not publish where it rounds, so "
-        "that no graph is known to be equal. Run the model in TensorRT, or export it with static "
-        "scales"
-    )
-
-
-for _name in ("TRT_FP4DynamicQuantize", "TRT_MXFP8DynamicQuantize"):
-    composite(_name, _DOMAIN)(_refuse_dynamic)

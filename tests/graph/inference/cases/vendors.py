@@ -29,6 +29,21 @@ for _domain in ("qonnx.custom_op.general", "finn.custom_op.general", "finn"):
 
     makes("MultiThreshold", domain=_domain)(_thresholds)
 
+    def _windows(name: str, rng: Rng, domain: str = _domain) -> Case:
+        x, kernel = data(rng, rng.integers(4, 7, 4).tolist()), rng.integers(1, 4, 2).tolist()
+        attributes = {"kernel_size": kernel, "stride": [1, 2], "pad_amount": [0, 1, 1, 0]}
+        return Case(name, [x], attributes, domain=domain)
+
+    makes("Im2Col", domain=_domain)(_windows)
+
+    def _average(name: str, rng: Rng, domain: str = _domain) -> Case:
+        layout = str(rng.choice(["NCHW", "NHWC"]))
+        numbers = {"kernel": 2, "stride": int(rng.integers(1, 3)), "ibits": 4, "obits": 4}
+        x = data(rng, rng.integers(3, 6, 4).tolist())
+        return Case(name, [x], numbers | {"data_layout": layout}, domain=domain)
+
+    makes("QuantAvgPool2d", domain=_domain)(_average)
+
 
 def blocks(domain: str) -> Maker:
     def make(name: str, rng: Rng) -> Case:
