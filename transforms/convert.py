@@ -34,6 +34,7 @@ from qgraph.transforms.drafts.choice import (
 )
 from qgraph.transforms.drafts.lowering import lower_decompressed, lower_operators, note_joined
 from qgraph.transforms.lower_vendor_operators import lower_composites
+from qgraph.transforms.weights.shared_exponents import fold_blocks
 
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
 
@@ -225,6 +226,7 @@ class FoldWeights(Transform):
         note_joined(model, report)
         editor, comparer = Editor(model.ir), Comparer(model.ir)
         raise_and_settle(model, lambda: self._choose(model, editor, comparer), editor, report)
+        fold_blocks(model, self.exact, ceiling(model.ir, self.opset), report)
 
     def _choose(
         self, model: Model, editor: Editor, comparer: Comparer

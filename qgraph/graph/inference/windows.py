@@ -339,8 +339,10 @@ def im2_col(call: Call) -> list[Fact]:
     for size, width, stride, step, room in zip(
         spatial, kernel, strides, dilations, (pads[0] + pads[2], pads[1] + pads[3]), strict=True
     ):
-        known = isinstance(size, int) and stride > 0
-        counts.append((size + room - step * (width - 1) - 1) // stride + 1 if known else None)
+        if not isinstance(size, int) or stride < 1:
+            counts.append(None)
+            continue
+        counts.append((size + room - step * (width - 1) - 1) // stride + 1)
     row = channels * kernel[0] * kernel[1] if isinstance(channels, int) else None
     return [Fact(call[0].dtype, [batch, *counts, row])]
 

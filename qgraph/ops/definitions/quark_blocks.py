@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.edit import Draft, Operand
@@ -25,6 +27,43 @@ _ELEMENTS = {
 Coded = Callable[[Operand, Operand], Operand]
 
 _HALF_AWAY, _HALF_UP, _HALF_EVEN = range(3)
+
+
+class BlockFormat(NamedTuple):
+    """How codes of a block stand for its numbers.
+
+    Attributes:
+        kind: narrowest ONNX type that has all codes.
+        unit: value of a code of 1 where the largest magnitude in the block has exponent 0.
+        axis: along which the blocks lie; negative from the back.
+        size: elements of a block.
+    """
+
+    kind: str
+    unit: np.float32
+    axis: int
+    size: int
+
+
+def block_format(node: ir.Node) -> BlockFormat | None:
+    """Return the format of a node of these operators, None for another node."""
+    get, name = node.attributes.get_int, OpKey.of(node)
+    axis = get("axis", 1)
+    if name in ((_DOMAIN, "MXQuantizeDequantize"), (_OLD, "MXFixNeuron")):
+        element = node.attributes.get_string("element_dtype", "int8")
+        grid = FORMATS.get(_ELEMENTS.get(element, ""))
+        top = _top_exponent(grid) if isinstance(grid, Minifloat) else 6
+        kind = _ELEMENTS.get(element, "INT8")
+        return BlockFormat(kind, np.float32(2.0**-top), axis, get("block_size", 32))
+    if name in ((_DOMAIN, "BFPQuantizeDequantize"), (_OLD, "BFPFixNeuron")):
+        bits = get("bit_width", 16) - 9
+        kind = next(
+            kind
+            for top, kind in ((3, "INT4"), (7, "INT8"), (15, "INT16"), (99, "INT32"))
+            if bits <= top
+        )
+        return BlockFormat(kind, np.float32(2.0 ** (1 - bits)), axis, get("block_size", 8))
+    return None
 
 
 @composite("MXQuantizeDequantize", _DOMAIN, also=[OpKey(_OLD, "MXFixNeuron")])
