@@ -308,7 +308,8 @@ class Certificate:
         shown = (
             ""
             if witness is None
-            else f", such as {witness.input!r}: {witness.reference!r}, not {witness.candidate!r}"
+            else f", such as {witness.input!r}: reference {witness.reference!r}, candidate "
+            f"{witness.candidate!r}"
         )
         raise EquivalenceError(
             f"{place}: {first.differing} inputs give different values{shown}. Expected "

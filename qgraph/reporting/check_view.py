@@ -39,8 +39,11 @@ def check_page(document: Mapping[str, Any]) -> Page:
     """Return the page of a comparison, whose document may have ``quantizers`` too."""
     outputs: Sequence[Output] = document["outputs"]
     is_equal = document["verdict"] == "equal"
-    tone = Tone.GOOD if is_equal else Tone.BAD
     differing = sum(int(output["mismatches"]) for output in outputs)
+    verdict = str(document["verdict"])
+    tone = Tone.GOOD if is_equal else Tone.BAD
+    if is_equal and differing:
+        verdict, tone = "within tolerance", Tone.OPEN
     # A difference that is not finite is null in the document.
     largest = [output["max_abs"] for output in outputs]
     known = None if None in largest else max(largest, default=0.0)
@@ -59,9 +62,9 @@ def check_page(document: Mapping[str, Any]) -> Page:
     return Page(
         "check",
         str(document["qgraph"]),
-        str(document["verdict"]),
+        verdict,
         tone,
-        _sentence(outputs, is_equal=is_equal, is_exact=not differing),
+        _sentence(outputs, is_equal=is_equal, differing=differing),
         files,
         facts,
         list(_sections(document, outputs)),
@@ -84,12 +87,18 @@ def origin(document: Mapping[str, Any]) -> str:
     )
 
 
-def _sentence(outputs: Sequence[Output], *, is_equal: bool, is_exact: bool) -> str:
+def _sentence(outputs: Sequence[Output], *, is_equal: bool, differing: int) -> str:
     over = counted(len(outputs), "output")
-    if is_exact and is_equal:
+    if is_equal and not differing:
         return f"Every value of {over} is the same in both models on the tested inputs."
     if is_equal:
-        return f"The values of {over} are equal within the tolerance."
+        total = sum(int(output["elements"]) for output in outputs)
+        largest = [output["max_abs"] for output in outputs]
+        by = "" if None in largest else f" by up to {amount(max(largest), 4)}"
+        return (
+            f"{whole(differing)} of {whole(total)} values of {over} differ{by}, which the "
+            "tolerance allows."
+        )
     failed = [str(output["name"]) for output in outputs if output.get("failed")]
     if not failed:
         return "The candidate scores worse than allowed, by the metric below."

@@ -157,7 +157,10 @@ def sarif_log(document: Mapping[str, Any]) -> str:
         "artifacts": [_artifact(file) for file in files.values()],
         "results": [_result(each, each.rule, files) for each in page.findings if each.rule],
         "columnKind": "unicodeCodePoints",
-        "properties": {"verdict": page.verdict, "summary": document.get("summary")},
+        "properties": {
+            "verdict": document.get("verdict", page.verdict),
+            "summary": document.get("summary"),
+        },
     }
     return json_text({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]})
 

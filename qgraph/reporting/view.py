@@ -286,7 +286,7 @@ def example(witness: Mapping[str, Any] | None) -> str:
     if witness is None:
         return ""
     x, y, z = (amount(witness[name], 9) for name in ("input", "reference", "candidate"))
-    return f", such as {x}: {z}, not {y}"
+    return f", such as {x}: reference {y}, candidate {z}"
 
 
 def with_id(entry: Mapping[str, Any]) -> str:

@@ -65,10 +65,30 @@ def test_different_models_are_1_and_the_first_divergence_is_named(qgraph, pair):
 def test_tolerances(qgraph, pair, options, status):
     found = qgraph("check", *pair, *options, "--shape", "x:64,4")
     assert found.status == status, found
-    verdict = (
-        "EQUAL: The values of 2 outputs are equal within" if status == 0 else "DIFFERENT: Of 2"
-    )
+    verdict = "WITHIN TOLERANCE" if status == 0 else "DIFFERENT: Of 2"
     assert found.out.splitlines()[-1].startswith(verdict)
+
+
+def test_a_headline_says_what_differs_within_the_tolerance(qgraph, pair, tmp_path, read_json):
+    """The outputs hold 512 and 256 values, and those of 'y' differ by steps of 0.5."""
+    files = [tmp_path / f"r.{kind}" for kind in ("md", "html", "json")]
+    options = [w for file in files for w in (f"--{FLAGS[file.suffix]}", file)]
+    found = qgraph("check", *pair, "--atol", 0.5, "--shape", "x:64,4", *options)
+    document = read_json(files[2])
+    assert (found.status, document["verdict"]) == (0, "equal")
+    differing, total = (sum(o[k] for o in document["outputs"]) for k in ("mismatches", "elements"))
+    told = f"{differing} of {total} values of 2 outputs differ by up to 0.5"
+    assert found.out.splitlines()[-1].startswith(f"WITHIN TOLERANCE: {told}")
+    assert files[0].read_text().splitlines()[:3:2] == [
+        "## Check: within tolerance",
+        f"{told}, which the tolerance allows.",
+    ]
+    page = files[1].read_text()
+    assert "<title>qgraph check: within tolerance" in page
+    assert 'class="good' not in page[page.index("<h1") : page.index("</h1>")]
+
+
+FLAGS = {".md": "markdown", ".html": "html", ".json": "report"}
 
 
 def test_inputs_come_from_files(qgraph, pair, tmp_path):

@@ -161,7 +161,7 @@ def test_a_proof_reports_what_is_not_proved_at_the_candidate() -> None:
     run = validated(sarif_log(document("prove", verdict="different", regions=regions)))
     first, second = run["results"]
     assert (first["ruleId"], first["level"]) == ("region-differs", "error")
-    text = "1 input gives another value than 'act', such as 1.5: NaN, not 2."
+    text = "1 input gives another value than 'act', such as 1.5: reference 2, candidate NaN."
     assert first["message"]["text"] == text
     (location,) = first["locations"]
     assert location["logicalLocations"] == [{"name": "dq", "kind": "node"}]
@@ -251,7 +251,7 @@ def test_a_rewriting_reports_refusals_and_losses(command: str) -> None:
     ]
     texts = [r["message"]["text"] for r in run["results"]]
     assert texts[0] == "Quant was left unchanged: the scale is odd"
-    assert "1,150 inputs, such as 1.5: NaN, not 2" in texts[1]
+    assert "1,150 inputs, such as 1.5: reference 2, candidate NaN" in texts[1]
     assert texts[2] == "2 of 10 values of 'w' changed."
 
 
