@@ -11,7 +11,7 @@ import onnx_ir as ir
 from qgraph.deprecated import renamed
 from qgraph.errors import Choice, member
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.graph.deferred import Ledger
+from qgraph.graph.deferred import SizeSummary
 from qgraph.reasons import OTHER, explained
 
 if not TYPE_CHECKING:
@@ -39,7 +39,7 @@ class SiteReport:
         verdict: equality of old and new; for a refusal, of the best form that was tried.
         reason: why it was refused, or a remark.
         figures: numbers about the site, by name; each pass says which.
-        ledger: sizes before and after of a constant that is stored as codes.
+        size_summary: sizes before and after of a constant that is stored as codes.
     """
 
     node: str
@@ -50,7 +50,7 @@ class SiteReport:
     verdict: Verdict | None = None
     reason: str | None = None
     figures: Mapping[str, float | int | str] = field(default_factory=dict)
-    ledger: Ledger | None = None
+    size_summary: SizeSummary | None = None
 
     @property
     def why(self) -> str | None:
@@ -87,7 +87,7 @@ class SiteReport:
             "reason": None if self.why is None else str(self.why),
             "reason_id": self.reason_id,
             "figures": dict(self.figures),
-            "stored": None if self.ledger is None else self.ledger.to_json(),
+            "stored": None if self.size_summary is None else self.size_summary.to_json(),
         }
 
 
@@ -137,8 +137,8 @@ class Report:
         return min(levels, default=Exactness.BITS)
 
     def stored(self) -> dict[str, int]:
-        """Return the totals over all weights that were stored as codes; see :class:`Ledger`."""
-        rows = [site.ledger for site in self.sites if site.ledger is not None]
+        """Return the totals over the size summaries of all weights that were stored as codes."""
+        rows = [site.size_summary for site in self.sites if site.size_summary is not None]
         tallies = [row.tally for row in rows]
         return {
             "weights": len(rows),

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.errors import Choice
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.graph.deferred import DeferredTensor, Ledger
+from qgraph.graph.deferred import DeferredTensor, SizeSummary
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
@@ -215,9 +215,9 @@ class _Recoded:
         self._stored, self._chosen, self._jobs = stored, chosen, jobs
         ends, shape = (stored.value, stored.decode.outputs[0]), stored.shape
         self._site = Site(*ends, stored.nodes, stored.decode, "qdq", Unnamed(), shape)
-        self._ledger = _size_summary(stored, chosen)
+        self._size_summary = _size_summary(stored, chosen)
         self.draft = editor.draft(self._site)
-        self.draft.ledger = self._ledger
+        self.draft.size_summary = self._size_summary
         if rows:
             self._as_rows()
         else:
@@ -228,7 +228,7 @@ class _Recoded:
 
     @property
     def decision(self) -> Decision:
-        """The draft; element counts of its ledger are filled in when the codes are written."""
+        """The draft; its size summary is completed when the codes are written."""
         signs = self._chosen.factor != 1 and self._stored.stream.kind.startswith("FLOAT")
         level = Exactness.VALUES if signs else Exactness.BITS
         return Decision(self._site, self.draft, Verdict(level, Method.CONSTANT))
@@ -245,7 +245,7 @@ class _Recoded:
             now = None if is_large else ir.Tensor(deferred.numpy(), deferred.dtype)
             self._jobs[key] = job, deferred if now is None else now
         job, tensor = self._jobs[key]
-        job.report_to(self._ledger.close)
+        job.report_to(self._size_summary.close)
         return self.draft.stored(tensor, "codes")
 
     def _decode(
@@ -302,13 +302,13 @@ class _Recoded:
         return self.draft.node("Reshape", [y, sizes], dtype=y.dtype)
 
 
-def _size_summary(stored: Stored, chosen: Recoding) -> Ledger:
+def _size_summary(stored: Stored, chosen: Recoding) -> SizeSummary:
     scale = chosen.scale if chosen.scale is not None else stored.scale
     bits = FORMATS[chosen.kind].bits
     points = 0 if chosen.zero_point is None else chosen.zero_point.size
     scales = np.zeros(1, np.float32) if scale is None else scale.astype(np.float32)
     size = packed_size(bits, stored.stream.size) + packed_size(bits, points)
-    return Ledger(
+    return SizeSummary(
         tensor=stored.value.name or "",
         type=chosen.kind,
         scale_type=stored.scale_type,

@@ -20,7 +20,7 @@ from qgraph.graph.slices import ancestors, sources
 from qgraph.model import Model
 from qgraph.proof.matching.classes import Class
 from qgraph.proof.matching.match import Matching
-from qgraph.proof.matching.normalise import plain
+from qgraph.proof.matching.normalise import normalised_models
 from qgraph.reports import operator_name
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,9 @@ def correspondence(
     """
     named = {str(value.name) for value in values_of(candidate.ir.graph) if value.name}
     try:
-        partners = _partners(Matching(*plain(reference.ir, candidate.ir, keep_inputs=False)), named)
+        partners = _partners(
+            Matching(*normalised_models(reference.ir, candidate.ir, keep_inputs=False)), named
+        )
     except (ModelError, UnsupportedError) as error:
         logger.info("tensors are matched by name, because the graphs cannot be matched: %s", error)
         partners = {name: name for name in named}
@@ -76,13 +78,13 @@ def correspondence(
 def _partners(matching: Matching, known: set[str]) -> dict[str, str]:
     """Return the candidate's value for each value of the reference that has a counterpart."""
     there: dict[Class, list[str]] = {}
-    for value in values_of(matching.candidate.plain.graph):
+    for value in values_of(matching.candidate.normalised.graph):
         if value.name in known:
             place = matching.class_of(matching.candidate, value)
             there.setdefault(place, []).append(str(value.name))
     met: dict[Class, int] = {}
     partners = {}
-    for value in values_of(matching.reference.plain.graph):
+    for value in values_of(matching.reference.normalised.graph):
         place = matching.class_of(matching.reference, value)
         equal = there.get(place)
         if not equal or not value.name:

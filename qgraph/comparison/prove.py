@@ -145,11 +145,11 @@ class _Runner:
     def __init__(self, matching: Matching, runs: int) -> None:
         self.runs = runs
         self.left = runs
-        self.model = Model(matching.reference.plain.model)
+        self.model = Model(matching.reference.normalised.model)
         self._outputs = [(str(a.name), str(b.name)) for a, b in matching.interface.outputs]
         self._names = names(matching.interface.inputs)
-        self._ours = Executor(matching.reference.plain.model)
-        self._theirs = Executor(matching.candidate.plain.model)
+        self._ours = Executor(matching.reference.normalised.model)
+        self._theirs = Executor(matching.candidate.normalised.model)
 
     def differ(self, feeds: Feeds) -> bool:
         """Return whether the outputs of the models differ in value."""

@@ -196,7 +196,7 @@ class RuntimeResult:
         outputs: how far each output is apart.
         error: norm of all differences as a share of the norm of all outputs; None where it does
             not run, or the error is infinite.
-        culprits: causes of the difference, the largest first; or the cause of a failure to run.
+        suspects: causes of the difference, the largest first; or the cause of a failure to run.
         failure: why it does not run.
         form: which form of the candidate it is.
         refused: why the candidate did not run as it is written, where that was tried before.
@@ -207,7 +207,7 @@ class RuntimeResult:
     setting: str
     outputs: Sequence[OutputComparison] = ()
     error: float | None = None
-    culprits: Sequence[Stopped] = ()
+    suspects: Sequence[Stopped] = ()
     failure: str | None = None
     form: CandidateForm = CandidateForm.WRITTEN
     refused: str | None = None
@@ -222,7 +222,7 @@ class RuntimeResult:
             "refused": self.refused,
             "error": finite(self.error),
             "outputs": [output.to_json() for output in self.outputs],
-            "culprits": [dict(vars(culprit)) for culprit in self.culprits],
+            "culprits": [dict(vars(suspect)) for suspect in self.suspects],
             "failure": self.failure,
         }
 

@@ -4,7 +4,7 @@ A pass over a big model only plans. What it plans is a :class:`Job`: it reads a 
 piece and computes one tensor or several, such as codes and scales. A job is cut into parts that
 know nothing of the model, so that they run in threads, in processes, or on other machines that see
 the same files. ``carry_out`` runs them and records what they write, and ``expect_written`` compares
-the files with that. ``Ledger`` is the size summary of one weight that is stored as codes.
+the files with that. ``SizeSummary`` has the sizes of one weight that is stored as codes.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ class Tally:
 
 
 @dataclass
-class Ledger:
+class SizeSummary:
     """One weight stored as codes.
 
     Attributes:

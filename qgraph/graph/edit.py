@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.exactness import Verdict
-from qgraph.graph.deferred import DeferredTensor, Ledger
+from qgraph.graph.deferred import DeferredTensor, SizeSummary
 from qgraph.graph.opset.history import first_opset
 from qgraph.graph.scopes import nodes_of, remove_constant, remove_unused
 from qgraph.numerics import Array
@@ -68,7 +68,7 @@ class Draft:
         others: what takes the place of further outputs of the region's last node.
         promise: how equal it is, where that follows from how it was made and is seen to when the
             model is saved; None if it has to be found out.
-        ledger: sizes before and after of the constant that the draft stores.
+        size_summary: sizes before and after of the constant that the draft stores.
     """
 
     def __init__(self, editor: Editor, region: Region) -> None:
@@ -84,7 +84,7 @@ class Draft:
         self.constants: dict[ir.Value, Array] = {}
         self.tensors: dict[ir.Value, ir.TensorProtocol] = {}
         self.promise: Verdict | None = None
-        self.ledger: Ledger | None = None
+        self.size_summary: SizeSummary | None = None
         self._needs = 1
         self.op = Tracer(self)
 

@@ -3,10 +3,10 @@
 All walks are over values. Each takes a function from a value to the next ones, so that the caller
 chooses which ones count: all operands, those of elementwise nodes only, or users.
 
-    r = Relu(x)     ancestors([y])        y, a, b, r, x
-    a = Neg(r)      between(y, [r])       Neg, Exp, Add
-    b = Exp(r)      front(y, is_relu)     r
-    y = Add(a, b)   dominators(y)         y, r, x
+    r = Relu(x)     ancestors([y])           y, a, b, r, x
+    a = Neg(r)      between(y, [r])          Neg, Exp, Add
+    b = Exp(r)      nearest_cut(y, is_relu)  r
+    y = Add(a, b)   dominators(y)            y, r, x
 """
 
 from __future__ import annotations
@@ -74,24 +74,26 @@ def ancestors(
     return list(reached(values, step, most=most))
 
 
-def front(
+def nearest_cut(
     end: ir.Value,
-    is_front: Callable[[ir.Value], bool],
+    is_member: Callable[[ir.Value], bool],
     step: Step = sources,
     *,
     most: int | None = None,
 ) -> list[ir.Value] | None:
-    """Return the nearest values of a kind from which ``end`` is computed; None if others take part.
+    """Return the nearest values of a kind that cut ``end`` off from the inputs of the graph.
+
+    None is returned if ``end`` is also computed from values that are not of the kind.
 
     Args:
-        end: the result; it is not in the front.
-        is_front: whether a value is of the kind.
+        end: the result; it is not in the cut.
+        is_member: whether a value is of the kind.
         step: what a value is computed from.
         most: the number of values from which on the walk stops.
     """
-    ways = reached([end], lambda v: () if v is not end and is_front(v) else step(v), most=most)
+    ways = reached([end], lambda v: () if v is not end and is_member(v) else step(v), most=most)
     leaves = [value for value, following in ways.items() if not following]
-    return leaves if all(leaf is not end and is_front(leaf) for leaf in leaves) else None
+    return leaves if all(leaf is not end and is_member(leaf) for leaf in leaves) else None
 
 
 def between(

@@ -17,7 +17,7 @@ from qgraph.errors import ModelError
 from qgraph.inventory.description import Described, Description, descriptions
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
-from qgraph.proof.matching.normalise import plain
+from qgraph.proof.matching.normalise import normalised_models
 from qgraph.text import one_line
 from qgraph.version import head
 
@@ -284,7 +284,7 @@ def diff(
         ModelError: a model is not usable.
         UnsupportedError: a function cannot be inlined.
     """
-    sides = plain(reference, candidate, keep_inputs=keep_inputs)
+    sides = normalised_models(reference, candidate, keep_inputs=keep_inputs)
     notes: list[str] = []
     matching: Matching | None = None
     try:

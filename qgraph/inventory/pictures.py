@@ -21,7 +21,7 @@ from qgraph.proof.curves import channels, staircase
 from qgraph.proof.functions.expression import Builder, Expr, Undecidable
 from qgraph.proof.functions.lowering import lower
 from qgraph.proof.matching.known_values import KnownValues
-from qgraph.proof.matching.normalise import Plain, plain
+from qgraph.proof.matching.normalise import NormalisedModel, normalised_models
 from qgraph.proof.matching.operators import joined
 from qgraph.quantizers.site import Refusal, Site
 from qgraph.quantizers.sites import sites
@@ -45,7 +45,7 @@ class Named:
         model: a copy that proofs are made of.
     """
 
-    def __init__(self, model: Plain) -> None:
+    def __init__(self, model: NormalisedModel) -> None:
         self.known = KnownValues(model.imports)
         self.known.enter(model.graph)
         self.values = {str(value.name): value for value in model.graph.inputs}
@@ -91,7 +91,7 @@ def region_functions(
 
 def named(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool) -> tuple[Named, Named]:
     """Return the values of two models by the names that a certificate of them uses."""
-    sides = plain(reference, candidate, keep_inputs=keep_inputs)
+    sides = normalised_models(reference, candidate, keep_inputs=keep_inputs)
     return Named(sides[0]), Named(sides[1])
 
 

@@ -24,14 +24,14 @@ class Comparison:
     Attributes:
         differing: number of elements that differ in value.
         zero_sign: number of zeros of different signs.
-        place: flat index of the first element that differs in value; if none does, of the first
+        index: flat index of the first element that differs in value; if none does, of the first
             zero of another sign; None if there is none either.
         only_last_bits: whether all differences are below a step of any quantizer of 16 bits.
     """
 
     differing: int
     zero_sign: int
-    place: int | None
+    index: int | None
     only_last_bits: bool = True
 
 

@@ -35,8 +35,8 @@ from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.search import boxes
 from qgraph.proof.matching.composites import has_packed_products
 from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
-from qgraph.proof.matching.normalise import Plain, listed_facts, plain
-from qgraph.proof.matching.zero_signs import ZeroRegion, sightings
+from qgraph.proof.matching.normalise import NormalisedModel, listed_facts, normalised_models
+from qgraph.proof.matching.zero_signs import ZeroRegion, zero_sign_nodes
 from qgraph.proof.normal.normalise import NormalForm, normalise
 from qgraph.proof.regions import Decided
 from qgraph.reasons import SIGN_OF_ZERO
@@ -101,9 +101,9 @@ def certify(
             f"exact={level}: only equal values can be put together to a proof of two models, "
             "expected values or bits. Ask for one of these."
         )
-    sides = plain(reference, candidate, keep_inputs=keep_inputs)
+    sides = normalised_models(reference, candidate, keep_inputs=keep_inputs)
     (matching, shown, shown_by), form = _show(sides, level, demonstrate)
-    sides = matching.reference.plain, matching.candidate.plain
+    sides = matching.reference.normalised, matching.candidate.normalised
     divided: _Divided | None = {} if evidence else None
     regions = [_region(s, matching, level, divided) for s in shown if not _is_trivial(s)]
     seen = (
@@ -114,7 +114,7 @@ def certify(
             candidate_value=str(node.outputs[0].name),
             reason=SIGN_OF_ZERO(reason),
         )
-        for node, reason in _sightings(matching, shown)
+        for node, reason in _zero_sign_nodes(matching, shown)
     )
     regions += dict.fromkeys(seen)  # both models may have the node that sees it
     facts, of_sizes = listed_facts(sides, _names_of_values(regions))
@@ -160,7 +160,9 @@ _Attempt = tuple[Matching, list[Shown], NormalForm | None]
 
 
 def _show(
-    sides: tuple[Plain, Plain], level: Exactness, demonstrate: Demonstrate | None
+    sides: tuple[NormalisedModel, NormalisedModel],
+    level: Exactness,
+    demonstrate: Demonstrate | None,
 ) -> tuple[Established, NormalForm | None]:
     """Match two models and show what follows, as they are, or in normal form if claims fail.
 
@@ -183,7 +185,7 @@ def _show(
 
 
 def _in_order(
-    sides: tuple[Plain, Plain], level: Exactness
+    sides: tuple[NormalisedModel, NormalisedModel], level: Exactness
 ) -> Iterator[tuple[Matching, NormalForm | None]]:
     """Yield the matchings of two models to try, the first that promises a proof first."""
     as_written = Matching(*sides)
@@ -226,8 +228,8 @@ def _established(
     demonstrate: Demonstrate | None,
 ) -> Established:
     is_decided = all(s.verdict.reaches(level) or s.outcome.differs(level) for s in shown)
-    biases = matching.reference.plain.bias_sums | matching.candidate.plain.bias_sums
-    same_sums = is_decided and not biases and not _sightings(matching, shown)
+    biases = matching.reference.normalised.bias_sums | matching.candidate.normalised.bias_sums
+    same_sums = is_decided and not biases and not _zero_sign_nodes(matching, shown)
     return establish(matching, shown, level, known, demonstrate, same_sums=same_sums)
 
 
@@ -240,7 +242,9 @@ def _is_given_up(s: Shown) -> bool:
     return s.outcome.finding is not None and s.outcome.finding.given_up
 
 
-def _normal_forms(sides: tuple[Plain, Plain], level: Exactness) -> list[NormalForm]:
+def _normal_forms(
+    sides: tuple[NormalisedModel, NormalisedModel], level: Exactness
+) -> list[NormalForm]:
     """Return the models in the normal form that keeps bits, and in that which keeps ``level``."""
     forms = (normalise(sides, kept) for kept in dict.fromkeys((Exactness.BITS, level)))
     return [form for form in forms if form is not None]
@@ -259,7 +263,7 @@ def _attempt(matching: Matching, level: Exactness, known: Decided) -> tuple[Matc
     shown = discharge(matching, level, known)
     failed = _failed(shown, level)
     if failed and matching.is_hinted:
-        sides = matching.reference.plain, matching.candidate.plain
+        sides = matching.reference.normalised, matching.candidate.normalised
         other = Matching(*sides, by_name=False)
         without = discharge(other, level, known)
         if _failed(without, level) < failed:
@@ -272,7 +276,7 @@ def _failed(shown: Sequence[Shown], level: Exactness) -> int:
     return sum(not s.verdict.reaches(level) for s in shown)
 
 
-def _sightings(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node, str]]:
+def _zero_sign_nodes(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node, str]]:
     """Return the nodes of both models that see signs of zeros that are not shared."""
     found = []
     # equal but for the sign of zero is all that takes part in a chain of claims, on both sides
@@ -293,7 +297,7 @@ def _sightings(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node
             for s in shown
             if s.region is not None
         ]
-        found += sightings(side.nodes, side.plain.graph.outputs, exits, steps)
+        found += zero_sign_nodes(side.nodes, side.normalised.graph.outputs, exits, steps)
     return found
 
 
@@ -379,7 +383,9 @@ def _exactness(regions: Sequence[RegionVerdict], form: NormalForm | None) -> Exa
     return min([*rungs, Exactness.BITS if form is None else form.exactness])
 
 
-def _conditions(regions: Sequence[RegionVerdict], sides: tuple[Plain, Plain]) -> list[str]:
+def _conditions(
+    regions: Sequence[RegionVerdict], sides: tuple[NormalisedModel, NormalisedModel]
+) -> list[str]:
     conditions: tuple[tuple[int, str], ...] = (
         (True, AS_WRITTEN),
         (max(side.frozen for side in sides), NOT_FED),

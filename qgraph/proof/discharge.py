@@ -232,8 +232,8 @@ def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> Pa
     at_nan = compare_values(*(result[special] for result in results))
     nan_differs = Exactness.of(at_nan) < Exactness.BITS
     witness = None
-    if found.differing and found.place is not None:
-        at = (array[found.place] for array in (x[~special], *numbers))
+    if found.differing and found.index is not None:
+        at = (array[found.index] for array in (x[~special], *numbers))
         witness = Witness(*map(float, at))
     reason = f"{np.count_nonzero(~special)} pairs of values of two inputs were tried"
     verdict = Verdict(

@@ -59,7 +59,7 @@ def forced(
     proved = [_fact(s) for s in shown if s.verdict.reaches(level)]
     closure = Closure(matching, proved)
     moved = [s for s in differing if _only_moves_thresholds(s)]
-    attained = Attained(matching.reference.known, matching.reference.plain.imports)
+    attained = Attained(matching.reference.known, matching.reference.normalised.imports)
     for s in differing[:_MOST]:
         others = [other.claim.values for other in moved if other is not s]
         without = Context(matching, closure, proved, others)
@@ -100,7 +100,7 @@ def adds_bias(matching: Matching, s: Shown) -> bool:
     parts = s.region.reference_nodes, s.region.candidate_nodes
     sides = matching.reference, matching.candidate
     return any(
-        value.name in side.plain.bias_sums
+        value.name in side.normalised.bias_sums
         for side, nodes in zip(sides, parts, strict=True)
         for node in nodes
         for value in node.outputs
@@ -212,7 +212,7 @@ def establish(
     found = forced(matching, shown, level, known)
     if found is None and matching.is_hinted:
         # names may have divided the models into regions that are too small to be seen through
-        sides = matching.reference.plain, matching.candidate.plain
+        sides = matching.reference.normalised, matching.candidate.normalised
         other = Matching(*sides, by_name=False)
         without = discharge(other, level, known)
         found = forced(other, without, level, known)
@@ -224,7 +224,7 @@ def establish(
     if demonstrate is not None:
         pairs = matching.interface
         example = demonstrate(
-            (matching.reference.plain.model, matching.candidate.plain.model),
+            (matching.reference.normalised.model, matching.candidate.normalised.model),
             pairs.inputs,
             comparable(pairs.outputs),
             _demonstrations(matching, differing, known),

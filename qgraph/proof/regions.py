@@ -239,7 +239,7 @@ def run_nodes(
         Undecidable: it cannot be computed.
     """
     known: dict[ir.Value, Any] = dict(given)
-    imports = side.plain.imports
+    imports = side.normalised.imports
     with np.errstate(invalid="ignore"):
         numbers = ~np.logical_or.reduce([is_nan(array) for array in given.values()])
     try:

@@ -142,7 +142,7 @@ def _compare_constant(site: Site, draft: Draft) -> Verdict:
         return Verdict(reason=DO_NOT_FIT(reason))
     found = compare_values(reference, candidate)
     witness = None
-    if found.differing and found.place is not None:
-        at = (array.reshape(-1)[found.place] for array in (weight, reference, candidate))
+    if found.differing and found.index is not None:
+        at = (array.reshape(-1)[found.index] for array in (weight, reference, candidate))
         witness = Witness(*map(float, at))
     return Verdict(Exactness.of(found), Method.CONSTANT, found.differing, found.zero_sign, witness)

@@ -142,8 +142,8 @@ def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> Found:
     found = compare_values(a, b)
     if found.differing:
         raise EquivalenceError(f"the constants differ in {found.differing} elements")
-    shown = () if found.place is None else (c.reshape(-1)[found.place] for c in (a, b))
-    _check_witness(region, [] if found.place is None else [found.place, *shown])
+    shown = () if found.index is None else (c.reshape(-1)[found.index] for c in (a, b))
+    _check_witness(region, [] if found.index is None else [found.index, *shown])
     lossy = Exactness.of(found) is not Exactness.BITS
     return {"method": Method.CONSTANT, "zero_sign_inputs": found.zero_sign, "lossy": lossy}
 

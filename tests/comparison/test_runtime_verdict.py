@@ -18,9 +18,9 @@ from qgraph.comparison.runtimes.causes import (
     ONNX_RUNTIME,
     OPENVINO,
     RUNTIMES,
-    Culprit,
     Runtime,
     RuntimeLevel,
+    Suspect,
     merged,
 )
 from qgraph.comparison.runtimes.jobs import Answer, RuntimeJobs
@@ -81,10 +81,10 @@ FAKE = Runtime(
         RuntimeLevel("default", "by default", {"level": "all"}),
     ),
     (
-        Culprit("a trick", "option a", {"disabled": ["a"]}),
-        Culprit("no option", "option z", {"refused": True}),
-        Culprit("another trick", "option b", {"disabled": ["b"]}),
-        Culprit("anything", "option all", {"disabled": ["a", "b", "c"]}),
+        Suspect("a trick", "option a", {"disabled": ["a"]}),
+        Suspect("no option", "option z", {"refused": True}),
+        Suspect("another trick", "option b", {"disabled": ["b"]}),
+        Suspect("anything", "option all", {"disabled": ["a", "b", "c"]}),
     ),
 )
 
@@ -120,14 +120,14 @@ def test_the_special_option_is_named_before_the_general_one(judge: Any) -> None:
 
 def test_options_may_be_needed_together(judge: Any) -> None:
     (_, result) = judge(a=0.125, b=0.5).results
-    assert [(c.option, c.error) for c in result.culprits] == [("option all", 0.0)]
+    assert [(c.option, c.error) for c in result.suspects] == [("option all", 0.0)]
     (_, result) = judge(a=0.01, b=0.5).results
-    assert [c.option for c in result.culprits] == ["option b"] or result.culprits[0].error == 0
+    assert [c.option for c in result.suspects] == ["option b"] or result.suspects[0].error == 0
 
 
 def test_what_no_option_stops_is_a_number_alone(judge: Any) -> None:
     found = judge(unknown=0.5)
-    assert found.results[1].culprits == []
+    assert found.results[1].suspects == []
     assert found.sentence.endswith("Fake 1.2.3's defaults change it by 11 %")
 
 
@@ -171,11 +171,11 @@ def test_options_are_put_together() -> None:
     assert first["disabled"] == ["a"]
 
 
-def test_every_culprit_is_told_apart() -> None:
+def test_suspects_have_distinct_options_and_names() -> None:
     for runtime in RUNTIMES:
         assert runtime.levels[-1].name == "default"
-        assert len({each.option for each in runtime.culprits}) == len(runtime.culprits)
-        assert len({each.what for each in runtime.culprits}) == len(runtime.culprits)
+        assert len({each.option for each in runtime.suspects}) == len(runtime.suspects)
+        assert len({each.what for each in runtime.suspects}) == len(runtime.suspects)
 
 
 def blocked_int4() -> Model:
@@ -213,10 +213,10 @@ def test_int8_activations_of_mat_mul_n_bits_are_found() -> None:
     assert max(plain.error, basic.error or 0) < 1e-6
     assert default.error is not None
     assert 1e-3 < default.error < 0.05
-    (culprit,) = default.culprits
-    assert culprit.what == "MatMulNBits with int8 activations"
-    assert culprit.option == "session.qdq_matmulnbits_accuracy_level=1"
-    assert culprit.error < 1e-6
+    (suspect,) = default.suspects
+    assert suspect.what == "MatMulNBits with int8 activations"
+    assert suspect.option == "session.qdq_matmulnbits_accuracy_level=1"
+    assert suspect.error < 1e-6
     assert "MatMulNBits with int8 activations (session.qdq_" in found.sentence
 
 
@@ -276,7 +276,7 @@ def test_quantizers_that_a_runtime_leaves_out_are_found() -> None:
     x = {"x": np.random.default_rng(2).standard_normal((3, 8)).astype(np.float32)}
     outputs = [m.run(x, backend="numpy")]
     found = judge_runtimes(m, [x], outputs, outputs, {"y": "y"}, runtimes=[OPENVINO])
-    told = [culprit.what for result in found.results for culprit in result.culprits]
+    told = [suspect.what for result in found.results for suspect in result.suspects]
     assert told[0] == "1 16-bit quantizers of data are left out"
     assert found.results[0].error is not None
     assert found.results[0].error > 1e-2
@@ -398,8 +398,8 @@ def test_inputs_for_initializers_leave_no_standard_form() -> None:
 def test_what_an_option_leaves_is_told() -> None:
     """A bad kernel makes 7 %; the option that is named takes away only what comes on top."""
 
-    def result(level: str, error: float, *culprits: Stopped) -> RuntimeResult:
-        return RuntimeResult("R 1", level, f"at {level}", (), error, culprits)
+    def result(level: str, error: float, *suspects: Stopped) -> RuntimeResult:
+        return RuntimeResult("R 1", level, f"at {level}", (), error, suspects)
 
     some, most = Stopped("a trick", "option a", 0.07), Stopped("a trick", "option a", 0.001)
     plain, default = result("plain", 0.07), result("default", 0.08, some)

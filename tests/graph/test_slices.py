@@ -7,7 +7,7 @@ import itertools
 import onnx_ir as ir
 import pytest
 
-from qgraph.graph.slices import ancestors, between, dominators, front, reached, sources
+from qgraph.graph.slices import ancestors, between, dominators, nearest_cut, reached, sources
 
 TEXT = """
 <ir_version: 10, opset_import: ["": 21]>
@@ -80,10 +80,10 @@ def test_between_refuses_what_other_values_take_part_in(values) -> None:
 
 
 def test_the_front_holds_the_nearest_values_of_a_kind(values) -> None:
-    squares = front(values["y"], lambda value: value.name in ("l", "r", "a", "c", "w"))
+    squares = nearest_cut(values["y"], lambda value: value.name in ("l", "r", "a", "c", "w"))
     assert sorted(names(squares or [])) == ["a", "c", "l", "r", "w"]
-    assert front(values["j"], lambda value: value.name == "l") is None
-    assert front(values["l"], lambda value: value.name in ("l", "b")) == [values["b"]]
+    assert nearest_cut(values["j"], lambda value: value.name == "l") is None
+    assert nearest_cut(values["l"], lambda value: value.name in ("l", "b")) == [values["b"]]
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def test_quantizers_of_other_dialects(tmp_path, name):
         model = load(path)
         (entry,) = model.apply(FoldWeights()).sites
         assert entry.outcome is SiteStatus.CHANGED
-        kind = entry.ledger.type
+        kind = entry.size_summary.type
         assert kind in ("UINT4", "UINT8", "UINT16", "INT8", "INT4")
     check(path, FoldWeights(), codes=kind)
 
@@ -367,7 +367,7 @@ def test_a_shared_weight_is_computed_and_stored_once(tmp_path):
     report = model.apply(FoldWeights())
     assert report.count(SiteStatus.CHANGED) == 2
     model.save(tmp_path / "out.onnx")
-    assert [row.ledger.tally.elements for row in report] == [ROWS * COLUMNS] * 2
+    assert [row.size_summary.tally.elements for row in report] == [ROWS * COLUMNS] * 2
     constants = load(tmp_path / "out.onnx").ir.graph.initializers.values()
     assert [value.dtype for value in constants].count(ir.DataType.INT4) == 1
 
@@ -489,7 +489,7 @@ def saved_by(executor: Executor | None, path: Path, out: Path) -> bytes:
     model = load(path)
     report = model.apply(FoldWeights())
     model.save(out, executor=executor, size_threshold=64)
-    assert all(row.ledger.tally.unchanged == ROWS * COLUMNS for row in report)
+    assert all(row.size_summary.tally.unchanged == ROWS * COLUMNS for row in report)
     return out.with_name(f"{out.name}.data").read_bytes()
 
 

@@ -143,7 +143,7 @@ def test_the_smallest_type_that_holds_the_codes(case, axis, per):
     changed = report.count(SiteStatus.CHANGED)
     assert changed == (expected != kind)
     if changed:
-        row = report.sites[0].ledger
+        row = report.sites[0].size_summary
         assert row.tally.elements == row.tally.unchanged == codes.size
         points_before = 0 if points is None or not points.any() else points.size
         points_after = scale.size if has_point else 0
@@ -523,7 +523,7 @@ def test_lazy_and_eager_files_are_the_same_and_a_changed_file_is_noticed(monkeyp
         report = model.apply(Repack())
         assert report.count(SiteStatus.CHANGED) == 1
         model.save(tmp_path / f"{name}.onnx")
-        assert report.sites[0].ledger.tally.unchanged == codes.size
+        assert report.sites[0].size_summary.tally.unchanged == codes.size
     eager, lazy = (load(tmp_path / f"{name}.onnx") for name in ("eager", "lazy"))
     for name, value in eager.ir.graph.initializers.items():
         assert value.const_value.tobytes() == lazy.ir.graph.initializers[name].const_value.tobytes()

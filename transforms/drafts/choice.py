@@ -110,7 +110,7 @@ class Decision:
             spelling=self.draft.spelling,
             verdict=self.verdict,
             figures=self.figures,
-            ledger=self.draft.ledger,
+            size_summary=self.draft.size_summary,
         )
 
 

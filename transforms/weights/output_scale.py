@@ -18,7 +18,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts
-from qgraph.graph.slices import front
+from qgraph.graph.slices import nearest_cut
 from qgraph.transforms.ranges.grids import carry_over
 
 Float32 = npt.NDArray[np.float32]
@@ -177,7 +177,7 @@ def _push(value: ir.Value, user: ir.Node, factor: Float64, moved: Scaling) -> No
 
 def _is_known(value: ir.Value) -> bool:
     """Return whether a value is computed from constants alone."""
-    stored = front(value, lambda v: constant_expression(v) is not None)
+    stored = nearest_cut(value, lambda v: constant_expression(v) is not None)
     return stored is not None or constant_expression(value) is not None
 
 

@@ -10,7 +10,7 @@ Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Culprit:
+class Suspect:
     """A change that a runtime makes by default.
 
     Attributes:
@@ -47,13 +47,13 @@ class Runtime:
         module: what is imported.
         name: as people call it.
         levels: from the one that changes least to its defaults.
-        culprits: what may cause a difference, most specific first.
+        suspects: what may cause a difference, most specific first.
     """
 
     module: str
     name: str
     levels: Sequence[RuntimeLevel]
-    culprits: Sequence[Culprit]
+    suspects: Sequence[Suspect]
 
 
 def merged(first: Options, second: Options) -> Options:
@@ -70,17 +70,17 @@ def merged(first: Options, second: Options) -> Options:
     return result
 
 
-def _without(what: str, *optimizers: str) -> Culprit:
+def _without(what: str, *optimizers: str) -> Suspect:
     named = ", ".join(optimizers)
-    return Culprit(what, f"disabled_optimizers={named}", {"disabled": list(optimizers)})
+    return Suspect(what, f"disabled_optimizers={named}", {"disabled": list(optimizers)})
 
 
-def _entry(what: str, key: str, value: str) -> Culprit:
-    return Culprit(what, f"{key}={value}", {"entries": {key: value}})
+def _entry(what: str, key: str, value: str) -> Suspect:
+    return Suspect(what, f"{key}={value}", {"entries": {key: value}})
 
 
-def _property(what: str, key: str, value: str) -> Culprit:
-    return Culprit(what, f"{key}={value}", {key: value})
+def _property(what: str, key: str, value: str) -> Suspect:
+    return Suspect(what, f"{key}={value}", {key: value})
 
 
 ONNX_RUNTIME = Runtime(
@@ -121,12 +121,12 @@ ONNX_RUNTIME = Runtime(
         _without("convolutions use another memory layout", "NchwcTransformer", "NhwcTransformer"),
         _without("constants are folded", "ConstantFolding"),
         _entry("Q/DQ are fused and removed", "session.disable_quant_qdq", "1"),
-        Culprit(
+        Suspect(
             "fusions above the level EXTENDED",
             "graph_optimization_level=ORT_ENABLE_EXTENDED",
             {"level": "ORT_ENABLE_EXTENDED"},
         ),
-        Culprit(
+        Suspect(
             "fusions above the level BASIC",
             "graph_optimization_level=ORT_ENABLE_BASIC",
             {"level": "ORT_ENABLE_BASIC"},

@@ -28,10 +28,10 @@ from qgraph.comparison.report import (
 )
 from qgraph.comparison.runtimes.causes import (
     RUNTIMES,
-    Culprit,
     Options,
     Runtime,
     RuntimeLevel,
+    Suspect,
     merged,
 )
 from qgraph.comparison.runtimes.jobs import Answer, RuntimeJobs
@@ -178,22 +178,22 @@ class _Trial:
                 enabling: Sequence[Stopped] = ()
                 if any(other.failure is None for other in answers):
                     enabling = self._enabling(level)
-                failed = RuntimeResult(name, level.name, level.setting, culprits=enabling)
+                failed = RuntimeResult(name, level.name, level.setting, suspects=enabling)
                 found.append(replace(failed, failure=answer.failure, form=self._form))
                 continue
             outputs, error = compare_outputs(self._expected, answer.batches)
             amount = math.inf if error is None else error
             if level is levels[0]:
                 least = amount
-            culprits: Sequence[Stopped] = ()
+            suspects: Sequence[Stopped] = ()
             if amount > ROUNDING:
-                culprits = self._stripped.explain(answer.batches, amount)
-            if not culprits and amount > ROUNDING and amount > least and level is not levels[0]:
+                suspects = self._stripped.explain(answer.batches, amount)
+            if not suspects and amount > ROUNDING and amount > least and level is not levels[0]:
                 known = self._same(found, outputs)
-                culprits = self._culprits(level, amount, least) if known is None else known
+                suspects = self._suspects(level, amount, least) if known is None else known
             found.append(
                 RuntimeResult(
-                    name, level.name, level.setting, outputs, error, culprits, form=self._form
+                    name, level.name, level.setting, outputs, error, suspects, form=self._form
                 )
             )
         return found
@@ -203,16 +203,16 @@ class _Trial:
     ) -> Sequence[Stopped] | None:
         """Return the causes found at an earlier level with the same outputs."""
         for result in found:
-            if list(result.outputs) == list(outputs) and result.culprits:
-                return result.culprits
+            if list(result.outputs) == list(outputs) and result.suspects:
+                return result.suspects
         return None
 
-    def _culprits(self, level: RuntimeLevel, error: float, least: float) -> list[Stopped]:
+    def _suspects(self, level: RuntimeLevel, error: float, least: float) -> list[Stopped]:
         """Return the options that remove the difference, chosen greedily."""
         options, left = level.options, error
-        usable = [each for each in self._runtime.culprits if "level" not in each.options]
+        usable = [each for each in self._runtime.suspects if "level" not in each.options]
         if level is self._runtime.levels[-1]:
-            usable = list(self._runtime.culprits)
+            usable = list(self._runtime.suspects)
         found: list[Stopped] = []
         while usable and len(found) < _TOGETHER:
             errors = self._errors(options, usable)
@@ -231,13 +231,13 @@ class _Trial:
 
     def _enabling(self, level: RuntimeLevel) -> list[Stopped]:
         """Return the first option with which a failing level runs."""
-        usable = [each for each in self._runtime.culprits if "level" not in each.options]
+        usable = [each for each in self._runtime.suspects if "level" not in each.options]
         errors = self._errors(level.options, usable)
         works = [n for n, error in enumerate(errors) if error < math.inf]
         return [Stopped(usable[n].what, usable[n].option, errors[n]) for n in works[:1]]
 
-    def _errors(self, options: Options, culprits: Sequence[Culprit]) -> list[float]:
-        tried = [merged(options, culprit.options) for culprit in culprits]
+    def _errors(self, options: Options, suspects: Sequence[Suspect]) -> list[float]:
+        tried = [merged(options, suspect.options) for suspect in suspects]
         answers = self._jobs.run(self._runtime.module, tried)
         return [self._error(answer) for answer in answers]
 

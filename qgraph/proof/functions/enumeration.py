@@ -363,7 +363,7 @@ def enumerate_values(
     if nan.any():
         at_nan = compare_values(*results(values[nan])[1:])
         nan_differs = Exactness.of(at_nan) < Exactness.BITS
-    witness, index = None, -1 if found.place is None else found.place
+    witness, index = None, -1 if found.index is None else found.index
     for i in starts if index >= 0 else ():
         arrays = results(numbers[i : i + block])
         if index < arrays[0].size:

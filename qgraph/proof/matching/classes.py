@@ -30,7 +30,7 @@ from qgraph.proof.matching.label import (
     is_identity,
     label,
 )
-from qgraph.proof.matching.normalise import Plain
+from qgraph.proof.matching.normalise import NormalisedModel
 from qgraph.proof.matching.operators import described, is_random, joined, operands, rewritten_sum
 
 _HASHED_BYTES = 1 << 24
@@ -117,13 +117,13 @@ class MatchedModel:
     """One of the two models while it is matched.
 
     Attributes:
-        plain: the model.
+        normalised: the model.
         known: its constants.
         classes: the class of each value that was met.
         nodes: all nodes, those in graphs of attributes included.
     """
 
-    plain: Plain
+    normalised: NormalisedModel
     known: KnownValues
     classes: dict[ir.Value, Class] = field(default_factory=dict)
     nodes: list[ir.Node] = field(default_factory=list)
@@ -156,18 +156,20 @@ class ValueClasses:
 
     def __init__(self, reference: MatchedModel, candidate: MatchedModel) -> None:
         self.reference, self.candidate = reference, candidate
-        self.interface = interface(reference.plain.graph, candidate.plain.graph)
+        self.interface = interface(reference.normalised.graph, candidate.normalised.graph)
         self._congruence = Congruence(is_commutative)
         self._constants: dict[Hashable, Class] = {}
         self._entered: dict[tuple[ir.Node, ir.Node], None] = {}
         for pair in self.interface.inputs + self.interface.defaults:
             self._share(pair)
         for side in (reference, candidate):
-            self._enter(side, side.plain.graph)
+            self._enter(side, side.normalised.graph)
 
     def without_claims(self) -> ValueClasses:
         """Return the classes of the same models by form alone, as if nothing had been merged."""
-        sides = (MatchedModel(side.plain, side.known) for side in (self.reference, self.candidate))
+        sides = (
+            MatchedModel(side.normalised, side.known) for side in (self.reference, self.candidate)
+        )
         bare = ValueClasses(*sides)
         for first, second in self._entered:
             bare._enter_bodies(first, second)
@@ -215,7 +217,7 @@ class ValueClasses:
 
     def _enter(self, side: MatchedModel, graph: ir.Graph) -> None:
         """Give each value of a graph its class."""
-        nodes, imports = list(graph), side.plain.imports
+        nodes, imports = list(graph), side.normalised.imports
         side.nodes += nodes
         side.known.enter(nodes)
         for node in nodes:
@@ -258,14 +260,14 @@ class ValueClasses:
         ours, theirs = described(a), described(b)
         if first is None or second is None:
             return f"{ours} and {theirs} have no common source"
-        if is_random(first, self.reference.plain.imports):
+        if is_random(first, self.reference.normalised.imports):
             return f"{ours} and {theirs} are random"
         if self._common_form(first, second) is None:
             reason = rewritten_sum(first, second)
             if reason is not None:
                 return reason
             sides = (first, self.reference), (second, self.candidate)
-            labels = [label(node, side.plain.imports) for node, side in sides]
+            labels = [label(node, side.normalised.imports) for node, side in sides]
             if labels[0][:2] != labels[1][:2]:
                 return f"{ours} and {theirs} are different operators, for which there is no rule"
             return f"{ours} and {theirs} differ in {_difference(*labels)}"
@@ -301,7 +303,7 @@ class ValueClasses:
     def _common_form(
         self, first: ir.Node, second: ir.Node
     ) -> tuple[OperatorForm, OperatorForm] | None:
-        imports = self.reference.plain.imports, self.candidate.plain.imports
+        imports = self.reference.normalised.imports, self.candidate.normalised.imports
         return common_form(first, imports[0], second, imports[1])
 
     def _enter_bodies(self, first: ir.Node, second: ir.Node) -> list[Pair]:

@@ -271,10 +271,10 @@ def compare_constants(
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
         return None
     found = compare_values(ours, theirs)
-    if found.place is None or ours.dtype.kind == "c":
+    if found.index is None or ours.dtype.kind == "c":
         return found, None
-    at = (array.reshape(-1)[found.place] for array in (ours, theirs))
-    return found, Witness(float(found.place), *map(float, at))
+    at = (array.reshape(-1)[found.index] for array in (ours, theirs))
+    return found, Witness(float(found.index), *map(float, at))
 
 
 def _compared_by_rows(
@@ -295,8 +295,8 @@ def _compared_by_rows(
     if kinds[0] != kinds[1]:
         return None
     found = compare_pieces(lambda: (both(*part) for part in ends))
-    if found.place is None or kinds[0].kind == "c":
+    if found.index is None or kinds[0].kind == "c":
         return found, None
-    start, stop = ends[found.place // (step * size)]
-    at = (array[found.place - start * size] for array in both(start, stop))
-    return found, Witness(float(found.place), *map(float, at))
+    start, stop = ends[found.index // (step * size)]
+    at = (array[found.index - start * size] for array in both(start, stop))
+    return found, Witness(float(found.index), *map(float, at))

@@ -23,12 +23,12 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Witness
 from qgraph.graph.interface import Pair, are_equal_defaults, conflict
 from qgraph.graph.scopes import graphs_of
-from qgraph.graph.slices import ancestors, dominators, front
+from qgraph.graph.slices import ancestors, dominators, nearest_cut
 from qgraph.numerics.values import Comparison
 from qgraph.proof.matching.classes import Class, MatchedModel, ValueClasses
 from qgraph.proof.matching.constant_rows import compare_constants
 from qgraph.proof.matching.known_values import KnownValues
-from qgraph.proof.matching.normalise import Plain
+from qgraph.proof.matching.normalise import NormalisedModel
 from qgraph.proof.matching.operators import is_moving, is_reshape
 from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
 
@@ -92,7 +92,9 @@ class Matching(ValueClasses):
         ModelError: the models have different inputs or outputs.
     """
 
-    def __init__(self, reference: Plain, candidate: Plain, *, by_name: bool = True) -> None:
+    def __init__(
+        self, reference: NormalisedModel, candidate: NormalisedModel, *, by_name: bool = True
+    ) -> None:
         super().__init__(*(MatchedModel(p, KnownValues(p.imports)) for p in (reference, candidate)))
         self._by_name = by_name
         self.is_hinted = False
@@ -238,7 +240,7 @@ class Matching(ValueClasses):
     def _code_pairs(self, pair: Pair) -> Iterator[Pair]:
         """Yield the nearest codes from which two values are computed, if both have two."""
         ours, theirs = (
-            front(value, _are_codes, side.joined, most=_MOST) or []
+            nearest_cut(value, _are_codes, side.joined, most=_MOST) or []
             for value, side in zip(pair, (self.reference, self.candidate), strict=True)
         )
         if not len(ours) == len(theirs) == 2:
@@ -257,14 +259,14 @@ class Matching(ValueClasses):
             for end, side in sides
         ]
         shared = nearest[0].keys() & nearest[1].keys()
-        fronts = []
+        cuts = []
         for end, side in sides:
             is_shared = partial(self._is_among, side, shared)
-            cut = front(end, is_shared, side.joined, most=_MOST)
-            fronts.append(None if cut is None else {self.class_of(side, value) for value in cut})
-        if fronts[0] is None or fronts[0] != fronts[1] or len(fronts[0]) != 2:
+            cut = nearest_cut(end, is_shared, side.joined, most=_MOST)
+            cuts.append(None if cut is None else {self.class_of(side, value) for value in cut})
+        if cuts[0] is None or cuts[0] != cuts[1] or len(cuts[0]) != 2:
             return None
-        return tuple((nearest[0][key], nearest[1][key]) for key in sorted(fronts[0]))
+        return tuple((nearest[0][key], nearest[1][key]) for key in sorted(cuts[0]))
 
     def _is_among(self, side: MatchedModel, classes: Collection[Class], value: ir.Value) -> bool:
         return self.class_of(side, value) in classes

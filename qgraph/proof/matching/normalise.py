@@ -1,8 +1,8 @@
-"""Models as proofs see them, and the types and shapes that their proofs rest on.
+"""Normalise two models for matching, and list the types and shapes that their proof rests on.
 
-``plain`` returns copies of two models with functions inlined, of one opset, with types and shapes
-inferred anew from the inputs that both models take. ``listed_facts`` returns the types and shapes
-for a certificate:
+``normalised_models`` returns copies of two models with functions inlined, of one opset, with types
+and shapes inferred anew from the inputs that both models take. ``listed_facts`` returns the types
+and shapes for a certificate:
 
 * the inputs, in the form that both models take;
 * the values at the two ends of each region, and those from which its inputs are computed;
@@ -52,14 +52,14 @@ _BOUNDS_ARE_INPUTS = 11
 
 
 @dataclass(frozen=True)
-class Plain:
+class NormalisedModel:
     """A private copy of a model.
 
     Attributes:
         model: the copy.
         frozen: how many initializers were inputs too and are constants here.
         has_common_sums: whether sums of products of codes are written in one way here.
-        place: 0 for the reference, 1 for the candidate.
+        index: 0 for the reference, 1 for the candidate.
         domain: the inputs that both models take, on which all types and shapes rest.
         fixed: the operators of values that sizes determine and that are constants here, by name.
         bias_sums: names of sums that a node of its own adds the bias to here, and an operator with
@@ -70,7 +70,7 @@ class Plain:
     model: ir.Model
     frozen: int
     has_common_sums: bool = False
-    place: int = 0
+    index: int = 0
     domain: Domain = field(default_factory=lambda: Domain(({}, {})))
     fixed: Mapping[str, str] = field(default_factory=dict)
     bias_sums: frozenset[str] = frozenset()
@@ -88,7 +88,9 @@ class Plain:
         return {("" if domain == "ai.onnx" else domain): n for domain, n in imports.items()}
 
 
-def plain(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool) -> tuple[Plain, Plain]:
+def normalised_models(
+    reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool
+) -> tuple[NormalisedModel, NormalisedModel]:
     """Return copies of two models that can be matched node by node.
 
     Both get the higher one of the two opsets, as far as their nodes can be raised to it. If one
@@ -113,9 +115,9 @@ def plain(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool) -> tup
         freeze_static_parameters(copy)
     domain = common_domain(*copies)
     fixed = []
-    for place, copy in enumerate(copies):
-        fixed.append(fix_static_values(copy.graph, infer(copy, domain.interfaces[place])))
-        copies[place] = with_facts(copy, domain.interfaces[place])
+    for index, copy in enumerate(copies):
+        fixed.append(fix_static_values(copy.graph, infer(copy, domain.interfaces[index])))
+        copies[index] = with_facts(copy, domain.interfaces[index])
     if unfold(copies):
         copies = [
             with_facts(copy, interface)
@@ -126,7 +128,7 @@ def plain(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool) -> tup
     biased = split_biases(summed or copies)
     highest = max(copy.opset_imports.get("", 0) for copy in copies)
     made = []
-    for place, copy in enumerate(summed or copies):
+    for index, copy in enumerate(summed or copies):
         if packed:
             write_products(copy)
         try:
@@ -135,15 +137,15 @@ def plain(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool) -> tup
             logger.info("left at its opset: %s", error)
             raised = False
         is_changed = packed or summed or biased or raised
-        model = with_facts(copy, domain.interfaces[place]) if is_changed else copy
+        model = with_facts(copy, domain.interfaces[index]) if is_changed else copy
         made.append(
-            Plain(
+            NormalisedModel(
                 model,
-                counts[place],
+                counts[index],
                 summed is not None,
-                place,
+                index,
                 domain,
-                fixed[place],
+                fixed[index],
                 biased,
                 frozenset(_open_clips(model)),
             )
@@ -187,7 +189,7 @@ def live_nodes(outputs: Iterable[ir.Value]) -> set[ir.Node]:
 
 
 def listed_facts(
-    sides: Sequence[Plain], names: Sequence[Collection[str]]
+    sides: Sequence[NormalisedModel], names: Sequence[Collection[str]]
 ) -> tuple[list[ListedFact], list[str]]:
     """Return the facts that a proof rests on, and the conditions under which they hold.
 
@@ -216,7 +218,7 @@ def listed_facts(
     return list(facts), conditions
 
 
-def _compared(side: Plain, node: ir.Node) -> Iterator[ir.Value]:
+def _compared(side: NormalisedModel, node: ir.Node) -> Iterator[ir.Value]:
     """Yield the values whose type or shape decides what a node is equal to."""
     if node.op_type == "Cast" and is_identity(node, side.imports) and node.inputs[0] is not None:
         yield node.inputs[0]
@@ -226,7 +228,7 @@ def _compared(side: Plain, node: ir.Node) -> Iterator[ir.Value]:
             yield node.inputs[0]
 
 
-def _fact(side: Plain, value: ir.Value) -> ListedFact:
+def _fact(side: NormalisedModel, value: ir.Value) -> ListedFact:
     name = str(value.name)
     shape = None
     if value.shape is not None:
@@ -234,9 +236,9 @@ def _fact(side: Plain, value: ir.Value) -> ListedFact:
     held = None
     if name in side.fixed and (array := constant(value)) is not None:
         held = tuple(array.reshape(-1).tolist())
-    because = side.fixed.get(name) or side.domain.reasons[side.place].get(name) or origin(value)
+    because = side.fixed.get(name) or side.domain.reasons[side.index].get(name) or origin(value)
     kind = None if value.dtype is None else _type_name(value.dtype)
-    return ListedFact(_SIDES[side.place], name, kind, shape, because, held)
+    return ListedFact(_SIDES[side.index], name, kind, shape, because, held)
 
 
 def _type_name(dtype: ir.DataType) -> str:

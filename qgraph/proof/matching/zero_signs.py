@@ -1,9 +1,10 @@
-"""Signs of zeros: which operators see them, and where two models do not share them.
+"""Find the nodes that distinguish -0 from +0 where two models may compute zeros of other signs.
 
-Regions may be equal but for the sign of zero. That is equality for whatever follows, unless it
-tells the two zeros apart: a division by them, a power, a look at the bits, or an operator that is
-not known here. ``sightings`` finds such nodes, ``meets_both_zeros`` those that take one of two
-zeros of different signs, of which ONNX leaves open which one.
+Two sides of a region may be equal except for the sign of zero. Nodes after the region then still
+compute equal values, unless they distinguish the two zeros: division by zero, some powers,
+operators that read bits, and operators that are not listed here. ``zero_sign_nodes`` finds such
+nodes. ``meets_both_zeros`` finds nodes that choose between -0 and +0, such as Max; ONNX does not
+define which one they return.
 
 ``distinguishes_signed_zeros`` and ``forgets`` say what one operator does with zeros of both signs.
 ``is_positive`` excludes zeros by the operators that compute a value:
@@ -216,19 +217,19 @@ class ZeroRegion:
     tells_apart: bool
 
 
-def sightings(
+def zero_sign_nodes(
     nodes: Sequence[ir.Node],
     outputs: Iterable[ir.Value],
     starts: Collection[ir.Value],
     steps: Sequence[ZeroRegion],
 ) -> list[tuple[ir.Node, str]]:
-    """Return the nodes of a model that see the sign of zeros, and how.
+    """Return the nodes that distinguish zeros whose sign may differ between the models, and why.
 
     Args:
-        nodes: of the model, also those in graphs of attributes, each graph in order.
-        outputs: of the model.
+        nodes: all nodes of the model, with those of subgraphs, each graph in order.
+        outputs: the outputs of the model.
         starts: values that may be zeros of the other sign in the other model.
-        steps: regions, which are looked at as a whole.
+        steps: regions that are treated as one operator each.
     """
     if not starts:
         return []
@@ -265,7 +266,7 @@ def _serves_only(node: ir.Node, step: ZeroRegion) -> bool:
 
 
 def _beyond(node: ir.Node) -> list[ir.Value]:
-    """Return what may differ in the sign of zero because an operand of ``node`` does."""
+    """Return the values that may differ in the sign of zero because an operand of ``node`` does."""
     values = [v for v in node.outputs if v.dtype is None or v.dtype.is_floating_point()]
     return values + [value for graph in graphs_of(node) for value in graph.inputs]
 
@@ -274,7 +275,7 @@ _PICKS = frozenset({"Clip", "Max", "Min", "Relu"})
 
 
 def meets_both_zeros(node: ir.Node, known: Mapping[ir.Value, Any]) -> bool:
-    """Return whether a node takes one of two zeros of different signs.
+    """Return whether a node chooses between -0 and +0, as Max does; ONNX leaves the choice open.
 
     Args:
         node: any node.

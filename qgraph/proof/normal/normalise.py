@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from qgraph.exactness import Exactness
 from qgraph.graph.inference.walk import with_facts
-from qgraph.proof.matching.normalise import Plain
+from qgraph.proof.matching.normalise import NormalisedModel
 from qgraph.proof.normal import algebra, axes, elementwise, hoisting, maxima
 from qgraph.proof.normal.rewriter import Rewriter, RewriteRule, TooLargeError
 
@@ -96,17 +96,19 @@ class NormalForm:
         conditions: what the rules rest on.
     """
 
-    sides: tuple[Plain, Plain]
+    sides: tuple[NormalisedModel, NormalisedModel]
     exactness: Exactness
     note: str
     conditions: tuple[str, ...]
 
 
-def normalise(sides: tuple[Plain, Plain], level: Exactness) -> NormalForm | None:
+def normalise(
+    sides: tuple[NormalisedModel, NormalisedModel], level: Exactness
+) -> NormalForm | None:
     """Return both models in normal form.
 
     Args:
-        sides: copies of the models, as :func:`qgraph.proof.matching.normalise.plain` returns them.
+        sides: the normalised reference and candidate.
         level: what rules have to keep.
 
     Returns: None where no rule applies, or where the models would grow too large.
@@ -126,7 +128,7 @@ def normalise(sides: tuple[Plain, Plain], level: Exactness) -> NormalForm | None
         exchanged += rewriter.exchanged
         if rewriter.loses_zero_signs or rewriter.exchanged:
             exactness = Exactness.VALUES
-        made.append(replace(side, model=with_facts(model, side.domain.interfaces[side.place])))
+        made.append(replace(side, model=with_facts(model, side.domain.interfaces[side.index])))
     if not used:
         return None
     conditions = sorted(others)

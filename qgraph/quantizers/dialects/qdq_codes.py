@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.graph.deferred import DeferredTensor, Ledger, Tally
+from qgraph.graph.deferred import DeferredTensor, SizeSummary, Tally
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.streaming import FileRange
 from qgraph.graph.tensors import stored_bytes
@@ -227,8 +227,8 @@ class _Packer:
         dtype = numpy_dtype(coding.kind)
         narrow = codes.astype(dtype) if codes.dtype.kind in "iu" and _is_integer(coding) else codes
         draft.giving(form(draft, draft.constant(narrow.view(dtype), "codes")))
-        draft.ledger = self._ledger(draft, coding)
-        draft.ledger.count = partial(self._count, draft, coding, codes)
+        draft.size_summary = self._size_summary(draft, coding)
+        draft.size_summary.count = partial(self._count, draft, coding, codes)
         yield draft
 
     def _later(
@@ -254,9 +254,9 @@ class _Packer:
         draft.promise = Verdict(
             Exactness.BITS if keeps_zeros else Exactness.VALUES, Method.CONGRUENCE
         )
-        draft.ledger = self._ledger(draft, coding)
+        draft.size_summary = self._size_summary(draft, coding)
         if isinstance(shared.job, CodesJob):
-            shared.job.ledgers.append(draft.ledger)
+            shared.job.size_summaries.append(draft.size_summary)
         yield draft
 
     def _table(
@@ -303,12 +303,12 @@ class _Packer:
         decoded = evaluate(draft.nodes, draft.x, draft.y, data)
         return tally_of(coding, codes, values, decoded, data, self.layout.box)
 
-    def _ledger(self, draft: Draft, coding: Coding) -> Ledger:
+    def _size_summary(self, draft: Draft, coding: Coding) -> SizeSummary:
         weight = self.site.weight
         used = {value: None for node in draft.nodes for value in node.inputs if value is not None}
         scales = [value for value in used if (value.name or "") == "scale"]
         steps = coding.scale.array
-        return Ledger(
+        return SizeSummary(
             tensor=_name_of(self.site.x),
             type=coding.kind,
             scale_type=next((v.dtype.name for v in scales if v.dtype is not None), "FLOAT"),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from qgraph.errors import ModelError
-from qgraph.graph.deferred import Ledger, Tally
+from qgraph.graph.deferred import SizeSummary, Tally
 from qgraph.graph.streaming import Sink, Stream, box_at
 from qgraph.numerics import Array, Mask
 from qgraph.numerics.formats import FORMATS, IntFormat, container
@@ -235,7 +235,7 @@ class CodesJob:
     """Set before the model is saved."""
 
     def __init__(self) -> None:
-        self.ledgers: list[Ledger] = []
+        self.size_summaries: list[SizeSummary] = []
 
     def parts(self) -> Sequence[JobPart]:
         """Return the parts, which begin at whole bytes of codes."""
@@ -246,8 +246,8 @@ class CodesJob:
         total = Tally()
         for tally in results:
             total.add(tally)
-        for ledger in self.ledgers:
-            ledger.close(total)
+        for summary in self.size_summaries:
+            summary.close(total)
 
 
 def _enter(digest: Any, what: Any) -> None:

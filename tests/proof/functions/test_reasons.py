@@ -13,7 +13,7 @@ RETURNED = {
     "mismatch",
     "described",
     "_differ",
-    "sightings",
+    "zero_sign_nodes",
     "_claim_defaults",
     "rewritten_sum",
 }

@@ -102,7 +102,7 @@ def test_comparison_is_that_of_the_whole(
     differing = np.flatnonzero(ours != theirs)
     assert by_rows[0].differing == len(differing)
     if len(differing):
-        assert by_rows[0].place == differing[0] == 17 * COLUMNS + 5
+        assert by_rows[0].index == differing[0] == 17 * COLUMNS + 5
         assert by_rows[1] is not None
         assert by_rows[1].reference == ours.flat[differing[0]]
 
@@ -115,7 +115,7 @@ def test_signs_of_zeros_are_counted() -> None:
     assert found is not None
     assert Exactness.of(found[0]) is Exactness.VALUES
     assert found[0].zero_sign == np.count_nonzero(negative) > 0
-    assert found[0].place == int(np.argmax(negative))
+    assert found[0].index == int(np.argmax(negative))
 
 
 @pytest.mark.parametrize("body", ["y = Transpose(w)", "y = Add(s, w)", "y = Softmax(w)"])

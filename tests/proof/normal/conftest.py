@@ -11,7 +11,7 @@ from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.proof.functions import enumeration
 from qgraph.proof.matching.match import Matching
-from qgraph.proof.matching.normalise import plain
+from qgraph.proof.matching.normalise import normalised_models
 from qgraph.proof.normal.normalise import normalise
 
 HEADER = '<ir_version: 10, opset_import: ["": {}, "com.microsoft": 1]>'
@@ -33,7 +33,7 @@ def parse(text: str, opset: int = 21) -> ir.Model:
 
 def is_one(reference: ir.Model, candidate: ir.Model, level: Exactness = Exactness.VALUES) -> bool:
     """Return whether nothing is left to show of two models in normal form."""
-    sides = plain(load(reference).ir, load(candidate).ir, keep_inputs=False)
+    sides = normalised_models(load(reference).ir, load(candidate).ir, keep_inputs=False)
     form = normalise(sides, level)
     return not Matching(*(sides if form is None else form.sides)).claims
 

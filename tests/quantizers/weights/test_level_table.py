@@ -112,7 +112,7 @@ MEANINGS["FLOOR"] = (1, 0, "FLOOR")
 
 
 def both(plan: CodesPlan) -> None:
-    """Compare bytes and counts, and with what the ledger means by clipped."""
+    """Compare bytes and counts, and with what the size summary means by clipped."""
     assert plan.table is not None
     codes, tally = carried_out(plan)
     expected, slow = carried_out(replace(plan, table=None))

@@ -198,11 +198,11 @@ def test_the_cause_is_named(case: tuple[Model, dict[str, Array]], first: str, wh
             assert result.error <= ROUNDING
             continue
         assert result.error is None or result.error > 1e-3
-        (culprit,) = result.culprits
-        assert culprit.what == what
-        assert culprit.option is not None
-        assert culprit.error <= ROUNDING
-        assert f"{what} ({culprit.option})" in found.sentence
+        (suspect,) = result.suspects
+        assert suspect.what == what
+        assert suspect.option is not None
+        assert suspect.error <= ROUNDING
+        assert f"{what} ({suspect.option})" in found.sentence
     assert begun
 
 
@@ -216,5 +216,5 @@ def test_products_in_integers_that_stay_real_numbers_are_no_fault() -> None:
     default = found.results[-1]
     assert default.error is not None
     assert 0 < default.error < 1e-6
-    assert default.culprits == ()
+    assert default.suspects == ()
     assert found.sentence.endswith("by order of summation")
