@@ -104,10 +104,10 @@ def test_a_made_up_certificate_holds_where_it_is_true():
 def test_nothing_rests_on_itself():
     ours, theirs = model("[y] y = Exp(x)"), model("[y] y = Sin(x)")
     empty = region(([], []), ("y", "y"), entries=[["y", "y"]])
-    refused(document(empty), ours, theirs, "nothing makes", outright=False)
+    refused(document(empty), ours, theirs, "no region proves output 'y' equal", outright=False)
     ours, theirs = (model(f"[f] e = {name}(x) [y] y = Identity(e)") for name in ("Exp", "Sin"))
     handed_on = region((["y"], ["y"]), ("y", "y"), entries=[["e", "e"]])
-    refused(document(handed_on), ours, theirs, "nothing makes", outright=False)
+    refused(document(handed_on), ours, theirs, "no region proves output 'y' equal", outright=False)
 
 
 def test_two_regions_do_not_carry_each_other():
@@ -117,7 +117,7 @@ def test_two_regions_do_not_carry_each_other():
         region((["a"], ["a"]), ("a", "a"), entries=[["e", "e"]]),
         region((["a", "b"], ["a", "b"]), ("y", "y"), entries=[["e", "e"]]),
     ]
-    refused(document(*regions), ours, theirs, "nothing makes", outright=False)
+    refused(document(*regions), ours, theirs, "no region proves output 'y' equal", outright=False)
 
 
 def test_a_difference_has_to_concern_the_outputs():
@@ -260,7 +260,7 @@ def test_operators_that_see_the_sign_of_zeros():
     assert verify(found, ours[0], theirs[0]) == "proved"
     kept = [r for r in found["regions"] if r["reference_value"] == "m"]
     if kept:
-        refused(found, ours[1], theirs[1], "nothing makes", outright=False)
+        refused(found, ours[1], theirs[1], "no region proves output 'y' equal", outright=False)
 
 
 @pytest.mark.parametrize("made", [{}, {"regions": 3}, {"regions": [{}]}, {"verdict": "certain"}])

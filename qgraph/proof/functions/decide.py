@@ -310,9 +310,11 @@ def check_shapes(
     """
     if shape is None:
         if exactly and reference != candidate:
-            shapes = f"{list(reference)} and {list(candidate)}"
             raise Undecidable(
-                NOT_KNOWN(f"the shape of its data is not known, its parameters have {shapes}")
+                NOT_KNOWN(
+                    "the shape of its data is not known, and the parameters have the shapes "
+                    f"{list(reference)} and {list(candidate)}"
+                )
             )
         return
     found = [_result_shape(shape, constants) for constants in (reference, candidate)]
@@ -328,8 +330,11 @@ def _result_shape(data: Shape, constants: tuple[int, ...]) -> Shape:
     others = (1,) * (rank - len(constants)) + constants
     for size, other in zip(sizes, others, strict=True):
         if size is not None and 1 not in (size, other) and size != other:
-            shapes = f"{list(constants)} do not fit data of shape {list(data)}"
-            raise Undecidable(DO_NOT_FIT(f"constants of shape {shapes}"))
+            raise Undecidable(
+                DO_NOT_FIT(
+                    f"constants of shape {list(constants)} do not fit data of shape {list(data)}"
+                )
+            )
     # what is not known may be 1, and is enlarged then
     return tuple(b if a == 1 or b != 1 else a for a, b in zip(sizes, others, strict=True))
 

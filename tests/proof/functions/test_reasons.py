@@ -32,7 +32,9 @@ need not be compared to the end."""
 
 
 def template(node: ast.expr) -> str | None:
-    """Return a text with dots for what is filled in."""
+    """Return a text with dots for what is filled in; a cause that is called gives its argument."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).isupper():
+        return template(node.args[0])
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if not isinstance(node, ast.JoinedStr):
