@@ -49,5 +49,7 @@ def test_the_checker_demands_it():
     document = qgraph.prove(*pair, evidence=True).to_json()
     assert verify(document, *pair) == "proved"
     document["conditions"].remove(OPEN_BOUNDS)
-    with pytest.raises(EquivalenceError, match=r"condition .no infinity reaches a Clip .* is missing"):
+    with pytest.raises(
+        EquivalenceError, match=r"condition .no infinity reaches a Clip .* is missing"
+    ):
         verify(document, *pair)
