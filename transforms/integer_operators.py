@@ -81,8 +81,8 @@ class LowerIntegerOperators(Transform):
         """Return how to write a node in standard operators; None if it does not work on codes."""
         if is_unknown_on_codes(node):
             reason = (
-                f"qgraph has neither a form of {node.op_type} in standard operators nor a kernel; "
-                f"run such models with --backend ort"
+                f"qgraph has no form of {node.op_type} in standard operators; ONNX Runtime "
+                "computes the node, also with --backend numpy"
             )
             return Refusal(node, NO_OPERATOR(reason))
         reals = self.form == SumForm.QDQ

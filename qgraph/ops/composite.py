@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import OperatorError, where
+from qgraph.errors import OperatorError, UnsupportedError, where
 from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.opset.versions import require
 from qgraph.graph.schema import OpKey
 from qgraph.registry import Registry
 
@@ -93,6 +94,28 @@ def composite_of(node: ir.Node) -> Composite | None:
 def region_of(node: ir.Node) -> Region:
     """Return the region that is ``node`` alone; several inputs are no parameters."""
     return Region(ir.Value(name=""), node.outputs[0], (node,))
+
+
+def write_out(model: ir.Model, nodes: Iterable[ir.Node]) -> None:
+    """Replace nodes of ``model`` by their graphs, in place; its opset is raised if needed.
+
+    Nodes that their definition does not describe stay, and all if the opset cannot be raised.
+    """
+    editor = Editor(model)
+    drafts = []
+    for node in nodes:
+        entry, draft = composite_of(node), editor.draft(region_of(node))
+        try:
+            if entry is not None:
+                drafts.append(draft.giving(entry.write(draft, node)))
+        except OperatorError:
+            continue
+    try:
+        require(model, max((draft.opset for draft in drafts), default=0))
+    except UnsupportedError:
+        return
+    for draft in drafts:
+        draft.commit(sweep=False)
 
 
 class CompositeKernel:

@@ -206,8 +206,8 @@ def reference_kernel(node: ir.Node, opset_imports: Mapping[str, int]) -> Kernel:
         raise UnsupportedError(
             f"{where(node)}: {node.op_type} is an operator of ONNX Runtime's own "
             f"({MICROSOFT}), and there is no kernel for it here. Expected a standard operator, or "
-            "one of its own that is known here. Run the model in ONNX Runtime, with --backend ort "
-            "(in Python backend='ort'), or write it in standard operators."
+            "one that qgraph or the installed ONNX Runtime has. Install a version of ONNX Runtime "
+            "that has it, or write it in standard operators."
         )
     if version is None or not onnx.defs.has(node.op_type, version, node.domain):
         operator = f"{node.domain or 'ai.onnx'}::{node.op_type}"

@@ -26,9 +26,11 @@ from qgraph.errors import UnsupportedError
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.constants import constant_expression, freeze_inputs
 from qgraph.graph.edit import Draft, Editor, Operand
+from qgraph.graph.inference.walk import inferred
 from qgraph.graph.opset.versions import minimum_ir_version, require
-from qgraph.graph.scopes import bodies
+from qgraph.graph.scopes import bodies, nodes_of
 from qgraph.numerics.rounding import Rounding
+from qgraph.ops.composite import composite_of, write_out
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import round_to_integer
 from qgraph.quantizers.compare import Comparer
@@ -146,10 +148,14 @@ def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
     known to be equal stay as they are. A model without quantizers of custom domains is returned
     itself.
     """
-    if not any(_is_custom(node, model) for body in bodies(model) for node in body):
+    nodes = [node for body in bodies(model) for node in body]
+    if not any(_is_custom(node, model) or _is_graph(node, model) for node in nodes):
         return model
     copy = model.clone()
     freeze_inputs(copy)
+    graphs = [node for node in nodes_of(copy.graph) if _is_graph(node, copy)]
+    with inferred(copy, [value for node in graphs for value in node.inputs if value]):
+        write_out(copy, graphs)
     editor = Editor(copy)
     _fold(copy, editor)
     _raise_opset(copy)
@@ -169,6 +175,12 @@ def _is_custom(node: ir.Node, model: ir.Model) -> bool:
         return False
     # Versions are a matter of the reader; here only the name counts.
     return node.op_type in _NAMES and (node.domain not in _THEIRS or node.op_type == "FakeQuantize")
+
+
+def _is_graph(node: ir.Node, model: ir.Model) -> bool:
+    """Return whether ``node`` stands for standard operators, and ONNX Runtime does not have it."""
+    is_call = node.op_identifier() in model.functions
+    return not is_call and node.domain not in _THEIRS and composite_of(node) is not None
 
 
 _NAMES = frozenset({"Quant", "IntQuant", "BipolarQuant", "Trunc", "FloatQuant", "FakeQuantize"})

@@ -38,7 +38,7 @@ _IN_SUMS = (
 _DECODED = Verdict(Exactness.BITS, Method.CONSTANT)
 
 _NO_FORM = NO_OPERATOR(
-    "no pass writes this operator in standard operators; run the model as it is with --backend ort"
+    "no pass writes this operator in standard operators; ONNX Runtime computes it in either backend"
 )
 
 

@@ -20,13 +20,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import OperatorError, UnsupportedError
+from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant_elements
-from qgraph.graph.edit import Editor
-from qgraph.graph.opset.versions import require
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import nodes_of
-from qgraph.ops.composite import composite_of, region_of
+from qgraph.ops.composite import composite_of, write_out
 from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.packed_rows import PackedRows
@@ -51,26 +49,8 @@ def unfold(models: Sequence[ir.Model]) -> bool:
     counts = [Counter(map(OpKey.of, nodes)) for nodes in found]
     differing = {key for each in counts for key in each if any(c[key] != each[key] for c in counts)}
     for model, nodes in zip(models, found, strict=True):
-        _unfold(model, [node for node in nodes if OpKey.of(node) in differing])
+        write_out(model, [node for node in nodes if OpKey.of(node) in differing])
     return bool(differing)
-
-
-def _unfold(model: ir.Model, nodes: Sequence[ir.Node]) -> None:
-    editor = Editor(model)
-    drafts = []
-    for node in nodes:
-        entry, draft = composite_of(node), editor.draft(region_of(node))
-        try:
-            if entry is not None:
-                drafts.append(draft.giving(entry.write(draft, node)))
-        except OperatorError:
-            continue  # compared as an operator that is not known
-    try:
-        if drafts:
-            require(model, max(draft.opset for draft in drafts))
-            editor.replace_all(drafts)
-    except UnsupportedError:
-        return
 
 
 def has_packed_products(model: ir.Model) -> bool:
