@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant
+from qgraph.graph.constants import constant_expression
 from qgraph.numerics import Array, Float32, chunks
 from qgraph.numerics.rounding import Rounding
 
@@ -97,7 +97,7 @@ def element_type(value: ir.Value | None) -> ir.DataType | None:
         return value.dtype
     if value.const_value is not None:
         return value.const_value.dtype
-    array = constant(value)
+    array = constant_expression(value)
     return None if array is None else ir.DataType.from_numpy(array.dtype)
 
 

@@ -101,8 +101,12 @@ def certify(
             f"exact={level}: only equal values can be put together to a proof of two models, "
             "expected values or bits. Ask for one of these."
         )
-    sides = normalised_models(reference, candidate, keep_inputs=keep_inputs)
+    sides = normalised_models(reference, candidate, keep_inputs=keep_inputs, open_sums=True)
     (matching, shown, shown_by), form = _show(sides, level, demonstrate)
+    if sides[0].has_open_sums and any(s.outcome.differs(level) for s in shown):
+        # They may differ only at numbers that no sum of codes is.
+        sides = normalised_models(reference, candidate, keep_inputs=keep_inputs)
+        (matching, shown, shown_by), form = _show(sides, level, demonstrate)
     sides = matching.reference.normalised, matching.candidate.normalised
     divided: _Divided | None = {} if evidence else None
     regions = [_region(s, matching, level, divided) for s in shown if not _is_trivial(s)]

@@ -76,6 +76,15 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
     return found
 
 
+def encoder_of(codes: ir.Value | None) -> ir.Node | None:
+    """Return the QuantizeLinear of one scale whose codes ``codes`` are, moved or not."""
+    node = None if codes is None else codes.producer()
+    while node is not None and node.op_type in _MOVE - {"Concat"} and not node.domain:
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    is_encoder = node is not None and node.op_type == "QuantizeLinear" and node.domain in _DOMAINS
+    return node if is_encoder else None
+
+
 def _axis(decode: ir.Node) -> _Axis:
     """Return the axis of the parameters; None if there is one for the whole tensor."""
     scale = decode.inputs[1]

@@ -92,8 +92,8 @@ EXPORTS = {
     ),
     "qop_u8": (_static(quant_format=OPERATOR, activation_type=U8, weight_type=U8), ALL),
     "dynamic": (_dynamic, ("mlp", "cnn", "transformer")),
-    "nbits4": (_blocks(OPERATOR), ("mlp", "transformer")),
-    "nbits4_qdq": (_blocks(QDQ), ("mlp",)),
+    "nbits4": (_blocks(OPERATOR), ("transformer",)),
+    "nbits4_qdq": (_blocks(QDQ), ("transformer",)),
     "bnb4": (_bnb4, ("transformer",)),
 }
 

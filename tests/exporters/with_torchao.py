@@ -15,13 +15,18 @@ from tests.exporters.networks import SHAPES, network
 from tests.exporters.running import run
 
 
-def _export(make: Any) -> Any:
+def _export(make: Any, *, optimize: bool = False) -> Any:
     def export(name: str, path: Path) -> None:
         model = network(name)
         ao.quantize_(model, make())
         with torch.no_grad():
             torch.onnx.export(
-                model, (torch.zeros(SHAPES[name]),), str(path), dynamo=True, external_data=False
+                model,
+                (torch.zeros(SHAPES[name]),),
+                str(path),
+                dynamo=True,
+                optimize=optimize,
+                external_data=False,
             )
 
     return export
@@ -44,6 +49,7 @@ def _fake(name: str, path: Path) -> None:
 
 EXPORTS = {
     "int8_weights": (_export(ao.Int8WeightOnlyConfig), ("mlp", "cnn", "transformer")),
+    "int8_weights_optimized": (_export(ao.Int8WeightOnlyConfig, optimize=True), ("mlp", "cnn")),
     "int4_weights": (_export(lambda: ao.Int4WeightOnlyConfig(group_size=32)), ("mlp",)),
     "intx_weights": (_export(lambda: ao.IntxWeightOnlyConfig()), ("mlp",)),
     "int8_dynamic": (_export(ao.Int8DynamicActivationInt8WeightConfig), ("mlp",)),

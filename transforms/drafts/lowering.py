@@ -20,7 +20,7 @@ from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
 from qgraph.ops.integer.sums import cast, without_trailing_none
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
 from qgraph.quantizers.decompressed import decompressed
-from qgraph.quantizers.movement import join_pairs
+from qgraph.quantizers.movement import encoder_of, join_pairs
 from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report, SiteStatus, operator_name
@@ -102,15 +102,22 @@ def _lower_sums(model: Model, exact: Exactness, report: Report) -> None:
     # Of both forms at once, codes would be decoded at some places and be numbers at others.
     trial = Report()
     LowerIntegerOperators(form=SumForm.QDQ, exact=exact).apply(Model(model.ir.clone()), trial)
-    form = SumForm.EXACT if trial.count(SiteStatus.REFUSED) else SumForm.QDQ
+    # Of operators without scales, the exact form is as short.
+    has_scales = any(is_on_codes(node) and not _is_sum(node) for node in model.nodes())
+    is_equal = has_scales and not trial.count(SiteStatus.REFUSED)
+    form = SumForm.QDQ if is_equal else SumForm.EXACT
     step = Report()
     LowerIntegerOperators(form=form, exact=exact).apply(model, step)
-    if form is SumForm.EXACT and step.count(SiteStatus.CHANGED):
+    if has_scales and form is SumForm.EXACT and step.count(SiteStatus.CHANGED):
         step.notes.append(_IN_SUMS)
     report.sites += step.sites
     report.notes += step.notes
     editor = Editor(model.ir)
     editor.replace_all([_decoded(editor, *found) for found in _numbers(model)])
+
+
+def _is_sum(node: ir.Node) -> bool:
+    return not node.domain and node.op_type in ("ConvInteger", "MatMulInteger")
 
 
 _Numbers = tuple[ir.Node, tuple[ir.Node, ...], int, ir.DataType]
@@ -119,20 +126,18 @@ _Numbers = tuple[ir.Node, tuple[ir.Node, ...], int, ir.DataType]
 
 def _numbers(model: Model) -> Iterator[_Numbers]:
     """Yield each Cast of the codes of a QuantizeLinear, with a Sub of its zero point if it can."""
-    for encode in model.nodes("QuantizeLinear"):
-        zero = _zero_point(encode)
-        for number in encode.outputs[0].consumers():
-            if zero is None or number.op_type != "Cast" or number.domain:
-                continue
-            kind = ir.DataType(number.attributes.get_int("to", 0))
-            if kind not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
-                continue
-            users = number.outputs[0].consumers()
-            if kind is ir.DataType.FLOAT and zero and all(_takes(node, zero) for node in users):
-                for sub in users:
-                    yield encode, (number, sub), 0, kind
-            else:
-                yield encode, (number,), zero, kind
+    for number in model.nodes("Cast"):
+        encode = encoder_of(number.inputs[0])
+        zero = None if encode is None else _zero_point(encode)
+        kind = ir.DataType(number.attributes.get_int("to", 0))
+        if encode is None or zero is None or kind not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+            continue
+        users = number.outputs[0].consumers()
+        if kind is ir.DataType.FLOAT and zero and all(_takes(node, zero) for node in users):
+            for sub in users:
+                yield encode, (number, sub), 0, kind
+        else:
+            yield encode, (number,), zero, kind
 
 
 def _takes(node: ir.Node, zero: int) -> bool:
@@ -157,7 +162,7 @@ def _decoded(
     zero = [*encode.inputs, None][2]
     y: ir.Value = draft.node(
         "DequantizeLinear",
-        without_trailing_none([encode.outputs[0], np.ones(_ones(encode), np.float32), zero]),
+        without_trailing_none([nodes[0].inputs[0], np.ones(_ones(encode), np.float32), zero]),
         dtype=ir.DataType.FLOAT,
     )
     y = cast(draft, y, kind)

@@ -65,6 +65,7 @@ class NormalisedModel:
         bias_sums: names of sums that a node of its own adds the bias to here, and an operator with
             a bias in the model.
         open_clips: names of the results of each Clip of real numbers that lacks a bound.
+        has_open_sums: whether nothing says that those sums are whole and bounded.
     """
 
     model: ir.Model
@@ -75,6 +76,7 @@ class NormalisedModel:
     fixed: Mapping[str, str] = field(default_factory=dict)
     bias_sums: frozenset[str] = frozenset()
     open_clips: frozenset[str] = frozenset()
+    has_open_sums: bool = False
 
     @property
     def graph(self) -> ir.Graph:
@@ -89,7 +91,7 @@ class NormalisedModel:
 
 
 def normalised_models(
-    reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool
+    reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool, open_sums: bool = False
 ) -> tuple[NormalisedModel, NormalisedModel]:
     """Return copies of two models that can be matched node by node.
 
@@ -104,6 +106,7 @@ def normalised_models(
         reference: one model.
         candidate: the other one.
         keep_inputs: leave initializers that are inputs too, which are not constant then.
+        open_sums: see :func:`with_common_sums`.
 
     Raises:
         UnsupportedError: a function cannot be inlined.
@@ -124,7 +127,7 @@ def normalised_models(
             for copy, interface in zip(copies, domain.interfaces, strict=True)
         ]
     packed = any(map(has_packed_products, copies))
-    summed = with_common_sums(copies)
+    summed, has_open_sums = with_common_sums(copies, open_sums=open_sums)
     biased = split_biases(summed or copies)
     highest = max(copy.opset_imports.get("", 0) for copy in copies)
     made = []
@@ -148,6 +151,7 @@ def normalised_models(
                 fixed[index],
                 biased,
                 frozenset(_open_clips(model)),
+                has_open_sums,
             )
         )
     return made[0], made[1]

@@ -43,29 +43,37 @@ _SAME_FOR_ZEROS = frozenset({"Add", "Cast", "Clip", "Div", "Mul", "Relu", "Round
 _Write = Callable[[Draft], Operand]
 
 
-def with_common_sums(models: Sequence[ir.Model]) -> list[ir.Model] | None:
-    """Return copies of models that sum products of codes in one way.
+def with_common_sums(
+    models: Sequence[ir.Model], *, open_sums: bool
+) -> tuple[list[ir.Model] | None, bool]:
+    """Return copies of models that sum products of codes in one way, and whether sums are open.
 
     Operators with unknown parameters, and those of inner graphs, are left alone.
+
+    Args:
+        models: they are not changed.
+        open_sums: allow sums of which nothing says that they are whole and bounded, if factors are
+            no codes in one of the models. Regions that begin with them may be said to differ at
+            numbers that do not occur.
 
     Returns:
         None where the models have the same operators for such sums, or where different operators on
         codes are left, so that they are not comparable in this way.
     """
     if not _differ(models, _is_on_codes):
-        return None
-    for forms in _FORMS, _OPERATORS:
+        return None, False
+    for forms in (_FORMS, _FORMS[:1])[: 1 + open_sums]:
         copies = [model.clone() for model in models]
         try:
             for copy in copies:
                 _write_alike(copy, forms)
         except UnsupportedError:
-            return None
+            return None, False
         # Factors that are no codes in one of the models are compared as the numbers that they are.
         counted = (_sums_codes, _is_whole) if forms is _FORMS else (_is_on_codes,)
         if not any(_differ(copies, counts) for counts in counted):
-            return copies
-    return None
+            return copies, forms is not _FORMS
+    return None, False
 
 
 def _differ(models: Sequence[ir.Model], counts: Callable[[ir.Node], bool]) -> bool:
@@ -168,15 +176,7 @@ def _of_wholes(node: ir.Node) -> _Write | None:
     return write
 
 
-def _of_coding_operator(node: ir.Node) -> _Write | None:
-    """Return how to write an operator whose result is integer codes, which have no -0."""
-    product = _read(read_product, node)
-    is_coding = product is not None and product.result is Result.CODES
-    return _of_operator(node) if is_coding else None
-
-
 _FORMS: _Forms = (("sum", _of_operator), ("unit", _of_decoded), ("whole", _of_wholes))
-_OPERATORS: _Forms = (("sum", _of_coding_operator),)
 
 
 def _is_float_product(node: ir.Node) -> bool:
