@@ -140,6 +140,9 @@ def _compare_constant(site: Site, draft: Draft) -> Verdict:
     if reference.shape != candidate.shape:
         reason = f"shape {list(reference.shape)} became {list(candidate.shape)}"
         return Verdict(reason=DO_NOT_FIT(reason))
+    if reference.dtype != candidate.dtype:
+        reason = f"type {reference.dtype} became {candidate.dtype}"
+        return Verdict(reason=DO_NOT_FIT(reason))
     found = compare_values(reference, candidate)
     witness = None
     if found.differing and found.index is not None:
