@@ -15,7 +15,8 @@ import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError
 from qgraph.execution.executor import Executor
-from qgraph.execution.inputs import input_grid, static
+from qgraph.execution.input_shapes import static
+from qgraph.execution.inputs import input_grid
 from qgraph.graph.constants import constant_expression
 from qgraph.model import Model
 from qgraph.numerics import Float32

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, OptionError, meant
+from qgraph.execution.input_shapes import describe, fits, fixed_sizes, input_shapes
 from qgraph.graph.constants import constant_expression
 from qgraph.numerics import Array, Float32, blocks
 from qgraph.ops.operator import operator_of
@@ -44,31 +45,6 @@ def check_feeds(
                 f"{sorted(inputs) or 'no inputs'}. Feed an array under this name."
             )
     return fed
-
-
-def describe(value: ir.Value) -> str:
-    """Return name, type and shape of a value for a message: ``'x' (FLOAT[N,1,8,8])``."""
-    dtype = value.dtype.name if value.dtype else "of unknown type"
-    dims = "[?]" if value.shape is None else f"[{','.join(map(str, value.shape.dims))}]"
-    return f"{value.name!r} ({dtype}{dims})"
-
-
-def static(dim: int | ir.SymbolicDim | None) -> int | None:
-    """Return the size of a dimension, None when it is dynamic; some exporters write -1 for that."""
-    return dim if isinstance(dim, int) and dim >= 0 else None
-
-
-def fixed_sizes(value: ir.Value) -> tuple[int | None, ...] | None:
-    """Return the sizes of a value, None for a dynamic one; None if its rank is not known."""
-    return None if value.shape is None else tuple(static(dim) for dim in value.shape.dims)
-
-
-def fits(shape: Sequence[int], sizes: Sequence[int | None] | None) -> bool:
-    """Return whether an array of some shape has the ``sizes`` that are fixed."""
-    if sizes is None:
-        return True
-    pairs = zip(shape, sizes, strict=False)
-    return len(shape) == len(sizes) and all(size in (None, n) for n, size in pairs)
 
 
 def _unknown(graph: ir.Graph, name: str) -> str:
@@ -111,9 +87,6 @@ _HUGE = 1e30
 """Beyond the range of any quantizer."""
 
 _MOST_STEPS = 1 << 16
-
-_MOST_ELEMENTS = 1 << 27
-"""Random inputs are not larger: what a model states as a size may be nonsense."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,62 +237,13 @@ def make_inputs(
         OptionError: a shape is not known, does not fit, or is given for no input; or an input has
             no numeric type.
     """
-    sizes = _resolve(values, dict(shapes or {}))
+    sizes = input_shapes(values, dict(shapes or {}))
     inputs = {}
     for place, value in enumerate(values):
         generator = np.random.default_rng([seed, number, place])
         name = str(value.name)
         inputs[name] = _draw(generator, value, sizes[name])
     return inputs
-
-
-def _resolve(
-    values: Sequence[ir.Value], shapes: dict[str, Sequence[int]]
-) -> dict[str, tuple[int, ...]]:
-    known = {str(value.name): value for value in values}
-    for name in shapes:
-        if name not in known:
-            raise OptionError(
-                f"A shape is given for {name!r}, but the inputs of the model are "
-                f"{', '.join(map(describe, known.values())) or 'none'}. Use one of these names."
-            )
-    symbols: dict[str, int] = {}
-    for name, shape in shapes.items():
-        dims = known[name].shape
-        for dim, size in zip(() if dims is None else dims.dims, shape, strict=False):
-            if isinstance(dim, ir.SymbolicDim) and dim.value not in (None, "?"):
-                symbols[str(dim.value)] = size
-    return {name: _shape(value, shapes.get(name), symbols) for name, value in known.items()}
-
-
-def _shape(
-    value: ir.Value, given: Sequence[int] | None, symbols: Mapping[str, int]
-) -> tuple[int, ...]:
-    dims = None if value.shape is None else list(value.shape.dims)
-    if given is not None:
-        if not fits(given, fixed_sizes(value)) or any(n < 0 for n in given):
-            raise OptionError(
-                f"Input {describe(value)} cannot have the shape {list(given)}. Give --shape "
-                f"{value.name}:N,... with the sizes that the model fixes."
-            )
-        return tuple(given)
-    sizes = [
-        symbols.get(str(dim.value)) if isinstance(dim, ir.SymbolicDim) else static(dim)
-        for dim in dims or ()
-    ]
-    if dims is None or None in sizes[1:]:
-        raise OptionError(
-            f"Input {describe(value)} has no fixed shape, and only a batch dimension is guessed. "
-            f"Give it as in --shape {value.name}:1,3,224,224, or as "
-            f"shapes={{{value.name!r}: (1, 3, 224, 224)}} in Python."
-        )
-    fixed = tuple(1 if size is None else size for size in sizes)
-    if math.prod(fixed) > _MOST_ELEMENTS:
-        raise ExecutionError(
-            f"Input {describe(value)} has {math.prod(fixed)} elements, expected at most "
-            f"{_MOST_ELEMENTS} of random data. Feed it: -i {value.name}=FILE.npy."
-        )
-    return fixed
 
 
 def _draw(generator: np.random.Generator, value: ir.Value, shape: tuple[int, ...]) -> Array:

@@ -36,7 +36,11 @@ def test_a_dynamic_batch_is_one_unless_it_is_given() -> None:
 @pytest.mark.parametrize(
     ("declared", "shapes", "message"),
     [
-        ("float[N,3,H,W] x", {}, r"'x' \(FLOAT\[N,3,H,W\]\) has no fixed .*--shape x:1,3,224,224"),
+        (
+            "float[N,3,H,W] x",
+            {},
+            r"'x' \(FLOAT\[N,3,H,W\]\) has no fixed .*--shape x:1,3,H,W with numbers for H, W;",
+        ),
         ("float[] x", {"z": (1,)}, "given for 'z', but the inputs of the model are 'x'"),
         ("float[N,3] x", {"x": (1, 4)}, r"cannot have the shape \[1, 4\]"),
         ("float[N,3] x", {"x": (3,)}, r"cannot have the shape \[3\]"),
@@ -114,3 +118,10 @@ def test_a_range_without_measure_is_not_used() -> None:
     body = """g (float[4000] x) => (y) <float s = {0.001}, float z = {0}, float b = {32}> {
         y = qonnx.custom_op.general.Quant <signed = 1, narrow = 0> (x, s, z, b) }"""
     assert np.abs(make_inputs(model(body).inputs)["x"]).max() < 6
+
+
+def test_all_open_inputs_are_named_with_the_options_to_type() -> None:
+    with pytest.raises(OptionError) as error:
+        inputs("float[N,3,H,W] x, float[B,T] ids, float[5] z")
+    assert "Inputs 'x' (FLOAT[N,3,H,W]), 'ids' (FLOAT[B,T]) have no fixed shape" in str(error.value)
+    assert "Give --shape x:1,3,H,W --shape ids:1,T with numbers for H, W, T;" in str(error.value)
