@@ -137,6 +137,12 @@ def binade(draft: Draft, v: Operand) -> Operand:
     return op.Max(op.Where(is_large, op.Mul(power, 2.0**28), power), 2.0**-127)
 
 
+def largest(draft: Draft, x: Operand) -> ir.Value:
+    """Return the largest number along the last axis, which stays with one element."""
+    draft.needs(OPSET_OF_AXES)
+    return draft.node("ReduceMax", [x, LAST], {"keepdims": 1}, dtype=FLOAT)
+
+
 def element(draft: Draft, v: Operand, grid: Minifloat) -> Operand:
     """Return the number of a minifloat nearest to ``v``, ties to even, saturated."""
     op = draft.op

@@ -24,6 +24,8 @@ _ELEMENTS = {
     "fp6_e2m3": "FLOAT6E2M3",
     "fp4_e2m1": "FLOAT4E2M1",
 }
+_PRIME = ("to_bfp_prime", "to_bfp_prime_shared")
+
 Coded = Callable[[Operand, Operand], Operand]
 
 _HALF_AWAY, _HALF_UP, _HALF_EVEN = range(3)
@@ -55,7 +57,9 @@ def block_format(node: ir.Node) -> BlockFormat | None:
         top = _top_exponent(grid) if isinstance(grid, Minifloat) else 6
         kind = _ELEMENTS.get(element, "INT8")
         return BlockFormat(kind, np.float32(2.0**-top), axis, get("block_size", 32))
-    if name in ((_DOMAIN, "BFPQuantizeDequantize"), (_OLD, "BFPFixNeuron")):
+    method = node.attributes.get_string("bfp_method", "to_bfp")
+    is_plain = name in ((_DOMAIN, "BFPQuantizeDequantize"), (_OLD, "BFPFixNeuron"))
+    if is_plain and method not in _PRIME:
         bits = get("bit_width", 16) - 9
         kind = next(
             kind
@@ -102,17 +106,30 @@ def bfp_quantize_dequantize(draft: Draft, node: ir.Node) -> Operand:
 
     ``e`` is as in MXQuantizeDequantize, ``m = bit_width - 9``; the bounds are ``2**(e + 1) - s``.
 
+    With ``bfp_method = "to_bfp_prime"`` the blocks have parts, with ``s = 2**(e - d - m + 1)`` for
+    each: ``d`` is how far the largest exponent of the part is below ``e``, limited to the numbers
+    of ``sub_block_shift_bits`` bits. Magnitudes are not rounded up beyond ``2**m - 1`` steps,
+    subnormal numbers count as zeros, and a block with infinities or NaN becomes NaN.
+
     Source: AMD Quark 0.13, by reading and running its CPU kernels.
     """
     get = node.attributes.get_int
     method = node.attributes.get_string("bfp_method", "to_bfp")
+    size, part = get("block_size", 8), get("sub_block_size", 2)
+    prime = method in _PRIME and part > 0 and size % part == 0
     mode, bits = get("rounding_mode", _HALF_AWAY), get("bit_width", 16) - 9
     variants = ("use_compiler_version_cpu_kernel", "convert_to_bfloat_before_bfp")
-    if method != "to_bfp" or any(get(name, 0) for name in variants) or not 1 <= bits <= 23:
+    if not (method == "to_bfp" or prime) or any(get(v, 0) for v in variants) or not 0 < bits < 24:
         raise ValueError(
-            f"bfp_method = {method!r}, bit_width = {bits + 9}, {variants[0]} = "
-            f"{get(variants[0], 0)}, {variants[1]} = {get(variants[1], 0)}; expected to_bfp, 10 to "
-            "32 bits, and 0 twice. Export the model again with these"
+            f"bfp_method = {method!r}, block_size = {size}, sub_block_size = {part}, bit_width = "
+            f"{bits + 9}, {variants[0]} = {get(variants[0], 0)}, {variants[1]} = "
+            f"{get(variants[1], 0)}; expected to_bfp, or to_bfp_prime with whole parts, 10 to 32 "
+            "bits, and 0 twice. Export the model again with these"
+        )
+    if prime:
+        most = (1 << get("sub_block_shift_bits", 1)) - 1
+        return _in_blocks(
+            draft, node, _in_parts(draft, node, (size, part, most), bits), 8, spoils=True
         )
 
     def coded(x: Operand, power: Operand) -> Operand:
@@ -125,8 +142,49 @@ def bfp_quantize_dequantize(draft: Draft, node: ir.Node) -> Operand:
     return _in_blocks(draft, node, coded, 8)
 
 
-def _in_blocks(draft: Draft, node: ir.Node, coded: Coded, default: int) -> Operand:
-    """Return what ``coded`` makes of the data and the power of two below each block's largest."""
+def _in_parts(draft: Draft, node: ir.Node, form: tuple[int, int, int], bits: int) -> Coded:
+    """Return what makes numbers of blocks whose parts have shifts of their own.
+
+    Args:
+        draft: is appended to.
+        node: a BFPQuantizeDequantize.
+        form: sizes of a block and of a part, and the largest shift.
+        bits: of the mantissa.
+    """
+    size, part, most = form
+    rank, op = len(pieces.sizes_of(node, 0)), draft.op
+    mode = node.attributes.get_int("rounding_mode", _HALF_AWAY)
+
+    def coded(blocks: Operand, power: Operand) -> Operand:
+        x = pieces.reshape(draft, blocks, [*[0] * rank, size // part, part])
+        magnitude = op.Abs(x)
+        magnitude = op.Where(op.Less(magnitude, 2.0**-126), 0.0, magnitude)
+        own = pieces.binade(draft, pieces.largest(draft, magnitude))
+        shared = draft.node("Unsqueeze", [power, pieces.LAST], dtype=pieces.FLOAT)
+        scale = op.Mul(op.Max(own, op.Mul(shared, 2.0**-most)), 2.0 ** (1 - bits))
+        steps = op.Div(magnitude, scale)
+        below = op.Floor(steps)
+        rest, above = op.Sub(steps, below), op.Add(below, 1.0)
+        up = op.Where(op.GreaterOrEqual(rest, 0.5), above, below)
+        if mode == _HALF_EVEN:
+            up = op.Round(steps)
+        elif mode == _HALF_UP:
+            up = op.Where(op.Less(x, 0.0), op.Where(op.Greater(rest, 0.5), above, below), up)
+        steps = op.Where(op.Equal(below, 2.0**bits - 1), below, up)
+        y = op.Mul(steps, scale)
+        y = op.Where(op.Equal(x, 0.0), x, op.Where(op.Less(x, 0.0), op.Neg(y), y))
+        return pieces.reshape(draft, y, [*[0] * rank, size])
+
+    return coded
+
+
+def _in_blocks(
+    draft: Draft, node: ir.Node, coded: Coded, default: int, *, spoils: bool = False
+) -> Operand:
+    """Return what ``coded`` makes of the data and the power of two below each block's largest.
+
+    Infinities and NaN stay; with ``spoils`` they make NaN of their whole block.
+    """
     draft.needs(pieces.OPSET_OF_AXES)
     sizes, kind = pieces.sizes_of(node, 0), pieces.kind_of(node, 0)
     rank = len(sizes)
@@ -139,13 +197,13 @@ def _in_blocks(draft: Draft, node: ir.Node, coded: Coded, default: int) -> Opera
     blocks, _ = pieces.blocks_of(draft, x, sizes, axis, size)
     magnitude = op.Abs(blocks)
     is_finite = op.Less(magnitude, float("inf"))
-    largest = draft.node(
-        "ReduceMax",
-        [op.Where(is_finite, magnitude, 0.0), pieces.LAST],
-        {"keepdims": 1},
-        dtype=pieces.FLOAT,
-    )
-    y = op.Where(is_finite, coded(blocks, pieces.binade(draft, largest)), blocks)
+    finite = op.Where(is_finite, magnitude, 0.0)
+    y = coded(blocks, pieces.binade(draft, pieces.largest(draft, finite)))
+    if spoils:
+        odd = pieces.largest(draft, op.Where(is_finite, 0.0, 1.0))
+        y = op.Where(op.Greater(odd, 0.0), float("nan"), y)
+    else:
+        y = op.Where(is_finite, y, blocks)
     return pieces.cast(draft, pieces.joined_blocks(draft, y, sizes, axis), kind)
 
 

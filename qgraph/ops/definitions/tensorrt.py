@@ -111,10 +111,7 @@ def fp4_quantize_dequantize(draft: Draft, node: ir.Node) -> Operand:
     unit = op.Div(everywhere, _LARGEST_FP4 * _LARGEST_FP8)
     unit = op.Where(op.Equal(unit, 0.0), 1.0, unit)
     blocks, _ = pieces.blocks_of(draft, x, sizes, 1, size)
-    attributes = {"keepdims": 1}
-    operands = [op.Abs(blocks), pieces.LAST]
-    largest = draft.node("ReduceMax", operands, attributes, dtype=pieces.FLOAT)
-    scale = op.Div(largest, op.Mul(unit, _LARGEST_FP4))
+    scale = op.Div(pieces.largest(draft, op.Abs(blocks)), op.Mul(unit, _LARGEST_FP4))
     scale = op.Where(op.Equal(scale, 0.0), 1.0, scale)
     scale = op.Min(op.Max(scale, _LEAST_FP8), _LARGEST_FP8)
     scale = op.Mul(op.Cast(op.Cast(scale, to=_FP8), to=pieces.FLOAT), unit)
