@@ -6,7 +6,8 @@ One function of quantization has one description, so that descriptions can be co
   with zero point 0 and ``uint8`` with zero point 128 are one; from the lowest code otherwise.
 - A FakeQuantize has the scale and zero point that its ranges stand for.
 - Of a constant input only the used codes are visible, in any type that stores them: its
-  format is the narrowest one that holds them, and how it was rounded is no longer known.
+  format is the narrowest one that holds them, and how it was rounded is no longer known. Where
+  that is wider than the stored format, the format and zero point are those that are stored.
 - Granularity follows the values of the scale: equal scales of all channels count as per tensor.
 """
 
@@ -286,6 +287,9 @@ def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]
         offset = zero_point - np.floor(zero_point)
         steps = np.rint(values.astype(np.float32) / scale + offset)
     name, bits = _narrowest(steps)
+    if known.bits is not None and bits is not None and bits > known.bits:
+        # Codes far from the real zero need more bits only if they are counted from it.
+        name, bits, offset = str(known.format), known.bits, zero_point
     if factor is not None:
         scale = np.asarray(scale * factor, np.float32)
     known = replace(known, format=name, bits=bits, remark=None)

@@ -37,6 +37,15 @@ _COMMON_CODES = _INT8 | _INT16 | _INT4
 _FAKE_QUANTIZE = frozenset({"FakeQuantize"})
 _MATMUL_NBITS = frozenset({"MatMulNBits"})
 
+_ON_CODES = frozenset(
+    {
+        *("MatMulIntegerToFloat", "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat"),
+        *("QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid"),
+        *("QLinearSoftmax", "QLinearWhere"),
+    }
+)
+"""Operators on integer codes of com.microsoft that tests run in ONNX Runtime."""
+
 _FOREIGN = LoadRule(
     UNKNOWN, "whether it takes {name} of domain {domain!r} is not recorded", known=False
 )
@@ -122,6 +131,22 @@ TARGETS: tuple[Target, ...] = (
         13,
         (
             *_ORT_REFUSES,
+            LoadRule(
+                NO,
+                "at its default optimizations and opset 21 or later it refuses zero points of INT8 "
+                "before operators that move data, on processors that count codes as UINT8; allow "
+                "opset 20 only, or store UINT8 codes",
+                copied=True,
+            ),
+            LoadRule(
+                YES,
+                "version 1.31 loads {codes} before MatMul, Gemm and Conv only at level BASIC or "
+                "below; version 1.32 at its defaults",
+                names=frozenset({"DequantizeLinear"}),
+                codes=_FP8,
+                readers=frozenset({"MatMul", "Gemm", "Conv"}),
+            ),
+            LoadRule(YES, names=_ON_CODES, domains=_MICROSOFT),
             LoadRule(
                 YES,
                 "its default optimizations may quantize the data of a MatMul with such weights; "

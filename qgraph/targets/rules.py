@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.opset.history import QDQ_SINCE
+from qgraph.graph.opset.versions import refused_pairs
 from qgraph.graph.schema import is_declared
 from qgraph.graph.scopes import owners
 
@@ -45,6 +46,8 @@ class NodeForm:
         offset: whether a zero point is, or may be, other than zero.
         bits: width of the codes of MatMulNBits and Quant; 0 if not known.
         readers: operators that read the output, also behind a Transpose.
+        copied: whether ONNX Runtime copies it, and refuses the type of the copy on some processors;
+            see :func:`qgraph.graph.opset.versions.refused_decoders`.
         since: opset that the types and attributes need.
         opset: version of the domain.
     """
@@ -64,16 +67,19 @@ class NodeForm:
     offset: bool = False
     bits: int = 0
     readers: frozenset[str] = frozenset()
+    copied: bool = False
     since: int = 0
     opset: int = 0
 
 
 def node_forms(model: ir.Model) -> Iterator[NodeForm]:
     """Yield the form of each node, those in subgraphs and functions too."""
+    copied = refused_pairs(model)
     for owner in owners(model):
         inside = isinstance(owner, ir.Function)
         for node in ir.traversal.RecursiveGraphIterator(owner):
-            yield _form(node, owner.opset_imports, call=_is_call(model, node), inside=inside)
+            form = _form(node, owner.opset_imports, call=_is_call(model, node), inside=inside)
+            yield replace(form, copied=True) if node in copied else form
 
 
 def _is_call(model: ir.Model, node: ir.Node) -> bool:
@@ -198,7 +204,7 @@ class LoadRule:
         reason: why, or what to mind; empty where there is nothing to say.
         domains, names, codes, scales, granularities, blocks, bits: what the node has one of.
         readers: operators one of which reads the output.
-        weight, offset, call: as in :class:`qgraph.targets.rules.NodeForm`.
+        weight, offset, copied, call: as in :class:`qgraph.targets.rules.NodeForm`.
         known, declared: the same.
     """
 
@@ -214,6 +220,7 @@ class LoadRule:
     readers: frozenset[str] | None = None
     weight: bool | None = None
     offset: bool | None = None
+    copied: bool | None = None
     call: bool | None = None
     known: bool | None = None
     declared: bool | None = None
@@ -234,6 +241,7 @@ class LoadRule:
         single = (
             (self.weight, form.weight),
             (self.offset, form.offset),
+            (self.copied, form.copied),
             (self.call, form.call),
             (self.known, form.known),
             (self.declared, form.declared),

@@ -326,3 +326,18 @@ def test_a_name_cannot_make_lines_of_its_own(qgraph, model, tmp_path):
     made.save(tmp_path / "odd.onnx")
     found = qgraph("diff", tmp_path / "odd.onnx", tmp_path / "odd.onnx")
     assert found.out.splitlines()[0].startswith(r"  a\n10 same: data")
+
+
+def test_a_zero_point_far_from_the_codes_keeps_the_stored_format(qgraph, write):
+    """The codes 0 .. 255 mean -100 .. 155 steps, which only nine bits would hold."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (float[2] x) => (float[2] y)
+        <uint8[2] w = {0, 255}, float s = {0.5}, uint8 z = {ZERO}> {
+            d = DequantizeLinear (w, s, z)
+            y = Add (x, d)
+        }"""
+    models = [write(text.replace("ZERO", zero), name=f"{zero}.onnx") for zero in ("0", "100")]
+    found = qgraph("diff", *models)
+    assert found.status == 1
+    assert "zero point: 0 -> 100" in found.out
+    assert "int9" not in found.out

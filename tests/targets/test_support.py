@@ -174,12 +174,35 @@ def test_every_condition_of_a_rule_counts():
     assert LoadRule(YES).fits(form)
     for name, values in others.items():
         assert not LoadRule(YES, **{name: frozenset(values)}).fits(form), name
-    for name in ("weight", "offset", "call", "known", "declared"):
+    for name in ("weight", "offset", "copied", "call", "known", "declared"):
         held = getattr(form, name)
         assert LoadRule(YES, **{name: held}).fits(form)
         assert not LoadRule(YES, **{name: not held}).fits(form), name
     fields = {field.name for field in dataclasses.fields(LoadRule)} - {"loads", "reason"}
-    assert fields == {*others, "weight", "offset", "call", "known", "declared"}
+    assert fields == {*others, "weight", "offset", "copied", "call", "known", "declared"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "opset", "expected"), [("int8", 21, NO), ("int8", 20, YES), ("uint8", 21, YES)]
+)
+def test_signed_zero_points_before_data_movement(kind, opset, expected):
+    """ONNX Runtime 1.31 and 1.32 refuse a session for the first, on this kind of processor."""
+    model = graph(
+        "q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)  y = Reshape (d, n)",
+        f", {kind} z = {{0}}, int64[2] n = {{2, 64}}",
+        opset=opset,
+    )
+    assert verdicts(model)["onnxruntime-cpu"] == expected
+
+
+def test_operators_on_codes_of_onnx_runtime_are_known():
+    model = ir.from_onnx_text(
+        """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        net (uint8[2,4] a) => (uint8[2,4] y) <float s = {0.5}, uint8 z = {3}> {
+            y = com.microsoft.QLinearMul (a, s, z, a, s, z, s, z)
+        }"""
+    )
+    assert verdicts(model)["onnxruntime-cpu"] == YES
 
 
 FORMS = {
