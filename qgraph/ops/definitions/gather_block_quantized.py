@@ -42,52 +42,37 @@ def gather_block_quantized(draft: Draft, node: ir.Node) -> Operand:
     if kind is not _PACKED:
         raise ValueError(f"its data is {kind.name}, expected codes of type UINT8, INT4 or UINT4")
     bits = get("bits", 4)
-    if bits not in (2, 4, 8) or gather or not axis or size < 1:
+    is_last = not gather and 0 < axis == rank - 1
+    if bits not in (2, 4, 8) or not is_last or size < 1 or sizes[-1] is None:
         raise ValueError(
-            f"bits = {bits}, gather_axis = {gather}, quantize_axis = {axis}, block_size = {size}; "
-            "expected 2, 4 or 8 bits, and blocks along another axis than 0, which is gathered"
+            f"bits = {bits}, gather_axis = {gather}, quantize_axis = {axis}, block_size = {size}, "
+            f"data of shape {list(sizes)}; expected 2, 4 or 8 bits, rows that are gathered along "
+            "axis 0, and blocks along the last axis, whose size is known"
         )
-    data, indices, scales = (pieces.operand(node, place) for place in range(3))
-    points, before = pieces.given(node, 3), pieces.sizes_of(node, 1)
-    rank = len(before) + rank - 1
-    axis += len(before) - 1
+    indices, points = pieces.operand(node, 1), pieces.given(node, 3)
+    rank += len(pieces.sizes_of(node, 1)) - 1
+    length = sizes[-1] * 8 // bits
 
     def taken(table: ir.Value) -> ir.Value:
         return draft.node("Gather", [table, indices], {"axis": 0}, dtype=table.dtype)
 
-    # Scales say how many blocks there are: the last byte may hold more codes than the axis has.
-    count = pieces.sizes_of(node, 2)[axis - len(before) + 1]
-    length = None if axis == rank - 1 else sizes[axis - len(before) + 1]
-    codes = pieces.cast(draft, pieces.unpacked(draft, taken(data), rank, bits), pieces.FLOAT)
-    length = _length(sizes[-1], bits) if length is None else length
-    if count is None or length is None:
-        raise ValueError("the sizes of its table are not known, expected constants")
-    scale = _spread(draft, pieces.cast(draft, taken(scales), pieces.FLOAT), axis, size, length)
+    def numbers(table: ir.Value) -> ir.Value:
+        return pieces.cast(draft, pieces.unpacked(draft, taken(table), rank, bits), pieces.FLOAT)
+
+    scale = pieces.cast(draft, taken(pieces.operand(node, 2)), pieces.FLOAT)
     zero: Operand = np.asarray(1 << (bits - 1), np.float32)
     if points is not None:
-        unpacked = pieces.unpacked(draft, taken(points), rank, bits)
-        zero = pieces.cast(draft, unpacked, pieces.FLOAT)
-        zero = _spread(draft, zero, axis, size, length)
-        if axis == rank - 1:
-            zero = _cut(draft, zero, axis, length)
-    y = draft.node("Sub", [codes, zero], dtype=pieces.FLOAT)
-    y = draft.node("Mul", [y, scale], dtype=pieces.FLOAT)
-    return pieces.cast(draft, y, result)
+        # The last byte of a row may hold more zero points than there are blocks.
+        zero = _spread(draft, numbers(points), size, length)
+    codes = numbers(pieces.operand(node, 0))
+    y = draft.op.Mul(draft.op.Sub(codes, zero), _spread(draft, scale, size, length))
+    return draft.op.Cast(y, to=result)
 
 
-def _length(data: int | None, bits: int) -> int | None:
-    return None if data is None else data * 8 // bits
-
-
-def _spread(draft: Draft, table: ir.Value, axis: int, size: int, length: int) -> ir.Value:
-    """Return parameters of blocks, repeated for each element along ``axis``."""
-    rows = np.arange(length, dtype=np.int64) // size
-    return draft.node("Gather", [table, rows], {"axis": axis}, dtype=table.dtype)
-
-
-def _cut(draft: Draft, table: ir.Value, axis: int, length: int) -> ir.Value:
-    bounds = [np.asarray([n], np.int64) for n in (0, length, axis)]
-    return draft.node("Slice", [table, *bounds], dtype=table.dtype)
+def _spread(draft: Draft, table: ir.Value, size: int, length: int) -> ir.Value:
+    """Return parameters of blocks along the last axis, one for each of ``length`` elements."""
+    blocks = np.arange(length, dtype=np.int64) // size
+    return draft.node("Gather", [table, blocks], {"axis": -1}, dtype=table.dtype)
 
 
 def _decoded_first(
