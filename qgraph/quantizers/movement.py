@@ -4,28 +4,35 @@
 
 Equal bit for bit: every element is decoded once, with the same scale and zero point. Movements are
 Transpose, Reshape, Slice, Gather, Concat and similar operators. MaxPool counts as one if the scale
-is positive, because decoding keeps the order of codes then.
+is positive and no window lies in the padding alone, because decoding keeps the order of codes then.
+Shapes are inferred, independent of those that the model states.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Region
+from qgraph.graph.inference.dimensions import Dim
+from qgraph.graph.inference.rules import UNKNOWN
+from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.schema import MICROSOFT
 from qgraph.graph.scopes import nodes_of, owners
 from qgraph.ops.static_parameters import settled
+from qgraph.proof.normal.axes import is_never_empty
 from qgraph.quantizers.decompressed import decompressed
 
 _DOMAINS = ("", MICROSOFT)
 
-_KEEP_AXES = frozenset({"Expand", "Identity", "Slice"})
 _RESHAPE = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
-_MOVE = _KEEP_AXES | _RESHAPE | {"Concat", "DepthToSpace", "Gather", "MaxPool", "Tile", "Transpose"}
+_MOVE = _RESHAPE | {"Concat", "DepthToSpace", "Expand", "Gather", "Identity", "MaxPool", "Slice"}
+_MOVE |= {"Tile", "Transpose"}
 
 _Axis: TypeAlias = int | None
 _Write: TypeAlias = Callable[[Draft], ir.Value]
@@ -61,18 +68,20 @@ def prepared(model: ir.Model) -> ir.Model:
 
 def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
     """Return each DequantizeLinear of moved codes, and what writes it before the movement."""
+    decodes = [
+        (node, codes)
+        for owner in owners(model)
+        for node in nodes_of(owner)
+        if node.op_type == "DequantizeLinear" and node.domain in _DOMAINS
+        if (codes := node.inputs[0]) is not None
+        if (maker := codes.producer()) is not None and maker.op_type in _MOVE
+    ]
+    facts = infer(model) if decodes else {}
     found = []
-    for owner in owners(model):
-        for node in nodes_of(owner):
-            if node.op_type != "DequantizeLinear" or node.domain not in _DOMAINS:
-                continue
-            codes = node.inputs[0]
-            maker = None if codes is None else codes.producer()
-            if codes is None or maker is None or maker.op_type not in _MOVE:
-                continue
-            write = _decoded(node, codes, _axis(node))
-            if write is not None:
-                found.append((node, write))
+    for node, codes in decodes:
+        write = _decoded(node, codes, _axis(node, facts), facts)
+        if write is not None:
+            found.append((node, write))
     return found
 
 
@@ -85,16 +94,14 @@ def encoder_of(codes: ir.Value | None) -> ir.Node | None:
     return node if is_encoder else None
 
 
-def _axis(decode: ir.Node) -> _Axis:
+def _axis(decode: ir.Node, facts: Facts) -> _Axis:
     """Return the axis of the parameters; None if there is one for the whole tensor."""
-    scale = decode.inputs[1]
-    known = None if scale is None or scale.shape is None else scale.shape
-    array = constant_expression(scale) if known is None or len(known) else None
-    is_single = (known is not None and not len(known)) or (array is not None and array.size == 1)
+    scale = constant_expression(decode.inputs[1])
+    is_single = _sizes(facts, decode.inputs[1]) == () or (scale is not None and scale.size == 1)
     return None if is_single else decode.attributes.get_int("axis", 1)
 
 
-def _decoded(decode: ir.Node, codes: ir.Value, axis: _Axis) -> _Write | None:
+def _decoded(decode: ir.Node, codes: ir.Value, axis: _Axis, facts: Facts) -> _Write | None:
     """Return what writes the decoded form of moved codes; None if a step cannot be exchanged."""
     node = codes.producer()
     if node is None or decode.attributes.get_int("block_size", 0) > 0:
@@ -104,10 +111,10 @@ def _decoded(decode: ir.Node, codes: ir.Value, axis: _Axis) -> _Write | None:
     if node.op_type not in _MOVE or node.domain or len(node.outputs) != 1:
         return None
     parts = list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
-    before = None if axis is None else _axis_before(node, axis)
-    if (before is None) != (axis is None) or not _keeps_order(node, decode):
+    before = None if axis is None else _axis_before(node, axis, facts)
+    if (before is None) != (axis is None) or not _keeps_order(node, decode, facts):
         return None
-    writers = [None if part is None else _decoded(decode, part, before) for part in parts]
+    writers = [None if part is None else _decoded(decode, part, before, facts) for part in parts]
     if any(write is None for write in writers):
         return None
 
@@ -119,40 +126,47 @@ def _decoded(decode: ir.Node, codes: ir.Value, axis: _Axis) -> _Write | None:
     return write
 
 
-def _keeps_order(node: ir.Node, decode: ir.Node) -> bool:
+def _keeps_order(node: ir.Node, decode: ir.Node, facts: Facts) -> bool:
     """Return whether decoding may be exchanged with a node that may take maxima."""
-    scale = constant_expression(decode.inputs[1]) if node.op_type == "MaxPool" else None
-    return node.op_type != "MaxPool" or (scale is not None and bool((scale > 0).all()))
+    if node.op_type != "MaxPool":
+        return True
+    scale, sizes = constant_expression(decode.inputs[1]), _sizes(facts, node.inputs[0])
+    if scale is None or sizes is None or scale.dtype not in (np.float32, np.float16):
+        return False
+    known = tuple(size if isinstance(size, int) else None for size in sizes)
+    return bool((np.isfinite(scale) & (scale > 0)).all()) and is_never_empty(node, known)
 
 
-def _axis_before(node: ir.Node, axis: int) -> int | None:
+def _axis_before(node: ir.Node, axis: int, facts: Facts) -> int | None:
     """Return the axis of a node's data that becomes ``axis`` of its result."""
-    result, data = node.outputs[0].shape, node.inputs[0].shape if node.inputs[0] else None
-    rank = None if result is None else len(result)
-    if axis < 0 and rank is None:
+    result, data = _sizes(facts, node.outputs[0]), _sizes(facts, node.inputs[0])
+    if result is None or data is None or not -len(result) <= axis < len(result):
         return None
-    axis += rank if axis < 0 and rank is not None else 0
+    axis %= len(result)
     if node.op_type == "Transpose":
-        order = node.attributes.get_ints("perm", [])
-        return order[axis] if order else (None if rank is None else rank - 1 - axis)
-    if node.op_type in ("Concat", "Slice", "Identity") and result is not None and data is not None:
-        return axis if len(result) == len(data) and result[axis] == data[axis] else None
-    if node.op_type not in _RESHAPE or result is None or data is None:
+        return node.attributes.get_ints("perm", range(len(result))[::-1])[axis]
+    if node.op_type == "Concat":
+        return axis if node.attributes.get_int("axis", 0) % len(result) != axis else None
+    if node.op_type == "Slice":
+        steps = constant_expression(node.inputs[4]) if len(node.inputs) > 4 else np.ones(1)
+        is_forward = steps is not None and bool((steps > 0).all())
+        return axis if is_forward and result[axis] == data[axis] is not None else None
+    if node.op_type == "Identity":
+        return axis
+    if node.op_type not in _RESHAPE or not all(isinstance(size, int) for size in (*result, *data)):
         return None
-    sizes, others = list(result), list(data)
-    if not all(isinstance(size, int) for size in (*sizes, *others)):
-        return None
-    for place, size in enumerate(others):
-        if size == sizes[axis] and _product(others[:place]) == _product(sizes[:axis]):
+    for place, size in enumerate(data):
+        if size == result[axis] and _product(data[:place]) == _product(result[:axis]):
             return place
     return None
 
 
-def _product(sizes: list[int | ir.SymbolicDim]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size if isinstance(size, int) else 1
-    return product
+def _sizes(facts: Facts, value: ir.Value | None) -> tuple[Dim, ...] | None:
+    return None if value is None else facts.get(value, UNKNOWN).shape
+
+
+def _product(sizes: tuple[Dim, ...]) -> int:
+    return math.prod(size for size in sizes if isinstance(size, int))
 
 
 def _decode(draft: Draft, decode: ir.Node, codes: ir.Value, axis: _Axis) -> ir.Value:

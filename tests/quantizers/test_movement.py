@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
@@ -68,3 +69,42 @@ def test_codes_that_are_used_elsewhere_stay() -> None:
     model.apply(ConvertDialect(to="onnx"))
     found = model.run({"x": x}, backend="numpy")
     assert all(np.array_equal(expected[name], found[name]) for name in expected)
+
+
+DILATED = "MaxPool <kernel_shape = [2], dilations = [4], pads = [1, 1]> (q)"
+"""Windows over the padding alone, whose maximum is the lowest number of the type."""
+
+STAYING = {
+    "reversed channels": (
+        "2,3,4",
+        f"""q = QuantizeLinear <axis = 1> (x, sc, zc) m = Slice (q, last, first, one, last)
+        y = {DQ} <axis = 1> (m, sc, zc)""",
+    ),
+    "padding": ("2,3,2", f"q = {Q} m = {DILATED} y = {DQ} (m, s, z)"),
+}
+
+
+@pytest.mark.parametrize("name", STAYING)
+def test_movement_that_decoding_cannot_be_exchanged_with_stays(name: str) -> None:
+    out, body = STAYING[name]
+    text = HEAD.replace("OUT", out).replace("BODY", body).replace("[2, 3, 4]", "[2, 3, SIZE]")
+    text = text.replace("SIZE", "3" if name == "padding" else "4").replace(
+        "int64[1] zero",
+        "int64[1] last = {-1}, int64[1] first = {-9}, int64[1] one = {1}, int64[1] zero",
+    )
+    model = load(onnx.shape_inference.infer_shapes(ir.to_proto(ir.from_onnx_text(text))))
+    shape = [int(size) for size in model.inputs[0].shape or ()]
+    x = np.random.default_rng(1).normal(scale=5, size=shape).astype(np.float32)
+    session = ort.InferenceSession(model.to_proto().SerializeToString())
+    (expected,) = session.run(None, {"x": x})
+    model.apply(ConvertDialect(to="onnx"))
+    np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], expected)
+
+
+def test_an_axis_that_does_not_exist_is_refused() -> None:
+    body = f"""q = QuantizeLinear <axis = 1> (x, sc, zc) m = Reshape (q, sizes)
+    y = {DQ} <axis = 7> (m, sc, zc)"""
+    text = HEAD.replace("OUT", "4,6").replace("BODY", body)
+    model = load(onnx.shape_inference.infer_shapes(ir.to_proto(ir.from_onnx_text(text))))
+    report = model.apply(ConvertDialect(to="onnx"))
+    assert (report.count("changed"), report.count("refused")) == (0, 2)
