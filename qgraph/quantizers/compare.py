@@ -146,6 +146,8 @@ def _compare_constant(site: Site, draft: Draft) -> Verdict:
     found = compare_values(reference, candidate)
     witness = None
     if found.differing and found.index is not None:
-        at = (array.reshape(-1)[found.index] for array in (weight, reference, candidate))
+        # Parameters may enlarge the constant by broadcasting.
+        x = weight if weight.size == reference.size else np.broadcast_to(weight, reference.shape)
+        at = (array.reshape(-1)[found.index] for array in (x, reference, candidate))
         witness = Witness(*map(float, at))
     return Verdict(Exactness.of(found), Method.CONSTANT, found.differing, found.zero_sign, witness)

@@ -94,3 +94,14 @@ def test_the_rounding_of_a_lost_quantizer_becomes_one(to: str, operator: str) ->
     assert operator in [node.op_type for node in model.nodes()]
     assert str(qgraph.prove(reference, model).verdict) == "proved"
     np.testing.assert_array_equal(model.run({"x": DATA}, backend="numpy")["y"], expected)
+
+
+def test_a_scale_that_enlarges_the_weight_is_compared_and_kept() -> None:
+    body = """<int8[3] w = {-2, 0, 1}, float z = {0}, float[2,1] s = {0.8, 0.3}, float[4,2] v = {1,
+    2, 3, 4, 5, 6, 7, 8}> {
+        c = Cast <to = 1> (w) e = Sub (c, z) d = Mul (e, s) m = MatMul (x, v) y = MatMul (m, d)
+    }"""
+    model = made(body)
+    expected = results(model)
+    assert not model.apply(ConvertDialect(to="qdq", exact="bits")).count("changed")
+    np.testing.assert_array_equal(results(model), expected)
