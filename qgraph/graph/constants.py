@@ -107,7 +107,8 @@ Rule = Callable[[ir.Node, Stream, Operands], Stream | None]
 def constant_expression(value: ir.Value | None) -> Array | None:
     """Return the array that ``value`` always has, or None.
 
-    Follows Identity, Transpose, Reshape, Flatten, Squeeze, Unsqueeze and Slice back to a constant.
+    Follows Identity, Transpose, Reshape, Flatten, Squeeze, Unsqueeze, Slice, and Concat of few
+    elements back to constants.
     """
     known = constant(value)
     if known is not None or value is None:
@@ -219,7 +220,21 @@ def _cut(start: int, end: int, step: int, size: int) -> slice:
     return slice(start, end, step)
 
 
+def _concat(node: ir.Node, data: Stream, operands: Operands) -> Stream | None:
+    """Join small constants, such as the sizes of a Reshape."""
+    arrays = [data.array(), *(array for array in operands if array is not None)]
+    if sum(array.size for array in arrays) > _FEW:
+        return None
+    axis = node.attributes.get_int("axis", 0)
+    joined = np.concatenate(arrays, axis)
+    return Stream(data.kind, joined.shape, joined)
+
+
+_FEW = 64
+"""Elements that are joined, at most."""
+
 _RULES: dict[str, Rule] = {
+    "Concat": _concat,
     "Identity": lambda node, data, operands: data,
     "Transpose": _transpose,
     "Reshape": _reshape,

@@ -16,17 +16,19 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant_expression, constant_tensor
+from qgraph.graph.constants import constant_expression, constant_stream, constant_tensor
 from qgraph.graph.edit import Draft, Editor, Region
+from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.scopes import nodes_of, owners
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.numerics.minifloat import Minifloat
 from qgraph.quantizers.dialects.layout import Layout, layout_of
 
 _LARGEST = {ir.DataType.FLOAT: 1 << 24, ir.DataType.FLOAT16: 1 << 11, ir.DataType.BFLOAT16: 1 << 8}
 """Types of real numbers, and up to which they have all whole numbers."""
 
-_OPSET_OF_HALVES, _OPSET_OF_CODES = 19, 21
+_OPSET_OF_HALVES = 19
 _FEW_BITS = 8
 _MOST_BITS = 16
 
@@ -70,13 +72,12 @@ def decompressed(model: ir.Model) -> Iterator[Decompressed]:
 
 def _read(cast: ir.Node) -> Decompressed | None:
     codes = cast.inputs[0]
-    tensor = constant_tensor(codes)
+    tensor = constant_stream(codes)
     kind = ir.DataType(cast.attributes.get_int("to", 0))
     if codes is None or tensor is None or kind not in _LARGEST:
         return None
-    form = FORMATS.get(tensor.dtype.name)
-    shape = tuple(int(size) for size in tensor.shape.numpy())
-    if not isinstance(form, IntFormat) or form.bits > _MOST_BITS or len(shape) < 2:
+    form, shape = FORMATS.get(tensor.kind), tensor.shape
+    if not isinstance(form, IntFormat | Minifloat) or form.bits > _MOST_BITS or len(shape) < 2:
         return None
     nodes, zero = [cast], None
     taken = _only_user(cast, "Sub", shape)
@@ -89,27 +90,32 @@ def _read(cast: ir.Node) -> Decompressed | None:
     if scaled is not None:
         scale = _other(scaled, nodes[-1].outputs[0])
         nodes.append(scaled)
-        if kind is ir.DataType.FLOAT and is_plain:
+        is_read = kind is ir.DataType.FLOAT and is_plain and constant_tensor(codes) is not None
+        if is_read and isinstance(form, IntFormat):
             return None
     elif form.bits > _FEW_BITS or (taken is None and _is_parameter(cast.outputs[0])):
         return None
     if scale is None or (taken is not None and zero is None):
         return None
     point = np.zeros((), np.int32) if zero is None else zero
-    is_whole = bool((point == np.rint(point)).all() and (point >= form.lo).all())
-    if not is_whole or bool((point > form.hi).any()) or form.hi - form.lo > _LARGEST[kind]:
+    if not _has_differences(form, point, kind):
         return None
     layout = layout_of(shape, scale, point)
     if layout is None:
         return None
-    points = layout.lay(point.astype(tensor.dtype.numpy())) if point.any() else None
-    opset = max(
-        layout.opset,
-        _OPSET_OF_HALVES if kind is not ir.DataType.FLOAT else 0,
-        _OPSET_OF_CODES if form.bits != _FEW_BITS else 0,
-    )
+    points = layout.lay(point.astype(ir.DataType[tensor.kind].numpy())) if point.any() else None
+    since = _OPSET_OF_HALVES if kind is not ir.DataType.FLOAT else 0
+    opset = max(layout.opset, since, QDQ_SINCE[tensor.kind])
     scale = layout.lay(scale)
     return Decompressed(codes, nodes[-1].outputs[0], tuple(nodes), scale, points, layout, opset)
+
+
+def _has_differences(form: IntFormat | Minifloat, zero: Array, kind: ir.DataType) -> bool:
+    """Return whether a type has all codes less a zero point, which is a code itself."""
+    if isinstance(form, Minifloat):
+        return not zero.any() and kind is ir.DataType.FLOAT
+    is_code = (zero == np.rint(zero)) & (zero >= form.lo) & (zero <= form.hi)
+    return bool(is_code.all()) and form.hi - form.lo <= _LARGEST[kind]
 
 
 def _only_user(node: ir.Node, name: str, shape: tuple[int, ...]) -> ir.Node | None:

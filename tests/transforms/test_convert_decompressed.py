@@ -31,6 +31,8 @@ WEIGHTS = {
     "uint8[2,1,3] z = {1, 2, 3, 4, 5, 6}, int64[2] sizes = {4, 3}> "
     "{ c = Cast <to = 1> (w) q = Cast <to = 1> (z) e = Sub (c, q) d = Mul (e, s) "
     "r = Reshape (d, sizes) y = MatMul (x, r) }",
+    "transposed": f"<uint8[3,4] w = {CODES}, float[1,3] s = {{0.1, 0.33, 0.7}}> "
+    "{ t = Transpose (w) c = Cast <to = 1> (t) d = Mul (c, s) y = MatMul (x, d) }",
     "of channels": f"<uint8[4,3] w = {CODES}, float[3] s = {{0.1, 0.33, 0.7}}, "
     "float[3] z = {7, 8, 9}> "
     "{ c = Cast <to = 1> (w) e = Sub (c, z) d = Mul (e, s) y = MatMul (x, d) }",
@@ -48,7 +50,7 @@ def results(model: Model, name: str = "y") -> Any:
     return ReferenceEvaluator(model.to_proto()).run([name], {"x": DATA})[0]
 
 
-@pytest.mark.cases(fast=8)
+@pytest.mark.cases(fast=10)
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("step", [ConvertDialect(to="qdq"), FoldWeights()], ids=["convert", "fold"])
 def test_codes_are_decoded_by_dequantize_linear(step: Any, name: str) -> None:
@@ -68,6 +70,17 @@ def test_codes_are_decoded_by_dequantize_linear(step: Any, name: str) -> None:
 def test_info_shows_them(name: str) -> None:
     (found,) = overview(made(WEIGHTS[name]).ir).quantizers
     assert (found.weight, found.format) == (True, "uint8")
+
+
+def test_minifloats_are_decoded_too() -> None:
+    """The codes are 1, 2, 0.5 and others as bits of FLOAT8E4M3FN."""
+    body = "<float8e4m3fn[4,3] w = {56, 64, 48, 57, 66, 1, 9, 120, 200, 0, 128, 100}, "
+    body += "float[3] s = {0.1, 0.33, 0.7}> { c = Cast <to = 1> (w) d = Mul (c, s) "
+    model = made(body + "y = MatMul (x, d) }")
+    expected = results(model)
+    report = model.apply(ConvertDialect(to="qdq"))
+    assert [site.spelling for site in report if site.spelling] == ["DequantizeLinear"]
+    np.testing.assert_array_equal(results(model), expected)
 
 
 def test_a_zero_point_that_is_no_code_stays() -> None:
