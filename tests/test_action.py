@@ -239,6 +239,7 @@ def test_a_missing_candidate_is_told(project):
     assert "digits_nncf_qdq.onnx`: failed, exit status 3" in done.summary
 
 
+@pytest.mark.slow
 def test_no_name_starts_another_command(project):
     name = "odd\n::warning::100%, by a name: "
     shutil.copy(project.folder / "models" / "digits_nncf.onnx", project.folder / f"{name}.onnx")

@@ -104,6 +104,7 @@ def test_picture_leaves_out_what_follows(tree: Path) -> None:
     assert path.read_bytes() == first
 
 
+@pytest.mark.slow
 def test_picture_in_the_documentation_is_current(tmp_path: Path) -> None:
     """It is drawn by ``.ci/figures --picture docs/dev/architecture.svg``."""
     run("--picture", tmp_path / "drawn.svg")

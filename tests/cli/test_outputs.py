@@ -174,6 +174,7 @@ def test_a_full_disk_behind_standard_output_leaves_no_file(files):
     assert everything(files) == before
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_costs_no_output(files):
     read, write = os.pipe()
     os.close(read)

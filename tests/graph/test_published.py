@@ -37,6 +37,7 @@ print("good")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "imported"), [("", False), ("import onnx.reference", True)], ids=["after", "before"]
 )

@@ -109,6 +109,7 @@ def drawn(files: dict[str, Any], command: str) -> dict[str, Any]:
     return illustrated(files[command], *models, [{"x": files["x"]}])
 
 
+@pytest.mark.slow
 def test_a_proof_is_shown_with_counts_steps_and_codes(files: dict[str, Any]) -> None:
     page = Reader(html_page(drawn(files, "prove")))
     differing = sum(region["differing_inputs"] for region in files["prove"]["regions"])

@@ -113,6 +113,7 @@ def test_markdown_of_equal_graphs_says_so(documents):
     assert "they have the same form" in text
 
 
+@pytest.mark.slow
 def test_long_tables_end_somewhere(documents):
     document = copy.deepcopy(documents["proved"])
     document["regions"] *= 5000

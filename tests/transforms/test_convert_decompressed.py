@@ -95,6 +95,7 @@ net (float[2, 4] x) => (float[2, 4] y)
 }"""
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("to", "operator"),
     [("qdq", "QuantizeLinear"), ("qonnx", "Quant"), ("openvino", "FakeQuantize")],

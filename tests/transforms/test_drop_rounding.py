@@ -162,6 +162,7 @@ def test_constants_are_kept_and_ranges_without_a_line_refused(check_pass):
     assert "its output range is a point" in reasons[2]
 
 
+@pytest.mark.slow
 def test_branches_and_functions_too(check_pass):
     text = """<ir_version: 8, opset_import: ["": 16, "org.openvinotoolkit": 1, "local": 1]>
         g (float[500] x) => (float[500] y) <bool c = {1}, float a = {0}, float b = {3}> {

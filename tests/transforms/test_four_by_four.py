@@ -67,7 +67,7 @@ def check_refusals(report: Report, model_name: str, to: str) -> None:
         assert "levels" in entry.reason
 
 
-@pytest.mark.cases(fast=10)
+@pytest.mark.cases(fast=6, slow=40)
 @pytest.mark.parametrize("to", DIALECTS)
 def test_every_model_in_every_dialect(models, tmp_path, model_name, to):
     path = models / f"{model_name}.onnx"
@@ -81,7 +81,7 @@ def test_every_model_in_every_dialect(models, tmp_path, model_name, to):
     assert_equal(load(out), path, models)
 
 
-@pytest.mark.cases(fast=6)
+@pytest.mark.cases(fast=6, slow=30)
 @pytest.mark.parametrize("to", DIALECTS)
 def test_a_second_conversion_changes_nothing(models, model_name, to):
     model, _ = convert(models / f"{model_name}.onnx", to)

@@ -145,7 +145,7 @@ def off_by_steps(core: Any, folder: Path, quantizer: Quantizer, scale: float) ->
     return np.abs(found - original.run(data, backend="numpy")["y0"]) / np.float32(scale)
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_it_agrees_at_every_threshold_where_scales_are_powers_of_two(core, tmp_path, part):
     for quantizer in quantizers(0.25)[part::4]:

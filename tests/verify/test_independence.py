@@ -50,6 +50,7 @@ def test_the_checker_reaches_no_search(modules):
     assert {component(module) for module in loaded} <= ALLOWED
 
 
+@pytest.mark.slow
 def test_nothing_of_the_search_is_loaded():
     loads = (
         "import sys, qgraph.verify.verify\n"

@@ -43,7 +43,7 @@ def computed(model: Model | ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarra
     return y
 
 
-@pytest.mark.cases(fast=4, slow=10)
+@pytest.mark.cases(fast=3, slow=8)
 @pytest.mark.parametrize("name", SUMS)
 def test_exact_forms_are_proved_and_verified(case, name, scales):
     was_real = False
@@ -63,7 +63,7 @@ def test_exact_forms_are_proved_and_verified(case, name, scales):
         assert verify(document, load(made.model), candidate) == "proved"
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize("name", ["QLinearConv", "QLinearMatMul", "QGemm"])
 def test_real_forms_are_proved_where_the_pass_says_so(case, name):
     """The pass tries all sums; the proof looks at all floats that a sum may be rounded to."""

@@ -234,6 +234,7 @@ def test_a_region_may_begin_before_what_hides_a_difference():
     assert found.regions[0].entries == (("x", "x"),)
 
 
+@pytest.mark.slow
 def test_a_value_that_only_shares_its_name_does_not_mislead():
     # both models have a value 'a', which is another step of the same computation
     ours = parse(
@@ -522,6 +523,7 @@ def test_packed_products_are_products_of_what_they_decode_to():
     assert (found.verdict, found.regions[0].differing_inputs) == ("different", 1)
 
 
+@pytest.mark.slow
 def test_nothing_is_called_different_on_a_guess():
     # an Exp is no Softmax, so what is made of them says nothing
     ours = parse(

@@ -123,6 +123,7 @@ def test_an_operator_that_is_overlooked_is_found(monkeypatch):
     assert wrong
 
 
+@pytest.mark.slow
 def test_an_input_that_is_shown_tells_the_models_apart():
     shown = 0
     for seed in range(5300, 5308):

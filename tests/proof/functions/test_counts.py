@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from qgraph.proof.functions.decide import decide
 from qgraph.proof.functions.expression import Builder, Expr
@@ -30,6 +31,7 @@ def _pair(cones: SimpleNamespace, b: Builder, case: dict[str, Any]) -> tuple[Exp
     return cones.quant_codes(b, x, s, z, lo, hi), cones.linear_codes(b, x, s, z, lo, hi)
 
 
+@pytest.mark.slow
 def test_all_published_counts_come_out(cones: SimpleNamespace, golden: Path) -> None:
     cases = json.loads((golden / "counts.json").read_text())
     assert len(cases) == 50

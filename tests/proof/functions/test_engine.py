@@ -95,6 +95,7 @@ def test_one_different_channel_is_named() -> None:
     assert finding.at_infinity.channel.tolist() == [2]
 
 
+@pytest.mark.slow
 def test_differing_stretches_need_no_plateaus() -> None:
     """A quantizer against its input: nearly all inputs differ, which boxes show as they are."""
     b = Builder()
