@@ -151,12 +151,13 @@ def test_failed_proof_tells_regions_counts_and_a_witness(failures):
     lines = errors(failures["test_proved_apart"])
     assert lines[0] == "the models are different: The models differ in 1 of 1 region."
     found = re.fullmatch(
-        r"\S+: ([\d,]+) inputs give another value than '\S+', such as (\S+): (\S+), not (\S+)\.",
+        r"\S+: ([\d,]+) inputs give another value than '\S+', such as (\S+): reference (\S+), "
+        r"candidate (\S+)\.",
         lines[1],
     )
     assert found
     assert int(found[1].replace(",", "")) > 1_000_000
-    x, *values = (float(found[n]) for n in (2, 4, 3))
+    x, *values = (float(found[n]) for n in (2, 3, 4))
     expected = [np.clip(np.rint(x / s), -8, 7) * s for s in (0.5, 0.75)]  # the formula of Quant
     assert values == expected
 

@@ -49,7 +49,7 @@ def test_a_graph_that_cannot_be_matched_is_matched_by_name(
     def refuse(*_: object, **__: object) -> None:
         raise UnsupportedError("no")
 
-    monkeypatch.setattr(module, "plain", refuse)
+    monkeypatch.setattr(module, "normalised_models", refuse)
     text = "g (float[2] x) => (float[2] y) { a = Abs (x) y = Exp (a) }"
     assert pairs(model(text), model(text)) == {"a": "a", "y": "y"}
 
