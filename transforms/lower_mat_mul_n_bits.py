@@ -46,9 +46,10 @@ class LowerMatMulNBits(Transform):
     2. ``MatMul(a, (Cast(codes) - z[rows]) * s[rows])`` if zero points are no codes, or g_idx does
        not fill the blocks.
 
-    Data of 16-bit floats are multiplied in float32 and rounded once, as the operator does. All
-    weights are compared, element by element. ``accuracy_level`` has no counterpart: runtimes that
-    rounded the data because of it no longer do.
+    Data of 16-bit floats are multiplied in float32 and rounded once, as the operator does. Both
+    forms subtract the zero point from a code and multiply by the scale. Codes are written while the
+    model is saved, strip by strip; packed ones are unpacked again and compared. ``accuracy_level``
+    has no counterpart: runtimes that rounded the data because of it no longer do.
     """
 
     signed: bool = option(False, help="store signed codes, such as INT4 for UINT4")

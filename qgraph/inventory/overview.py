@@ -140,6 +140,7 @@ def _unsupported(model: ir.Model) -> Iterator[ir.Node]:
 def _is_ours(node: ir.Node) -> bool:
     try:
         composite = composite_of(node)
-        return is_mat_mul_n_bits(node) or bool(composite or operator_of(node))
+        is_written = composite is not None and composite.is_defined
+        return is_mat_mul_n_bits(node) or is_written or operator_of(node) is not None
     except OperatorError:
         return True

@@ -36,11 +36,13 @@ class Composite:
         define: ``define(draft, node)`` writes the graph for one node and returns its outputs. It
             raises ValueError for a node that it does not describe.
         remark: in what the graph and the operator differ; None if in nothing.
+        is_defined: whether there is a graph; otherwise ``define`` gives the reason and a way out.
     """
 
     keys: tuple[OpKey, ...]
     define: Write
     remark: str | None = None
+    is_defined: bool = True
 
     def write(self, draft: Draft, node: ir.Node) -> Operand:
         """Write the graph for ``node``, and return what takes the place of its first output.
@@ -64,7 +66,11 @@ _BY_KEY: dict[OpKey, Composite] = {}
 
 
 def composite(
-    name: str, *domains: str, also: Iterable[OpKey] = (), remark: str | None = None
+    name: str,
+    *domains: str,
+    also: Iterable[OpKey] = (),
+    remark: str | None = None,
+    is_defined: bool = True,
 ) -> Callable[[Write], Write]:
     """Return a decorator that registers the definition it is put on.
 
@@ -73,11 +79,12 @@ def composite(
         domains: of the operator.
         also: other domains and names with the same meaning.
         remark: in what the graph and the operator differ.
+        is_defined: whether there is a graph; if not, ``define`` raises the reason.
     """
 
     def register(define: Write) -> Write:
         keys = (*(OpKey(domain, name) for domain in domains), *also)
-        COMPOSITES.add(name)(Composite(keys, define, remark))
+        COMPOSITES.add(name)(Composite(keys, define, remark, is_defined))
         _BY_KEY.clear()
         return define
 

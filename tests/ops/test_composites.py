@@ -13,6 +13,7 @@ import pytest
 
 from qgraph import prove
 from qgraph.errors import OperatorError
+from qgraph.inventory.overview import overview
 from qgraph.model import Model, load
 from qgraph.ops.composite import COMPOSITES
 from qgraph.reports import SiteStatus
@@ -196,5 +197,6 @@ def test_operators_without_a_published_definition_are_refused(name: str) -> None
     (site,) = model.apply(LowerVendorOperators())
     assert site.outcome is SiteStatus.REFUSED
     assert way_out in str(site.reason)
+    assert overview(model.ir).unsupported == {f"{domain}::{name}": 1}
     with pytest.raises(OperatorError, match=way_out):
         model.run(fed(model, [numbers(2, 16)]), backend="numpy")

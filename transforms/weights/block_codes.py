@@ -26,7 +26,7 @@ _TILE_BYTES = 32
 class BlockCodes:
     """Writes weights ``[K, N]``, their scales and their zero points while a model is saved.
 
-    Every code is unpacked again and compared.
+    Packed codes are unpacked again and compared.
 
     Attributes:
         form: how the weights are stored.

@@ -41,4 +41,4 @@ def _refusal(reason: str) -> Callable[[Draft, ir.Node], Operand]:
 
 
 for _name, (_domains, _reason) in UNDEFINED.items():
-    composite(_name, *_domains)(_refusal(_reason))
+    composite(_name, *_domains, is_defined=False)(_refusal(_reason))
