@@ -14,11 +14,13 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError, where
 from qgraph.execution.plan import is_fixed
 from qgraph.execution.session import Session
+from qgraph.graph.opset.history import EARLY
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.ops.dispatch import Imports
 from qgraph.ops.kernels.standard import Kernel
@@ -49,8 +51,13 @@ def import_runtime(what: str, instead: str) -> ModuleType:
 
 
 def is_runtime_operator(node: ir.Node) -> bool:
-    """Return whether ONNX Runtime, which is installed, has the operator of ``node``."""
-    return OpKey.of(node) in _runtime_operators()
+    """Return whether ONNX Runtime, which is installed, has an operator of its own for ``node``.
+
+    Those of the standard domain that onnx has, in another opset perhaps, are not its own, but for
+    the few that it has in every opset.
+    """
+    is_standard = node.domain == "" and onnx.defs.has(node.op_type) and node.op_type not in EARLY
+    return not is_standard and OpKey.of(node) in _runtime_operators()
 
 
 def runs_alone(node: ir.Node) -> bool:

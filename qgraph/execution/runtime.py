@@ -223,7 +223,7 @@ class RuntimeExecutor(Executor):
         if node.domain == "":
             version = imports.get("", 0)
             known = version > 0 and onnx.defs.has(node.op_type, version, "")
-            known = known or (not onnx.defs.has(node.op_type) and is_runtime_operator(node))
+            known = known or is_runtime_operator(node)
         else:
             known = node.domain in _DOMAINS
         inner = (each for graph in graphs_of(node) for each in graph)

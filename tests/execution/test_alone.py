@@ -62,6 +62,23 @@ def test_an_operator_that_onnx_runtime_does_not_have_is_refused() -> None:
         load(ir.from_onnx_text(text)).run({"x": np.ones(2, np.float32)}, backend="numpy")
 
 
+def test_a_standard_operator_of_a_later_opset_is_refused_as_such() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) {
+        y = Gelu (x)
+    }"""
+    with pytest.raises(UnsupportedError, match="its domain is imported at version 17"):
+        load(ir.from_onnx_text(text)).run({"x": np.ones(2, np.float32)}, backend="numpy")
+
+
+@pytest.mark.parametrize("backend", ["numpy", "ort"])
+def test_layer_normalization_runs_below_its_opset(backend: str) -> None:
+    text = """<ir_version: 8, opset_import: ["": 13]> g (float[2, 2] x) => (float[2, 2] y)
+    <float[2] w = {1, 2}, float[2] b = {0, 1}> { y = LayerNormalization (x, w, b) }"""
+    x = np.float32([[1, 3], [5, 1]])
+    y = load(ir.from_onnx_text(text)).run({"x": x}, backend=backend)["y"]
+    np.testing.assert_allclose(y, [[-1, 3], [1, -1]], atol=1e-4)
+
+
 def test_in_proofs_equal_operators_of_equal_operands_are_equal() -> None:
     assert str(prove(normalized(), normalized()).verdict) == "proved"
     assert str(prove(normalized(), normalized("0.25")).verdict) != "proved"
