@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -16,30 +17,44 @@ from qgraph.reasons import ExplainedReason, id_of
 from qgraph.text import read_fields, read_json
 from qgraph.version import head
 
-SUMMED_ALIKE = (
-    "MatMulNBits and Gemm sum their products in the order of MatMul, which ONNX leaves open, and "
-    "add the bias to the finished sum"
-)
-WHOLE_SUMS = (
-    "sums of products of codes that stay below 2**24 are computed without rounding, in whatever "
-    "order they are added"
-)
-OPEN_BOUNDS = (
-    "no infinity reaches a Clip that lacks a bound; ONNX leaves open whether it stays infinite or "
-    "becomes the largest finite number"
-)
 AS_WRITTEN = (
     "every operator computes as written: one IEEE 754 operation at a time in the type of its "
     "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise"
 )
-NOT_FED = "{} initializers that could be fed as inputs too are not fed"
-NO_NAN = "no NaN reaches the {} regions that do not keep it"
+NOT_FED = "{} initializers that are also graph inputs keep the values of the file"
+NO_NAN = "no NaN reaches the {} regions that treat NaN differently in the two models"
 ZERO_SIGNS = (
-    "zeros count as equal whatever their sign; {} regions do not keep it, and nothing after them "
-    "sees it"
+    "-0 counts as equal to +0: {} regions may change the sign of a zero, and no operator after "
+    "them distinguishes -0 from +0"
 )
-AFTER_DIFFERENCE = "after a difference the values were taken for equal"
+WHOLE_SUMS = (
+    "sums of products of codes that stay below 2**24 are computed without rounding, in any order "
+    "of additions"
+)
+OPEN_BOUNDS = (
+    "no infinity reaches a Clip without an upper or a lower bound; ONNX does not define whether it "
+    "stays infinite or becomes the largest finite number"
+)
+AFTER_DIFFERENCE = "after a difference, values were assumed equal to find later differences"
 EQUAL_OPERATORS = "equal operators on equal operands have equal results"
+SUMMED_ALIKE = (
+    "MatMulNBits and Gemm add their products in the order of MatMul, which ONNX does not define, "
+    "and add the bias to the finished sum"
+)
+ROUNDED_ONCE = (
+    "constants computed by {} are the exact results, rounded once; ONNX does not define their last "
+    "bits"
+)
+OPEN_SIZES = "symbolic dimensions of the inputs ({}) and their products are below 2**40"
+ONE_SIZE = "dimensions of the same name are equal: {} is the size of {}"
+NO_NAN_AT_MAXIMA = "no NaN reaches the {} maxima that were exchanged with functions"
+ZEROS_REWRITTEN = (
+    "-0 counts as equal to +0: the normal form may change the sign of a zero, and no operator "
+    "after the rewritten ones distinguishes -0 from +0"
+)
+SUMS_OF_CODES = (
+    "sums of codes that stay below 2**24 are computed without rounding, in any order of additions"
+)
 
 if not TYPE_CHECKING:
     __getattr__ = renamed(__name__)
@@ -322,12 +337,48 @@ _NO_BOUNDS: Mapping[str, Any] = {"limits": [], "against": "execution", "order": 
 """The fields of certificates that belong to bounds, of a certificate without any."""
 
 
+_ZEROS = "zeros count as equal whatever their sign; "
+_SCHEMA_1: Mapping[str, str] = {
+    "{} initializers that could be fed as inputs too are not fed": NOT_FED,
+    "no NaN reaches the {} regions that do not keep it": NO_NAN,
+    _ZEROS + "{} regions do not keep it, and nothing after them sees it": ZERO_SIGNS,
+    "sums of products of codes that stay below 2**24 are computed without rounding, in whatever "
+    "order they are added": WHOLE_SUMS,
+    "no infinity reaches a Clip that lacks a bound; ONNX leaves open whether it stays infinite or "
+    "becomes the largest finite number": OPEN_BOUNDS,
+    "after a difference the values were taken for equal": AFTER_DIFFERENCE,
+    "MatMulNBits and Gemm sum their products in the order of MatMul, which ONNX leaves open, and "
+    "add the bias to the finished sum": SUMMED_ALIKE,
+    "constants that {} compute are the exact results, rounded once; ONNX leaves their last bits "
+    "open": ROUNDED_ONCE,
+    "open sizes of the inputs ({}) and their products are below 2**40": OPEN_SIZES,
+    "dimensions of one name are equal: {} is the size of {}": ONE_SIZE,
+    _ZEROS + "the normal form does not keep it, and nothing after the operators that it rewrote "
+    "distinguishes it": ZEROS_REWRITTEN,
+    "sums of codes that stay below 2**24 are computed without rounding, in whatever order they are "
+    "added": SUMS_OF_CODES,
+}
+"""The conditions as schema 1 words them, and as they are worded now."""
+
+
+def _reworded(condition: object) -> object:
+    """Return a condition of schema 1 in the present words."""
+    for old, new in _SCHEMA_1.items():
+        match = re.fullmatch(re.escape(old).replace(r"\{\}", "(.+)"), str(condition))
+        if match is not None:
+            return new.format(*match.groups())
+    return condition
+
+
 def _current(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a certificate with the fields that schema 1 lacks."""
+    """Return a certificate with the fields that schema 1 lacks, and with the present conditions."""
     if document.get("schema") != 1 or not isinstance(regions := document.get("regions"), list):
         return document
-    new = {"bound": None, "reason_id": None}
-    return {**_NO_BOUNDS, **document, "regions": [{**new, **region} for region in regions]}
+    new: dict[str, Any] = {"bound": None, "reason_id": None}
+    current = {**_NO_BOUNDS, **document, "regions": [{**new, **region} for region in regions]}
+    if isinstance(conditions := document.get("conditions"), list):
+        current["conditions"] = [_reworded(condition) for condition in conditions]
+    return current
 
 
 def _expect_no_bounds(document: Mapping[str, Any]) -> None:

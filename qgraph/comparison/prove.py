@@ -77,7 +77,7 @@ def prove(
     Raises:
         ModelError: a model is not usable, or their inputs or outputs differ.
         OptionError: ``exact`` is neither values nor bits.
-        UnsupportedError: a function cannot be inlined, or this thread does not compute as IEEE 754
+        UnsupportedError: a function cannot be inlined, or this thread does not follow IEEE$
             says.
     """
     models = load(reference), load(candidate)

@@ -1,1 +1,1 @@
-"""Deciding equality of two small graphs over all float32 inputs."""
+"""Proofs that two models compute equal outputs for every input."""

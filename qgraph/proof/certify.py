@@ -1,4 +1,4 @@
-"""Proving two whole models equal for every input, or showing exactly where they differ."""
+"""Prove that two models are equal for every input, or find the regions that differ."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from qgraph.certificate import (
     NO_NAN,
     NOT_FED,
     OPEN_BOUNDS,
+    ROUNDED_ONCE,
     SUMMED_ALIKE,
     WHOLE_SUMS,
     ZERO_SIGNS,
@@ -41,20 +42,15 @@ from qgraph.proof.normal.normalise import NormalForm, normalise
 from qgraph.proof.regions import Decided
 from qgraph.reasons import SIGN_OF_ZERO
 
-ROUNDED_ONCE = (
-    "constants that {} compute are the exact results, rounded once; "
-    "ONNX leaves their last bits open"
-)
-
 
 @dataclass(frozen=True)
 class Proof:
-    """A certificate, and what it was read off.
+    """A certificate, and the matching that it follows from.
 
     Attributes:
-        certificate: names no files.
-        matching: of the two models, whose claims were proved or not.
-        shown: each claim and its outcome.
+        certificate: the certificate; it names no files.
+        matching: the matching of the two models.
+        shown: each claim of the matching, with its outcome.
     """
 
     certificate: Certificate
@@ -71,35 +67,36 @@ def certify(
     evidence: bool = False,
     demonstrate: Demonstrate | None = None,
 ) -> Proof:
-    """Prove that two models compute equal outputs for every input, without running them.
+    """Prove that two models compute equal outputs for every input.
 
     The graphs are matched from their inputs. Where they differ in form, the smallest regions that
-    compute a value from an equal one are compared over all inputs, by their operators' definitions.
-    After a difference the values are assumed equal, so that all differing places are found. Regions
-    that differ make the models different if their pairing is forced, or if an input of the models
-    shows a difference in the outputs; else they are undecided.
+    compute one value from equal values are compared over all inputs, by the definitions of their
+    operators. After a difference, values are assumed equal, so that later differences are found
+    too. Regions that differ make the models different if their pairing is forced (see
+    :mod:`qgraph.proof.forced`), or if a run of both models shows a difference in the outputs.
+    Otherwise they are undecided.
 
     Args:
         reference: the model to compare with.
         candidate: the model that should be equal.
-        exact: what counts as equal: values, or bits, which covers NaN and the sign of zero.
-        keep_inputs: leave initializers that are inputs too; they are not constant then.
+        exact: the level to prove: values, or bits, which includes NaN and the sign of zero.
+        keep_inputs: do not treat initializers that are also graph inputs as constants.
         evidence: list in the certificate how the inputs of each region were divided, so that it can
             be verified.
-        demonstrate: finds an input on which the outputs of the models differ. Without it no input
-            of the models is tried.
+        demonstrate: runs the models to find an input on which their outputs differ; None to run
+            nothing.
 
     Raises:
-        ModelError: their inputs or outputs differ.
+        ModelError: the models have different inputs or outputs.
         OptionError: ``exact`` is neither values nor bits.
-        UnsupportedError: a function cannot be inlined, or this thread does not compute as IEEE 754
+        UnsupportedError: a function cannot be inlined, or this thread does not follow IEEE$
             says.
     """
     level = member(Exactness, exact, "exact")
     if level < Exactness.VALUES:
         raise OptionError(
-            f"exact={level}: only equal values can be put together to a proof of two models, "
-            "expected values or bits. Ask for one of these."
+            f"exact={level} cannot be proved for whole models, expected values or bits. Ask for "
+            "one of these."
         )
     sides = normalised_models(reference, candidate, keep_inputs=keep_inputs, open_sums=True)
     (matching, shown, shown_by), form = _show(sides, level, demonstrate)
@@ -120,7 +117,7 @@ def certify(
         )
         for node, reason in _zero_sign_nodes(matching, shown)
     )
-    regions += dict.fromkeys(seen)  # both models may have the node that sees it
+    regions += dict.fromkeys(seen)  # both models may have the node
     facts, of_sizes = listed_facts(sides, _names_of_values(regions))
     packed = any(map(has_packed_products, (reference, candidate)))
     certificate = Certificate(
@@ -145,7 +142,7 @@ def certify(
 
 
 def _names_of_values(regions: Sequence[RegionVerdict]) -> tuple[set[str], set[str]]:
-    """Return the names of the values that regions begin with and end in, of both models."""
+    """Return the names of the values at the entries and exits of regions, for each model."""
     names: tuple[set[str], set[str]] = (set(), set())
     for region in regions:
         for pair in ((region.reference_value, region.candidate_value), *region.entries):
@@ -158,7 +155,7 @@ def _names_of_values(regions: Sequence[RegionVerdict]) -> tuple[set[str], set[st
 
 
 _Divided = dict[Key, tuple[Division, ...]]
-"""How inputs divide, for each pair of functions."""
+"""How the inputs of each pair of functions were divided."""
 
 _Attempt = tuple[Matching, list[Shown], NormalForm | None]
 
@@ -168,10 +165,10 @@ def _show(
     level: Exactness,
     demonstrate: Demonstrate | None,
 ) -> tuple[Established, NormalForm | None]:
-    """Match two models and show what follows, as they are, or in normal form if claims fail.
+    """Return the attempt with the fewest failed claims, on the models as written or in normal form.
 
-    Where the matching of the models as they are pairs results of different operators, the normal
-    form is tried first. The attempt in which the fewest claims fail is kept.
+    The normal form is tried if claims about the models as written fail. It is tried first if the
+    matching of the models as written pairs results of different operators.
     """
     decided: Decided = {}
     tried: list[_Attempt] = []
@@ -191,7 +188,7 @@ def _show(
 def _in_order(
     sides: tuple[NormalisedModel, NormalisedModel], level: Exactness
 ) -> Iterator[tuple[Matching, NormalForm | None]]:
-    """Yield the matchings of two models to try, the first that promises a proof first."""
+    """Yield the matchings to try, the most promising one first."""
     as_written = Matching(*sides)
     is_doubtful = any(map(_is_doubtful, as_written.claims))
     later = []
@@ -210,9 +207,9 @@ def _in_order(
 def _concluded(
     attempt: _Attempt, level: Exactness, known: Decided, demonstrate: Demonstrate | None
 ) -> tuple[Established, NormalForm | None]:
-    """Return an attempt whose differences are established, and whose inputs are all tried.
+    """Return an attempt after its differences were established and costly regions enumerated.
 
-    All inputs of a region are only tried where that can change the verdict.
+    All inputs of a region are tried only if that can change the verdict.
     """
     matching, shown, form = attempt
     established = _established(matching, shown, level, known, demonstrate)
@@ -220,7 +217,7 @@ def _concluded(
     if any(s.outcome.differs(level) for s in shown):
         return (matching, try_all_inputs(shown), example), form
     if any(s.verdict.exactness is None and not _is_given_up(s) for s in shown):
-        return established, form  # whatever the others give, the models are undecided
+        return established, form  # the models are undecided, whatever the other regions give
     return _established(matching, try_all_inputs(shown), level, known, demonstrate), form
 
 
@@ -249,13 +246,13 @@ def _is_given_up(s: Shown) -> bool:
 def _normal_forms(
     sides: tuple[NormalisedModel, NormalisedModel], level: Exactness
 ) -> list[NormalForm]:
-    """Return the models in the normal form that keeps bits, and in that which keeps ``level``."""
+    """Return the models in a normal form that keeps bits, and in one that keeps ``level``."""
     forms = (normalise(sides, kept) for kept in dict.fromkeys((Exactness.BITS, level)))
     return [form for form in forms if form is not None]
 
 
 def _is_doubtful(claim: EqualityClaim) -> bool:
-    """Return whether a claim is open, or says of a region that one side computes nothing."""
+    """Return whether a claim is open, or one side of its region has no nodes."""
     if claim.kind is Kind.OPEN:
         return True
     nearest = claim.entries[:1] if claim.kind is Kind.REGION else ()
@@ -263,7 +260,7 @@ def _is_doubtful(claim: EqualityClaim) -> bool:
 
 
 def _attempt(matching: Matching, level: Exactness, known: Decided) -> tuple[Matching, list[Shown]]:
-    """Show what follows from a matching; names may mislead, and are left out then."""
+    """Discharge the claims of a matching, again without the hints of names if claims fail."""
     shown = discharge(matching, level, known)
     failed = _failed(shown, level)
     if failed and matching.is_hinted:
@@ -276,14 +273,14 @@ def _attempt(matching: Matching, level: Exactness, known: Decided) -> tuple[Matc
 
 
 def _failed(shown: Sequence[Shown], level: Exactness) -> int:
-    """Return how many claims are not shown."""
+    """Return how many claims are not proved."""
     return sum(not s.verdict.reaches(level) for s in shown)
 
 
 def _zero_sign_nodes(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node, str]]:
-    """Return the nodes of both models that see signs of zeros that are not shared."""
+    """Return the nodes that distinguish zeros whose sign may differ between the models, and why."""
     found = []
-    # equal but for the sign of zero is all that takes part in a chain of claims, on both sides
+    # all values of a class that some claim proves except for the sign of zero, on both sides
     lossy = {
         matching.class_of(matching.reference, s.claim.reference)
         for s in shown
@@ -312,7 +309,7 @@ def _loses_zero_sign(s: Shown) -> bool:
 
 
 def _is_trivial(s: Shown) -> bool:
-    """Return whether two constants turned out to be the same one, stored in the same way."""
+    """Return whether a claim compares two stored constants that are equal bit for bit."""
     plain_constants = s.claim.reference.is_initializer() and s.claim.candidate.is_initializer()
     return plain_constants and s.verdict.exactness is Exactness.BITS
 
@@ -362,7 +359,7 @@ def _extent(
 
 
 def _boxes(outcome: PairOutcome, divided: _Divided) -> tuple[Division, ...]:
-    """Return how the inputs of a region divide; many regions may share a pair of functions."""
+    """Return how the inputs of a region divide, computed once for each pair of functions."""
     pair, finding = outcome.pair, outcome.finding
     if pair is None or finding is None or finding.undecided is not None or finding.enumerated:
         return ()
@@ -370,7 +367,9 @@ def _boxes(outcome: PairOutcome, divided: _Divided) -> tuple[Division, ...]:
         try:
             divided[pair.key] = boxes(*pair.functions)
         except Undecidable:
-            divided[pair.key] = ()  # one function, and none of steps: all there is to check
+            divided[
+                pair.key
+            ] = ()  # both sides are one function without steps: no evidence is needed
     return divided[pair.key]
 
 
@@ -383,8 +382,8 @@ def _verdict(regions: Sequence[RegionVerdict]) -> ProofVerdict:
 def _exactness(regions: Sequence[RegionVerdict], form: NormalForm | None) -> Exactness | None:
     if any(region.exactness is None for region in regions):
         return None
-    rungs = [region.exactness for region in regions if region.exactness is not None]
-    return min([*rungs, Exactness.BITS if form is None else form.exactness])
+    levels = [region.exactness for region in regions if region.exactness is not None]
+    return min([*levels, Exactness.BITS if form is None else form.exactness])
 
 
 def _conditions(
@@ -405,6 +404,6 @@ def _conditions(
 
 
 def _of_constants(matching: Matching) -> list[str]:
-    """Return what is taken for granted of constants that nodes compute."""
+    """Return the condition on computed constants whose last bits ONNX does not define."""
     found = matching.reference.known.inexact | matching.candidate.known.inexact
     return [ROUNDED_ONCE.format(", ".join(sorted(found)))] if found else []

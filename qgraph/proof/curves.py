@@ -1,4 +1,4 @@
-"""The values of one or two quantizers along their input: what a picture of their steps shows."""
+"""Compute the data for pictures of one quantizer, or of two that are compared."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ _SHOWN_RUNS = 512
 
 @dataclass(frozen=True)
 class Curve:
-    """The value of a quantizer on stretches of its input.
+    """The values of a quantizer as a step function.
 
     Attributes:
-        x: where stretches begin, and where the last one ends.
-        y: the value on each; one fewer than ``x`` has.
+        x: inputs at which steps begin, and the end of the last one.
+        y: the value on each step; one element fewer than ``x``.
     """
 
     x: tuple[float, ...]
     y: tuple[float, ...]
 
     def to_json(self) -> dict[str, list[float]]:
-        """Return both lists."""
+        """Return the lists ``x`` and ``y``."""
         return {"x": list(self.x), "y": list(self.y)}
 
 
 def channels(*functions: Expr) -> int:
-    """Return in how many channels the parameters of functions differ, or may."""
+    """Return the number of channels to which the parameters of functions broadcast."""
     return math.prod(np.broadcast_shapes(*(function.shape for function in functions)))
 
 
@@ -64,7 +64,7 @@ def in_channel(functions: Sequence[Expr], channel: int) -> list[Expr]:
 
     Args:
         functions: expressions of one variable.
-        channel: number of an element of what all their constants broadcast to.
+        channel: flat index into the shape that all their constants broadcast to.
     """
     shape = np.broadcast_shapes(*(function.shape for function in functions))
     return rebuilt(
@@ -77,14 +77,13 @@ def in_channel(functions: Sequence[Expr], channel: int) -> list[Expr]:
 def staircase(
     functions: Sequence[Expr], labels: Sequence[str], channel: int = 0, near: float | None = None
 ) -> dict[str, Any]:
-    """Return what a picture of one quantizer, or of two side by side, needs; plain numbers.
+    """Return the data for a picture of one quantizer, or of two that are compared, for JSON.
 
     Args:
         functions: one, or a reference and a candidate.
-        labels: what to call them.
-        channel: number of the element whose parameters are used.
-        near: an input on which they differ, to be looked at closely; None for the one whose values
-            lie farthest apart.
+        labels: their names in the picture.
+        channel: flat index of the channel whose parameters are used.
+        near: a differing input to enlarge; None for the one with the largest difference.
 
     Returns:
         ``channel``, ``channels``, ``labels``; ``curves`` over the whole range; and of two also
@@ -128,9 +127,9 @@ def _differences(
 def _stretch(
     reference: Expr, candidate: Expr, runs: Runs, near: float | None, ends: tuple[float, float]
 ) -> tuple[int, int] | None:
-    """Return the keys of a stretch of differing inputs to look at; None if none is to be seen.
+    """Return the keys of the interval of differing inputs to enlarge; None if there is none.
 
-    That is the one around ``near``, or else the one whose values lie farthest apart.
+    It contains ``near``, or else has the largest difference.
     """
     low, high = to_keys(np.array(ends, np.float32)).tolist()
     seen = np.flatnonzero((runs.hi >= low) & (runs.lo <= high))
@@ -139,7 +138,7 @@ def _stretch(
         around = seen[(runs.lo[seen] <= key) & (key <= runs.hi[seen])]
         seen = around if len(around) else seen
         if not len(seen) and low <= key <= high:
-            # where stretches could not be found, one input may be known
+            # if no intervals were found, one differing input may be known
             x = np.array([near], np.float32)
             a, b = (_values(function, x) for function in (reference, candidate))
             return (key, key) if (a != b).any() else None
@@ -154,7 +153,7 @@ def _stretch(
 def _around(
     reference: Expr, candidate: Expr, stretch: tuple[int, int], ends: tuple[float, float]
 ) -> dict[str, Any] | None:
-    """Return the values of both around a stretch, at each float where it is short.
+    """Return both functions around an interval of inputs, at each float if it is short.
 
     ``places`` are distances from the first input of the stretch, in floats, where ``unit`` is
     ``floats``; else inputs between ``ends``. None where too little of the stretch is there.
@@ -186,7 +185,7 @@ def _around(
 
 
 def _plateaus(function: Expr) -> Plateaus | None:
-    """Return the steps of a function; None if it has none, or too many to be seen."""
+    """Return the steps of a function; None if it has none, or too many to distinguish."""
     try:
         found = plateaus(function, max_boxes=_MAX_BOXES)
     except Undecidable:
@@ -195,16 +194,16 @@ def _plateaus(function: Expr) -> Plateaus | None:
 
 
 def _range(steps: Sequence[Plateaus | None], near: float | None) -> tuple[float, float]:
-    """Return the ends of the input that are worth a picture: all steps and a margin."""
+    """Return the range of inputs to draw: all steps and a margin."""
     ends: list[float] = []
     for some in steps:
         if some is not None and len(some.value) > 1:
             ends += [float(from_keys(some.hi[:1])[0]), float(from_keys(some.lo[-1:])[0])]
-            # where there is one step only, its height tells the scale
+            # with only one step, its height is used as its width
             ends += [float(v) for v in (some.value[0], some.value[-1]) if abs(v) < _FAR]
     ends = [end for end in ends if math.isfinite(end)]
     if near is not None and (not ends or abs(near) < 4 * max(map(abs, ends))):
-        # a difference far away would leave nothing to be seen of the steps
+        # a distant difference would make the steps too small to see
         ends.append(near)
     if not ends or max(map(abs, ends)) > _FAR:
         return -8.0, 8.0

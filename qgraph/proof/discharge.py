@@ -1,8 +1,8 @@
-"""Showing what a matching claims, each claim as near to its values as it can be shown.
+"""Prove the claims of a matching, each on the smallest region that suffices.
 
-A region may have two inputs, both of which quantizers leave few values. There are too many pairs of
-floats to try, but not of codes: all inputs on which the quantizers at the entries have one value
-each are one case. A case is run once, by the kernels.
+A region may have two inputs. There are too many pairs of floats to try. If each input first goes
+through a quantizer, there are few pairs of codes: all inputs on which both quantizers have constant
+results form one case. Each case is run once, by the kernels.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ from qgraph.reasons import (
     restated,
 )
 
-_GUESSED = NOT_FORCED(
-    "it begins with results of different operators, which may belong to other values"
-)
+_GUESSED = NOT_FORCED("it begins with results of different operators, which may not correspond")
 
 _ENTRIES = 4
 """Number of entries to try, in order of distance."""
@@ -55,7 +53,7 @@ _MOST_OPERATIONS = 48
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """A claim and what became of it; ``region`` is absent for constants and open claims."""
+    """A claim and its outcome; ``region`` is None for constants and open claims."""
 
     claim: EqualityClaim
     outcome: PairOutcome
@@ -63,18 +61,18 @@ class Shown:
 
     @property
     def verdict(self) -> Verdict:
-        """What holds."""
+        """The verdict on the claim."""
         return self.outcome.verdict
 
 
 def discharge(matching: Matching, level: Exactness, known: Decided | None = None) -> list[Shown]:
-    """Return what became of each claim, in their order.
+    """Return the outcome of each claim, in the order of the claims.
 
-    A region that is not equal enough from its nearest entry is tried from farther ones.
+    A region that does not reach ``level`` from its nearest entry is tried from farther ones.
 
     Args:
-        matching: with its claims.
-        level: what is enough: bits or values.
+        matching: the matching with its claims.
+        level: the level to reach: bits or values.
         known: see :func:`~qgraph.proof.regions.decide_cuts`.
     """
     claims = matching.claims
@@ -101,10 +99,10 @@ def _operators_differ(claim: EqualityClaim) -> bool:
 def _show_regions(
     matching: Matching, level: Exactness, known: Decided
 ) -> dict[EqualityClaim, Shown]:
-    """Return what is shown of each region from the first entry that suffices; else what is known.
+    """Return the outcome of each region, from its nearest entry that reaches ``level``.
 
-    What is counted from a farther entry is known better than what was given up from a nearer one.
-    The entries of one distance are tried for all regions together.
+    If no entry does, the nearest entry whose inputs were all counted is used, else the nearest one.
+    The entries of equal distance are tried for all regions together.
     """
     shown: dict[EqualityClaim, Shown] = {}
     left = [claim for claim in matching.claims if claim.kind is Kind.REGION]
@@ -122,12 +120,12 @@ def _show_regions(
 
 
 def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
-    """Return what is shown once regions that were given up are decided input by input.
+    """Return the outcomes after trying all inputs of regions that were given up.
 
-    Those of least effort come first, and those that would take too long are left as they are.
+    The cheapest regions come first. Regions that would take too long are left unchanged.
 
     Raises:
-        UnsupportedError: this thread does not compute as IEEE 754 says.
+        UnsupportedError: this thread does not follow IEEE 754.
     """
     efforts: list[tuple[int, int]] = []
     for place, s in enumerate(shown):
@@ -178,7 +176,7 @@ def _compare_constants(matching: Matching, claim: EqualityClaim) -> PairOutcome:
     if reference.dtype != candidate.dtype or reference.shape != candidate.shape:
         after = f"{candidate.dtype}{list(candidate.shape)}"
         before = f"{reference.dtype}{list(reference.shape)}"
-        return undecided(DO_NOT_FIT(f"{before} became {after}"))
+        return undecided(DO_NOT_FIT(f"the constants are {before} and {after}"))
     differing = int(np.count_nonzero(reference != candidate))
     level = Exactness.DIFFERENT if differing else Exactness.BITS
     return PairOutcome(Verdict(level, Method.CONSTANT, differing))
@@ -196,10 +194,10 @@ _SPECIAL = np.array([-np.inf, np.inf, np.nan], np.float32)
 
 
 def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> PairOutcome:
-    """Compare both sides for every case; counts are of cases.
+    """Compare both sides for every case. The verdict counts cases.
 
     Args:
-        matching: of the two models.
+        matching: the matching of the two models.
         entries: two pairs of equal values, from which both sides are computed.
         exit_: the pair of values to compare.
 
@@ -211,7 +209,7 @@ def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> Pa
     for side, end, *starts in zip(sides, exit_, *entries, strict=True):
         nodes = between(end, starts, side.joined)
         if nodes is None:
-            raise Undecidable(TWO_INPUTS("it does not only depend on two values"))
+            raise Undecidable(TWO_INPUTS("it does not depend on two values only"))
         _check_parameters(side, nodes)
         parts.append(nodes)
     (first, one), (second, other) = (_cases(sides, parts, entry) for entry in entries)
@@ -237,7 +235,7 @@ def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> Pa
         witness = Witness(*map(float, at))
     reason = f"{np.count_nonzero(~special)} pairs of values of two inputs were tried"
     verdict = Verdict(
-        # zeros of both signs are one case, so nothing is claimed about them
+        # -0 and +0 are one case, so nothing is claimed about them
         min(Exactness.of(found), Exactness.VALUES),
         Method.EXHAUSTIVE,
         found.differing,
@@ -263,16 +261,16 @@ def _check_parameters(side: MatchedModel, nodes: Sequence[ir.Node]) -> None:
             if array is None and value is not None:
                 data.append(value)
         if distinguishes_signed_zeros(node, data):
-            # zeros of both signs are one case
+            # -0 and +0 are one case
             raise Undecidable(
-                TWO_INPUTS(f"it has two inputs, and {node.op_type} sees the sign of zeros")
+                TWO_INPUTS(f"it has two inputs, and {node.op_type} distinguishes -0 from +0")
             )
 
 
 def _cases(
     sides: tuple[MatchedModel, MatchedModel], parts: Sequence[Sequence[ir.Node]], entry: Pair
 ) -> tuple[Array, Cases]:
-    """Return values of an entry so that every value has the results of one of them, and why."""
+    """Return one value of an entry for each case, and how the cases divide its inputs."""
     dtype = entry[0].dtype or entry[1].dtype
     if dtype is None:
         raise Undecidable(NOT_KNOWN("the type of one of its two inputs is not known"))
@@ -294,14 +292,14 @@ def _cases(
 
 
 def _levels(name: str, side: MatchedModel, value: ir.Value) -> tuple[Array, Cases] | None:
-    """Return the values that a quantizer of the model ``name`` lets a value have, and their inputs.
+    """Return the values that quantizers of a model leave to ``value``, and the inputs of each.
 
-    None is returned where no quantizer does.
+    None is returned if ``value`` is not computed by a quantizer.
     """
     chain = dominators(value, side.operands)
     for start in chain[1:]:
         if start.dtype is not ir.DataType.FLOAT:
-            # other types compute otherwise than the real numbers of the steps
+            # the steps are those of float32 functions only
             continue
         nodes = between(value, [start], side.joined)
         try:
@@ -315,7 +313,7 @@ def _levels(name: str, side: MatchedModel, value: ir.Value) -> tuple[Array, Case
 
 
 def _quantized(side: MatchedModel, nodes: Sequence[ir.Node], entry: ir.Value) -> list[ir.Value]:
-    """Return the values made of ``entry`` alone that nodes join with what else there is."""
+    """Return the values computed from ``entry`` alone that nodes combine with other values."""
     alone = {entry}
     for node in nodes:
         sources = side.joined(node.outputs[0])

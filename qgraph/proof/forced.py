@@ -1,16 +1,19 @@
-"""Which regions that differ make two models different.
+"""Decide which regions that differ make two models different.
 
-A region compares two values that were paired because the models would be equal if the values were.
-That two such values differ says little: another difference further on may undo it. It counts if
+A region compares two values that were paired because the models are equal if these values are. If
+the values differ, the models may still be equal, because a later difference can undo the first
+one. The region makes the models different if
 
-1. the entries of the region are equal, by claims that were proved and by nothing else;
-2. the models are one function of the two values, so that no second difference can undo it; others
-   may only be moved thresholds, which give no other values than those around them;
-3. the entry can be one of the inputs that differ;
-4. the difference shows in an output of which 2 holds.
+1. its entries are equal, by proved claims only;
+2. both models are the same function of the two values, so that no second difference can undo the
+   first one. Other regions may only move thresholds: they give no values that do not also occur
+   on inputs next to the thresholds;
+3. the entry can take one of the differing inputs;
+4. the difference reaches an output for which 2 holds.
 
-3 and 4 are read off the operators around the region; nothing is run. If no region counts, an input
-of the models may show a difference. If none does, the regions and the models are undecided.
+3 and 4 follow from the operators around the region; nothing is run. If no region satisfies all
+four, a run of the models may still show a difference. Otherwise the regions and the models are
+undecided.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from qgraph.proof.regions import Decided, cut, decide_cuts
 from qgraph.reasons import NOT_FORCED
 
 _MOST = 32
-"""Regions that are looked at."""
+"""Maximum number of regions to examine."""
 
 
 def forced(
@@ -45,12 +48,12 @@ def forced(
 ) -> tuple[Shown, Shown] | None:
     """Return a region that differs and makes the models different; None if there is none.
 
-    Returns: the region among ``shown``, and the same from the entry from which it counts.
+    Returns: the region among ``shown``, and the same region with the entry for which it is forced.
 
     Args:
-        matching: of the two models.
-        shown: all its claims, and what became of them.
-        level: what was asked for: bits or values.
+        matching: the matching of the two models.
+        shown: all its claims with their outcomes.
+        level: the level to prove: bits or values.
         known: see :func:`~qgraph.proof.regions.decide_cuts`.
     """
     differing = [s for s in shown if s.outcome.differs(level)]
@@ -89,12 +92,12 @@ def _fact(s: Shown) -> Implication:
 
 
 def _only_moves_thresholds(s: Shown) -> bool:
-    """Return whether values differ on narrow stretches between two of them on which both agree."""
+    """Return whether values differ only on narrow intervals between inputs with equal values."""
     return s.verdict.exactness is Exactness.NEAR and s.outcome.is_counted
 
 
 def adds_bias(matching: Matching, s: Shown) -> bool:
-    """Return whether a region adds the bias of a sum, which ONNX lets be rounded otherwise."""
+    """Return whether a region adds the bias of a sum, whose rounding ONNX does not define."""
     if s.region is None:
         return False
     parts = s.region.reference_nodes, s.region.candidate_nodes
@@ -113,20 +116,20 @@ def _shows(matching: Matching, s: Shown, outputs: Sequence[Pair], level: Exactne
         matching.reference.known,
         {a for a, _ in outputs},
         everywhere=s.outcome.finding is not None and s.outcome.finding.channels == 1,
-        # sums do not show the sign of a zero, but NaN
+        # sums pass NaN on, but not the sign of a zero
         through_sums=_differs_in_value(s, level) or s.verdict.nan_differs,
     )
 
 
 def _differs_in_value(s: Shown, level: Exactness) -> bool:
-    """Return whether numbers differ; where bits are asked for it may be signs of zero and NaN."""
+    """Return whether numbers differ, not only signs of zero or NaN as the level bits allows."""
     if level is Exactness.VALUES:
         return True
     return s.outcome.differs(Exactness.VALUES)
 
 
 def _versions(matching: Matching, s: Shown, known: Decided) -> Iterator[Shown]:
-    """Yield a region, then the same from entries that lie farther away."""
+    """Yield a region, then the same exit with entries that lie farther away."""
     yield s
     if s.claim.kind is not Kind.REGION or s.region is None:
         return
@@ -151,7 +154,7 @@ def _occurs(s: Shown, attained: Attained, level: Exactness) -> bool:
 
 
 def _stretches(s: Shown) -> Iterator[tuple[int, int, float, float]]:
-    """Yield channels, how many there are, and the first and last of some inputs that differ."""
+    """Yield the channel, the number of channels, and the ends of intervals of differing inputs."""
     finding, witness = s.outcome.finding, s.verdict.witness
     channels = 0 if finding is None else finding.channels
     if witness is not None:
@@ -164,10 +167,10 @@ def _stretches(s: Shown) -> Iterator[tuple[int, int, float, float]]:
 
 
 _BATCHES = 3
-"""Random inputs that are tried."""
+"""Number of random inputs to try."""
 
 _WITNESSES = 4
-"""Regions whose witnesses are tried as inputs."""
+"""Maximum number of regions whose witnesses are tried as inputs."""
 
 Established = tuple[Matching, list[Shown], Demonstration | None]
 
@@ -196,12 +199,14 @@ def establish(
     *,
     same_sums: bool,
 ) -> Established:
-    """Return what was shown, differences only if they make the models different, and what shows it.
+    """Return the outcomes, with differing regions undecided unless the models are different.
+
+    Returns: the matching, the outcomes, and the input that shows a difference, if a run did.
 
     Args:
-        matching: of the two models.
-        shown: its claims, and what became of them.
-        level: what was asked for: bits or values.
+        matching: the matching of the two models.
+        shown: its claims with their outcomes.
+        level: the level to prove: bits or values.
         known: see :func:`~qgraph.proof.regions.decide_cuts`.
         demonstrate: runs the models; None to run nothing.
         same_sums: whether all else is proved, so that the models add the same numbers.
@@ -211,7 +216,7 @@ def establish(
         return matching, list(shown), None
     found = forced(matching, shown, level, known)
     if found is None and matching.is_hinted:
-        # names may have divided the models into regions that are too small to be seen through
+        # hints of names may have made the regions too small
         sides = matching.reference.normalised, matching.candidate.normalised
         other = Matching(*sides, by_name=False)
         without = discharge(other, level, known)
@@ -238,7 +243,7 @@ def establish(
 def _demonstrations(
     matching: Matching, differing: Sequence[Shown], known: Decided
 ) -> Iterator[Demonstration]:
-    """Yield inputs full of a number on which a region differs, then random ones."""
+    """Yield inputs filled with a number on which a region differs, then random ones."""
     aimed = [s for s in differing if s.region is not None]
     for s in aimed[:_WITNESSES]:
         for entry in s.claim.entries:
@@ -250,13 +255,13 @@ def _demonstrations(
 
 
 def comparable(outputs: Iterable[Pair]) -> list[tuple[ir.Value, ir.Value, bool]]:
-    """Return the pairs of outputs that ONNX determines, and whether both are so to the last bit."""
+    """Return the pairs of outputs that ONNX defines, and whether it defines their last bits."""
     pairs = ((a, b, {_reliance(value) for value in (a, b)}) for a, b in outputs)
     return [(a, b, kinds == {"exact"}) for a, b, kinds in pairs if "undetermined" not in kinds]
 
 
 def _reliance(value: ir.Value) -> str:
-    """Return whether a value is exact, rounded or undetermined, by the nodes that make it."""
+    """Return whether a value is exact, rounded or undefined, by the nodes that compute it."""
     reliance = "exact"
     for node in live_nodes([value]):
         if is_random(node, {"": 1}) or _is_open_cast(node):
@@ -267,7 +272,7 @@ def _reliance(value: ir.Value) -> str:
 
 
 def _is_open_cast(node: ir.Node) -> bool:
-    """Return whether a node casts numbers to integers, which may leave their range."""
+    """Return whether a node casts numbers to integers, whose range they may exceed."""
     if node.op_type not in ("Cast", "CastLike") or node.inputs[0] is None:
         return False
     before, after = node.inputs[0].dtype, node.outputs[0].dtype
@@ -277,7 +282,7 @@ def _is_open_cast(node: ir.Node) -> bool:
 
 
 def _divides_by_data(node: ir.Node) -> bool:
-    """Return whether a node may tell zeros of both signs apart, which some operators leave open."""
+    """Return whether a node divides by data, and so may distinguish -0 from +0."""
     return node.op_type in ("Div", "Reciprocal", "Mod", "Atan2")
 
 
@@ -291,8 +296,8 @@ def _left_open(s: Shown) -> Shown:
         s,
         outcome=undecided(
             NOT_FORCED(
-                f"its sides differ on {count}{such}, but nothing forces the models to differ: "
-                "another difference may undo it, or these inputs may not occur"
+                f"its sides differ on {count}{such}, but this does not show that the models "
+                "differ: another difference may undo it, or these inputs may not occur"
             )
         ),
     )

@@ -1,4 +1,4 @@
-"""Deciding a region: two sets of nodes that compute a value each from one pair of equal values."""
+"""Decide regions: pairs of subgraphs that compute one value each from a pair of equal values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NOT_COMPUTED, NOT_KNOWN, TYPE_
 _PARAMETERS_ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 Decided: TypeAlias = dict[Key, PairOutcome]
-"""Outcomes by what both sides compute."""
+"""Outcomes by the form of both sides."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +51,10 @@ class Cut:
     """A region between an entry and an exit on both sides.
 
     Attributes:
-        entry: the pair of equal values; the variable.
+        entry: the pair of equal values, which is the variable.
         exit: the pair of values to compare.
-        reference_nodes, candidate_nodes: what lies between, in the order of computation.
-        shape: of the variable; None where not even the rank is known.
+        reference_nodes, candidate_nodes: the nodes between entry and exit, in topological order.
+        shape: shape of the variable; None if the rank is unknown.
     """
 
     entry: Pair
@@ -64,7 +64,7 @@ class Cut:
     shape: Shape | None
 
     def segments(self, matching: Matching) -> tuple[NodeSegment, NodeSegment]:
-        """Return both sides."""
+        """Return the reference side and the candidate side."""
         (a, b), (x, y) = self.entry, self.exit
         return (
             NodeSegment(self.reference_nodes, a, x, matching.reference.known.array),
@@ -85,7 +85,7 @@ def cut(matching: Matching, exit_: Pair, entry: Pair) -> Cut:
 def decide_cuts(
     matching: Matching, cuts: Sequence[Cut], decided: Decided | None = None
 ) -> list[PairOutcome]:
-    """Return the outcomes of regions, those of one form decided together.
+    """Return the outcome of each region. Regions of the same form are decided together.
 
     Args:
         matching: of the two models.
@@ -93,7 +93,7 @@ def decide_cuts(
         decided: see :func:`~qgraph.proof.functions.decide.decide_pairs`.
 
     Raises:
-        UnsupportedError: this thread does not compute as IEEE 754 says.
+        UnsupportedError: this thread does not follow IEEE 754.
     """
     builder = Builder()
     pairs = [_lower_or_enumerate(matching, region, builder) for region in cuts]
@@ -113,10 +113,10 @@ def _lower_or_enumerate(
 
 
 def count_all(outcome: PairOutcome) -> PairOutcome:
-    """Return the outcome of a region whose comparison was given up, from all inputs one by one.
+    """Try all inputs of a region whose comparison was given up, and return the outcome.
 
     Raises:
-        UnsupportedError: this thread does not compute as IEEE 754 says.
+        UnsupportedError: this thread does not follow IEEE 754.
     """
     pair = outcome.pair
     if pair is None:
@@ -141,7 +141,7 @@ def _shape(entry: Pair) -> Shape | None:
 
 
 def _element_type(region: Cut) -> ir.DataType:
-    """Return the type of the variable, which is not guessed; its two values have one shape."""
+    """Return the type of the variable; raise Undecidable if it is unknown or unsupported."""
     shapes = [value.shape.dims for value in region.entry if value.shape is not None]
     sizes = zip(*shapes, strict=False) if len(shapes) == 2 else ()
     apart = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
@@ -191,7 +191,7 @@ def _lower(matching: Matching, region: Cut, builder: Builder) -> FunctionPair:
 
 
 def _check_ranks(segment: NodeSegment, region: Cut) -> None:
-    """Check that no parameter has more dimensions than the variable, from which axes count."""
+    """Check that no parameter has more dimensions than the variable, which would shift its axes."""
     nodes, *_, constants = segment
     if any(node.op_type in _PARAMETERS_ALONG_AXIS for node in nodes):
         values = (value for node in nodes for value in node.inputs if value is not None)
@@ -201,10 +201,10 @@ def _check_ranks(segment: NodeSegment, region: Cut) -> None:
 
 
 def _enumerate(matching: Matching, region: Cut, kind: ir.DataType) -> PairOutcome:
-    """Try all values of a type of few bits, in every channel.
+    """Compare both sides on all values of a type of up to 16 bits, in every channel.
 
     Raises:
-        Undecidable: there are too many, or they cannot be computed.
+        Undecidable: there are too many channels, or the results cannot be computed.
     """
     segments = region.segments(matching)
     sizes, axis = free_axis(segments, region.shape)
@@ -215,7 +215,9 @@ def _enumerate(matching: Matching, region: Cut, kind: ir.DataType) -> PairOutcom
     ]
     outcome = enumerate_values(kind, runs, sizes, axis)
     if ties and not (outcome.verdict.differing_inputs or outcome.verdict.zero_sign_inputs):
-        raise Undecidable(LEFT_OPEN(f"ONNX leaves open which zero {ties[0]} takes of two"))
+        raise Undecidable(
+            LEFT_OPEN(f"ONNX does not define whether {ties[0]} of -0 and +0 is -0 or +0")
+        )
     return outcome
 
 
@@ -226,17 +228,17 @@ def run_nodes(
     y: ir.Value,
     ties: list[str] | None = None,
 ) -> Array:
-    """Return ``y``, which ``nodes`` compute from what is given and constants, by the kernels.
+    """Return the array of ``y`` after running ``nodes`` with the kernels.
 
     Args:
         side: the model of the nodes.
-        nodes: operands first.
-        given: values to begin with.
+        nodes: the nodes in topological order.
+        given: arrays of the values from which the nodes start; constants are added.
         y: the result.
-        ties: gets the operators that meet zeros of both signs.
+        ties: list to which operators are added that choose between -0 and +0.
 
     Raises:
-        Undecidable: it cannot be computed.
+        Undecidable: a node cannot be computed.
     """
     known: dict[ir.Value, Any] = dict(given)
     imports = side.normalised.imports
@@ -262,11 +264,11 @@ def _check_cast(node: ir.Node, known: Mapping[ir.Value, Any], numbers: Array) ->
 
     Args:
         node: any node.
-        known: its operands.
-        numbers: where the data of the region is not NaN.
+        known: arrays of its operands.
+        numbers: mask of the elements for which the data of the region is not NaN.
 
     Raises:
-        Undecidable: it does not.
+        Undecidable: a number exceeds the range.
     """
     if node.domain != "" or node.op_type != "Cast" or node.inputs[0] is None:
         return
@@ -279,4 +281,4 @@ def _check_cast(node: ir.Node, known: Mapping[ir.Value, Any], numbers: Array) ->
         beyond = beyond & numbers.reshape(x.shape)
     if beyond.any():
         at = float(x[beyond].reshape(-1)[0])
-        raise Undecidable(LEFT_OPEN(f"ONNX leaves open what {at!r} is as {to.name}"))
+        raise Undecidable(LEFT_OPEN(f"ONNX does not define the cast of {at!r} to {to.name}"))

@@ -1,1 +1,1 @@
-"""Checks certificates by definitions alone; nothing here knows the prover."""
+"""The checker of certificates. It uses the definitions of operators and nothing of the prover."""

@@ -1,4 +1,4 @@
-"""Regions as functions of one number, and how two of them compare over all inputs."""
+"""Evaluate the two sides of a region as functions of one number, and compare them everywhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Keys = npt.NDArray[np.int64]
 _REAL = HALVES | {ir.DataType.FLOAT}
 _ZEROS = (-0.0, 0.0)
 _SMALL = 16
-"""Boxes of so few inputs are evaluated input by input."""
+"""Boxes with at most this many inputs are evaluated input by input."""
 
 _BATCH = 1 << 16
 _MOST_OPEN = 1 << 21
@@ -32,17 +32,17 @@ _MOST_BOXES = 1 << 23
 
 
 class Function:
-    """What nodes compute of one value, element by element.
+    """The elementwise function that nodes compute from one value.
 
     Args:
         side: the model.
-        nodes: operands first.
+        nodes: the nodes in topological order.
         x: the variable.
         y: the result.
-        shape: of ``x``; None where not even the rank is known.
+        shape: shape of ``x``; None if the rank is unknown.
 
     Attributes:
-        constants: arrays of the constant operands, each as it broadcasts to the data.
+        constants: arrays of the constant operands, shaped to broadcast to the data.
 
     Raises:
         UnsupportedError: a node has no definition over single elements.
@@ -72,10 +72,10 @@ class Function:
                     self._enter(node, place, value)
 
     def result_shape(self) -> Shape:
-        """Return the shape of the result: that of the constants, broadcast to that of the data.
+        """Return the shape of the result: the shape of data and constants after broadcasting.
 
         Raises:
-            UnsupportedError: they may not fit.
+            UnsupportedError: the shapes may not broadcast.
         """
         own: Shape = np.broadcast_shapes(*(array.shape for array in self.constants.values()))
         if self._shape is None:
@@ -87,7 +87,7 @@ class Function:
         return tuple(d if c == 1 else c for c, d in sizes)
 
     def run(self, ranges: Ranges, x: Span, take: Callable[[Array], Array]) -> Span:
-        """Return bounds of the result; ``take`` gives the elements of a constant for the inputs."""
+        """Return bounds of the result; ``take`` selects elements of a constant."""
         known: dict[ir.Value | None, Any] = {None: None, self._x: x}
         for node, operator, arguments in self._steps:
             operands = [
@@ -116,7 +116,7 @@ class Function:
         """Return the keyword arguments of the definition of a node."""
         sources = self._side.sources(node)
         if not sources:
-            raise UnsupportedError(f"{node.op_type} of constants is not computed here")
+            raise UnsupportedError(f"{node.op_type} of constants cannot be computed by the checker")
         if operator is None:
             _check_types(node)
             return {name: attribute.value for name, attribute in node.attributes.items()}
@@ -150,7 +150,7 @@ class Function:
         """Keep a constant operand so that it broadcasts to the data."""
         array = self._side.array(value)
         if array is None or array.dtype.kind in "OSU":
-            raise UnsupportedError(f"the constant {value.name!r} is not computed here")
+            raise UnsupportedError(f"the constant {value.name!r} cannot be computed by the checker")
         wide = array if array.dtype == np.bool_ else array.astype(np.float32)
         if not np.array_equal(wide.astype(np.float64), array.astype(np.float64), equal_nan=True):
             raise UnsupportedError(f"a constant of type {array.dtype} is not exact in float32")
@@ -178,7 +178,7 @@ def _division(node: ir.Node) -> ir.DataType | None:
 
 
 def _check_types(node: ir.Node) -> None:
-    """Refuse what is no primitive, and primitives on types that float32 does not represent."""
+    """Raise if a node is not a primitive, or has a type that float32 does not represent."""
     name, kinds = node.op_type, [None if v is None else v.dtype for v in node.inputs]
     if node.domain or name not in NUMPY or name in ("Cast", "Gather", "Pow"):
         raise UnsupportedError(f"{name} has no definition over single elements")
@@ -195,10 +195,10 @@ def _check_types(node: ir.Node) -> None:
 
 
 class Compared(NamedTuple):
-    """Results at inputs ``[n]``, and where they differ, -0 equal to +0 and NaN equal to NaN.
+    """Results at inputs ``[n]``, and masks of differences; -0 equals +0, and NaN equals NaN.
 
-    Zeros differ, or may, in ``signs``. ONNX leaves open signs of zeros where they are ``tied``, and
-    a whole result where it ``is_open``.
+    The signs of zeros differ, or may differ, where ``signs`` is set. ONNX does not define the sign
+    of a zero where ``tied`` is set, nor the result where ``is_open`` is set.
     """
 
     reference: Array
@@ -210,7 +210,7 @@ class Compared(NamedTuple):
 
 
 class _Boxes(NamedTuple):
-    """Boxes ``[n]`` of inputs: channel, end keys, and how many channels are like it."""
+    """Boxes ``[n]`` of inputs: channel, keys of both ends, number of channels like it."""
 
     channel: Keys
     lo: Keys
@@ -227,12 +227,15 @@ class _Boxes(NamedTuple):
 
 
 class Both:
-    """Two functions of one variable, for each channel: each element of their broadcast constants.
+    """Two functions of one variable, in all channels.
+
+    The channels are the elements of the broadcast constants. Channels with equal constants are
+    evaluated once.
 
     Attributes:
-        channels: how many there are.
+        channels: number of channels.
         kinds: the first channel of each set of channels with equal constants.
-        counts: how many channels are of each kind.
+        counts: number of channels in each of these sets.
 
     Raises:
         UnsupportedError: the constants do not broadcast.
@@ -268,7 +271,7 @@ class Both:
         return [Span(*(np.broadcast_to(c, lo.shape) for c in vars(r).values())) for r in found]
 
     def at(self, channel: Keys, x: Array) -> Compared:
-        """Return the results at inputs ``[n]``; of results that ONNX leaves open, one."""
+        """Return the results at inputs ``[n]``; one possible result where ONNX allows several."""
         results = [r for tie in _ZEROS for r in self._run(channel, x, x, tie)]
         a, b, c, d = (r.lo.astype(np.float32) for r in results)
         is_open = np.logical_or.reduce([r.bad for r in results]) | ~_same(a, c) | ~_same(b, d)
@@ -278,18 +281,18 @@ class Both:
         return Compared(a, d, differ, signs, tied, is_open)
 
     def everywhere(self, x: Array) -> Compared:
-        """Return the results at inputs ``[n]`` in all kinds of channels, ``[n * kinds]``."""
+        """Return the results at inputs ``[n]`` in all distinct channels, ``[n * kinds]``."""
         return self.at(np.tile(self.kinds, len(x)), np.repeat(x, len(self.kinds)))
 
     def count_signs(self, hints: Mapping[int, Sequence[int]]) -> int:
-        """Return for how many finite inputs, in all channels, zeros differ in sign.
+        """Return the number of finite inputs, over all channels, with zeros of different signs.
 
         Args:
-            hints: keys at which results of a channel may change, which save halving.
+            hints: for each channel, keys at which its results may change; they only save time.
 
         Raises:
             EquivalenceError: the results differ in value for an input.
-            UnsupportedError: it would take too long, or ONNX leaves a result open.
+            UnsupportedError: it takes too long, or ONNX does not define a result.
         """
         parts = []
         for kind, count in zip(self.kinds.tolist(), self.counts.tolist(), strict=True):
@@ -302,7 +305,7 @@ class Both:
         while len(boxes.lo):
             budget -= len(boxes.lo)
             if budget < 0 or len(boxes.lo) > _MOST_OPEN:
-                raise UnsupportedError("its values vary on too many boxes")
+                raise UnsupportedError("its values change on too many boxes")
             rests = []
             for start in range(0, len(boxes.lo), _BATCH):
                 batch = boxes.at(slice(start, start + _BATCH))
@@ -325,7 +328,7 @@ class Both:
         return int(boxes.likes[owner][found.signs].sum())
 
     def _settle(self, boxes: _Boxes) -> tuple[Mask, Mask]:
-        """Return where results are equal throughout a box, and where they differ only in sign."""
+        """Return the boxes with equal results, and the boxes with zeros of different signs."""
         lo, hi = from_keys(boxes.lo), from_keys(boxes.hi)
         a, b = self._run(boxes.channel, lo, hi, None)
         settled = ~(a.bad | b.bad) & _same(a.lo, a.hi) & _same(b.lo, b.hi) & _same(a.lo, b.lo)
@@ -342,14 +345,14 @@ class Both:
 
 
 def check_equal(found: Compared, x: Array) -> None:
-    """Check that results at inputs have equal values.
+    """Check that the results at inputs have equal values.
 
     Raises:
-        EquivalenceError: they differ.
-        UnsupportedError: ONNX leaves one open.
+        EquivalenceError: results differ.
+        UnsupportedError: ONNX does not define a result.
     """
     for wrong, kind, text in (
-        (found.is_open, UnsupportedError, "ONNX leaves open what is computed"),
+        (found.is_open, UnsupportedError, "ONNX does not define the result"),
         (found.differ, EquivalenceError, "its values differ"),
     ):
         if wrong.any():

@@ -1,4 +1,4 @@
-"""What the checker knows of operators: which are one function, and which see signs of zeros."""
+"""What the checker knows of operators: their identity, and whether they distinguish zeros."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _BY_SCALES = frozenset({"QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMu
 
 
 def graphs_of(node: ir.Node) -> list[ir.Graph]:
-    """Return the graphs that a node runs."""
+    """Return the subgraphs of a node."""
     attributes = sorted(node.attributes.items())
     return [graph for _, attribute in attributes for graph in subgraphs(attribute)]
 
 
 def is_apart(node: ir.Node) -> bool:
-    """Return whether more than its operands determine the results of a node, or it runs graphs."""
+    """Return whether the results depend on more than the operands, or the node has subgraphs."""
     if graphs_of(node):
         return True
     if node.domain == "" and node.op_type == "Dropout":
@@ -63,10 +63,10 @@ def is_swappable(node: ir.Node) -> bool:
 
 
 def meaning(node: ir.Node, imports: Mapping[str, int]) -> Hashable:
-    """Return what nodes share that compute the same from the same operands.
+    """Return a key that is equal for nodes that compute equal results from equal operands.
 
-    Attributes that are absent have their defaults; graphs do not count. Versions of an operator
-    between which only types or texts changed are one.
+    Absent attributes have their defaults, and subgraphs are ignored. Versions of an operator that
+    differ only in types or texts have one key.
     """
     places = [value is not None for value in node.inputs]
     while places and not places[-1]:
@@ -78,7 +78,7 @@ def meaning(node: ir.Node, imports: Mapping[str, int]) -> Hashable:
             values = sorted(operator.schema.attributes_of(node).items())
             return operator.schema.name, operator.schema.since, tuple(places), str(values)
     except OperatorError:
-        pass  # compared as an operator that is not known
+        pass  # compared like an unknown operator
     opset = imports.get(node.domain, 1)
     attributes = attribute_values(node, opset)
     version = opset if node.domain else _version(node.op_type, opset)
@@ -98,7 +98,7 @@ def _version(name: str, opset: int) -> Hashable:
 def tells_zeros_apart(node: ir.Node, place: int) -> bool:
     """Return whether the sign of a zero in one operand may change the result of a node.
 
-    This table is separate from that of the search on purpose.
+    The prover has its own table; the two are separate on purpose.
     """
     name, domain = node.op_type, node.domain
     if name in _BY_SCALES and domain in ("", "com.microsoft"):
@@ -127,7 +127,7 @@ def tells_zeros_apart(node: ir.Node, place: int) -> bool:
 
 
 def forgets_zero_signs(node: ir.Node) -> bool:
-    """Return whether a node has one result for zeros of both signs: it is an even function."""
+    """Return whether a node is an even function, so that -0 and +0 give the same result."""
     if node.domain == "" and node.op_type == "Pow":
         exponents = constant(node.inputs[1])
         return exponents is not None and bool(((exponents >= 0) & (exponents % 2 == 0)).all())

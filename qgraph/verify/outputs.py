@@ -1,9 +1,10 @@
-"""Whether the outputs of two models are equal if the checked regions are.
+"""Decide whether the outputs of two models are equal if the checked regions are.
 
-All values of both models get classes: values of one class are equal. One operator on operands of
-the same classes has results of one class, equal constants have one, and a region puts its two
-values into one class if its entries are in one. A class may hold but for the sign of zeros; that
-passes through operators that do not tell zeros apart.
+Every value of both models gets a class; values of one class are equal. The same operator on
+operands of the same classes gives results of the same class. Equal constants share a class. A
+region puts its two values into one class if each pair of entries is in one class. The values of a
+class may be equal except for the sign of zero; this passes on through operators that do not
+distinguish -0 from +0.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class EqualValues:
 
     Args:
         sides: the reference and the candidate.
-        claims: the equalities that regions show.
+        claims: the equalities that regions prove.
         inputs: pairs of equal inputs.
     """
 
@@ -57,12 +58,14 @@ class EqualValues:
         self._read(sides[1], sides[1].graph)
 
     def difference(self, outputs: Sequence[Pair]) -> str | None:
-        """Return why the outputs are not seen to be equal; None if they are."""
+        """Return why the outputs are not proved equal; None if they are."""
         for a, b in outputs:
             if self._class(a) != self._class(b):
-                told = f"no region proves output {a.name!r} equal in both models"
+                message = f"no region proves output {a.name!r} equal in both models"
                 node = self._unequal
-                return told if node is None else f"{told}; {node.op_type} {node.name!r} differs"
+                return (
+                    message if node is None else f"{message}; {node.op_type} {node.name!r} differs"
+                )
         return None
 
     def _number(self, key: Hashable) -> int:
@@ -88,7 +91,9 @@ class EqualValues:
                     natural = known[0]
                 own = natural if array is None else self._number(fingerprint(array))
                 if array is not None and (not self._known or own in self._known):
-                    self._merged.setdefault(natural, own)  # as the constant that it computes
+                    self._merged.setdefault(
+                        natural, own
+                    )  # shares the class of the constant that it computes
                 else:
                     own = self._merged.get(natural, natural)
                     own = self._keep_signs(node, value, known, own)
@@ -99,7 +104,7 @@ class EqualValues:
                 self._unequal = self._unequal or (node if self._known else None)
 
     def _key(self, side: Reading, node: ir.Node, known: list[int | None]) -> tuple[Hashable, ...]:
-        """Return what determines the results of a node; the graphs that it runs are read for it."""
+        """Return a key that determines the results of a node, after reading its subgraphs."""
         graphs = graphs_of(node)
         if is_apart(node) and not graphs:
             return ("apart", id(node))
@@ -114,7 +119,7 @@ class EqualValues:
         return key
 
     def _keep_signs(self, node: ir.Node, value: ir.Value, known: list[int | None], own: int) -> int:
-        """Return the class of a result; zeros among its operands may differ in sign."""
+        """Return the class of a result whose operands may contain zeros of different signs."""
         lossy = [place for place, number in enumerate(known) if number in self._lossy]
         if any(tells_zeros_apart(node, place) for place in lossy):
             return self._number(id(value))
@@ -125,7 +130,7 @@ class EqualValues:
         return own
 
     def _merge(self, natural: int, value: ir.Value) -> None:
-        """Put a value of the candidate into the class of the value that a region names."""
+        """Put a value of the candidate into the class of its partner in a region."""
         for claim in self._claims.get(value, ()):
             pairs = [tuple(map(self._class, entry)) for entry in claim.entries]
             seen = claim.tells_zeros_apart and any(a in self._lossy for a, _ in pairs)

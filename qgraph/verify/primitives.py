@@ -1,6 +1,6 @@
-"""What definitions of operators compute over ranges of numbers.
+"""Evaluate the definitions of operators on ranges of numbers.
 
-Numbers are float32, in which codes and halves are exact.
+All numbers are float32, which represents codes and float16 exactly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MONOTONE = frozenset(
     | {"LessOrEqual", "Max", "Min", "Mul", "Neg", "Not", "Or", "Relu", "Round", "Sign", "Sqrt"}
     | {"Sub"}
 )
-"""Primitives that rise or fall in each operand, so that their bounds are results at ends."""
+"""Primitives that are monotone in each operand, so that results at the ends are bounds."""
 
 
 def _compute(name: str, operands: list[Array], attributes: Attributes) -> Array:
@@ -47,7 +47,7 @@ def _type(attributes: Attributes) -> ir.DataType:
 
 
 def _is_open(attributes: Attributes, x: Array) -> Mask:
-    """Return where ONNX defines no result of a Cast."""
+    """Return where ONNX does not define the result of a Cast."""
     to = _type(attributes).name if x.dtype != np.bool_ else ""
     if (integer := _INTEGER.fullmatch(to)) is None:
         return np.asarray(x < 0) if to == "FLOAT8E8M0" else np.zeros(x.shape, np.bool_)
@@ -67,9 +67,8 @@ class Span:
     """Bounds of the results on boxes ``[n]`` of inputs.
 
     Attributes:
-        lo, hi: the bounds, in the order of keys, in which -0 comes before +0. Both are NaN where
-            all results are.
-        bad: where the bounds mean nothing: some results may be NaN, or are not defined.
+        lo, hi: the bounds. -0 is below +0. Both are NaN where all results are NaN.
+        bad: where the bounds are not valid, because results may be NaN or undefined.
     """
 
     lo: Array
@@ -77,7 +76,7 @@ class Span:
     bad: Mask
 
     def is_point(self) -> Mask:
-        """Return where there is one result, zeros of both signs being two."""
+        """Return where there is only one result; -0 and +0 are two results."""
         if self.lo is self.hi or self.lo.dtype == np.bool_:
             return np.asarray((self.lo == self.hi) | (self.lo != self.lo))
         both = np.isnan(self.lo) & np.isnan(self.hi)
@@ -85,13 +84,14 @@ class Span:
 
 
 class Ranges:
-    """Bounds what definitions compute. Rounding keeps order, so bounds are results at ends.
+    """Interpreter of definitions that computes bounds.
 
-    A definition calls ``ranges.Div(x, scale)``; operands are ranges, arrays and numbers.
+    Rounding is monotone, so the results at the ends of a range are bounds. A definition calls
+    ``ranges.Div(x, scale)``; operands are ranges, arrays and numbers.
 
     Args:
-        tie: the result of Min, Max and Relu for zeros of both signs, of which ONNX allows either;
-            None for both.
+        tie: the zero that Min, Max and Relu return for -0 and +0, as ONNX allows both; None for
+            either.
 
     Attributes:
         division: type in which the next definition divides; None for float32.
@@ -125,13 +125,13 @@ class Ranges:
         return Span(array, array, np.zeros(array.shape, np.bool_))
 
     def kernel(self, run: Callable[..., Array], kind: ir.DataType, operands: list[Span]) -> Span:
-        """Return what the kernel of an operator computes on data of a half type, input by input."""
+        """Return the results of an operator's kernel on float16 or bfloat16 data, by input."""
         x, *rest = (operand.lo for operand in operands)
         found = run(x.astype(numpy_dtype(kind.name)), *rest).astype(np.float32)
         return Span(found, found, operands[0].bad | ~operands[0].is_point())
 
     def apply(self, name: str, operands: list[Span], attributes: Attributes) -> Span:
-        """Return bounds of what a primitive computes."""
+        """Return bounds of the results of a primitive."""
         if name == "Where":
             return self._where(*operands)
         a, b = operands[0], operands[-1]
@@ -161,7 +161,7 @@ class Ranges:
         if name == "Cast":
             for end in (a.lo, a.hi):
                 bad = bad | _is_open(attributes, end)
-            # all formats have 1; beyond their largest number there is none again
+            # all formats can represent 1, and no number beyond their largest one
             all_nan = np.logical_and.reduce([np.isnan(corner) for corner in corners])
             points = points | (all_nan & ((a.lo >= 1) | (a.hi <= -1)))
         keys = [to_keys(corner) for corner in corners]
@@ -172,7 +172,7 @@ class Ranges:
         return Span(lo, hi, np.asarray(bad | (nan & ~points)))
 
     def _tied(self, a: Span, b: Span, lo: Array, hi: Array) -> tuple[Array, Array]:
-        """Return bounds of Min, Max or Relu where zeros of both signs may meet."""
+        """Return bounds of Min, Max or Relu where the operands may be -0 and +0."""
         both = (a.lo <= 0) & (a.hi >= 0) & (b.lo <= 0) & (b.hi >= 0)
         signs = [np.signbit(end) for end in (a.lo, a.hi, b.lo, b.hi)]
         mixed = both & ((signs[0] != signs[3]) | (signs[1] != signs[2]))
@@ -199,7 +199,7 @@ class Ranges:
     def _other(
         self, name: str, operands: list[Span], attributes: Attributes, bad: Mask, points: Mask
     ) -> Span:
-        """Return bounds of a primitive without a general rule: exact at points."""
+        """Return the results of a primitive without a rule for ranges: bad except at single inputs."""
         a, b = operands[0], operands[-1]
         found = _compute(name, [o.lo for o in operands], attributes)
         if name == "Abs":

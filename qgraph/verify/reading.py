@@ -1,4 +1,4 @@
-"""A model as the checker reads it: functions inlined, constants frozen, and nothing rewritten."""
+"""Read a model for the checker: functions are inlined, constants frozen, nothing is rewritten."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pair = tuple[ir.Value, ir.Value]
 
 _COMPUTED = frozenset(NUMPY) - {"Cast", "Gather", "Pow"}
 _KEPT_BYTES = 1 << 16
-"""Larger computed constants are computed again when they are needed again."""
+"""Maximum size of computed constants that are kept in memory."""
 
 
 class Reading:
@@ -31,13 +31,13 @@ class Reading:
 
     Args:
         model: the model.
-        keep_inputs: leave initializers that are inputs too, which are not constant then.
+        keep_inputs: do not treat initializers that are also graph inputs as constants.
 
     Attributes:
         graph: the main graph. Its values have the types and shapes that the checker reads.
         imports: domains and their versions.
-        frozen: how many initializers that are inputs too count as constants.
-        order: the place of each node, operands first.
+        frozen: number of initializers that are also graph inputs and count as constants.
+        order: index of each node in topological order.
 
     Raises:
         UnsupportedError: functions cannot be inlined.
@@ -83,7 +83,7 @@ class Reading:
                 self._enter(inner)
 
     def named(self, name: str) -> list[ir.Value]:
-        """Return the values of a name; inner graphs may use it again."""
+        """Return the values of a name; subgraphs may use the same name."""
         return self._values.get(name, [])
 
     def has(self, value: ir.Value) -> bool:
@@ -91,7 +91,7 @@ class Reading:
         return value in self._computed or constant_tensor(value) is not None
 
     def array(self, value: ir.Value | None) -> Array | None:
-        """Return the array of a constant, computed if need be; None if it is not known here."""
+        """Return the array of a constant, computed if necessary; None if it is unknown."""
         if value is None or not self.has(value):
             return None
         if value in self._constants:
@@ -135,7 +135,7 @@ class Reading:
     def between(self, end: ir.Value, start: ir.Value) -> list[ir.Node] | None:
         """Return the nodes that compute ``end`` from ``start`` and constants, operands first.
 
-        Returns: None if something else takes part, or ``start`` does not.
+        Returns: None if ``end`` depends on other values, or does not depend on ``start``.
         """
         found: set[ir.Node] = set()
         met, pending = False, [end]

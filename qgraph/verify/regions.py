@@ -1,4 +1,4 @@
-"""Deciding a region of a certificate again: what its nodes compute, by their definitions."""
+"""Decide a region of a certificate again, by the definitions of its operators."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Equality:
     """Two values that are equal if the entries are.
 
     Attributes:
-        values: the values.
-        entries: the pair of values that they are computed from; none for constants.
-        tells_zeros_apart: whether -0 and +0 as entries have other results.
-        loses_signs: whether zeros may differ in sign.
+        values: the pair of values.
+        entries: the pair of values that they are computed from; empty for constants.
+        tells_zeros_apart: whether the entries -0 and +0 have different results.
+        loses_signs: whether the values may be zeros of different signs.
     """
 
     values: Pair
@@ -45,22 +45,22 @@ class Equality:
 
 
 class _OtherFormError(EquivalenceError):
-    """The models as they are written do not have the values or nodes of a region."""
+    """The models, as they are written, lack values or nodes of a region."""
 
 
 def check(
     region: RegionVerdict, sides: Sides, *, as_written: bool
 ) -> tuple[PartFinding, Equality | None]:
-    """Return what is so about a region, and the equality that it shows.
+    """Return the finding about a region, and the equality that it proves.
 
     Args:
-        region: as the certificate states it.
+        region: the region as the certificate states it.
         sides: the models.
-        as_written: whether the certificate is about the nodes of the models as they are. If not,
-            other names than theirs do not refute it.
+        as_written: whether the certificate names nodes of the models as written. If not, names
+            that the models lack do not refute the region.
     """
     if region.verdict is not ProofVerdict.PROVED:
-        reason = f"that it is {region.verdict} is not decided here"
+        reason = f"the checker does not decide whether it is {region.verdict}"
         return PartFinding(Status.UNCHECKED, f"{reason}: {region.reason}"), None
     try:
         exit_, *entries = (
@@ -71,7 +71,9 @@ def check(
     except EquivalenceError as error:
         if as_written or not isinstance(error, _OtherFormError):
             return PartFinding(Status.REFUTED, str(error)), None
-        return PartFinding(Status.UNCHECKED, f"the prover may have rewritten nodes: {error}"), None
+        return PartFinding(
+            Status.UNCHECKED, f"the prover may have rewritten the nodes: {error}"
+        ), None
     except (UnsupportedError, OperatorError, ValueError, TypeError) as error:
         return PartFinding(Status.UNCHECKED, str(error)), None
 
@@ -86,11 +88,11 @@ def _named(side: Reading, name: str) -> ir.Value:
 
 
 def _check(region: RegionVerdict, sides: Sides, exit_: Pair, entries: tuple[Pair, ...]) -> Equality:
-    """Return the claim of a region for values of its names.
+    """Return the equality that a region states, after checking all its fields.
 
     Raises:
-        EquivalenceError: it states what is not so.
-        UnsupportedError: it is not decided here.
+        EquivalenceError: a statement is false.
+        UnsupportedError: the checker cannot decide the region.
     """
     if len(entries) > 1:
         raise UnsupportedError("it has several inputs")
@@ -126,7 +128,7 @@ def node_name(node: ir.Node) -> str:
 def _check_nodes(region: RegionVerdict, parts: Sequence[Sequence[ir.Node]]) -> None:
     stated = region.reference_nodes, region.candidate_nodes
     if any(sorted(map(node_name, p)) != sorted(s) for p, s in zip(parts, stated, strict=True)):
-        raise _OtherFormError("it does not consist of the nodes that are named")
+        raise _OtherFormError("it does not consist of the named nodes")
 
 
 def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> Found:
@@ -136,7 +138,7 @@ def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> Found:
         raise _OtherFormError("its values are not constant")
     a, b = (side.array(value) for side, value in zip(sides, exit_, strict=True))
     if a is None or b is None or a.dtype.kind in "OSU":
-        raise UnsupportedError("a constant is not computed here")
+        raise UnsupportedError("the checker cannot compute a constant")
     if a.shape != b.shape or a.dtype != b.dtype:
         raise EquivalenceError("the constants have different types or shapes")
     found = compare_values(a, b)
@@ -149,7 +151,7 @@ def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> Found:
 
 
 def _of_data(region: RegionVerdict, sides: Sides, exit_: Pair, entry: Pair) -> Found:
-    """Return what is so about a region with an entry."""
+    """Return the recomputed fields of a region with an entry."""
     parts = []
     for side, end, start in zip(sides, exit_, entry, strict=True):
         nodes = side.between(end, start)
@@ -159,10 +161,10 @@ def _of_data(region: RegionVerdict, sides: Sides, exit_: Pair, entry: Pair) -> F
     _check_nodes(region, parts)
     kinds = [{value.dtype for value in pair} for pair in (entry, exit_)]
     if any(len(kind - {None}) > 1 for kind in kinds):
-        raise EquivalenceError("values that are called equal have different types")
+        raise EquivalenceError("values that should be equal have different types")
     (kind, *others) = kinds[0]
     if others or kind is None or None in kinds[1]:
-        raise UnsupportedError("a type is not known here")
+        raise UnsupportedError("the checker does not know a type")
     shape = _merged(*map(shape_of, entry))
     one, other = (
         Function(side, part, x, y, shape)
@@ -170,7 +172,7 @@ def _of_data(region: RegionVerdict, sides: Sides, exit_: Pair, entry: Pair) -> F
     )
     results = one.result_shape(), other.result_shape()
     if _merged(*results) != results[0] or results[0] != results[1]:
-        raise UnsupportedError("the shape of its data is not read to the end here")
+        raise UnsupportedError("the checker does not know the shape of its data")
     both = Both(one, other)
     facts = _of_floats(region, both) if kind is ir.DataType.FLOAT else _of_codes(region, both, kind)
     zeros = both.everywhere(_ZEROS)
@@ -182,13 +184,15 @@ def _merged(a: Shape | None, b: Shape | None) -> Shape | None:
     try:
         return merged(a, b)
     except ValueError as error:
-        raise EquivalenceError(f"values that are called equal have the {error}") from error
+        raise EquivalenceError(f"values that should be equal have the {error}") from error
 
 
 def _of_floats(region: RegionVerdict, both: Both) -> Found:
-    """Search all inputs."""
+    """Return the recomputed fields of a region of float32, after comparing all inputs."""
     if region.method is Method.EXHAUSTIVE:
-        raise UnsupportedError("all its inputs were tried one by one, which the checker does not")
+        raise UnsupportedError(
+            "its proof tries all inputs one by one, which the checker does not do"
+        )
     infinity, nan = both.everywhere(_INFINITE), both.everywhere(_NAN)
     check_equal(infinity, np.repeat(_INFINITE, len(both.kinds)))
     signs = both.count_signs({boxes.channel: boxes.starts for boxes in region.boxes})
@@ -206,9 +210,9 @@ def _of_floats(region: RegionVerdict, both: Both) -> Found:
 
 
 def _of_codes(region: RegionVerdict, both: Both, kind: ir.DataType) -> Found:
-    """Try all values of a type of at most 16 bits."""
+    """Return the recomputed fields of a region of up to 16 bits, after trying all values."""
     if kind in (ir.DataType.BOOL, ir.DataType.STRING) or kind.bitwidth > _MOST_BITS:
-        raise UnsupportedError(f"data of type {kind.name} is not decided here")
+        raise UnsupportedError(f"the checker does not decide data of type {kind.name}")
     bits = int(kind.bitwidth)
     if kind.is_integer():
         x = np.arange(1 << bits) - (1 << (bits - 1) if kind.is_signed() else 0)
@@ -218,7 +222,9 @@ def _of_codes(region: RegionVerdict, both: Both, kind: ir.DataType) -> Found:
     x = x.astype(np.float32)
     found, x = both.everywhere(x), np.repeat(x, len(both.kinds))
     if found.tied.any():
-        raise UnsupportedError("ONNX leaves open which zero is computed for some of its inputs")
+        raise UnsupportedError(
+            "ONNX does not define the sign of a zero result for some of its inputs"
+        )
     nan = np.isnan(x)
     check_equal(Compared(*(column[~nan] for column in found)), x[~nan])
     signs = int(np.tile(both.counts, len(x) // len(both.counts))[found.signs & ~nan].sum())
@@ -233,16 +239,16 @@ def _of_codes(region: RegionVerdict, both: Both, kind: ir.DataType) -> Found:
 
 
 def _check_shown(region: RegionVerdict, both: Both, *, is_needed: bool) -> None:
-    """Check that a witness is there if it is needed, and shows what it states."""
+    """Check that there is a witness if one is needed, and that its results are as stated."""
     witness, channel = region.witness, region.witness_channel or 0
     shown: list[float] = []
     if witness is not None and is_needed:
         x = np.array([witness.input], np.float32)
         if not 0 <= channel < both.channels:
-            raise EquivalenceError("its witness is of no channel")
+            raise EquivalenceError("its witness names no channel of the region")
         found = both.at(np.array([channel]), x)
         if not (found.differ | found.signs | found.is_open).any():
-            raise EquivalenceError("its witness shows nothing")
+            raise EquivalenceError("the sides do not differ on its witness")
         shown = [float(c[0]) for c in (x, found.reference, found.candidate)]
     elif is_needed:
         raise EquivalenceError("it has no witness")
@@ -253,5 +259,5 @@ def _check_witness(region: RegionVerdict, shown: Sequence[float]) -> None:
     witness = region.witness
     stated = [] if witness is None else [witness.input, witness.reference, witness.candidate]
     texts = [", ".join(repr(float(number)) for number in numbers) for numbers in (stated, shown)]
-    if texts[0] != texts[1]:  # by their texts NaN is one number, and zeros are two
+    if texts[0] != texts[1]:  # as texts, NaN equals NaN, and -0 differs from +0
         raise EquivalenceError(f"its witness is [{texts[0]}], but [{texts[1]}] was found")

@@ -1,7 +1,7 @@
-"""The checker's own reading of element types and ranks, from inputs and constants alone.
+"""Infer element types and shapes for the checker, from inputs and constants alone.
 
-A shape is a tuple of sizes: a number, the name of an open size, or None if it is not read here.
-What a file states of inner values is not used.
+A shape is a tuple of sizes: a number, the name of a symbolic dimension, or None if it is unknown.
+Types and shapes that a file states for inner values are not used.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _INT64 = names("ArgMax ArgMin NonZero Shape Size")
 
 
 def read(node: ir.Node) -> tuple[ir.DataType | None, Shape | None]:
-    """Return element type and shape of the first output of a node, as far as they are read here.
+    """Return the element type and shape of the first output of a node; None where unknown.
 
-    Its operands have the types and shapes that were read.
+    The types and shapes of its operands were inferred before.
     """
     array = constant(node.outputs[0]) if node.op_type == "Constant" else None
     if array is not None:
@@ -61,13 +61,13 @@ def read(node: ir.Node) -> tuple[ir.DataType | None, Shape | None]:
 
 
 def write(value: ir.Value, kind: ir.DataType | None, shape: Shape | None) -> None:
-    """Give a value the type and shape that were read, in place of those that a file states."""
+    """Set the inferred type and shape of a value, in place of those that the file states."""
     value.type = None if kind is None else ir.TensorType(kind)
     value.shape = None if shape is None else ir.Shape(list(shape))
 
 
 def shape_of(value: ir.Value | None) -> Shape | None:
-    """Return the shape that was read of a value."""
+    """Return the inferred shape of a value; None if unknown."""
     if value is None or value.shape is None:
         return None
     return tuple(size if isinstance(size, int) else size.value for size in value.shape.dims)
@@ -77,7 +77,7 @@ def merged(a: Shape | None, b: Shape | None) -> Shape | None:
     """Return the shape of two equal values.
 
     Raises:
-        ValueError: the values cannot have one shape.
+        ValueError: the shapes contradict each other.
     """
     if a is None or b is None:
         return a if b is None else b
@@ -130,7 +130,7 @@ def _read_shape(node: ir.Node) -> Shape | None:
 
 
 def _broadcast(node: ir.Node) -> Shape | None:
-    """Return the shape that the operands broadcast to."""
+    """Return the shape to which the operands broadcast."""
     shapes = [shape_of(value) for value in node.inputs if value is not None]
     known = [shape for shape in shapes if shape is not None]
     if len(known) < len(shapes):

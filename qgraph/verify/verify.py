@@ -1,4 +1,4 @@
-"""Checking a certificate: what it says about two models is decided again from definitions alone."""
+"""Check a certificate: decide again what it states, by the definitions of operators alone."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _OF_PROOFS = frozenset({Exactness.BITS, Exactness.VALUES})
 
 
 def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -> Verification:
-    """Decide again what a certificate says about two models.
+    """Decide again what a certificate states about two models.
 
     Raises:
         ModelError: the models have different numbers of inputs or outputs.
-        UnsupportedError: this thread does not compute as IEEE 754 says.
+        UnsupportedError: this thread does not follow IEEE 754.
     """
     check_float_environment()
     try:
@@ -71,10 +71,10 @@ def _conclude(
     sides: tuple[Reading, Reading],
     claims: Sequence[Equality],
 ) -> PartFinding:
-    """Return whether the outputs follow from what regions show."""
+    """Return whether the outputs are equal if the checked regions are."""
     if certificate.verdict is not ProofVerdict.PROVED:
-        told = f"that the models are {certificate.verdict} is not decided here"
-        return PartFinding(Status.UNCHECKED, told)
+        reason = f"the checker does not decide whether the models are {certificate.verdict}"
+        return PartFinding(Status.UNCHECKED, reason)
     inputs, outputs = (_paired(kind, sides) for kind in ("input", "output"))
     problem = EqualValues(sides, claims, [pair for pair in inputs if _fits(pair)]).difference(
         outputs
@@ -83,7 +83,7 @@ def _conclude(
 
 
 def _paired(kind: str, sides: tuple[Reading, Reading]) -> list[Pair]:
-    """Return the pairs of inputs or outputs, by name or else by position."""
+    """Return the pairs of inputs or outputs, by name if all names agree, else by position."""
     ours, theirs = (getattr(side.graph, f"{kind}s") for side in sides)
     defaults = {v.name: v for v in theirs if v.is_initializer() and kind == "input"}
     pairs = [(v, defaults[v.name]) for v in ours if v.is_initializer() and v.name in defaults]
@@ -106,7 +106,7 @@ def _default(value: ir.Value) -> Any:
 
 
 def _fits(pair: Pair) -> bool:
-    """Return whether one array can be fed to both of two inputs."""
+    """Return whether two inputs accept the same arrays."""
     try:
         merged(*map(shape_of, pair))
     except ValueError:
@@ -115,19 +115,19 @@ def _fits(pair: Pair) -> bool:
 
 
 def _overclaims(certificate: Certificate, sides: tuple[Reading, Reading]) -> Iterable[str]:
-    """Yield what a certificate as a whole claims beyond its regions and the models."""
+    """Yield statements of a certificate that its regions and the models do not support."""
     regions = certificate.regions
     verdicts = {region.verdict for region in regions}
     order = ProofVerdict.DIFFERENT, ProofVerdict.UNDECIDED
     worst = next((verdict for verdict in order if verdict in verdicts), ProofVerdict.PROVED)
     if certificate.verdict is not worst:
-        yield f"its regions add up to {worst}, but its verdict is {certificate.verdict}"
+        yield f"its regions give the verdict {worst}, but it states {certificate.verdict}"
     known = [region.exactness for region in regions if region.exactness is not None]
     lowest = None if len(known) < len(regions) else min([*known, Exactness.BITS])
     if certificate.exactness is not None and (lowest is None or certificate.exactness > lowest):
-        yield f"its regions are equal in {lowest}, not {certificate.exactness}"
+        yield f"its regions reach the level {lowest}, but it states {certificate.exactness}"
     if certificate.verdict is ProofVerdict.PROVED and certificate.exactness not in _OF_PROOFS:
-        yield f"its verdict is proved, but its exactness is {certificate.exactness}"
+        yield f"its verdict is proved, but its level is {certificate.exactness}"
     counts = Counter((r.reference_value, r.candidate_value, r.entries) for r in regions)
     for (name, *_), count in counts.items():
         if count > 1:
@@ -145,12 +145,12 @@ def _overclaims(certificate: Certificate, sides: tuple[Reading, Reading]) -> Ite
     }
     for condition, is_needed in needed.items():
         if is_needed and condition not in certificate.conditions:
-            yield f"it leaves out the condition {condition!r}"
+            yield f"the condition {condition!r} is missing"
     for kind in ("input", "output"):
         pairs = _paired(kind, sides)
         moved = ", ".join(f"{a.name!r} with {b.name!r}" for a, b in pairs if a.name != b.name)
         if moved and f"{kind}s are matched by position: {moved}" not in certificate.notes:
-            yield f"it does not say that {kind}s are matched by position: {moved}"
+            yield f"the note that {kind}s are matched by position is missing: {moved}"
     for fact in certificate.facts:
         values = sides[fact.model == "candidate"].named(fact.tensor)
         if values and not any(_agrees(fact, value) for value in values):
@@ -158,7 +158,7 @@ def _overclaims(certificate: Certificate, sides: tuple[Reading, Reading]) -> Ite
 
 
 def _agrees(fact: ListedFact, value: ir.Value) -> bool:
-    """Return whether a listed type and shape do not contradict those that are read here."""
+    """Return whether a listed type and shape do not contradict the inferred ones."""
     kind = value.dtype
     text = "string" if kind is ir.DataType.STRING else kind and str(kind.numpy())
     try:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from qgraph.certificate import Certificate
+
 STORED = Path(__file__).parent / "schema_1"
 
 REFERENCE = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>
@@ -58,6 +60,28 @@ def test_certificates_are_verified(qgraph, write, tmp_path, level, status):
     found = qgraph("prove", "--verify", certificate, *models, "--json")
     assert found.status == status, found
     assert json.loads(found.out)["summary"] == {"checked": 2, "unchecked": 0, "refuted": 0}
+
+
+OLD_CONDITIONS = """2 initializers that could be fed as inputs too are not fed
+zeros count as equal whatever their sign; 1 regions do not keep it, and nothing after them sees it
+constants that Exp, Tanh compute are the exact results, rounded once; ONNX leaves their last bits open
+open sizes of the inputs (N, M) and their products are below 2**40
+dimensions of one name are equal: N is the size of x[0], z[0]
+the bias is added last, with one rounding"""  # noqa: E501 - one condition a line
+
+CONDITIONS = """2 initializers that are also graph inputs keep the values of the file
+-0 counts as equal to +0: 1 regions may change the sign of a zero, and no operator after them \
+distinguishes -0 from +0
+constants computed by Exp, Tanh are the exact results, rounded once; ONNX does not define their \
+last bits
+symbolic dimensions of the inputs (N, M) and their products are below 2**40
+dimensions of the same name are equal: N is the size of x[0], z[0]
+the bias is added last, with one rounding"""
+
+
+def test_conditions_are_read_in_the_present_words():
+    document = stored("prove") | {"conditions": OLD_CONDITIONS.splitlines()}
+    assert Certificate.from_json(document).conditions == tuple(CONDITIONS.splitlines())
 
 
 @pytest.mark.parametrize("command", ["report", "prove"])

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.certificate import AS_WRITTEN, EQUAL_OPERATORS
+from qgraph.certificate import AFTER_DIFFERENCE, AS_WRITTEN, EQUAL_OPERATORS
 from qgraph.errors import EquivalenceError, ModelError
 from qgraph.proof.functions import enumeration
 from qgraph.text import json_text
@@ -136,8 +136,8 @@ def test_a_difference_has_to_concern_the_outputs():
         reason="the inputs that differ are not counted: as is said",
     )
     made = document(apart, verdict="different", exactness="different")
-    made["conditions"].append("after a difference the values were taken for equal")
-    refused(made, ours, theirs, "is not decided here", outright=False)
+    made["conditions"].append(AFTER_DIFFERENCE)
+    refused(made, ours, theirs, "does not decide", outright=False)
 
 
 def test_integers_wrap():

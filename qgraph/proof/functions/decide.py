@@ -130,7 +130,7 @@ def decide_pairs(
             undecided.
 
     Raises:
-        UnsupportedError: this thread does not compute as IEEE 754 says.
+        UnsupportedError: this thread does not follow IEEE 754.
     """
     soon = at_least is not None and at_least >= Exactness.VALUES
     keys = {i: pair.key for i, pair in enumerate(pairs) if isinstance(pair, FunctionPair)}
@@ -216,7 +216,7 @@ def decide(
             that there are some.
 
     Raises:
-        UnsupportedError: this thread does not compute as IEEE 754 says.
+        UnsupportedError: this thread does not follow IEEE 754.
     """
     channels = math.prod(reference.shape)
     if reference is candidate:
@@ -267,7 +267,7 @@ def explore(
     With ``until_difference``, functions that are known to differ are not explored on.
 
     Raises:
-        UnsupportedError: this thread does not compute as IEEE 754 says.
+        UnsupportedError: this thread does not follow IEEE 754.
     """
     check_float_environment()
     search = BoxSearch(program, max_boxes, domain, refines=not until_difference)
@@ -365,7 +365,7 @@ def decide_all(
         until_difference: see :func:`decide`.
 
     Raises:
-        UnsupportedError: this thread does not compute as IEEE 754 says.
+        UnsupportedError: this thread does not follow IEEE 754.
     """
     groups: dict[object, list[int]] = {}
     for i, pair in enumerate(pairs):

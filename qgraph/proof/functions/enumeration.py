@@ -84,7 +84,7 @@ def enumerate_inputs(
 
     Raises:
         Undecidable: they cannot be evaluated, or ONNX leaves open what is computed for an input.
-        UnsupportedError: this thread does not compute as IEEE 754 says.
+        UnsupportedError: this thread does not follow IEEE 754.
     """
     check_float_environment()
     check_shapes(reference.shape, candidate.shape, input_shape)
@@ -310,7 +310,7 @@ def free_axis(segments: Sequence[NodeSegment], shape: Shape | None) -> tuple[lis
     sizes = list(_broadcast([(1,) * max(len(shape or ()), 1), *spread]))
     free = [axis for axis, size in enumerate(sizes) if size == 1]
     if not free:
-        raise Undecidable(EFFORT(f"its parameters of shape {sizes} leave no axis for all inputs"))
+        raise Undecidable(EFFORT(f"its parameters of shape {sizes} vary along every axis"))
     if math.prod(sizes) > _MOST_CHANNELS:
         raise Undecidable(EFFORT("there are too many channels to try all values in each"))
     return sizes, free[0]

@@ -178,7 +178,7 @@ class Builder:
         values = [known(operand) for operand in operands]
         if name in ("Cast", "Gather") and undefined(name, values, attributes).any():
             raise Undecidable(
-                LEFT_OPEN(f"{name} of a constant is undefined: its operand leaves the range")
+                LEFT_OPEN(f"{name} of a constant is undefined: its operand is out of range")
             )
         with np.errstate(all="ignore"):
             value = np.asarray(NUMPY[name](*values, **attributes))

@@ -148,7 +148,7 @@ class _Viewing(Builder):
                 given = np.broadcast_to(given, self._view).reshape(self._shape)
             except ValueError as error:
                 raise Undecidable(
-                    DO_NOT_FIT(f"a constant {list(given.shape)} does not fit")
+                    DO_NOT_FIT(f"a constant of shape {list(given.shape)} does not fit the data")
                 ) from error
         return self._builder.constant(given)
 
@@ -168,7 +168,7 @@ def parameter_array(
     array = laid_out(node, value, shape, constants)
     if array.dtype.kind in "cOSU":
         raise Undecidable(
-            TYPE_NOT_PROVED(f"operand {value.name!r} of {node.op_type} is no real numbers")
+            TYPE_NOT_PROVED(f"operand {value.name!r} of {node.op_type} does not hold real numbers")
         )
     if array.dtype.kind in "iu":
         return whole_numbers(array)

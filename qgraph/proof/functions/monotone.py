@@ -34,7 +34,7 @@ def never_decreases(root: Expr) -> bool:
     """Return whether a function never decreases, and is NaN for no input but NaN.
 
     Raises:
-        UnsupportedError: this thread does not compute as IEEE 754 says.
+        UnsupportedError: this thread does not follow IEEE 754.
     """
     return direction(root) in (_FREE, _UP) or _has_steps_in_order(root)
 

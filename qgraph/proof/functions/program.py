@@ -70,7 +70,7 @@ class PairProgram:
             if e.op not in (INPUT, CONSTANT, TABLE) and e.op not in RULES:
                 raise Undecidable(NO_RULE(f"there is no interval rule for {e.op}"))
         if any(root.dtype == "BOOL" for root in self.roots):
-            raise Undecidable(NO_RULE("truth values are compared"))
+            raise Undecidable(NO_RULE("the results are truth values"))
         self._spread([e for e in self.order if e.op == CONSTANT])
         self._last = {id(o): i for i, e in enumerate(self.order) for o in e.inputs}
         self._last.update((id(root), len(self.order)) for root in self.roots)

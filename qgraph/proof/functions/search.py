@@ -310,7 +310,7 @@ def plateaus(root: Expr, *, max_boxes: int) -> Plateaus:
 
     Raises:
         Undecidable: it is no step function, or one with too many steps.
-        UnsupportedError: this thread does not compute as IEEE 754 says.
+        UnsupportedError: this thread does not follow IEEE 754.
     """
     program = PairProgram(root, root)
     kind, lo, hi, (value, *_) = _divide(program, max_boxes, refines=False)
@@ -328,7 +328,7 @@ def boxes(reference: Expr, candidate: Expr) -> tuple[Division, ...]:
 
     Raises:
         Undecidable: the expressions take too many boxes.
-        UnsupportedError: this thread does not compute as IEEE 754 says.
+        UnsupportedError: this thread does not follow IEEE 754.
     """
     if reference is candidate:
         return ()

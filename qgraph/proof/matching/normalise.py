@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from qgraph.certificate import ListedFact
+from qgraph.certificate import ONE_SIZE, OPEN_SIZES, ListedFact
 from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.inference.walk import infer, with_facts
@@ -41,9 +41,6 @@ from qgraph.proof.matching.label import is_identity, keeps_shape, new_shape
 from qgraph.proof.matching.sums import with_common_sums
 
 logger = logging.getLogger(__name__)
-
-OPEN_SIZES = "open sizes of the inputs ({}) and their products are below 2**40"
-ONE_SIZE = "dimensions of one name are equal: {} is the size of {}"
 
 _SIDES = "reference", "candidate"
 

@@ -205,9 +205,9 @@ def rewritten_sum(reference: ir.Node, candidate: ir.Node) -> str | None:
     if names not in _PAIRS and not (names <= _PRODUCTS and len(names) == 1 and len(biases) == 2):
         return None
     return (
-        f"{described(first.outputs[0])} and {described(second.outputs[0])} are forms of a sum that "
-        "add in another order or with other roundings, which ONNX does not fix; so they are not "
-        "equal for all inputs, and only a bound of their difference could be proved"
+        f"{described(first.outputs[0])} and {described(second.outputs[0])} are two forms of "
+        "one sum with different orders of additions or roundings, which ONNX does not define; they "
+        "are not equal for all inputs, and only a bound on their difference could be proved"
     )
 
 

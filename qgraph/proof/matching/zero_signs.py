@@ -246,14 +246,18 @@ def zero_sign_nodes(
                 continue
             if node not in inside and distinguishes_signed_zeros(node, touched):
                 found[node] = (
-                    f"{node.op_type} sees the sign of zeros, which the models do not share"
+                    f"{node.op_type} distinguishes -0 from +0, and the models may compute "
+                    "different zeros"
                 )
             if not forgets(node):
                 spread.update(_beyond(node))
         for step in steps:
             node_after = step.exit.producer()
             if step.tells_apart and step.entry in spread and node_after is not None:
-                found[node_after] = "it tells zeros apart whose signs the models do not share"
+                found[node_after] = (
+                    "the region distinguishes -0 from +0, and the models may compute different "
+                    "zeros"
+                )
     return list(found.items())
 
 

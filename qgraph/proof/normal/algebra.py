@@ -48,15 +48,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.certificate import SUMS_OF_CODES
 from qgraph.numerics import Array
 from qgraph.ops.integer.codes import ratio, single
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
 from qgraph.proof.normal.rewriter import Rewriter, sizes_of
-
-WHOLE_SUMS = (
-    "sums of codes that stay below 2**24 are computed without rounding, in whatever order they are "
-    "added"
-)
 
 _REAL = ir.DataType.FLOAT
 _CODES = (ir.DataType.INT8, ir.DataType.UINT8)
@@ -337,7 +333,7 @@ def write_code_average(graph: Rewriter, node: ir.Node) -> bool:
     result = tuple(1 if axis in axes else size for axis, size in enumerate(sizes))
     operands = [_whole(graph, node, x, zero), graph.constant(np.asarray(axes, np.int64), "axes")]
     total = graph.node(node, "ReduceSum", operands, {"keepdims": 1}, dtype=_REAL, sizes=result)
-    graph.conditions.add(WHOLE_SUMS)
+    graph.conditions.add(SUMS_OF_CODES)
     return _encode(graph, node, graph.like(node, "Mul", [total, m], _REAL), end)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from qgraph.certificate import NO_NAN_AT_MAXIMA, ZEROS_REWRITTEN
 from qgraph.exactness import Exactness
 from qgraph.graph.inference.walk import with_facts
 from qgraph.proof.matching.normalise import NormalisedModel
@@ -78,11 +79,6 @@ RULES = (
 
 
 NORMAL_FORM = "the models were compared in normal form"
-NO_NAN_AT_MAXIMA = "no NaN reaches the {} maxima that were exchanged with functions"
-ZEROS_REWRITTEN = (
-    "zeros count as equal whatever their sign; the normal form does not keep it, and nothing after "
-    "the operators that it rewrote distinguishes it"
-)
 
 
 @dataclass(frozen=True)

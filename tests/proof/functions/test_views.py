@@ -34,7 +34,10 @@ def test_constants_of_a_view_are_laid_along_the_data():
         ("v = Reshape (x, blocks) y = Mul (v, s)", "the result has shape"),
         ("v = Reshape (x, other) y = Add (v, x)", "different shapes"),
         ("v = Reshape (x, open) y = Identity (v)", "Reshape of"),
-        ("v = Reshape (x, blocks) m = Mul (v, five) y = Reshape (m, whole)", "does not fit"),
+        (
+            "v = Reshape (x, blocks) m = Mul (v, five) y = Reshape (m, whole)",
+            "does not fit the data",
+        ),
     ],
 )
 def test_what_is_no_view_is_undecided(body, reason):

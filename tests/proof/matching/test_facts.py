@@ -211,7 +211,8 @@ def test_a_certificate_lists_what_a_proof_rests_on() -> None:
         },
     ]
     assert (
-        "open sizes of the inputs (N) and their products are below 2**40" in document["conditions"]
+        "symbolic dimensions of the inputs (N) and their products are below 2**40"
+        in document["conditions"]
     )
 
 
@@ -236,9 +237,12 @@ def test_a_size_that_one_model_fixes_is_listed() -> None:
 def test_dimensions_of_one_name_are_a_condition_where_they_matter() -> None:
     inputs, body = "float[N,3] x, float[N,3] z", "s = Shape ({}) y = Reshape (x, s)"
     document = proved(model(inputs, body.format("x")), model(inputs, body.format("z")))
-    assert "dimensions of one name are equal: N is the size of x[0], z[0]" in document["conditions"]
+    assert (
+        "dimensions of the same name are equal: N is the size of x[0], z[0]"
+        in document["conditions"]
+    )
     document = proved(model(inputs, "y = Add (x, z)"), model(inputs, "y = Add (z, x)"))
-    assert not any("one name" in condition for condition in document["conditions"])
+    assert not any("same name" in condition for condition in document["conditions"])
 
 
 def test_a_fact_that_is_changed_is_refused() -> None:
