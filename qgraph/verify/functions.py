@@ -229,8 +229,7 @@ class _Boxes(NamedTuple):
 class Both:
     """Two functions of one variable, in all channels.
 
-    The channels are the elements of the broadcast constants. Channels with equal constants are
-    evaluated once.
+    The channels are the elements of the broadcast constants.
 
     Attributes:
         channels: number of channels.

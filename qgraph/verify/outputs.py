@@ -2,9 +2,8 @@
 
 Every value of both models gets a class; values of one class are equal. The same operator on
 operands of the same classes gives results of the same class. Equal constants share a class. A
-region puts its two values into one class if each pair of entries is in one class. The values of a
-class may be equal except for the sign of zero; this passes on through operators that do not
-distinguish -0 from +0.
+region puts its two values into one class if its entries are in one class each. The values of a
+class may be equal except for the signs of zeros, as long as no operator distinguishes -0 from +0.
 """
 
 from __future__ import annotations

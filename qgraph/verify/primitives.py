@@ -84,10 +84,9 @@ class Span:
 
 
 class Ranges:
-    """Interpreter of definitions that computes bounds.
+    """Computes bounds of definitions: the results at the ends of ranges, as rounding is monotone.
 
-    Rounding is monotone, so the results at the ends of a range are bounds. A definition calls
-    ``ranges.Div(x, scale)``; operands are ranges, arrays and numbers.
+    A definition calls ``ranges.Div(x, scale)``; operands are ranges, arrays and numbers.
 
     Args:
         tie: the zero that Min, Max and Relu return for -0 and +0, as ONNX allows both; None for
@@ -199,7 +198,7 @@ class Ranges:
     def _other(
         self, name: str, operands: list[Span], attributes: Attributes, bad: Mask, points: Mask
     ) -> Span:
-        """Return the results of a primitive without a rule for ranges: bad except at single inputs."""
+        """Return the results of a primitive without a rule for ranges, valid at points only."""
         a, b = operands[0], operands[-1]
         found = _compute(name, [o.lo for o in operands], attributes)
         if name == "Abs":

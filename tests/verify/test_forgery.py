@@ -234,7 +234,7 @@ def test_all_inputs_are_tried_again(monkeypatch):
     assert made["method"] == "exhaustive"
     assert verify(found, ours, theirs) == "proved"
     made["zero_sign_inputs"] = 2
-    refused(found, ours, theirs, "tried one by one", outright=False)
+    refused(found, ours, theirs, "tries all inputs one by one", outright=False)
 
 
 def test_operators_that_see_the_sign_of_zeros():

@@ -1,8 +1,8 @@
-"""Deciding where two expressions differ, over all float32 inputs.
+"""Decide where two expressions differ, over all float32 inputs.
 
-The quantizers of a network are often the same formula with other numbers. Pairs of one form are
-decided together: their constants are laid side by side as channels of one pair, so that NumPy works
-on all of them at once.
+The quantizers of a network are often the same formula with different numbers. Pairs of the same
+form are decided together: their constants become channels of one pair, so that NumPy evaluates all
+of them at once.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class FunctionPair:
     """Two functions of one variable to compare.
 
     Attributes:
-        reference: the function to keep to.
-        candidate: the other one, of the same builder if common parts are to be recognised.
-        shape: of the variable, None for unknown dimensions; None if not even the rank is known.
+        reference: the reference function.
+        candidate: the candidate; use one builder for both so that common parts are recognised.
+        shape: shape of the variable, None for unknown dimensions; None if the rank is unknown.
     """
 
     reference: Expr
@@ -64,7 +64,7 @@ class FunctionPair:
 
     @cached_property
     def key(self) -> Key:
-        """What two pairs share only if they are the same."""
+        """A key that is equal for equal pairs only."""
         return text(self.functions), self.shape
 
 
@@ -73,15 +73,15 @@ Key: TypeAlias = tuple[str, Shape | None]
 
 @dataclass(frozen=True)
 class PairOutcome:
-    """The verdict on a pair of functions, and what it rests on.
+    """The verdict on a pair of functions, and the data that support it.
 
     Attributes:
-        verdict: what holds.
-        finding: counts and stretches of inputs; None if no intervals were evaluated.
-        pair: both functions, likewise.
+        verdict: the verdict.
+        finding: counts and intervals of differing inputs; None if no intervals were evaluated.
+        pair: both functions; None if no intervals were evaluated.
         distinguishes_zeros: whether -0 and +0 have different results, on either side.
-        at_most: the highest level that is left if the verdict is open.
-        cases: of a region with two inputs, what each of them may be.
+        at_most: the highest level that is still possible if the verdict is undecided.
+        cases: for a region with two inputs, how each of them was divided.
     """
 
     verdict: Verdict
@@ -93,22 +93,22 @@ class PairOutcome:
 
     @property
     def is_counted(self) -> bool:
-        """Whether all inputs were compared; numbers of inputs are lower bounds otherwise."""
+        """Whether all inputs were compared. If not, numbers of inputs are lower bounds."""
         return self.verdict.method is not Method.NONE
 
     def differs(self, level: Exactness) -> bool:
-        """Return whether the values were shown to differ, and the highest level is lower."""
+        """Return whether a difference was found, so that ``level`` is not reached."""
         highest = self.verdict.exactness or self.at_most
         return highest < level
 
 
 def undecided(reason: ExplainedReason) -> PairOutcome:
-    """Return the outcome of what cannot be decided."""
+    """Return an undecided outcome with a reason."""
     return PairOutcome(Verdict(reason=reason))
 
 
 def remarks(reason: str | None, *, nan: bool, infinity: bool = False) -> str | None:
-    """Return a reason with the remarks that NaN is not kept and that infinities differ."""
+    """Return a reason, extended by remarks on NaN and infinities."""
     parts = [reason, "NaN is not kept" if nan else None, "infinities differ" if infinity else None]
     return restated(reason, "; ".join(filter(None, parts))) or None
 
@@ -119,15 +119,14 @@ def decide_pairs(
     *,
     at_least: Exactness | None = None,
 ) -> list[PairOutcome]:
-    """Return an outcome for each pair; what is an outcome already is returned as it is.
+    """Return an outcome for each pair. Outcomes among the arguments are returned unchanged.
 
-    Pairs that are written the same are decided once, those of one form together.
+    Equal pairs are decided once, and pairs of the same form together.
 
     Args:
         pairs: the functions.
-        decided: outcomes of earlier calls, which are used again; new ones are added.
-        at_least: the level that is wanted. A pair that is not even equal in values may then be left
-            undecided.
+        decided: outcomes of earlier calls, which are reused; new outcomes are added.
+        at_least: the level to reach. A pair that is not equal in values may then be left undecided.
 
     Raises:
         UnsupportedError: this thread does not follow IEEE 754.
@@ -152,7 +151,7 @@ def decide_pairs(
 
 
 def judge(pair: FunctionPair, finding: PairFinding) -> PairOutcome:
-    """Return what a finding says of a pair of functions."""
+    """Return the outcome that follows from a finding about a pair of functions."""
     level, largest = grade(finding, pair.reference)
     method = Method.CONGRUENCE if pair.reference is pair.candidate else Method.INTERVALS
     reason, at_most = finding.undecided, Exactness.BITS
@@ -206,14 +205,13 @@ def decide(
     """Compare two expressions on every float32 input and in every channel.
 
     Args:
-        reference: the function to keep to.
-        candidate: the other one, of the same builder if common parts are to be recognised.
-        input_shape: shape of the variable, None for unknown dimensions; used to check that the two
-            results have one shape.
-        max_boxes: number of evaluated boxes after which to give up.
+        reference: the reference function.
+        candidate: the candidate; use one builder for both so that common parts are recognised.
+        input_shape: shape of the variable, None for unknown dimensions; used to check that both
+            results have the same shape.
+        max_boxes: maximum number of boxes to evaluate before giving up.
         domain: restricts the finite inputs to those from the first to the second number.
-        until_difference: stop at the first inputs of different value; the finding then only says
-            that there are some.
+        until_difference: stop at the first difference; the finding then does not count them.
 
     Raises:
         UnsupportedError: this thread does not follow IEEE 754.
@@ -238,9 +236,9 @@ def decide(
 
 
 def replayed(finding: PairFinding, reference: Expr, candidate: Expr) -> PairFinding:
-    """Return a finding whose witness has the values of both expressions at its input.
+    """Return a finding whose witness has the exact values of both expressions at its input.
 
-    Of inputs on which values differ but vary, only bounds are known before.
+    Before, the witness may have bounds only, if the values vary on the interval of its input.
     """
     witness = finding.witness
     if witness is None or not finding.differing:
@@ -262,9 +260,9 @@ def explore(
     domain: tuple[float, float] | None = None,
     until_difference: bool = False,
 ) -> tuple[list[PairFinding], Undecidable | None]:
-    """Return where the expressions of a program differ, and why the search was given up, if it was.
+    """Return where the expressions of a program differ, and why the search gave up, if it did.
 
-    With ``until_difference``, functions that are known to differ are not explored on.
+    With ``until_difference``, the search ends for each pair of functions at its first difference.
 
     Raises:
         UnsupportedError: this thread does not follow IEEE 754.
@@ -299,14 +297,14 @@ def check_shapes(
     """Check that the constants on both sides give the result the same shape.
 
     Args:
-        reference: what the constants of the reference broadcast to.
-        candidate: what those of the candidate do.
-        shape: of the variable, None for unknown dimensions; None if not even the rank is known.
-        exactly: whether the results must have one shape whatever the rank, that of a single number
-            included; otherwise nothing is checked where the rank is not known.
+        reference: the shape to which the constants of the reference broadcast.
+        candidate: the shape to which those of the candidate broadcast.
+        shape: shape of the variable, None for unknown dimensions; None if the rank is unknown.
+        exactly: if the rank is unknown, require equal shapes for every rank, 0 included. Otherwise
+            nothing is checked then.
 
     Raises:
-        Undecidable: they do not.
+        Undecidable: the shapes differ, or may differ.
     """
     if shape is None:
         if exactly and reference != candidate:
@@ -335,15 +333,15 @@ def _result_shape(data: Shape, constants: tuple[int, ...]) -> Shape:
                     f"constants of shape {list(constants)} do not fit data of shape {list(data)}"
                 )
             )
-    # what is not known may be 1, and is enlarged then
+    # an unknown dimension may be 1, which the constants enlarge
     return tuple(b if a == 1 or b != 1 else a for a, b in zip(sizes, others, strict=True))
 
 
 def form(pair: Sequence[Expr]) -> tuple[Any, ...] | None:
-    """Return what pairs must share to be decided together; None for one to be decided alone.
+    """Return a key that pairs must share to be decided together; None for one to decide alone.
 
-    Pairs that can go together have the same operators in the same places and differ in the values
-    of single constants.
+    Pairs of the same form have the same operators in the same places, and differ only in the values
+    of scalar constants.
     """
     order = in_order(pair)
     place = {id(e): i for i, e in enumerate(order)}
@@ -358,10 +356,10 @@ def form(pair: Sequence[Expr]) -> tuple[Any, ...] | None:
 def decide_all(
     pairs: Sequence[FunctionPair], *, until_difference: bool = False
 ) -> list[PairFinding]:
-    """Return what :func:`decide` finds for each of some pairs, those of one form together.
+    """Return the finding of :func:`decide` for each pair, deciding pairs of one form together.
 
     Args:
-        pairs: with the shapes of their variables.
+        pairs: the pairs, with the shapes of their variables.
         until_difference: see :func:`decide`.
 
     Raises:
@@ -383,14 +381,14 @@ def decide_all(
                 decided.update(zip(group, findings, strict=True))
     return [
         replayed(decided[i], *pair.functions)
-        if i in decided  # if one of a group cannot be decided, each is tried alone
+        if i in decided  # if one pair of a group is undecidable, each is decided alone
         else decide(*pair.functions, input_shape=pair.shape, until_difference=until_difference)
         for i, pair in enumerate(pairs)
     ]
 
 
 def _side_by_side(pairs: Sequence[tuple[Expr, Expr]]) -> tuple[Expr, Expr]:
-    """Return one pair whose channels are ``pairs``."""
+    """Return one pair of expressions whose channels are ``pairs``."""
     columns = zip(*(in_order(pair) for pair in pairs), strict=True)
     stacked = {id(column[0]): column for column in columns}
 

@@ -1,11 +1,11 @@
-"""Comparing two functions on all inputs, one by one.
+"""Compare two functions on all inputs, one by one.
 
-Functions of float32 that are no step functions are compared at 2**32 inputs, which takes some
-seconds for each channel: branch and bound does not end with them. Most inputs are evaluated a block
-at a time, as the primitives are written; blocks in which ONNX leaves something open, such as the
-sign of a zero, are evaluated once more with all that it may be.
+Functions of float32 without steps are compared at 2**32 inputs, because branch and bound does not
+terminate for them. This takes some seconds for each channel. Inputs are evaluated in blocks. Blocks
+with a result that ONNX does not define, such as the sign of a zero, are evaluated again for every
+possible result.
 
-Types of up to 16 bits have few values, which the kernels of the operators compute.
+Types of up to 16 bits have few values. The kernels of the operators compute all of them.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from qgraph.proof.functions.search import BoxBatch
 from qgraph.reasons import DO_NOT_FIT, EFFORT, NO_RULE
 
 NARROW_BITS = 16
-"""Types of up to this many bits have few enough values to try all."""
+"""Maximum number of bits of types whose values are all tried."""
 _AT_ONCE = 1 << 20
-"""Elements that are computed at once."""
+"""Maximum number of elements to compute at once."""
 _MOST_CHANNELS = 1 << 12
 
 _BLOCK = 1 << 17
 _FINITE = 0x7F800000
-"""How many finite floats of one sign there are; their bits count up from 0."""
+"""Number of finite floats of one sign; their bit patterns are 0 to this number less 1."""
 _INFINITY = 0x7F800000
-"""The bits of infinity; NaN has larger ones."""
+"""Bit pattern of infinity; NaN has larger ones."""
 _MOST_THREADS = 4
-"""More of them wait for the interpreter."""
+"""Maximum number of threads; more would wait for the interpreter."""
 _COMPARISON = 8
-"""What it takes to compare and count, in operations."""
+"""Effort of comparing and counting, in operations."""
 
 Bits: TypeAlias = npt.NDArray[np.uint32]
 Gap: TypeAlias = npt.NDArray[np.int32]
@@ -56,13 +56,13 @@ Gap: TypeAlias = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class _Block:
-    """What a block of inputs shows.
+    """The differences on a block of inputs.
 
     Attributes:
-        differing, zero_sign: numbers of inputs.
-        stretch: keys of the first input that differs, and of the last one after it without a gap.
-        sign_at: key of the first input at which zeros differ in sign.
-        ulps: the largest number of floats from one value to the other; None where one is NaN.
+        differing, zero_sign: number of inputs whose values differ, and with zeros of other signs.
+        stretch: keys of the first differing input, and of the last one after it without a gap.
+        sign_at: key of the first input with zeros of different signs.
+        ulps: the largest number of floats between two values; None if one of them is NaN.
     """
 
     differing: int
@@ -78,12 +78,12 @@ def enumerate_inputs(
     """Compare two expressions at every float32 input, in every channel.
 
     Args:
-        reference: the function to keep to.
-        candidate: the other one.
+        reference: the reference function.
+        candidate: the candidate.
         input_shape: shape of the variable, None for unknown dimensions.
 
     Raises:
-        Undecidable: they cannot be evaluated, or ONNX leaves open what is computed for an input.
+        Undecidable: they cannot be evaluated, or ONNX does not define the result for an input.
         UnsupportedError: this thread does not follow IEEE 754.
     """
     check_float_environment()
@@ -106,9 +106,9 @@ def enumerate_inputs(
 
 
 def effort(reference: Expr, candidate: Expr) -> int:
-    """Return about how many operations on all inputs :func:`enumerate_inputs` takes.
+    """Return the approximate number of operations on all inputs for :func:`enumerate_inputs`.
 
-    Each takes one or two seconds of processor time.
+    Each operation takes one or two seconds of processor time.
 
     Raises:
         Undecidable: the expressions cannot be evaluated.
@@ -118,9 +118,9 @@ def effort(reference: Expr, candidate: Expr) -> int:
 
 
 def _blocks(program: PairProgram, kind: int) -> list[_Block]:
-    """Return what the blocks show in which anything differs, in the order of their bits."""
+    """Return the differences of each block that has any, in the order of bit patterns."""
     starts, threads = _starts(), min(available_cores(), _MOST_THREADS)
-    # the share of a thread is spread over all magnitudes
+    # each thread gets blocks of all magnitudes
     shares = [starts[first::threads] for first in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(_compare_blocks, program, kind, share) for share in shares]
@@ -131,7 +131,7 @@ def _blocks(program: PairProgram, kind: int) -> list[_Block]:
 
 
 def _starts() -> list[int]:
-    """Return the bits of the first input of each block."""
+    """Return the bit pattern of the first input of each block."""
     return [*range(0, _FINITE, _BLOCK), *range(1 << 31, (1 << 31) + _FINITE, _BLOCK)]
 
 
@@ -150,7 +150,7 @@ def _compare_blocks(program: PairProgram, kind: int, starts: Sequence[int]) -> d
 
 
 def _inputs(starts: Sequence[int]) -> Iterator[tuple[int, Float32]]:
-    """Yield blocks of inputs, in one buffer."""
+    """Yield blocks of inputs; all use the same buffer."""
     bits: Bits = np.empty(_BLOCK, np.uint32)
     first = np.arange(_BLOCK, dtype=np.uint32)
     for start in starts:
@@ -159,10 +159,10 @@ def _inputs(starts: Sequence[int]) -> Iterator[tuple[int, Float32]]:
 
 
 def _carefully(program: PairProgram, kind: int, x: Float32) -> _Block | None:
-    """Compare where ONNX leaves something open.
+    """Compare a block in which ONNX does not define some results.
 
     Raises:
-        Undecidable: it is more than the sign of a zero.
+        Undecidable: more than the sign of a zero is undefined.
     """
     found = PointResults.of(program, x, np.full(len(x), kind, np.int64))
     found.check(to_keys(x))
@@ -172,7 +172,7 @@ def _carefully(program: PairProgram, kind: int, x: Float32) -> _Block | None:
 
 
 def _compared(x: Float32, a: Float32, b: Float32, gap: Gap) -> _Block | None:
-    """Compare where every value is what ONNX says, with ``gap`` to compute in."""
+    """Compare a block in which ONNX defines all results; ``gap`` is a buffer."""
     ours, theirs = a.view(np.int32), b.view(np.int32)
     np.subtract(ours, theirs, out=gap)
     least, most = int(gap.min()), int(gap.max())
@@ -180,7 +180,7 @@ def _compared(x: Float32, a: Float32, b: Float32, gap: Gap) -> _Block | None:
         return None
     side = _side(ours)
     if side and side == _side(theirs):
-        # no NaN, and no zeros of two signs: other bits are another value
+        # without NaN and zeros of both signs, different bits are different values
         count = int(np.count_nonzero(gap))
         return _Block(count, 0, _stretch(x, gap, count), None, max(most, -least))
     differ = np.asarray(a != b) & ~(np.isnan(a) & np.isnan(b))
@@ -191,7 +191,7 @@ def _compared(x: Float32, a: Float32, b: Float32, gap: Gap) -> _Block | None:
 
 
 def _side(bits: Gap) -> int:
-    """Return the sign that all values have, in which zero counts as well; 0 for two, or NaN."""
+    """Return the sign of all values, zeros included; 0 if signs differ or a value is NaN."""
     least, most = int(bits.min()), int(bits.max())
     if least >= 0 and most <= _INFINITY:
         return 1
@@ -206,7 +206,7 @@ def _block(x: Float32, a: Float32, b: Float32, differ: Mask, signs: Mask) -> _Bl
 
 
 def _stretch(x: Float32, differ: Mask | Gap, count: int) -> tuple[int, int]:
-    """Return the keys of the first input that differs, and of the last without a gap."""
+    """Return the keys of the first differing input, and of the last one after it without a gap."""
     first, last = 0, len(x) - 1
     if count < len(x):
         mask = differ != 0
@@ -218,9 +218,9 @@ def _stretch(x: Float32, differ: Mask | Gap, count: int) -> tuple[int, int]:
 
 
 def _ulps(a: Float32, b: Float32) -> int | None:
-    """Return the most floats from a value to its other one, None where one is NaN.
+    """Return the largest number of floats between two values; None if one of them is NaN.
 
-    Both zeros are one float.
+    -0 and +0 count as one float.
     """
     if np.isnan(a).any() or np.isnan(b).any():
         return None
@@ -229,7 +229,7 @@ def _ulps(a: Float32, b: Float32) -> int | None:
 
 
 def _note(collector: Collector, program: PairProgram, kind: int, blocks: Sequence[_Block]) -> None:
-    """Note what blocks of one kind of channels show, with the values at the inputs to show."""
+    """Add the differences of blocks to a collector, with the values at the inputs to report."""
     stretches = [block.stretch for block in blocks if block.stretch is not None]
     signs = [block.sign_at for block in blocks if block.sign_at is not None][:1]
     for what, ends in (("value", stretches), ("zero", [(key, key) for key in signs])):
@@ -246,12 +246,12 @@ def _note(collector: Collector, program: PairProgram, kind: int, blocks: Sequenc
 
 
 class NodeSegment(NamedTuple):
-    """Nodes that compute a value from another one and constants.
+    """Nodes that compute a value from another value and constants.
 
     Attributes:
-        nodes: operands first.
-        x, y: the value that they start from, and the result.
-        constants: returns the array of a constant operand, None for another value.
+        nodes: the nodes in topological order.
+        x, y: the value from which they start, and the result.
+        constants: returns the array of a constant operand, None for other values.
     """
 
     nodes: Sequence[ir.Node]
@@ -264,7 +264,7 @@ Run: TypeAlias = Callable[[Array], Array]
 
 
 def all_values(kind: ir.DataType) -> Array:
-    """Return all values of a type of few bits, NaN and infinities included."""
+    """Return all values of a type of up to 16 bits, with NaN and infinities."""
     dtype = np.dtype(kind.numpy())
     if kind is ir.DataType.BOOL:
         return np.array([False, True])
@@ -280,12 +280,12 @@ def free_axis(segments: Sequence[NodeSegment], shape: Shape | None) -> tuple[lis
     """Return the sizes of data with all channels, and an axis that no parameter varies along.
 
     Args:
-        segments: two of the same data, whose parameters make the channels.
-        shape: of the data, None for unknown dimensions; None if not even the rank is known.
+        segments: both sides, whose parameters determine the channels.
+        shape: shape of the data, None for unknown dimensions; None if the rank is unknown.
 
     Raises:
-        Undecidable: there is no such axis, there are too many channels, or parameters may give the
-            results different shapes.
+        Undecidable: there is no such axis, there are too many channels, or the shapes of the
+            results may differ.
     """
     spread = []
     for segment in segments:
@@ -300,8 +300,8 @@ def free_axis(segments: Sequence[NodeSegment], shape: Shape | None) -> tuple[lis
                 array = laid_out(node, value, shape or (), segment.constants)
                 is_table = (node.domain, node.op_type) == ("", "Gather") and value is node.inputs[0]
                 if is_table and array.ndim == 1:
-                    continue  # its elements are chosen by the data, in all channels alike
-                # even a single number of more dimensions moves the axes of what comes after it
+                    continue  # the data select its elements, equally in all channels
+                # even a single number with more dimensions shifts the axes of later nodes
                 if shape and array.ndim > len(shape):
                     raise Undecidable(DO_NOT_FIT("a parameter has more dimensions than the data"))
                 shapes.append(array.shape)
@@ -326,13 +326,13 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 def enumerate_values(
     kind: ir.DataType, runs: Sequence[Run], sizes: list[int], axis: int
 ) -> PairOutcome:
-    """Compare two functions at all values of a type of few bits, in every channel.
+    """Compare two functions at all values of a type of up to 16 bits, in every channel.
 
     Args:
         kind: the type of the data, of at most 16 bits.
-        runs: computes the results of the reference, and of the candidate, for an array of data.
-        sizes: of data with all channels.
-        axis: along which values are laid, of size 1.
+        runs: two functions that compute the results of reference and candidate for an array.
+        sizes: shape of data with all channels.
+        axis: the axis of size 1 along which the values are laid out.
 
     Raises:
         Undecidable: the results are of different types or shapes.

@@ -1,4 +1,4 @@
-"""Expressions of one float32 variable over the primitives, equal ones being the same object."""
+"""Expressions of one float32 variable over the primitives. Equal expressions are one object."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ARITY = {
 }
 _INTEGER = re.compile(r"(U?)INT(\d+)")
 _ALL_WHOLE = np.float32(2**23)
-"""Up to here float32 holds all integers, and rounding to it does not reach here from beyond."""
+"""float32 represents all integers up to this one, and rounds no larger number to one below."""
 
 
 class Undecidable(Exception):  # noqa: N818 - a finding, not a fault
@@ -46,7 +46,7 @@ class Undecidable(Exception):  # noqa: N818 - a finding, not a fault
 
     Attributes:
         reason: why, with its id.
-        by_effort: whether only the effort was too large.
+        by_effort: whether the only reason is that it takes too long.
     """
 
     def __init__(self, reason: ExplainedReason, *, by_effort: bool = False) -> None:
@@ -57,16 +57,16 @@ class Undecidable(Exception):  # noqa: N818 - a finding, not a fault
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Expr:
-    """One operation; compared by identity, as a builder makes each only once.
+    """One operation. A builder creates each only once, so expressions are compared by identity.
 
     Attributes:
         op: ``"input"``, ``"constant"``, ``"table"`` or the name of a primitive.
         inputs: operands.
         attributes: sorted (name, value) pairs.
-        value: of a constant, its float32 or bool array, which broadcasts against the variable; of
-            the table of a Gather, its one-dimensional array.
-        dtype: ONNX type name; values of all but BOOL are represented in float32.
-        shape: what all constants below broadcast to; tables do not count.
+        value: for a constant, a float32 or bool array that broadcasts to the variable; for the
+            table of a Gather, its one-dimensional array.
+        dtype: ONNX type name; all types but BOOL are represented in float32.
+        shape: the shape to which all constants in the expression broadcast, tables excepted.
     """
 
     op: str
@@ -84,7 +84,7 @@ class Builder:
     """Traces a definition into expressions: ``builder.Div(builder.input, 0.5)``.
 
     Operands are expressions, NumPy arrays and Python numbers. Equal operations on equal operands
-    return the same object; operations on constants are computed at once.
+    return the same object; operations on constants are evaluated immediately.
 
     Attributes:
         input: the variable.
@@ -99,8 +99,8 @@ class Builder:
         """Return a constant; its type is float32 or bool.
 
         Raises:
-            Undecidable: the array is of another floating type, or holds integers that float32
-                does not.
+            Undecidable: the array has another floating-point type, or integers that float32 does
+                not represent.
         """
         given = np.asarray(array)
         if given.dtype == np.bool_ or given.dtype == np.float32:
@@ -160,12 +160,12 @@ class Builder:
                 return self._unique(Expr(name, tuple(operands), pairs, dtype=dtype, shape=shape))
         key = (name, tuple(map(id, operands)), pairs)
         if key not in self._folded:
-            # The operands are kept, so that no other expression gets the number of one of them.
+            # The operands are kept alive, so that no other expression gets the id of one of them.
             self._folded[key] = operands, self._fold(name, operands, dict(pairs), dtype)
         return self._folded[key][1]
 
     def _table(self, constant: Expr) -> Expr:
-        """Return a constant that is kept apart from those that broadcast."""
+        """Return a constant as a table, which does not broadcast."""
         if constant.op != CONSTANT or constant.dtype != FLOAT or known(constant).ndim != 1:
             raise Undecidable(
                 NO_RULE("Gather from a table that is not a constant list of float32 numbers")
@@ -193,10 +193,10 @@ class Builder:
 
 
 def whole_numbers(given: Array) -> Float32:
-    """Return integers in float32.
+    """Return integers as float32.
 
     Raises:
-        Undecidable: float32 does not hold them.
+        Undecidable: float32 does not represent them.
     """
     value = given.astype(np.float32)
     large = np.abs(value) > _ALL_WHOLE
@@ -213,10 +213,10 @@ def known(constant: Expr) -> Array:
 
 
 def undefined(name: str, values: list[Array], attributes: dict[str, Any]) -> Mask:
-    """Return where ONNX leaves the result of a primitive open, sign of zero apart.
+    """Return where ONNX does not define the result of a primitive, except for the sign of zero.
 
-    These are casts to an integer type of what lies outside its range, casts of negative numbers to
-    E8M0, casts of NaN to FP6, and indices outside of a table.
+    These are casts of numbers outside the range of an integer type, casts of negative numbers to
+    E8M0, casts of NaN to FP6, and indices outside a table.
     """
     first = values[0]
     to = attributes.get("to", "")
@@ -236,7 +236,7 @@ def undefined(name: str, values: list[Array], attributes: dict[str, Any]) -> Mas
 
 
 def in_order(roots: Iterable[Expr]) -> list[Expr]:
-    """Return all expressions that ``roots`` consist of, operands first."""
+    """Return all expressions that ``roots`` contain, operands first."""
     found: dict[int, Expr] = {}
     for root in roots:
         stack = [root]
@@ -254,12 +254,12 @@ def in_order(roots: Iterable[Expr]) -> list[Expr]:
 def fold(
     roots: Iterable[Expr], leaf: Callable[[Expr], T], apply: Callable[[Expr, list[T]], T]
 ) -> list[T]:
-    """Return what expressions come to.
+    """Return the results of evaluating expressions with an interpreter.
 
     Args:
         roots: the expressions.
-        leaf: what the variable, a constant or a table comes to.
-        apply: what an operation comes to, by what its operands do.
+        leaf: returns the result of the variable, a constant or a table.
+        apply: returns the result of an operation from the results of its operands.
     """
     wanted = list(roots)
     results: dict[int, T] = {}
@@ -270,7 +270,7 @@ def fold(
 
 
 def evaluate(root: Expr, x: Float32) -> Array:
-    """Return the values of ``root`` at ``x``, ``[*shape]``, constants broadcast against it."""
+    """Return the values of ``root`` at ``x`` ``[*shape]``; constants broadcast to ``x``."""
 
     def apply(e: Expr, operands: list[Array]) -> Array:
         return np.asarray(NUMPY[e.op](*operands, **dict(e.attributes)))
@@ -282,7 +282,7 @@ def evaluate(root: Expr, x: Float32) -> Array:
 def rebuilt(
     roots: Iterable[Expr], builder: Builder, constant: Callable[[Expr], npt.ArrayLike]
 ) -> list[Expr]:
-    """Return expressions of another builder, with ``constant`` of each constant and table."""
+    """Return the expressions in another builder, with each constant mapped by ``constant``."""
 
     def leaf(e: Expr) -> Expr:
         return builder.input if e.op == INPUT else builder.constant(constant(e))
@@ -295,9 +295,9 @@ def rebuilt(
 
 
 def text(roots: Iterable[Expr]) -> str:
-    """Return a description that two lists of expressions share only if they are the same.
+    """Return a text that is equal for equal lists of expressions only.
 
-    Constants enter with type, shape and all their bits.
+    It contains the type, the shape and all bits of constants.
     """
     wanted = list(roots)
     order = in_order(wanted)
@@ -384,7 +384,7 @@ def _result_shape(name: str, operands: list[Expr]) -> tuple[int, ...]:
 
 
 def _chosen(operands: list[Expr]) -> Expr | None:
-    """Return the branch that a constant condition always takes, if the result keeps its shape."""
+    """Return the branch that a constant condition selects, if it has the shape of the result."""
     condition, yes, no = operands
     if condition.op != CONSTANT:
         return None

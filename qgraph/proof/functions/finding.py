@@ -1,4 +1,4 @@
-"""What a comparison of two expressions finds: collected box by box, or shown by single inputs."""
+"""Results of comparing two expressions: collected from boxes, or found at single inputs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _KEY_BITS = 33
 
 @dataclass(frozen=True)
 class Runs:
-    """Stretches of inputs on which the values differ, in the order of channels and inputs.
+    """Intervals of inputs on which the values differ, in the order of channels and inputs.
 
     Attributes:
         channel: ``[n]`` the first channel with these constants.
         lo, hi: ``[n]`` keys of the first and the last input.
-        reference, candidate: ``[n]`` the two values; where they vary within a stretch, the two
-            bounds that lie farthest apart.
+        reference, candidate: ``[n]`` the two values; if they vary within an interval, the two
+            bounds with the largest distance.
     """
 
     channel: Channels
@@ -52,9 +52,9 @@ NO_RUNS = Runs(*_NOTHING)
 
 @dataclass(frozen=True)
 class PairFinding:
-    """How two expressions compare.
+    """The result of comparing two expressions.
 
-    Counts sum over all channels. When undecided, they cover what was settled until then.
+    Counts are sums over all channels. If undecided, they cover the inputs settled until then.
 
     Attributes:
         channels: number of elements that the constants broadcast to.
@@ -64,18 +64,18 @@ class PairFinding:
             leaves the sign open (Min, Max and Relu of both zeros).
         infinity_differs, infinity_sign_differs: the same for the inputs -Inf and +Inf.
         nan_differs: whether NaN inputs give different outputs, zero sign included.
-        witness: an input to show: the widest difference of value, else at infinity, of zero sign,
-            at NaN.
-        witness_channel: its channel.
-        runs: all inputs of ``differing``; of each set of channels with equal constants, the first.
-            Where all inputs were tried, some of them.
+        witness: the input with the largest difference in value; if there is none, an input that
+            differs at infinity, in the sign of zero, or at NaN.
+        witness_channel: channel of the witness.
+        runs: all inputs of ``differing``, for the first channel of each set of channels with equal
+            constants. If all inputs were tried one by one, only some of them.
         at_infinity: the infinities of ``infinity_differs``, in the same form.
-        by_channel: channel and number of differing inputs, of the channels that ``runs`` names.
-        undecided: why there is no result; None if there is.
-        given_up: whether that is only because it would have taken too long.
-        enumerated: whether all inputs were tried, one by one.
-        largest_ulps: where they were, the largest number of floats from one value to the other;
-            None if nothing differs, or NaN is one of them.
+        by_channel: channel and number of differing inputs, for the channels of ``runs``.
+        undecided: why there is no result; None if there is one.
+        given_up: whether the only reason is that it takes too long.
+        enumerated: whether all inputs were tried one by one.
+        largest_ulps: if so, the largest number of floats between two values; None if nothing
+            differs, or a value is NaN.
     """
 
     channels: int
@@ -97,11 +97,11 @@ class PairFinding:
 
 
 class Collector:
-    """Adds up what boxes show.
+    """Collects the differences of boxes.
 
     Args:
         program: the two expressions.
-        separate: whether each kind of channels is a pair of functions of its own.
+        separate: whether each kind of channels is a separate pair of functions.
     """
 
     def __init__(self, program: PairProgram, *, separate: bool = False) -> None:
@@ -117,7 +117,7 @@ class Collector:
         self._differing = np.zeros(kinds, np.bool_)
 
     def note(self, what: str, boxes: BoxBatch, a: Float32, b: Float32, where: Mask) -> None:
-        """Note boxes ``[n]`` on which results differ in some way.
+        """Record boxes ``[n]`` on which results differ.
 
         Args:
             what: "value" and "infinity" where the values differ throughout, "zero" where both are
@@ -125,7 +125,7 @@ class Collector:
             boxes: the inputs.
             a: ``[n]`` results of the reference.
             b: ``[n]`` results of the candidate.
-            where: ``[n]`` the boxes that count.
+            where: ``[n]`` mask of the boxes to record.
         """
         if not where.any():
             return
@@ -143,17 +143,17 @@ class Collector:
         self._noted[what].append(columns)
 
     def add(self, kind: int, differing: int, zero_sign: int) -> None:
-        """Note how many more inputs differ, in value and in the sign of zero, than are noted."""
+        """Add numbers of inputs that differ in value, or in the sign of zero."""
         self._unlisted[kind] += differing
         self._zero_sign[kind] += zero_sign
 
     def finished(self) -> Mask:
-        """Return for each kind whether its pair of functions is known to differ in value."""
+        """Return for each kind of channels whether a difference in value was recorded."""
         everywhere = np.full(len(self._differing), self._differing.any())
         return self._differing if self._separate else everywhere
 
     def findings(self, boxes: int, *, undecided: str | None = None) -> list[PairFinding]:
-        """Return what was noted in ``boxes`` boxes, for each pair of functions."""
+        """Return the finding for each pair of functions, after ``boxes`` boxes."""
         noted = {what: _joined(columns) for what, columns in self._noted.items()}
         noted["value"], noted["infinity"] = (_merged(noted[w]) for w in ("value", "infinity"))
         kinds = len(self._program.first)
@@ -210,7 +210,7 @@ def _joined(noted: list[_Columns]) -> _Columns:
 
 
 def _merged(columns: _Columns) -> _Columns:
-    """Return boxes in order, joined where neighbours have equal values, bit for bit."""
+    """Return boxes in order; neighbours with values equal bit for bit are joined."""
     order = np.argsort((columns[0] << _KEY_BITS) + columns[1], kind="stable")
     ordered: list[Any] = [column[order] for column in columns]
     kind, lo, hi, a, b = ordered
@@ -223,7 +223,7 @@ def _merged(columns: _Columns) -> _Columns:
 
 
 def compare_special_inputs(program: PairProgram, collector: Collector) -> None:
-    """Note how both infinities and NaN of both signs compare, in every kind of channel."""
+    """Record the differences at both infinities and at NaN, in every kind of channel."""
     special = np.array([np.inf, -np.inf, np.nan, -np.nan], np.float32)
     count = len(program.first)
     x, kinds = np.repeat(special, count), np.tile(np.arange(count, dtype=np.int64), 4)
@@ -238,19 +238,19 @@ def compare_special_inputs(program: PairProgram, collector: Collector) -> None:
 
 _RANDOM = 4096
 _MOST = 1 << 21
-"""Inputs and channels that are tried, taken together."""
+"""Maximum number of inputs to try, over all channels."""
 _NEAR = 2
 _CONSTANTS = 256
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One input, and what it shows.
+    """One input on which two functions differ.
 
     Attributes:
-        at_most: the highest level that it leaves: values where zeros differ in sign or NaN has
-            another result, else different.
-        witness, channel: the input.
+        at_most: the highest level that is still possible: values if only the signs of zeros or the
+            results of NaN differ, else different.
+        witness, channel: the input and its channel.
     """
 
     at_most: Exactness
@@ -259,14 +259,14 @@ class Sample:
 
 
 def sample(finding: PairFinding, reference: Expr, candidate: Expr) -> Sample | None:
-    """Return an input that shows that two functions are not equal; None if none was found.
+    """Return an input on which two functions differ; None if none was found.
 
-    A difference shows that two functions differ. That none was found shows nothing.
+    None does not mean that the functions are equal.
 
     Args:
-        finding: what was found until the comparison was given up.
-        reference: one function.
-        candidate: the other one.
+        finding: the finding of the comparison that was given up.
+        reference: the reference function.
+        candidate: the candidate.
     """
     shown = None
     if finding.witness is not None:
@@ -284,7 +284,9 @@ def sample(finding: PairFinding, reference: Expr, candidate: Expr) -> Sample | N
     index = np.repeat(np.arange(len(kinds), dtype=np.int64), len(x))
     with np.errstate(all="ignore"):
         found = PointResults.of(program, np.tile(x, len(kinds)), index)
-    number = np.tile(~np.isnan(x), len(kinds))  # NaN inputs are no difference in value
+    number = np.tile(
+        ~np.isnan(x), len(kinds)
+    )  # differences at NaN inputs are not differences in value
     masks = {
         Exactness.DIFFERENT: found.differ & number,
         Exactness.VALUES: found.zero_sign | (found.differ & ~number),
@@ -298,7 +300,7 @@ def sample(finding: PairFinding, reference: Expr, candidate: Expr) -> Sample | N
 
 
 def special_inputs(*functions: Expr) -> Float32:
-    """Return inputs that are likely to show a difference of some functions, without repetition.
+    """Return distinct inputs that are likely to show a difference between functions.
 
     They are zeros, infinities, NaN, powers of two, constants of the functions with their products
     and quotients, all with their neighbours, small multiples of a quarter, and random floats.

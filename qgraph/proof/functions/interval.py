@@ -1,15 +1,15 @@
 """Interval arithmetic: one exact rule for each primitive.
 
-An interval [lo, hi] is ordered as the keys are, so -0 < +0 (T-order). Rounding to nearest is
-monotone, so the results at the ends of the operands, computed in float32, bound all results exactly
-and no directed rounding is needed. A truth value is the interval [surely, possibly].
+The ends of an interval [lo, hi] are in the order of keys, in which -0 < +0 (T-order). Rounding to
+nearest is monotone. So the results at the ends of the operands, computed in float32, are exact
+bounds of all results, without directed rounding. A truth value is the interval [surely, possibly].
 
-Elements are *bad* where a rule has no bounds: NaN is possible, the primitive may be undefined, or a
-denominator changes sign. Nothing may be concluded from bad elements, unless they are known to be
-*NaN*: beyond the range of a minifloat that does not saturate every input gives NaN.
+An element is *bad* if a rule has no bounds for it: NaN is possible, the primitive may be undefined,
+or a denominator changes sign. Nothing follows from bad elements, except if every value is *nan*:
+a cast to a minifloat without saturation gives NaN for every input beyond the range.
 
-ONNX does not say which zero Min, Max and Relu return for -0 and +0. Both are allowed for here; an
-element is *open* where the result is a zero whose sign that leaves open for every input.
+ONNX does not define which zero Min, Max and Relu return for -0 and +0. Both are possible results
+here. An element is *open* if the result is a zero whose sign is undefined for every input.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Interval:
     """Bounds of many elements at once.
 
     Attributes:
-        lo, hi: ``[n]`` ends, float32 or bool; the same object where every element is a point.
-            Those of a constant may be scalars.
-        bad: ``[n]``, where the ends mean nothing; None for nowhere.
-        nan: ``[n]``, where every value is NaN, which is bad too; None for nowhere.
-        open: ``[n]``, where the value is a zero of either sign; None for nowhere.
-        sign: 1 or -1 if all elements are finite, not zero, and of this sign; 0 otherwise.
-        finite: whether no element can be infinite; False if not known.
+        lo, hi: ``[n]`` ends, float32 or bool; one object if every element is a point. The ends of
+            a constant may be scalars.
+        bad: ``[n]`` mask of elements whose ends are not valid; None if there are none.
+        nan: ``[n]`` mask of elements whose values are all NaN; these are bad too. None if none.
+        open: ``[n]`` mask of zeros of undefined sign; None if there are none.
+        sign: 1 or -1 if all elements are finite, nonzero and of this sign; 0 otherwise.
+        finite: whether all elements are known to be finite.
     """
 
     lo: Array
@@ -59,7 +59,7 @@ class Interval:
 
     @classmethod
     def constant(cls, value: Array, *, like: Array | None = None) -> Interval:
-        """Return ``value`` as an interval; what is known of its sign is read off ``like``."""
+        """Return ``value`` as an interval; sign and finiteness are those of ``like``."""
         table = value if like is None else like
         if table.dtype == np.bool_:
             return cls(value, value, bad=None)
@@ -77,13 +77,13 @@ class Interval:
 
 Attributes: TypeAlias = Mapping[str, Any]
 Rule: TypeAlias = Callable[..., Interval]
-"""Maps the operands' intervals, and attributes, to an interval and where it is newly bad."""
+"""Returns the interval of the results from the intervals of the operands and the attributes."""
 
 
 def apply(name: str, operands: Sequence[Interval], attributes: Attributes) -> Interval:
-    """Return the interval of a primitive's results, bad where an operand that matters is bad.
+    """Return the interval of a primitive's results; bad operands give bad results.
 
-    NumPy warnings about infinities and NaN are the caller's to switch off.
+    The caller switches off NumPy warnings about infinities and NaN.
 
     Raises:
         Undecidable: there is no rule for the primitive.
@@ -105,7 +105,7 @@ _KEEP_NAN = frozenset(
     {"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil"}
     | {"Min", "Max", "Relu"}
 )
-"""Primitives that are NaN where an operand is; Where and Cast see to that themselves."""
+"""Primitives whose result is NaN if an operand is; Where and Cast have their own rules."""
 
 
 def either(a: Mask | None, b: Mask | None) -> Mask | None:
@@ -116,7 +116,7 @@ def either(a: Mask | None, b: Mask | None) -> Mask | None:
 
 
 def settled(a: Interval) -> Mask:
-    """Return where an interval is one number, or a zero of open sign."""
+    """Return where an interval is one number, or a zero of undefined sign."""
     if a.is_point or a.lo.dtype == np.bool_:
         same = np.asarray(a.lo == a.hi)
     else:
@@ -125,7 +125,7 @@ def settled(a: Interval) -> Mask:
 
 
 def _open(result: Interval, operands: Sequence[Interval]) -> Mask | None:
-    """Where a result [-0, +0] comes from operands that are each one number, or open."""
+    """Return where a result [-0, +0] comes from operands that are one number each, or open."""
     if result.lo.dtype == np.bool_ or result.is_point:
         return None
     mask = np.asarray((result.lo == 0) & (result.hi == 0))
@@ -137,7 +137,7 @@ def _open(result: Interval, operands: Sequence[Interval]) -> Mask | None:
 
 
 def _extreme(pick: Callable[..., Array], a: Array, b: Array) -> Array:
-    """Return the smaller or the larger one in T-order, as ``pick`` does where none is zero."""
+    """Return the smaller or the larger operand in T-order; ``pick`` is np.minimum or np.maximum."""
     chosen = np.asarray(pick(a, b))
     zero = chosen == 0
     if zero.any():
@@ -158,7 +158,7 @@ def _hull(corners: Sequence[Array]) -> Interval:
 
 
 def _monotone(function: Callable[..., Array]) -> Rule:
-    """The rule of a function that never decreases in T-order."""
+    """Return the rule of a function that never decreases in T-order."""
 
     def rule(a: Interval, **attributes: Any) -> Interval:
         lo = np.asarray(function(a.lo, **attributes))
@@ -181,7 +181,7 @@ def _add(a: Interval, b: Interval) -> Interval:
     hi = lo if point else a.hi + b.hi
     if a.finite or b.finite:
         return Interval(lo, hi)
-    # infinities of opposite sign, from whichever ends
+    # infinities of opposite sign at any two ends
     return Interval(lo, hi, bad=np.isnan(a.lo + b.hi) | np.isnan(a.hi + b.lo))
 
 
@@ -204,7 +204,7 @@ def _div(a: Interval, b: Interval) -> Interval:
 
 
 def _of_ends(function: Callable[..., Array], a: Interval, b: Interval) -> Interval:
-    """Return products or quotients of the ends; bad points only are marked."""
+    """Return products or quotients of the ends; only bad points are marked."""
     if b.sign and b.is_point:
         lo = function(a.lo, b.lo)
         hi = lo if a.is_point else function(a.hi, b.lo)
@@ -257,7 +257,7 @@ def _max(a: Interval, b: Interval) -> Interval:
 
 
 def _less(compare: Callable[..., Array]) -> Rule:
-    """The rule of a comparison that holds the better, the smaller its first operand is."""
+    """Return the rule of a comparison that holds for small first operands, such as Less."""
 
     def rule(a: Interval, b: Interval) -> Interval:
         surely = np.asarray(compare(a.hi, b.lo))
@@ -319,7 +319,7 @@ def _cast(a: Interval, **attributes: Any) -> Interval:
     bad = undefined("Cast", [a.lo], dict(attributes))
     if not a.is_point:
         bad |= undefined("Cast", [a.hi], dict(attributes))
-    # All formats have 1, and beyond their largest number there is none again.
+    # All formats represent 1, and no number beyond their largest one.
     nan = np.isnan(result.lo) & np.isnan(result.hi) & ((a.lo >= 1) | (a.hi <= -1)) & ~bad
     bad |= np.isnan(result.lo) | np.isnan(result.hi)
     if bad.any():
@@ -331,7 +331,7 @@ def _cast(a: Interval, **attributes: Any) -> Interval:
 
 
 def _keeps_nan(attributes: Attributes) -> bool:
-    """Return whether a Cast of NaN is NaN."""
+    """Return whether a Cast of NaN gives NaN."""
     nan = np.full(1, np.nan, np.float32)
     if undefined("Cast", [nan], dict(attributes)).any():
         return False
@@ -355,7 +355,7 @@ def _gather(table: Interval, index: Interval) -> Interval:
 
 
 def _pyramid(keys: Array, pick: Callable[..., Array]) -> Array:
-    """Row j: the smallest (or largest) of the 2**j keys from each place on."""
+    """Return a table whose row j has the smallest (or largest) of 2**j keys from each index."""
     rows = [keys]
     for j in range(len(keys).bit_length() - 1):
         step = 1 << j
@@ -392,4 +392,4 @@ RULES: dict[str, Rule] = {
     "Cast": _cast,
     "Gather": _gather,
 }
-"""The rule of each primitive that has one; Pow has none but for constants."""
+"""The interval rules by primitive. Pow has none, because it is only used on constants."""

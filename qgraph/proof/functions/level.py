@@ -13,46 +13,45 @@ from qgraph.proof.functions.program import PairProgram
 from qgraph.proof.functions.search import MAX_BOXES, Plateaus, plateaus
 
 SAME_LEVEL = 2.0**-8
-"""Up to this share of a step, two values belong to the same code."""
+"""Largest difference of values of the same code, in steps."""
 ONE_STEP = 1.5
-"""Beyond this many steps, two values are no longer those of neighbouring codes."""
+"""Largest difference of values of neighbouring codes, in steps."""
 NARROW = 2.0**-7
-"""Up to this share of the width of a plateau, a stretch of inputs is a moved threshold."""
+"""Largest interval of inputs that counts as a moved threshold, in widths of a plateau."""
 
 _NEIGHBOURS = 2
 
 _BOXES = 1 << 22
 _BOXES_OF_CHANNEL = 1 << 14
-"""Functions of more boxes count as functions without steps."""
+"""Functions that need more boxes count as functions without steps."""
 
 Float64 = npt.NDArray[np.float64]
 
 
 def grade(finding: PairFinding, reference: Expr) -> tuple[Exactness | None, float | None]:
-    """Return the highest level that a finding shows, and the largest difference in steps.
+    """Return the highest level that a finding proves, and the largest difference in steps.
 
     ==========  ====================================================================================
-    bits        nothing differs, at infinity, at NaN and in the signs of zeros neither
-    values      no value differs, at infinity neither
+    bits        nothing differs, including infinity, NaN and the signs of zeros
+    values      no value differs, including infinity
     codes       every difference is at most 2**-8 steps
-    near        the differences larger than that are at most 1.5 steps, their stretches of inputs
-                are at most 2**-7 plateaus wide, and there are none at infinity
-    different   otherwise, where the reference is no step function, and where inputs that differ
+    near        every larger difference is at most 1.5 steps, on an interval of inputs of at most
+                2**-7 plateaus; there is none at infinity
+    different   otherwise; also if the reference is not a step function, or if differing inputs
                 were counted one by one
     ==========  ====================================================================================
 
-    Step and width are those of ``reference`` around the input: the medians over the plateau of the
-    input and two on either side, where a step is the difference of neighbouring values, and the two
-    plateaus that reach to the largest floats have no width. Without any width (two plateaus), the
-    step serves as width.
+    Step and width are medians over the plateau of the input and two plateaus on either side. A step
+    is the difference of neighbouring values of ``reference``. The two outer plateaus, which reach
+    to the largest floats, have no width. If there are no others, the step is used as the width.
 
     Args:
-        finding: of a comparison with ``reference``.
-        reference: the function whose steps are the measure.
+        finding: the finding of a comparison with ``reference``.
+        reference: the function whose steps are the unit.
 
-    Returns: None for the level if the finding is undecided; None for the difference if no finite
-        input differs, if a difference is not finite, and if nothing measures it: the reference is
-        no step function, or inputs that differ were counted one by one.
+    Returns: None for the level if the finding is undecided. None for the difference if no finite
+        input differs, a difference is not finite, the reference is not a step function, or
+        differing inputs were counted one by one.
     """
     if finding.undecided is not None:
         return None, None
@@ -109,7 +108,7 @@ def _local_measures(steps: Plateaus) -> tuple[Float64, Float64]:
     step[1:][steps.channel[1:] != steps.channel[:-1]] = np.nan
     width = _width(steps.lo, steps.hi)
     width[(steps.lo == LOWEST) | (steps.hi == HIGHEST)] = np.nan
-    # step i leads to plateau i, so plateau i has the steps i and i + 1 beside it
+    # step i lies before plateau i, so plateau i lies between the steps i and i + 1
     typical_step = _running_median(step, steps.channel, -_NEIGHBOURS + 1, _NEIGHBOURS)
     typical_width = _running_median(width, steps.channel, -_NEIGHBOURS, _NEIGHBOURS)
     return typical_step, np.where(np.isnan(typical_width), typical_step, typical_width)
@@ -118,7 +117,7 @@ def _local_measures(steps: Plateaus) -> tuple[Float64, Float64]:
 def _running_median(
     values: Float64, channel: npt.NDArray[np.int64], first: int, last: int
 ) -> Float64:
-    """Return medians over the places ``first`` to ``last`` from each one, within its channel."""
+    """Return running medians over the offsets ``first`` to ``last``, within each channel."""
     here = np.arange(len(values))
     columns = []
     for shift in range(first, last + 1):
@@ -132,6 +131,6 @@ def _running_median(
 
 
 def _width(lo: npt.NDArray[np.int64], hi: npt.NDArray[np.int64]) -> Float64:
-    """Return the distance from the first input to the one after the last."""
+    """Return the distance from the first input to the input after the last one."""
     ends = from_keys(hi + 1).astype(np.float64)
     return np.asarray(ends - from_keys(lo).astype(np.float64))

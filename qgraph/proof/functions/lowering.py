@@ -1,8 +1,7 @@
-"""Nodes lowered to expressions by their operators' definitions.
+"""Lower nodes to expressions, by the definitions of their operators.
 
-Which nodes are lowered to the same expressions, so that one of them is lowered for all.
-
-Models hold many nodes of few forms: the same operator with the same attributes and parameters.
+Models have many nodes of few forms: the same operator with the same attributes and parameters.
+``Forms`` recognises such nodes, so that each form is lowered only once.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Shape = tuple[int | None, ...]
 
 
 Constants = Callable[[ir.Value], Array | None]
-"""Returns the array of a constant value, None for others."""
+"""Returns the array of a constant value, None for other values."""
 
 
 def lower(
@@ -50,22 +49,22 @@ def lower(
 ) -> Expr:
     """Return ``y`` as an expression of one float32 variable, ``x``.
 
-    Every node is replaced by its operator's definition, or is a primitive itself. Constants keep
-    their shapes, aligned to the data as NumPy broadcasts; scale and zero point of
-    QuantizeLinear and DequantizeLinear are laid along their axis or blocks first. Between a Reshape
-    and the one that undoes it constants apply to the data in its other shape.
+    Every node is a primitive, or is replaced by the definition of its operator. Constants keep
+    their shapes and broadcast to the data as in NumPy. The scale and zero point of QuantizeLinear
+    and DequantizeLinear are first laid out along their axis or blocks. Between a Reshape and the
+    Reshape that reverses it, constants apply to the reshaped data.
 
     Args:
-        nodes: in topological order.
+        nodes: the nodes in topological order.
         x: the value that is the variable.
         y: the value to express.
-        shape: of the data, None for unknown dimensions.
-        builder: collects the expressions; share it between regions to share common parts.
-        constants: what operands that no node computes from ``x`` are.
+        shape: shape of the data, None for unknown dimensions.
+        builder: builds the expressions; use one for several regions to share common parts.
+        constants: returns the array of an operand that no node computes from ``x``.
 
     Raises:
-        Undecidable: a node has no definition here, or an operand is neither constant nor
-            computed by the nodes.
+        Undecidable: an operator has no definition, or an operand is neither constant nor computed
+            by the nodes.
     """
     known: dict[ir.Value, Expr] = {x: builder.input}
     seen: dict[ir.Value, Shape] = {x: shape}
@@ -92,10 +91,10 @@ def lower(
 
 
 def _view(node: ir.Node, seen: Mapping[ir.Value, Shape]) -> Shape:
-    """Return the shape in which a node sees the data.
+    """Return the shape of the data that a node reads.
 
     Raises:
-        Undecidable: its operands are seen in different ones.
+        Undecidable: its operands have different shapes.
     """
     first, *others = {seen[value] for value in node.inputs if value is not None and value in seen}
     if others:
@@ -104,10 +103,10 @@ def _view(node: ir.Node, seen: Mapping[ir.Value, Shape]) -> Shape:
 
 
 def _check_rank(node: ir.Node, view: Shape, constants: Constants) -> None:
-    """Check that no constant gives the data more dimensions, which would shift the axes.
+    """Check that no constant has more dimensions than the data, which would shift the axes.
 
     Raises:
-        Undecidable: one does.
+        Undecidable: a constant has.
     """
     for value in node.inputs:
         given = None if value is None else constants(value)
@@ -116,10 +115,10 @@ def _check_rank(node: ir.Node, view: Shape, constants: Constants) -> None:
 
 
 def _reshaped(node: ir.Node, shape: Shape, constants: Constants) -> Shape:
-    """Return what shape a Reshape gives to data of a known ``shape``.
+    """Return the shape of the result of a Reshape of data of ``shape``.
 
     Raises:
-        Undecidable: a shape is not known, or the elements are not those of the data.
+        Undecidable: a shape is unknown, or the number of elements changes.
     """
     sizes = None if node.inputs[1] is None else constants(node.inputs[1])
     if sizes is None or None in shape:
@@ -131,7 +130,7 @@ def _reshaped(node: ir.Node, shape: Shape, constants: Constants) -> Shape:
 
 
 class _Viewing(Builder):
-    """Makes constants that apply to the data in another shape, in that of the data itself."""
+    """Builder that reshapes constants of reshaped data to the shape of the data itself."""
 
     def __init__(self, builder: Builder, view: Shape, shape: Shape) -> None:
         self.input = builder.input
@@ -159,11 +158,11 @@ class _Viewing(Builder):
 def parameter_array(
     node: ir.Node, value: ir.Value, shape: Shape, constants: Constants = array_of
 ) -> Array:
-    """Return a constant operand in float32 (or bool), laid out so that it broadcasts to the data.
+    """Return a constant operand as float32 or bool, in a shape that broadcasts to the data.
 
     Raises:
-        Undecidable: it is not constant, holds integers that float32 does not, or its axis cannot be
-            placed.
+        Undecidable: it is not constant, has integers that float32 does not represent, or its axis
+            is unknown.
     """
     array = laid_out(node, value, shape, constants)
     if array.dtype.kind in "cOSU":
@@ -178,10 +177,10 @@ def parameter_array(
 def laid_out(
     node: ir.Node, value: ir.Value, shape: Shape, constants: Constants = array_of
 ) -> Array:
-    """Return a constant operand in its own type, laid out so that it broadcasts to the data.
+    """Return a constant operand in its own type, in a shape that broadcasts to the data.
 
     Raises:
-        Undecidable: it is not constant, or its axis cannot be placed.
+        Undecidable: it is not constant, or its axis is unknown.
     """
     array = constants(value)
     if array is None:
@@ -199,7 +198,7 @@ def lower_node(
     builder: Builder,
     constants: Constants = array_of,
 ) -> Expr:
-    """Return the output of one node, its data being ``known``; see :func:`lower`."""
+    """Return the output of one node as an expression of its operands; see :func:`lower`."""
 
     def operand(value: ir.Value | None) -> Expr | None:
         if value is None:
@@ -247,7 +246,7 @@ def _aligned(node: ir.Node, parameter: Array, shape: Shape) -> Array:
     size = node.attributes.get_int("block_size", 0)
     place = axis % len(shape)
     if not -len(shape) <= axis < len(shape) or (size and parameter.ndim != len(shape)):
-        sizes = [each or 1 for each in shape]  # to which nothing can be aligned
+        sizes = [each or 1 for each in shape]  # blocks cannot be aligned to an unknown size
     elif size:
         sizes = list(parameter.shape)
         sizes[place] = shape[place] or sizes[place] * size
@@ -261,10 +260,10 @@ def _aligned(node: ir.Node, parameter: Array, shape: Shape) -> Array:
 
 
 Form: TypeAlias = tuple[object, ...]
-"""Equal for nodes that compute the same from the same operands."""
+"""A key that is equal for nodes that compute equal results from equal operands."""
 
 _LARGEST = 1 << 12
-"""Bytes up to which constants are compared by what they hold; others by which value they are."""
+"""Maximum size of constants that are compared by content; larger ones by identity."""
 
 _PLAIN = frozenset(
     {
@@ -279,18 +278,17 @@ _PLAIN = frozenset(
 
 
 class Forms:
-    """Tells the forms of nodes; while it is in use, no constant may change."""
+    """Computes the forms of nodes. No constant may change while it is in use."""
 
     def __init__(self) -> None:
         self._constants: dict[ir.Value, object] = {}
 
     def of(self, node: ir.Node, operands: Mapping[ir.Value, object]) -> Form | None:
-        """Return the form of a node of one output; None for one that is like no other.
+        """Return the form of a node with one output; None if it shares its form with no other.
 
         Args:
             node: the node.
-            operands: for each input that is not a constant what it is, in a way that can be
-                compared.
+            operands: for each input that is not constant, a key for comparing it.
         """
         attributes = []
         for name, attribute in node.attributes.items():
@@ -311,7 +309,7 @@ class Forms:
     def of_region(
         self, nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value
     ) -> tuple[object, ...] | None:
-        """Return what regions share that compute the same; None for one that is like no other."""
+        """Return a key that is equal for regions that compute the same; None if there is none."""
         operands: dict[ir.Value, object] = {x: -1}
         forms: list[Form] = []
         for place, node in enumerate(nodes):
@@ -328,7 +326,7 @@ class Forms:
             array = array_of(value)
             found = value
             if array is not None and array.nbytes <= _LARGEST:
-                # Some operators ask whether a parameter is a constant itself or made of one.
+                # Some operators distinguish stored constants from computed ones.
                 direct = constant_tensor(value) is not None
                 found = str(array.dtype), array.shape, array.tobytes(), direct
             self._constants[value] = found
@@ -337,14 +335,14 @@ class Forms:
 
 @dataclass(frozen=True)
 class Template:
-    """An expression over others, to be made again over other ones of the same types and shapes."""
+    """An expression with open operands, for operands of the same types and shapes."""
 
     steps: tuple[tuple[Expr, tuple[int | Expr, ...]], ...]
     result: int | Expr
 
     @classmethod
     def of(cls, result: Expr, operands: Iterable[Expr]) -> Template:
-        """Return ``result`` with ``operands``, in this order, left open."""
+        """Return ``result`` as a template whose open operands are ``operands``, in this order."""
         place: dict[int, int | Expr] = {id(operand): i for i, operand in enumerate(operands)}
         count = len(place)
         steps: list[tuple[Expr, tuple[int | Expr, ...]]] = []
@@ -366,7 +364,7 @@ class Template:
         return cls(tuple(steps), place[id(result)])
 
     def over(self, builder: Builder, operands: Iterable[Expr]) -> Expr:
-        """Return the expression over ``operands``."""
+        """Return the expression with ``operands`` filled in."""
         made = list(operands)
         for e, inputs in self.steps:
             made.append(

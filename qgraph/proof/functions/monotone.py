@@ -1,10 +1,10 @@
-"""Whether a function of one float32 variable never decreases, over all inputs but NaN.
+"""Decide whether a function of one float32 variable never decreases, on all inputs but NaN.
 
     x <= y  implies  f(x) <= f(y)       as numbers, -0 equal to +0, infinities included
 
-Two ways show it. By its operations: each rounds the result of a real function that does not
-decrease, and rounding to nearest does not decrease either. Or by its steps: the search with exact
-intervals divides all finite inputs into stretches with one value, which have to be in order.
+There are two proofs. By operations: each operation rounds the result of a real function that does
+not decrease, and rounding to nearest does not decrease either. By steps: the search with exact
+intervals divides all finite inputs into intervals with one value each, which must be in order.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def never_decreases(root: Expr) -> bool:
 
 
 def direction(root: Expr) -> int | None:
-    """Return whether a function does not decrease (1), does not increase (-1), is constant (0).
+    """Return whether a function does not decrease (1), does not increase (-1) or is constant (0).
 
-    Rules for constants ``c`` that are finite:
+    Rules, for finite constants ``c``:
 
         x + c, x - c, round(x), floor(x), ceil(x), relu(x), min(x, c), max(x, c)     as x
         x * c, x / c                                    as x, the other way for c < 0; not for 0
         c - x, -x                                       the other way
         min(u, v), max(u, v)                            if u and v go the same way
 
-    Returns: None where these rules do not say it.
+    Returns: None if the rules do not decide it.
     """
     return fold([root], _direction_of_leaf, _direction)[0]
 
@@ -83,7 +83,7 @@ def _direction(e: Expr, ways: list[int | None]) -> int | None:
 
 
 def _sign(constant: Expr) -> int:
-    """Return the sign that all elements of a constant have; 0 where they have none in common."""
+    """Return the sign of all elements of a constant; 0 if they differ or are zero."""
     value = known(constant)
     return int((value > 0).all()) - int((value < 0).all())
 
@@ -99,12 +99,12 @@ def _has_steps_in_order(root: Expr) -> bool:
     if (same & (found.value[1:] < found.value[:-1])).any():
         return False
     if (same & (found.hi[:-1] == -1) & (found.value[1:] != found.value[:-1])).any():
-        return False  # -0 and +0 are one number, and have to have one value
+        return False  # -0 and +0 are one number, so they must have one value
     return _ends_are_in_order(root)
 
 
 def _ends_are_in_order(root: Expr) -> bool:
-    """Return whether the values at the infinities are beyond those at the largest floats."""
+    """Return whether the values at the infinities are in order with those at the largest floats."""
     largest = np.finfo(np.float32).max
     shape = root.shape or (1,)
     values = [

@@ -1,4 +1,4 @@
-"""Two expressions prepared for evaluation on many boxes or inputs: channels, shared steps."""
+"""Evaluate two expressions on many boxes or inputs, sharing channels and common parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE
 Channels = npt.NDArray[np.int64]
 
 _TAKE_ONE_ZERO = frozenset({"Min", "Max", "Relu"})
-"""Primitives for which ONNX leaves open which one of two zeros they take."""
+"""Primitives for which ONNX does not define whether they choose -0 or +0."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Points:
 
     Attributes:
         values: ``[n]`` float32.
-        undefined: ``[n]``, where ONNX leaves the value open.
+        undefined: ``[n]`` mask of values that ONNX does not define.
     """
 
     values: Float32
@@ -47,17 +47,17 @@ class Points:
 
 
 class PairProgram:
-    """A pair of expressions; what both contain is evaluated once.
+    """A pair of expressions whose common parts are evaluated once.
 
-    The elements of the broadcast constants are the channels. Those with the same constants, bit for
-    bit, are one *kind*, and only kinds are evaluated.
+    The elements of the broadcast constants are the channels. Channels with the same constants, bit
+    for bit, form one *kind*, which is evaluated once.
 
     Attributes:
         channels: number of channels.
         first: ``[kinds]`` the first channel of each kind.
-        count: ``[kinds]`` how many channels it stands for.
+        count: ``[kinds]`` the number of channels of each kind.
         roots: the two expressions.
-        order: all that they consist of, operands first.
+        order: all expressions in them, operands first.
 
     Raises:
         Undecidable: a primitive has no rule, or the constants do not broadcast.
@@ -76,7 +76,7 @@ class PairProgram:
         self._last.update((id(root), len(self.order)) for root in self.roots)
 
     def _spread(self, constants: list[Expr]) -> None:
-        """Find channels and kinds, and lay each constant out over the kinds."""
+        """Find the channels and kinds, and lay out each constant over the kinds."""
         try:
             shape = np.broadcast_shapes(*(e.shape for e in constants))
         except ValueError as error:
@@ -132,7 +132,7 @@ class PairProgram:
     def points(self, x: Float32, kind: Channels, *, zero: bool) -> tuple[Points, Points]:
         """Return the two results at inputs ``x`` ``[n]`` in the channels ``kind``.
 
-        Where Min, Max and Relu meet both zeros, they return -0 if ``zero`` is false, else +0.
+        For -0 and +0, Min, Max and Relu return +0 if ``zero`` is true, else -0.
         """
 
         def leaf(e: Expr) -> Points:
@@ -148,8 +148,7 @@ class PairProgram:
     def settled_points(self, x: Float32, kind: int) -> tuple[Float32, Float32] | None:
         """Return the two results at inputs ``x`` ``[n]`` in the channels of one kind.
 
-        None is returned where ONNX leaves open what is computed for one of them, if only the sign
-        of a zero.
+        None is returned if ONNX does not define one of the results, or the sign of a zero.
         """
 
         def apply(e: Expr, operands: list[Array]) -> Array:
@@ -164,7 +163,7 @@ class PairProgram:
         return np.broadcast_to(a, x.shape), np.broadcast_to(b, x.shape)
 
     def _of_kind(self, e: Expr, kind: int) -> Array:
-        """Return a constant as one number, as a kind of channels has it; a table as it is."""
+        """Return the number of a constant in one kind of channels, or a table unchanged."""
         column = self._columns.get(id(e))
         return np.asarray(self._intervals[id(e)].lo if column is None else column[kind])
 
@@ -179,7 +178,7 @@ class PairProgram:
 
 
 def _whole(result: Interval, size: int) -> Interval:
-    """Give the result of constants alone one element for each box."""
+    """Return an interval with one element for each box, also if it depends on constants only."""
     if np.shape(result.lo) == (size,):
         return result
     lo = np.broadcast_to(result.lo, (size,))
@@ -208,13 +207,13 @@ def _point(e: Expr, operands: list[Points], *, zero: bool) -> Points:
 
 
 class _OpenError(Exception):
-    """ONNX leaves open what is computed for one of many inputs."""
+    """ONNX does not define the result for one of many inputs."""
 
 
 def _is_open(e: Expr, operands: list[Array]) -> bool:
-    """Return whether ONNX leaves one of the results of a primitive open, or may."""
+    """Return whether ONNX may not define one of the results of a primitive."""
     if e.op in ("Cast", "Gather"):
-        # what is defined lies between two numbers, and NaN is passed on by minimum and maximum
+        # defined operands lie between two numbers; minimum and maximum pass on NaN
         *table, data = operands
         ends = np.array([data.min(), data.max()])
         return bool(undefined(e.op, [*table, ends], dict(e.attributes)).any())
@@ -230,13 +229,15 @@ def _is_open(e: Expr, operands: list[Array]) -> bool:
 
 
 class PointResults(NamedTuple):
-    """How single inputs, or boxes, ``[n]`` compare, whatever signs Min, Max and Relu give to zeros.
+    """Results of both expressions at inputs or boxes ``[n]``, and masks of differences.
+
+    They hold for every choice of zeros by Min, Max and Relu.
 
     Attributes:
-        reference, candidate: the two values; the candidate's with the other choice of signs.
-        differ: where the values differ.
-        zero_sign: where both are zeros whose signs differ, or may differ.
-        unknown: where ONNX leaves a value open.
+        reference, candidate: the two values; the candidate's with the other choice of zeros.
+        differ: mask of different values.
+        zero_sign: mask of zeros whose signs differ, or may differ.
+        unknown: mask of values that ONNX does not define.
     """
 
     reference: Float32
@@ -261,10 +262,10 @@ class PointResults(NamedTuple):
         return cls(a.values, others[1].values, differ & ~unknown, sign & ~unknown, unknown)
 
     def check(self, keys: Keys) -> None:
-        """Check that ONNX defines all results, at inputs of these keys.
+        """Check that ONNX defines all results, at the inputs with these keys.
 
         Raises:
-            Undecidable: it leaves open what is computed for one of the inputs.
+            Undecidable: ONNX does not define the result for one of the inputs.
         """
         if self.unknown.any():
             at = float(from_keys(keys[[np.argmax(self.unknown)]])[0])

@@ -1,17 +1,17 @@
 """Branch and bound: boxes of inputs are evaluated, settled, or split.
 
 A box is a kind of channel and an interval of inputs. Both expressions of a program are evaluated
-on it with intervals. Where both results are one number each, or do not meet, the box is settled on
-its whole length; other boxes are split, and evaluated input by input once they are small.
+on it with interval arithmetic. If both results are single numbers, or are disjoint intervals, the
+box is settled. Other boxes are split, and evaluated input by input once they are small.
 
-Fake quantizers change near the midpoint between two of their output values, so boxes are cut there
-first. A cut in the wrong place costs time but cannot make a result wrong.
+Fake quantizers have thresholds near the midpoint between two of their output values, so boxes are
+split there first. A split in the wrong place costs time but cannot make a result wrong.
 
-Two results may be apart on a box on which they vary. Such boxes can be split on as well, up to a
-number of them that no step function reaches, so that what differs is known by its values.
+Two results may be disjoint on a box on which they vary. Such boxes can also be split until the
+results are single numbers. A limit on their number ends this for functions without steps.
 
-The boxes of one function are joined to its plateaus; those of two functions are the evidence of a
-comparison, which a checker evaluates again.
+The boxes of one function are joined to its plateaus. The boxes of two functions are the evidence
+of a comparison, which the checker evaluates again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from qgraph.proof.functions.program import Channels, PairProgram, PointResults
 from qgraph.reasons import EFFORT
 
 MAX_BOXES = 1 << 27
-"""Boxes after which a comparison is given up."""
+"""Number of boxes after which a comparison gives up."""
 
 _BATCH = 1 << 16
 _ENUMERATED = 8
@@ -55,7 +55,7 @@ _MOST_REFINED = 1 << 20
 class BoxBatch(NamedTuple):
     """Boxes ``[n]``: the inputs from key ``lo`` to ``hi`` in channels of a kind.
 
-    ``cuts`` counts how often their ancestors were cut at a midpoint.
+    ``cuts`` counts how often their ancestors were split at a midpoint.
     """
 
     kind: Channels
@@ -73,12 +73,12 @@ class BoxSearch:
 
     Args:
         program: the two expressions.
-        max_boxes: after how many boxes to give up.
+        max_boxes: number of boxes after which to give up.
         domain: restricts the inputs to those from the first to the second number.
-        refines: whether boxes on which the results are apart are split until they do not vary.
+        refines: whether boxes with disjoint results are split until the results do not vary.
 
     Attributes:
-        boxes: how many boxes were evaluated.
+        boxes: number of evaluated boxes.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class BoxSearch:
         self._push_first()
 
     def settled(self) -> Iterator[tuple[BoxBatch, PointResults, Mask]]:
-        """Yield boxes ``[n]``, how they compare, and which of them are settled, until all are.
+        """Yield boxes ``[n]``, their results and a mask of settled ones, until all are settled.
 
-        Where the values differ and vary on a box, they are the bounds that lie farthest apart.
-        Single inputs that intervals do not settle, those with NaN on the way, come by themselves.
+        If values differ and vary on a box, the results are the bounds with the largest distance.
+        Inputs that intervals do not settle, because of NaN, are yielded as boxes of one input.
 
         Raises:
-            Undecidable: it takes too many boxes.
+            Undecidable: too many boxes are needed.
         """
         hopeful = False
         while self._wide or self._single:
@@ -118,7 +118,7 @@ class BoxSearch:
             yield from self._step()
 
     def drop(self, finished: Mask) -> None:
-        """Leave out the kinds of channels that need no further boxes."""
+        """Drop the boxes of kinds of channels that are finished."""
         if finished.any():
             self._wide, self._single = (
                 [rest for boxes in stack if len((rest := boxes.at(~finished[boxes.kind])).lo)]
@@ -137,7 +137,7 @@ class BoxSearch:
                     stack.append(BoxBatch(kinds, *bounds, np.zeros(len(kinds), np.uint8)))
 
     def _step(self) -> Iterator[tuple[BoxBatch, PointResults, Mask]]:
-        """Evaluate a batch of boxes, or of inputs once there are many or no boxes are left."""
+        """Evaluate a batch of boxes, or of single inputs if many wait or no boxes are left."""
         single = not self._wide or sum(len(b.lo) for b in self._single) >= _BATCH
         boxes = _take(self._single if single else self._wide)
         self.boxes += len(boxes.lo)
@@ -181,7 +181,7 @@ class BoxSearch:
         guess = to_keys(low * half + high * half)
         fresh = cuts < _CUTS
         inside = fresh & (guess - _WINDOW > lo) & (guess + _WINDOW < hi)
-        # beside a window that was cut out, what changes is sought in growing distance from it
+        # next to a window that was split off, search at growing distances from it
         below, above = guess <= lo + _WINDOW, guess >= hi - _WINDOW
         reach = 4 * np.abs(guess - np.where(below, lo, hi)) + 2 * _ENUMERATED
         near = fresh & ~inside & (below | above) & (reach < (hi - lo) // 2)
@@ -196,7 +196,7 @@ class BoxSearch:
             self._single.append(_every_input(window.at(inside)))
 
     def _estimate(self) -> None:
-        """Give up early if few boxes of a few inputs are settled.
+        """Give up early if most small sample boxes cannot be settled.
 
         Raises:
             Undecidable: far too many boxes would be needed.
@@ -218,9 +218,9 @@ class BoxSearch:
 
 
 def _decided(a: Interval, b: Interval) -> tuple[Mask, Mask]:
-    """Return where two results do not meet, and where else both are one number, or an open zero.
+    """Return masks of boxes with disjoint results, and of others with single numbers.
 
-    NaN counts as a number here.
+    Zeros of undefined sign and NaN count as single numbers here.
     """
     apart = np.asarray((a.hi < b.lo) | (b.hi < a.lo))
     done = settled(a) & settled(b) & ~apart
@@ -241,9 +241,9 @@ def _decided(a: Interval, b: Interval) -> tuple[Mask, Mask]:
 
 
 def _results(a: Interval, b: Interval, apart: Mask, done: Mask) -> PointResults:
-    """Return how boxes compare of which two masks say that the results are apart, or one number."""
+    """Return the results of boxes, by the masks of disjoint results and of single numbers."""
     ends = a.lo, b.hi
-    if apart.any():  # of two intervals that do not meet, the ends that lie farthest apart
+    if apart.any():  # of disjoint intervals, the ends with the largest distance
         up = a.hi - b.lo > b.hi - a.lo
         ends = np.where(up, a.hi, a.lo), np.where(up, b.lo, b.hi)
     signs = np.asarray(a.lo.view(np.int32) != b.lo.view(np.int32))
@@ -286,17 +286,17 @@ def _at(a: Interval, chosen: Mask) -> Interval:
 
 
 _MOST_PARTS = 1 << 16
-"""Up to this many parts, stretches of inputs that differ are divided by their values."""
+"""Maximum number of parts into which differing inputs are divided by their values."""
 
 
 @dataclass(frozen=True)
 class Plateaus:
-    """Stretches ``[n]`` of inputs with one value, or NaN, in the order of channels and inputs.
+    """Intervals ``[n]`` of inputs with one value, or NaN, in the order of channels and inputs.
 
     Attributes:
         channel: the first channel with these constants.
         lo, hi: keys of the first and the last input.
-        value: the value there; zeros of both signs are one value.
+        value: the value on the interval; -0 and +0 are one value.
     """
 
     channel: Channels
@@ -309,7 +309,7 @@ def plateaus(root: Expr, *, max_boxes: int) -> Plateaus:
     """Return the plateaus of ``root`` over all finite inputs.
 
     Raises:
-        Undecidable: it is no step function, or one with too many steps.
+        Undecidable: it is not a step function, or has too many steps.
         UnsupportedError: this thread does not follow IEEE 754.
     """
     program = PairProgram(root, root)
@@ -320,14 +320,14 @@ def plateaus(root: Expr, *, max_boxes: int) -> Plateaus:
 
 
 def boxes(reference: Expr, candidate: Expr) -> tuple[Division, ...]:
-    """Return how the finite inputs divide into parts with one pair of results each.
+    """Return a division of the finite inputs into parts with one pair of results each.
 
-    Neighbours of one pair of values are one part, unless the signs of zeros differ on one of them.
-    Where values differ and vary, neighbours are one part too if there are too many otherwise.
-    Nothing is returned for one function.
+    Neighbouring boxes with equal results form one part, unless zeros of different signs occur on
+    only one of them. If there would be too many parts, neighbours with different and varying
+    results form one part too. If both expressions are the same, the result is empty.
 
     Raises:
-        Undecidable: the expressions take too many boxes.
+        Undecidable: too many boxes are needed.
         UnsupportedError: this thread does not follow IEEE 754.
     """
     if reference is candidate:
@@ -359,7 +359,7 @@ def boxes(reference: Expr, candidate: Expr) -> tuple[Division, ...]:
 def _divide(
     program: PairProgram, max_boxes: int, *, refines: bool
 ) -> tuple[Channels, Keys, Keys, PointResults]:
-    """Return settled boxes in order: kinds, ends, and how they compare."""
+    """Return settled boxes in order: kinds, ends and results."""
     check_float_environment()
     parts = []
     with np.errstate(all="ignore"):
@@ -374,6 +374,6 @@ def _divide(
 
 
 def _varies(values: Float32) -> Mask:
-    """Return where a value is not that of the stretch before."""
+    """Return where a value differs from the one before."""
     both = np.isnan(values[1:]) & np.isnan(values[:-1])
     return np.asarray((values[1:] != values[:-1]) & ~both)

@@ -65,7 +65,8 @@ def reasons() -> set[str]:
     package = ROOT / "qgraph"
     for path in [*(package / "proof").rglob("*.py"), package / "graph" / "interface.py"]:
         for node in texts(ast.parse(path.read_text("utf-8"))):
-            text = template(node)
+            is_caused = isinstance(node, ast.Call) and getattr(node.func, "id", "").isupper()
+            text = template(node.args[0] if is_caused else node)
             if text is not None and re.search(r"[a-z]{2} ", text):
                 found.add(text)
     return found - REMARKS
