@@ -20,7 +20,13 @@ import pytest
 from qgraph import __version__
 from qgraph.cli import main as program
 from qgraph.cli.main import cli, main
-from qgraph.errors import EquivalenceError, ExactnessError, ModelError, OptionError
+from qgraph.errors import (
+    EquivalenceError,
+    ExactnessError,
+    ModelError,
+    OptionError,
+    UndecidedError,
+)
 
 COMMANDS = cli.list_commands(click.Context(cli))
 
@@ -92,6 +98,7 @@ def test_wrong_usage_is_2_and_shows_how_it_is_used(qgraph, arguments):
         (ExactnessError("bad"), 3),
         (OptionError("bad"), 2),
         (EquivalenceError("bad"), 1),
+        (UndecidedError("bad"), 4),
         (MemoryError(), 3),
         (OSError("bad"), 3),
         (ZeroDivisionError("bad"), 3),

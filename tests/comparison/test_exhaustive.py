@@ -10,6 +10,8 @@ import pytest
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Editor
 from qgraph.model import Model, load
+from qgraph.numerics.values import is_nan
+from qgraph.proof.functions.enumeration import enumerate_values
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import sites
@@ -115,3 +117,12 @@ def test_bfloat16_rounds_since_opset_22_only():
     (entry,) = model.apply(ConvertDialect(to="onnx"))
     assert entry.outcome is SiteStatus.REFUSED
     assert "22" in entry.reason
+
+
+def test_nan_that_becomes_a_number_is_no_equality_in_bits():
+    kind = ir.DataType.FLOAT16
+    runs = [lambda x: x, lambda x: np.where(is_nan(x), x.dtype.type(1), x)]
+    kept, replaced = (enumerate_values(kind, [runs[0], run], [1], 0).verdict for run in runs)
+    assert (kept.exactness, kept.nan_differs) == (Exactness.BITS, False)
+    assert (replaced.exactness, replaced.nan_differs) == (Exactness.VALUES, True)
+    assert replaced.differing_inputs == replaced.zero_sign_inputs == 0

@@ -28,6 +28,7 @@ def test_each_tolerance_alone_decides() -> None:
     assert judge(atol=0.5) is None
     assert judge(atol=0.4) is not None
     assert judge(rtol=0.25) is None
+    assert judge(rtol=0.2) is not None
     assert judge(max_steps=2, step=0.25) is None
     assert str(judge(max_steps=1, step=0.25)).endswith("2 steps")
     assert judge(min_sqnr=19) is None  # 21 / 0.25 are 19.2 dB

@@ -520,6 +520,11 @@ class TestSaveOverOldFiles:
         assert names_in(stored.parent) == ["in.onnx", "in.onnx-1.data"]
         assert weights_in(stored)["w0"] == (3 * LARGE).tolist()
 
+    def test_the_name_of_a_missing_data_file_is_not_used(self, stored: Path) -> None:
+        (stored.parent / "in.onnx.data").unlink()
+        storage.save(model_of(-LARGE), stored, external_data=True)
+        assert names_in(stored.parent) == ["in.onnx", "in.onnx-1.data"]
+
     def test_data_of_others_are_never_overwritten_or_removed(self, tmp_path: Path) -> None:
         (tmp_path / "m.onnx.data").write_bytes(b"mine")
         storage.save(model_of(LARGE), tmp_path / "m.onnx", external_data=True)

@@ -17,6 +17,7 @@ from qgraph.graph.edit import HALF_TYPES, Draft, Editor, Operand, Tracer
 from qgraph.graph.schema import OpKey
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.operator import operator_of
+from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.lowering import laid_out, parameter_array
 from qgraph.quantizers.dialects.dialect import dialect
 from qgraph.quantizers.quantizer import Affine, Floating
@@ -55,8 +56,9 @@ def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
     draft = editor.draft(site)
     try:
         _trace(site, draft, _Values(draft))
-    except OperatorError:
-        # Definitions are written for float32, which the data, or a difference of codes, is not.
+    except (OperatorError, Undecidable):
+        # Definitions are written for float32, which the data, or a difference of codes, is not,
+        # and which does not hold every zero point.
         yield from _difference_of_codes(site, editor)
         return
     yield draft

@@ -195,3 +195,20 @@ def test_large_constants_are_not_read() -> None:
     node = ir.node("Neg", [value])
     graph = ir.Graph([], node.outputs, nodes=[node], initializers=[value], opset_imports={"": 16})
     assert repr(infer(ir.Model(graph, ir_version=10))[node.outputs[0]]) == "INT64[5000]"
+
+
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        ("y = Flatten <axis = 1> (x)", "[2, 15]"),
+        ("y = Flatten <axis = -1> (x)", "[6, 5]"),
+        ("y = Unsqueeze (x, axes)", "[1, 2, 3, 1, 5]"),
+        ("y = Add (x, row)", "[2, 3, 5]"),
+        ("y = Where (c, row, x)", "[4, 2, 3, 5]"),
+    ],
+)
+def test_shapes_are_those_of_the_definitions(body: str, shape: str) -> None:
+    model = lying(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[2, 3, 5] x, bool[4, 1, 1, 1] c, float[3, 1] row) => (float y)
+        <int64[2] axes = {{0, 3}}> {{ {body} }}""")
+    assert facts(model)["y"] == f"FLOAT{shape}"

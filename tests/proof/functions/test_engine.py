@@ -319,3 +319,21 @@ def test_an_environment_that_changes_during_the_proof_is_refused(monkeypatch) ->
 
 def test_this_environment_is_fit() -> None:
     assert environment.probe_float_environment()
+
+
+def test_nan_on_both_sides_is_no_difference() -> None:
+    """x * 0 is a zero for finite numbers and NaN for infinities."""
+    b = Builder()
+    q = b.Round(b.Min(b.Max(b.input, -8.0), 7.0))
+    finding = decide(b.Add(q, b.Mul(b.input, 0.0)), b.Sub(q, b.Mul(b.input, -0.0)))
+    assert _equal(finding)
+    assert (finding.zero_sign, finding.nan_differs) == (0, False)
+
+
+def test_signs_of_zeros_are_counted_in_each_channel() -> None:
+    """Rounding makes -0 of all x from -0.5 to -0, and adding 0 makes +0 of that."""
+    b = Builder()
+    q = b.Round(b.Min(b.Max(b.Mul(b.input, np.float32([1, 2, 1])), -8.0), 7.0))
+    finding = decide(q, b.Add(q, 0.0))
+    half, quarter = (int(np.float32(x).view(np.uint32)) + 1 for x in (0.5, 0.25))
+    assert finding.zero_sign == 2 * half + quarter

@@ -70,3 +70,12 @@ def test_fake_quantize_may_fall_at_its_top():
         assert found == (computed <= np.float32(high))
         rises.append(found)
     assert set(rises) == {True, False}
+
+
+@pytest.mark.parametrize(("x", "y"), [(np.inf, -4.0), (-np.inf, 4.0)])
+def test_the_values_at_infinities_have_to_be_in_order(x, y):
+    builder = Builder()
+    rounded = builder.Round(builder.Min(builder.Max(builder.input, -4.0), 4.0))
+    end = builder.Equal(builder.input, np.float32(x))
+    assert not never_decreases(builder.Where(end, y, rounded))
+    assert never_decreases(builder.Where(end, -y, rounded))
