@@ -29,10 +29,21 @@ TITLES = {
 }
 
 NOT_INSTALLED = (
-    ("QKeras 0.9.0", "its import fails with Keras 3.15 and TensorFlow 2.21"),
+    ("QKeras 0.9.0", "it has no export to ONNX of its own; converters of others write QONNX"),
     ("Neural Compressor 3.10", "this version has no ONNX quantizer any more"),
     ("Olive 0.13.0", "it calls the quantizers of ONNX Runtime and others in this table"),
 )
+
+WHY_NONE = {
+    "torchao/int8_weights_optimized": "the exporter folded the codes to floats",
+    "nncf/torch_compress_int4": "codes of 4 bits are unpacked by BitShift, which is not recognised",
+    "modelopt/int8_mlp": "ModelOpt quantizes nothing here; the file is float16",
+    "modelopt/torch_fp8": "operators of TensorRT, which only the dialects qdq and onnx replace",
+    "quark/bf16": "Quark's own operators, which only the dialects qdq and onnx replace",
+    "quark/bfp16": "block floating point in Quark's own operators",
+    "hgq/": "Keras writes the scales and limits of HGQ2 as graphs that are not recognised",
+}
+"""Why no quantizer is found, by how the file's name begins."""
 
 HEAD = """# Exporters
 
@@ -44,7 +55,8 @@ and folds: {summary}.
 A conversion is **proved** if every quantizer was converted, `prove` shows the result equal to the
 file for every input, and `check` finds no difference on random inputs. **partly** is the same, but
 some quantizers stay. **kept** means that there is nothing to do: the quantizers are in this dialect
-already, or the weights are stored as codes. Notes explain all other cells.
+already, or the weights are stored as codes. **undecided**: every change was compared by itself and
+is equal, but `prove` has no rule for both files as a whole. Notes explain the other cells.
 
 """
 
@@ -66,7 +78,9 @@ def main(folder: Path) -> None:
         for name, cells in results.items():
             number += 1
             totals.update(_state(cells[job]) for job in JOBS[2:])
-            row = " | ".join(_cell(job, cells[job], notes) for job in JOBS)
+            place = f"{exporter}/{name}"
+            why = next((text for start, text in WHY_NONE.items() if place.startswith(start)), "")
+            row = " | ".join(_cell(job, cells[job], notes, why) for job in JOBS)
             lines.append(f"| {name.removesuffix('.onnx')} | {row} |")
         if about["failed"]:
             lines += ["", "Not exported:", ""]
@@ -75,7 +89,7 @@ def main(folder: Path) -> None:
     summary = ", ".join(f"{count} {state}" for state, count in totals.most_common())
     text = HEAD.format(files=number, cells=sum(totals.values()), summary=summary)
     text += "\n".join(tables)
-    text += "\n## Exporters that were not tried\n\n"
+    text += "\n## Exporters without files here\n\n"
     text += "\n".join(f"- {name}: {reason}." for name, reason in NOT_INSTALLED)
     text += "\n\n## Notes\n\n"
     text += "\n".join(f"{index}. {note}" for index, note in enumerate(notes, 1)) + "\n"
@@ -86,16 +100,15 @@ def _state(cell: dict[str, Any]) -> str:
     return {"nothing": "no quantizer", "ran": "runs"}.get(cell["state"], cell["state"])
 
 
-def _cell(job: str, cell: dict[str, Any], notes: list[str]) -> str:
+def _cell(job: str, cell: dict[str, Any], notes: list[str], why: str) -> str:
     state = _state(cell)
     if state in ("proved", "kept", "runs", "shown"):
         return state
     reasons = list(cell.get("reasons") or ())
     reason = cell.get("reason") or cell.get("why") or "; ".join(reasons)
     if state in ("none", "no quantizer"):
-        reason = reason or "qgraph finds no quantizer in the file"
-        if job == "fold":
-            reason = "no quantizer has a constant input"
+        constant = "no quantizer has a constant input" if job == "fold" else ""
+        reason = reason or why or constant or "qgraph finds no quantizer in the file"
     if not reason:
         return state
     short = _short(reason)

@@ -44,7 +44,7 @@ def _compressed_torch(mode: Any, **options: Any) -> Any:
         x = torch.zeros(SHAPES[name])
         data = nncf.Dataset([torch.from_numpy(each) for each in samples(name)])
         model = nncf.compress_weights(Wrapped(name), mode=mode, dataset=data, **options)
-        torch.onnx.export(model, (x,), str(path), dynamo=True, external_data=False)
+        torch.onnx.export(model, (x,), str(path), dynamo=True, optimize=False, external_data=False)
 
     return export
 
