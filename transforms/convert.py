@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import ClassVar
 
+import onnx_ir as ir
+
 from qgraph.exactness import Exactness
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset.versions import ceiling
@@ -222,6 +224,7 @@ class FoldWeights(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Fold every quantizer whose input is constant; the float values are removed."""
+        lower_composites(model, report, ceiling(model.ir, self.opset), _quantizes_weight)
         lower_decompressed(model, self.opset, report)
         note_joined(model, report)
         editor, comparer = Editor(model.ir), Comparer(model.ir)
@@ -246,6 +249,15 @@ class FoldWeights(Transform):
             whole = through_reshape(site) if limit >= _BLOCKS_SINCE else site
             offers.append((whole, packed(whole, editor, self.scale_type)))
         return choose(offers, self.exact, limit, comparer), others
+
+
+def _quantizes_weight(node: ir.Node) -> bool:
+    """Return whether a node quantizes a weight, or decodes what such a node gives."""
+    x = node.inputs[0] if node.inputs else None
+    maker = None if x is None else x.producer()
+    if node.op_type.endswith("DequantizeLinear"):
+        return maker is not None and _quantizes_weight(maker)
+    return node.op_type.endswith("QuantizeLinear") and x is not None and weight_of(x) is not None
 
 
 def _is_constant(site: Site | Refusal) -> bool:

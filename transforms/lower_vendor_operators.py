@@ -58,9 +58,13 @@ def lower_composites(
             return draft.giving(entry.write(draft, node)).y
 
         trial = editor.draft(region_of(node))
-        write(trial)
+        try:
+            write(trial)
+            opset = trial.opset
+        finally:
+            trial.discard()
         verdict = Verdict(Exactness.BITS, Method.CONGRUENCE, reason=entry.remark)
-        return Rebuild(node, (node,), verdict, write, trial.opset)
+        return Rebuild(node, (node,), verdict, write, opset)
 
     nodes = [node for node in model.nodes() if composite_of(node) is not None and wanted(node)]
     chosen = frozenset(nodes)

@@ -172,6 +172,11 @@ class Draft:
         self.nodes.append(made)
         return made.outputs[0]
 
+    def discard(self) -> None:
+        """Let go of the values of the graph that drafted nodes read."""
+        for node in self.nodes:
+            node.resize_inputs(0)
+
     def commit(self, *, sweep: bool = True) -> None:
         """Put the draft in the place of its region; see :meth:`Editor.replace`."""
         self._editor.replace(self, sweep=sweep)

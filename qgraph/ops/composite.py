@@ -116,10 +116,12 @@ def write_out(model: ir.Model, nodes: Iterable[ir.Node]) -> None:
             if entry is not None:
                 drafts.append(draft.giving(entry.write(draft, node)))
         except OperatorError:
-            continue
+            draft.discard()
     try:
         require(model, max((draft.opset for draft in drafts), default=0))
     except UnsupportedError:
+        for draft in drafts:
+            draft.discard()
         return
     for draft in drafts:
         draft.commit(sweep=False)

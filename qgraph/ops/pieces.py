@@ -29,6 +29,8 @@ def sizes_of(node: ir.Node, place: int) -> tuple[int | None, ...]:
         ValueError: not even the rank is known.
     """
     value = node.inputs[place]
+    if value is not None and value.shape is None and value.const_value is not None:
+        return tuple(int(size) for size in value.const_value.shape.numpy())
     if value is None or value.shape is None:
         raise ValueError(
             f"the rank of its input {place} is not known, expected a shape. Infer shapes first"

@@ -73,3 +73,28 @@ def test_a_weight_with_infinities_stays() -> None:
     (site,) = model("MXQuantizeDequantize", {}, [[np.inf, 1]]).apply(FoldWeights())
     assert site.outcome is SiteStatus.REFUSED
     assert "infinities" in str(site.reason)
+
+
+@pytest.mark.parametrize(
+    ("names", "domain", "kind"),
+    [
+        (("TRT_FP8QuantizeLinear", "TRT_FP8DequantizeLinear"), "trt", "FLOAT8E4M3FN"),
+        (("ExtendedQuantizeLinear", "ExtendedDequantizeLinear"), "com.amd.quark", "INT8"),
+    ],
+)
+def test_linear_quantizers_of_vendors_are_folded(
+    names: tuple[str, str], domain: str, kind: str
+) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 21, "{domain}": 1]>
+    g (float[2, 3] x) => (float[2, 3] y)
+    <float[3] w = {{0.26, -1.5, 9}}, float s = {{0.25}}, int8 z = {{1}}> {{
+        q = {domain}.{names[0]} (w, ZERO)
+        d = {domain}.{names[1]} (q, ZERO)
+        y = Add (x, d)
+    }}""".replace("ZERO", "s, z" if kind == "INT8" else "s")
+    folded, x = load(ir.from_onnx_text(text)), {"x": np.zeros((2, 3), np.float32)}
+    folded.apply(FoldWeights())
+    assert [node.op_type for node in folded.nodes()] == ["DequantizeLinear", "Add"]
+    (codes, *_), _ = (node.inputs for node in folded.nodes())
+    assert codes.dtype.name == kind
+    assert folded.run(x, backend="numpy")["y"].tolist() == [[0.25, -1.5, 9]] * 2
