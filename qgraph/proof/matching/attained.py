@@ -1,8 +1,8 @@
-"""Which values of a model occur, and which differences show, as far as its operators tell.
+"""Find values that occur in a model, and decide whether a difference reaches an output.
 
-A region that differs says nothing about models in which its differing inputs never occur. So the
-limits are looked for from inside: both have to be values that some input of the model gives. The
-results of sums, such as those of a Conv, count as able to take every value between their limits.
+A region that differs does not make models different if its differing inputs never occur. So the
+limits of a value are found from inside: some input of the model gives each of them. The results of
+sums, such as those of a Conv, are assumed to take every value between their limits.
 
 ``visible`` says whether a difference reaches an output. Values that differ may become equal further
 on: a Relu or a quantizer maps many numbers to one. So the difference has to reach an output, or a
@@ -35,16 +35,16 @@ _AVERAGES = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
 
 _SAMPLES = np.array([0.0, np.inf, *np.exp2(np.arange(-20.0, 128.0, 0.25))], np.float32)
 _SAMPLES = np.unique(np.concatenate([-_SAMPLES, _SAMPLES]))
-"""Numbers at which elementwise operators are tried."""
+"""Numbers at which elementwise operators are evaluated."""
 
 
 @dataclass(frozen=True, eq=False)
 class Limits:
-    """The smallest and the largest number that were found to occur, by channel.
+    """The smallest and the largest number known to occur, by channel.
 
     Attributes:
-        lo, hi: ``[channels]``, or ``[1]`` if all channels are alike.
-        in_order: whether channels are where the sum had them, and were not moved.
+        lo, hi: ``[channels]``, or ``[1]`` if all channels have the same limits.
+        in_order: whether the channels are in the order of the sum, and were not moved.
     """
 
     lo: Limits64
@@ -52,14 +52,14 @@ class Limits:
     in_order: bool = True
 
     def admit(self, channel: int, channels: int, first: float, last: float) -> bool:
-        """Return whether a channel can have a value between two numbers.
+        """Return whether a channel can take a value between two numbers.
 
         Args:
             channel: the channel.
-            channels: how many there are. If the limits have another number, all of them have to
-                admit it, or one if there is one channel.
+            channels: the number of channels. If the limits have another number of channels, all of
+                them must take such a value, or one of them if ``channels`` is 1.
             first: the smaller number.
-            last: the larger one.
+            last: the larger number.
         """
         fits = (self.lo <= last) & (first <= self.hi)
         if channels == 1:
@@ -82,9 +82,9 @@ class Attained:
         self._found: dict[ir.Value, Limits | None] = {}
 
     def source(self, value: ir.Value) -> Limits | None:
-        """Return the limits of a value between which it can be any number; None if unknown.
+        """Return the limits between which a value can be every number; None if unknown.
 
-        That is so for inputs of the model and for sums, and for what moves their elements.
+        These are inputs of the model, sums, and values that only move their elements.
         """
         origin = _origin(value)
         node = None if origin is None else origin.producer()
@@ -140,11 +140,11 @@ class Attained:
         return None
 
     def _arrays(self, node: ir.Node) -> list[Array | None]:
-        """Return what the operands of a node are that are constant."""
+        """Return the arrays of the operands of a node; None for operands that are not constant."""
         return [None if value is None else self._known.array(value) for value in node.inputs]
 
     def _tried(self, node: ir.Node, met: Limits) -> Limits | None:
-        """Return the limits of the results of an elementwise operator, from trying it."""
+        """Return the limits of the results of an elementwise operator, by evaluating it."""
         others = zip(node.inputs[1:], self._arrays(node)[1:], strict=True)
         known: dict[ir.Value, Any] = {v: array for v, array in others if v is not None}
         if any(array is None or array.size != 1 for array in known.values()):
@@ -221,7 +221,7 @@ _RULES: dict[str, Callable[[Attained, ir.Node, list[Limits]], Limits | None]] = 
 
 
 def _origin(value: ir.Value) -> ir.Value | None:
-    """Return the value whose elements movements give to ``value``; None where one has no data."""
+    """Return the value whose elements ``value`` has after data movement; None if there is none."""
     while (node := value.producer()) is not None and is_move(node):
         if node.inputs[0] is None:
             return None
@@ -254,7 +254,7 @@ def _between(met: Limits) -> npt.NDArray[np.float32]:
 
 
 def _alike(met: Limits) -> Limits:
-    """Return the limits that some channel has."""
+    """Return limits for all channels together."""
     return Limits(met.lo.min(keepdims=True), met.hi.max(keepdims=True))
 
 
@@ -281,7 +281,7 @@ def _product(one: Limits, other: Limits) -> Limits | None:
 
 
 def _by_result(node: ir.Node, weight: Limits64) -> Limits64:
-    """Return weights ``[results, products]``: those of one channel of the result in a row."""
+    """Return weights ``[results, products]``: one row for each channel of the result."""
     if node.op_type == "ConvTranspose":
         group = node.attributes.get_int("group", 1)
         parts = np.split(weight, group, axis=0)
@@ -303,7 +303,7 @@ _KEEP_SIZES = frozenset(
     | {"LeakyRelu", "Log", "LogSoftmax", "Pad", "PRelu", "Resize", "Selu", "Sigmoid", "Softmax"}
     | {"Softplus", "Sum", "Tanh"}
 )
-"""Operators after a sum that let it show, besides those that are elementwise by definition."""
+"""Operators that pass on a difference of a sum, besides the elementwise ones."""
 
 _FORGET_SIZES = frozenset(
     {"And", "BipolarQuant", "Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual"}
@@ -319,15 +319,15 @@ def visible(
     everywhere: bool,
     through_sums: bool,
 ) -> bool:
-    """Return whether a difference in ``value`` shows in one of ``outputs``.
+    """Return whether a difference in ``value`` reaches one of ``outputs``.
 
     Args:
         value: a value of a model, or a constant.
         known: the constants of the model.
-        outputs: the outputs to look at.
-        everywhere: whether all elements of the value differ alike. If not, weights may not be zero
-            for any channel.
-        through_sums: whether sums show it, as they do not show the sign of zero.
+        outputs: the outputs to examine.
+        everywhere: whether all elements of the value differ in the same way. If not, no channel may
+            have only weights of zero.
+        through_sums: whether sums pass it on; they do not pass on the sign of zero.
     """
     if _is_empty(value):
         return False
@@ -357,7 +357,7 @@ def visible(
 
 
 def _has_elements(value: ir.Value, node: ir.Node) -> bool:
-    """Return whether a node leaves elements of its data; open sizes of inputs may be above 0."""
+    """Return whether the result of a node has elements, if symbolic dimensions are above 0."""
     if value.shape is None:
         return node.op_type in KEEP_ALL
     is_known = all(isinstance(size, int) or size.value for size in value.shape.dims)
@@ -390,7 +390,7 @@ def _reads(node: ir.Node, index: int, known: KnownValues, *, everywhere: bool) -
 
 
 def _shows_sizes(node: ir.Node) -> bool:
-    """Return whether a node distinguishes sums of different sizes, wherever they differ enough."""
+    """Return whether a node distinguishes two sums if they differ enough."""
     to_truth = node.op_type == "Cast" and node.attributes.get_int("to", 0) == ir.DataType.BOOL
     if to_truth or node.op_type in _FORGET_SIZES:
         return False

@@ -7,7 +7,7 @@ Values that equal operators compute from equal operands are equal::
 
 ``Congruence`` keeps the classes; ``ValueClasses`` fills them with the values of two models by what
 their nodes compute (:mod:`qgraph.proof.matching.label`). Whoever proves two values equal merges
-their classes, and what follows from it is merged too.
+their classes, and all classes that become equal by congruence are merged too.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from qgraph.proof.matching.normalise import NormalisedModel
 from qgraph.proof.matching.operators import described, is_random, joined, operands, rewritten_sum
 
 _HASHED_BYTES = 1 << 24
-"""Constants of more bytes are compared only where two of them meet."""
+"""Larger constants, in bytes, are compared only if a proof needs it."""
 
 Class: TypeAlias = int
-"""A set of equal values, by number; :meth:`Congruence.find` gives the number that stands for it."""
+"""Number of a set of equal values; :meth:`Congruence.find` returns its present number."""
 
 _Key: TypeAlias = tuple[Hashable, tuple[Class, ...]]
 
@@ -65,7 +65,7 @@ class Congruence:
         self._terms: dict[_Key, _Term] = {}
 
     def new(self) -> Class:
-        """Return a class that equals no other."""
+        """Return a new class."""
         self._parent.append(len(self._parent))
         self._uses.append([])
         return len(self._parent) - 1
@@ -91,7 +91,7 @@ class Congruence:
         return term.result
 
     def merge(self, one: Class, other: Class) -> None:
-        """Make two classes one, and all that follows from it."""
+        """Merge two classes, and all classes that become equal by congruence."""
         pending = [(one, other)]
         while pending:
             small, large = map(self.find, pending.pop())
@@ -119,8 +119,8 @@ class MatchedModel:
     Attributes:
         normalised: the model.
         known: its constants.
-        classes: the class of each value that was met.
-        nodes: all nodes, those in graphs of attributes included.
+        classes: the class of each value visited so far.
+        nodes: all nodes, with those of subgraphs.
     """
 
     normalised: NormalisedModel
@@ -136,12 +136,12 @@ class MatchedModel:
         return self._operands[value]
 
     def joined(self, value: ir.Value) -> list[ir.Value]:
-        """Return what :meth:`operands` does, also for operators that join codes of two tensors."""
+        """Return the same as :meth:`operands`, also for operators that join codes of two tensors."""
         return joined(value, self.known.has)
 
 
 class ValueClasses:
-    """The classes of the values of two models, by form alone until values are merged.
+    """The classes of the values of two models. At first only equal operators make values equal.
 
     Args:
         reference, candidate: one model each.
@@ -166,7 +166,7 @@ class ValueClasses:
             self._enter(side, side.normalised.graph)
 
     def without_claims(self) -> ValueClasses:
-        """Return the classes of the same models by form alone, as if nothing had been merged."""
+        """Return the classes of the same models before any values were merged."""
         sides = (
             MatchedModel(side.normalised, side.known) for side in (self.reference, self.candidate)
         )
@@ -176,7 +176,7 @@ class ValueClasses:
         return bare
 
     def merge(self, pair: Pair) -> None:
-        """Take two values for equal."""
+        """Assume that two values are equal."""
         ours, theirs = self._classes(pair)
         self._congruence.merge(ours, theirs)
 
@@ -195,7 +195,7 @@ class ValueClasses:
         return self._congruence.find(side.classes[value])
 
     def _initial(self, side: MatchedModel, value: ir.Value) -> Class:
-        """Return the class of a value that no node computes: a constant, or an unknown."""
+        """Return the class of a value without a node: a constant, or an unknown value."""
         tensor = value.const_value if side.known.has(value) else None
         if tensor is None or value.producer() is not None:
             return self._congruence.new()
@@ -227,7 +227,7 @@ class ValueClasses:
             if node.op_type == "Constant" and side.known.has(node.outputs[0]):
                 side.classes[node.outputs[0]] = self._class_of_constant(side, node.outputs[0])
                 continue
-            # Random nodes equal no other; those that run graphs are matched when they meet.
+            # Random nodes equal no other; nodes with subgraphs are matched when they are compared.
             is_apart = is_random(node, imports) or bool(graphs_of(node))
             known = [] if is_apart else forms(node, imports)
             for index, value in enumerate(node.outputs):
@@ -238,10 +238,10 @@ class ValueClasses:
                     self._congruence.merge(result, same)
 
     def ways(self, pair: Pair) -> list[list[Pair]]:
-        """Return the ways in which two values are equal because one operator computes them.
+        """Return the ways in which the equality of operands implies that of two results.
 
-        Each way is a list of pairs that all have to be equal. There is none where the operators
-        differ, and two where the operands may be swapped.
+        Each way is a list of pairs that must all be equal. There is none if the operators differ,
+        and there are two if the operands may be swapped.
         """
         first, second = (value.producer() for value in pair)
         if first is None or second is None or self.mismatch(pair) is not None:
@@ -278,7 +278,7 @@ class ValueClasses:
         return None
 
     def _operand_pairs(self, first: ir.Node, second: ir.Node) -> list[Pair]:
-        """Return the operands of one operator on both sides in pairs, swapped where that fits."""
+        """Return the pairs of operands of two equal operators, swapped if that makes more equal."""
         one, other = self._common_operands(first, second)
         ours, theirs = one.operands, other.operands
         if _may_swap(one):
@@ -290,7 +290,7 @@ class ValueClasses:
     def _common_operands(
         self, first: ir.Node, second: ir.Node
     ) -> tuple[OperatorForm, OperatorForm]:
-        """Return the common form of two nodes; without one, forms that have all operands."""
+        """Return the common form of two nodes; if there is none, forms with all operands."""
         found = self._common_form(first, second)
         if found is not None:
             return found
@@ -307,7 +307,7 @@ class ValueClasses:
         return common_form(first, imports[0], second, imports[1])
 
     def _enter_bodies(self, first: ir.Node, second: ir.Node) -> list[Pair]:
-        """Return the pairs of results of the graphs that two nodes run, on equal inputs."""
+        """Return the pairs of results of the subgraphs of two nodes, for equal inputs."""
         is_new = (first, second) not in self._entered
         self._entered[first, second] = None
         results: list[Pair] = []
@@ -330,7 +330,7 @@ def _may_swap(form: OperatorForm) -> bool:
 
 
 def _graphs(node: ir.Node) -> list[tuple[str, int, int]]:
-    """Return the numbers of inputs and outputs of the graphs that a node runs."""
+    """Return the name and the numbers of inputs and outputs of each subgraph of a node."""
     return [
         (name, len(graph.inputs), len(graph.outputs))
         for name, attribute in sorted(node.attributes.items())
@@ -339,7 +339,7 @@ def _graphs(node: ir.Node) -> list[tuple[str, int, int]]:
 
 
 def _difference(ours: tuple[Hashable, ...], theirs: tuple[Hashable, ...]) -> str:
-    """Return what differs in two labels of one operator."""
+    """Return the attributes, or else the version, in which two labels of one operator differ."""
     one, other = (dict(of[-1]) if isinstance(of[-1], tuple) else {} for of in (ours, theirs))
     names = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
     return f"attribute {', '.join(names)}" if names else "version or form"

@@ -1,15 +1,15 @@
-"""Operators written by others, where two models have different ones.
+"""Replace operators by other operators if two models use different ones.
 
-**Operators that a graph of standard operators defines** are replaced by it.
+**Operators that are defined as a graph of standard operators** are replaced by this graph.
 
-**Products with constant weights.** MatMulNBits is the MatMul with the weights that its codes stand
-for, and Gemm without factors is the MatMul with its matrix; both add a bias to the finished sum.
-ONNX leaves open in which order any of them adds the products.
+**Products with constant weights.** MatMulNBits becomes a MatMul with its decoded weights, and Gemm
+without factors becomes a MatMul. Both add a bias to the finished sum. ONNX does not define in which
+order any of them adds the products.
 
 **Biases.** A Conv or ConvTranspose with a bias becomes the operator without it, then Add, where the
-other model has an Add. ONNX does not say when a bias is added, and with how many roundings, so all
-conclusions from this form have a condition: the bias is added last, with one rounding. Only float32
-is written like this: in narrower types hardly any runtime rounds the sum before it adds the bias.
+other model has an Add. ONNX does not define when a bias is added, and with how many roundings. So
+every proof in this form has a condition: the bias is added last, with one rounding. Only float32 is
+changed: in narrower types hardly any runtime rounds the sum before it adds the bias.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _BROADCASTS = 7
 
 
 def unfold(models: Sequence[ir.Model]) -> bool:
-    """Replace such operators in all models, in place, if the models differ in them.
+    """Replace operators that are defined as graphs, in place, if the models differ in them.
 
-    Operators that all models have alike stay: equal operands give equal results. So do nodes that
-    their definition does not describe.
+    Operators that all models have stay: equal operands give equal results. Nodes that the
+    definition of their operator does not cover stay too.
 
     Args:
-        models: values have types and shapes.
+        models: the models; their values have types and shapes.
 
     Returns:
         Whether a model was changed.
@@ -75,7 +75,7 @@ def _write_packed(node: ir.Node) -> None:
         return
     if any(stream is None for stream, v in zip(streams, packed, strict=True) if v is not None):
         return
-    if scales.dtype != np.float32:  # which is the type of the data and of the product too
+    if scales.dtype != np.float32:  # data and product have the same type
         return
     zero = None if points is None else points.array()
     order = None if groups is None else groups.array()
@@ -118,12 +118,12 @@ def _write_gemm(node: ir.Node) -> None:
 def _replace(
     node: ir.Node, total: ir.Node, bias: ir.Value | None, terms: Sequence[ir.Node] = ()
 ) -> None:
-    """Put a sum, and an Add if there is a bias, in the place of ``node``.
+    """Replace ``node`` by a sum, and an Add if there is a bias.
 
     Args:
-        node: what is replaced.
+        node: the node to replace.
         total: the sum without bias.
-        bias: what is added.
+        bias: the value to add; None for none.
         terms: new nodes that compute the bias.
     """
     old, graph = node.outputs[0], node.graph
@@ -145,9 +145,9 @@ def _replace(
 
 
 def split_biases(models: Sequence[ir.Model]) -> frozenset[str]:
-    """Write biases in one form in two models, in place; return the names of the results.
+    """Split biases off in two models, in place, and return the names of the results.
 
-    Nothing is done unless one model adds to a sum what the other one has as its bias.
+    Nothing is done unless one model has an Add after a sum where the other one has a bias.
     """
     found = [list(filter(_may_have_bias, nodes_of(model.graph))) for model in models]
     forms = [[_bias(node) is not None for node in nodes] for nodes in found]
@@ -193,7 +193,7 @@ def _split(node: ir.Node, bias: ir.Value, known: KnownValues) -> str:
 
 
 def _align(node: ir.Node, known: KnownValues) -> None:
-    """Give constants that are added to a sum by channel the form that a bias gets."""
+    """Reshape constants that are added to a sum to the shape of a split bias."""
     value = node.outputs[0]
     for user in list(value.consumers()):
         if (user.domain, user.op_type) != ("", "Add") or not isinstance(user.graph, ir.Graph):
@@ -206,7 +206,7 @@ def _align(node: ir.Node, known: KnownValues) -> None:
 
 
 def _in_form(value: ir.Value, node: ir.Node, known: KnownValues) -> list[ir.Node] | None:
-    """Return a constant ``[1, channels, 1, ...]`` that adds the same; None if there is none."""
+    """Return a constant ``[1, channels, 1, ...]`` with the same sums; None if there is none."""
     array, rank, channels = known.array(value), len(_weight_sizes(node)), _channels(node)
     if array is None or array.dtype != np.float32 or array.size not in (1, channels):
         return None
@@ -225,7 +225,7 @@ def _in_form(value: ir.Value, node: ir.Node, known: KnownValues) -> list[ir.Node
 
 
 def _reshaped(value: ir.Value, node: ir.Node) -> list[ir.Node]:
-    """Return nodes that give a bias that is not constant the form of a constant one."""
+    """Return nodes that reshape a bias that is not constant like a constant one."""
     sizes = np.array([1, -1, *(1,) * (len(_weight_sizes(node)) - 2)], np.int64)
     shape = ir.node("Constant", [], {"value": ir.tensor(sizes)})
     turned = ir.node("Reshape", [value, shape.outputs[0]])

@@ -1,7 +1,7 @@
-"""Big constants, computed and compared some rows at a time.
+"""Compute and compare large constants some rows at a time.
 
-The kernels are those that compute them whole; only their operands are cut, along the first axis.
-Nothing is shared with the passes that store weights: a mistake there must not hide here.
+The kernels are those for whole constants; only their operands are cut along the first axis. This
+module shares no code with the passes that store weights, so that it finds their mistakes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from qgraph.proof.matching.packed_rows import PackedRows
 _ELEMENTWISE = frozenset(
     {"Abs", "Add", "Ceil", "Div", "Floor", "Identity", "Max", "Min", "Mul", "Neg", "Relu", "Sub"}
 )
-"""Operators of ONNX that are computed some rows at a time; those of ours are too."""
+"""ONNX operators that are computed some rows at a time, besides those defined in qgraph."""
 
 _ALONG_AXIS = ("QuantizeLinear", "DequantizeLinear")
 
 _WHOLE_ELEMENTS = 1 << 20
-"""Smaller constants are compared whole."""
+"""Smaller constants are compared as a whole."""
 
 _PIECE = 1 << 18
 """Approximate number of elements to compute at a time; at least one row."""
@@ -42,7 +42,7 @@ _FAILURES = (ExecutionError, ModelError, OperatorError, UnsupportedError)
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """A constant of which a piece is read; each of its rows belongs to ``per`` rows."""
+    """A constant that is read in pieces; one of its rows is used for ``per`` rows."""
 
     value: ir.Value
     stream: Stream
@@ -59,7 +59,7 @@ class _Source:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """A node, its operands that are not cut, and the shape of its whole result.
+    """A node, its operands that are not cut into rows, and the shape of its whole result.
 
     ``compute`` is absent for Reshape, which keeps the rows.
     """
@@ -89,7 +89,7 @@ class ConstantRows:
 
     Attributes:
         value: the constant.
-        shape: of all of it.
+        shape: shape of the whole constant.
         multiple: pieces begin at a multiple of this number of rows.
     """
 
@@ -116,7 +116,7 @@ class ConstantRows:
 
 
 def rows_of(known: KnownValues, value: ir.Value) -> ConstantRows | None:
-    """Return how some rows of a big constant are computed; None if only all of them can be."""
+    """Return a large constant that is computed by rows; None if that is not possible."""
     if not known.has(value):
         return None
     found = _Compiler(known)
@@ -139,7 +139,7 @@ def _is_whole(stream: Stream) -> bool:
 
 
 class _Compiler:
-    """Finds how rows of a constant follow from rows of others."""
+    """Finds the steps that compute rows of a constant from rows of other constants."""
 
     def __init__(self, known: KnownValues) -> None:
         self.multiple = 1
@@ -149,7 +149,7 @@ class _Compiler:
         self._seen: dict[ir.Value, tuple[int, tuple[int, ...]]] = {}
 
     def visit(self, value: ir.Value, per: int) -> tuple[int, ...] | None:
-        """Return the shape of a value of which a row belongs to ``per`` rows; None: not by rows."""
+        """Return the shape of a value with one row for ``per`` rows; None if not by rows."""
         if value in self._seen:
             seen, shape = self._seen[value]
             return shape if seen == per else None
@@ -190,7 +190,7 @@ class _Compiler:
         return shape
 
     def _rows_of(self, node: ir.Node, operand: ir.Value, shape: tuple[int, ...]) -> int | None:
-        """Return to how many rows a row of an operand belongs; 0: it has none, None: not known."""
+        """Return how many rows use a row of an operand; 0 if it is not cut, None if unknown."""
         stored = constant_elements(operand)
         found = self._known.array(operand) if stored is None else stored
         if found is None:
@@ -224,7 +224,7 @@ class _Compiler:
 
 
 def _data(node: ir.Node) -> ir.Value | None:
-    """Return the operand of the shape of the result, if the node is computed row by row."""
+    """Return the operand with the rows of the result, if the node is computed row by row."""
     if len(node.outputs) != 1 or not node.inputs:
         return None
     plain = node.domain == "" and node.op_type in _ELEMENTWISE and not node.attributes
@@ -233,7 +233,7 @@ def _data(node: ir.Node) -> ir.Value | None:
 
 
 def _root(value: ir.Value | None) -> Stream | None:
-    """Return the stored constant whose rows become those of a value."""
+    """Return the stored constant whose rows become the rows of a value."""
     while value is not None:
         stream = constant_elements(value)
         if stream is not None:
@@ -251,10 +251,10 @@ def _number(node: ir.Node, name: str, default: int) -> int:
 def compare_constants(
     reference: tuple[KnownValues, ir.Value], candidate: tuple[KnownValues, ir.Value]
 ) -> tuple[Comparison, Witness | None] | None:
-    """Return how two constants of one type and shape compare, and an element that shows it.
+    """Return the comparison of two constants of equal type and shape, and a differing element.
 
-    Big ones are computed and compared some rows at a time, where that is possible. None is returned
-    where they cannot be compared.
+    Large constants are computed and compared some rows at a time, if possible. None is returned if
+    they cannot be compared.
 
     Raises:
         ModelError: the data of a constant cannot be read.

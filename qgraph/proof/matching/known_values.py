@@ -1,6 +1,6 @@
-"""Constant values of a model: stored ones, computed ones, and those that sizes determine.
+"""Constant values of a model: stored ones, computed ones, and those determined by sizes.
 
-``KnownValues`` computes what nodes make of constants. ``fix_static_values`` turns the results of
+``KnownValues`` evaluates nodes on constants. ``fix_static_values`` turns the results of
 shape computations into constants: a chain of Shape, Gather and Concat that always gives [1, 300] is
 the constant [1, 300], and can then be compared with an initializer.
 """
@@ -26,7 +26,7 @@ _ROUNDED_ONCE = frozenset(FUNCTIONS) | {"Pow"}
 """Operators whose kernels give the exact results, rounded once, for types narrower than float64."""
 
 _KEPT_BYTES = 1 << 16
-"""Larger results are computed again when they are asked for again, rather than kept."""
+"""Maximum size of results that are kept in memory; larger ones are computed again."""
 
 
 class KnownValues:
@@ -36,12 +36,11 @@ class KnownValues:
         imports: domains of the model and their versions.
 
     Attributes:
-        imports: as given.
-        inexact: operators that computed floating-point constants which were asked for, and whose
-            last bits ONNX leaves open, as it does for functions such as Exp. The constants are the
-            exact results, rounded once.
+        imports: domains of the model and their versions.
+        inexact: operators such as Exp that computed requested constants, and whose last bits ONNX
+            does not define. The constants are the exact results, rounded once.
 
-    A floating-point constant whose bits depend on the processor, such as most sums, is not known.
+    A floating-point constant whose bits depend on the processor, such as most sums, is unknown.
     """
 
     def __init__(self, imports: Imports) -> None:
@@ -52,9 +51,9 @@ class KnownValues:
         self._open: dict[ir.Value, frozenset[str]] = {}
 
     def enter(self, nodes: Iterable[ir.Node]) -> None:
-        """Take note of nodes, in their order: which of their outputs are constant.
+        """Find the constant outputs of nodes in topological order.
 
-        Results that may depend on the processor are computed here, to know whether they do.
+        Results that may depend on the processor are computed here, to find out whether they do.
         """
         for node in nodes:
             used = [value for value in node.inputs if value is not None]
@@ -71,7 +70,7 @@ class KnownValues:
         return constant_tensor(value) is not None if found is None else found
 
     def array(self, value: ir.Value) -> Array | None:
-        """Return the array of a constant, None for another value, or one without kernel.
+        """Return the array of a constant; None for other values, or without a kernel.
 
         Raises:
             ModelError: the data of a constant cannot be read.
@@ -108,7 +107,7 @@ class KnownValues:
     def _run(
         self, node: ir.Node, value: ir.Value, operands: Sequence[Array | None]
     ) -> Array | None:
-        """Return an output of a node; None where it fails, or other processors compute others."""
+        """Return an output of a node; None if it fails or depends on the processor."""
         known = zip(node.inputs, operands, strict=True)
         results: dict[ir.Value, Any] = {v: array for v, array in known if v is not None}
         try:
@@ -126,7 +125,9 @@ class KnownValues:
             return None
         if node.op_type in SUMMING:
             exact = is_any_order_exact(node, kernel, operands)
-            return np.asarray(array + array.dtype.type(0)) if exact else None  # -0 may be 0 too
+            return (
+                np.asarray(array + array.dtype.type(0)) if exact else None
+            )  # the sign of a zero sum is not defined
         if node.op_type in _ROUNDED_ONCE and is_rounded_once(array.dtype):
             self._open[value] = frozenset({node.op_type})
             return array
@@ -137,15 +138,15 @@ class KnownValues:
 
 
 def fix_static_values(graph: ir.Graph, facts: Facts) -> dict[str, str]:
-    """Turn nodes whose result is known into Constant nodes, in place, under their own names.
+    """Replace nodes with known results by Constant nodes of the same names, in place.
 
-    What is computed from constants alone stays as it is.
+    Nodes on constants alone are left unchanged.
 
     Args:
-        graph: the main graph; graphs in attributes are treated too.
-        facts: what is known of its values.
+        graph: the main graph; subgraphs are included.
+        facts: the inferred types, shapes and values.
 
-    Returns: the operators that the nodes were, with their operands, by the names of the results.
+    Returns: the replaced operators with their operands, by the names of the results.
     """
     constants: set[ir.Value] = set()
     fixed: dict[str, str] = {}
@@ -169,7 +170,7 @@ def fix_static_values(graph: ir.Graph, facts: Facts) -> dict[str, str]:
 
 
 def origin(value: ir.Value) -> str:
-    """Return which operator makes a value, of which operands."""
+    """Return the operator that computes a value, with its operands, as a text."""
     node = value.producer()
     if node is None:
         return "stored in the file" if value.is_initializer() else "stated for the input"

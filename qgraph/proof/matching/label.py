@@ -1,4 +1,4 @@
-"""What a node computes, apart from its operands: one label for all ways to write it."""
+"""Label nodes so that nodes with one label compute equal results from equal operands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEUTRAL = {
     "BatchNormalization": frozenset({"spatial"}),
     "Dropout": frozenset({"ratio", "seed"}),
 }
-"""Attributes that inference does not read, from the lowest opset that is raised."""
+"""Attributes that have no effect in inference."""
 
 _WINDOWS = frozenset(
     {"AveragePool", "Conv", "ConvInteger", "ConvTranspose", "LpPool", "MaxPool", "QLinearConv"}
@@ -32,10 +32,10 @@ _WEIGHT_PLACE = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "QLinearConv":
 
 
 def label(node: ir.Node, imports: Imports) -> tuple[Hashable, ...]:
-    """Return what nodes share that compute the same from the same operands.
+    """Return a label that is equal for nodes that compute equal results from equal operands.
 
-    Names do not enter. Attributes that are absent have their defaults; versions of an operator
-    between which nothing changed are one. Graphs in attributes do not enter either.
+    Absent attributes have their defaults. Versions of an operator with the same meaning have one
+    label. Names and subgraphs are ignored.
     """
     own = _own(node)
     if own is not None:
@@ -59,7 +59,7 @@ def is_commutative(of: Hashable) -> bool:
 
 
 def _outputs(node: ir.Node) -> int:
-    """Return the number of outputs where it is part of what is computed."""
+    """Return the number of outputs if the results depend on it, else 0."""
     if node.op_type == "Split":
         return len(node.outputs)
     if node.op_type == "BatchNormalization":
@@ -73,7 +73,7 @@ def _trains(node: ir.Node) -> bool:
 
 
 def _places(node: ir.Node) -> tuple[bool, ...]:
-    """Return which operands are there; absent ones at the end do not count."""
+    """Return which operands are present; absent ones at the end are ignored."""
     places = tuple(value is not None for value in node.inputs)
     while places and not places[-1]:
         places = places[:-1]
@@ -82,17 +82,17 @@ def _places(node: ir.Node) -> tuple[bool, ...]:
 
 @dataclass(frozen=True)
 class OperatorForm:
-    """One way to tell what a node computes: its label, and the operands that matter besides."""
+    """A form of a node: a label, and the operands that determine its results."""
 
     label: tuple[Hashable, ...]
     operands: tuple[ir.Value, ...]
 
 
 def forms(node: ir.Node, imports: Imports) -> list[OperatorForm]:
-    """Return all ways to tell what a node computes: as written, and by the shape that it gives.
+    """Return all forms of a node: as written, and for reshaping nodes by the shape of the result.
 
-    Reshapes one after another are one, to the last shape. A Dropout that does not train reads
-    neither its ratio nor that it does not.
+    Consecutive Reshapes are one Reshape to the last shape. A Dropout in inference does not depend
+    on its ratio.
     """
     used = tuple(value for value in node.inputs if value is not None)
     if _keeps_all(node, imports):
@@ -107,7 +107,7 @@ def forms(node: ir.Node, imports: Imports) -> list[OperatorForm]:
 def common_form(
     first: ir.Node, imports: Imports, second: ir.Node, others: Imports
 ) -> tuple[OperatorForm, OperatorForm] | None:
-    """Return the forms in which two nodes are one operator; None if there are none."""
+    """Return the forms of two nodes that have one label; None if there are none."""
     for one in forms(first, imports):
         for other in forms(second, others):
             if one.label == other.label and len(one.operands) == len(other.operands):
@@ -122,9 +122,9 @@ def _keeps_all(node: ir.Node, imports: Imports) -> bool:
 
 
 def new_shape(node: ir.Node) -> Hashable:
-    """Return the shape that a Reshape or the like gives to its data, None where not known.
+    """Return the shape of the result of a Reshape or similar operator; None if unknown.
 
-    An open size stands in it by its text, which equal sizes share.
+    A symbolic dimension is represented by its text, which is the same for equal sizes.
     """
     shape = node.outputs[0].shape if node.outputs else None
     if node.domain != "" or node.op_type not in RESHAPING or shape is None:
@@ -138,7 +138,7 @@ def _sizes(shape: ir.Shape) -> tuple[int | str | None, ...]:
 
 
 def _before_reshapes(value: ir.Value) -> ir.Value:
-    """Return the value whose elements, in their order, are those of ``value``."""
+    """Return the value before all consecutive Reshapes that end in ``value``."""
     node = value.producer()
     while node is not None and node.domain == "" and node.op_type in RESHAPING:
         if node.inputs[0] is None:
@@ -149,16 +149,16 @@ def _before_reshapes(value: ir.Value) -> ir.Value:
 
 
 def keeps_shape(node: ir.Node) -> bool:
-    """Return whether a Reshape or the like gives its data the shape that it has."""
+    """Return whether a Reshape or similar operator keeps the shape of its data."""
     shape = new_shape(node)
     data = node.inputs[0] if shape is not None and node.inputs else None
     return data is not None and data.shape is not None and shape == _sizes(data.shape)
 
 
 def is_identity(node: ir.Node, imports: Imports) -> bool:
-    """Return whether a node only hands its first operand on: Identity, Dropout in inference.
+    """Return whether the result of a node is its first operand.
 
-    So do a Cast to the type, and a Reshape to the shape, that its operand has.
+    These are Identity, Dropout in inference, and a Cast or Reshape that changes nothing.
     """
     if node.domain != "":
         return False
@@ -174,7 +174,7 @@ def is_identity(node: ir.Node, imports: Imports) -> bool:
 
 
 def _own(node: ir.Node) -> tuple[Hashable, ...] | None:
-    """Return the label of an operator that is defined here, its attributes as it reads them."""
+    """Return the label of an operator that qgraph defines, with its attributes as it reads them."""
     try:
         operator = operator_of(node)
         if operator is None or operator.schema.standard:
@@ -188,7 +188,7 @@ def _own(node: ir.Node) -> tuple[Hashable, ...] | None:
 
 
 def _version(node: ir.Node, version: int) -> Hashable:
-    """Return the version that gave the operator the meaning that it has in ``version``."""
+    """Return the version that introduced the meaning that the operator has in ``version``."""
     if node.domain != "":
         return version
     if version < OLDEST:
@@ -202,7 +202,7 @@ def _version(node: ir.Node, version: int) -> Hashable:
 
 
 def _windows(node: ir.Node) -> dict[str, Hashable]:
-    """Return what the operators with windows take where their attributes say nothing."""
+    """Return the defaults of absent attributes of operators with windows."""
     place = _WEIGHT_PLACE.get(node.op_type)
     kernel: list[int] | None = None
     given = node.attributes.get("kernel_shape")

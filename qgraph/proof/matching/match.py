@@ -1,14 +1,15 @@
 """Matching of two models: the claims that have to be proved for their outputs to be equal.
 
-All values start in classes by form (:mod:`qgraph.proof.matching.classes`). From the outputs on, two
-values that should be equal and are in two classes are followed back to something that can be proved
-alone: two constants, or two regions that compute both values from one pair of equal values. Each is
-an :class:`EqualityClaim`. Its values are assumed equal from then on, so that later differences are
-found too. Claims are in an order in which each rests on earlier ones only.
+All values start in classes by the operators that compute them
+(:mod:`qgraph.proof.matching.classes`). Beginning at the outputs, two values that should be equal
+but are in different classes are traced back to something that can be proved on its own: two
+constants, or a region that computes both values from a pair of equal values. Each is an
+:class:`EqualityClaim`. Its values are then assumed equal, so that later differences are found too.
+Each claim depends on earlier claims only.
 
-``Closure`` says which values are equal if only some claims hold. ``Context`` says whether both
-models are one function of values that differ: with a reference C[u] and a candidate C[v], u and v
-are all in which they differ, and nothing makes up for it.
+``Closure`` decides which values are equal if only some claims hold. ``Context`` decides whether
+both models are the same function of values that differ: the reference is C[u], the candidate is
+C[v], and u and v are the only difference.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from qgraph.proof.matching.operators import is_moving, is_reshape
 from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
 
 _MOST = 64
-"""Number of values among which the two inputs of a region are sought."""
+"""Maximum number of values to search for the two inputs of a region."""
 
 _MOST_PAIRS = 200_000
 
 
 class Kind(StrEnum):
-    """How a claim is to be proved."""
+    """Method by which a claim is proved."""
 
     CONSTANT = "constant"
     REGION = "region"
@@ -49,14 +50,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class EqualityClaim:
-    """Two values that have to be equal if the models are.
+    """Two values whose equality is needed to prove the models equal.
 
     Attributes:
         kind: constants are compared by value, regions over all inputs, joint regions over all pairs
-            of codes of their two inputs; an open claim cannot be proved.
+            of codes of their two inputs. An open claim cannot be proved.
         reference, candidate: the values.
-        entries: of a region, pairs of equal values from which both can be computed, the nearest
-            first; of a joint one, the two pairs from which both are computed.
+        entries: for a region, pairs of equal values from which both values can be computed, the
+            nearest first. For a joint region, the two pairs from which both are computed.
         reason: why the claim is open.
     """
 
@@ -73,20 +74,20 @@ class EqualityClaim:
 
 
 class Matching(ValueClasses):
-    """Two models, the classes of their values, and the claims on which the classes rest.
+    """Two models, the classes of their values, and the claims that the classes depend on.
 
     Args:
         reference: one model.
         candidate: the other one.
-        by_name: first try whether values of one name, on the way to values that should be equal,
-            are equal; regions are smaller then.
+        by_name: first try to prove that values of the same name are equal, which gives smaller
+            regions.
 
     Attributes:
         is_hinted: whether names were used.
-        claims: what has to be proved.
+        claims: the claims to prove.
         notes: remarks, such as inputs that were matched by position.
-        runs_graphs: results of pairs of nodes that run graphs, and the pairs of operands and of
-            results of these graphs on whose equality theirs rests.
+        runs_graphs: pairs of results of nodes with subgraphs, each with the pairs of operands and
+            of subgraph results whose equality it depends on.
 
     Raises:
         ModelError: the models have different inputs or outputs.
@@ -113,7 +114,7 @@ class Matching(ValueClasses):
             self._resolve_all(pair)
 
     def _resolve_all(self, pair: Pair) -> None:
-        """Resolve a pair, and before it the pairs on which it rests."""
+        """Resolve a pair after the pairs that it depends on."""
         stack = [iter([pair])]
         while stack:
             needed = next(stack[-1], None)
@@ -123,7 +124,7 @@ class Matching(ValueClasses):
                 stack.append(self._resolve(needed))
 
     def _resolve(self, pair: Pair) -> Iterator[Pair]:
-        """Claim what makes two values equal, after yielding the pairs on which this rests."""
+        """Add the claim that two values are equal, after yielding the pairs that it depends on."""
         a, b = pair
         if self.reference.known.has(a) and self.candidate.known.has(b):
             node = a.producer()
@@ -159,7 +160,7 @@ class Matching(ValueClasses):
     def _resolve_codes(
         self, pair: Pair, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]
     ) -> Generator[Pair, None, bool]:
-        """Claim two values by the codes from which they are computed; return whether that works."""
+        """Claim two values by the codes that they are computed from; return whether possible."""
         entries, codes = self._joint_entries(pair), _farthest_codes(ours, theirs)
         if entries is None and codes is not None and codes != pair:
             yield codes
@@ -175,10 +176,10 @@ class Matching(ValueClasses):
         return entries is not None
 
     def _needs_no_region(self, pair: Pair) -> bool:
-        """Return whether one operator computes both values, of constants that are equal in value.
+        """Return whether equal operators compute both values from constants of equal values.
 
-        They are bit for bit equal behind a Reshape, which can be done after all else; otherwise
-        zeros differ in sign, which the operator must not distinguish.
+        The constants may be reshaped, or have zeros of different signs if the operator does not
+        distinguish them.
         """
         first, second = (value.producer() for value in pair)
         if first is None or second is None or self.mismatch(pair) is not None:
@@ -195,9 +196,9 @@ class Matching(ValueClasses):
         return compared is not None and Exactness.of(compared[0]) >= Exactness.VALUES
 
     def compare_constants(self, pair: Pair) -> tuple[Comparison, Witness | None] | None:
-        """Return how two constants of one type and shape compare, and an element that shows it.
+        """Return the comparison of two constants of equal type and shape, and a differing element.
 
-        Each pair is computed and compared once. None is returned where they cannot be compared.
+        Each pair is compared once. None is returned if the constants cannot be compared.
         """
         if pair not in self._compared:
             sides = (self.reference.known, pair[0]), (self.candidate.known, pair[1])
@@ -205,7 +206,7 @@ class Matching(ValueClasses):
         return self._compared[pair]
 
     def _common(self, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> tuple[Pair, ...]:
-        """Return the equal pairs among the dominators, the nearest first, without the results."""
+        """Return the equal pairs among the dominators of two values, the nearest first."""
         candidates = {self.class_of(self.candidate, value): value for value in reversed(theirs)}
         pairs = []
         for value in ours:
@@ -215,13 +216,13 @@ class Matching(ValueClasses):
         return tuple(pairs)
 
     def _rest_on_operands(self, pair: Pair) -> Iterator[Pair]:
-        """Rest the equality of two results of one operator on that of its operands."""
+        """Claim that two results of one operator are equal because their operands are."""
         first, second = (value.producer() for value in pair)
         reason = self.mismatch(pair)
         operands: tuple[Pair, ...] = ()
         names = {node.op_type for node in (first, second) if node is not None}
         if first is not None and second is not None and (reason is None or len(names) == 1):
-            # differences before two nodes are reported even if the nodes differ
+            # differences before two nodes are reported even if the operators differ
             operands = tuple(self._operand_pairs(first, second))
         yield from operands
         if reason is not None or first is None or second is None:
@@ -279,14 +280,14 @@ class Matching(ValueClasses):
 
 
 def _namesakes(ours: Iterable[ir.Value], theirs: Iterable[ir.Value]) -> list[Pair]:
-    """Return the values of two chains that have one name and may have one type, far ones first."""
+    """Return pairs of values of two chains with equal names and types, the farthest first."""
     named = {value.name: value for value in theirs}
     pairs = [(value, named[value.name]) for value in ours if value.name in named]
     return [(a, b) for a, b in reversed(pairs) if None in (a.dtype, b.dtype) or a.dtype == b.dtype]
 
 
 def _farthest_codes(ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> Pair | None:
-    """Return the last integers among the values of two chains, if they are of one type."""
+    """Return the farthest integer values of two chains, if they have the same type."""
     last = [code for chain in (ours, theirs) for code in list(filter(_are_codes, chain))[-1:]]
     if len(last) < 2 or last[0].dtype is not last[1].dtype:
         return None
@@ -306,11 +307,11 @@ class Implication:
 
 
 class Closure:
-    """The values of two models that are equal if some facts hold, and nothing else is claimed.
+    """The equality of values that follows from some facts alone.
 
     Args:
-        matching: of the models; its claims are not used.
-        facts: what holds.
+        matching: the matching of the two models; its claims are not used.
+        facts: the facts.
     """
 
     def __init__(self, matching: Matching, facts: Iterable[Implication]) -> None:
@@ -328,25 +329,25 @@ class Closure:
             self._pending = waiting
 
     def equal(self, pair: Pair) -> bool:
-        """Return whether it follows that two values are equal."""
+        """Return whether two values are equal if the facts hold."""
         return self._classes.equal(pair)
 
     def all_equal(self, pairs: Iterable[Pair]) -> bool:
-        """Return whether it follows that the values of each pair are equal."""
+        """Return whether the values of each pair are equal if the facts hold."""
         return all(map(self.equal, pairs))
 
 
 class Context:
-    """Corresponding values of two models that may differ in some pairs of values only.
+    """The correspondence of values of two models that differ in some pairs of values only.
 
-    Values correspond if they are equal by what was proved, if they are one of these pairs, or if
-    one operator computes them from values that correspond. Unlike equality this is not transitive.
+    Two values correspond if they are proved equal, if they are one of these pairs, or if equal
+    operators compute them from corresponding values. Unlike equality, this is not transitive.
 
     Args:
-        matching: of the models.
-        closure: what is equal by what was proved.
-        proved: the claims that were proved.
-        differing: pairs that correspond, though they differ.
+        matching: the matching of the two models.
+        closure: the equality that follows from the proved claims.
+        proved: the proved claims.
+        differing: pairs that correspond although they differ.
     """
 
     def __init__(

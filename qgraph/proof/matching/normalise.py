@@ -45,22 +45,21 @@ logger = logging.getLogger(__name__)
 _SIDES = "reference", "candidate"
 
 _BOUNDS_ARE_INPUTS = 11
-"""The opset from which on the bounds of Clip are inputs, and an absent one has no number."""
+"""First opset in which the bounds of Clip are inputs, without a default number."""
 
 
 @dataclass(frozen=True)
 class NormalisedModel:
-    """A private copy of a model.
+    """A copy of a model in the form that is matched.
 
     Attributes:
         model: the copy.
-        frozen: how many initializers were inputs too and are constants here.
-        has_common_sums: whether sums of products of codes are written in one way here.
+        frozen: number of initializers that were also graph inputs and are constants here.
+        has_common_sums: whether sums of products of codes were written in one form.
         index: 0 for the reference, 1 for the candidate.
-        domain: the inputs that both models take, on which all types and shapes rest.
-        fixed: the operators of values that sizes determine and that are constants here, by name.
-        bias_sums: names of sums that a node of its own adds the bias to here, and an operator with
-            a bias in the model.
+        domain: the inputs that both models accept, which determine all types and shapes.
+        fixed: by name, the operators of values that sizes determine and that are constants here.
+        bias_sums: names of sums whose bias was split off into an Add.
         open_clips: names of the results of each Clip of real numbers that lacks a bound.
         has_open_sums: whether nothing says that those sums are whole and bounded.
     """
@@ -92,17 +91,17 @@ def normalised_models(
 ) -> tuple[NormalisedModel, NormalisedModel]:
     """Return copies of two models that can be matched node by node.
 
-    Both get the higher one of the two opsets, as far as their nodes can be raised to it. If one
-    has products with packed weights, all products are written in one way. So are sums of products
-    of codes, biases, and operators that a graph of standard operators defines, if the models have
-    other operators for them. The types and shapes of the
-    inputs are those that both models take, all others are inferred from them; what the models state
-    of inner values is not used. Values that sizes determine are constants.
+    Both are raised to the higher of their two opsets, if possible. If one has products with packed
+    weights, all products are written in one form. If the models use different operators for them,
+    sums of products of codes, biases, and operators that are defined as a graph of standard
+    operators are written in one form too. The types and shapes of the inputs are those that both
+    models accept. All others are inferred from them; those that the models state are not used.
+    Values that sizes determine become constants.
 
     Args:
-        reference: one model.
-        candidate: the other one.
-        keep_inputs: leave initializers that are inputs too, which are not constant then.
+        reference: the reference model.
+        candidate: the candidate model.
+        keep_inputs: do not treat initializers that are also graph inputs as constants.
         open_sums: see :func:`with_common_sums`.
 
     Raises:
@@ -184,7 +183,7 @@ def _flat(model: ir.Model) -> ir.Model:
 
 
 def live_nodes(outputs: Iterable[ir.Value]) -> set[ir.Node]:
-    """Return the nodes on which the outputs depend, those in graphs of attributes included."""
+    """Return the nodes on which the outputs depend, with those of subgraphs."""
     producers = (value.producer() for value in ancestors(outputs))
     return {node for node in producers if node is not None}
 
@@ -192,11 +191,11 @@ def live_nodes(outputs: Iterable[ir.Value]) -> set[ir.Node]:
 def listed_facts(
     sides: Sequence[NormalisedModel], names: Sequence[Collection[str]]
 ) -> tuple[list[ListedFact], list[str]]:
-    """Return the facts that a proof rests on, and the conditions under which they hold.
+    """Return the types and shapes that a proof depends on, and the conditions for them.
 
     Args:
         sides: the reference and the candidate.
-        names: for each of them, the names of the values of regions.
+        names: for each of them, the names of the values in regions.
     """
     facts: dict[ListedFact, None] = {}
     used: set[str] = set()
@@ -220,7 +219,7 @@ def listed_facts(
 
 
 def _compared(side: NormalisedModel, node: ir.Node) -> Iterator[ir.Value]:
-    """Yield the values whose type or shape decides what a node is equal to."""
+    """Yield the values whose type or shape the matching of a node depends on."""
     if node.op_type == "Cast" and is_identity(node, side.imports) and node.inputs[0] is not None:
         yield node.inputs[0]
     elif new_shape(node) is not None or str(node.outputs[0].name) in side.fixed:

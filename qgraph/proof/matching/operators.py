@@ -1,4 +1,4 @@
-"""Properties of operators that proofs rely on: elementwise, moving, exact, random, forms of sums.
+"""Properties of operators that proofs depend on.
 
 is_elementwise   each element of the result follows from one element of each operand
 is_move          the results are elements of the first operand
@@ -27,13 +27,13 @@ KEEP_ALL = frozenset(
     {"DepthToSpace", "Flatten", "Identity", "Reshape", "SpaceToDepth", "Squeeze", "Transpose"}
     | {"Unsqueeze"}
 )
-"""Operators whose results are the elements of their first operand, none left out."""
+"""Operators whose results are all elements of their first operand."""
 
 _MOVES = KEEP_ALL | {
     *("Expand", "Gather", "GatherElements", "GatherND", "GlobalMaxPool", "MaxPool", "Slice"),
     *("Split", "Tile"),
 }
-"""Operators whose results are elements of their first operand, and can be equal to all of them."""
+"""Operators whose results are some or all elements of their first operand."""
 
 RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
@@ -59,7 +59,7 @@ _RANDOM = {
 }
 
 _DROPOUT_FOR_INFERENCE = 7
-"""Before this version Dropout trains unless an attribute says otherwise."""
+"""Before this version, Dropout is in training mode unless an attribute turns it off."""
 
 _TRAINING_INPUT = {
     OpKey("", "Dropout"): 2,
@@ -67,7 +67,7 @@ _TRAINING_INPUT = {
     OpKey("com.microsoft", "BitmaskBiasDropout"): 4,
     OpKey("com.microsoft", "BitmaskDropout"): 2,
 }
-"""Index of the input that says whether an operator that drops data trains."""
+"""Index of the input for training mode, by operator."""
 
 
 def is_exact(node: ir.Node) -> bool:
@@ -86,7 +86,7 @@ def is_move(node: ir.Node) -> bool:
 
 
 def is_moving(node: ir.Node) -> bool:
-    """Return whether a node is a Transpose, or gives its data another shape."""
+    """Return whether a node is a Transpose, or changes the shape of its data."""
     return node.domain == "" and (node.op_type in RESHAPING or node.op_type == "Transpose")
 
 
@@ -108,10 +108,10 @@ def is_random(node: ir.Node, imports: Imports) -> bool:
 
 
 def operands(value: ir.Value, is_known: Callable[[ir.Value], bool]) -> list[ir.Value]:
-    """Return the values, constants apart, from which an elementwise operator computes ``value``.
+    """Return the operands that are not constant of the elementwise operator of ``value``.
 
-    A Reshape to a constant shape keeps the elements, and counts as elementwise. The list is empty
-    for results of other operators.
+    A Reshape to a constant shape counts as elementwise. The list is empty for results of other
+    operators.
 
     Args:
         value: the value.
@@ -129,12 +129,12 @@ def operands(value: ir.Value, is_known: Callable[[ir.Value], bool]) -> list[ir.V
     used = _computed_operands(node, is_known)
     if node.domain == "" and node.op_type in NUMPY:
         return [] if node.op_type == "Gather" and node.inputs[0] in used else used
-    # the parameters of a quantizer have forms of their own, and are no data
+    # the parameters of a quantizer are not data
     return used if used == list(node.inputs[:1]) else []
 
 
 def joined(value: ir.Value, is_known: Callable[[ir.Value], bool]) -> list[ir.Value]:
-    """Return what :func:`operands` does, also for operators that join codes of two tensors."""
+    """Return the same as :func:`operands`, also for operators that join codes of two tensors."""
     node = value.producer()
     if node is None or node.domain != "com.microsoft" or node.op_type not in _OF_TWO_CODES:
         return operands(value, is_known)
@@ -149,7 +149,7 @@ def check_parameters(node: ir.Node, array_of: Callable[[ir.Value], Array | None]
     """Check that a quantizer accepts the values of its parameters.
 
     Raises:
-        OperatorError: it does not.
+        OperatorError: a value is invalid.
     """
     operator = operator_of(node)
     if operator is None or operator.schema.standard:
@@ -163,7 +163,7 @@ def check_parameters(node: ir.Node, array_of: Callable[[ir.Value], Array | None]
 
 
 _STEPS = frozenset({"Add", "Div", "Mul", "Sub"})
-"""Last steps of operators that are written as several nodes."""
+"""Last operators of the forms of one operator as several nodes."""
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
 _MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
@@ -183,7 +183,7 @@ _REWRITES = (
     ({"Gelu"}, {"Mul"}),
     ({"FusedConv", "FusedGemm", "FusedMatMul"}, _PRODUCTS | _STEPS | {"Relu"}),
 )
-"""Operators, and the operators in which other forms of them end."""
+"""Operators, each with the last operators of its other forms."""
 
 _PAIRS = {
     frozenset(pair)
@@ -196,8 +196,8 @@ _PAIRS = {
 def rewritten_sum(reference: ir.Node, candidate: ir.Node) -> str | None:
     """Return why two operators cannot be proved equal if they are two forms of one sum.
 
-    None is returned for other operators. An operator with a bias and the same one without it are
-    two forms. Nodes that only move elements may follow them.
+    None is returned for other operators. An operator with a bias and one without it are two forms.
+    Nodes that only move elements may follow.
     """
     first, second = _moved(reference), _moved(candidate)
     names = frozenset({first.op_type, second.op_type})
@@ -212,7 +212,7 @@ def rewritten_sum(reference: ir.Node, candidate: ir.Node) -> str | None:
 
 
 def _moved(node: ir.Node) -> ir.Node:
-    """Return the node that computes the elements of ``node``, where that only moves them."""
+    """Return the node before ``node`` that computes its elements, if ``node`` only moves them."""
     while is_move(node) and node.inputs[0] is not None:
         producer = node.inputs[0].producer()
         if producer is None:

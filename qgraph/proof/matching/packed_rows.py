@@ -1,4 +1,4 @@
-"""The weights of a MatMulNBits, decoded some rows at a time."""
+"""Decode the weights of a MatMulNBits some rows at a time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from qgraph.numerics import Array, Float32
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
 
 _STRIP_BYTES = 1 << 25
-"""Packed codes that are held in memory at a time."""
+"""Maximum number of packed codes in memory at a time."""
 
 
 class PackedRows(ir.LazyTensor):
-    """The matrix ``[K, N]`` that packed codes stand for; it is decoded when it is asked for.
+    """The decoded matrix ``[K, N]`` of packed codes, decoded on access.
 
     Args:
-        form: how the weights are stored.
-        codes, scales: as they are stored; what lies in a file stays there.
-        zero_points: as they are stored, or None.
-        name: of the tensor.
+        form: the layout of the packed weights.
+        codes, scales: the stored tensors; data in a file are not loaded as a whole.
+        zero_points: the stored zero points, or None.
+        name: name of the tensor.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class PackedRows(ir.LazyTensor):
         self._strip: _Strip | None = None
 
     def rows(self, start: int, stop: int) -> Float32:
-        """Return rows ``start`` to before ``stop``; rows in ascending order are read once."""
+        """Return rows ``start`` to before ``stop``. Reading rows in order reads each block once."""
         form, size = self._form, self._form.size
         first, last = start // size, -(-stop // size)
         if self._strip is None or not self._strip.first <= first < last <= self._strip.last:

@@ -1,18 +1,18 @@
-"""Sums of products of codes in one form, where two models write them differently.
+"""Write sums of products of codes in one form if two models write them differently.
 
-QLinearConv and the like sum products of codes less their zero points, which
-are whole numbers. So do Conv and MatMul between DequantizeLinear and QuantizeLinear where scales
-are powers of two: no operation rounds there. As long as sums stay below 2**24, float32 has all of
-them, in whatever order they are added, so that all forms are one Conv or MatMul of whole numbers:
+QLinearConv and similar operators add products of integers: codes less their zero points. Conv and
+MatMul between DequantizeLinear and QuantizeLinear do the same if the scales are powers of two,
+because no operation rounds then. float32 represents all sums below 2**24 exactly, in any order of
+additions. So all forms become one Conv or MatMul of integers:
 
     q  = Cast (codes) - Cast (zero point)           of both factors
     acc = Clip (Round (Conv (q_x, q_w, Cast (bias))), -bound, bound)
     y   = QuantizeLinear (acc * (s_x * s_w / s_y), 1, z_y)      of QLinearConv
     y   = acc * (s_x * s_w)                                     of Conv between Q and DQ
 
-Round and Clip change nothing: they state that the sums are whole and bounded. The sign of a zero
-sum depends on where the additions start, so sums are written like this only where they become
-codes, which have no sign of zero.
+Round and Clip change nothing: they state that the sums are integers and bounded. The sign of a
+zero sum depends on the order of additions. So sums are written in this form only if they become
+codes, which have no -0.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from qgraph.ops.integer.products import SIGNATURES, Product, Result, read_produc
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
 
 _OPSET = 13
-"""All operators of the forms of products of codes have their present form since this opset."""
+"""Opset from which on all operators of these forms have their present definition."""
 
 _SAME_FOR_ZEROS = frozenset({"Add", "Cast", "Clip", "Div", "Mul", "Relu", "Round", "Sub"})
-"""Operators that map zeros of both signs to equal values if their other operands are constant."""
+"""Operators that map -0 and +0 to equal values if their other operands are constant."""
 
 _Write = Callable[[Draft], Operand]
 
@@ -69,7 +69,7 @@ def with_common_sums(
                 _write_alike(copy, forms)
         except UnsupportedError:
             return None, False
-        # Factors that are no codes in one of the models are compared as the numbers that they are.
+        # Factors that are not codes in one of the models are compared as real numbers.
         counted = (_sums_codes, _is_whole) if forms is _FORMS else (_is_on_codes,)
         if not any(_differ(copies, counts) for counts in counted):
             return copies, forms is not _FORMS
@@ -77,13 +77,13 @@ def with_common_sums(
 
 
 def _differ(models: Sequence[ir.Model], counts: Callable[[ir.Node], bool]) -> bool:
-    """Return whether the models differ in the operators for which ``counts`` holds."""
+    """Return whether the models differ in the operators that ``counts`` selects."""
     numbers = [Counter(node.op_type for node in model.graph if counts(node)) for model in models]
     return any(each != numbers[0] for each in numbers)
 
 
 def _is_on_codes(node: ir.Node) -> bool:
-    """Return whether a node is an operator that sums products of codes and adds no real ones."""
+    """Return whether a node is an operator that adds products of codes only."""
     signature = SIGNATURES.get(OpKey.of(node))
     return signature is not None and "added" not in signature.inputs
 
@@ -97,11 +97,11 @@ def _is_whole(node: ir.Node) -> bool:
 
 
 _Forms = tuple[tuple[str, Callable[[ir.Node], _Write | None]], ...]
-"""Names of forms of sums, and how they are written."""
+"""Writers of the forms of sums, by name."""
 
 
 def _write_alike(model: ir.Model, forms: _Forms) -> None:
-    """Write sums of products of codes in the main graph of ``model`` in one way, in place.
+    """Write sums of products of codes in the main graph of ``model`` in one form, in place.
 
     Raises:
         UnsupportedError: the opset of the model cannot be raised.
@@ -116,7 +116,7 @@ def _write_alike(model: ir.Model, forms: _Forms) -> None:
                 draft = editor.draft(Region(ir.Value(name=""), node.outputs[0], (node,)))
                 drafts.append(draft.giving(write(draft)))
         editor.replace_all(drafts)
-        # The matching takes equal names for a hint, which values of different forms must not give.
+        # Equal names are hints for the matching, which values of different forms must not give.
         for draft in drafts:
             for node in draft.nodes[:-1]:
                 value = node.outputs[0]
@@ -124,7 +124,7 @@ def _write_alike(model: ir.Model, forms: _Forms) -> None:
 
 
 def _read(reader: Callable[[ir.Node], Product | None], node: ir.Node) -> Product | None:
-    """Return what a node sums; None also if a parameter is not known or has another form."""
+    """Return the product of a node; None if a parameter is unknown or has another form."""
     try:
         return reader(node)
     except (OperatorError, ValueError):
@@ -132,12 +132,12 @@ def _read(reader: Callable[[ir.Node], Product | None], node: ir.Node) -> Product
 
 
 def _of_operator(node: ir.Node) -> _Write | None:
-    """Return how to write an operator on codes by its definition."""
+    """Return the writer that replaces an operator on codes by its definition."""
     product = _read(read_product, node)
     if product is None or product.result is Result.REALS:
         return None
     if product.result is Result.SUMS and product.exact_type is not ir.DataType.FLOAT:
-        return None  # it has the sums as int32, and is a standard operator
+        return None  # its result is the sums as int32, and it is a standard operator
     if product.result is Result.CODES:
         multiplier = product.multiplier
         if multiplier is None or not (np.isfinite(multiplier) & (multiplier > 0)).all():
@@ -148,7 +148,7 @@ def _of_operator(node: ir.Node) -> _Write | None:
 
 
 def _of_decoded(node: ir.Node) -> _Write | None:
-    """Return how to write a product of decoded codes that is exact: sums, times both scales."""
+    """Return the writer of an exact product of decoded codes: the sums times both scales."""
     if not _is_float_product(node) or not _becomes_codes(node.outputs[0]):
         return None
     product = _read(read_decoded, node)
@@ -161,7 +161,7 @@ def _of_decoded(node: ir.Node) -> _Write | None:
 
 
 def _of_wholes(node: ir.Node) -> _Write | None:
-    """Return how to write a product of whole numbers: itself, and that it is whole and bounded."""
+    """Return the writer of a product of integers: the product, then Round and Clip."""
     product = _read(read_wholes, node) if _is_float_product(node) else None
     bound = None if product is None else product.largest
     if bound is None or bound >= EXACT_IN_FLOAT32 or not _becomes_codes(node.outputs[0]):
@@ -184,7 +184,7 @@ def _is_float_product(node: ir.Node) -> bool:
 
 
 def _becomes_codes(value: ir.Value) -> bool:
-    """Return whether elementwise steps turn a value into codes, and nothing else uses it."""
+    """Return whether a value is only used by elementwise operators that end in codes."""
 
     def following(step: ir.Value) -> Sequence[ir.Value]:
         uses = (use for use in step.uses() if not _encodes(*use) and _is_same_for_zeros(*use))
@@ -206,7 +206,7 @@ def _encodes(node: ir.Node, index: int) -> bool:
 
 
 def _is_same_for_zeros(node: ir.Node, index: int) -> bool:
-    """Return whether a node maps zeros of both signs in one operand to equal values."""
+    """Return whether a node maps -0 and +0 in one operand to equal values."""
     if node.domain or node.op_type not in _SAME_FOR_ZEROS or (index and node.op_type == "Div"):
         return False
     used = node.inputs[index]

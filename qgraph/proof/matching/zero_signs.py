@@ -51,7 +51,7 @@ _OF_NOT_NEGATIVE = frozenset(
 
 
 def is_positive(value: ir.Value | None) -> bool:
-    """Return whether every number among a value's elements is above zero."""
+    """Return whether all elements of a value are above zero, NaN excepted."""
     return _is_above(value, _DEPTH, strictly=True)
 
 
@@ -92,7 +92,7 @@ def has_even_exponent(node: ir.Node) -> bool:
 
 
 def _read(value: ir.Value | None) -> tuple[Array | None, ir.Node | None]:
-    """Return the float64 elements of a constant and the node that makes a value."""
+    """Return the float64 elements of a constant, and the node that computes a value."""
     if value is None:
         return None, None
     array = constant_expression(value)
@@ -108,10 +108,10 @@ _FORGETTING = frozenset(
     {"Abs", "Cos", "Cosh", "Exp", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Sigmoid", "Softmax"}
     | {"Softplus"}
 )
-"""Standard operators with the same results for zeros of both signs."""
+"""Standard operators with the same results for -0 and +0."""
 
 _DIVIDING_OF_ML = frozenset({"Normalizer"})
-"""Operators of the domain of machine learning that do: they divide by the largest element."""
+"""Operators of ai.onnx.ml that distinguish zeros: they divide by the largest element."""
 
 _QUANTIZES = frozenset({"QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMul"})
 """Operators whose only floating operands are scales, one of which divides."""
@@ -134,11 +134,11 @@ _KNOWN = frozenset(
         "QuantizeLinear",
     )
 )
-"""Operators of other domains that do not."""
+"""Operators of other domains that do not distinguish zeros."""
 
 
 def distinguishes_signed_zeros(node: ir.Node, touched: Sequence[ir.Value]) -> bool:
-    """Return whether a node distinguishes zeros of different signs in some of its operands."""
+    """Return whether a node distinguishes -0 from +0 in some of its operands."""
     if node.domain == "" and node.op_type == "Div":
         return node.inputs[1] in touched and not is_positive(node.inputs[1])
     if node.domain == "" and node.op_type == "Reciprocal":
@@ -166,9 +166,9 @@ def distinguishes_signed_zeros(node: ir.Node, touched: Sequence[ir.Value]) -> bo
 
 
 def forgets(node: ir.Node) -> bool:
-    """Return whether a node has the same results for zeros of both signs.
+    """Return whether a node has the same results for -0 and +0.
 
-    So have powers with even exponents, squares, and sums with constants that are not zero.
+    Examples are powers with even exponents, squares, and sums with constants that are not zero.
     """
     if node.domain:
         return False
@@ -183,7 +183,7 @@ def forgets(node: ir.Node) -> bool:
 
 
 def distinguished(graph: ir.Graph) -> frozenset[ir.Value]:
-    """Return the values whose sign of zero some operator after them may distinguish.
+    """Return the values in which a later operator may distinguish -0 from +0.
 
     One walk against the order of the nodes: a value counts if a node distinguishes its zeros, if a
     node uses it inside a graph of its own, or if a floating result computed from it counts, unless
@@ -202,13 +202,13 @@ def distinguished(graph: ir.Graph) -> frozenset[ir.Value]:
 
 @dataclass(frozen=True, eq=False)
 class ZeroRegion:
-    """A region of one model, as far as zeros go.
+    """One side of a region, as one operator that may distinguish -0 from +0.
 
     Attributes:
-        entry: the value that it begins with.
-        exit: the value that it ends in.
-        nodes: what lies between.
-        tells_apart: whether it makes different values of -0 and +0.
+        entry: the value from which it is computed.
+        exit: its result.
+        nodes: the nodes between.
+        tells_apart: whether -0 and +0 give different results.
     """
 
     entry: ir.Value
