@@ -136,7 +136,7 @@ class MatchedModel:
         return self._operands[value]
 
     def joined(self, value: ir.Value) -> list[ir.Value]:
-        """Return the same as :meth:`operands`, also for operators that join codes of two tensors."""
+        """Return :meth:`operands`, also those of operators that join codes of two tensors."""
         return joined(value, self.known.has)
 
 
