@@ -133,8 +133,8 @@ def _lowered(node: ir.Node, *, signed: bool, limit: int) -> Rebuild:
         kind = _kind(form.bits, limit, signed=False)
         write = _gathered(weights, weights.job(kind))
         opset = max(QDQ_SINCE[kind], _OPSET_OF_AXES)
-    # Both compute (code - zero point) * scale, and codes are compared when they are written.
-    verdict = Verdict(Exactness.BITS, Method.CONSTANT)
+    # Both compute (code - zero point) * scale of numbers that only move.
+    verdict = Verdict(Exactness.BITS, Method.CONGRUENCE)
     if node.attributes.get_int("accuracy_level", 0) == _ROUNDS_DATA:
         reason = "accuracy_level 4 allowed runtimes to round the data to int8; MatMul does not"
         verdict = replace(verdict, reason=reason)
