@@ -46,19 +46,19 @@ _Write = Callable[[Draft], Operand]
 def with_common_sums(
     models: Sequence[ir.Model], *, open_sums: bool
 ) -> tuple[list[ir.Model] | None, bool]:
-    """Return copies of models that sum products of codes in one way, and whether sums are open.
+    """Return copies of models in which sums of products of codes have one form.
 
-    Operators with unknown parameters, and those of inner graphs, are left alone.
+    Operators with unknown parameters, and operators in subgraphs, are left unchanged.
 
     Args:
-        models: they are not changed.
-        open_sums: allow sums of which nothing says that they are whole and bounded, if factors are
-            no codes in one of the models. Regions that begin with them may be said to differ at
+        models: the models; they are not changed.
+        open_sums: allow sums that are not known to be integers and bounded, if factors are not
+            codes in one of the models. Regions that begin with such sums may be found different at
             numbers that do not occur.
 
     Returns:
-        None where the models have the same operators for such sums, or where different operators on
-        codes are left, so that they are not comparable in this way.
+        The copies, and whether they have open sums. None instead of the copies if the models have
+        the same operators for such sums, or if different operators on codes would remain.
     """
     if not _differ(models, _is_on_codes):
         return None, False

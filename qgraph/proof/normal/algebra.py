@@ -1,4 +1,4 @@
-"""Differences, negations, factors and bounds in one way, and operators by their definitions.
+"""Write differences, negations, factors and bounds in one form, and operators as definitions.
 
     a - b            -> a + (-b)          IEEE 754 defines the difference so
     x * -1, x / -1   -> -x
@@ -15,8 +15,8 @@ These are equal bit for bit for every input; all NaN count as one.
     Max(Min(x, b), a)         -> Min(Max(x, a), b)              for a <= b
     Max(x, -inf), Min(x, inf) -> x
 
-The numbers are the same for every input. Where a bound is zero, ONNX leaves the sign of a zero
-result open, and the rules keep values only. NaN stays NaN in all forms.
+The values are equal for every input. If a bound is zero, ONNX does not define the sign of a zero
+result, and the rules keep values only. NaN stays NaN in all forms.
 
     HardSwish(x)            -> x * HardSigmoid(x, 1/6, 1/2)
     HardSigmoid(x, a, b)    -> Max(Min(x * a + b, 1), 0)
@@ -26,7 +26,7 @@ result open, and the rules keep values only. NaN stays NaN in all forms.
     Greater(a, b)           -> Less(b, a)              likewise GreaterOrEqual
 
 These are the function bodies of the ONNX standard, one float32 operation each: equal bit for bit.
-HardSigmoid keeps values only, as its bound of zero leaves the sign of a zero result open.
+HardSigmoid keeps values only, because the sign of a zero result is not defined.
 
     QLinearMul(a, b)
         -> QuantizeLinear((Cast(a) - z_a) * (Cast(b) - z_b) * m + z_y, 1, 0)
@@ -35,8 +35,9 @@ HardSigmoid keeps values only, as its bound of zero leaves the sign of a zero re
         -> QuantizeLinear(ReduceSum(Cast(x) - z_x) * m, 1, z_y)
            with m = s_x / (s_y * n), where the sums of n codes stay below 2**24
 
-Exact to the bit: products and sums of codes less their zero points are whole numbers below 2**24,
-which float32 has, in whatever order they are added. Each later operation is one of the kernel.
+Equal bit for bit: products and sums of codes less their zero points are integers below 2**24,
+which float32 represents exactly, in any order of additions. The later operations are those of the
+kernel.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def write_difference(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def write_factor(graph: Rewriter, node: ir.Node) -> bool:
-    """Write a product with, or a quotient by, one or a power of two in one way."""
+    """Write products with, and quotients by, 1, -1 or a power of two in one form."""
     x, factor = node.inputs
     number = graph.single(factor)
     if number is None and node.op_type == "Mul":
@@ -188,7 +189,7 @@ def join_bounds(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def _bound_last(graph: Rewriter, node: ir.Node, x: ir.Value, bound: Any) -> bool:
-    """Write the bound as a single number after the data."""
+    """Write the bound as a scalar after the data."""
     last = node.inputs[1]
     if last is not None and last is not x and last.shape is not None and not last.shape.rank():
         return False
@@ -196,7 +197,7 @@ def _bound_last(graph: Rewriter, node: ir.Node, x: ir.Value, bound: Any) -> bool
 
 
 def _bounded(graph: Rewriter, node: ir.Node) -> tuple[ir.Value, Any] | None:
-    """Return what a Max or Min with one constant number bounds, and the bound."""
+    """Return the data and the bound of a Max or Min with one constant number; None for others."""
     if node.domain or node.op_type not in ("Max", "Min") or len(node.inputs) != 2:
         return None
     for x, other in (node.inputs, node.inputs[::-1]):
@@ -338,7 +339,7 @@ def write_code_average(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def _whole(graph: Rewriter, node: ir.Node, codes: ir.Value, zero: Array) -> ir.Value:
-    """Return codes less their zero point in float32."""
+    """Return codes less their zero point as float32."""
     to, sizes = {"to": _REAL.value}, sizes_of(codes)
     cast = graph.node(node, "Cast", [codes], to, dtype=_REAL, sizes=sizes)
     if not zero:
@@ -348,5 +349,5 @@ def _whole(graph: Rewriter, node: ir.Node, codes: ir.Value, zero: Array) -> ir.V
 
 
 def _encode(graph: Rewriter, node: ir.Node, total: ir.Value, zero: Array) -> bool:
-    """Replace a node by the codes of whole steps."""
+    """Replace a node by the QuantizeLinear with scale 1 of ``total``."""
     return _replace(graph, node, "QuantizeLinear", total, _ONE, zero.dtype.type(zero.item()))

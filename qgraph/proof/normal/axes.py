@@ -1,6 +1,6 @@
-"""Axes counted from the front, and operators along axes in one form.
+"""Write axes as numbers from 0, and operators along axes in one form.
 
-    axis, axes below zero             -> counted from the front
+    axis, axes below zero             -> counted from the first axis
     axes that are absent              -> all axes of a reduction
     ReduceX(x, axes, keepdims = 0)    -> Reshape(ReduceX(x, axes, keepdims = 1))
     Softmax along an axis after which all sizes are 1, likewise LogSoftmax, Hardmax
@@ -8,10 +8,10 @@
     axis of a QuantizeLinear or DequantizeLinear with one scale   -> left out
     GlobalMaxPool(x)                  -> ReduceMax(x, all axes from 2 on)
 
-Exact to the bit: the same elements meet in the same order; only GlobalMaxPool keeps values, as
-ONNX leaves open which zero is the largest and what becomes of NaN.
+Equal bit for bit, because the same elements are combined in the same order. Only GlobalMaxPool
+keeps values alone, as ONNX does not define whether -0 or +0 is larger, and the maximum of NaN.
 
-Whether every window of a MaxPool contains an element of the data.
+``is_never_empty`` decides whether every window of a MaxPool contains an element of the data.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DEFAULT |= {"LayerNormalization": -1, "LpNormalization": -1}
 _DEFAULT |= {"QuantizeLinear": 1, "DequantizeLinear": 1}
 ROWS = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
 _SINCE = 13
-"""Opset since which Softmax and its kin work along one axis."""
+"""Opset since which Softmax, LogSoftmax and Hardmax work along one axis."""
 
 _AXES_AS_INPUT = 18
 
@@ -63,7 +63,7 @@ def count_axis(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def write_reduction(graph: Rewriter, node: ir.Node) -> bool:
-    """Write a reduction with all its axes, and its result with all dimensions."""
+    """Write a reduction with a list of all its axes and ``keepdims = 1``."""
     if node.domain or not node.op_type.startswith("Reduce"):
         return False
     x = node.inputs[0]
@@ -112,7 +112,7 @@ def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int] | None:
 
 
 def write_rows(graph: Rewriter, node: ir.Node) -> bool:
-    """Write a Softmax along the last axis that is not of size 1 over rows."""
+    """Write a Softmax as a Softmax over rows, if all later dimensions have size 1."""
     x = node.inputs[0]
     sizes = None if x is None else sizes_of(x)
     if x is None or not sizes or None in sizes or graph.imports.get("", 1) < _SINCE:
@@ -139,7 +139,7 @@ def write_global_maximum(graph: Rewriter, node: ir.Node) -> bool:
     sizes = None if x is None else sizes_of(x)
     axes = list(range(2, len(sizes or ())))
     if x is None or sizes is None or not axes or not has_elements(sizes, axes):
-        return False  # of no elements there is a ReduceMax, and no GlobalMaxPool
+        return False  # of no elements, ReduceMax has a result and GlobalMaxPool has none
     if not graph.gives_up_zero_sign(node.outputs[0]):
         return False
     graph.exchanged += 1
@@ -161,7 +161,7 @@ def write_global_maximum(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def _states(graph: Rewriter, node: ir.Node, axes: list[int]) -> bool:
-    """Return whether a reduction states just these axes, and nothing that is a default."""
+    """Return whether a reduction lists these axes, and no attribute with its default."""
     if node.attributes.get_int("noop_with_empty_axes", 0) or "keepdims" not in node.attributes:
         return False
     if "axes" in node.attributes:
@@ -178,7 +178,7 @@ def _takes_axes_as_input(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def _product(sizes: Sizes) -> int | str | None:
-    """Return a product of sizes as one size: a number, or a single open size."""
+    """Return a product of sizes as one size: a number, or one symbolic dimension."""
     names = [size for size in sizes if isinstance(size, str)]
     if not names:
         return static_count(sizes)
@@ -196,13 +196,13 @@ _MOST_WINDOWS = 1 << 16
 def is_never_empty(node: ir.Node, sizes: Sizes) -> bool:
     """Return whether no window of a MaxPool lies in the padding alone.
 
-    A window of neighbouring elements reaches into the data if the padding at either end is smaller
-    than the window. Windows with gaps are looked at one by one. Where ``ceil_mode`` may add windows
-    nothing is certain, as versions and runtimes disagree on which.
+    A window of neighbouring elements contains data if the padding at either end is smaller than the
+    window. Windows with gaps are examined one by one. If ``ceil_mode`` may add windows, the result
+    is False, because versions and runtimes disagree on which.
 
     Args:
         node: the MaxPool.
-        sizes: of its data.
+        sizes: shape of its data.
     """
     kernel = (
         list(node.attributes["kernel_shape"].as_ints()) if "kernel_shape" in node.attributes else []

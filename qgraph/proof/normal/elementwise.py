@@ -1,17 +1,17 @@
-"""Operators on single elements, done to operands that were moved.
+"""Apply elementwise operators to moved operands.
 
-A node ``f`` makes each element of its result of one element of each operand, operands of lower
-rank or of size 1 being repeated. So ``M(f(a, p)) = f(M(a), M(p))`` bit for bit, NaN and signs of
-zeros included, for a movement ``M`` and a parameter ``p`` that is moved as it broadcasts. The axis
-of a QuantizeLinear or DequantizeLinear moves with its scale.
+An elementwise node ``f`` computes each element of its result from one element of each operand,
+after broadcasting. So ``M(f(a, p)) = f(M(a), M(p))`` bit for bit, including NaN and signs of zeros,
+for a data movement ``M`` and a parameter ``p`` that is moved as it broadcasts. The axis of a
+QuantizeLinear or DequantizeLinear moves with its scale.
 
-Constants have few dimensions:
+Constants get as few dimensions as possible:
 
     f(x, c)  with c of shape [1, ..., 1, n, ...]       -> c of shape [n, ...]
     f(x, c)  with c constant along an axis of the data -> c of size 1 along that axis
 
-Exact to the bit, as long as the data has the dimensions, and the sizes, that ``c`` loses. So have
-QuantizeLinear and DequantizeLinear one scale where all scales and zero points are equal.
+Equal bit for bit, as long as the data has the dimensions and sizes that ``c`` loses. Likewise,
+QuantizeLinear and DequantizeLinear get one scale if all scales and zero points are equal.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from qgraph.proof.normal.movements import is_constant_along
 from qgraph.proof.normal.rewriter import Rewriter, Sizes, is_single, sizes_of
 
 MoveValue = Callable[[ir.Value], "ir.Value | None"]
-"""Returns the moved form of an operand that is not constant; None where it has none."""
+"""Returns an operand that is not constant after the movement; None if there is none."""
 
 MoveArray = Callable[[Array], "Array | None"]
-"""Returns the moved form of a parameter of the rank of the data; None where it has none."""
+"""Returns a parameter with the rank of the data after the movement; None if there is none."""
 
 _OTHERS = frozenset(
     {"Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot"}
@@ -42,7 +42,7 @@ _OTHERS = frozenset(
     | {"Selu", "Shrink", "Sigmoid", "Sin", "Sinh", "Softplus", "Softsign", "Sum", "Swish", "Tan"}
     | {"Tanh", "ThresholdedRelu", "Xor"}
 )
-"""Standard operators on single elements that have no definition over primitives here."""
+"""Elementwise standard operators without a definition over primitives."""
 
 _OF_CODES = frozenset(
     {"Gelu", "QLinearAdd", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QuickGelu"}
@@ -51,7 +51,7 @@ _ALONG_AXIS = frozenset({"DequantizeLinear", "QuantizeLinear"})
 
 
 def is_on_elements(node: ir.Node) -> bool:
-    """Return whether a node works on single elements and has one result."""
+    """Return whether a node is elementwise and has one result."""
     if sum(bool(value.name) for value in node.outputs) != 1:
         return False
     if node.domain == "com.microsoft" and node.op_type in _OF_CODES:
@@ -65,10 +65,10 @@ def is_on_elements(node: ir.Node) -> bool:
 
 
 def leaves_zero_open(graph: Rewriter, node: ir.Node) -> bool:
-    """Return whether ONNX leaves open which zero a node gives: it compares zeros of both signs.
+    """Return whether ONNX does not define the sign of a zero result, as of Max for -0 and +0.
 
-    An implementation may choose by the place of an element, as vector units and the loop over the
-    rest differ. A bound that is certain not to be zero settles the choice.
+    An implementation may choose by the index of an element, if vector units and the loop over the
+    rest differ. A bound that is never zero settles the choice.
     """
     if node.domain or node.op_type not in ("Clip", "Max", "Min", "Relu"):
         return False
@@ -94,9 +94,9 @@ def _may_be_zero(graph: Rewriter, value: ir.Value) -> bool:
 
 
 def data_of(graph: Rewriter, node: ir.Node) -> list[ir.Value]:
-    """Return the operands of a node that are neither constant nor certain to be single numbers.
+    """Return the operands of a node that are neither constant nor known to be scalars.
 
-    The only operand that is not constant counts also where it is a single number.
+    If only one operand is not constant, it is included even if it is a scalar.
     """
     found = [value for value in node.inputs if value is not None and not graph.known.has(value)]
     several = [value for value in found if not is_single(sizes_of(value))]
@@ -108,7 +108,7 @@ def parameter_sizes(
 ) -> list[tuple[int, ...]] | None:
     """Return the shapes of a node's constants as they broadcast to data of a rank.
 
-    None is returned where that is not certain.
+    None is returned if they are not known.
     """
     shapes = []
     for place, value in enumerate(node.inputs):
@@ -136,13 +136,13 @@ def moved(
     """Return the result of ``node`` on moved operands, by a node before another one.
 
     Args:
-        graph: what is rewritten.
-        node: works on single elements.
-        before: where the new node is inserted.
-        move_value: moves an operand; single numbers stay as they are.
-        move_array: moves a parameter likewise.
-        sizes: of the result of ``node``; None where not even its rank is known.
-        result: of the moved result.
+        graph: the graph to rewrite.
+        node: an elementwise node.
+        before: the node before which the new node is inserted.
+        move_value: moves an operand; scalars are not moved.
+        move_array: moves a parameter; scalars are not moved.
+        sizes: shape of the result of ``node``; None if its rank is unknown.
+        result: shape of the moved result.
     """
     rank = None if sizes is None else len(sizes)
     inputs: list[ir.Value | None] = []
@@ -199,7 +199,7 @@ def moved(
 
 
 def aligned_parameter(node: ir.Node, array: Array, rank: int | None) -> Array | None:
-    """Return a constant operand with the rank of the data, None where it has more dimensions."""
+    """Return a constant operand with the rank of the data; None if it has more dimensions."""
     if array.size == 1 and (is_along_axis(node) or array.ndim == 0):
         return array.reshape((1,) * (rank or 0))
     if rank is None:
@@ -218,7 +218,7 @@ def aligned_parameter(node: ir.Node, array: Array, rank: int | None) -> Array | 
 
 
 def keeps_sizes(graph: Rewriter, node: ir.Node, value: ir.Value) -> bool:
-    """Return whether the result of a node is certain to have the shape of one of its operands."""
+    """Return whether the result of a node is known to have the shape of an operand."""
     own, sizes = sizes_of(value), sizes_of(node.outputs[0])
     if own is not None and sizes is not None and (None not in own + sizes or len(own) < len(sizes)):
         return own == sizes
@@ -235,14 +235,14 @@ def keeps_sizes(graph: Rewriter, node: ir.Node, value: ir.Value) -> bool:
 
 
 def _has_rank(graph: Rewriter, node: ir.Node, own: Sizes | None) -> bool:
-    """Return whether no single number among the operands has more dimensions than the data."""
+    """Return whether no scalar operand has more dimensions than the data."""
     others = [v for v in node.inputs if v is not None and not graph.known.has(v)]
     ranks = [len(sizes_of(value) or ()) for value in others]
     return max(ranks, default=0) <= len(own or ())
 
 
 def is_along_axis(node: ir.Node) -> bool:
-    """Return whether the parameters of a node lie along an axis that an attribute names."""
+    """Return whether a node has parameters along the axis of its attribute ``axis``."""
     return node.op_type in _ALONG_AXIS and node.domain in ("", "com.microsoft")
 
 
@@ -251,12 +251,12 @@ def _is_type_only(node: ir.Node, place: int) -> bool:
 
 
 def _broadcasts(node: ir.Node) -> bool:
-    """Return whether parameters broadcast to the data as NumPy arrays do."""
+    """Return whether the parameters of a node broadcast to its data as in NumPy."""
     return node.attributes.get_string("auto_broadcast", "numpy") == "numpy"
 
 
 def trim_constants(graph: Rewriter, node: ir.Node) -> bool:
-    """Shrink the constants of a node that works on single elements, in place."""
+    """Reduce the dimensions of the constants of an elementwise node, in place."""
     if not is_on_elements(node) or node.domain not in ("", "com.microsoft"):
         return False
     data = data_of(graph, node)
@@ -289,7 +289,7 @@ def _trimmed(array: Array, sizes: Sizes) -> Array:
 
 
 def _one_parameter(node: ir.Node, constants: dict[int, Array], sizes: Sizes) -> dict[int, Array]:
-    """Return the scale and the zero point as single numbers where they do not vary."""
+    """Return the scale and the zero point as scalars if they do not vary."""
     axis = node.attributes.get_int("axis", 1)
     if node.attributes.get_int("block_size", 0) or len(constants) < len(node.inputs) - 1:
         return {}

@@ -1,24 +1,23 @@
-"""Movements before operators on single elements: ``M(f(a, b)) -> f(M(a), M(b))``.
+"""Move data movement before elementwise operators: ``M(f(a, b)) -> f(M(a), M(b))``.
 
-Exact to the bit, NaN and signs of zeros included, but for the sign of a zero that Clip, Max, Min
-or Relu leave open; see :mod:`qgraph.proof.normal.elementwise`.
-Movements that meet become one:
+Equal bit for bit, including NaN and signs of zeros, except for the undefined sign of a zero of
+Clip, Max, Min or Relu; see :mod:`qgraph.proof.normal.elementwise`. Consecutive movements become
+one:
 
     Transpose(Transpose(x, p), q)  -> Transpose(x, p[q])       the identity is removed
     Reshape(Reshape(x, s), t)      -> Reshape(x, t)
     Gather(Gather(x, i), j)        -> Gather(x, i[j])           along one axis
     Transpose(Gather(x, i))        -> Gather(Transpose(x), i)   also of Concat
 
-Every movement is written in one way; a Split becomes one Gather for each part.
-
-Concat and Pad around functions of single elements.
+Every movement is written in one form; a Split becomes one Gather for each part. Concat and Pad are
+exchanged with elementwise functions:
 
     Concat(f(a), f(b))   -> f(Concat(a, b))        the same parameters, constant along the axis
     f(Pad(x, v))         -> Pad(f(x), f(v))        f with parameters that are single numbers
 
-Exact to the bit: every element of both sides is one element of the data, or the padding, to which
-``f`` was applied once. ``f(v)`` is computed by the kernel of ``f``, whose result IEEE 754
-determines. Values are kept only where Clip, Max, Min or Relu leave the sign of a zero open.
+Equal bit for bit: on both sides, ``f`` is applied once to each element of the data or the padding.
+The kernel of ``f`` computes ``f(v)``, and IEEE 754 determines all its bits. Only values are kept if
+the sign of a zero of Clip, Max, Min or Relu is not defined.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from qgraph.proof.normal.rewriter import Rewriter, sizes_of
 
 
 def write_movements(graph: Rewriter, node: ir.Node) -> bool:
-    """Write a node that moves elements as the nodes of its movements."""
+    """Write a node that moves elements in the form of its movements."""
     used = [value for value in node.outputs if value.uses() or value.is_graph_output()]
     if not used or is_written(graph, node) or any(map(graph.known.has, used)):
         return False
@@ -73,7 +72,7 @@ def write_movements(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def join_movements(graph: Rewriter, node: ir.Node) -> bool:
-    """Write two movements that follow each other as one, or in their order."""
+    """Join two consecutive movements, or put them in order."""
     if not is_written(graph, node) or node.inputs[0] is None:
         return False
     last: Movement = graph.movements[node]
@@ -104,7 +103,7 @@ def join_movements(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def hoist(graph: Rewriter, node: ir.Node) -> bool:
-    """Move operands instead of the result of an operator on single elements."""
+    """Move the operands instead of the result of an elementwise operator."""
     if not is_written(graph, node) or node.inputs[0] is None:
         return False
     movement: Movement = graph.movements[node]
@@ -171,7 +170,7 @@ def _permute_concat(graph: Rewriter, node: ir.Node, last: Movement) -> bool:
 
 
 def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:
-    """Concatenate data of one function instead of its results."""
+    """Concatenate the data of one function instead of its results."""
     parts = [value for value in node.inputs if value is not None]
     inner = [part.producer() for part in parts]
     if "axis" not in node.attributes or len(parts) < 2:
@@ -241,9 +240,9 @@ def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def _computed(graph: Rewriter, node: ir.Node, value: Array) -> Array | None:
-    """Return what a node makes of one number; None where that is NaN or not determined.
+    """Return the result of a node for one number; None if it is NaN or not defined.
 
-    A Cast may leave the range of its type.
+    A Cast may exceed the range of its type.
     """
     if node.op_type in ("Cast", "Pow") or np.isnan(value.astype(np.float64)).any():
         return None

@@ -1,18 +1,17 @@
-"""Maxima before functions that never decrease: ``max(f(x)) -> f(max(x))``.
+"""Move maxima before functions that never decrease: ``max(f(x)) -> f(max(x))``.
 
     MaxPool, GlobalMaxPool, ReduceMax, ReduceMin of f(x)     -> f of it
     Max(f(a), f(b)), Min(f(a), f(b))                         -> f(Max(a, b)), f(Min(a, b))
 
-``f`` is one node or several, with parameters that do not vary within a window. That it never
-decreases is proved over all inputs by :mod:`qgraph.proof.functions.monotone`. Equal in values: of
-zeros of both signs, ONNX leaves open which one is the largest; and what a maximum makes of NaN,
-which the condition on NaN excludes. From codes to numbers without -0 the results are equal bit for
-bit.
+``f`` is one node or several, with parameters that do not vary within a window.
+:mod:`qgraph.proof.functions.monotone` proves over all inputs that ``f`` never decreases. For codes,
+all values are tried. The results are equal in values: ONNX does not define whether -0 or +0 is
+larger, nor the maximum of NaN, which the condition on NaN excludes. For functions from codes to
+numbers without -0 the results are equal bit for bit.
 
-The padding of a MaxPool is no element: every window has to contain an element of the data. So has
-a reduction: the maximum of nothing is the least number, whatever ``f`` makes of it.
-
-Whether some nodes compute a function that never decreases, by the engine or on all codes.
+The padding of a MaxPool is not data, so every window must contain an element of the data. A
+reduction must not be empty either: its result is the smallest number, to which ``f`` does not
+apply.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ _MOST_CHANNELS = 1 << 12
 
 @dataclass(frozen=True)
 class Order:
-    """What is known of a function that never decreases.
+    """Properties of a function that never decreases.
 
     Attributes:
-        keeps_bits: whether equal numbers have equal bits among its results, and NaN cannot occur,
-            so that exchanging it with a maximum changes no bit.
+        keeps_bits: whether exchanging it with a maximum changes no bit: results that are equal
+            numbers have equal bits, and NaN cannot occur.
     """
 
     keeps_bits: bool
@@ -60,15 +59,15 @@ def order_of(
     axes: Sequence[int],
     rank: int,
 ) -> Order | None:
-    """Return what is known of ``y`` as a function of ``x``; None where it may decrease.
+    """Return the properties of ``y`` as a function of ``x``; None if it may decrease.
 
     Args:
-        graph: what is rewritten.
-        nodes: make ``y`` of ``x`` and constants, operands first.
+        graph: the graph to rewrite.
+        nodes: the nodes that compute ``y`` from ``x`` and constants, in topological order.
         x: the variable.
         y: the result.
-        axes: of the data, along which parameters must not vary.
-        rank: of the data.
+        axes: axes of the data along which parameters must not vary.
+        rank: rank of the data.
     """
     channels = _channels(graph, nodes, axes, rank)
     if channels is None or x.dtype is None:
@@ -116,7 +115,7 @@ def _by_engine(
     key = text([root])
     if key not in graph.monotone:
         graph.monotone[key] = never_decreases(root)
-    # data may be NaN, and results zeros of either sign
+    # data may be NaN, and results may be -0 or +0
     return Order(keeps_bits=False) if graph.monotone[key] else None
 
 
@@ -128,7 +127,7 @@ def _by_values(
     channels: tuple[int, ...],
     axes: Sequence[int],
 ) -> Order | None:
-    """Compute all values of a type of few bits, in every channel."""
+    """Return the properties by computing all values of a type of up to 16 bits."""
     if x.dtype is None:
         return None
     values = all_values(x.dtype)
@@ -196,7 +195,7 @@ def hoist_maximum(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def join_maximum(graph: Rewriter, node: ir.Node) -> bool:
-    """Take the maximum of two data of one function instead of that of its results."""
+    """Take the maximum of two inputs of one function instead of its results."""
     pair = [value for value in node.inputs if value is not None and not graph.known.has(value)]
     inner = [value.producer() for value in pair]
     if len(node.inputs) != 2 or len(set(pair)) != 2 or inner[0] is None or inner[1] is None:
@@ -214,7 +213,7 @@ def join_maximum(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def common_function(graph: Rewriter, nodes: Sequence[ir.Node]) -> list[ir.Value] | None:
-    """Return the data of nodes that do the same with the same parameters; None for others."""
+    """Return the data of nodes with the same operator and parameters; None for other nodes."""
     first = nodes[0]
     data: list[ir.Value] = []
     for node in nodes:
@@ -246,7 +245,7 @@ def _are_equal_constants(graph: Rewriter, a: ir.Value | None, b: ir.Value | None
 
 
 def _may_exchange(graph: Rewriter, node: ir.Node, order: Order) -> bool:
-    """Return whether the exchange keeps what has to be kept; take note of what it loses."""
+    """Return whether the exchange keeps the required level, and record what it does not keep."""
     if order.keeps_bits:
         return True
     if not graph.gives_up_zero_sign(node.outputs[0]):
@@ -278,7 +277,7 @@ def _axes(graph: Rewriter, node: ir.Node) -> list[int] | None:
 
 
 def _between(graph: Rewriter, start: ir.Value, end: ir.Value) -> list[ir.Node] | None:
-    """Return the nodes that make ``end`` of ``start``, operands first, if none enlarges it."""
+    """Return the nodes that compute ``end`` from ``start``, if none enlarges the data."""
     nodes = between(end, [start], lambda v: operands(v, graph.known.has), most=_MOST_NODES)
     if nodes is None or not all(map(is_on_elements, nodes)):
         return None
@@ -300,7 +299,7 @@ def _copied(
     before: ir.Node,
     sizes: Sizes | None,
 ) -> ir.Value:
-    """Return ``end`` as copies of nodes compute it of other values."""
+    """Return ``end`` as computed from other values by copies of the nodes."""
     for node in nodes:
         inputs = [value if value is None else values.get(value, value) for value in node.inputs]
         values[node.outputs[0]] = graph.copy(node, before, inputs, sizes)

@@ -1,9 +1,8 @@
-"""What operators that only move elements do, apart from the operators that express it.
+"""Data movements, independent of the operators that express them.
 
-A movement M gives every element of its result one element of its data, whatever the elements are.
-So ``f(M(x)) = M(f(x))`` bit for bit for every ``f`` that works on single elements, if what ``f``
-takes besides is moved too: a parameter that broadcasts to the data broadcasts to the moved data
-after ``M`` was done to it.
+A movement M copies one element of its data to each element of its result, whatever their values
+are. So ``f(M(x)) = M(f(x))`` bit for bit for every elementwise ``f``, if M is also applied to the
+parameters of ``f``, after broadcasting them to the data.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from qgraph.numerics import Array
 from qgraph.proof.normal.rewriter import Rewriter, Sizes, are_equal, have_equal_counts, sizes_of
 
 Written = tuple[str, Sequence[object], dict[str, object]]
-"""Operator, operands besides the data, and attributes that do a movement."""
+"""The operator, other operands and attributes of a movement."""
 
 _LAID_OUT = 1 << 20
-"""A parameter is laid out over at most this many elements to find its form after a Reshape."""
+"""Maximum size of a parameter after broadcasting, to find its form after a Reshape."""
 
 
 class Movement(ABC):
-    """What is done to data of a known rank; the result has the sizes ``target`` if not stated."""
+    """A movement of data of a known rank. By default, the result has the shape ``target``."""
 
     target: Sizes
 
@@ -58,7 +57,7 @@ class Movement(ABC):
 
 @dataclass(frozen=True)
 class Permutation(Movement):
-    """``y[i_0, ...] = x[...]`` with dimension ``order[k]`` of the data at place ``k``."""
+    """A transposition: dimension ``k`` of the result is dimension ``order[k]`` of the data."""
 
     order: tuple[int, ...]
 
@@ -71,7 +70,7 @@ class Permutation(Movement):
         return array.transpose(self.order)
 
     def after(self, first: Permutation) -> Permutation:
-        """Return this permutation of what ``first`` gives."""
+        """Return the permutation that equals ``first`` followed by this one."""
         return Permutation(tuple(first.order[axis] for axis in self.order))
 
     def written(self) -> Written:
@@ -151,7 +150,7 @@ class Selection(Movement):
         return array.take(list(self.chosen), axis=self.axis)
 
     def after(self, first: Selection) -> Selection:
-        """Return this selection from what ``first`` selects along the same axis."""
+        """Return the selection that equals ``first`` followed by this one, along the same axis."""
         return Selection(self.axis, tuple(first.chosen[index] for index in self.chosen))
 
     def written(self) -> Written:
@@ -183,7 +182,7 @@ class Expansion(Movement):
             "Expand",
             [[n if isinstance(n, int) else 1 for n in self.target]],
             {},
-        )  # a size of 1 keeps that of the data
+        )  # a size of 1 keeps the size of the data
 
     def does_nothing(self, sizes: Sizes | None) -> bool:
         """Return whether data of ``sizes`` stay as they are."""
@@ -219,7 +218,7 @@ class Tiling(Movement):
 
 @dataclass(frozen=True)
 class Rearrangement(Movement):
-    """What an operator does that keeps the rank, such as DepthToSpace; parameters are single."""
+    """The movement of an operator that keeps the rank, such as DepthToSpace."""
 
     op_type: str
     attributes: tuple[tuple[str, Any], ...]
@@ -236,7 +235,7 @@ class Rearrangement(Movement):
 
 
 def reduced(array: Array) -> Array:
-    """Return ``array`` with size 1 along the axes along which nothing varies."""
+    """Return ``array`` with size 1 along the axes along which it does not vary."""
     for axis in range(array.ndim):
         if is_constant_along(array, axis):
             array = array.take([0], axis=axis)
@@ -244,13 +243,13 @@ def reduced(array: Array) -> Array:
 
 
 def is_constant_along(array: Array, axis: int) -> bool:
-    """Return whether nothing varies along an axis, by the bits of the elements."""
+    """Return whether the bits of an array do not vary along an axis."""
     same = np.broadcast_to(array.take([0], axis=axis), array.shape)
     return np.ascontiguousarray(same).tobytes() == np.ascontiguousarray(array).tobytes()
 
 
 def write(graph: Rewriter, movement: Movement, data: ir.Value, before: ir.Node) -> ir.Value:
-    """Return ``movement`` of ``data``, by a node before another one, or by one that is there."""
+    """Return ``data`` after ``movement``, from an existing node or a new one before ``before``."""
     sizes = sizes_of(data)
     if movement.does_nothing(sizes):
         return data

@@ -1,4 +1,4 @@
-"""Both models of a proof in normal form, and the rules in the order in which they are tried."""
+"""Rewrite both models of a proof to the normal form, by rules in a fixed order."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ class NormalForm:
 
     Attributes:
         sides: the models.
-        exactness: what the rules kept: bits, or values only.
-        note: which rules were applied.
-        conditions: what the rules rest on.
+        exactness: the level that the rules kept: bits or values.
+        note: text with the names of the applied rules.
+        conditions: the conditions of the rules.
     """
 
     sides: tuple[NormalisedModel, NormalisedModel]
@@ -105,9 +105,9 @@ def normalise(
 
     Args:
         sides: the normalised reference and candidate.
-        level: what rules have to keep.
+        level: the level that rules must keep.
 
-    Returns: None where no rule applies, or where the models would grow too large.
+    Returns: None if no rule applies, or if the models would grow too large.
     """
     used: Counter[str] = Counter()
     others: set[str] = set()

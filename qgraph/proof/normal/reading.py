@@ -1,4 +1,4 @@
-"""Which movement a node does.
+"""Read data movements from nodes.
 
     Transpose(x, perm)                              Permutation, composed with one before it
     Reshape, Flatten, Squeeze, Unsqueeze            Reshaping; so is a Transpose that only moves
@@ -7,7 +7,7 @@
     Expand, Tile                                    Expansion, Tiling
     DepthToSpace, SpaceToDepth, Pad that repeats    Rearrangement
 
-All are exact: elements are moved, and nothing is computed from them.
+All are exact, because nothing is computed from the elements.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _MOST_INDICES = 1 << 14
 
 @dataclass(frozen=True)
 class Move:
-    """Movements that make a value of its data, the first one first."""
+    """The movements from some data to a value, in the order of application."""
 
     data: ir.Value
     steps: tuple[Movement, ...]
 
 
 def read(graph: Rewriter, value: ir.Value) -> Move | None:
-    """Return the movement that makes ``value`` of data; None where it is another operator."""
+    """Return the movements of the node of ``value``; None if it is not a data movement."""
     node = value.producer()
     if node is None or node.domain != "" or not node.inputs or node.inputs[0] is None:
         return None
@@ -59,7 +59,7 @@ def _data_sizes(node: ir.Node) -> Sizes | None:
 
 
 def _numbers(graph: Rewriter, value: ir.Value | None) -> list[int] | None:
-    """Return the whole numbers of a constant; None for other values."""
+    """Return the elements of a constant of integers; None for other values."""
     array = graph.array(value)
     return None if array is None else [int(number) for number in array.reshape(-1)]
 
@@ -113,7 +113,7 @@ def _slice(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement
                 continue
             return None
         if size > _MOST_INDICES or (step < 0 and start < -size):
-            return None  # such a start is clamped to the first element, or to none
+            return None  # such a start is clamped
         indices = _range(start, end, step, size)
         if indices != tuple(range(size)):
             chosen[place] = indices
@@ -121,7 +121,7 @@ def _slice(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement
 
 
 def _range(start: int, end: int, step: int, size: int) -> tuple[int, ...]:
-    """Return the indices that a Slice takes, ends clamped as its definition has it."""
+    """Return the indices that a Slice selects, with ends clamped as ONNX defines it."""
     start += size if start < 0 else 0
     end += size if end < 0 else 0
     if step > 0:
@@ -182,7 +182,7 @@ def _expand(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movemen
     if source is None or target is None or len(source) > len(target):
         return None
     own = (1,) * (len(target) - len(source)) + source
-    # an open size has no number to be written down: only the data can have it
+    # a symbolic dimension cannot be written as a number: only the data can have it
     if any(
         not isinstance(m, int) and (m is None or m != n) for m, n in zip(target, own, strict=True)
     ):

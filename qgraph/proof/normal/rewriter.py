@@ -1,11 +1,7 @@
-"""The main graph of one model while rules rewrite it, node by node.
+"""Rewrite the main graph of a model by rules, node by node.
 
-Nodes are visited in order. The first rule that applies to a node replaces it by new nodes, which
-are visited next, so that whatever stands before a node is in normal form when the node is visited.
-
-Sizes of dimensions as rules compare them: numbers, names of open sizes, or unknown.
-
-Which values of a graph reach an operator that distinguishes -0 from +0.
+Nodes are visited in topological order. The first rule that applies to a node replaces it by new
+nodes, which are visited next. So all nodes before a node are in normal form when it is visited.
 """
 
 from __future__ import annotations
@@ -27,13 +23,13 @@ from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.zero_signs import distinguished
 
 Size: TypeAlias = int | str | None
-"""A number, the name of an open size, or None where nothing is known."""
+"""A number, the name of a symbolic dimension, or None if unknown."""
 
 Sizes: TypeAlias = tuple[Size, ...]
 
 
 def sizes_of(value: ir.Value) -> Sizes | None:
-    """Return the sizes of a value's dimensions; None if not even the rank is known."""
+    """Return the sizes of a value's dimensions; None if the rank is unknown."""
     if value.shape is None:
         return None
     return tuple(
@@ -43,17 +39,17 @@ def sizes_of(value: ir.Value) -> Sizes | None:
 
 
 def set_sizes(value: ir.Value, sizes: Sizes | None) -> None:
-    """State the sizes of a new value."""
+    """Set the shape of a new value."""
     value.shape = None if sizes is None else ir.Shape(list(sizes))
 
 
 def are_equal(one: Sizes, other: Sizes) -> bool:
-    """Return whether two shapes are certain to be equal."""
+    """Return whether two shapes are known to be equal."""
     return one == other and None not in one
 
 
 def have_equal_counts(one: Sizes, other: Sizes) -> bool:
-    """Return whether two shapes are certain to have the same number of elements."""
+    """Return whether two shapes are known to have the same number of elements."""
     if None in one or None in other or 0 in one or 0 in other:
         return False
     names = [Counter(size for size in sizes if isinstance(size, str)) for sizes in (one, other)]
@@ -66,12 +62,12 @@ def static_count(sizes: Sizes) -> int:
 
 
 def has_elements(sizes: Sizes, axes: Sequence[int]) -> bool:
-    """Return whether dimensions are certain not to be empty; an open size may be 0."""
+    """Return whether dimensions are known not to be empty; a symbolic dimension may be 0."""
     return all(isinstance(size := sizes[axis], int) and size > 0 for axis in axes)
 
 
 def is_single(sizes: Sizes | None) -> bool:
-    """Return whether a shape is certain to hold one element."""
+    """Return whether a shape is known to have one element."""
     return sizes is not None and all(size == 1 for size in sizes)
 
 
@@ -79,7 +75,7 @@ _PARAMETER_BYTES = 1 << 22
 """Larger constants are not moved to the other side of an operator."""
 
 _NEW_NODES = 8
-"""At most this many new nodes for each node of the model; then the model is left as it was."""
+"""Maximum number of new nodes per node of the model; beyond it, the model is not rewritten."""
 
 
 class TooLargeError(Exception):
@@ -91,11 +87,11 @@ class RewriteRule:
     """A rule of the normal form.
 
     Attributes:
-        name: what it does, as notes of certificates name it.
-        apply: replaces a node if the rule applies; returns whether it does.
-        operators: the standard operators that it is for, or those of ``domain``; None for all.
-        constants: whether it is also for nodes whose result is constant.
-        domain: of the operators.
+        name: its name in the notes of certificates.
+        apply: replaces a node if the rule applies, and returns whether it does.
+        operators: the operators of ``domain`` to which it may apply; None for all operators.
+        constants: whether it also applies to nodes with constant results.
+        domain: domain of the operators.
     """
 
     name: str
@@ -105,7 +101,7 @@ class RewriteRule:
     domain: str = ""
 
     def is_for(self, graph: Rewriter, node: ir.Node) -> bool:
-        """Return whether the rule has to do with a node."""
+        """Return whether the rule may apply to a node."""
         if not self.constants and graph.known.has(node.outputs[0]):
             return False
         named = node.domain == self.domain and node.op_type in (self.operators or ())
@@ -114,16 +110,16 @@ class RewriteRule:
 
 @dataclass
 class Rewriter:
-    """The main graph of a model, and what rules may do to it.
+    """The main graph of a model, with the operations that rules use.
 
     Attributes:
         model: a private copy.
         imports: domains and their versions.
-        level: what rules have to keep: bits, or values only.
-        used: how many times each rule was applied.
-        exchanged: how many maxima were exchanged with functions that do not keep NaN apart.
+        level: the level that rules must keep: bits or values.
+        used: number of applications of each rule.
+        exchanged: number of maxima that were exchanged with functions under the condition on NaN.
         loses_zero_signs: whether a rule was applied that keeps values only.
-        conditions: what rules that were applied rest on besides.
+        conditions: further conditions of the applied rules.
     """
 
     model: ir.Model
@@ -155,7 +151,7 @@ class Rewriter:
         """Rewrite all nodes until no rule applies.
 
         Raises:
-            TooLargeError: the graph grows too much.
+            TooLargeError: the graph would grow too large.
         """
         self._pending = list(self.graph)[::-1]
         while self._pending:
@@ -176,21 +172,21 @@ class Rewriter:
         self._prune()
 
     def _is_handed_out(self, node: ir.Node) -> bool:
-        """Return whether a graph inside of the main graph has a result of the node as output."""
+        """Return whether a result of the node is an output of a subgraph."""
         outputs = [output for output in node.outputs if output.is_graph_output()]
         return any(all(output is not o for o in self.graph.outputs) for output in outputs)
 
     def gives_up_zero_sign(self, value: ir.Value) -> bool:
-        """Let a rule make ``value`` a zero of the other sign; return whether it may do so.
+        """Return whether a rule may change the sign of zeros in ``value``, and record it.
 
-        If it applies then, values are kept only.
+        The rewritten model then keeps values only.
         """
         may = self.level is Exactness.VALUES and value not in self._distinguished
         self._gives_up |= may
         return may
 
     def is_delicate(self, node: ir.Node) -> bool:
-        """Return whether a result of ``node`` has to keep the sign of its zeros."""
+        """Return whether the sign of zeros in a result of ``node`` must be kept."""
         return any(output in self._distinguished for output in node.outputs)
 
     def array(self, value: ir.Value | None) -> Array | None:
@@ -204,14 +200,14 @@ class Rewriter:
         return None if array is None or array.nbytes > _PARAMETER_BYTES else array
 
     def single(self, value: ir.Value | None) -> Any:
-        """Return the element of a float32 constant that has one, as a NumPy number, else None."""
+        """Return the element of a scalar float32 constant as a NumPy number; None for others."""
         array = self.array(value)
         if array is None or array.size != 1 or array.dtype != np.float32:
             return None
         return array.reshape(())[()]
 
     def constant(self, array: Array, stem: str) -> ir.Value:
-        """Return a new initializer; equal ones are one value."""
+        """Return a new initializer, or an existing one that is equal."""
         key = "constant", array.dtype.str, str(array.dtype), array.shape, array.tobytes()
         if key not in self._memo:
             tensor = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape))
@@ -318,7 +314,7 @@ class Rewriter:
         )
 
     def shared(self, key: Hashable) -> ir.Value | None:
-        """Return the value that was stored under a key, or what replaced it."""
+        """Return the value that was stored under a key, or its replacement."""
         value = self._memo.get(key)
         while value in self._replaced:
             value = self._replaced[value]
@@ -330,7 +326,7 @@ class Rewriter:
         return value
 
     def replace(self, value: ir.Value, new: ir.Value) -> bool:
-        """Let ``new`` take the place of the only output in use of a node, which is removed."""
+        """Replace the only used output of a node by ``new``, and remove the node."""
         node = value.producer()
         if node is None:
             return False
@@ -351,7 +347,7 @@ class Rewriter:
         return True
 
     def _hand_on(self, value: ir.Value, new: ir.Value) -> None:
-        """Make an output of the graph of ``new`` under the name of ``value``."""
+        """Make ``new`` the graph output in place of ``value``, under its name."""
         places = [i for i, output in enumerate(self.graph.outputs) if output is value]
         if new in self._fresh and not new.is_graph_output():
             value.name, new.name = f"{value.name}_replaced", value.name
@@ -380,7 +376,7 @@ class Rewriter:
         return name
 
     def _prune(self) -> None:
-        """Remove new nodes, and nodes they replaced, whose results nothing uses."""
+        """Remove unused new nodes and unused replaced nodes."""
         for node in reversed(list(self.graph)):
             if any(output.uses() or output.is_graph_output() for output in node.outputs):
                 continue
