@@ -312,10 +312,10 @@ class Certificate:
         found = [region for region in self.regions if region.verdict is self.verdict]
         first, more = found[0], len(found) - 1
         others = f" and {more} other{'s' if more > 1 else ''}" if more else ""
-        place = f"{place_of(first.reference_nodes)} -> {place_of(first.candidate_nodes)}{others}"
+        where = f"{place_of(first.reference_nodes)} -> {place_of(first.candidate_nodes)}{others}"
         if self.verdict is ProofVerdict.UNDECIDED:
             raise UndecidedError(
-                f"{place}: {first.reason}. Expected regions that can be decided; compare the "
+                f"{where}: {first.reason}. Expected regions that can be decided; compare the "
                 "models on data with 'qgraph check'.",
                 report=self,
             )
@@ -327,7 +327,7 @@ class Certificate:
             f"{witness.candidate!r}"
         )
         raise EquivalenceError(
-            f"{place}: {first.differing} inputs give different values{shown}. Expected "
+            f"{where}: {first.differing} inputs give different values{shown}. Expected "
             "equal values; convert with --exact values, or change the model there.",
             report=self,
         )

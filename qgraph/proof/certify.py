@@ -286,13 +286,13 @@ def _zero_sign_nodes(matching: Matching, shown: Sequence[Shown]) -> list[tuple[i
         for s in shown
         if _loses_zero_sign(s)
     }
-    for place, side in enumerate((matching.reference, matching.candidate)):
+    for index, side in enumerate((matching.reference, matching.candidate)):
         exits = {value for value in side.classes if matching.class_of(side, value) in lossy}
         steps = [
             ZeroRegion(
-                s.region.entry[place],
-                s.region.exit[place],
-                frozenset((s.region.reference_nodes, s.region.candidate_nodes)[place]),
+                s.region.entry[index],
+                s.region.exit[index],
+                frozenset((s.region.reference_nodes, s.region.candidate_nodes)[index]),
                 s.outcome.distinguishes_zeros,
             )
             for s in shown
@@ -405,5 +405,5 @@ def _conditions(
 
 def _of_constants(matching: Matching) -> list[str]:
     """Return the condition on computed constants whose last bits ONNX does not define."""
-    found = matching.reference.known.inexact | matching.candidate.known.inexact
-    return [ROUNDED_ONCE.format(", ".join(sorted(found)))] if found else []
+    operators = matching.reference.known.inexact | matching.candidate.known.inexact
+    return [ROUNDED_ONCE.format(", ".join(sorted(operators)))] if operators else []

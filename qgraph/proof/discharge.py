@@ -111,10 +111,10 @@ def _show_regions(
         cuts = [cut(matching, claim.values, claim.entries[distance]) for claim in left]
         outcomes = decide_cuts(matching, cuts, known)
         for claim, region, outcome in zip(left, cuts, outcomes, strict=True):
-            found, before = Shown(claim, outcome, region), shown.get(claim)
+            candidate, before = Shown(claim, outcome, region), shown.get(claim)
             counts = before is None or (outcome.is_counted and not before.outcome.is_counted)
-            if counts or found.verdict.reaches(level):
-                shown[claim] = found
+            if counts or candidate.verdict.reaches(level):
+                shown[claim] = candidate
         left = [claim for claim in left if not shown[claim].verdict.reaches(level)]
     return shown
 
@@ -128,22 +128,22 @@ def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
         UnsupportedError: this thread does not follow IEEE 754.
     """
     efforts: list[tuple[int, int]] = []
-    for place, s in enumerate(shown):
+    for index, s in enumerate(shown):
         finding, pair = s.outcome.finding, s.outcome.pair
         if finding is not None and finding.given_up and pair is not None:
-            efforts.append((effort(*pair.functions), place))
+            efforts.append((effort(*pair.functions), index))
     left = _MOST_OPERATIONS
     done = list(shown)
     found: Decided = {}
-    for operations, place in sorted(efforts):
-        outcome = done[place].outcome
+    for operations, index in sorted(efforts):
+        outcome = done[index].outcome
         if outcome.pair is None:
             continue
         key = outcome.pair.key
         if key not in found:
             left -= operations
             found[key] = count_all(outcome) if left >= 0 else _spared(outcome)
-        done[place] = replace(done[place], outcome=found[key])
+        done[index] = replace(done[index], outcome=found[key])
     return done
 
 
@@ -164,9 +164,9 @@ def _decide_joint(matching: Matching, claim: EqualityClaim) -> PairOutcome:
 def _compare_constants(matching: Matching, claim: EqualityClaim) -> PairOutcome:
     compared = matching.compare_constants(claim.values)
     if compared is not None:
-        found, witness = compared
-        counts = found.differing, found.zero_sign, witness
-        return PairOutcome(Verdict(Exactness.of(found), Method.CONSTANT, *counts))
+        comparison, witness = compared
+        counts = comparison.differing, comparison.zero_sign, witness
+        return PairOutcome(Verdict(Exactness.of(comparison), Method.CONSTANT, *counts))
     sides = matching.reference.known, matching.candidate.known
     reference, candidate = (
         known.array(value) for known, value in zip(sides, claim.values, strict=True)
@@ -226,20 +226,20 @@ def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> Pa
         raise Undecidable(DO_NOT_FIT("the results are of different types or shapes"))
     special = is_nan(x) | is_nan(z)
     numbers = [result[~special] for result in results]
-    found = compare_values(*numbers)
+    comparison = compare_values(*numbers)
     at_nan = compare_values(*(result[special] for result in results))
     nan_differs = Exactness.of(at_nan) < Exactness.BITS
     witness = None
-    if found.differing and found.index is not None:
-        at = (array[found.index] for array in (x[~special], *numbers))
+    if comparison.differing and comparison.index is not None:
+        at = (array[comparison.index] for array in (x[~special], *numbers))
         witness = Witness(*map(float, at))
     reason = f"{np.count_nonzero(~special)} pairs of values of two inputs were tried"
     verdict = Verdict(
         # -0 and +0 are one case, so nothing is claimed about them
-        min(Exactness.of(found), Exactness.VALUES),
+        min(Exactness.of(comparison), Exactness.VALUES),
         Method.EXHAUSTIVE,
-        found.differing,
-        max(1, found.zero_sign),
+        comparison.differing,
+        max(1, comparison.zero_sign),
         witness,
         remarks(reason, nan=nan_differs),
         nan_differs=nan_differs,
@@ -303,12 +303,12 @@ def _levels(name: str, side: MatchedModel, value: ir.Value) -> tuple[Array, Case
             continue
         nodes = between(value, [start], side.joined)
         try:
-            found = _steps(side, nodes or [], start, value)
+            plateaus = _steps(side, nodes or [], start, value)
         except Undecidable:
             continue
         beyond = run_nodes(side, nodes or [], {start: _SPECIAL}, value)
-        levels = np.unique(np.concatenate([found.value, beyond, _SPECIAL[-1:]]))
-        return levels, Cases(name, str(start.name), tuple(found.lo.tolist()))
+        levels = np.unique(np.concatenate([plateaus.value, beyond, _SPECIAL[-1:]]))
+        return levels, Cases(name, str(start.name), tuple(plateaus.lo.tolist()))
     return None
 
 

@@ -214,17 +214,17 @@ def establish(
     differing = [s for s in shown if s.outcome.differs(level)]
     if not differing:
         return matching, list(shown), None
-    found = forced(matching, shown, level, known)
-    if found is None and matching.is_hinted:
+    pair = forced(matching, shown, level, known)
+    if pair is None and matching.is_hinted:
         # hints of names may have made the regions too small
         sides = matching.reference.normalised, matching.candidate.normalised
         other = Matching(*sides, by_name=False)
         without = discharge(other, level, known)
-        found = forced(other, without, level, known)
-        if found is not None:
+        pair = forced(other, without, level, known)
+        if pair is not None:
             matching, shown = other, without
-    if found is not None:
-        nearest, forcing = found
+    if pair is not None:
+        nearest, forcing = pair
         return matching, [forcing if s is nearest else s for s in shown], None
     if demonstrate is not None:
         pairs = matching.interface

@@ -98,18 +98,18 @@ class Function:
             ]
             data, result = node.inputs[0], node.outputs[0]
             if operator is None:
-                found = getattr(ranges, node.op_type)(*operands, **arguments)
+                result_span = getattr(ranges, node.op_type)(*operands, **arguments)
             elif data is not None and data.dtype in HALVES and not operator.schema.standard:
                 kernel = _kernel(operator, node)
-                found = ranges.kernel(kernel, data.dtype, operands)
+                result_span = ranges.kernel(kernel, data.dtype, operands)
             else:
                 operands += [None] * (len(operator.schema.inputs) - len(operands))
                 ranges.division = _division(node)
-                found = operator.define(ranges, *operands, **arguments)
+                result_span = operator.define(ranges, *operands, **arguments)
                 ranges.division = None
             if result.dtype in HALVES:
-                found = ranges.apply("Cast", [found], {"to": result.dtype})
-            known[result] = found
+                result_span = ranges.apply("Cast", [result_span], {"to": result.dtype})
+            known[result] = result_span
         return known[self._y]  # type: ignore[no-any-return]
 
     def _arguments(self, node: ir.Node, operator: Operator | None) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Function:
             raise UnsupportedError(f"{node.op_type} of these types, or without its bounds")
         return arguments
 
-    def _enter(self, node: ir.Node, place: int, value: ir.Value) -> None:
+    def _enter(self, node: ir.Node, index: int, value: ir.Value) -> None:
         """Keep a constant operand so that it broadcasts to the data."""
         array = self._side.array(value)
         if array is None or array.dtype.kind in "OSU":
@@ -162,7 +162,7 @@ class Function:
             if blocked or not -rank <= axis < rank:
                 raise UnsupportedError(f"the axis of {node.op_type} is not known, or blocked")
             wide = wide.reshape([wide.size if i == axis % rank else 1 for i in range(rank)])
-        self.constants[node, place] = wide
+        self.constants[node, index] = wide
 
 
 def _kernel(operator: Operator, node: ir.Node) -> Callable[..., Array]:
@@ -322,9 +322,9 @@ class Both:
         owner = np.repeat(np.arange(len(sizes)), sizes)
         offset = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         x = from_keys(boxes.lo[owner] + offset)
-        found = self.at(boxes.channel[owner], x)
-        check_equal(found, x)
-        return int(boxes.likes[owner][found.signs].sum())
+        compared = self.at(boxes.channel[owner], x)
+        check_equal(compared, x)
+        return int(boxes.likes[owner][compared.signs].sum())
 
     def _settle(self, boxes: _Boxes) -> tuple[Mask, Mask]:
         """Return the boxes with equal results, and the boxes with zeros of different signs."""
@@ -343,7 +343,7 @@ class Both:
         return settled, sign
 
 
-def check_equal(found: Compared, x: Array) -> None:
+def check_equal(compared: Compared, x: Array) -> None:
     """Check that the results at inputs have equal values.
 
     Raises:
@@ -351,8 +351,8 @@ def check_equal(found: Compared, x: Array) -> None:
         UnsupportedError: ONNX does not define a result.
     """
     for wrong, kind, text in (
-        (found.is_open, UnsupportedError, "ONNX does not define the result"),
-        (found.differ, EquivalenceError, "its values differ"),
+        (compared.is_open, UnsupportedError, "ONNX does not define the result"),
+        (compared.differ, EquivalenceError, "its values differ"),
     ):
         if wrong.any():
             raise kind(f"{text} for the input {float(x[wrong][0])!r}")

@@ -95,24 +95,24 @@ def _version(name: str, opset: int) -> Hashable:
     return changed[-1] if changed else 0
 
 
-def tells_zeros_apart(node: ir.Node, place: int) -> bool:
+def tells_zeros_apart(node: ir.Node, index: int) -> bool:
     """Return whether the sign of a zero in one operand may change the result of a node.
 
     The prover has its own table; the two are separate on purpose.
     """
     name, domain = node.op_type, node.domain
     if name in _BY_SCALES and domain in ("", "com.microsoft"):
-        return place not in (0, 3)  # codes, which have one zero
+        return index not in (0, 3)  # codes, which have one zero
     try:
         operator = operator_of(node)
     except OperatorError:
         return True
     if operator is not None and not operator.schema.standard:
-        return place > 0  # scales, ranges and zero points
+        return index > 0  # scales, ranges and zero points
     if name == "QuantizeLinear" and domain in ("", "com.microsoft"):
-        return place > 0
+        return index > 0
     if domain == "com.microsoft":
-        return name not in _OF_MICROSOFT and (name != "MatMulNBits" or place > 0)
+        return name not in _OF_MICROSOFT and (name != "MatMulNBits" or index > 0)
     if domain:
         return domain != "ai.onnx.ml" or name == "Normalizer"
     if name == "Cast":
@@ -120,8 +120,8 @@ def tells_zeros_apart(node: ir.Node, place: int) -> bool:
     if name == "CastLike":
         like = node.inputs[1]
         return like is None or like.dtype in (None, ir.DataType.STRING)
-    if name in _BY_SIGN or _BY_DIVISION.get(name) == place:
-        return place == 1 or not forgets_zero_signs(node)
+    if name in _BY_SIGN or _BY_DIVISION.get(name) == index:
+        return index == 1 or not forgets_zero_signs(node)
     known = onnx.defs.has(name, "")
     return not known or onnx.defs.get_schema(name).since_version > _REVIEWED
 

@@ -119,8 +119,8 @@ class EqualValues:
 
     def _keep_signs(self, node: ir.Node, value: ir.Value, known: list[int | None], own: int) -> int:
         """Return the class of a result whose operands may contain zeros of different signs."""
-        lossy = [place for place, number in enumerate(known) if number in self._lossy]
-        if any(tells_zeros_apart(node, place) for place in lossy):
+        lossy = [index for index, number in enumerate(known) if number in self._lossy]
+        if any(tells_zeros_apart(node, index) for index in lossy):
             return self._number(id(value))
         is_real = value.dtype is None or value.dtype.is_floating_point()
         inner = self._loses_signs and bool(graphs_of(node))

@@ -114,10 +114,10 @@ class Ranges:
             return functools.reduce(lambda a, b: self.apply(name, [a, b], {}), values)
         if name == "Gather" or (attributes and name != "Cast"):
             raise UnsupportedError(f"{name} with attributes, or from a table")
-        found = self.apply(name, values, attributes)
+        span = self.apply(name, values, attributes)
         if name == "Div" and self.division in HALVES:
-            return self.apply("Cast", [found], {"to": self.division})
-        return found
+            return self.apply("Cast", [span], {"to": self.division})
+        return span
 
     def constant(self, array: Array) -> Span:
         """Return a constant."""

@@ -113,10 +113,10 @@ def _check(region: RegionVerdict, sides: Sides, exit_: Pair, entries: tuple[Pair
     tells_zeros_apart, lossy = facts.pop("apart"), facts.pop("lossy") or facts["nan_differs"]
     facts["reason"] = "NaN is not kept" if facts["nan_differs"] else None
     facts["exactness"] = Exactness.VALUES if lossy else Exactness.BITS
-    for name, found in facts.items():
-        if found != (stated := getattr(region, name)):
+    for name, actual in facts.items():
+        if actual != (stated := getattr(region, name)):
             label = name.replace("_", " ")
-            raise EquivalenceError(f"{label}: {found!s:.60} was found, not {stated!s:.60}")
+            raise EquivalenceError(f"{label}: {actual!s:.60} was found, not {stated!s:.60}")
     return Equality(exit_, entries, tells_zeros_apart, lossy)
 
 
@@ -141,13 +141,13 @@ def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> Found:
         raise UnsupportedError("the checker cannot compute a constant")
     if a.shape != b.shape or a.dtype != b.dtype:
         raise EquivalenceError("the constants have different types or shapes")
-    found = compare_values(a, b)
-    if found.differing:
-        raise EquivalenceError(f"the constants differ in {found.differing} elements")
-    shown = () if found.index is None else (c.reshape(-1)[found.index] for c in (a, b))
-    _check_witness(region, [] if found.index is None else [found.index, *shown])
-    lossy = Exactness.of(found) is not Exactness.BITS
-    return {"method": Method.CONSTANT, "zero_sign_inputs": found.zero_sign, "lossy": lossy}
+    comparison = compare_values(a, b)
+    if comparison.differing:
+        raise EquivalenceError(f"the constants differ in {comparison.differing} elements")
+    shown = () if comparison.index is None else (c.reshape(-1)[comparison.index] for c in (a, b))
+    _check_witness(region, [] if comparison.index is None else [comparison.index, *shown])
+    lossy = Exactness.of(comparison) is not Exactness.BITS
+    return {"method": Method.CONSTANT, "zero_sign_inputs": comparison.zero_sign, "lossy": lossy}
 
 
 def _of_data(region: RegionVerdict, sides: Sides, exit_: Pair, entry: Pair) -> Found:
@@ -220,20 +220,20 @@ def _of_codes(region: RegionVerdict, both: Both, kind: ir.DataType) -> Found:
         dtype = numpy_dtype(kind.name)
         x = np.arange(1 << bits, dtype=f"u{dtype.itemsize}").view(dtype)
     x = x.astype(np.float32)
-    found, x = both.everywhere(x), np.repeat(x, len(both.kinds))
-    if found.tied.any():
+    compared, x = both.everywhere(x), np.repeat(x, len(both.kinds))
+    if compared.tied.any():
         raise UnsupportedError(
             "ONNX does not define the sign of a zero result for some of its inputs"
         )
     nan = np.isnan(x)
-    check_equal(Compared(*(column[~nan] for column in found)), x[~nan])
-    signs = int(np.tile(both.counts, len(x) // len(both.counts))[found.signs & ~nan].sum())
+    check_equal(Compared(*(column[~nan] for column in compared)), x[~nan])
+    signs = int(np.tile(both.counts, len(x) // len(both.counts))[compared.signs & ~nan].sum())
     _check_shown(region, both, is_needed=signs > 0)
     found_so = Method.CONGRUENCE, Method.EXHAUSTIVE
     return {
         "method": region.method if region.method in found_so else Method.EXHAUSTIVE,
         "zero_sign_inputs": signs,
-        "nan_differs": bool(((found.differ | found.signs | found.is_open) & nan).any()),
+        "nan_differs": bool(((compared.differ | compared.signs | compared.is_open) & nan).any()),
         "lossy": signs > 0,
     }
 
@@ -246,10 +246,10 @@ def _check_shown(region: RegionVerdict, both: Both, *, is_needed: bool) -> None:
         x = np.array([witness.input], np.float32)
         if not 0 <= channel < both.channels:
             raise EquivalenceError("its witness names no channel of the region")
-        found = both.at(np.array([channel]), x)
-        if not (found.differ | found.signs | found.is_open).any():
+        compared = both.at(np.array([channel]), x)
+        if not (compared.differ | compared.signs | compared.is_open).any():
             raise EquivalenceError("the sides do not differ on its witness")
-        shown = [float(c[0]) for c in (x, found.reference, found.candidate)]
+        shown = [float(c[0]) for c in (x, compared.reference, compared.candidate)]
     elif is_needed:
         raise EquivalenceError("it has no witness")
     _check_witness(region, shown)

@@ -88,8 +88,8 @@ def merged(a: Shape | None, b: Shape | None) -> Shape | None:
     return tuple(m if isinstance(m, int) or n is None else n for m, n in zip(a, b, strict=True))
 
 
-def _type(node: ir.Node, place: int) -> ir.DataType | None:
-    value = node.inputs[place] if place < len(node.inputs) else None
+def _type(node: ir.Node, index: int) -> ir.DataType | None:
+    value = node.inputs[index] if index < len(node.inputs) else None
     return None if value is None else value.dtype
 
 

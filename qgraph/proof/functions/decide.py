@@ -315,10 +315,10 @@ def check_shapes(
                 )
             )
         return
-    found = [_result_shape(shape, constants) for constants in (reference, candidate)]
-    if found[0] != found[1]:
+    results = [_result_shape(shape, constants) for constants in (reference, candidate)]
+    if results[0] != results[1]:
         raise Undecidable(
-            DO_NOT_FIT(f"the results have shapes {list(found[0])} and {list(found[1])}")
+            DO_NOT_FIT(f"the results have shapes {list(results[0])} and {list(results[1])}")
         )
 
 
@@ -344,13 +344,13 @@ def form(pair: Sequence[Expr]) -> tuple[Any, ...] | None:
     of scalar constants.
     """
     order = in_order(pair)
-    place = {id(e): i for i, e in enumerate(order)}
+    position = {id(e): i for i, e in enumerate(order)}
     lines: list[Any] = []
     for e in order:
         if e.op == "Gather" or e.shape != ():
             return None
-        lines.append((e.op, e.dtype, e.attributes, tuple(place[id(o)] for o in e.inputs)))
-    return (*lines, *(place[id(root)] for root in pair))
+        lines.append((e.op, e.dtype, e.attributes, tuple(position[id(o)] for o in e.inputs)))
+    return (*lines, *(position[id(root)] for root in pair))
 
 
 def decide_all(
