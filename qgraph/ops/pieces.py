@@ -100,7 +100,15 @@ def moved(draft: Draft, x: ir.Value, order: Sequence[int]) -> ir.Value:
     return draft.node("Transpose", [x], {"perm": list(order)}, dtype=x.dtype)
 
 
-def unpacked(draft: Draft, data: ir.Value, rank: int, bits: int, *, high: bool = False) -> ir.Value:
+def unpacked(
+    draft: Draft,
+    data: ir.Value,
+    rank: int,
+    bits: int,
+    *,
+    high: bool = False,
+    length: int | None = None,
+) -> ir.Value:
     """Return the codes of ``bits`` bits that the bytes ``[..., n]`` hold, ``[..., n * 8 / bits]``.
 
     Args:
@@ -109,6 +117,7 @@ def unpacked(draft: Draft, data: ir.Value, rank: int, bits: int, *, high: bool =
         rank: of ``data``.
         bits: 1, 2, 4 or 8.
         high: whether the first code is in the high bits of a byte.
+        length: codes along the last axis, if known; without it the data must have elements.
     """
     if bits == 8:
         return data
@@ -123,7 +132,7 @@ def unpacked(draft: Draft, data: ir.Value, rank: int, bits: int, *, high: bool =
                 )
         parts.append(draft.node("Unsqueeze", [part, LAST], dtype=data.dtype))
     joined = draft.node("Concat", parts[::-1] if high else parts, {"axis": -1}, dtype=data.dtype)
-    return reshape(draft, joined, [*[0] * (rank - 1), None])
+    return reshape(draft, joined, [*[0] * (rank - 1), length])
 
 
 def binade(draft: Draft, v: Operand) -> Operand:

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from qgraph import prove
 from qgraph.errors import OperatorError
@@ -200,3 +201,14 @@ def test_operators_without_a_published_definition_are_refused(name: str) -> None
     assert overview(model.ir).unsupported == {f"{domain}::{name}": 1}
     with pytest.raises(OperatorError, match=way_out):
         model.run(fed(model, [numbers(2, 16)]), backend="numpy")
+
+
+def test_no_row_is_gathered() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+    net (int64[0] i) => (float[0,32] y) <uint8[2,16] w = {WEIGHT}, float[2,2] s = {1, 2, 3, 4}> {
+        y = com.microsoft.GatherBlockQuantized <bits = 4, block_size = 16> (w, i, s)
+    }""".replace("WEIGHT", ", ".join(map(str, range(32))))
+    model = load(ir.from_onnx_text(text))
+    model.apply(LowerVendorOperators())
+    (y,) = ReferenceEvaluator(model.to_proto()).run(None, {"i": np.zeros(0, I64)})
+    assert y.shape == (0, 32)

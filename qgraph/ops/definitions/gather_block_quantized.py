@@ -49,22 +49,25 @@ def gather_block_quantized(draft: Draft, node: ir.Node) -> Operand:
             f"data of shape {list(sizes)}; expected 2, 4 or 8 bits, rows that are gathered along "
             "axis 0, and blocks along the last axis, whose size is known"
         )
-    indices, points = pieces.operand(node, 1), pieces.given(node, 3)
+    indices = pieces.operand(node, 1)
     rank += len(pieces.sizes_of(node, 1)) - 1
     length = sizes[-1] * 8 // bits
 
     def taken(table: ir.Value) -> ir.Value:
         return draft.node("Gather", [table, indices], {"axis": 0}, dtype=table.dtype)
 
-    def numbers(table: ir.Value) -> ir.Value:
-        return pieces.cast(draft, pieces.unpacked(draft, taken(table), rank, bits), pieces.FLOAT)
+    def numbers(place: int) -> ir.Value:
+        table, last = pieces.operand(node, place), pieces.sizes_of(node, place)[-1]
+        count = None if last is None else last * 8 // bits
+        codes = pieces.unpacked(draft, taken(table), rank, bits, length=count)
+        return pieces.cast(draft, codes, pieces.FLOAT)
 
     scale = pieces.cast(draft, taken(pieces.operand(node, 2)), pieces.FLOAT)
     zero: Operand = np.asarray(1 << (bits - 1), np.float32)
-    if points is not None:
+    if pieces.given(node, 3) is not None:
         # The last byte of a row may hold more zero points than there are blocks.
-        zero = _spread(draft, numbers(points), size, length)
-    codes = numbers(pieces.operand(node, 0))
+        zero = _spread(draft, numbers(3), size, length)
+    codes = numbers(0)
     y = draft.op.Mul(draft.op.Sub(codes, zero), _spread(draft, scale, size, length))
     return draft.op.Cast(y, to=result)
 
