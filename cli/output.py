@@ -29,12 +29,10 @@ _RESET = "\x1b[0m"
 _LEAST_CUT = 20
 """Texts are not cut shorter than this."""
 
-
 _COARSE = str.maketrans("▁▂▃▄▅▆▇█", ".:-=+*##")
 """Marks of bars for encodings that lack the fine ones."""
 
 _STYLES = {Tone.GOOD: "green", Tone.BAD: "red", Tone.OPEN: "yellow", Tone.PLAIN: ""}
-
 
 _LIBRARIES = ("onnx_ir",)
 """Libraries whose logs are shown like those of qgraph, but only if more output is wanted."""

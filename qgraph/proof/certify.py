@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -41,6 +42,8 @@ from qgraph.proof.matching.zero_signs import ZeroRegion, zero_sign_nodes
 from qgraph.proof.normal.normalise import NormalForm, normalise
 from qgraph.proof.regions import Decided
 from qgraph.reasons import SIGN_OF_ZERO
+
+_Sides = tuple[NormalisedModel, NormalisedModel]
 
 
 @dataclass(frozen=True)
@@ -161,9 +164,7 @@ _Attempt = tuple[Matching, list[Shown], NormalForm | None]
 
 
 def _show(
-    sides: tuple[NormalisedModel, NormalisedModel],
-    level: Exactness,
-    demonstrate: Demonstrate | None,
+    sides: _Sides, level: Exactness, demonstrate: Demonstrate | None
 ) -> tuple[Established, NormalForm | None]:
     """Return the attempt with the fewest failed claims, on the models as written or in normal form.
 
@@ -185,9 +186,7 @@ def _show(
     return second if _is_decided(second[0], level) else concluded
 
 
-def _in_order(
-    sides: tuple[NormalisedModel, NormalisedModel], level: Exactness
-) -> Iterator[tuple[Matching, NormalForm | None]]:
+def _in_order(sides: _Sides, level: Exactness) -> Iterator[tuple[Matching, NormalForm | None]]:
     """Yield the matchings to try, the most promising one first."""
     as_written = Matching(*sides)
     is_doubtful = any(map(_is_doubtful, as_written.claims))
@@ -243,9 +242,7 @@ def _is_given_up(s: Shown) -> bool:
     return s.outcome.finding is not None and s.outcome.finding.given_up
 
 
-def _normal_forms(
-    sides: tuple[NormalisedModel, NormalisedModel], level: Exactness
-) -> list[NormalForm]:
+def _normal_forms(sides: _Sides, level: Exactness) -> list[NormalForm]:
     """Return the models in a normal form that keeps bits, and in one that keeps ``level``."""
     forms = (normalise(sides, kept) for kept in dict.fromkeys((Exactness.BITS, level)))
     return [form for form in forms if form is not None]
@@ -346,11 +343,10 @@ def _extent(
         pairs: tuple[Pair, ...] = (s.region.entry,)
     elif s.claim.kind is Kind.JOINT:
         pairs = s.claim.entries
+        sides = zip(s.claim.values, (matching.reference, matching.candidate), strict=True)
         nodes = [
-            between(value, [pair[place] for pair in pairs], side.joined) or ()
-            for place, (value, side) in enumerate(
-                zip(s.claim.values, (matching.reference, matching.candidate), strict=True)
-            )
+            between(value, [pair[index] for pair in pairs], side.joined) or ()
+            for index, (value, side) in enumerate(sides)
         ]
     else:
         producers = (value.producer() for value in s.claim.values)
@@ -364,12 +360,9 @@ def _boxes(outcome: PairOutcome, divided: _Divided) -> tuple[Division, ...]:
     if pair is None or finding is None or finding.undecided is not None or finding.enumerated:
         return ()
     if pair.key not in divided:
-        try:
+        divided[pair.key] = ()  # one function without steps on both sides needs no evidence
+        with suppress(Undecidable):
             divided[pair.key] = boxes(*pair.functions)
-        except Undecidable:
-            divided[
-                pair.key
-            ] = ()  # both sides are one function without steps: no evidence is needed
     return divided[pair.key]
 
 
@@ -386,9 +379,7 @@ def _exactness(regions: Sequence[RegionVerdict], form: NormalForm | None) -> Exa
     return min([*levels, Exactness.BITS if form is None else form.exactness])
 
 
-def _conditions(
-    regions: Sequence[RegionVerdict], sides: tuple[NormalisedModel, NormalisedModel]
-) -> list[str]:
+def _conditions(regions: Sequence[RegionVerdict], sides: _Sides) -> list[str]:
     conditions: tuple[tuple[int, str], ...] = (
         (True, AS_WRITTEN),
         (max(side.frozen for side in sides), NOT_FED),

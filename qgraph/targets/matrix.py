@@ -10,7 +10,9 @@ from qgraph.targets.rules import Granularity, LoadRule, Loads, Target
 
 YES, NO, UNKNOWN = Loads.YES, Loads.NO, Loads.UNKNOWN
 
-_PAIR = frozenset({"QuantizeLinear", "DequantizeLinear"})
+_ENCODE, _DECODE = frozenset({"QuantizeLinear"}), frozenset({"DequantizeLinear"})
+_PAIR = _ENCODE | _DECODE
+_QUANT = frozenset({"Quant", "IntQuant"})
 _QONNX = frozenset({"Quant", "IntQuant", "BipolarQuant", "Trunc", "FloatQuant"})
 _CODED = frozenset({"QLinearConv", "QLinearMatMul"})
 _INTEGER_OPERATORS = frozenset({"ConvInteger", "MatMulInteger"})
@@ -63,17 +65,9 @@ _NO_FAKE_QUANTIZE = LoadRule(
 _HLS4ML = frozenset(
     {
         *("MatMul", "BatchNormalization", "Add", "Sub", "Mul", "Div", "Sum", "Max", "Min"),
-        *(
-            "Average",
-            "Concat",
-            "Transpose",
-            "Reshape",
-            "Flatten",
-            "GlobalAveragePool",
-            "GlobalMaxPool",
-        ),
-        *("Relu", "Tanh", "Sigmoid", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "PRelu"),
-        *("Softmax", "Softsign", "Softplus", "Clip", "Constant", "Identity"),
+        *("Average", "Concat", "Transpose", "Reshape", "Flatten", "GlobalAveragePool"),
+        *("GlobalMaxPool", "Relu", "Tanh", "Sigmoid", "LeakyRelu", "ThresholdedRelu", "Elu"),
+        *("Selu", "PRelu", "Softmax", "Softsign", "Softplus", "Clip", "Constant", "Identity"),
     }
 )
 
@@ -142,7 +136,7 @@ TARGETS: tuple[Target, ...] = (
                 YES,
                 "version 1.31 loads {codes} before MatMul, Gemm and Conv only at level BASIC or "
                 "below; version 1.32 at its defaults",
-                names=frozenset({"DequantizeLinear"}),
+                names=_DECODE,
                 codes=_FP8,
                 readers=frozenset({"MatMul", "Gemm", "Conv"}),
             ),
@@ -151,7 +145,7 @@ TARGETS: tuple[Target, ...] = (
                 YES,
                 "its default optimizations may quantize the data of a MatMul with such weights; "
                 "not at level BASIC or with session.qdq_matmulnbits_accuracy_level=1",
-                names=frozenset({"DequantizeLinear"}),
+                names=_DECODE,
                 codes=_INT2 | _INT4 | _INT8,
                 weight=True,
                 readers=frozenset({"MatMul"}),
@@ -260,12 +254,7 @@ TARGETS: tuple[Target, ...] = (
             _NO_QONNX,
             LoadRule(UNKNOWN, "whether it takes functions in a model is not recorded", call=True),
             LoadRule(NO, "{codes} stops the import", names=_PAIR, codes=_INT2 | _FNUZ),
-            LoadRule(
-                NO,
-                "it refuses QuantizeLinear to FP4",
-                names=frozenset({"QuantizeLinear"}),
-                codes=_FP4,
-            ),
+            LoadRule(NO, "it refuses QuantizeLinear to FP4", names=_ENCODE, codes=_FP4),
             LoadRule(
                 YES,
                 "it removes such pairs on data: the result is that of the float model",
@@ -278,7 +267,7 @@ TARGETS: tuple[Target, ...] = (
                 YES,
                 "its default quantizes the data of a MatMul with such weights; "
                 "EXECUTION_MODE_HINT=ACCURACY does not",
-                names=frozenset({"DequantizeLinear"}),
+                names=_DECODE,
                 codes=_INT8 | frozenset({"UINT4"}),
                 weight=True,
                 readers=frozenset({"MatMul"}),
@@ -286,7 +275,7 @@ TARGETS: tuple[Target, ...] = (
             LoadRule(
                 YES,
                 "its QuantizeLinear misses by one ulp beside some ties of {codes}",
-                names=frozenset({"QuantizeLinear"}),
+                names=_ENCODE,
                 codes=_E4M3 | _E5M2,
             ),
             LoadRule(
@@ -360,9 +349,7 @@ TARGETS: tuple[Target, ...] = (
             ),
             LoadRule(NO, "it has no {name}", names=_QONNX | _FAKE_QUANTIZE | _MATMUL_NBITS),
             LoadRule(
-                NO,
-                "it has no {name}; convert to qonnx",
-                names=_PAIR | _CODED | _INTEGER_OPERATORS,
+                NO, "it has no {name}; convert to qonnx", names=_PAIR | _CODED | _INTEGER_OPERATORS
             ),
             LoadRule(YES, "Gemm has to be split first", names=frozenset({"Gemm"})),
             LoadRule(
@@ -370,10 +357,7 @@ TARGETS: tuple[Target, ...] = (
                 "{name} has to be brought into channels-last form first",
                 names=frozenset({"Conv", "MaxPool", "AveragePool"}),
             ),
-            LoadRule(
-                YES,
-                names=_HLS4ML,
-            ),
+            LoadRule(YES, names=_HLS4ML),
             LoadRule(
                 UNKNOWN, "{name} is not among its operators; the cleanup of qonnx may remove it"
             ),
@@ -387,32 +371,20 @@ TARGETS: tuple[Target, ...] = (
         (9, 22),
         10,
         (
-            LoadRule(
-                NO,
-                "zero points other than 0",
-                names=frozenset({"Quant", "IntQuant"}),
-                offset=True,
-            ),
-            LoadRule(
-                YES,
-                "each weight may feed one node only",
-                names=frozenset({"Quant", "IntQuant"}),
-                weight=True,
-            ),
+            LoadRule(NO, "zero points other than 0", names=_QUANT, offset=True),
+            LoadRule(YES, "each weight may feed one node only", names=_QUANT, weight=True),
             LoadRule(
                 YES,
                 "quantizers of data of more than 8 bits are left in place",
-                names=frozenset({"Quant", "IntQuant"}),
+                names=_QUANT,
                 bits=frozenset(range(9, 65)),
             ),
-            LoadRule(YES, names=frozenset({"Quant", "IntQuant"})),
+            LoadRule(YES, names=_QUANT),
             LoadRule(YES, "with scale 1 only", names=frozenset({"BipolarQuant"})),
             LoadRule(YES, "Trunc behind an average pool only", names=frozenset({"Trunc"})),
             LoadRule(NO, "it has no {name}", names=_QONNX | _FAKE_QUANTIZE | _MATMUL_NBITS),
             LoadRule(
-                NO,
-                "it has no {name}; convert to qonnx",
-                names=_PAIR | _CODED | _INTEGER_OPERATORS,
+                NO, "it has no {name}; convert to qonnx", names=_PAIR | _CODED | _INTEGER_OPERATORS
             ),
             _FOREIGN,
         ),

@@ -124,7 +124,7 @@ def test_a_page_fits_the_screen_and_can_be_read(
     text = browser.evaluate("document.body.innerText")
     wanted = {
         "prove": ["qgraph prove", "Different", "The steps around a difference", "Codes", NAME],
-        "convert": ["qgraph convert", "Near", "Byte ledger", "weights after", "Sites"],
+        "convert": ["qgraph convert", "Near", "Size summary", "weights after", "Sites"],
         "check": ["qgraph check", "Different", "Outputs", "Error by layer"],
     }[command]
     for each in wanted:
