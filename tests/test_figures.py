@@ -73,6 +73,24 @@ def test_figures_are_those_counted_by_hand(tree: Path) -> None:
     assert figures["folders"]["transforms"] == {"files": 1, "lines": 401, "statements": 1}
 
 
+@pytest.mark.slow
+def test_this_checkout_keeps_the_limits() -> None:
+    figures = json.loads(run("--json").stdout)
+    most = {
+        "sub-packages of qgraph": 13,
+        "nesting depth": 2,
+        "most sub-packages in another package": 6,
+        "floors": 10,
+        "upward imports": 0,
+        "circles of files": 0,
+        "circles of components": 0,
+        "files above 400 lines": 0,
+        "class names that occur more than once": 0,
+    }
+    assert {name: figures[name] for name in most if figures[name] > most[name]} == {}
+    assert figures["public names with docstring in %"] == 100
+
+
 def test_violations_name_file_and_line(tree: Path) -> None:
     (tree / "qgraph" / "errors.py").write_text("\nimport qgraph.model\nimport qgraph.elsewhere\n")
     (tree / "qgraph" / "elsewhere.py").write_text("")
