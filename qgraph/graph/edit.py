@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -21,7 +22,7 @@ from qgraph.numerics.primitives import NUMPY
 Operand = ir.Value | Array
 
 HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-"""Types of data in which drafts compute instead of float32 where the data has them."""
+"""Types of 16 bits in which drafts compute instead of float32 where data or result has them."""
 
 _HAS_BFLOAT16, _ROUNDS_BFLOAT16 = 13, 22
 """Opsets since which float operators take bfloat16, and since which Round does."""
@@ -64,6 +65,7 @@ class Draft:
         region: what it may replace.
         entry: node and place where the region takes its input in.
         x: stands for the input of the region that is replaced.
+        half: the type of 16 bits in which it computes instead of float32, None if it does not.
         y: the output; :meth:`giving` sets it.
         others: what takes the place of further outputs of the region's last node.
         promise: how equal it is, where that follows from how it was made and is seen to when the
@@ -78,6 +80,8 @@ class Draft:
         self.entry = next(entries, None)
         shape = None if region.x.shape is None else ir.Shape(region.x.shape)
         self.x = ir.Value(name=region.x.name, type=region.x.type, shape=shape)
+        types = (region.x.dtype, region.y.dtype)
+        self.half = next((kind for kind in types if kind in HALF_TYPES), None)
         self.y: ir.Value = self.x
         self.others: dict[ir.Value, ir.Value] = {}
         self.nodes: list[ir.Node] = []
@@ -123,12 +127,12 @@ class Draft:
     def constant(self, array: npt.ArrayLike, name: str = "const") -> ir.Value:
         """Return a constant operand; ``name`` ends the name of its initializer.
 
-        A float32 one becomes one of the type of the data where that has 16 bits.
+        A float32 one becomes one of the type in which the draft computes.
         """
         known = np.asarray(array)
-        if known.dtype == np.float32 and self.x.dtype in HALF_TYPES:
+        if known.dtype == np.float32 and self.half is not None:
             with np.errstate(over="ignore"):
-                known = known.astype(self.x.dtype.numpy())
+                known = known.astype(self.half.numpy())
         tensor = ir.Tensor(known)
         value = ir.Value(
             name=name,
@@ -165,12 +169,19 @@ class Draft:
             for operand in operands
         ]
         made = ir.node(name, inputs, attributes or {}, domain=domain)
-        if dtype is ir.DataType.FLOAT and self.x.dtype in HALF_TYPES:
-            dtype = self.x.dtype
+        if dtype is ir.DataType.FLOAT and self.half is not None:
+            dtype = self.half
         if dtype is not None:
             made.outputs[0].type = ir.TensorType(dtype)
         self.nodes.append(made)
         return made.outputs[0]
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Append nodes that compute in float32 whatever the type of the data."""
+        half, self.half = self.half, None
+        yield
+        self.half = half
 
     def discard(self) -> None:
         """Let go of the values of the graph that drafted nodes read."""

@@ -44,7 +44,7 @@ class PlainOnnx:
         try:
             for node in site.nodes:
                 operator = operator_of(node)
-                if operator is not None and site.x.dtype not in HALF_TYPES:
+                if operator is not None and not {*HALF_TYPES} & {site.x.dtype, site.y.dtype}:
                     operator.arguments(node)
         except OperatorError as error:
             return str(error)
@@ -77,8 +77,8 @@ def decoded_in_float(site: Site, editor: Editor) -> Iterator[Draft]:
 def _trace(site: Site, draft: Draft, op: Tracer) -> None:
     data: Operand = draft.x
     if site.x.dtype not in (None, ir.DataType.FLOAT, *HALF_TYPES):
-        # Definitions are written for the float32 values of stored codes.
-        data = draft.op.Cast(draft.x, to=ir.DataType.FLOAT)
+        # Definitions are written for the float values of stored codes.
+        data = draft.op.Cast(draft.x, to=draft.half or ir.DataType.FLOAT)
     results: dict[ir.Value | None, Operand | None] = {site.x: data, None: None}
     for node in site.nodes:
         operator = operator_of(node)
@@ -93,8 +93,7 @@ def _trace(site: Site, draft: Draft, op: Tracer) -> None:
             attributes = {name: attribute.value for name, attribute in node.attributes.items()}
             results[node.outputs[0]] = getattr(op, node.op_type)(*operands, **attributes)
         else:
-            is_half = site.x.dtype in HALF_TYPES
-            arguments = operator.half_arguments(node) if is_half else operator.arguments(node)
+            arguments = (operator.half_arguments if draft.half else operator.arguments)(node)
             results[node.outputs[0]] = operator.define(op, *operands, **arguments)
     y = results[site.y]
     if y is not None:
@@ -118,12 +117,12 @@ def _difference_of_codes(site: Site, editor: Editor) -> Iterator[Draft]:
 
 
 class _Values(Tracer):
-    """Keeps integer codes as float32 values, in which definitions are written."""
+    """Keeps integer codes as values of the type of floats in which the draft computes."""
 
     def Cast(self, v: Operand, **attributes: Any) -> Operand:  # noqa: N802 - an ONNX operator
         """Keep integers in float instead of casting to an integer type."""
-        if v.dtype in HALF_TYPES and attributes["to"] == ir.DataType.FLOAT:
-            return v
+        if attributes["to"] == ir.DataType.FLOAT and self._draft.half is not None:
+            attributes["to"] = self._draft.half
         if isinstance(FORMATS.get(ir.DataType(attributes["to"]).name), IntFormat):
             return v
         return self._call("Cast", [v], attributes)

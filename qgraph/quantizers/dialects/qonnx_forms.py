@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.graph.edit import Draft, Operand
+from qgraph.graph.edit import HALF_TYPES, Draft, Operand
 from qgraph.numerics import Float32
 from qgraph.numerics.minifloat import binary_exponent
 from qgraph.numerics.rounding import Rounding
@@ -183,8 +184,19 @@ def _ranged_quant(write: SiteWriter, meaning: Ranged) -> Draft:
 
 
 def _floating(write: SiteWriter, meaning: Floating) -> Iterator[Draft]:
-    grid = meaning.format
     draft, x = write.begin()
+    yield write.end(draft, _float_quant(draft, x, meaning))
+    if draft.half is not None:
+        # The quotient and the product are rounded to 16 bits; numbers of the format need no more.
+        draft, x = write.begin()
+        y = draft.op.Div(x, meaning.scale)
+        y = _float_quant(draft, y, replace(meaning, scale=ONE))
+        yield write.end(draft, draft.op.Mul(y, meaning.scale))
+
+
+def _float_quant(draft: Draft, x: Operand, meaning: Floating) -> Operand:
+    """Append a FloatQuant, which computes in float32, between casts from and to other types."""
+    grid = meaning.format
     attributes = {
         "has_inf": int(grid.has_inf),
         "has_nan": int(grid.has_nan),
@@ -192,18 +204,23 @@ def _floating(write: SiteWriter, meaning: Floating) -> Iterator[Draft]:
         "saturation": int(meaning.saturating),
         "rounding_mode": str(meaning.rounding),
     }
-    y = _node(
-        draft,
-        "FloatQuant",
-        x,
-        attributes,
-        scale=meaning.scale,
-        exponent_bit_width=grid.exponent_bits,
-        mantissa_bit_width=grid.mantissa_bits,
-        exponent_bias=grid.bias,
-        max_val=grid.max_value,
-    )
-    yield write.end(draft, y)
+    with draft.in_float32():
+        if x in draft.constants:
+            x = draft.constant(draft.constants[x].astype(np.float32), "weight")
+        elif draft.x.dtype in HALF_TYPES:
+            x = draft.op.Cast(x, to=ir.DataType.FLOAT)
+        y = _node(
+            draft,
+            "FloatQuant",
+            x,
+            attributes,
+            scale=meaning.scale,
+            exponent_bit_width=grid.exponent_bits,
+            mantissa_bit_width=grid.mantissa_bits,
+            exponent_bias=grid.bias,
+            max_val=grid.max_value,
+        )
+    return y if (half := draft.half) is None else draft.op.Cast(y, to=half)
 
 
 def _bipolar(write: SiteWriter, meaning: Bipolar) -> Iterator[Draft]:
