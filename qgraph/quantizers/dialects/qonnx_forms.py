@@ -205,7 +205,7 @@ def _float_quant(draft: Draft, x: Operand, meaning: Floating) -> Operand:
         "rounding_mode": str(meaning.rounding),
     }
     with draft.in_float32():
-        if x in draft.constants:
+        if isinstance(x, ir.Value) and x in draft.constants:
             x = draft.constant(draft.constants[x].astype(np.float32), "weight")
         elif draft.x.dtype in HALF_TYPES:
             x = draft.op.Cast(x, to=ir.DataType.FLOAT)
