@@ -314,7 +314,6 @@ def _size_summary(stored: Stored, chosen: Recoding) -> SizeSummary:
         scale_type=stored.scale_type,
         bytes_before=stored.nbytes,
         bytes_after=size + (0 if scale is None else scale.nbytes),
-        codes_available=1 << bits,
         scale_low=float(scales.min()),
         scale_high=float(scales.max()),
     )

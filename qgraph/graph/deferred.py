@@ -26,7 +26,7 @@ import onnx_ir as ir
 from qgraph.errors import ModelError
 from qgraph.graph.streaming import FileRange, Sink, width_of
 from qgraph.numerics import Array, Mask
-from qgraph.numerics.formats import numpy_dtype, packed_size, unpack
+from qgraph.numerics.formats import FORMATS, Minifloat, numpy_dtype, packed_size, unpack
 
 PART_BYTES = 1 << 26
 """About how many bytes one part of a job reads."""
@@ -333,7 +333,6 @@ class SizeSummary:
         scale_type: ONNX type of the scales as stored.
         bytes_before: of the float values, as they were stored.
         bytes_after: of codes, scales and zero points.
-        codes_available: how many codes the quantizer has.
         scale_low, scale_high: the smallest and the largest scale.
         count: computes the tally when it is first asked for; None if saving the model gives it.
     """
@@ -343,11 +342,16 @@ class SizeSummary:
     scale_type: str
     bytes_before: int
     bytes_after: int
-    codes_available: int
     scale_low: float
     scale_high: float
     count: Callable[[], Tally] | None = field(default=None, repr=False, compare=False)
     _tally: Tally | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def codes_available(self) -> int:
+        """Number of codes that ``type`` has, without NaN and infinities."""
+        kind = FORMATS[self.type]
+        return kind.count if isinstance(kind, Minifloat) else 1 << kind.bits
 
     @property
     def tally(self) -> Tally | None:

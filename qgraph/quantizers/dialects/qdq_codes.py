@@ -316,22 +316,9 @@ class _Packer:
             bytes_after=sum(
                 stored_bytes(value.const_value) for value in used if value.const_value is not None
             ),
-            codes_available=self._available(coding),
             scale_low=float(steps.min()),
             scale_high=float(steps.max()),
         )
-
-    def _available(self, coding: Coding) -> int:
-        match self.site.quantizer:
-            case Affine(lo=lo, hi=hi):
-                return int((hi - lo).max()) + 1
-            case Ranged(levels=levels):
-                return levels
-            case Bipolar():
-                return 2
-            case Floating(format=grid):
-                return grid.count
-        return 1 << coding.bits
 
     def _narrowed(self, parameter: Float32) -> Float32:
         """Return a parameter, converted to the type of the data, in which operators compute."""
