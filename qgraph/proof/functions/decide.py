@@ -271,7 +271,7 @@ def explore(
     search = BoxSearch(program, max_boxes, domain, refines=not until_difference)
     end = None
     with np.errstate(all="ignore"):
-        compare_special_inputs(program, collector)
+        special, keys = compare_special_inputs(program, collector)
         try:
             if until_difference:
                 search.drop(collector.finished())
@@ -281,6 +281,7 @@ def explore(
                 collector.note("zero", boxes, *results[:2], results.zero_sign)
                 if until_difference:
                     search.drop(collector.finished())
+            special.check(keys)
         except Undecidable as undecidable:
             end = undecidable
     check_float_environment()

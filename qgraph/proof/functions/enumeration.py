@@ -92,7 +92,8 @@ def enumerate_inputs(
     collector = Collector(program)
     ulps: list[int | None] = [0]
     with np.errstate(all="ignore"):
-        compare_special_inputs(program, collector)
+        special, keys = compare_special_inputs(program, collector)
+    special.check(keys)
     for kind in range(len(program.first)):
         blocks = _blocks(program, kind)
         _note(collector, program, kind, blocks)

@@ -222,18 +222,26 @@ def _merged(columns: _Columns) -> _Columns:
     return kind[starts], lo[starts], hi[np.roll(starts, -1)], a[starts], b[starts]
 
 
-def compare_special_inputs(program: PairProgram, collector: Collector) -> None:
-    """Record the differences at both infinities and at NaN, in every kind of channel."""
+def compare_special_inputs(program: PairProgram, collector: Collector) -> tuple[PointResults, Keys]:
+    """Record the differences at both infinities and at NaN, in every kind of channel.
+
+    An infinity at which ONNX defines one of the results only counts as a difference.
+
+    Returns: the results, unknown at infinities at which it defines neither, and the keys.
+    """
     special = np.array([np.inf, -np.inf, np.nan, -np.nan], np.float32)
     count = len(program.first)
     x, kinds = np.repeat(special, count), np.tile(np.arange(count, dtype=np.int64), 4)
     with np.errstate(all="ignore"):
-        found = PointResults.of(program, x, kinds)
-    differ, nan, keys = found.differ | found.unknown, np.isnan(x), to_keys(x)
+        found, neither = PointResults.of(program, x, kinds), program.is_undefined(x, kinds)
+    nan, keys = np.isnan(x), to_keys(x)
+    neither &= ~nan
     boxes, results = BoxBatch(kinds, keys, keys, np.zeros(len(x), np.uint8)), found[:2]
-    collector.note("nan", boxes, *results, (differ | found.zero_sign) & nan)
-    collector.note("infinity", boxes, *results, differ & ~nan)
+    at_all = found.differ | found.unknown | found.zero_sign
+    collector.note("nan", boxes, *results, at_all & nan)
+    collector.note("infinity", boxes, *results, (found.differ | found.unknown) & ~nan & ~neither)
     collector.note("zero", boxes, *results, found.zero_sign & ~nan)
+    return found._replace(unknown=neither), keys
 
 
 _RANDOM = 4096

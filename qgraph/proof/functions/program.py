@@ -145,6 +145,11 @@ class PairProgram:
         )
         return reference, candidate
 
+    def is_undefined(self, x: Float32, kind: Channels) -> Mask:
+        """Return whether ONNX defines neither result, at inputs ``x`` ``[n]`` in ``kind``."""
+        reference, candidate = self.points(x, kind, zero=False)
+        return np.asarray(reference.undefined & candidate.undefined)
+
     def settled_points(self, x: Float32, kind: int) -> tuple[Float32, Float32] | None:
         """Return the two results at inputs ``x`` ``[n]`` in the channels of one kind.
 

@@ -132,6 +132,16 @@ def test_a_limit_on_boxes_is_kept(cones: SimpleNamespace) -> None:
     assert "boxes" in finding.undecided
 
 
+def test_an_infinity_whose_result_is_left_open_is_no_difference() -> None:
+    b = Builder()
+    x = b.Mul(b.input, 0.0)  # NaN at the infinities, which no integer type has
+    one, other = (b.Cast(b.Cast(x, to=kind), to="FLOAT") for kind in ("INT8", "INT32"))
+    finding = decide(one, other)
+    assert finding.undecided is not None
+    assert "leaves open" in finding.undecided
+    assert not finding.infinity_differs
+
+
 def test_a_cast_out_of_range_is_undecided_and_a_shielded_one_is_not() -> None:
     b = Builder()
     rounded = b.Round(b.input)

@@ -176,7 +176,8 @@ def test_results_last_as_long_as_they_are_needed(small: int) -> None:
     b = Builder()
     x = b.Mul(b.Mul(b.input, F(2.0**127)), 4.0)
     # the Cast hands its operand on; what is computed next must not overwrite it
-    code = b.Cast(b.Max(b.Cast(b.Min(x, 100.0), to="INT8"), np.int8(-5)), to="FLOAT")
+    inside = b.Max(b.Min(x, 100.0), -128.0)
+    code = b.Cast(b.Max(b.Cast(inside, to="INT8"), np.int8(-5)), to="FLOAT")
     other = b.Mul(b.Add(x, 1.0), 3.0)
     found = enumerate_inputs(b.Add(code, other), b.Add(other, code))
     assert (found.differing, found.zero_sign) == (0, 0)
