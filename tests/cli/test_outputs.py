@@ -174,16 +174,24 @@ def test_a_full_disk_behind_standard_output_leaves_no_file(files):
     assert everything(files) == before
 
 
-@pytest.mark.slow
-def test_a_reader_that_goes_away_costs_no_output(files):
+def status_without_reader(*arguments):
     read, write = os.pipe()
     os.close(read)
     code = "import sys; from qgraph.cli.main import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
-        [sys.executable, "-c", code, *FOLD], stdout=write, stderr=write, check=False
+        [sys.executable, "-c", code, *arguments], stdout=write, stderr=write, check=False
     )
     os.close(write)
-    assert done.returncode == 141
+    return done.returncode
+
+
+def test_a_reader_that_goes_away_is_said_by_the_status():
+    assert status_without_reader("explain", "QG001") == 141
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_costs_no_output(files):
+    assert status_without_reader(*FOLD) == 141
     assert Path("out.onnx").exists()
 
 
