@@ -101,7 +101,7 @@ class Draft:
     def opset(self) -> int:
         """The lowest opset that has all operators, types and forms drafted."""
         lowest = max([self._needs, *map(first_opset, self.nodes)])
-        if self.x.dtype is not ir.DataType.BFLOAT16:
+        if self.half is not ir.DataType.BFLOAT16:
             return lowest
         rounds = any(node.op_type == "Round" for node in self.nodes)
         return max(lowest, _ROUNDS_BFLOAT16 if rounds else _HAS_BFLOAT16)

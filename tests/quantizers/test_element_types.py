@@ -40,3 +40,27 @@ def test_the_result_is_valid_at_full_check(to):
     before, after = (m.run(x, backend="numpy")["y"] for m in (original, converted))
     assert before.dtype == after.dtype == np.float16
     np.testing.assert_array_equal(before, after)
+
+
+DECODED = """<ir_version: 10, opset_import: ["": 21]> net (float16[4] x) => (float16[4] y)
+<KIND[4] w = {0, 5, 100, LAST}, float16 s = {8192}, KIND z = {3}> {
+    d = DequantizeLinear (w, s, z)
+    y = Add (x, d)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "last", "spelling"), [("uint8", 255, "Cast+Sub+Mul"), ("uint16", 4098, None)]
+)
+def test_integer_codes_are_decoded_in_float16_where_it_holds_them(kind, last, spelling):
+    """4098 is no float16 number: 4098 - 3 would be 4096 - 3."""
+    text = DECODED.replace("KIND", kind).replace("LAST", str(last))
+    decoded = qgraph.load(onnx.parser.parse_model(text))
+    (entry,) = decoded.apply(ConvertDialect(to="onnx")).sites
+    assert entry.spelling == spelling
+    if spelling is not None:
+        scale = np.uint16(8192).view(np.float16)  # 2**-7
+        expected = (np.array([0, 5, 100, last]) - 3) * float(scale)
+        y = decoded.run({"x": np.zeros(4, np.float16)}, backend="numpy")["y"]
+        assert y.dtype == np.float16
+        np.testing.assert_array_equal(y.astype(float), expected)
