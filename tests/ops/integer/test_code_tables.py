@@ -259,7 +259,9 @@ def test_what_cannot_be_spelled_is_refused_with_a_reason(
 def test_an_operator_of_onnx_runtime_without_kernel_is_named_with_what_can_be_done():
     text = """<ir_version: 8, opset_import: ["": 13, "com.microsoft": 1]>
         g (float[4] x) => (float[4] y) { y = com.microsoft.QuickGelu (x) }"""
-    with pytest.raises(UnsupportedError, match=r"QuickGelu is an operator of ONNX Runtime.*no kernel"):
+    with pytest.raises(
+        UnsupportedError, match=r"QuickGelu is an operator of ONNX Runtime.*no kernel"
+    ):
         Executor(ir.from_onnx_text(text))
 
 
