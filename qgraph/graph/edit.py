@@ -80,7 +80,8 @@ class Draft:
         self.entry = next(entries, None)
         shape = None if region.x.shape is None else ir.Shape(region.x.shape)
         self.x = ir.Value(name=region.x.name, type=region.x.type, shape=shape)
-        types = (region.x.dtype, region.y.dtype)
+        # Regions of several data inputs have none that counts; their drafts state all types.
+        types = () if region.x.dtype is None else (region.x.dtype, region.y.dtype)
         self.half = next((kind for kind in types if kind in HALF_TYPES), None)
         self.y: ir.Value = self.x
         self.others: dict[ir.Value, ir.Value] = {}
