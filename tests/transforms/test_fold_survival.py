@@ -78,7 +78,7 @@ for limit in (300, 1500, 2200):
             rewrite(path, path, FoldWeights(), writing=Writing(in_place=True, size_threshold=64),
                     report=folder / "r.json" if limit == 300 else None)
         except QGraphError as error:
-            assert "cannot be written" in str(error) and "is untouched" in str(error), error
+            assert "cannot be written" in str(error) and "is unchanged" in str(error), error
             os._exit(7)
         os._exit(0)
     _, status = os.waitpid(child, 0)

@@ -207,6 +207,7 @@ def test_an_undecided_certificate_is_not_refuted():
     assert verify(document, *pair) == "undecided"
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
 @pytest.mark.parametrize("name", ["brev_cnn_fp8e4m3", "nncf_cnn_w4a4", "brev_cnn_w4a4_trunc"])
 def test_certificates_of_real_models_hold(real_models, name, to):
