@@ -95,7 +95,9 @@ def _read(path: Path, expected: str, reader: Callable[[Any], Any]) -> Any:
             return reader(np.load(file, allow_pickle=False))
     except Exception as error:
         # Any bytes at all may be given, and NumPy and zipfile have many errors for them.
-        what = error if isinstance(error, OSError | ValueError) else unexpected(error)
+        what = str(error) if isinstance(error, OSError | ValueError) else unexpected(error)
+        if "pickle" in what:  # NumPy takes any other bytes for Python objects
+            what = "it is neither .npy nor .npz, or holds Python objects"
         raise ExecutionError(
             f"{path}: cannot be read ({what}), expected {expected} as numpy saves it. "
             "Correct the path, or save it anew."

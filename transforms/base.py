@@ -180,7 +180,7 @@ class Transform(ir.passes.InPlacePass):
             try:
                 value = each.read(getattr(self, each.name))
             except OptionError as error:
-                raise OptionError(f"Pass {self.name!r}, {error}") from error
+                raise OptionError(f"Pass {self.name!r}: {error}") from error
             object.__setattr__(self, each.name, value)
             if value is Exactness.DIFFERENT:
                 levels = ", ".join(level for level in Exactness if level is not value)
@@ -309,7 +309,7 @@ def parse_spec(text: str) -> Transform:
         try:
             values[name] = options[name].parse(value)
         except OptionError as error:
-            raise OptionError(f"Pass {cls.name!r}, {error}") from error
+            raise OptionError(f"Pass {cls.name!r}: {error}") from error
     missing = [each for each in options.values() if each.is_required and each.name not in values]
     if missing:
         name = missing[0].name
