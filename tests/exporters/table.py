@@ -36,7 +36,6 @@ NOT_INSTALLED = (
 
 WHY_NONE = {
     "torchao/int8_weights_optimized": "the exporter folded the codes to floats",
-    "nncf/torch_compress_int4": "codes of 4 bits are unpacked by BitShift, which is not recognised",
     "modelopt/int8_mlp": "ModelOpt quantizes nothing here; the file is float16",
     "modelopt/torch_fp8": "operators of TensorRT, which only the dialects qdq and onnx replace",
     "quark/bf16": "Quark's own operators, which only the dialects qdq and onnx replace",

@@ -33,6 +33,25 @@ WEIGHTS = {
     "r = Reshape (d, sizes) y = MatMul (x, r) }",
     "transposed": f"<uint8[3,4] w = {CODES}, float[1,3] s = {{0.1, 0.33, 0.7}}> "
     "{ t = Transpose (w) c = Cast <to = 1> (t) d = Mul (c, s) y = MatMul (x, d) }",
+    "unpacked from bytes": "<uint8[6,1] w = {18, 52, 250, 101, 7, 240}, "
+    "uint8[6,1] p = {19, 84, 150, 0, 17, 8}, uint8 low = {15}, uint8 four = {4}, "
+    "int64[2] sizes = {4, 3}, int64[3] groups = {2, 2, 3}, int64[3] points = {2, 1, 3}, int64[1] zero = {0}, "
+    "int64[1] three = {3}, float16[2,1,3] s = {11878, 13640, 14746, 11878, 13640, 14746}> "
+    '{ a = BitwiseAnd (w, low) b = BitShift <direction = "RIGHT"> (w, four) '
+    "c = Concat <axis = -1> (a, b) g = Reshape (c, groups) f = Cast <to = 10> (g) "
+    "h = BitwiseAnd (p, low) t = Slice (h, zero, three, zero) u = Slice (h, zero, three, zero) "
+    "z = Concat <axis = 0> (t, u) zz = Reshape (z, points) zf = Cast <to = 10> (zz) "
+    "e = Sub (f, zf) d = Mul (e, s) r = Reshape (d, sizes) k = Cast <to = 1> (r) "
+    "y = MatMul (x, k) }",
+    "unpacked by arithmetic shifts": "<int8[6,1] w = {18, -52, -6, 101, 7, -16}, "
+    "uint8 four = {4}, uint8 zero = {0}, uint8 ones = {255}, int8 below = {0}, int8 eight = {8}, "
+    "int8 low = {15}, int64[2] sizes = {4, 3}, float[1,3] s = {0.1, 0.33, 0.7}> "
+    '{ u = Cast <to = 2> (w) n = Less (w, below) v = BitShift <direction = "RIGHT"> (u, four) '
+    'm = BitShift <direction = "RIGHT"> (ones, four) q = BitwiseNot (m) o = BitwiseOr (v, q) '
+    "oc = Cast <to = 3> (o) vc = Cast <to = 3> (v) high = Where (n, oc, vc) "
+    "masked = BitwiseAnd (w, low) under = Sub (masked, eight) "
+    "c = Concat <axis = 1> (under, high) r = Reshape (c, sizes) f = Cast <to = 1> (r) "
+    "d = Mul (f, s) y = MatMul (x, d) }",
     "of channels": f"<uint8[4,3] w = {CODES}, float[3] s = {{0.1, 0.33, 0.7}}, "
     "float[3] z = {7, 8, 9}> "
     "{ c = Cast <to = 1> (w) e = Sub (c, z) d = Mul (e, s) y = MatMul (x, d) }",
@@ -50,7 +69,7 @@ def results(model: Model, name: str = "y") -> Any:
     return ReferenceEvaluator(model.to_proto()).run([name], {"x": DATA})[0]
 
 
-@pytest.mark.cases(fast=10)
+@pytest.mark.cases(fast=14)
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("step", [ConvertDialect(to="qdq"), FoldWeights()], ids=["convert", "fold"])
 def test_codes_are_decoded_by_dequantize_linear(step: Any, name: str) -> None:
@@ -69,7 +88,32 @@ def test_codes_are_decoded_by_dequantize_linear(step: Any, name: str) -> None:
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_info_shows_them(name: str) -> None:
     (found,) = overview(made(WEIGHTS[name]).ir).quantizers
-    assert (found.weight, found.format) == (True, "uint8")
+    formats = {"unpacked from bytes": "uint4", "unpacked by arithmetic shifts": "int4"}
+    assert (found.weight, found.format) == (True, formats.get(name, "uint8"))
+
+
+def test_unpacked_codes_are_stored_in_the_type_that_the_opset_has() -> None:
+    """The codes of the low halves are those less 8; the high ones are signed."""
+    model = made(WEIGHTS["unpacked by arithmetic shifts"])
+    model.apply(ConvertDialect(to="qdq"))
+    (decode,) = model.nodes("DequantizeLinear")
+    codes = decode.inputs[0].const_value
+    assert codes.dtype is ir.DataType.INT4
+    assert codes.numpy().reshape(-1).tolist() == [-6, 1, 4, -4, 2, -1, -3, 6, -1, 0, -8, -1]
+    older = load(
+        ir.from_onnx_text(HEAD.replace("21", "18") + WEIGHTS["unpacked by arithmetic shifts"])
+    )
+    older.apply(ConvertDialect(to="qdq", opset=20))
+    (decode,) = older.nodes("DequantizeLinear")
+    assert decode.inputs[0].const_value.dtype is ir.DataType.INT8
+
+
+def test_blocks_below_their_opset_are_refused_with_the_opset() -> None:
+    older = load(ir.from_onnx_text(HEAD.replace("21", "18") + WEIGHTS["in groups"]))
+    report = older.apply(ConvertDialect(to="qdq", opset=20))
+    (site,) = report.sites
+    assert (site.outcome, site.reason.id) == ("refused", "QG002")
+    assert "allow opset 21" in site.reason
 
 
 def test_minifloats_are_decoded_too() -> None:

@@ -24,7 +24,7 @@ from qgraph.quantizers.movement import encoder_of, join_pairs
 from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report, SiteStatus, operator_name
-from qgraph.transforms.drafts.choice import DYNAMIC, entry, label, refused
+from qgraph.transforms.drafts.choice import DYNAMIC, entry, label, opset_reason, refused
 from qgraph.transforms.drafts.versions import raise_opset
 from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
 from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
@@ -79,11 +79,15 @@ def lower_decompressed(model: Model, opset: int | None, report: Report) -> None:
         report: gets an entry for each constant.
     """
     editor, limit = Editor(model.ir), ceiling(model.ir, opset)
-    decisions = [
-        (found, draft)
-        for found in decompressed(model.ir)
-        if (draft := found.draft(editor)).opset <= limit
-    ]
+    decisions = []
+    for found in decompressed(model.ir, limit):
+        draft = found.draft(editor)
+        if draft.opset <= limit:
+            decisions.append((found, draft))
+        else:
+            draft.discard()
+            reason = opset_reason("its DequantizeLinear", draft.opset, limit)
+            report.sites.append(refused(found.nodes[-1], reason))
     report.notes += raise_opset(model.ir, (draft.opset for _, draft in decisions))
     for found, draft in decisions:
         node, form = found.nodes[-1], draft.spelling
