@@ -35,8 +35,9 @@ WEIGHTS = {
     "{ t = Transpose (w) c = Cast <to = 1> (t) d = Mul (c, s) y = MatMul (x, d) }",
     "unpacked from bytes": "<uint8[6,1] w = {18, 52, 250, 101, 7, 240}, "
     "uint8[6,1] p = {19, 84, 150, 0, 17, 8}, uint8 low = {15}, uint8 four = {4}, "
-    "int64[2] sizes = {4, 3}, int64[3] groups = {2, 2, 3}, int64[3] points = {2, 1, 3}, int64[1] zero = {0}, "
-    "int64[1] three = {3}, float16[2,1,3] s = {11878, 13640, 14746, 11878, 13640, 14746}> "
+    "int64[2] sizes = {4, 3}, int64[3] groups = {2, 2, 3}, int64[3] points = {2, 1, 3}, "
+    "int64[1] zero = {0}, int64[1] three = {3}, "
+    "float16[2,1,3] s = {11878, 13640, 14746, 11878, 13640, 14746}> "
     '{ a = BitwiseAnd (w, low) b = BitShift <direction = "RIGHT"> (w, four) '
     "c = Concat <axis = -1> (a, b) g = Reshape (c, groups) f = Cast <to = 10> (g) "
     "h = BitwiseAnd (p, low) t = Slice (h, zero, three, zero) u = Slice (h, zero, three, zero) "
