@@ -110,21 +110,31 @@ def test_numbers_as_people_read_them():
     assert [percent(n) for n in (None, 0.0, 1e-7, 0.25)] == ["-", "0.00%", "<0.01%", "25.00%"]
 
 
+def until(capsys, text: str, *, tries: int = 600) -> str:
+    """What is shown until a text is; the bar draws from another thread, ten times a second."""
+    shown = ""
+    for _ in range(tries):
+        shown += capsys.readouterr().err
+        if text in shown:
+            break
+        time.sleep(0.05)
+    return shown
+
+
 def test_progress_shows_on_terminals_when_work_takes_long(capsys, terminal, monkeypatch):
     monkeypatch.setattr(output, "_DELAY_SECONDS", 0.01)
 
-    def work(talk: Talk) -> str:
+    def work(talk: Talk, tries: int) -> str:
         with output.ProgressBar(talk) as bar:
             bar.tell("reading", 0, 0)
-            time.sleep(0.3)
+            shown = until(capsys, "reading", tries=tries)
             bar.tell("writing \x1b[2J", 1, 2)
-            time.sleep(0.3)
-        return capsys.readouterr().err
+            return shown + until(capsys, "writing", tries=tries)
 
-    assert work(Talk()) == ""
+    assert work(Talk(), 4) == ""
     terminal(80)
-    assert work(Talk(quiet=True)) == ""
-    shown = work(Talk())
+    assert work(Talk(quiet=True), 4) == ""
+    shown = work(Talk(), 600)
     assert "reading" in shown
     assert r"writing \x1b[2J" in shown
 
@@ -134,10 +144,9 @@ def test_progress_in_bytes_tells_the_rate_and_the_time_left(capsys, terminal, mo
     terminal(120)
     with output.ProgressBar(Talk()) as bar:
         bar.tell_bytes("writing", 0, 0)
-        time.sleep(0.3)
+        until(capsys, "writing")
         bar.tell_bytes("writing", 1 << 30, 4 << 30)
-        time.sleep(0.3)
-    shown = capsys.readouterr().err
+        shown = until(capsys, " left")
     assert "1.0 GiB of 4.0 GiB" in shown
     assert "/s, 0:0" in shown
     assert " left" in shown
