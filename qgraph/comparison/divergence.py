@@ -16,6 +16,7 @@ from qgraph.comparison.report import TensorComparison
 from qgraph.errors import ModelError, UnsupportedError
 from qgraph.execution.executor import Executor
 from qgraph.graph.opset.versions import declare_domains, minimum_ir_version
+from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import ancestors, sources
 from qgraph.model import Model
 from qgraph.proof.matching.classes import Class
@@ -201,7 +202,7 @@ def _compare_block(
         TensorComparison(
             match.reference,
             match.candidate,
-            match.node.name or str(match.node.outputs[0].name),
+            node_name(match.node),
             operator_name(match.node),
             compared[place],
         )

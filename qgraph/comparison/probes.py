@@ -29,6 +29,7 @@ from qgraph.errors import ExecutionError, OperatorError
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import make_inputs
 from qgraph.graph.constants import constant_expression
+from qgraph.graph.scopes import node_name
 from qgraph.model import Model
 from qgraph.numerics.float32 import Keys, from_keys, to_keys
 from qgraph.proof.matching.operators import is_reshape, operands
@@ -138,7 +139,7 @@ def make_probes(
     for each in data_quantizers(frozen.ir.graph):
         if not isinstance(each, DataQuantizer):
             node, reason = each
-            label, data = node.name or str(node.outputs[0].name), node.inputs[0]
+            label, data = node_name(node), node.inputs[0]
             name = "" if data is None else str(data.name)
             found.reports.append(ProbeReport(label, name, reason=reason))
         elif str(each.data.name) in changing:

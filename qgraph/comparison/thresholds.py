@@ -18,6 +18,7 @@ from qgraph.execution.executor import Executor
 from qgraph.execution.input_shapes import static
 from qgraph.execution.inputs import input_grid
 from qgraph.graph.constants import constant_expression
+from qgraph.graph.scopes import node_name
 from qgraph.model import Model
 from qgraph.numerics import Float32
 from qgraph.numerics.float32 import Keys, from_keys, to_keys
@@ -55,7 +56,7 @@ class DataQuantizer:
     @property
     def label(self) -> str:
         """Name of the node, or of its output if it has none."""
-        return self.node.name or str(self.node.outputs[0].name)
+        return node_name(self.node)
 
     def quantize(self, data: Float32) -> Array:
         """Return the output of the node for ``data``."""

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from qgraph.errors import ModelError
 from qgraph.graph.inference.dimensions import Dim, symbol
 from qgraph.graph.inference.walk import named
+from qgraph.numerics.values import fingerprint
 
 Pair = tuple[ir.Value, ir.Value]
 """A value of the reference and one of the candidate."""
@@ -92,7 +93,7 @@ def are_equal_defaults(reference: ir.Value, candidate: ir.Value) -> bool:
     if reference.const_value is None or candidate.const_value is None:
         return False
     one, other = reference.const_value.numpy(), candidate.const_value.numpy()
-    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    return fingerprint(one) == fingerprint(other)
 
 
 def conflict(reference: ir.Value, candidate: ir.Value) -> str | None:
@@ -103,16 +104,14 @@ def conflict(reference: ir.Value, candidate: ir.Value) -> str | None:
     kinds = reference.dtype, candidate.dtype
     if None not in kinds and kinds[0] != kinds[1]:
         return _differ(reference, *(kind.name for kind in kinds if kind is not None))
-    if reference.shape is None or candidate.shape is None:
+    ours, theirs = stated_shape(reference), stated_shape(candidate)
+    if ours is None or theirs is None:
         return None
-    sizes = [
-        [size if isinstance(size, int) else None for size in shape.dims]
-        for shape in (reference.shape, candidate.shape)
-    ]
-    fits = len(sizes[0]) == len(sizes[1]) and all(
-        None in (a, b) or a == b for a, b in zip(*sizes, strict=True)
-    )
-    return None if fits else _differ(reference, *map(str, (reference.shape, candidate.shape)))
+    pairs = zip(ours, theirs, strict=False)
+    numbers = [set(pair) for pair in pairs if all(isinstance(size, int) for size in pair)]
+    if len(ours) == len(theirs) and all(len(sizes) == 1 for sizes in numbers):
+        return None
+    return _differ(reference, *map(str, (reference.shape, candidate.shape)))
 
 
 def _differ(value: ir.Value, one: str, other: str) -> str:
@@ -163,7 +162,7 @@ def common_domain(reference: ir.Model, candidate: ir.Model) -> Domain:
     each other in stays as each of them states it.
     """
     values = [list(model.graph.inputs) for model in (reference, candidate)]
-    stated = [list(map(_dims, side)) for side in values]
+    stated = [list(map(stated_shape, side)) for side in values]
     pairs = [
         (values[0].index(ours), values[1].index(theirs))
         for ours, theirs in inputs(reference.graph, candidate.graph)
@@ -190,14 +189,14 @@ def common_domain(reference: ir.Model, candidate: ir.Model) -> Domain:
     return Domain(shapes, _shared(classes, sizes, values), reasons)
 
 
-def _dims(value: ir.Value) -> list[int | str | None] | None:
-    """Return the dimensions that an input states: a size, a name, or None."""
+def stated_shape(value: ir.Value) -> tuple[int | str | None, ...] | None:
+    """Return the shape of a value: for each dimension a size, a name, or None if it has neither."""
     if value.shape is None:
         return None
-    return [
+    return tuple(
         (size if size >= 0 else None) if isinstance(size, int) else size.value
         for size in value.shape.dims
-    ]
+    )
 
 
 def _classes(

@@ -10,8 +10,9 @@ from collections import ChainMap, deque
 from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
 
-from qgraph.errors import ModelError, where
+from qgraph.errors import ModelError, UnsupportedError, where
 
 Scope = ChainMap[str, ir.Value]
 
@@ -117,6 +118,28 @@ def remove_constant(value: ir.Value) -> None:
         producer.graph.remove(producer, safe=True)
     elif value.is_initializer() and isinstance(owner, ir.Graph):
         del owner.initializers[value.name or ""]
+
+
+def node_name(node: ir.Node) -> str:
+    """Return the name of a node; an unnamed one is named after its first output."""
+    return node.name or str(node.outputs[0].name if node.outputs else "")
+
+
+def inline_functions(model: ir.Model) -> None:
+    """Replace the calls of functions by their nodes, in place.
+
+    Raises:
+        UnsupportedError: functions call each other in a circle, or are of another opset.
+    """
+    if not model.functions:
+        return
+    try:
+        InlinePass()(model)
+    except (ir.passes.PassError, ValueError, KeyError) as error:
+        raise UnsupportedError(
+            f"The functions of the model cannot be inlined ({error}), expected functions of the "
+            "opsets of the model and without a circle. Inline them with the tool that wrote them."
+        ) from error
 
 
 def check_names(model: ir.Model) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.graph.opset.history import QDQ_SINCE
+from qgraph.graph.scopes import node_name
 from qgraph.graph.tensors import slots, stored_bytes
 from qgraph.numerics.formats import FORMATS, IntFormat, find_minifloat
 from qgraph.numerics.rounding import Rounding
@@ -207,7 +208,7 @@ class QuantizerInfo:
 def quantizer_info(found: Site | Refusal, opset: int) -> QuantizerInfo:
     """Return the properties of a quantizer; packed codes may use the types of ``opset``."""
     root = found.root
-    name, op = root.name or root.outputs[0].name or "", operator_name(root)
+    name, op = node_name(root), operator_name(root)
     if isinstance(found, Refusal):
         if root.op_type not in ("QuantizeLinear", "DequantizeLinear"):
             return QuantizerInfo(name, op, reason=found.reason)
@@ -243,7 +244,7 @@ def coded_info(tensor: CodedTensor) -> QuantizerInfo:
     node = tensor.node
     scale, zero_point = tensor.scale, tensor.zero_point
     return QuantizerInfo(
-        node.name or node.outputs[0].name or "",
+        node_name(node),
         operator_name(node),
         dialect="dynamic" if tensor.is_dynamic else "qoperator",
         format=tensor.format,

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.execution.alone import runs_alone
 from qgraph.graph.constants import freeze_inputs, overridable
+from qgraph.graph.interface import stated_shape
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.scopes import is_control, nodes_of, owners
 from qgraph.inventory.info import QuantizerInfo, coded_info, packed_bytes, quantizer_info
@@ -117,10 +118,9 @@ def overview(model: ir.Model) -> Overview:
 
 
 def _value_info(value: ir.Value) -> ValueInfo:
-    shape = None
-    if value.shape is not None:
-        shape = [size if isinstance(size, int) else size.value for size in value.shape]
-    return ValueInfo(value.name or "", value.dtype.name if value.dtype else None, shape)
+    shape = stated_shape(value)
+    dtype = value.dtype.name if value.dtype else None
+    return ValueInfo(value.name or "", dtype, None if shape is None else list(shape))
 
 
 def _unsupported(model: ir.Model) -> Iterator[ir.Node]:

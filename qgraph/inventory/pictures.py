@@ -13,6 +13,7 @@ import onnx_ir as ir
 from qgraph.errors import OptionError, QGraphError, UnsupportedError
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
+from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import between
 from qgraph.inventory.statistics import Statistics
 from qgraph.ops.static_parameters import settled
@@ -271,7 +272,7 @@ def _function(site: Site, builder: Builder) -> Expr:
     Raises:
         UnsupportedError: it has no definition over single values.
     """
-    name = site.root.name or site.root.outputs[0].name
+    name = node_name(site.root)
     if site.x.dtype not in (None, ir.DataType.FLOAT):
         raise UnsupportedError(
             f"{name!r}: decodes {site.x.dtype} codes, expected a quantizer of float32 values. "

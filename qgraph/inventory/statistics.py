@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.graph.scopes import node_name
 from qgraph.inventory.info import format_of
 from qgraph.numerics.minifloat import snap
 from qgraph.numerics.rounding import Rounding, round_to_integer
@@ -122,7 +123,7 @@ class QuantizerStatistics:
 
     def __init__(self, found: Site | Refusal, main: ir.Graph) -> None:
         root = found.root
-        self.node, self.op = root.name or root.outputs[0].name or "", operator_name(root)
+        self.node, self.op = node_name(root), operator_name(root)
         self.tensor = str(root.outputs[0].name)
         self.values = TensorStatistics(self.tensor)
         self.weight = False

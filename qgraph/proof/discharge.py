@@ -16,6 +16,7 @@ import onnx_ir as ir
 from qgraph.evidence import Cases
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.interface import Pair
+from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import between, dominators
 from qgraph.numerics import Array
 from qgraph.numerics.float32 import from_keys
@@ -184,7 +185,7 @@ def _compare_constants(matching: Matching, claim: EqualityClaim) -> PairOutcome:
 
 def names(nodes: Sequence[ir.Node]) -> tuple[str, ...]:
     """Return the names of nodes; unnamed ones are named after their first output."""
-    return tuple(node.name or str(node.outputs[0].name) for node in nodes)
+    return tuple(map(node_name, nodes))
 
 
 _CASES = 1 << 22

@@ -13,7 +13,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
 from qgraph.graph.schema import is_declared
-from qgraph.graph.scopes import owners
+from qgraph.graph.scopes import node_name, owners
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _STANDARD = ("", "ai.onnx")
@@ -92,7 +92,7 @@ def _form(node: ir.Node, imports: Mapping[str, int], *, call: bool, inside: bool
     common = NodeForm(
         domain,
         node.op_type,
-        node.name or str(node.outputs[0].name if node.outputs else ""),
+        node_name(node),
         call=call,
         inside=inside,
         declared=domain in imports or (domain == "" and "ai.onnx" in imports),

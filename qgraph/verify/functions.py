@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import EquivalenceError, OperatorError, UnsupportedError
-from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys
+from qgraph.numerics import Array, Mask
+from qgraph.numerics.float32 import HIGHEST, LOWEST, Keys, from_keys
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import Operator, operator_of
 from qgraph.verify.primitives import HALVES, Ranges, Span
 from qgraph.verify.reading import Reading
 from qgraph.verify.shapes import Shape
-
-Array = npt.NDArray[Any]
-Mask = npt.NDArray[np.bool_]
-Keys = npt.NDArray[np.int64]
 
 _REAL = HALVES | {ir.DataType.FLOAT}
 _ZEROS = (-0.0, 0.0)
@@ -100,8 +97,8 @@ class Function:
             if operator is None:
                 result_span = getattr(ranges, node.op_type)(*operands, **arguments)
             elif data is not None and data.dtype in HALVES and not operator.schema.standard:
-                kernel = _kernel(operator, node)
-                result_span = ranges.kernel(kernel, data.dtype, operands)
+                run = functools.partial(operator.run, node)
+                result_span = ranges.kernel(run, data.dtype, operands)
             else:
                 operands += [None] * (len(operator.schema.inputs) - len(operands))
                 ranges.division = _division(node)
@@ -163,10 +160,6 @@ class Function:
                 raise UnsupportedError(f"the axis of {node.op_type} is not known, or blocked")
             wide = wide.reshape([wide.size if i == axis % rank else 1 for i in range(rank)])
         self.constants[node, index] = wide
-
-
-def _kernel(operator: Operator, node: ir.Node) -> Callable[..., Array]:
-    return lambda *arrays: operator.run(node, arrays)
 
 
 def _division(node: ir.Node) -> ir.DataType | None:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import constant
-from qgraph.graph.opset.history import SAME, first_version, versions_between
+from qgraph.graph.opset.versions import OLDEST, changes
 from qgraph.graph.schema import attribute_values
 from qgraph.graph.scopes import subgraphs
 from qgraph.ops.operator import operator_of
@@ -19,9 +19,6 @@ def names(text: str) -> frozenset[str]:
     """Return the names in a text."""
     return frozenset(text.split())
 
-
-_OLDEST = 9
-"""The lowest opset from which all changes of operators are listed."""
 
 _REVIEWED = 28
 """The opset up to which the standard operators were reviewed for signs of zeros."""
@@ -88,11 +85,7 @@ def meaning(node: ir.Node, imports: Mapping[str, int]) -> Hashable:
 
 def _version(name: str, opset: int) -> Hashable:
     """Return the last opset that changed the meaning of a standard operator."""
-    if opset < _OLDEST:
-        return "opset", opset
-    same = (first_version(name), *SAME.get(name, ()))
-    changed = [step for step in versions_between(name, _OLDEST, opset) if step not in same]
-    return changed[-1] if changed else 0
+    return ("opset", opset) if opset < OLDEST else max(changes(name, OLDEST, opset), default=0)
 
 
 def tells_zeros_apart(node: ir.Node, index: int) -> bool:

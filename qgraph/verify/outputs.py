@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 
 import onnx_ir as ir
 
+from qgraph.graph.interface import Pair
 from qgraph.numerics.values import fingerprint
 from qgraph.verify.operators import (
     forgets_zero_signs,
@@ -21,7 +22,7 @@ from qgraph.verify.operators import (
     meaning,
     tells_zeros_apart,
 )
-from qgraph.verify.reading import Pair, Reading
+from qgraph.verify.reading import Reading
 from qgraph.verify.regions import Equality
 
 
@@ -60,11 +61,9 @@ class EqualValues:
         """Return why the outputs are not proved equal; None if they are."""
         for a, b in outputs:
             if self._class(a) != self._class(b):
-                message = f"no region proves output {a.name!r} equal in both models"
                 node = self._unequal
-                return (
-                    message if node is None else f"{message}; {node.op_type} {node.name!r} differs"
-                )
+                first = "" if node is None else f"; {node.op_type} {node.name!r} differs"
+                return f"no region proves output {a.name!r} equal in both models{first}"
         return None
 
     def _number(self, key: Hashable) -> int:
@@ -90,9 +89,7 @@ class EqualValues:
                     natural = known[0]
                 own = natural if array is None else self._number(fingerprint(array))
                 if array is not None and (not self._known or own in self._known):
-                    self._merged.setdefault(
-                        natural, own
-                    )  # shares the class of the constant that it computes
+                    self._merged.setdefault(natural, own)  # the class of the constant it computes
                 else:
                     own = self._merged.get(natural, natural)
                     own = self._keep_signs(node, value, known, own)

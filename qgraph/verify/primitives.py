@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
+from qgraph.numerics import Array, Mask
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.primitives import NUMPY
 
-Array = npt.NDArray[Any]
-Mask = npt.NDArray[np.bool_]
 Attributes = Mapping[str, Any]
 
 HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-_INTEGER = re.compile(r"(U?)INT(\d+)")
 _MONOTONE = frozenset(
     {"Add", "And", "Cast", "Ceil", "Div", "Floor", "Greater", "GreaterOrEqual", "Less"}
     | {"LessOrEqual", "Max", "Min", "Mul", "Neg", "Not", "Or", "Relu", "Round", "Sign", "Sqrt"}
@@ -48,11 +44,10 @@ def _type(attributes: Attributes) -> ir.DataType:
 
 def _is_open(attributes: Attributes, x: Array) -> Mask:
     """Return where ONNX does not define the result of a Cast."""
-    to = _type(attributes).name if x.dtype != np.bool_ else ""
-    if (integer := _INTEGER.fullmatch(to)) is None:
-        return np.asarray(x < 0) if to == "FLOAT8E8M0" else np.zeros(x.shape, np.bool_)
-    bits = int(integer[2])
-    low, high = (0.0, 2.0**bits) if integer[1] else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1))
+    to = _type(attributes)
+    if x.dtype == np.bool_ or not to.is_integer():
+        return np.asarray((to is ir.DataType.FLOAT8E8M0) & (x < 0))
+    low, high = to.is_signed() * -(2.0 ** (to.bitwidth - 1)), 2.0 ** (to.bitwidth - to.is_signed())
     whole = np.trunc(x)
     return np.asarray(~((whole >= np.float32(low)) & (whole < np.float32(high))))
 
@@ -123,10 +118,12 @@ class Ranges:
         """Return a constant."""
         return Span(array, array, np.zeros(array.shape, np.bool_))
 
-    def kernel(self, run: Callable[..., Array], kind: ir.DataType, operands: list[Span]) -> Span:
+    def kernel(
+        self, run: Callable[[list[Array]], Array], kind: ir.DataType, operands: list[Span]
+    ) -> Span:
         """Return the results of an operator's kernel on float16 or bfloat16 data, by input."""
         x, *rest = (operand.lo for operand in operands)
-        found = run(x.astype(numpy_dtype(kind.name)), *rest).astype(np.float32)
+        found = run([x.astype(numpy_dtype(kind.name)), *rest]).astype(np.float32)
         return Span(found, found, operands[0].bad | ~operands[0].is_point())
 
     def apply(self, name: str, operands: list[Span], attributes: Attributes) -> Span:

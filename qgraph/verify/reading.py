@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
-from qgraph.errors import QGraphError, UnsupportedError
-from qgraph.graph.constants import constant, constant_tensor, overridable
-from qgraph.graph.scopes import nodes_of
+from qgraph.errors import QGraphError
+from qgraph.graph.constants import constant, constant_tensor, freeze_inputs
+from qgraph.graph.schema import versions_of
+from qgraph.graph.scopes import inline_functions, nodes_of
+from qgraph.graph.slices import between
+from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import OPERATORS, operator_of
 from qgraph.verify import shapes
 from qgraph.verify.operators import graphs_of, is_apart
-
-Array = npt.NDArray[Any]
-Pair = tuple[ir.Value, ir.Value]
 
 _COMPUTED = frozenset(NUMPY) - {"Cast", "Gather", "Pow"}
 _KEPT_BYTES = 1 << 16
@@ -37,7 +34,7 @@ class Reading:
         graph: the main graph. Its values have the types and shapes that the checker reads.
         imports: domains and their versions.
         frozen: number of initializers that are also graph inputs and count as constants.
-        order: index of each node in topological order.
+        nodes: all nodes, with those of subgraphs.
 
     Raises:
         UnsupportedError: functions cannot be inlined.
@@ -46,16 +43,11 @@ class Reading:
     def __init__(self, model: ir.Model, *, keep_inputs: bool) -> None:
         OPERATORS.names()  # loads the operators
         copy = model.clone()
-        if copy.functions:
-            _inline(copy)
+        inline_functions(copy)
         self.graph = copy.graph
-        versions = copy.opset_imports.items()
-        self.imports = {("" if domain == "ai.onnx" else domain): n for domain, n in versions}
-        fed = [] if keep_inputs else overridable(self.graph)
-        for value in fed:
-            self.graph.inputs.remove(value)
-        self.frozen = len(fed)
-        self.order = {node: place for place, node in enumerate(nodes_of(self.graph))}
+        self.imports = versions_of(copy.opset_imports)
+        self.frozen = 0 if keep_inputs else freeze_inputs(copy)
+        self.nodes = list(nodes_of(self.graph))
         self._values: dict[str, list[ir.Value]] = {}
         self._constants: dict[ir.Value, Array | None] = {}
         self._computed: set[ir.Value] = set()
@@ -96,15 +88,14 @@ class Reading:
             return None
         if value in self._constants:
             return self._constants[value]
-        found = constant(value)
-        if found is not None:
-            return found
-        node = value.producer()
+        array, node = constant(value), value.producer()
+        if array is not None or node is None:
+            return array
         with np.errstate(all="ignore"), contextlib.suppress(QGraphError, ValueError, TypeError):
-            found = None if node is None else self._compute(node)
-        if found is None or found.nbytes <= _KEPT_BYTES:
-            self._constants[value] = found
-        return found
+            array = self._compute(node)
+        if array is None or array.nbytes <= _KEPT_BYTES:
+            self._constants[value] = array
+        return array
 
     def _compute(self, node: ir.Node) -> Array | None:
         """Return the result of a node on constants, if IEEE 754 determines all its bits."""
@@ -137,31 +128,9 @@ class Reading:
 
         Returns: None if ``end`` depends on other values, or does not depend on ``start``.
         """
-        found: set[ir.Node] = set()
-        met, pending = False, [end]
-        while pending:
-            value = pending.pop()
-            if value is start:
-                met = True
-                continue
-            node = value.producer()
-            if node is None or self.has(value) or is_apart(node):
-                return None
-            if node not in found:
-                found.add(node)
-                pending += self.sources(node)
-        return sorted(found, key=self.order.__getitem__) if met else None
+        return between(end, [start], self._operands)
 
-
-def _inline(model: ir.Model) -> None:
-    own = model.opset_imports.items()
-    imports = [function.opset_imports for function in model.functions.values()]
-    try:
-        if any(other.get(domain, n) != n for other in imports for domain, n in own):
-            raise ValueError("functions of another opset")  # noqa: TRY301
-        InlinePass()(model)
-    except (ir.passes.PassError, ValueError, KeyError) as error:
-        raise UnsupportedError(
-            f"The functions of the model cannot be inlined here ({error}), expected functions of "
-            "the opsets of the model. Inline them with the tool that wrote them."
-        ) from error
+    def _operands(self, value: ir.Value) -> list[ir.Value]:
+        node = value.producer()
+        is_end = node is None or self.has(value) or is_apart(node)
+        return [] if node is None or is_end else self.sources(node)

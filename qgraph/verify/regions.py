@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.certificate import RegionVerdict
 from qgraph.errors import EquivalenceError, OperatorError, UnsupportedError
 from qgraph.exactness import Exactness, Method, PartFinding, ProofVerdict, Status
+from qgraph.graph.interface import Pair
+from qgraph.graph.scopes import node_name
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.values import compare_values
 from qgraph.verify.functions import Both, Compared, Function, check_equal
-from qgraph.verify.reading import Pair, Reading
-from qgraph.verify.shapes import Shape, merged, shape_of
+from qgraph.verify.reading import Reading
+from qgraph.verify.shapes import merged, shape_of
 
-Array = npt.NDArray[Any]
 Sides = tuple[Reading, Reading]
 Found = dict[str, Any]
 
@@ -71,9 +71,8 @@ def check(
     except EquivalenceError as error:
         if as_written or not isinstance(error, _OtherFormError):
             return PartFinding(Status.REFUTED, str(error)), None
-        return PartFinding(
-            Status.UNCHECKED, f"the prover may have rewritten the nodes: {error}"
-        ), None
+        reason = f"the prover may have rewritten the nodes: {error}"
+        return PartFinding(Status.UNCHECKED, reason), None
     except (UnsupportedError, OperatorError, ValueError, TypeError) as error:
         return PartFinding(Status.UNCHECKED, str(error)), None
 
@@ -120,11 +119,6 @@ def _check(region: RegionVerdict, sides: Sides, exit_: Pair, entries: tuple[Pair
     return Equality(exit_, entries, tells_zeros_apart, lossy)
 
 
-def node_name(node: ir.Node) -> str:
-    """Return the name of a node; an unnamed one is named after its first output."""
-    return node.name or str(node.outputs[0].name)
-
-
 def _check_nodes(region: RegionVerdict, parts: Sequence[Sequence[ir.Node]]) -> None:
     stated = region.reference_nodes, region.candidate_nodes
     if any(sorted(map(node_name, p)) != sorted(s) for p, s in zip(parts, stated, strict=True)):
@@ -165,26 +159,20 @@ def _of_data(region: RegionVerdict, sides: Sides, exit_: Pair, entry: Pair) -> F
     (kind, *others) = kinds[0]
     if others or kind is None or None in kinds[1]:
         raise UnsupportedError("the checker does not know a type")
-    shape = _merged(*map(shape_of, entry))
+    shape = merged(*map(shape_of, entry))
     one, other = (
         Function(side, part, x, y, shape)
         for side, part, x, y in zip(sides, parts, entry, exit_, strict=True)
     )
     results = one.result_shape(), other.result_shape()
-    if _merged(*results) != results[0] or results[0] != results[1]:
+    if merged(*results) != results[0] or results[0] != results[1]:
         raise UnsupportedError("the checker does not know the shape of its data")
     both = Both(one, other)
     facts = _of_floats(region, both) if kind is ir.DataType.FLOAT else _of_codes(region, both, kind)
+    facts["method"] = Method.CONGRUENCE if region.method is Method.CONGRUENCE else facts["method"]
     zeros = both.everywhere(_ZEROS)
     plus, minus = np.stack([zeros.reference, zeros.candidate]).reshape(2, 2, -1).swapaxes(0, 1)
     return facts | {"apart": not np.array_equal(plus, minus, equal_nan=True)}
-
-
-def _merged(a: Shape | None, b: Shape | None) -> Shape | None:
-    try:
-        return merged(a, b)
-    except ValueError as error:
-        raise EquivalenceError(f"values that should be equal have the {error}") from error
 
 
 def _of_floats(region: RegionVerdict, both: Both) -> Found:
@@ -199,9 +187,8 @@ def _of_floats(region: RegionVerdict, both: Both) -> Found:
     nan_differs = bool((nan.differ | nan.signs | nan.is_open).any())
     lossy = signs > 0 or bool(infinity.signs.any())
     _check_shown(region, both, is_needed=lossy or nan_differs)
-    found_so = Method.CONGRUENCE, Method.INTERVALS
     return {
-        "method": region.method if region.method in found_so else Method.INTERVALS,
+        "method": Method.INTERVALS,
         "zero_sign_inputs": signs,
         "channels": both.channels,
         "nan_differs": nan_differs,
@@ -229,9 +216,8 @@ def _of_codes(region: RegionVerdict, both: Both, kind: ir.DataType) -> Found:
     check_equal(Compared(*(column[~nan] for column in compared)), x[~nan])
     signs = int(np.tile(both.counts, len(x) // len(both.counts))[compared.signs & ~nan].sum())
     _check_shown(region, both, is_needed=signs > 0)
-    found_so = Method.CONGRUENCE, Method.EXHAUSTIVE
     return {
-        "method": region.method if region.method in found_so else Method.EXHAUSTIVE,
+        "method": Method.EXHAUSTIVE,
         "zero_sign_inputs": signs,
         "nan_differs": bool(((compared.differ | compared.signs | compared.is_open) & nan).any()),
         "lossy": signs > 0,

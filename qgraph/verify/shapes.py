@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from qgraph.errors import OperatorError
+from qgraph.errors import EquivalenceError, OperatorError
 from qgraph.graph.constants import constant
+from qgraph.graph.interface import stated_shape
 from qgraph.ops.operator import operator_of
 from qgraph.verify.operators import names
 
@@ -68,23 +69,21 @@ def write(value: ir.Value, kind: ir.DataType | None, shape: Shape | None) -> Non
 
 def shape_of(value: ir.Value | None) -> Shape | None:
     """Return the inferred shape of a value; None if unknown."""
-    if value is None or value.shape is None:
-        return None
-    return tuple(size if isinstance(size, int) else size.value for size in value.shape.dims)
+    return None if value is None else stated_shape(value)
 
 
 def merged(a: Shape | None, b: Shape | None) -> Shape | None:
     """Return the shape of two equal values.
 
     Raises:
-        ValueError: the shapes contradict each other.
+        EquivalenceError: the shapes contradict each other.
     """
     if a is None or b is None:
         return a if b is None else b
     if len(a) != len(b) or any(
         isinstance(m, int) and isinstance(n, int) and m != n for m, n in zip(a, b, strict=True)
     ):
-        raise ValueError(f"shapes {list(a)} and {list(b)}")
+        raise EquivalenceError(f"equal values have the shapes {list(a)} and {list(b)}")
     return tuple(m if isinstance(m, int) or n is None else n for m, n in zip(a, b, strict=True))
 
 
@@ -141,8 +140,6 @@ def _broadcast(node: ir.Node) -> Shape | None:
 
 
 def _common(sizes: Sequence[Size]) -> Size:
-    others = set(sizes) - {1}
+    others = set(sizes) - {1} or {1}
     numbers = [size for size in others if isinstance(size, int)]
-    return (
-        numbers[0] if numbers else 1 if not others else others.pop() if len(others) == 1 else None
-    )
+    return numbers[0] if numbers else others.pop() if len(others) == 1 else None

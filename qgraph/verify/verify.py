@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import onnx_ir as ir
 
 from qgraph import certificate as schema
 from qgraph.certificate import Certificate, ListedFact, ProofVerdict
-from qgraph.errors import ModelError, UnsupportedError
+from qgraph.errors import EquivalenceError, UnsupportedError
 from qgraph.exactness import Exactness, Method, PartFinding, Status, Verification
+from qgraph.graph.interface import Interface, are_equal_defaults, conflict, interface
 from qgraph.numerics.float32 import check_float_environment
-from qgraph.numerics.values import fingerprint
 from qgraph.verify.outputs import EqualValues
-from qgraph.verify.reading import Pair, Reading
+from qgraph.verify.reading import Reading
 from qgraph.verify.regions import Equality, check
 from qgraph.verify.shapes import merged, shape_of
 
@@ -45,7 +44,7 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
         and not certificate.notes
         and _REWRITTEN.isdisjoint(certificate.conditions)
         and not any(
-            node.op_type in ("Shape", "Size") for side in (one, other) for node in side.order
+            node.op_type in ("Shape", "Size") for side in (one, other) for node in side.nodes
         )
     )
     findings: list[PartFinding] = []
@@ -54,8 +53,9 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
         finding, claim = check(region, (one, other), as_written=as_written)
         findings.append(finding)
         claims += [] if claim is None else [claim]
-    outputs = _conclude(certificate, (one, other), claims)
-    problem = next(iter(_overclaims(certificate, (one, other))), None)
+    paired = interface(one.graph, other.graph)
+    outputs = _conclude(certificate, (one, other), claims, paired)
+    problem = next(iter(_overclaims(certificate, (one, other), paired)), None)
     check_float_environment()
     proved = all(finding.status is Status.CHECKED for finding in (*findings, outputs))
     return Verification(
@@ -70,51 +70,21 @@ def _conclude(
     certificate: Certificate,
     sides: tuple[Reading, Reading],
     claims: Sequence[Equality],
+    paired: Interface,
 ) -> PartFinding:
     """Return whether the outputs are equal if the checked regions are."""
     if certificate.verdict is not ProofVerdict.PROVED:
         reason = f"the checker does not decide whether the models are {certificate.verdict}"
         return PartFinding(Status.UNCHECKED, reason)
-    inputs, outputs = (_paired(kind, sides) for kind in ("input", "output"))
-    problem = EqualValues(sides, claims, [pair for pair in inputs if _fits(pair)]).difference(
-        outputs
-    )
+    fed = [pair for pair in paired.defaults if are_equal_defaults(*pair)] + paired.inputs
+    equal = EqualValues(sides, claims, [pair for pair in fed if conflict(*pair) is None])
+    problem = equal.difference(paired.outputs)
     return PartFinding(Status.UNCHECKED if problem else Status.CHECKED, problem)
 
 
-def _paired(kind: str, sides: tuple[Reading, Reading]) -> list[Pair]:
-    """Return the pairs of inputs or outputs, by name if all names agree, else by position."""
-    ours, theirs = (getattr(side.graph, f"{kind}s") for side in sides)
-    defaults = {v.name: v for v in theirs if v.is_initializer() and kind == "input"}
-    pairs = [(v, defaults[v.name]) for v in ours if v.is_initializer() and v.name in defaults]
-    pairs = [(a, b) for a, b in pairs if _default(a) == _default(b)]
-    if kind == "input":
-        ours, theirs = ([v for v in values if not v.is_initializer()] for values in (ours, theirs))
-    if len(ours) != len(theirs):
-        raise ModelError(
-            f"The models have {len(ours)} and {len(theirs)} {kind}s, expected as many. Name the "
-            "models that were proved."
-        )
-    named = {value.name: value for value in theirs}
-    if len(named) == len(ours) and {value.name for value in ours} == set(named):
-        return pairs + [(value, named[value.name]) for value in ours]
-    return pairs + list(zip(ours, theirs, strict=True))
-
-
-def _default(value: ir.Value) -> Any:
-    return None if value.const_value is None else fingerprint(value.const_value.numpy())
-
-
-def _fits(pair: Pair) -> bool:
-    """Return whether two inputs accept the same arrays."""
-    try:
-        merged(*map(shape_of, pair))
-    except ValueError:
-        return False
-    return pair[0].type == pair[1].type
-
-
-def _overclaims(certificate: Certificate, sides: tuple[Reading, Reading]) -> Iterable[str]:
+def _overclaims(
+    certificate: Certificate, sides: tuple[Reading, Reading], paired: Interface
+) -> Iterable[str]:
     """Yield statements of a certificate that its regions and the models do not support."""
     regions = certificate.regions
     verdicts = {region.verdict for region in regions}
@@ -146,11 +116,9 @@ def _overclaims(certificate: Certificate, sides: tuple[Reading, Reading]) -> Ite
     for condition, is_needed in needed.items():
         if is_needed and condition not in certificate.conditions:
             yield f"the condition {condition!r} is missing"
-    for kind in ("input", "output"):
-        pairs = _paired(kind, sides)
-        moved = ", ".join(f"{a.name!r} with {b.name!r}" for a, b in pairs if a.name != b.name)
-        if moved and f"{kind}s are matched by position: {moved}" not in certificate.notes:
-            yield f"the note that {kind}s are matched by position is missing: {moved}"
+    for note in paired.notes:
+        if note not in certificate.notes:
+            yield f"the note {note!r} is missing"
     for fact in certificate.facts:
         values = sides[fact.model == "candidate"].named(fact.tensor)
         if values and not any(_agrees(fact, value) for value in values):
@@ -163,6 +131,6 @@ def _agrees(fact: ListedFact, value: ir.Value) -> bool:
     text = "string" if kind is ir.DataType.STRING else kind and str(kind.numpy())
     try:
         merged(shape_of(value), fact.shape)
-    except ValueError:
+    except EquivalenceError:
         return False
     return text is None or fact.type in (text, None)

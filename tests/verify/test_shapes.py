@@ -22,7 +22,7 @@ def disagreements(path: Path) -> tuple[int, list[str]]:
     facts = infer(qgraph.load(path).ir)
     known = {str(value.name): fact for value, fact in facts.items()}
     both, wrong = 0, []
-    for node in side.order:
+    for node in side.nodes:
         for value in node.outputs:
             fact, shape = known.get(str(value.name), UNKNOWN), shape_of(value)
             if None not in (fact.dtype, value.dtype) and fact.dtype != value.dtype:
@@ -57,5 +57,5 @@ def test_what_a_file_states_of_inner_values_is_not_used() -> None:
         "<int64[1] n = {-1}, float[5] h> { h = Transpose(x) y = Reshape(h, n) }"
     )
     side = Reading(model, keep_inputs=False)
-    shapes = {str(v.name): shape_of(v) for node in side.order for v in node.outputs}
+    shapes = {str(v.name): shape_of(v) for node in side.nodes for v in node.outputs}
     assert shapes == {"h": (None, None), "y": None}

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
+from qgraph.graph.interface import stated_shape
 from qgraph.graph.opset.history import is_known
 from qgraph.graph.opset.versions import OLDEST, changes_of
 from qgraph.graph.schema import attribute_values
@@ -126,15 +127,10 @@ def new_shape(node: ir.Node) -> Hashable:
 
     A symbolic dimension is represented by its text, which is the same for equal sizes.
     """
-    shape = node.outputs[0].shape if node.outputs else None
-    if node.domain != "" or node.op_type not in RESHAPING or shape is None:
+    if node.domain != "" or node.op_type not in RESHAPING or not node.outputs:
         return None
-    sizes = _sizes(shape)
-    return None if None in sizes else sizes
-
-
-def _sizes(shape: ir.Shape) -> tuple[int | str | None, ...]:
-    return tuple(size if isinstance(size, int) else size.value for size in shape.dims)
+    sizes = stated_shape(node.outputs[0])
+    return None if sizes is None or None in sizes else sizes
 
 
 def _before_reshapes(value: ir.Value) -> ir.Value:
@@ -152,7 +148,7 @@ def keeps_shape(node: ir.Node) -> bool:
     """Return whether a Reshape or similar operator keeps the shape of its data."""
     shape = new_shape(node)
     data = node.inputs[0] if shape is not None and node.inputs else None
-    return data is not None and data.shape is not None and shape == _sizes(data.shape)
+    return data is not None and shape is not None and shape == stated_shape(data)
 
 
 def is_identity(node: ir.Node, imports: Imports) -> bool:

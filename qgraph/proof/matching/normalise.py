@@ -19,15 +19,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
 from qgraph.certificate import ONE_SIZE, OPEN_SIZES, ListedFact
 from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.inference.walk import infer, with_facts
-from qgraph.graph.interface import Domain, common_domain
+from qgraph.graph.interface import Domain, common_domain, stated_shape
 from qgraph.graph.opset.versions import declare_domains, require
-from qgraph.graph.scopes import nodes_of, owners
+from qgraph.graph.schema import versions_of
+from qgraph.graph.scopes import inline_functions, nodes_of, owners
 from qgraph.graph.slices import ancestors
 from qgraph.ops.static_parameters import freeze_static_parameters
 from qgraph.proof.matching.composites import (
@@ -82,8 +82,7 @@ class NormalisedModel:
     @property
     def imports(self) -> dict[str, int]:
         """Domains and their versions."""
-        imports = self.model.opset_imports
-        return {("" if domain == "ai.onnx" else domain): n for domain, n in imports.items()}
+        return versions_of(self.model.opset_imports)
 
 
 def normalised_models(
@@ -172,13 +171,7 @@ def _flat(model: ir.Model) -> ir.Model:
     versions = {key.opset_imports.get("") for key in owners(copy)} - {None}
     if len(versions) > 1:
         require(copy, max(version for version in versions if version is not None))
-    try:
-        InlinePass()(copy)
-    except (ir.passes.PassError, ValueError, KeyError) as error:
-        raise UnsupportedError(
-            f"The functions of the model cannot be inlined ({error}), expected functions of the "
-            "opsets of the model and without a circle. Inline them with the tool that wrote them."
-        ) from error
+    inline_functions(copy)
     return copy
 
 
@@ -230,15 +223,12 @@ def _compared(side: NormalisedModel, node: ir.Node) -> Iterator[ir.Value]:
 
 def _fact(side: NormalisedModel, value: ir.Value) -> ListedFact:
     name = str(value.name)
-    shape = None
-    if value.shape is not None:
-        shape = tuple(n if isinstance(n, int) else n.value for n in value.shape.dims)
     held = None
     if name in side.fixed and (array := constant(value)) is not None:
         held = tuple(array.reshape(-1).tolist())
     because = side.fixed.get(name) or side.domain.reasons[side.index].get(name) or origin(value)
     kind = None if value.dtype is None else _type_name(value.dtype)
-    return ListedFact(_SIDES[side.index], name, kind, shape, because, held)
+    return ListedFact(_SIDES[side.index], name, kind, stated_shape(value), because, held)
 
 
 def _type_name(dtype: ir.DataType) -> str:

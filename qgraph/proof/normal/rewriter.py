@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness
-from qgraph.graph.scopes import graphs_of
+from qgraph.graph.scopes import graphs_of, node_name
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import Imports
 from qgraph.proof.matching.known_values import KnownValues
@@ -255,7 +255,7 @@ class Rewriter:
             else list(attributes)
         )
         made = ir.Node(domain, op_type, list(inputs), listed, num_outputs=1)
-        made.name = origin.name or str(origin.outputs[0].name)
+        made.name = node_name(origin)
         (output,) = made.outputs
         output.name = self.name(f"{origin.outputs[0].name}_{op_type}")
         output.type = None if dtype is None else ir.TensorType(dtype)
