@@ -41,6 +41,10 @@ SUMMED_ALIKE = (
     "MatMulNBits and Gemm add their products in the order of MatMul, which ONNX does not define, "
     "and add the bias to the finished sum"
 )
+DATA_NOT_ROUNDED = (
+    "MatMulNBits multiplies its data as they are; accuracy_level 4 allows a runtime to round them "
+    "to 8 bits first"
+)
 ROUNDED_ONCE = (
     "constants computed by {} are the exact results, rounded once; ONNX does not define their last "
     "bits"

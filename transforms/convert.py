@@ -20,6 +20,7 @@ from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect
 from qgraph.quantizers.dialects.layout import through_reshape
 from qgraph.quantizers.dialects.parts import Scales
 from qgraph.quantizers.dialects.qdq_codes import packed
+from qgraph.quantizers.movement import moves_constant
 from qgraph.quantizers.on_codes import coded_tensors, has_codes
 from qgraph.quantizers.site import Refusal, Site, weight_of
 from qgraph.quantizers.sites import PLAIN, parts, sites
@@ -90,7 +91,7 @@ class ConvertDialect(Transform):
             report.sites += (entry(each.nodes[-1], SiteStatus.KEPT) for each in weights)
         else:
             lower_decompressed(model, self.opset, report)
-        note_joined(model, report)
+        note_joined(model, report, constants=self.to != "qdq")
         editor = Editor(model.ir)
         comparer = self._comparer(model, editor)
         raise_and_settle(
@@ -111,7 +112,8 @@ class ConvertDialect(Transform):
         to_convert: list[Site | Refusal] = []
         others: list[SiteReport] = []
         for site in sites(model.ir):
-            if isinstance(site, Site) and site.dialect == target.name:
+            is_written = isinstance(site, Site) and site.dialect == target.name
+            if is_written or (target.name == "qdq" and moves_constant(site.root)):
                 others.append(entry(site.root, SiteStatus.KEPT))
             else:
                 to_convert.append(site)

@@ -20,7 +20,7 @@ from qgraph.graph.streaming import Stream
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.ops.integer.products import refuse_references
-from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
+from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights, is_mat_mul_n_bits
 from qgraph.reports import Report
 from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.rebuilding import Rebuild, read_all, rebuild
@@ -29,7 +29,6 @@ from qgraph.transforms.weights.block_codes import BlockCodes
 Write = Callable[[Draft], ir.Value]
 
 _OPSET_OF_BLOCKS, _OPSET_OF_AXES = 21, 13
-_ROUNDS_DATA = 4
 _REAL = ir.DataType.FLOAT
 
 
@@ -135,7 +134,7 @@ def _lowered(node: ir.Node, *, signed: bool, limit: int) -> Rebuild:
         opset = max(QDQ_SINCE[kind], _OPSET_OF_AXES)
     # Both compute (code - zero point) * scale of numbers that only move.
     verdict = Verdict(Exactness.BITS, Method.CONGRUENCE)
-    if node.attributes.get_int("accuracy_level", 0) == _ROUNDS_DATA:
+    if node.attributes.get_int("accuracy_level", 0) == ROUNDS_DATA:
         reason = "accuracy_level 4 allowed runtimes to round the data to int8; MatMul does not"
         verdict = replace(verdict, reason=reason)
 

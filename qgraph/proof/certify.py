@@ -12,6 +12,7 @@ from qgraph.certificate import (
     AFTER_DIFFERENCE,
     AS_WRITTEN,
     BIAS_LAST,
+    DATA_NOT_ROUNDED,
     EQUAL_OPERATORS,
     NO_NAN,
     NOT_FED,
@@ -35,7 +36,7 @@ from qgraph.proof.forced import Demonstrate, Established, adds_bias, establish
 from qgraph.proof.functions.decide import Key, PairOutcome
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.search import boxes
-from qgraph.proof.matching.composites import has_packed_products
+from qgraph.proof.matching.composites import has_packed_products, has_rounded_products
 from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
 from qgraph.proof.matching.normalise import NormalisedModel, listed_facts, normalised_models
 from qgraph.proof.matching.zero_signs import ZeroRegion, zero_sign_nodes
@@ -135,6 +136,7 @@ def certify(
             *_of_constants(matching),
             *of_sizes,
             *([SUMMED_ALIKE] if packed else ()),
+            *([DATA_NOT_ROUNDED] if any(map(has_rounded_products, (reference, candidate))) else ()),
         ),
         (*matching.notes, *(() if form is None else (form.note,))),
         kept_inputs=keep_inputs,

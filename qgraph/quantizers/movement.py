@@ -2,7 +2,11 @@
 
     DequantizeLinear(move(QuantizeLinear(x)))  ->  move(DequantizeLinear(QuantizeLinear(x)))
 
-Equal bit for bit: every element is decoded once, with the same scale and zero point. Movements are
+Constant codes, such as the rows that Gather takes from an embedding, are decoded before they move::
+
+    DequantizeLinear(Gather(codes, indices))  ->  Gather(DequantizeLinear(codes), indices)
+
+Equal bit for bit: every element is decoded with the same scale and zero point. Movements are
 Transpose, Reshape, Slice, Gather, Concat and similar operators. MaxPool counts as one if the scale
 is positive and no window lies in the padding alone, because decoding keeps the order of codes then.
 Shapes are inferred, independent of those that the model states.
@@ -27,6 +31,7 @@ from qgraph.graph.scopes import nodes_of, owners
 from qgraph.ops.static_parameters import settled
 from qgraph.proof.normal.axes import is_never_empty
 from qgraph.quantizers.decompressed import decompressed
+from qgraph.quantizers.site import weight_of
 
 _DOMAINS = ("", MICROSOFT)
 
@@ -38,9 +43,14 @@ _Axis: TypeAlias = int | None
 _Write: TypeAlias = Callable[[Draft], ir.Value]
 
 
-def join_pairs(model: ir.Model) -> int:
-    """Move data behind each DequantizeLinear instead of before it, in place; return how many."""
-    found = _separated(model)
+def join_pairs(model: ir.Model, *, constants: bool = True) -> int:
+    """Move data behind each DequantizeLinear instead of before it, in place; return how many.
+
+    Args:
+        model: is changed.
+        constants: whether constant codes are decoded before they move, which takes more memory.
+    """
+    found = [each for each in _separated(model) if constants or not moves_constant(each[0])]
     editor = Editor(model)
     drafts = []
     for decode, write in found:
@@ -75,6 +85,7 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
         if node.op_type == "DequantizeLinear" and node.domain in _DOMAINS
         if (codes := node.inputs[0]) is not None
         if (maker := codes.producer()) is not None and maker.op_type in _MOVE
+        if weight_of(codes) is None
     ]
     facts = infer(model) if decodes else {}
     found = []
@@ -87,11 +98,25 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
 
 def encoder_of(codes: ir.Value | None) -> ir.Node | None:
     """Return the QuantizeLinear of one scale whose codes ``codes`` are, moved or not."""
-    node = None if codes is None else codes.producer()
-    while node is not None and node.op_type in _MOVE - {"Concat"} and not node.domain:
-        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    start = _unmoved(codes)
+    node = None if start is None else start.producer()
     is_encoder = node is not None and node.op_type == "QuantizeLinear" and node.domain in _DOMAINS
     return node if is_encoder else None
+
+
+def moves_constant(decode: ir.Node) -> bool:
+    """Return whether a DequantizeLinear decodes constant codes that other operators move."""
+    start = _unmoved(decode.inputs[0])
+    return start is not None and start is not decode.inputs[0] and weight_of(start) is not None
+
+
+def _unmoved(codes: ir.Value | None) -> ir.Value | None:
+    """Return the value that data movement makes ``codes`` of."""
+    while codes is not None and (node := codes.producer()) is not None:
+        if node.op_type not in _MOVE - {"Concat"} or node.domain:
+            break
+        codes = node.inputs[0]
+    return codes
 
 
 def _axis(decode: ir.Node, facts: Facts) -> _Axis:
@@ -104,11 +129,12 @@ def _axis(decode: ir.Node, facts: Facts) -> _Axis:
 def _decoded(decode: ir.Node, codes: ir.Value, axis: _Axis, facts: Facts) -> _Write | None:
     """Return what writes the decoded form of moved codes; None if a step cannot be exchanged."""
     node = codes.producer()
-    if node is None or decode.attributes.get_int("block_size", 0) > 0:
+    if decode.attributes.get_int("block_size", 0) > 0:
         return None
-    if node.op_type == "QuantizeLinear" and node.domain in _DOMAINS:
+    is_encoded = node is not None and node.op_type == "QuantizeLinear" and node.domain in _DOMAINS
+    if is_encoded or weight_of(codes) is not None:
         return lambda draft: _decode(draft, decode, codes, axis)
-    if node.op_type not in _MOVE or node.domain or len(node.outputs) != 1:
+    if node is None or node.op_type not in _MOVE or node.domain or len(node.outputs) != 1:
         return None
     parts = list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
     before = None if axis is None else _axis_before(node, axis, facts)

@@ -108,3 +108,41 @@ def test_an_axis_that_does_not_exist_is_refused() -> None:
     model = load(onnx.shape_inference.infer_shapes(ir.to_proto(ir.from_onnx_text(text))))
     report = model.apply(ConvertDialect(to="onnx"))
     assert (report.count("changed"), report.count("refused")) == (0, 2)
+
+
+EMBEDDING = """<ir_version: 8, opset_import: ["": 17]>
+net (int64[N] ids) => (float[N, 2] y)
+<uint8[3, 2] table = {0, 255, 3, 4, 130, 7}, float s = {0.1}, uint8 z = {130}> {
+    rows = Gather (table, ids)
+    [decode] y = DequantizeLinear (rows, s, z)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("to", "counts"), [("qdq", (0, 1)), ("qonnx", (1, 0)), ("openvino", (1, 0)), ("onnx", (1, 0))]
+)
+def test_rows_of_an_embedding_are_decoded_before_they_are_gathered(
+    to: str, counts: tuple[int, int]
+) -> None:
+    model = load(ir.from_onnx_text(EMBEDDING))
+    session = ort.InferenceSession(model.to_proto().SerializeToString())
+    ids = np.array([2, 0, 0], np.int64)
+    (expected,) = session.run(None, {"ids": ids})
+    (row,) = overview(model.ir).quantizers
+    assert (row.reason, row.weight, row.format) == (None, True, "uint8")
+    report = model.apply(ConvertDialect(to=to))
+    assert (report.count("changed"), report.count("kept")) == counts
+    assert not report.count("refused")
+    np.testing.assert_array_equal(model.run({"ids": ids}, backend="numpy")["y"], expected)
+
+
+def test_rows_with_scales_by_position_stay() -> None:
+    text = EMBEDDING.replace("float s = {0.1}, uint8 z = {130}", "float[3] s = {0.1, 0.2, 0.3}")
+    text = text.replace("[N", "[3").replace("(rows, s, z)", "<axis = 0> (rows, s)")
+    model = load(ir.from_onnx_text(text))
+    session = ort.InferenceSession(model.to_proto().SerializeToString())
+    ids = np.array([2, 0, 0], np.int64)
+    (expected,) = session.run(None, {"ids": ids})
+    report = model.apply(ConvertDialect(to="qonnx"))
+    assert (report.count("changed"), report.count("refused")) == (0, 1)
+    np.testing.assert_array_equal(model.run({"ids": ids}, backend="numpy")["y"], expected)

@@ -96,9 +96,15 @@ def lower_decompressed(model: Model, opset: int | None, report: Report) -> None:
     model.ir.ir_version = max(model.ir.ir_version or 0, minimum_ir_version(model.ir))
 
 
-def note_joined(model: Model, report: Report) -> None:
-    """Move data behind each DequantizeLinear of moved codes, and report how many there were."""
-    if number := join_pairs(model.ir):
+def note_joined(model: Model, report: Report, *, constants: bool = False) -> None:
+    """Move data behind each DequantizeLinear of moved codes, and report how many there were.
+
+    Args:
+        model: is changed.
+        report: gets a note with the number.
+        constants: whether constant codes are decoded before they move, which takes more memory.
+    """
+    if number := join_pairs(model.ir, constants=constants):
         report.notes.append(f"data movement was moved behind {number} DequantizeLinear")
 
 

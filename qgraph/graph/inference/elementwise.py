@@ -78,7 +78,7 @@ def skip_normalization(call: Call) -> list[Fact]:
 
 _FORMS: list[tuple[str, str, TypeSource, tuple[int, ...]]] = [
     ("", "BatchNormalization GroupNormalization LayerNormalization PRelu", (0,), (0,)),
-    ("", "SimplifiedLayerNormalization", (0,), (0,)),
+    ("", "RotaryEmbedding SimplifiedLayerNormalization", (0,), (0,)),
     ("", "GatherElements", (0,), (1,)),
     ("", "IsInf IsNaN", ir.DataType.BOOL, (0,)),
     (MICROSOFT, "BiasGelu FastGelu Gelu QuickGelu", (0,), (0,)),

@@ -31,6 +31,7 @@ from qgraph.graph.schema import versions_of
 from qgraph.graph.scopes import CONTROL, bodies
 
 _FAMILIES = (
+    "contractions",
     "elementwise",
     "movement",
     "reshape",

@@ -20,6 +20,9 @@ from qgraph.ops.kernels.standard import Kernel, matmul
 DOMAIN = "com.microsoft"
 _WIDTHS = (2, 4, 8)
 
+ROUNDS_DATA = 4
+"""The ``accuracy_level`` that allows runtimes to round the data to 8 bits."""
+
 
 def is_mat_mul_n_bits(node: ir.Node) -> bool:
     """Return whether ``node`` is a MatMulNBits."""

@@ -14,6 +14,7 @@ exchanged with elementwise functions:
 
     Concat(f(a), f(b))   -> f(Concat(a, b))        the same parameters, constant along the axis
     f(Pad(x, v))         -> Pad(f(x), f(v))        f with parameters that are single numbers
+    f(Gather(c, i))      -> Gather(f(c), i)        the same, of a constant c
 
 Equal bit for bit: on both sides, ``f`` is applied once to each element of the data or the padding.
 The kernel of ``f`` computes ``f(v)``, and IEEE 754 determines all its bits. Only values are kept if
@@ -237,6 +238,38 @@ def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
         sizes=sizes_of(node.outputs[0]),
     )
     return graph.replace(node.outputs[0], outer)
+
+
+def look_up(graph: Rewriter, node: ir.Node) -> bool:
+    """Take elements of the results of a function of a constant, instead of elements of it."""
+    if not is_on_elements(node) or not is_elementwise(node):
+        return False
+    data = data_of(graph, node)
+    if len(data) != 1 or node.inputs[0] is not data[0] or node.inputs.count(data[0]) != 1:
+        return False
+    gather = data[0].producer()
+    if gather is None or (gather.domain, gather.op_type) != ("", "Gather"):
+        return False
+    table, indices = gather.inputs
+    sizes = None if table is None else sizes_of(table)
+    arrays = [None if v is None else graph.array(v) for v in node.inputs[1:]]
+    if table is None or not sizes or not graph.known.has(table):
+        return False
+    if any(a is None or a.size != 1 or a.ndim > 1 for a in arrays):
+        return False
+    if leaves_zero_open(graph, node) and not graph.gives_up_zero_sign(node.outputs[0]):
+        return False
+    results = graph.copy(node, node, [table, *node.inputs[1:]], sizes)
+    chosen = graph.node(
+        node,
+        "Gather",
+        [results, indices],
+        list(gather.attributes.values()),
+        of=gather,
+        dtype=node.outputs[0].dtype,
+        sizes=sizes_of(node.outputs[0]),
+    )
+    return graph.replace(node.outputs[0], chosen)
 
 
 def _computed(graph: Rewriter, node: ir.Node, value: Array) -> Array | None:

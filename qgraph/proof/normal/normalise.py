@@ -56,6 +56,7 @@ RULES = (
     RewriteRule("join negations", algebra.join_negations, frozenset({"Neg"}), constants=True),
     RewriteRule("write Sum as Add", algebra.write_sum, frozenset({"Sum"}), constants=True),
     RewriteRule("pad after functions of single elements", hoisting.sink_pad),
+    RewriteRule("take elements after functions of a constant", hoisting.look_up),
     RewriteRule(
         "move elements before functions of single elements", hoisting.hoist, constants=True
     ),

@@ -23,6 +23,7 @@ from tests.graph.inference.makers import MAKERS
 pytest.importorskip("onnxruntime")
 
 for _family in (
+    "contractions",
     "elementwise",
     "movement",
     "products",

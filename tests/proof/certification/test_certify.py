@@ -519,8 +519,12 @@ def test_packed_products_are_products_of_what_they_decode_to():
     found = qgraph.prove(packed, unpacked())
     assert found.verdict == "proved"
     assert any("order of MatMul" in condition for condition in found.conditions)
+    assert not any("accuracy_level" in condition for condition in found.conditions)
     found = qgraph.prove(packed, unpacked(1))
     assert (found.verdict, found.regions[0].differing_inputs) == ("different", 1)
+    rounding = ir.from_onnx_text(PACKED.replace("K = 16", "K = 16, accuracy_level = 4"))
+    found = qgraph.prove(rounding, unpacked())
+    assert any("accuracy_level 4" in condition for condition in found.conditions)
 
 
 @pytest.mark.slow
