@@ -1,12 +1,17 @@
 """Install each exporter, export with it, run every job, and write docs/exporters.md.
 
 ``python -m tests.exporters FOLDER [EXPORTER ...]`` makes an environment for each exporter in the
-folder, one at a time, and removes it afterwards. Needs network and about 10 GB. Continuous
+folder, one at a time, and removes it afterwards. All see the packages of the environment
+``common``, which are installed once. An exporter that cannot be installed is noted on the page, and
+the others go on. ``--keep`` keeps the environments, and a second run uses them; ``--jobs`` exports
+nothing and runs the jobs on the files of the folder anew. Needs network and 10 GB. Continuous
 integration does not run it.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -16,10 +21,12 @@ from pathlib import Path
 
 from tests.exporters.table import main as write_table
 
-COMMON = ("torch==2.13.0", "onnx", "onnxscript", "onnxruntime", "numpy")
-"""What every environment has: the networks are those of torch."""
+ROOT = Path(__file__).resolve().parents[2]
+
+COMMON = "common"
 
 EXPORTERS = {
+    COMMON: ("torch==2.13.0", "onnx", "onnxscript", "onnxruntime", "numpy"),
     "onnxruntime": (),
     "brevitas": ("brevitas>=0.13", "onnxoptimizer"),
     "nncf": ("nncf",),
@@ -31,32 +38,65 @@ EXPORTERS = {
     "hgq": ("HGQ2",),
     "optimum": ("optimum-quanto",),
 }
-"""Packages by exporter; ``with_EXPORTER.py`` has its exports."""
+"""Packages by exporter; ``with_EXPORTER.py`` has its exports. All have those of ``common``."""
 
 SETTINGS = {"KERAS_BACKEND": "torch", "NNCF_EXTENSION_LOAD_TIMEOUT": "400"}
 
 
-def _export(folder: Path, exporter: str) -> None:
+def _environment(folder: Path, exporter: str) -> str:
+    """Install an exporter in an environment of its own, and return the Python of it."""
     place = folder / "environments" / exporter
-    venv.create(place, with_pip=True)
     python = str(place / "bin" / "python")
-    subprocess.run(
-        [python, "-m", "pip", "install", "-q", *COMMON, *EXPORTERS[exporter]], check=True
-    )
-    root = Path(__file__).resolve().parents[2]
-    environment = os.environ | SETTINGS | {"PYTHONPATH": str(root)}
-    module = f"tests.exporters.with_{exporter}"
-    subprocess.run(
-        [python, "-m", module, str(folder), exporter], check=False, env=environment, cwd=root
-    )
-    shutil.rmtree(place)
-    jobs = [sys.executable, "-m", "tests.exporters.jobs"]
-    results = folder / f"{exporter}.results.json"
-    subprocess.run([*jobs, str(folder / exporter), str(results)], check=True, cwd=root)
+    if not Path(python).exists():
+        venv.create(place, with_pip=True)
+        if exporter != COMMON:
+            (library,) = place.glob("lib/python*/site-packages")
+            shared = folder / "environments" / COMMON / library.relative_to(place)
+            (library / "common.pth").write_text(f"{shared}\n")
+    packages = [*EXPORTERS[COMMON], *EXPORTERS[exporter]]
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-compile", *packages], check=True)
+    return python
+
+
+def _export(folder: Path, exporter: str, *, keep: bool) -> None:
+    place = folder / "environments" / exporter
+    notes = folder / f"{exporter}.json"
+    try:
+        python = _environment(folder, exporter)
+        environment = os.environ | SETTINGS | {"PYTHONPATH": str(ROOT)}
+        module = f"tests.exporters.with_{exporter}"
+        command = [python, "-m", module, str(folder), exporter]
+        subprocess.run(command, check=True, env=environment, cwd=ROOT)
+    except subprocess.CalledProcessError as error:
+        what = "is not installed" if "pip" in error.cmd else "ended early"
+        failed = {"all": f"the exporter {what}: {' '.join(error.cmd[1:])}"}
+        notes.write_text(json.dumps({"versions": {}, "failed": failed}, indent=1))
+    finally:
+        if not keep:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.exporters", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("exporters", nargs="*", metavar="EXPORTER")
+    parser.add_argument("--keep", action="store_true", help="keep the environments")
+    parser.add_argument("--jobs", action="store_true", help="export nothing; run the jobs anew")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    if not options.jobs:
+        _environment(folder, COMMON)
+    for exporter in options.exporters or [each for each in EXPORTERS if each != COMMON]:
+        if not options.jobs:
+            _export(folder, exporter, keep=options.keep)
+        results = folder / f"{exporter}.results.json"
+        results.unlink(missing_ok=True)
+        jobs = [sys.executable, "-m", "tests.exporters.jobs"]
+        subprocess.run([*jobs, str(folder / exporter), str(results)], check=True, cwd=ROOT)
+    if not (options.keep or options.jobs):
+        shutil.rmtree(folder / "environments", ignore_errors=True)
+    write_table(folder)
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[2:] or list(EXPORTERS)
-    for each in wanted:
-        _export(Path(sys.argv[1]).resolve(), each)
-    write_table(Path(sys.argv[1]))
+    _main()
