@@ -151,8 +151,8 @@ RUNTIME_FAILS = _cause(
 NOT_ABSORBED = _cause(
     12,
     "not-absorbed",
-    "The scale cannot move into the operators before the quantizer: one of them has no constant "
-    "that takes it, or its result is also used elsewhere.",
+    "A scale, factor or offset cannot move into the operators next to it: none of them has a "
+    "constant that takes it, or a value between is also used elsewhere.",
     "Exclude the node from the pass, or change the operators that the reason names.",
 )
 UNSUITED_WEIGHT = _cause(

@@ -128,11 +128,14 @@ class Report:
 
     @property
     def exactness(self) -> Exactness:
-        """The lowest level among the changed sites; ``bits`` when nothing changed."""
+        """The lowest level among the changed sites; ``bits`` when nothing changed.
+
+        A site for which no level is claimed may be different.
+        """
         levels = [
-            site.verdict.exactness
+            site.verdict.exactness or Exactness.DIFFERENT
             for site in self.sites
-            if site.outcome is SiteStatus.CHANGED and site.verdict and site.verdict.exactness
+            if site.outcome is SiteStatus.CHANGED and site.verdict
         ]
         return min(levels, default=Exactness.BITS)
 

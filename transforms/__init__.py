@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.base import TRANSFORMS, Transform, describe, parse_spec
     from qgraph.transforms.convert import ConvertDialect, FoldWeights
     from qgraph.transforms.drop_rounding import DropRounding
+    from qgraph.transforms.fold_batch_norm import FoldBatchNorm
     from qgraph.transforms.fuse_output_scale import FuseOutputScale
     from qgraph.transforms.integer_operators import LowerIntegerOperators, RaiseIntegerOperators
     from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
@@ -31,6 +32,7 @@ __all__ = [
     "TRANSFORMS",
     "ConvertDialect",
     "DropRounding",
+    "FoldBatchNorm",
     "FoldWeights",
     "FuseOutputScale",
     "LowerIntegerOperators",
@@ -56,6 +58,7 @@ __all__ = [
 _HOMES = {
     "ConvertDialect": "convert",
     "DropRounding": "drop_rounding",
+    "FoldBatchNorm": "fold_batch_norm",
     "FoldWeights": "convert",
     "FuseOutputScale": "fuse_output_scale",
     "LowerIntegerOperators": "integer_operators",

@@ -1,0 +1,324 @@
+"""The pass ``fold-batch-norm``: factors and offsets of channels go into weights and biases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Verdict
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.scopes import nodes_of, owners
+from qgraph.model import Model
+from qgraph.proof.matching.known_values import KnownValues
+from qgraph.quantizers.quantizer import Quantizer, Ranged
+from qgraph.quantizers.site import Site
+from qgraph.quantizers.sites import PLAIN, parts, sites
+from qgraph.reasons import NOT_ABSORBED, explained
+from qgraph.reports import Report, SiteReport, SiteStatus
+from qgraph.transforms.base import Transform, opset_option, option, transform
+from qgraph.transforms.drafts.choice import entry, label, opset_reason, raised, refused
+from qgraph.transforms.ranges.grids import carry_over
+from qgraph.transforms.weights.channel_steps import ChannelAffine, ChannelReader
+from qgraph.transforms.weights.output_scale import Stuck, title
+from qgraph.transforms.weights.scaled_weights import (
+    NegativeFactor,
+    WeightScaling,
+    compact,
+    rounded,
+)
+from qgraph.transforms.weights.weighted_sums import OPERATORS, WeightedSum
+
+_NORM = "BatchNormalization"
+_NOT_EQUAL = (
+    "sums are rounded elsewhere now, so this is not equal; bound the difference with 'qgraph prove "
+    "--within'"
+)
+
+
+@transform("fold-batch-norm")
+class FoldBatchNorm(Transform):
+    """Fold BatchNormalization into the weights and the bias before it.
+
+    With ``f = gamma / sqrt(var + epsilon)`` for each channel, and for ``op`` one of Conv,
+    ConvTranspose, Gemm and MatMul,
+
+    1. ``BatchNormalization(op(x, w, b)) -> op(x, w * f, (b - mean) * f + beta)``. A chain of
+       BatchNormalization, Mul, Add, Sub and Div by constants per channel is folded as one. MatMul
+       gets an Add for the bias.
+    2. ``w * f`` for ``w = DequantizeLinear(codes, s)`` is ``DequantizeLinear(codes, s * f)``: the
+       codes stay, and one scale becomes one for each output channel. Likewise for the output range
+       of FakeQuantize and the scale of Quant. Float weights are multiplied.
+    3. BatchNormalization before ``op`` is folded too, and such operators between a quantizer and
+       ``op``, if the weights take the factors in: quantized ones of depthwise convolutions take
+       any, others one for all channels. An offset is folded if ``op`` has no padding.
+
+    New constants are computed in float64 and rounded once. Values change by roundings, since sums
+    are rounded elsewhere. Nothing is folded over a quantizer, or over a value that other nodes use.
+    """
+
+    negative: NegativeFactor = option(
+        NegativeFactor.SCALES,
+        help="scales: negative factors make scales negative; codes: they negate stored codes",
+    )
+    nodes: str = option("*", help="pattern of names of operators to fold into, with * and ?")
+    opset: int | None = opset_option()
+
+    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Fold every chain that can be folded; report each of them and each BatchNormalization."""
+        editor = Editor(model.ir)
+        folds, others = raised(model, lambda: self._plan(model, editor), report)
+        report.sites += [fold.report() for fold in folds] + others
+        editor.learn()
+        editor.replace_all(fold.draft for fold in folds)
+        for fold in folds:
+            fold.keep_names()
+
+    def _plan(self, model: Model, editor: Editor) -> tuple[list[_Fold], list[SiteReport]]:
+        limit, facts = ceiling(model.ir, self.opset), infer(model.ir)
+        closed = set(_quantizer_nodes(model))
+        folds: list[_Fold] = []
+        others: list[SiteReport] = []
+        for owner in owners(model.ir):
+            nodes = list(nodes_of(owner))
+            known = KnownValues(owner.opset_imports)
+            known.enter(nodes)
+            reader = ChannelReader(known, owner.opset_imports.get("", 0), closed)
+            planner = _Planner(reader, facts, editor, self.negative, limit)
+            for node in nodes:
+                if fnmatchcase(label(node), self.nodes):
+                    planner.visit(node)
+            folds += planner.folds
+            others += planner.refusals(nodes)
+        return folds, others
+
+
+@dataclass(frozen=True, eq=False)
+class _Fold:
+    """An operator with the chains before and behind it, and the draft that replaces them.
+
+    Attributes:
+        layer: the operator.
+        head, tail: the chains; at least one has nodes.
+        draft: the new nodes.
+        made: the new operator.
+        scaling: what multiplied the weights.
+    """
+
+    layer: WeightedSum
+    head: ChannelAffine
+    tail: ChannelAffine
+    draft: Draft
+    made: ir.Node
+    scaling: WeightScaling
+
+    @property
+    def opset(self) -> int:
+        """The lowest opset that has the new nodes."""
+        return self.draft.opset
+
+    @property
+    def stands(self) -> bool:
+        """Whether all old nodes are still in the graph."""
+        return self.draft.region.stands
+
+    def keep_names(self) -> None:
+        """Give new nodes the names of those that they replaced."""
+        for new, old in ((self.made, self.layer.node), *self.scaling.copies.items()):
+            if old.graph is None:
+                carry_over(old, new)
+
+    def report(self) -> SiteReport:
+        """Return the entry of the report, named by the first BatchNormalization of the chains."""
+        nodes = self.head.nodes + self.tail.nodes
+        norms = [node for node in nodes if node.op_type == _NORM]
+        factors = np.concatenate([chain.factor for chain in (self.head, self.tail) if chain.nodes])
+        figures: dict[str, float | int | str] = {
+            "into": label(self.layer.node),
+            "folded": ", ".join(map(label, nodes)),
+            "scaled": "+".join(dict.fromkeys(self.scaling.sources)) or "nothing",
+            "factor_lowest": float(factors.min()),
+            "factor_highest": float(factors.max()),
+            "negative_factors": int((factors < 0).sum()),
+        }
+        return entry(
+            (norms or nodes)[0],
+            SiteStatus.CHANGED,
+            f"folded into {title(self.layer.node)}; {_NOT_EQUAL}",
+            spelling=self.draft.spelling,
+            verdict=Verdict(),
+            figures=figures,
+        )
+
+
+class _Planner:
+    """Finds and drafts the folds of one graph or function.
+
+    Attributes:
+        folds: what was drafted.
+    """
+
+    def __init__(
+        self,
+        reader: ChannelReader,
+        facts: Facts,
+        editor: Editor,
+        negative: NegativeFactor,
+        limit: int,
+    ) -> None:
+        self._reader, self._facts, self._editor = reader, facts, editor
+        self._negative, self._limit = negative, limit
+        self._stuck: dict[ir.Node, None] = {}
+        self.folds: list[_Fold] = []
+
+    def visit(self, node: ir.Node) -> None:
+        """Draft what an operator takes in: the chains on both sides, or on one."""
+        try:
+            layer = WeightedSum.of(node, self._reader.known, self._facts)
+        except Stuck as stuck:
+            for user in node.outputs[0].consumers():
+                self._reader.note(user, stuck.reason)
+            return
+        if layer is None:
+            return
+        no_head, no_tail = map(ChannelAffine.none, (layer.inputs.size, layer.outputs.size))
+        tail = self._reader.behind(node.outputs[0], layer.outputs)
+        head = self._reader.before(node.inputs[layer.data], node, layer.inputs)
+        head = head if _is_worth(head) and self._is_free(head) else no_head
+        tail = tail if _is_worth(tail, may_be_bias=node.op_type == "MatMul") else no_tail
+        for pair in dict.fromkeys([(head, tail), (no_head, tail), (head, no_tail)]):
+            chain = pair[0].nodes + pair[1].nodes
+            if not chain:
+                continue
+            try:
+                self.folds.append(self._fold(layer, *pair))
+            except Stuck as stuck:
+                self._reader.reasons.update(dict.fromkeys(chain, stuck.reason))
+                continue
+            self._reader.closed.update(chain)
+            return
+        self._stuck.update(dict.fromkeys(tail.nodes[:1]))
+
+    def _is_free(self, head: ChannelAffine) -> bool:
+        """Return whether a chain before an operator is no part of a pattern, such as Gelu.
+
+        It has a BatchNormalization, or begins at a graph input or a quantizer.
+        """
+        before = None if head.source is None else head.source.producer()
+        is_norm = any(node.op_type == _NORM for node in head.nodes)
+        decodes = before is None or before.op_type == "DequantizeLinear"
+        return is_norm or decodes or before in self._reader.closed
+
+    def _fold(self, layer: WeightedSum, head: ChannelAffine, tail: ChannelAffine) -> _Fold:
+        node = layer.node
+        x = head.source or node.inputs[layer.data]
+        y = (tail.nodes or (node,))[-1].outputs[0]
+        if x is None:
+            raise Stuck(f"{title(node)} has no data")
+        draft = self._editor.draft(Region(x, y, (*head.nodes, node, *tail.nodes)))
+        scaling = WeightScaling(draft, self._reader.known, self._facts, self._negative)
+        try:
+            made = self._write(layer, head, tail, scaling)
+        except Stuck:
+            draft.discard()
+            raise
+        return _Fold(layer, head, tail, draft, made, scaling)
+
+    def _write(
+        self, layer: WeightedSum, head: ChannelAffine, tail: ChannelAffine, scaling: WeightScaling
+    ) -> ir.Node:
+        """Draft the operator with the chains folded into it; return its new node."""
+        node, known, draft = layer.node, self._reader.known, scaling.draft
+        operands: list[Operand | None] = list(node.inputs)
+        operands[layer.data] = draft.x
+        weights = layer.weights_value
+        inner = compact(layer.input_factor(head.factor))
+        if layer.is_along_sums(inner) and constant_expression(weights) is None:
+            raise Stuck(
+                f"its factors vary over channels that {title(node)} adds up, and runtimes take one "
+                f"scale for them"
+            )
+        factor = layer.output_factor(tail.factor) * inner
+        if (factor != 1).any():
+            operands[layer.weights] = scaling.scaled(weights, compact(factor))
+        attributes = dict(node.attributes)
+        bias = layer.bias_values(known)
+        if head.offset.any():
+            decoded = known.array(weights)
+            if decoded is None:
+                raise Stuck(f"the weights of {title(node)} cannot be computed here")
+            bias = bias + layer.sums(head.offset, decoded)
+        new = rounded(bias * tail.factor + tail.offset, layer.dtype.numpy(), "the bias")
+        is_sum = node.op_type == "MatMul"
+        if not is_sum and (layer.has_bias or new.any()):
+            operands[2:] = [scaling.constant(new, "bias")]
+            attributes |= {"beta": ir.AttrFloat32("beta", 1.0)} if node.op_type == "Gemm" else {}
+        y = draft.node(node.op_type, operands, attributes, dtype=layer.dtype)
+        made = draft.nodes[-1]
+        if is_sum and new.any():
+            summand = scaling.constant(new.reshape((-1,) if layer.weights else (-1, 1)), "bias")
+            y = draft.node("Add", [y, summand], dtype=layer.dtype)
+        if draft.giving(y).opset > self._limit:
+            raise Stuck(opset_reason("one scale for each channel", draft.opset, self._limit))
+        return made
+
+    def refusals(self, nodes: Iterable[ir.Node]) -> Iterator[SiteReport]:
+        """Yield an entry for each BatchNormalization, and each chain, that is not folded."""
+        for node in nodes:
+            is_norm = node.op_type == _NORM and not node.domain
+            if node not in self._reader.closed and (is_norm or node in self._stuck):
+                reason = self._reader.reasons.get(node) or _position(node)
+                yield refused(node, explained(reason, NOT_ABSORBED))
+
+
+def _is_worth(chain: ChannelAffine, *, may_be_bias: bool = False) -> bool:
+    """Return whether folding saves a node: one Add may be the bias of a MatMul."""
+    counted = [node for node in chain.nodes if node.op_type != "Identity"]
+    is_bias = may_be_bias and len(counted) == 1 and counted[0].op_type != _NORM
+    return bool(counted) and not (is_bias and (chain.factor == 1).all())
+
+
+def _position(node: ir.Node) -> str:
+    """Return why a BatchNormalization is in no chain."""
+    value = node.inputs[0]
+    before = None if value is None else value.producer()
+    if before is None:
+        return "no operator comes before it"
+    if before.op_type in OPERATORS:
+        return f"{title(before)} before it has no constant weights, or is left out by nodes"
+    return f"it follows {title(before)}, and not an operator with weights"
+
+
+def _quantizer_nodes(model: Model) -> Iterator[ir.Node]:
+    """Yield the nodes of all quantizers of data.
+
+    A product or sum next to the operators of a quantizer belongs to it only if both together take
+    real values to values of the same scale.
+    """
+    for site in sites(model.ir):
+        if isinstance(site, Site) and site.weight is None:
+            inner = () if site.dialect == PLAIN or _is_whole(site.quantizer) else parts(site)
+            yield from (node for part in inner or (site,) for node in part.nodes)
+
+
+def _is_whole(quantizer: Quantizer) -> bool:
+    """Return whether codes stand for the values that they were made of."""
+    if isinstance(quantizer, Ranged):
+        ends = (
+            (quantizer.input_low, quantizer.output_low),
+            (
+                quantizer.input_high,
+                quantizer.output_high,
+            ),
+        )
+        return all(np.array_equal(before, after) for before, after in ends)
+    return getattr(quantizer, "decoding", None) is None
