@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.certificate import AFTER_DIFFERENCE, AS_WRITTEN, EQUAL_OPERATORS
+from qgraph.certificate import AFTER_DIFFERENCE, AS_WRITTEN, EQUAL_OPERATORS, ZERO_SIGNS
 from qgraph.errors import EquivalenceError, ModelError
 from qgraph.proof.functions import enumeration
 from qgraph.text import json_text
@@ -68,6 +68,11 @@ def document(*regions: dict, **changes: Any) -> dict:
         "facts": [],
         "regions": list(regions),
     } | changes
+
+
+def fact(side: str, kind: str, shape: list[int]) -> dict:
+    """What a certificate lists of the output."""
+    return {"model": side, "tensor": "y", "type": kind, "shape": shape, "because": ""}
 
 
 def refused(
@@ -276,3 +281,113 @@ def test_what_is_counted_follows_from_the_method():
     theirs = model("[n] b = Sign(x) [y] y = Exp(b)")
     uncounted = region((["n"], ["n"]), ("a", "b"), counted=False)
     refused(document(uncounted), ours, theirs, "counted: True was found")
+
+
+ADD = "[y] y = Add(x, u)"
+TWO = "float[4] x, float[4] u"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("[y] y = Softmax <axis = 0> (x)", "[y] y = Softmax <axis = -1> (x)"),
+        ("[y] y = Sub(x, u)", "[y] y = Sub(u, x)"),
+        (ADD, "[y] y = Add(x, x)"),
+        ("[y] y = RandomUniformLike(x)", "[y] y = RandomUniformLike(x)"),
+        ("[y] y = Clip(x, u)", "[y] y = Clip(x, , u)"),
+        ("[y] y = Mean(x, u)", "[y] y = Sum(x, u)"),
+    ],
+)
+def test_only_equal_operators_on_equal_operands_are_equal(ours, theirs):
+    sides = [model(body, x=TWO) for body in (ours, theirs)]
+    found = checked(document(), *sides)
+    assert found.verdict == "undecided"
+    assert str(found.outputs.reason).startswith("no region proves output 'y' equal")
+
+
+def test_operands_that_may_be_swapped():
+    found = checked(document(), model(ADD, x=TWO), model("[y] y = Add(u, x)", x=TWO))
+    assert found.verdict == "proved"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"conditions": [EQUAL_OPERATORS]}, "the condition 'every operator computes as written"),
+        ({"exactness": "codes"}, "its verdict is proved, but its level is codes"),
+        ({"verdict": "undecided"}, "its regions give the verdict proved"),
+        (
+            {"facts": [fact("candidate", "float16", [4])]},
+            "'y' of the candidate has another type or shape",
+        ),
+        (
+            {"facts": [fact("reference", "float32", [5])]},
+            "'y' of the reference has another type or shape",
+        ),
+    ],
+)
+def test_a_certificate_states_no_more_than_holds(changes, reason):
+    ours = model(ADD, x=TWO)
+    honest = checked(document(facts=[fact("candidate", "float32", [4])]), ours, ours)
+    assert honest.statements.status == "checked"
+    found = checked(document(**changes), ours, ours)
+    assert found.is_refuted
+    assert reason in str(found.statements.reason)
+
+
+def test_constants_are_computed_again():
+    ours = model("[c] c = Mul(k, k) [y] y = Add(x, c)", "float[4] k = {1, 2, 3, 4}")
+    theirs = model("[d] d = Add(k, l) [y] y = Add(x, d)", CONSTANTS.format(12))
+    stated = {"entries": [], "method": "constant"}
+    made = document(region((["c"], ["d"]), ("c", "d"), **stated))
+    assert checked(made, ours, theirs).verdict == "proved"
+    theirs = model("[d] d = Add(k, l) [y] y = Add(x, d)", CONSTANTS.format(11))
+    refused(made, ours, theirs, "the constants differ in 1 elements")
+
+
+CONSTANTS = "float[4] k = {{1, 2, 3, 4}}, float[4] l = {{0, 2, 6, {}}}"
+CODES = {"x": "int8[4] x", "parameters": "float s = {0.5}, float o = {0}"}
+NEGATED = "[d] d = DequantizeLinear(x, s) [n] a = Neg(d) [y] y = {}(a)"
+SUBTRACTED = "[d] d = DequantizeLinear(x, s) [n] a = Sub(o, d) [y] y = {}(a)"
+ZERO = {"input": 0.0, "reference": -0.0, "candidate": 0.0, "channel": 0}
+SIGNED: dict[str, Any] = {
+    "exactness": "values",
+    "method": "exhaustive",
+    "zero_sign_inputs": 1,
+    "witness": ZERO,
+}
+
+
+def signs(**changes: Any) -> dict:
+    """A certificate for a value that is -0 in one model and +0 in the other."""
+    part = region((["d", "n"], ["d", "n"]), ("a", "a"), **SIGNED | changes)
+    conditions = [AS_WRITTEN, EQUAL_OPERATORS, ZERO_SIGNS.format(1)]
+    return document(part, conditions=conditions, exactness=part["exactness"])
+
+
+def test_zeros_of_different_signs_are_equal_in_value():
+    sides = [model(body.format("Exp"), **CODES) for body in (NEGATED, SUBTRACTED)]
+    assert checked(signs(), *sides).verdict == "proved"
+    refused(signs(witness=None), *sides, "it has no witness")
+    refused(signs(witness=ZERO | {"reference": 0.0}), *sides, "its witness is")
+    refused(signs(witness=ZERO | {"input": 1.0}), *sides, "the sides do not differ on its witness")
+    refused(signs(zero_sign_inputs=0), *sides, "zero sign inputs: 1 was found")
+    refused(signs(candidate_nodes=["n"]), *sides, "does not consist of the named nodes")
+    refused(signs(exactness="bits"), *sides, "exactness: values was found")
+    refused(signs(reference_value="d"), *sides, "")
+
+
+@pytest.mark.parametrize("name", ["Reciprocal", "Exp"])
+def test_operators_after_zeros_of_different_signs(name):
+    sides = [model(body.format(name), **CODES) for body in (NEGATED, SUBTRACTED)]
+    found = checked(signs(), *sides)
+    assert found.verdict == ("proved" if name == "Exp" else "undecided")
+
+
+def test_results_that_onnx_does_not_define_are_not_compared():
+    """Numbers beyond the range of INT8 have no defined result, nor has NaN."""
+    body = "[c] c = Cast <to = 3> (x) [y] y = Cast <to = 1> (c)"
+    ours = model(body, x="float16[4] x")
+    found = checked(document(region((["c", "y"], ["c", "y"]), ("y", "y"))), ours, ours)
+    assert found.regions[0].status == "unchecked"
+    assert "ONNX does not define the result" in str(found.regions[0].reason)

@@ -59,3 +59,31 @@ def test_what_a_file_states_of_inner_values_is_not_used() -> None:
     side = Reading(model, keep_inputs=False)
     shapes = {str(v.name): shape_of(v) for node in side.nodes for v in node.outputs}
     assert shapes == {"h": (None, None), "y": None}
+
+
+def test_types_and_shapes_are_those_that_the_operators_define() -> None:
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["": 21]>
+        g (float[2,3] x, float[5,1,3] b) => (float[5,2,3] y) <float s = {0.5}, int8 z = {1}> {
+            a = Add(x, b)  g = Greater(a, b)  q = QuantizeLinear(a, s, z)
+            u = QuantizeLinear(x, s)  d = DequantizeLinear(q, s, z)  h = Cast <to = 10> (x)
+            w = Where(g, d, a)  f = Flatten(w)  r = ReduceMax <keepdims = 0> (x)
+            n = Shape(x)  y = Neg(w) }"""
+    )
+    side = Reading(model, keep_inputs=False)
+    values = [value for node in side.nodes for value in node.outputs]
+    read = {str(v.name): (v.dtype and v.dtype.name, shape_of(v)) for v in values}
+    large = (5, 2, 3)
+    assert read == {
+        "a": ("FLOAT", large),
+        "g": ("BOOL", large),
+        "q": ("INT8", large),
+        "u": ("UINT8", (2, 3)),
+        "d": ("FLOAT", large),
+        "h": ("FLOAT16", (2, 3)),
+        "w": ("FLOAT", large),
+        "f": ("FLOAT", (None, None)),
+        "r": ("FLOAT", None),
+        "n": ("INT64", None),
+        "y": ("FLOAT", large),
+    }
