@@ -16,8 +16,8 @@ from threading import Lock, Timer
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from qgraph.reporting.view import Cell, Column, Page, Section, Table, Tone, size
-from qgraph.text import one_line, printable
+from qgraph.reporting.view import Cell, Column, Page, Section, Table, Tone
+from qgraph.text import one_line, printable, size
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,7 +16,8 @@ import click
 from qgraph.cli import options
 from qgraph.cli.files import Views, planned
 from qgraph.cli.output import ProgressBar, Talk, show_page, show_paragraph
-from qgraph.reporting.view import Tone, counted
+from qgraph.reporting.view import Tone
+from qgraph.text import counted
 from qgraph.version import head
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from qgraph.deprecated import renamed
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
 from qgraph.evidence import Cases, Division
 from qgraph.exactness import BIAS_LAST as BIAS_LAST
-from qgraph.exactness import Exactness, Verdict
+from qgraph.exactness import Exactness, Verdict, difference
 from qgraph.exactness import ProofVerdict as ProofVerdict
 from qgraph.reasons import ExplainedReason, id_of
 from qgraph.text import read_fields, read_json
@@ -168,15 +168,6 @@ class RegionVerdict(Verdict):
     cases: tuple[Cases, ...] = ()
 
     @property
-    def differing(self) -> str:
-        """Number of differing inputs, as far as they were counted; empty if unknown."""
-        if self.counted:
-            return str(self.differing_inputs)
-        if self.verdict is not ProofVerdict.DIFFERENT:
-            return ""
-        return f"at least {self.differing_inputs}" if self.differing_inputs else "some"
-
-    @property
     def reason_id(self) -> str | None:
         """The id of the cause of an undecided region, see :mod:`qgraph.reasons`; else None."""
         return id_of(self.reason) if self.verdict is ProofVerdict.UNDECIDED else None
@@ -323,16 +314,9 @@ class Certificate:
                 "models on data with 'qgraph check'.",
                 report=self,
             )
-        witness = first.witness
-        shown = (
-            ""
-            if witness is None
-            else f", such as {witness.input!r}: reference {witness.reference!r}, candidate "
-            f"{witness.candidate!r}"
-        )
         raise EquivalenceError(
-            f"{where}: {first.differing} inputs give different values{shown}. Expected "
-            "equal values; convert with --exact values, or change the model there.",
+            f"{where}: {difference(first.to_json())} Expected equal values; convert with "
+            "--exact values, or change the model there.",
             report=self,
         )
 

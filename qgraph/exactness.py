@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
 from qgraph.errors import Choice, member
+from qgraph.text import counted, example
 
 
 class Exactness(Choice):
@@ -219,3 +221,36 @@ class Verification:
             "statements": vars(self.statements),
             "regions": [vars(finding) for finding in self.regions],
         }
+
+
+Region = Mapping[str, Any]
+"""A region as it stands in a certificate."""
+
+
+def is_constant(region: Region) -> bool:
+    """Return whether a region compares constants; its inputs are elements then."""
+    return bool(region["method"] == "constant")
+
+
+def is_counted(region: Region) -> bool:
+    """Return whether all inputs were compared; numbers of inputs are lower bounds otherwise."""
+    return bool(region.get("counted", region["method"] != "none"))
+
+
+def region_name(region: Region, side: str) -> str:
+    """Return the last node of a side of a region, or its value if it has no node."""
+    nodes = region[f"{side}_nodes"]
+    return str(nodes[-1] if nodes else region[f"{side}_value"])
+
+
+def difference(region: Region) -> str:
+    """Return the sentence on a region that differs: how many inputs do, and an example."""
+    number, constant = int(region["differing_inputs"]), is_constant(region)
+    verb = ("has" if number == 1 else "have") if constant else "gives" if number == 1 else "give"
+    what = f"{counted(number, 'element' if constant else 'input')} {verb}"
+    if not number:
+        what = "Some inputs give"
+    elif not is_counted(region):
+        what = f"At least {what}"
+    such_as = example(region["witness"])
+    return f"{what} another value than {region_name(region, 'reference')!r}{such_as}."

@@ -269,6 +269,12 @@ class PassInfo:
     preserves: Exactness
     options: tuple[Option, ...]
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the description in words, as its view takes it."""
+        fields = ("name", "kind", "default", "help")
+        listed = [{name: getattr(option, name) for name in fields} for option in self.options]
+        return vars(self) | {"preserves": str(self.preserves), "options": listed}
+
 
 def parse_spec(text: str) -> Transform:
     """Return the pass that ``text`` specifies: ``name`` or ``name{option=value,option=value}``.

@@ -5,39 +5,20 @@ from __future__ import annotations
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import show, show_paragraph, show_table
-from qgraph.exactness import Exactness
-from qgraph.reporting.view import Row, Table
+from qgraph.cli.output import Talk, show_sections
+from qgraph.reporting.rewrite_view import pass_sections, passes_section
 
 
 @click.command(name="passes")
 @click.argument("name", required=False)
 @options.talk_options
-def command(name: str | None) -> None:
+@click.pass_obj
+def command(talk: Talk, name: str | None) -> None:
     """List all passes, or describe the options of the pass NAME."""
     from qgraph.transforms import TRANSFORMS, describe
 
     if name is None:
-        known = [describe(cls) for cls in TRANSFORMS]
-        listed: list[Row] = [[p.name, _kept(p.preserves), p.summary] for p in known]
-        show_table(Table("passes", ["pass", "keeps", "what it does"], listed))
-        return
-    info = describe(TRANSFORMS.find(name))
-    show_paragraph(f"{info.name}: {info.summary}")
-    if info.preserves is Exactness.DIFFERENT:
-        show_paragraph("Changes what a model computes; the report has the exact extent.")
+        listed = [passes_section([describe(cls).to_json() for cls in TRANSFORMS])]
     else:
-        show_paragraph(f"Keeps models equal in {info.preserves}, unless an option says otherwise.")
-    show()
-    rows: list[Row] = [
-        [o.name, o.kind, "required" if o.default is None else o.default, o.help]
-        for o in info.options
-    ]
-    if rows:
-        show_table(Table("options", ["option", "value", "default", "meaning"], rows))
-    else:
-        show("It has no options.")
-
-
-def _kept(level: Exactness) -> str:
-    return "-" if level is Exactness.DIFFERENT else str(level)
+        listed = pass_sections(describe(TRANSFORMS.find(name)).to_json())
+    show_sections(talk, listed)

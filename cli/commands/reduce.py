@@ -12,7 +12,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.files import planned, protect_models
 from qgraph.cli.output import ProgressBar, Talk, show_paragraph
-from qgraph.reporting.view import amount, counted
+from qgraph.text import amount, counted
 
 if TYPE_CHECKING:
     from qgraph.comparison.reduce import Reduction

@@ -352,9 +352,12 @@ def _with_prover(region: RegionVerdict, finding: PartFinding, anew: Certificate)
 
 
 def _stated(region: RegionVerdict, like: RegionVerdict) -> dict[str, Any]:
-    """Return the region without the evidence that another one does not list."""
+    """Return what a region states, without the evidence that another one does not list.
+
+    The wording of its reason is free; an undecided region has the id of the reason, too.
+    """
     kept = replace(region, boxes=like.boxes and region.boxes, cases=like.cases and region.cases)
-    return dict(json.loads(json_text(kept.to_json())))
+    return dict(json.loads(json_text(kept.to_json()))) | {"reason": None}
 
 
 def _overclaim(certificate: Certificate, anew: Certificate) -> str | None:

@@ -10,7 +10,8 @@ import numpy as np
 
 from qgraph.reporting import staircase_chart, theme
 from qgraph.reporting.theme import inline_svg, themed
-from qgraph.reporting.view import Chart, Section, counted, percent
+from qgraph.reporting.view import Chart, Section
+from qgraph.text import counted, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,13 +21,10 @@ from qgraph.reporting.view import (
     Section,
     Table,
     Tone,
-    amount,
-    counted,
     numbers,
     operator,
-    percent,
-    whole,
 )
+from qgraph.text import amount, counted, percent, whole
 
 Output = Mapping[str, Any]
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from qgraph.reporting.view import (
-    NONE,
     Cell,
     Column,
     Columns,
@@ -14,14 +13,10 @@ from qgraph.reporting.view import (
     Section,
     Table,
     Tone,
-    amount,
-    counted,
-    extent,
     numbers,
     operator,
-    percent,
-    size,
 )
+from qgraph.text import NONE, amount, counted, extent, percent, size
 
 Part = Mapping[str, Any]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qgraph.exactness import BIAS_LAST
+from qgraph.exactness import BIAS_LAST, difference, is_constant, is_counted, region_name
 from qgraph.reporting.charts import Charts, codes_section, steps_section
 from qgraph.reporting.view import (
     MANY,
-    NONE,
     Cell,
     Column,
     Columns,
@@ -21,13 +20,10 @@ from qgraph.reporting.view import (
     Section,
     Table,
     Tone,
-    amount,
-    counted,
-    example,
     numbers,
-    whole,
     with_id,
 )
+from qgraph.text import NONE, amount, counted, whole
 
 Region = Mapping[str, Any]
 
@@ -52,8 +48,8 @@ def prove_page(document: Mapping[str, Any]) -> Page:
     regions: Sequence[Region] = document["regions"]
     verdict = str(document["verdict"])
     differing = {
-        name: sum(r["differing_inputs"] for r in regions if _is_constant(r) == is_constant)
-        for name, is_constant in (("inputs", False), ("constants", True))
+        name: sum(r["differing_inputs"] for r in regions if is_constant(r) == of_constants)
+        for name, of_constants in (("inputs", False), ("constants", True))
     }
     number = {name: sum(r["verdict"] == name for r in regions) for name in TONES}
     facts = [KeyFigure("regions compared", whole(len(regions)))]
@@ -62,7 +58,7 @@ def prove_page(document: Mapping[str, Any]) -> Page:
         for name, count in number.items()
         if count or name == verdict
     ]
-    bounds = any(not _is_counted(r) and r["verdict"] == "different" for r in regions)
+    bounds = any(not is_counted(r) and r["verdict"] == "different" for r in regions)
     facts += [
         KeyFigure(
             f"{name} that differ",
@@ -105,7 +101,7 @@ def _sections(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterato
     charts = Charts()
     others = [region for region in regions if region["verdict"] != "proved"]
     proved = [region for region in regions if region["verdict"] == "proved"]
-    known = [r for r in others if _is_counted(r) and not _is_constant(r) and r["differing_inputs"]]
+    known = [r for r in others if is_counted(r) and not is_constant(r) and r["differing_inputs"]]
     if others:
         bars = []
         if len(known) > 1:
@@ -158,7 +154,7 @@ def _findings(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterato
         properties = {key: region[key] for key in _PROPERTIES} | nodes
         rule, text, more = None, "", _remark(region)
         if region["verdict"] == "different":
-            rule, text = "region-differs", _difference(region)
+            rule, text = "region-differs", difference(region)
         elif region["verdict"] == "undecided":
             rule, more = "region-undecided", ""
             text = f"Whether this is equal to {name!r} is not decided: {_remark(region)}"
@@ -169,40 +165,13 @@ def _findings(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterato
         yield Issue(rules.get(verdict), f"It is {verdict}.", whole_graph, test=whole_graph)
 
 
-def _is_constant(region: Region) -> bool:
-    return bool(region["method"] == "constant")
-
-
-def _is_counted(region: Region) -> bool:
-    """Return whether all inputs were compared; numbers of inputs are lower bounds otherwise."""
-    return bool(region.get("counted", region["method"] != "none"))
-
-
 def _differing(region: Region) -> str:
     number = int(region["differing_inputs"])
-    if _is_counted(region):
+    if is_counted(region):
         return whole(number)
     if region["verdict"] != "different":
         return NONE
     return f"at least {whole(number)}" if number else "some"
-
-
-def region_name(region: Region, side: str) -> str:
-    """Return the last node of a side of a region, or its value if it has no node."""
-    nodes = region[f"{side}_nodes"]
-    return str(nodes[-1] if nodes else region[f"{side}_value"])
-
-
-def _difference(region: Region) -> str:
-    number, constant = int(region["differing_inputs"]), _is_constant(region)
-    verb = ("has" if number == 1 else "have") if constant else "gives" if number == 1 else "give"
-    what = f"{counted(number, 'element' if constant else 'input')} {verb}"
-    if not number:
-        what = "Some inputs give"
-    elif not _is_counted(region):
-        what = f"At least {what}"
-    such_as = example(region["witness"])
-    return f"{what} another value than {region_name(region, 'reference')!r}{such_as}."
 
 
 def _example(region: Region) -> list[str]:
@@ -210,7 +179,7 @@ def _example(region: Region) -> list[str]:
     if witness is None:
         return [NONE] * 3
     x, *values = (amount(witness[name], 9) for name in ("input", *_SIDES))
-    x = f"element {x}" if _is_constant(region) else x
+    x = f"element {x}" if is_constant(region) else x
     return [x if int(region["channels"]) < 2 else f"{x} (channel {witness['channel']})", *values]
 
 

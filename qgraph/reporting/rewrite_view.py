@@ -11,7 +11,6 @@ from qgraph.exactness import Exactness
 from qgraph.reporting.charts import Charts, codes_section, steps_section
 from qgraph.reporting.view import (
     MANY,
-    NONE,
     Cell,
     Column,
     Columns,
@@ -23,17 +22,11 @@ from qgraph.reporting.view import (
     Section,
     Table,
     Tone,
-    amount,
-    counted,
-    example,
-    extent,
     numbers,
     operator,
-    percent,
-    size,
-    whole,
     with_id,
 )
+from qgraph.text import NONE, amount, counted, example, extent, percent, size, whole
 
 Site = Mapping[str, Any]
 
@@ -304,3 +297,31 @@ def _findings(sites: Sequence[Site]) -> Iterator[Issue]:
             found.append(("weight-changed", text))
         for rule, text in found:
             yield Issue(rule, text, str(site["node"]), "node", "input", properties)
+
+
+def passes_section(passes: Sequence[Mapping[str, Any]]) -> Section:
+    """Return the list of passes; of each its name, its summary and what it preserves."""
+    rows: list[Row] = [
+        [p["name"], NONE if _changes_values(p) else p["preserves"], p["summary"]] for p in passes
+    ]
+    return Section("Passes", tables=[Table("passes", ["pass", "keeps", "what it does"], rows)])
+
+
+def pass_sections(info: Mapping[str, Any]) -> list[Section]:
+    """Return the description of one pass and the table of its options."""
+    kept = f"Keeps models equal in {info['preserves']}, unless an option says otherwise."
+    if _changes_values(info):
+        kept = "Changes what a model computes; the report has the exact extent."
+    rows: list[Row] = [
+        [o["name"], o["kind"], "required" if o["default"] is None else o["default"], o["help"]]
+        for o in info["options"]
+    ]
+    table = Table("options", ["option", "value", "default", "meaning"], rows)
+    return [
+        Section("Pass", [f"{info['name']}: {info['summary']}", kept]),
+        Section("Options", tables=[table]) if rows else Section("", ["It has no options."]),
+    ]
+
+
+def _changes_values(info: Mapping[str, Any]) -> bool:
+    return bool(info["preserves"] == Exactness.DIFFERENT)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qgraph.reporting.view import Cell, Columns, Row, Section, Table, Tone, counted, numbers
+from qgraph.reporting.view import Cell, Columns, Row, Section, Table, Tone, numbers
+from qgraph.text import counted
 
 Part = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from qgraph.errors import OptionError
 from qgraph.reporting import theme
-from qgraph.reporting.view import counted
+from qgraph.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

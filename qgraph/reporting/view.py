@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-NONE = "-"
-"""Shown if there is no number."""
+from qgraph.text import NONE
 
 MANY = 24
 """Longer tables are folded in pages, and gathered on terminals."""
@@ -235,58 +234,9 @@ def numbers(*names: str, spare: bool = False) -> list[Column]:
     return [Column(name, number=True, spare=spare) for name in names]
 
 
-def whole(number: int) -> str:
-    """Return an integer with separated thousands."""
-    return f"{number:,}"
-
-
-def amount(number: Any, digits: int = 6) -> str:
-    """Return a number of a report, rounded to some digits; a dash for None.
-
-    A number that is not finite stands in JSON as a word.
-    """
-    return NONE if number is None else f"{float(number):.{digits}g}".replace("nan", "NaN")
-
-
-def extent(low: Any, high: Any, digits: int = 4) -> str:
-    """Return the ends of a parameter; one number if they are equal."""
-    ends = amount(low, digits), amount(high, digits)
-    return ends[0] if ends[0] == ends[1] else " .. ".join(ends)
-
-
-def percent(share: float | None) -> str:
-    """Return a fraction in percent; a tiny one is not shown as 0."""
-    if share is None:
-        return NONE
-    return "<0.01%" if 0 < share < 0.0001 else f"{share:.2%}"
-
-
-def size(number: int) -> str:
-    """Return a number of bytes with a unit: ``118 KiB``."""
-    value, unit = float(number), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1000 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return ``1 region`` or ``2 regions``."""
-    return f"{whole(number)} {noun}{'' if number == 1 else 's'}"
-
-
 def operator(name: str) -> str:
     """Return the name of an operator without its domain."""
     return name.rpartition("::")[2]
-
-
-def example(witness: Mapping[str, Any] | None) -> str:
-    """Return the end of a sentence about a difference: its witness, if there is one."""
-    if witness is None:
-        return ""
-    x, y, z = (amount(witness[name], 9) for name in ("input", "reference", "candidate"))
-    return f", such as {x}: reference {y}, candidate {z}"
 
 
 def with_id(entry: Mapping[str, Any]) -> str:

@@ -110,7 +110,6 @@ def _check(region: RegionVerdict, sides: Sides, exit_: Pair, entries: tuple[Pair
     else:
         facts |= _of_constants(region, sides, exit_)
     tells_zeros_apart, lossy = facts.pop("apart"), facts.pop("lossy") or facts["nan_differs"]
-    facts["reason"] = "NaN is not kept" if facts["nan_differs"] else None
     facts["exactness"] = Exactness.VALUES if lossy else Exactness.BITS
     for name, actual in facts.items():
         if actual != (stated := getattr(region, name)):

@@ -14,8 +14,8 @@ from qgraph.cli.output import (
     show_paragraph,
     show_table,
 )
-from qgraph.reporting.view import Cell, Column, Table, Tone, amount, counted, percent, size
-from qgraph.text import printable
+from qgraph.reporting.view import Cell, Column, Table, Tone
+from qgraph.text import amount, counted, percent, printable, size
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 COLUMNS = [Column("name", code=True), Column("number", number=True), Column("note", spare=True)]

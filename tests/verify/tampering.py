@@ -28,8 +28,8 @@ CHOICES = {"exactness": RUNGS, "verdict": VERDICTS, "method": METHODS}
 def tamperings(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what was changed and the changed document."""
     for path in _paths(document):
-        if path and (path[0] in FREE or {"boxes", "cases"} & set(path)):
-            continue  # how the prover divided the inputs; the checker does not need to know
+        if path and (path[0] in FREE or {"boxes", "cases", "reason"} & set(path)):
+            continue  # how the prover divided the inputs, and the wording of reasons
         for what, value in _others(path, _at(document, path)):
             changed = copy.deepcopy(document)
             _at(changed, path[:-1])[path[-1]] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import onnx_ir as ir
@@ -368,7 +369,7 @@ def test_constants_whose_last_bits_are_open_are_a_condition(line, named):
 
 def test_errors_name_the_place():
     qgraph.prove(*quantizer()).raise_if_not_proved()
-    with pytest.raises(EquivalenceError, match="1 inputs give different values") as caught:
+    with pytest.raises(EquivalenceError, match="1 element has another value than") as caught:
         qgraph.prove(layer(ONES), layer(ONES[:-1] + "2")).raise_if_not_proved()
     assert not isinstance(caught.value, UndecidedError)
     with pytest.raises(UndecidedError, match="attribute pads"):
@@ -670,8 +671,7 @@ class TestFunctionsWithoutSteps:
         assert found.to_json()["regions"][0]["counted"] is False
         with pytest.raises(EquivalenceError) as refusal:
             found.raise_if_not_proved()
-        assert f": {region.differing} inputs give" in str(refusal.value)
-        assert region.differing.startswith(("some", "at least"))
+        assert re.search(r": (Some|At least [\d,]+) inputs? gives? another", str(refusal.value))
         x = np.float32(region.witness.input)
         with np.errstate(over="ignore"):
             results = x * np.float32(2), x * np.float32(2.0000002)
