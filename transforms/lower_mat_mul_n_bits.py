@@ -111,6 +111,20 @@ class _Weights:
         """Zero points ``[blocks, N]``."""
         return self.form.zero_points(self.points).T
 
+    @property
+    def has_codes_as_points(self) -> bool:
+        """Whether all zero points are codes."""
+        if self.points is None or self.form.has_packed_points(self.points):
+            return True
+        zero, top = self.zero, (1 << self.form.bits) - 1
+        return bool(((zero >= 0) & (zero <= top) & (zero == np.rint(zero))).all())
+
+    def has_points_beside(self, number: int) -> bool:
+        """Return whether a zero point is another one than ``number``."""
+        if self.points is None:
+            return 1 << (self.form.bits - 1) != number
+        return bool((self.zero != number).any())
+
     def job(self, kind: str, middle: int = 0, order: Array | None = None) -> BlockCodes:
         """Return what writes the weights with codes of type ``kind``."""
         return BlockCodes(self.form, self.codes, self.scale, self.points, kind, middle, order)
@@ -118,15 +132,14 @@ class _Weights:
 
 def _lowered(node: ir.Node, *, signed: bool, limit: int) -> Rebuild:
     weights = _Weights.of(node)
-    form, zero = weights.form, weights.zero
-    top = (1 << form.bits) - 1
+    form = weights.form
     order = None if weights.groups is None else np.argsort(weights.groups, kind="stable")
     fills = order is None or form.is_sorted(np.asarray(weights.groups)[order])
-    if fills and bool(((zero >= 0) & (zero <= top) & (zero == np.rint(zero))).all()):
+    if fills and weights.has_codes_as_points:
         kind = _kind(form.bits, limit, signed=signed)
-        middle = (top + 1) // 2 if signed else 0
+        middle = 1 << (form.bits - 1) if signed else 0
         codes = weights.job(kind, middle, order)
-        write, opset = _decoded(codes, has_points=bool((zero != middle).any()))
+        write, opset = _decoded(codes, has_points=weights.has_points_beside(middle))
     else:
         # Shifting fractional zero points would round them.
         kind = _kind(form.bits, limit, signed=False)

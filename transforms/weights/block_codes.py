@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.deferred import DeferredTensor
+from qgraph.errors import ModelError
+from qgraph.graph.deferred import DeferredTensor, NoSink
 from qgraph.graph.streaming import Sink, Stream
 from qgraph.numerics import Array
+from qgraph.numerics.formats import FORMATS, unpack
+from qgraph.numerics.packed_matrix import transpose, transpose_packed
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
 from qgraph.quantizers.weights.job import CodeWriter, JobPart
 
 _PART_BYTES = 1 << 25
 """Packed codes that a part holds in memory."""
 
-_TILE_BYTES = 32
-"""Bytes of each row of packed codes that are transposed at a time; more fall out of the cache."""
+_TILE_BYTES = 128
+"""Bytes of each row of packed codes that are transposed at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class BlockCodes:
     """Writes weights ``[K, N]``, their scales and their zero points while a model is saved.
 
-    Packed codes are unpacked again and compared.
+    Codes stay packed where that is possible. What is packed is unpacked again and compared.
 
     Attributes:
         form: how the weights are stored.
@@ -57,7 +60,8 @@ class BlockCodes:
         step = k
         if self.order is None:
             strips = max(-(-nbytes // _PART_BYTES), 1)
-            step = -(-k // strips // self._tile) * self._tile
+            tile = _TILE_BYTES * 8 // self.form.bits
+            step = -(-k // strips // tile) * tile
         spans = [(start, min(start + step, k)) for start in range(0, k, step)]
         tables = JobPart(self.write_tables, None, self.scale.nbytes)
         reads = nbytes // max(len(spans), 1)
@@ -68,52 +72,72 @@ class BlockCodes:
 
     def write_tables(self, _: None, sinks: Sequence[Sink]) -> None:
         """Write scales and zero points."""
-        sinks[1].write(0, np.ascontiguousarray(self.form.scales(self.scale.array()).T))
-        zero = self.form.zero_points(self.points).T - np.float32(self.middle)
+        form, scale = self.form, np.empty((self.form.blocks, self.form.n), np.float32)
+        transpose(form.scales(self.scale.array()), scale)
+        sinks[1].write(0, scale)
+        if isinstance(sinks[2], NoSink):
+            return
+        zero = form.zero_points(self.points).T - np.float32(self.middle)
         writer = CodeWriter(sinks[2], self.kind, 0, "The zero points")
         writer.write(zero.astype(np.int16).astype(np.uint8, order="C"), is_last=True, checks=True)
 
     def write_rows(self, span: tuple[int, int], sinks: Sequence[Sink]) -> None:
-        """Write the rows of codes from the first to before the second."""
-        start, stop = span
-        writer = CodeWriter(sinks[0], self.kind, start * self.form.n)
-        packed = self._packed(start, stop)
-        for first in range(start, stop, self._tile):
-            last = min(first + self._tile, stop)
-            writer.write(self._rows(packed, start, first, last), is_last=last == stop, checks=True)
+        """Write the rows of codes from the first to before the second.
 
-    @property
-    def _tile(self) -> int:
-        return _TILE_BYTES * 8 // self.form.bits
+        Raises:
+            ModelError: the codes were not packed as they should be.
+        """
+        start, stop = span
+        bits, n = self.form.bits, self.form.n
+        same = FORMATS[self.kind].bits == bits and n * bits % 8 == 0
+        writer = CodeWriter(sinks[0], self.kind, start * n)
+        middle = np.uint8(self.middle * (255 // ((1 << bits) - 1)))
+        done = start
+        for rows in self._rows(start, stop):
+            done += len(rows)
+            if same:
+                # The middle is the highest bit of a code, which a subtraction inverts.
+                writer.write_packed(np.bitwise_xor(rows, middle, out=rows) if middle else rows)
+                continue
+            codes = rows if bits == 8 else unpack(rows.reshape(-1), bits, rows.size * 8 // bits)
+            codes = codes.reshape(len(rows), -1)[:, :n] - np.uint8(self.middle)
+            writer.write(codes, is_last=done == stop, checks=True)
+
+    def _rows(self, start: int, stop: int) -> Iterator[Array]:
+        """Yield packed rows of codes, ``[rows, ...]``, whose memory is used again.
+
+        A row fills whole bytes: codes of a last column that is not there may follow.
+        """
+        bits, each = self.form.bits, 8 // self.form.bits
+        packed = self._packed(start, stop)
+        height = packed.shape[1] if self.order is not None else _TILE_BYTES
+        tile = np.empty((min(height, packed.shape[1]) * each, len(packed) // each), np.uint8)
+        for left in range(0, packed.shape[1], height):
+            part = packed[:, left : left + height]
+            rows = tile[: part.shape[1] * each]
+            if not transpose_packed(part, bits, rows):
+                raise ModelError("codes: its codes are not packed as they should be.")
+            if self.order is None:
+                yield rows[: stop - start - left * each]
+        for first in range(0, 0 if self.order is None else stop, _TILE_BYTES):
+            yield tile[np.asarray(self.order)[first : first + _TILE_BYTES]]
 
     def _packed(self, start: int, stop: int) -> Array:
-        """Return the bytes ``[N, ...]`` that hold rows of codes; all if their order changes."""
-        width, bits = self.codes.size // self.form.n, self.form.bits
+        """Return the bytes ``[N, ...]`` that hold rows of codes; all if their order changes.
+
+        Rows of zeros follow if the codes of a column would not fill whole bytes.
+        """
+        n, bits = self.form.n, self.form.bits
+        width = self.codes.size // n
         first, last = start * bits // 8, -(-stop * bits // 8)
         if self.order is not None:
             first, last = 0, width
-        packed = np.empty((self.form.n, last - first), np.uint8)
+        packed = np.empty((-(-n * bits // 8) * 8 // bits, last - first), np.uint8)
+        packed[n:] = 0
+        if (first, last) == (0, width):
+            self.codes.read(out=packed[:n].reshape(-1))
+            return packed
         for place, piece in self.codes.pieces(multiple=width):
             rows = piece.reshape(-1, width)
             packed[place // width : place // width + len(rows)] = rows[:, first:last]
         return packed
-
-    def _rows(self, packed: Array, start: int, first: int, last: int) -> Array:
-        """Return rows of codes, ``[last - first, N]``, a byte each."""
-        bits, each = self.form.bits, 8 // self.form.bits
-        mask = np.uint8((1 << bits) - 1)
-        if self.order is not None:
-            at = self.order[first:last] * bits
-            codes = (packed[:, at // 8] >> (at % 8).astype(np.uint8) & mask).T
-        else:
-            place = (first - start) // each
-            part = np.ascontiguousarray(packed[:, place : place + _TILE_BYTES])
-            data = np.ascontiguousarray(part.T)
-            codes = np.empty((len(data) * each, self.form.n), np.uint8)
-            for shift in range(each):
-                rows = codes[shift::each]
-                np.right_shift(data, np.uint8(shift * bits), out=rows)
-                np.bitwise_and(rows, mask, out=rows)
-            codes = codes[: last - first]
-        # Differences wrap around in a byte, and the low bits are those of the narrow type.
-        return np.ascontiguousarray(codes) - np.uint8(self.middle) if self.middle else codes

@@ -154,19 +154,23 @@ class Weights:
 
     def scales(self, data: Array) -> Float32:
         """Return the scales ``[n, blocks]``."""
-        return _shaped("scales", data.astype(np.float32), self.n, self.blocks)
+        return _shaped("scales", data.astype(np.float32, copy=False), self.n, self.blocks)
 
     def zero_points(self, given: Array | None) -> Float32:
         """Return the zero points ``[n, blocks]``."""
         n, blocks = self.n, self.blocks
         if given is None:
             return np.full((n, blocks), 1 << (self.bits - 1), np.float32)
-        row = -(-blocks * self.bits // 8)
-        # Some exporters write one byte for each; the size tells.
-        if given.dtype == np.uint8 and given.size == n * row:
-            rows = self._unpack("zero points", given, n * row).reshape(n, -1)
+        if self.has_packed_points(given):
+            rows = self._unpack("zero points", given, given.size).reshape(n, -1)
             return rows[:, :blocks].astype(np.float32)
         return _shaped("zero points", given.astype(np.float32), n, blocks)
+
+    def has_packed_points(self, given: Array) -> bool:
+        """Return whether zero points are packed like codes, and so are codes."""
+        # Some exporters write one byte for each; the size tells.
+        row = -(-self.blocks * self.bits // 8)
+        return given.dtype == np.uint8 and given.size == self.n * row
 
     def is_sorted(self, groups: Array) -> bool:
         """Return whether g_idx says what holds without it."""

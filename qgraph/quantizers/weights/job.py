@@ -121,6 +121,10 @@ class CodeWriter:
                 raise ModelError(f"{self._label}: its codes are not packed as they should be.")
         self._put(packed)
 
+    def write_packed(self, data: Array) -> None:
+        """Write bytes of packed codes, each piece from a whole byte on."""
+        self._put(data)
+
     def _put(self, data: Array) -> None:
         self._sink.write(self._byte, data)
         self._byte += data.nbytes
