@@ -115,6 +115,7 @@ def command(
                 keep_inputs=keep_inputs,
                 evidence=certificate is not None,
                 runs=_RUNS if witness is not None else 0,
+                hashes=certificate is not None or views.are_wanted,
             )
             document = found.to_json()
             if certificate is not None:

@@ -230,7 +230,10 @@ class Stream:
         count = before + out.size
         data = np.empty(-(-count * bits // 8), np.uint8)
         file.read_into((first - before) * bits // 8, data)
-        np.copyto(out, unpack(data, bits, count)[before:].view(self.dtype))
+        if before:
+            np.copyto(out, unpack(data, bits, count)[before:].view(self.dtype))
+        else:
+            unpack(data, bits, count, out.view(np.uint8))
 
     def _read_strided(self, file: FileRange, first: int, out: Array) -> None:
         """Read boxes of elements, each by the runs in which the file has them."""

@@ -270,13 +270,14 @@ def pack(codes: npt.NDArray[np.generic], bits: int) -> Bytes:
     return out
 
 
-def unpack(data: Bytes, bits: int, count: int) -> Bytes:
+def unpack(data: Bytes, bits: int, count: int, out: Bytes | None = None) -> Bytes:
     """The first ``count`` codes of packed bytes, one per byte; inverse of :func:`pack`.
 
     Args:
         data: ``[n]`` bytes with ``n = ceil(bits * count / 8)``.
         bits: 2, 4 or 6.
         count: number of codes.
+        out: ``[count]`` bytes, contiguous, to be filled and returned; None for new ones.
 
     Returns: ``[count]`` codes, upper bits 0 (no sign extension).
     Raises: ValueError for other widths, or a length that does not fit ``count``.
@@ -287,7 +288,8 @@ def unpack(data: Bytes, bits: int, count: int) -> Bytes:
         msg = f"{count} codes of {bits} bits take {size} bytes, but the data has {data.size}"
         raise ValueError(msg)
     flat, unit = np.ascontiguousarray(data).reshape(-1), group * bits // 8
-    out = np.empty(count, np.uint8)
+    if out is None:
+        out = np.empty(count, np.uint8)
     whole = count // group
     step = _CHUNK // group
     for start in range(0, whole, step):

@@ -54,7 +54,8 @@ def transpose(data: Array, out: Array) -> None:
     height, width = _TURNED[0], _TURNED[1] // data.itemsize
     for left in range(0, data.shape[1], width):
         for top in range(0, len(data), height):
-            tile = data[top : top + height, left : left + width]
+            # Rows far apart would take each other's place in the cache.
+            tile = np.ascontiguousarray(data[top : top + height, left : left + width])
             out[left : left + width, top : top + height] = tile.T
 
 

@@ -111,7 +111,8 @@ def fingerprint(array: Array) -> Hashable:
     """Return a key that is equal for two arrays only if type, shape and bits are equal."""
     if array.dtype.kind in "OSU":
         return str(array.dtype), array.shape, tuple(array.reshape(-1).tolist())
-    return str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).digest()
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return str(array.dtype), array.shape, hashlib.sha256(content.data).digest()
 
 
 def is_nan(array: Array) -> Mask:

@@ -40,6 +40,9 @@ INLINE_LIMIT = 1_500_000_000
 THRESHOLD = 1024
 """Tensors of fewer bytes stay in the model file."""
 
+_LITTLE_BYTES = 1 << 20
+"""Tensors of data files are copied in pieces of this size, larger ones without being loaded."""
+
 DATA, SAFETENSORS = ".data", ".safetensors"
 """Suffixes of data files."""
 
@@ -164,8 +167,8 @@ def write(
         sink = places.get(id(tensor)) or kept[id(tensor)]
         if isinstance(tensor, DeferredTensor):
             jobs.setdefault(id(tensor.job), (tensor.job, {}))[1][tensor.place] = sink
-        elif isinstance(tensor, ir.ExternalTensor) and sink.length > PART_BYTES:
-            away.append((_Copy(tensor), [sink]))
+        elif isinstance(tensor, ir.ExternalTensor) and sink.length > _LITTLE_BYTES:
+            (away if sink.length > PART_BYTES else here).append((_Copy(tensor), [sink]))
         else:
             here.append((_Single(tensor), [sink]))
     for job, sinks in jobs.values():
@@ -224,7 +227,7 @@ def _lay_out(
 
 @dataclass(frozen=True)
 class _Copy:
-    """Takes a big tensor over from another data file, in parts."""
+    """Takes a tensor over from another data file, in parts."""
 
     tensor: ir.ExternalTensor
 

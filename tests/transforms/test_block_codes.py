@@ -12,7 +12,7 @@ from qgraph import load, prove
 from qgraph.errors import ModelError
 from qgraph.graph.constants import constant_elements
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
-from qgraph.proof.matching import packed_rows
+from qgraph.proof.matching import packed_rows, same_codes
 from qgraph.transforms import LowerMatMulNBits
 from qgraph.transforms.weights import block_codes
 
@@ -107,3 +107,26 @@ def test_codes_that_vanish_stop_the_save(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"short")
     with pytest.raises(ModelError, match="weights"):
         model.save(tmp_path / "b.onnx")
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_are_proved_without_decoding_and_a_flipped_bit_is_found(
+    bits: int, signed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MOST_ELEMENTS, 1)
+    monkeypatch.setattr(packed_rows, "_STRIP_BYTES", 200)
+    monkeypatch.setattr(same_codes, "_ELEMENTS", 40)
+    source = saved(tmp_path / "a.onnx", bits)
+    model = load(source)
+    model.apply(LowerMatMulNBits(signed=signed))
+    model.save(tmp_path / "b.onnx", external_data=True, size_threshold=0)
+    monkeypatch.setattr("qgraph.proof.matching.constant_rows._compared_by_rows", None)
+    assert str(prove(source, tmp_path / "b.onnx").exactness) == "bits"
+    monkeypatch.undo()
+    monkeypatch.setattr(MOST_ELEMENTS, 1)
+    data = tmp_path / "b.onnx.data"
+    content = data.read_bytes()
+    for place in range(0, len(content), len(content) // 7):
+        data.write_bytes(content[:place] + bytes([content[place] ^ 0x20]) + content[place + 1 :])
+        assert str(prove(source, tmp_path / "b.onnx").verdict) == "different"

@@ -23,6 +23,7 @@ from qgraph.ops.dispatch import NodeStep, kernel_for
 from qgraph.ops.operator import operator_of
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.packed_rows import PackedRows
+from qgraph.proof.matching.same_codes import has_same_codes
 
 _ELEMENTWISE = frozenset(
     {"Abs", "Add", "Ceil", "Div", "Floor", "Identity", "Max", "Min", "Mul", "Neg", "Relu", "Sub"}
@@ -262,6 +263,8 @@ def compare_constants(
     rows = [rows_of(known, value) for known, value in (reference, candidate)]
     if rows[0] is not None and rows[1] is not None:
         try:
+            if _has_same_codes(rows[0], rows[1]) or _has_same_codes(rows[1], rows[0]):
+                return Comparison(0, 0, None), None
             return _compared_by_rows(rows[0], rows[1])
         except _FAILURES:
             pass  # reported, or tried again with the whole constant
@@ -275,6 +278,14 @@ def compare_constants(
         return found, None
     at = (array.reshape(-1)[found.index] for array in (ours, theirs))
     return found, Witness(float(found.index), *map(float, at))
+
+
+def _has_same_codes(ours: ConstantRows, theirs: ConstantRows) -> bool:
+    """Return whether packed weights are known to be those that a DequantizeLinear decodes."""
+    if ours.steps or len(theirs.steps) != 1:
+        return False
+    packed = ours.sources[0].stream.stored
+    return isinstance(packed, PackedRows) and has_same_codes(packed, theirs.steps[0].node)
 
 
 def _compared_by_rows(
