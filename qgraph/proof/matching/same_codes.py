@@ -102,7 +102,9 @@ def _joined(codes: Array, n: int, bits: int, middle: int) -> Array:
 
     Args:
         codes: one in each byte, whole rows; is overwritten.
-        n, bits, middle: see above.
+        n: length of a row.
+        bits: of a code.
+        middle: is added to each.
     """
     word = np.dtype(np.uint64 if n % 8 == 0 else np.uint8)
     ones = int(np.iinfo(word).max) // 255
