@@ -60,10 +60,10 @@ def has_same_codes(packed: PackedRows, decode: ir.Node) -> bool:
 
 
 def _has_same_points(packed: PackedRows, points: Stream | None, middle: int) -> bool:
-    ours = np.float32(1 << (packed.form.bits - 1))
+    ours: Array = np.asarray(1 << (packed.form.bits - 1), np.float32)
     if packed.zero_points is not None:
         ours = packed.form.zero_points(packed.zero_points).T
-    theirs = np.int8(0) if points is None else points.array()
+    theirs = np.zeros((), np.int8) if points is None else points.array()
     return bool((ours - np.float32(middle) == theirs.astype(np.float32)).all())
 
 
@@ -107,7 +107,7 @@ def _joined(codes: Array, n: int, bits: int, middle: int) -> Array:
         middle: is added to each.
     """
     word = np.dtype(np.uint64 if n % 8 == 0 else np.uint8)
-    ones = int(np.iinfo(word).max) // 255
+    ones = ((1 << 8 * word.itemsize) - 1) // 255
     rows = codes.reshape(-1, n).view(word)
     rows ^= word.type(middle * ones)
     rows &= word.type(((1 << bits) - 1) * ones)
