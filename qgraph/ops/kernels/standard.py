@@ -1,12 +1,9 @@
 """NumPy kernels of the standard operators for which onnx's reference is slow or wrong.
 
-Convolution, pooling and matrix products are too slow there. Batch normalization below opset 14
-always runs in training mode, LRN takes the number of samples for that of channels, and Optional
-makes a list of its element.
-
-Elementary functions are equal on every processor: results of float16, bfloat16 and float32 are the
-exact ones rounded once, bfloat16 through float32. The bits of float64 results are those that NumPy
-computes on this processor.
+Convolution, pooling and matrix products are too slow there. ConvTranspose fails there with groups
+of several channels, and adds wrong biases to groups. Batch normalization below opset 14 always runs
+in training mode, LRN takes the number of samples for that of channels, and Optional makes a list of
+its element.
 
 Each kernel depends on the values of its operands only, never on their memory layout, so that two
 models with equal values get equal sums.
@@ -23,7 +20,8 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.numerics import Array, rounding
+from qgraph.numerics import Array
+from qgraph.ops.kernels.functions import FUNCTIONS, elementary, power
 
 Kernel = Callable[..., Sequence[Any]]
 """Positional input arrays, None for an absent optional one, to the outputs."""
@@ -229,6 +227,37 @@ def _conv(node: ir.Node, version: int) -> Kernel:
     return run
 
 
+def _conv_transpose(node: ir.Node, version: int) -> Kernel:
+    """Each element is spread over a window; margins are cut off as opset 11 defines it."""
+    groups, auto = (node.attributes.get_int("group", 1), node.attributes.get_string("auto_pad", ""))
+
+    def run(x: Array, w: Array, bias: Array | None = None) -> Sequence[Array]:
+        rank, get = x.ndim - 2, node.attributes.get_ints
+        strides, dilations = (np.array(get(name, [1] * rank)) for name in ("strides", "dilations"))
+        size, extra = np.array(x.shape[2:]), np.array(get("output_padding", [0] * rank))
+        full = strides * (size - 1) + dilations * (np.array(w.shape[2:]) - 1) + 1 + extra
+        wanted = get("output_shape", (strides * size).tolist() if auto[:4] == "SAME" else [])
+        pads = np.array([0] * 2 * rank if auto == "VALID" else get("pads", [0] * 2 * rank))
+        out = np.array(wanted[-rank:]) if wanted else full - pads[:rank] - pads[rank:]
+        cut = np.maximum(full - out, 0)
+        start = pads[:rank] if not wanted else cut // 2 if auto == "SAME_UPPER" else cut - cut // 2
+        columns = x.reshape(len(x), groups, -1, size.prod()).astype(_wide(x.dtype), copy=False)
+        rows = w.astype(columns.dtype, copy=False).reshape(groups, columns.shape[2], -1)
+        parts = matmul(rows.swapaxes(1, 2), columns)
+        parts = parts.reshape(len(x), w.shape[1] * groups, *w.shape[2:], *size)
+        y = np.zeros((*parts.shape[:2], *np.maximum(full, start + out)), parts.dtype)
+        for place in np.ndindex(w.shape[2:]):
+            ends = zip(place * dilations, strides * (size - 1) + 1, strides, strict=True)
+            spot = (slice(first, first + reach, step) for first, reach, step in ends)
+            y[:, :, *spot] += parts[:, :, *place]
+        y = y[:, :, *(slice(first, first + n) for first, n in zip(start, out, strict=True))]
+        if bias is not None:
+            y += bias.astype(y.dtype, copy=False).reshape(-1, *[1] * rank)
+        return (y.astype(x.dtype, copy=False),)
+
+    return run
+
+
 def _average_pool(node: ir.Node, version: int) -> Kernel:
     """Sums run over the window in row order; one division follows."""
     include = node.attributes.get_int("count_include_pad", 0)
@@ -275,47 +304,6 @@ def _get_element(node: ir.Node, version: int) -> Kernel:
     return run
 
 
-FUNCTIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
-    "Cos": (rounding.cos, np.cos),
-    "Exp": (rounding.exp, np.exp),
-    "Log": (rounding.log, np.log),
-    "Sigmoid": (rounding.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
-    "Sin": (rounding.sin, np.sin),
-    "Tanh": (rounding.tanh, np.tanh),
-}
-"""For each operator the function for narrow types, and the one for float64."""
-
-
-def is_rounded_once(dtype: np.dtype[Any]) -> bool:
-    """Return whether results of this type are the same on every processor."""
-    return dtype in rounding.TYPES or dtype == _BFLOAT16
-
-
-def _elementary(node: ir.Node, version: int) -> Kernel:
-    """Return the kernel of a function of one operand."""
-    rounded, native = FUNCTIONS[node.op_type]
-
-    def run(x: Array) -> tuple[Array]:
-        with np.errstate(all="ignore"):
-            return (_narrow(x, rounded) if is_rounded_once(x.dtype) else native(x),)
-
-    return run
-
-
-def _power(node: ir.Node, version: int) -> Kernel | None:
-    """Return the kernel of Pow, whose result has the type of the base."""
-    if version < 7:
-        return None
-
-    def run(x: Array, y: Array) -> tuple[Array]:
-        with np.errstate(all="ignore"):
-            if is_rounded_once(x.dtype) and _fits_float64(y.dtype):
-                return (_narrow(x, lambda base: rounding.power(base, y)),)
-            return (np.asarray(np.power(x, y)).astype(x.dtype, copy=False),)
-
-    return run
-
-
 def _gather_elements(node: ir.Node, version: int) -> Kernel:
     axis = node.attributes.get_int("axis", 0)
 
@@ -344,21 +332,11 @@ def _corner(x: Array, indices: Array, axis: int) -> Array:
     return x[tuple(sizes)]
 
 
-def _narrow(x: Array, function: Callable[[Array], Array]) -> Array:
-    if x.dtype == _BFLOAT16:
-        return function(x.astype(np.float32)).astype(x.dtype)
-    return function(x)
-
-
-def _fits_float64(dtype: np.dtype[Any]) -> bool:
-    is_small_integer = dtype.kind in "iu" and dtype.itemsize <= 4
-    return is_small_integer or dtype == np.float64 or is_rounded_once(dtype)
-
-
 _BUILDERS: dict[str, Callable[[ir.Node, int], Kernel | None]] = {
     "AveragePool": _average_pool,
     "BatchNormalization": _batch_normalization,
     "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
     "GatherElements": _gather_elements,
     "Gemm": _gemm,
     "LRN": _lrn,
@@ -368,7 +346,7 @@ _BUILDERS: dict[str, Callable[[ir.Node, int], Kernel | None]] = {
     "Optional": lambda *_: lambda x=None: (x,),
     "OptionalGetElement": _get_element,
     "OptionalHasElement": lambda *_: lambda x=None: (np.asarray(x is not None),),
-    "Pow": _power,
+    "Pow": power,
     "Scatter": _scatter,
-    **dict.fromkeys(FUNCTIONS, _elementary),
+    **dict.fromkeys(FUNCTIONS, elementary),
 }

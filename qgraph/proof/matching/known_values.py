@@ -19,7 +19,7 @@ from qgraph.graph.inference.walk import Facts
 from qgraph.graph.scopes import graphs_of, is_control, nodes_of
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import SUMMING, Imports, NodeStep, is_any_order_exact, kernel_for
-from qgraph.ops.kernels.standard import FUNCTIONS, is_rounded_once
+from qgraph.ops.kernels.functions import FUNCTIONS, is_rounded_once
 from qgraph.proof.matching.operators import is_exact, is_random
 
 _ROUNDED_ONCE = frozenset(FUNCTIONS) | {"Pow"}

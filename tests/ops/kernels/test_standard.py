@@ -58,6 +58,26 @@ def test_convolution_is_that_of_onnx_runtime(placement: str, groups: int, channe
     np.testing.assert_allclose(run(text, **inputs), ort(text, **inputs), rtol=1e-5, atol=1e-5)
 
 
+TRANSPOSED = [
+    "strides = [2, 3], output_padding = [1, 2]",
+    'strides = [3, 2], output_padding = [2, 1], auto_pad = "SAME_UPPER"',
+    "strides = [2, 2], output_shape = [17, 21]",
+    'strides = [2, 2], output_shape = [18, 19], auto_pad = "SAME_UPPER"',
+]
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("placement", [*PLACEMENTS[:-2], *TRANSPOSED])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_transposed_convolution_is_that_of_onnx_runtime(placement: str, groups: int) -> None:
+    attributes = ", ".join(filter(None, [f"group = {groups}", placement]))
+    text = f"""g (float[N,4,H,W] x, float[4,C,3,2] w, float[M] b) => (float[N,M,h,v] y) {{
+        y = ConvTranspose <{attributes}> (x, w, b) }}"""
+    inputs = {"x": normal(3, 4, 9, 10), "w": normal(4, 3, 3, 2, seed=1)}
+    inputs["b"] = normal(3 * groups, seed=2)
+    np.testing.assert_allclose(run(text, **inputs), ort(text, **inputs), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     "placement", [*PLACEMENTS, *(f"ceil_mode = 1, {p}" for p in PLACEMENTS[1:5])]
