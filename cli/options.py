@@ -74,9 +74,9 @@ def byte_size(text: str) -> int:
 
 def limit(text: str) -> tuple[str | None, float]:
     """Return name and number of ``NAME:NUMBER``, or None and number of ``NUMBER``."""
-    name, _, number = text.rpartition(":")
+    name, colon, number = text.rpartition(":")
     try:
-        return name or None, float(number)
+        return name or None, float(number if name or not colon else text)
     except ValueError as error:
         raise click.BadParameter(
             f"{text!r} is neither a number nor of the form NAME:1e-4."
@@ -164,7 +164,10 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
         help="File with the arrays of all inputs (.npz).",
     )
     @click.option(
-        "--random", type=click.IntRange(min=1), metavar="N", help="Number of random batches [1]."
+        "--random",
+        type=click.IntRange(1, 1 << 30),
+        metavar="N",
+        help="Number of random batches [1].",
     )
     @click.option(
         "--seed", type=click.IntRange(min=0), metavar="S", help="Seed of the random batches [0]."

@@ -56,8 +56,10 @@ def command(talk: Talk, report: Path, views: Views) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    from qgraph.storage.places import MOST_TEXT, bounded
+
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = json.loads(bounded(path, MOST_TEXT).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise QGraphError(
             f"{path}: cannot be read ({error}), expected a JSON report. Write it with --report, "

@@ -34,6 +34,7 @@ from qgraph.proof.functions.finding import Runs
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.regions import cut, decide_cuts
 from qgraph.storage.files import sha256
+from qgraph.storage.places import MOST_TEXT, bounded
 from qgraph.text import json_text
 from qgraph.version import READABLE
 
@@ -262,10 +263,11 @@ def read(path: Path, reference: Path, candidate: Path) -> Certificate:
         EquivalenceError: it is about other files.
     """
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = json.loads(bounded(path, MOST_TEXT).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
-            f"{path}: cannot be read ({error}), expected a certificate of 'qgraph prove'."
+            f"{path}: cannot be read ({error}), expected a certificate of 'qgraph prove'. Write it "
+            "with --certificate."
         ) from error
     known = isinstance(document, dict) and document.get("command") == "prove"
     if not known or document.get("schema") not in READABLE:

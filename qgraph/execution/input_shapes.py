@@ -12,6 +12,9 @@ from qgraph.errors import ExecutionError, OptionError
 _MOST_ELEMENTS = 1 << 27
 """Random inputs are not larger: what a model states as a size may be nonsense."""
 
+_MOST_GIVEN = 1 << 48
+"""Elements of the largest shape that a user can give; arrays of more cannot be described."""
+
 
 def describe(value: ir.Value) -> str:
     """Return name, type and shape of a value for a message: ``'x' (FLOAT[N,1,8,8])``."""
@@ -104,10 +107,15 @@ def _shape(
     """Return the shape of an input; None if a size beside the batch size is not known."""
     dims = None if value.shape is None else list(value.shape.dims)
     if given is not None:
-        if not fits(given, fixed_sizes(value)) or any(n < 0 for n in given):
+        largest = math.prod(max(n, 1) for n in given)
+        if (
+            not fits(given, fixed_sizes(value))
+            or min(given, default=0) < 0
+            or largest > _MOST_GIVEN
+        ):
             raise OptionError(
                 f"Input {describe(value)} cannot have the shape {list(given)}. Give --shape "
-                f"{value.name}:N,... with the sizes that the model fixes."
+                f"{value.name}:N,... with the sizes that the model fixes, less than 2**48 elements."
             )
         return tuple(given)
     sizes = [

@@ -19,6 +19,7 @@ from qgraph.errors import QGraphError
 from qgraph.inventory.description import Described, Description, Numbers, descriptions
 from qgraph.inventory.differences import ModelDifferences, between
 from qgraph.quantizers.movement import prepared
+from qgraph.storage.places import MOST_TEXT, bounded
 
 FORM = 1
 """Version of the file format."""
@@ -66,7 +67,7 @@ def read_lock(path: Path) -> list[Description]:
     """
     remedy = "Write it with 'qgraph lock MODEL -o FILE'."
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        document = tomllib.loads(bounded(path, MOST_TEXT).decode())
     except OSError as error:
         raise QGraphError(
             f"{path}: cannot be read ({error}), expected a lock file. {remedy}"

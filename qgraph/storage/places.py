@@ -78,6 +78,27 @@ def expect_place(path: str | os.PathLike[str], *, follow_links: bool = True) -> 
     return target
 
 
+MOST_TEXT = 1 << 29
+"""Bytes of the largest reports, certificates and lock files that are read."""
+
+
+def bounded(path: Path, most: int) -> bytes:
+    """Return the bytes of a file or pipe, which are fewer than ``most``.
+
+    Raises:
+        OSError: it cannot be read, is a device, which may have no end, or is larger.
+    """
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISCHR(status.st_mode):
+            raise OSError(errno.ENODEV, "is a device", str(path))
+        # A pipe has no size.
+        content = b"" if status.st_size >= most else file.read(-1 if status.st_size else most)
+    if max(status.st_size, len(content)) >= most:
+        raise OSError(errno.EFBIG, f"has {max(status.st_size, most)} bytes or more", str(path))
+    return content
+
+
 def short(name: str) -> str:
     """Return a file name in few bytes: long ones are cut, with a hash of the whole."""
     content = os.fsencode(name)

@@ -5,6 +5,7 @@ A model as the content of one file, written and read back.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import io
@@ -25,6 +26,7 @@ from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.opset.versions import minimum_ir_version
 from qgraph.graph.streaming import FileRange
 from qgraph.graph.tensors import shape_fault, slots, stored_bytes
+from qgraph.storage.places import bounded
 
 DATA_FILES = "qgraph.data_files"
 """Metadata of a model file: a JSON object with name and SHA-256 of the data files that were written
@@ -46,13 +48,19 @@ def content_of(path: Path) -> bytes:
     Raises:
         ModelError: there is no such file, or it is empty or a pointer of Git LFS.
     """
+    most: int = onnx.checker.MAXIMUM_PROTOBUF
     try:
-        content = path.read_bytes()
+        content = bounded(path, most)
     except FileNotFoundError as error:
         raise ModelError("there is no such file, expected a model. Correct the path.") from error
     except IsADirectoryError as error:
         raise ModelError("is a folder, expected a model. Name the .onnx file in it.") from error
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            raise ModelError(
+                f"{error.strerror}, expected a model of less than {most}. Name the model file, not "
+                "one that holds its weights."
+            ) from error
         raise ModelError(f"cannot be read ({error}), expected a model. Correct this.") from error
     if not content:
         raise ModelError("is empty, expected an ONNX model. Export or download it again.")
@@ -90,12 +98,12 @@ def data_names(proto: onnx.ModelProto) -> set[str]:
 
 def mentions(path: Path) -> set[str]:
     """Return the places of external data that a file gives; none if it is not there or no model."""
+    if not path.is_file():  # what is read from a pipe is gone
+        return set()
     try:
-        content = path.read_bytes()
-        if b"location" not in content:
-            return set()
-        return data_names(onnx.ModelProto.FromString(content))
-    except (OSError, DecodeError):
+        content = content_of(path)
+        return data_names(parse(content)) if b"location" in content else set()
+    except ModelError:
         return set()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from pathlib import Path
 
@@ -83,6 +84,49 @@ def test_a_model_that_is_cut_short(qgraph, folder, model, command):
 def test_a_folder_is_no_model(fails, tmp_path, command):
     (tmp_path / "model.onnx").mkdir()
     fails(command, tmp_path / "model.onnx", "is a folder")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_device_is_not_read_without_end(qgraph, tmp_path, command):
+    (tmp_path / "model.onnx").symlink_to("/dev/zero")
+    found = qgraph(*arguments(command, tmp_path / "model.onnx"))
+    assert found.status == 3
+    assert "is a device" in found.error
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_file_of_weights_is_not_read_as_a_model(qgraph, tmp_path):
+    path = tmp_path / "model.onnx"
+    path.touch()
+    os.truncate(path, 5 << 30)
+    found = qgraph("info", path)
+    assert found.status == 3
+    assert "has 5368709120 bytes or more" in found.error
+    assert "Name the model file" in found.error
+
+
+def test_other_files_are_not_read_without_end(qgraph, model):
+    for words in (
+        ["report", "/dev/zero", "--markdown", "out.md"],
+        ["lock", str(model), "--check", "/dev/zero"],
+        ["prove", "--verify", "/dev/zero", str(model), str(model)],
+    ):
+        found = qgraph(*words)
+        assert found.status == 3
+        assert "/dev/zero: cannot be read ([Errno 19] is a device" in found.error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shape", "x:99999999999999999999,4"], "cannot have the shape"),
+        (["--random", "99999999999999999999"], "is not in the range"),
+    ],
+)
+def test_numbers_beyond_all_memory_are_usage(qgraph, model, words, message):
+    found = qgraph("run", model, *words)
+    assert found.status == 2
+    assert message in found.error
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,6 +131,8 @@ COMMANDS = (
     ("diff", "A", "M"),
 )
 SECONDS, MEGABYTES = 20, 1024
+MARKS = ("could not be handled", "could not handle", "Traceback", "Warning:")
+"""What only unexpected errors print."""
 
 
 class Run(NamedTuple):
@@ -147,7 +149,7 @@ class Run(NamedTuple):
         """What is wrong with it."""
         if not 0 <= self.status <= 4:
             return f"status {self.status}"
-        if any(mark in self.text for mark in ("could not handle", "Traceback", "Warning:")):
+        if any(mark in self.text for mark in MARKS):
             return "unexpected"
         if self.seconds > SECONDS:
             return f"{self.seconds:.0f} s"
@@ -317,30 +319,39 @@ def originals(paths: Sequence[str] = ()) -> list[bytes]:
     return [*(onnx.parser.parse_model(text).SerializeToString() for text in TEXTS), *files]
 
 
-def main() -> None:
-    """Try as many models as the command line says."""
-    seed, count, *paths = sys.argv[1:]
+def summarise(tried: Iterable[tuple[str, Run, str | None]]) -> None:
+    """Print each run with a fault under its label, and the worst of all runs."""
     worst_seconds = worst_memory = faults = done = 0.0
     statuses: Counter[int] = Counter()
-    keep = Path(os.environ.get("FUZZ_KEEP", tempfile.mkdtemp()))
-    with tempfile.TemporaryDirectory() as folder:
-        warm_up(Path(folder))
-        tried = runs(originals(paths), int(seed), int(count), Path(folder), each=5)
-        for number, content, each in tried:
-            done += 1
-            statuses[each.status] += 1
-            worst_seconds = max(worst_seconds, each.seconds)
-            worst_memory = max(worst_memory, each.megabytes)
-            if each.fault:
-                faults += 1
-                (keep / f"{seed}-{number}.onnx").write_bytes(content)
-                lines = [x for x in each.text.splitlines() if "could not" in x or "Warning" in x]
-                say = (lines or each.text.splitlines()[-1:] or [""])[-1][:300]
-                command = " ".join(each.arguments)
-                sys.stdout.write(f"{seed}-{number} {each.fault}: {command}: {say}\n")
+    for label, each, fault in tried:
+        done += 1
+        statuses[each.status] += 1
+        worst_seconds = max(worst_seconds, each.seconds)
+        worst_memory = max(worst_memory, each.megabytes)
+        if fault:
+            faults += 1
+            lines = [x for x in each.text.splitlines() if "could not" in x or "Warning" in x]
+            say = (lines or each.text.splitlines()[-1:] or [""])[-1][:300]
+            sys.stdout.write(f"{label} {fault}: {' '.join(each.arguments)}: {say}\n")
     worst = f"{worst_seconds:.1f} s, {worst_memory:.0f} MB"
     sys.stdout.write(f"{done:.0f} runs, {faults:.0f} faults, {worst}\n")
     sys.stdout.write(f"exit statuses: {dict(sorted(statuses.items()))}\n")
+
+
+def main() -> None:
+    """Try as many models as the command line says."""
+    seed, count, *paths = sys.argv[1:]
+    keep = Path(os.environ.get("FUZZ_KEEP", tempfile.mkdtemp()))
+
+    def tried(folder: Path) -> Iterator[tuple[str, Run, str | None]]:
+        warm_up(folder)
+        for number, content, each in runs(originals(paths), int(seed), int(count), folder, each=5):
+            if each.fault:
+                (keep / f"{seed}-{number}.onnx").write_bytes(content)
+            yield f"{seed}-{number}", each, each.fault
+
+    with tempfile.TemporaryDirectory() as folder:
+        summarise(tried(Path(folder)))
 
 
 if __name__ == "__main__":

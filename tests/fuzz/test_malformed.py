@@ -39,3 +39,14 @@ def test_many_malformed_models(seed):
     command = [sys.executable, "-m", "tests.fuzz.malformed", str(seed), "500", *map(str, EXAMPLES)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ", 0 faults, " in done.stdout, done.stdout
+
+
+def test_an_unexpected_error_is_a_fault(monkeypatch, capsys):
+    def fail(*_):
+        raise KeyError("nobody expects this")
+
+    monkeypatch.setattr("qgraph.storage.files.read", fail)
+    status = main(["info", "model.onnx"])
+    assert "unexpected" in str(
+        Run((), status, capsys.readouterr().err, seconds=0, megabytes=0).fault
+    )
