@@ -125,6 +125,17 @@ def test_two_regions_do_not_carry_each_other():
     refused(document(*regions), ours, theirs, "no region proves output 'y' equal", outright=False)
 
 
+def test_equal_functions_of_unequal_values():
+    """The regions hold, but the values that they begin at differ."""
+    body = "[q] q = QuantizeLinear(x, {}, z) [d] d = DequantizeLinear(q, s, z) [y] y = Exp(d)"
+    scales = "float s = {0.5}, float t = {0.25}, int8 z = {0}"
+    ours, theirs = (model(body.format(scale), scales) for scale in "st")
+    made = document(region((["d"], ["d"]), ("d", "d"), entries=[["q", "q"]]))
+    found = checked(made, ours, theirs)
+    assert found.regions[0].status == "checked"
+    refused(made, ours, theirs, "no region proves output 'y' equal", outright=False)
+
+
 def test_a_difference_has_to_concern_the_outputs():
     """Two values that differ, as they may: nothing is said of the outputs by that."""
     ours, theirs = model("[n] a = Neg(x) [y] y = Exp(x)"), model("[n] a = Abs(x) [y] y = Exp(x)")
