@@ -6,7 +6,6 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.output import Talk, show_sections
-from qgraph.reporting.rewrite_view import pass_sections, passes_section
 
 
 @click.command(name="passes")
@@ -15,6 +14,7 @@ from qgraph.reporting.rewrite_view import pass_sections, passes_section
 @click.pass_obj
 def command(talk: Talk, name: str | None) -> None:
     """List all passes, or describe the options of the pass NAME."""
+    from qgraph.reporting.rewrite_view import pass_sections, passes_section
     from qgraph.transforms import TRANSFORMS, describe
 
     if name is None:
