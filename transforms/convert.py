@@ -10,19 +10,19 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness
+from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset.versions import ceiling
 from qgraph.model import Model
 from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.decompressed import decompressed
-from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect
+from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site
 from qgraph.quantizers.dialects.layout import through_reshape
 from qgraph.quantizers.dialects.parts import Scales
 from qgraph.quantizers.dialects.qdq_codes import packed
 from qgraph.quantizers.movement import moves_constant
 from qgraph.quantizers.on_codes import coded_tensors, has_codes
-from qgraph.quantizers.site import Refusal, Site, weight_of
 from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reasons import NO_EQUAL_FORM
 from qgraph.reports import Report, SiteReport, SiteStatus
@@ -259,14 +259,16 @@ def _quantizes_weight(node: ir.Node) -> bool:
     maker = None if x is None else x.producer()
     if node.op_type.endswith("DequantizeLinear"):
         return maker is not None and _quantizes_weight(maker)
-    return node.op_type.endswith("QuantizeLinear") and x is not None and weight_of(x) is not None
+    return (
+        node.op_type.endswith("QuantizeLinear") and x is not None and constant_stream(x) is not None
+    )
 
 
 def _is_constant(site: Site | Refusal) -> bool:
     """Return whether the input is constant and not yet stored as codes."""
     if isinstance(site, Refusal):
         x = site.root.inputs[0]
-        return x is not None and weight_of(x) is not None
+        return constant_stream(x) is not None
     return site.weight is not None and not _is_stored(site)
 
 

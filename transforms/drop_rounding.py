@@ -14,8 +14,8 @@ from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.model import Model
 from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.quantizers.dialects.parts import clip
-from qgraph.quantizers.site import Refusal
 from qgraph.reasons import UNSUITED_RANGE
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, option, transform

@@ -18,8 +18,8 @@ from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.scopes import nodes_of, owners
 from qgraph.model import Model
 from qgraph.proof.matching.known_values import KnownValues
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Quantizer, Ranged
-from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reasons import NOT_ABSORBED, explained
 from qgraph.reports import Report, SiteReport, SiteStatus

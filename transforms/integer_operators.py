@@ -15,7 +15,7 @@ from qgraph.graph.opset.versions import ceiling
 from qgraph.model import Model
 from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
 from qgraph.ops.integer.products import Product, Result, read_product
-from qgraph.quantizers.site import Refusal
+from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.base import Transform, option, transform

@@ -21,7 +21,7 @@ from qgraph.graph.opset import versions as opset
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import owners
 from qgraph.model import Model
-from qgraph.ops.operator import Operator, operator_of
+from qgraph.ops.operator import Operator, is_defined, operator_of
 from qgraph.quantizers.dialects.dialect import try_out
 from qgraph.reasons import RUNTIME_FAILS, UNREADABLE
 from qgraph.reports import Report, SiteReport, SiteStatus
@@ -384,16 +384,9 @@ class StripFunctions(Transform):
         for node in model.nodes():
             if node in calls:
                 report.sites.append(entry(node, SiteStatus.CHANGED, verdict=_AS_DEFINED))
-            elif node.op_identifier() in model.ir.functions and _is_quantizer(node):
+            elif node.op_identifier() in model.ir.functions and is_defined(node):
                 reason = "its function is the model's own"
                 report.sites.append(entry(node, SiteStatus.KEPT, reason))
         if removed and not calls:
             report.notes.append(f"unused functions removed: {len(removed)}")
         report.notes += restore_versions(model.ir, MARK)
-
-
-def _is_quantizer(node: ir.Node) -> bool:
-    try:
-        return operator_of(node) is not None
-    except OperatorError:
-        return False

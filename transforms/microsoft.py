@@ -21,7 +21,7 @@ from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.schema import MICROSOFT
 from qgraph.model import Model
 from qgraph.ops.steps import code_type, element_type
-from qgraph.quantizers.site import Refusal
+from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_OPERATOR, UNKNOWN_TYPE
 from qgraph.reports import Report
 from qgraph.transforms.base import Transform, option, transform

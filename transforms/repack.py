@@ -17,8 +17,8 @@ from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, numpy_dtype, packed_size
 from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Unnamed
-from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import sites
 from qgraph.quantizers.weights.job import Recoder, RepackJob, Source
 from qgraph.quantizers.weights.piecewise import Parameter

@@ -15,7 +15,7 @@ from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.opset.versions import ceiling
 from qgraph.model import Model
 from qgraph.quantizers.compare import Comparer
-from qgraph.quantizers.site import Site
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.reasons import UNSUITED_RANGE
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform

@@ -26,8 +26,8 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant_expression
 from qgraph.inventory.info import format_of
 from qgraph.numerics.formats import IntFormat
+from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Truncating, Unnamed
-from qgraph.quantizers.site import Refusal, Site
 from qgraph.quantizers.sites import sites
 
 Array = npt.NDArray[Any]

@@ -19,10 +19,10 @@ from qgraph.graph.scopes import node_name
 from qgraph.graph.tensors import slots, stored_bytes
 from qgraph.numerics.formats import FORMATS, IntFormat, find_minifloat
 from qgraph.numerics.rounding import Rounding
+from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.dialects.layout import layout_of
 from qgraph.quantizers.on_codes import CodedTensor, coded_pair
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Quantizer, Ranged
-from qgraph.quantizers.site import Refusal, Site
 from qgraph.reports import operator_name
 
 _SIGNED = ("INT2", "INT4", "INT8", "INT16", "INT32")

@@ -24,7 +24,7 @@ from qgraph.proof.functions.lowering import lower
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.normalise import NormalisedModel, normalised_models
 from qgraph.proof.matching.operators import joined
-from qgraph.quantizers.site import Refusal, Site
+from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.sites import sites
 from qgraph.quantizers.standardize import standardize
 

@@ -20,8 +20,8 @@ from qgraph.inventory.info import format_of
 from qgraph.numerics.minifloat import snap
 from qgraph.numerics.rounding import Rounding, round_to_integer
 from qgraph.ops.static_parameters import settled
+from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Quantizer, Ranged, Recipe
-from qgraph.quantizers.site import Refusal, Site
 from qgraph.quantizers.sites import sites
 from qgraph.reports import operator_name
 from qgraph.storage.archive import common, tensors

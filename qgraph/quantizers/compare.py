@@ -26,7 +26,7 @@ from qgraph.proof.functions.decide import (
 from qgraph.proof.functions.enumeration import NodeSegment, enumerate_values, free_axis
 from qgraph.proof.functions.expression import Builder, Undecidable
 from qgraph.proof.functions.lowering import Form, Forms, lower
-from qgraph.quantizers.site import Site
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, NOT_KNOWN, TYPE_NOT_PROVED
 
 

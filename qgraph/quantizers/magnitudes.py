@@ -12,8 +12,8 @@ from qgraph.graph.constants import constant
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.numerics import Array
 from qgraph.ops.operator import operator_of
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged
-from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import site_of
 
 _LARGEST = 2.0**100

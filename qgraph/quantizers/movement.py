@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant_expression
+from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
@@ -31,7 +31,6 @@ from qgraph.graph.scopes import nodes_of, owners
 from qgraph.ops.static_parameters import settled
 from qgraph.proof.normal.axes import is_never_empty
 from qgraph.quantizers.decompressed import decompressed
-from qgraph.quantizers.site import weight_of
 
 _DOMAINS = ("", MICROSOFT)
 
@@ -85,7 +84,7 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
         if node.op_type == "DequantizeLinear" and node.domain in _DOMAINS
         if (codes := node.inputs[0]) is not None
         if (maker := codes.producer()) is not None and maker.op_type in _MOVE
-        if weight_of(codes) is None
+        if constant_stream(codes) is None
     ]
     facts = infer(model) if decodes else {}
     found = []
@@ -107,7 +106,9 @@ def encoder_of(codes: ir.Value | None) -> ir.Node | None:
 def moves_constant(decode: ir.Node) -> bool:
     """Return whether a DequantizeLinear decodes constant codes that other operators move."""
     start = _unmoved(decode.inputs[0])
-    return start is not None and start is not decode.inputs[0] and weight_of(start) is not None
+    return (
+        start is not None and start is not decode.inputs[0] and constant_stream(start) is not None
+    )
 
 
 def _unmoved(codes: ir.Value | None) -> ir.Value | None:
@@ -132,7 +133,7 @@ def _decoded(decode: ir.Node, codes: ir.Value, axis: _Axis, facts: Facts) -> _Wr
     if decode.attributes.get_int("block_size", 0) > 0:
         return None
     is_encoded = node is not None and node.op_type == "QuantizeLinear" and node.domain in _DOMAINS
-    if is_encoded or weight_of(codes) is not None:
+    if is_encoded or constant_stream(codes) is not None:
         return lambda draft: _decode(draft, decode, codes, axis)
     if node is None or node.op_type not in _MOVE or node.domain or len(node.outputs) != 1:
         return None

@@ -17,13 +17,13 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
-from qgraph.graph.constants import constant, constant_expression
+from qgraph.graph.constants import constant, constant_expression, constant_stream
 from qgraph.graph.inference.walk import inferred
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import nodes_of
 from qgraph.proof.functions.expression import FLOAT
-from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect
+from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site, shape_of
 from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Affine, Quantizer, arrays_of
 from qgraph.quantizers.recognition.chains import Memory, chain_of
@@ -38,7 +38,6 @@ from qgraph.quantizers.recognition.steps import (
     Step,
     simplified,
 )
-from qgraph.quantizers.site import Refusal, Site, shape_of, weight_of
 
 PLAIN = "onnx"
 
@@ -186,7 +185,7 @@ def _site(
     cores = [node for node in nodes if _CORES.get(node.op_type) == notation.dialect]
     root = nodes[-1] if notation.dialect == PLAIN else cores[-1]
     shape = shape_of(x, *arrays_of(meaning))
-    return Site(x, y, nodes, root, notation.dialect, meaning, shape, weight_of(x))
+    return Site(x, y, nodes, root, notation.dialect, meaning, shape, constant_stream(x))
 
 
 def sites(model: ir.Model) -> Iterator[Site | Refusal]:

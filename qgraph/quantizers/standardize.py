@@ -34,6 +34,7 @@ from qgraph.ops.composite import composite_of, write_out
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import round_to_integer
 from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.dialects.layout import layout_of
 from qgraph.quantizers.dialects.onnx import by_definition
 from qgraph.quantizers.dialects.parts import (
@@ -49,7 +50,6 @@ from qgraph.quantizers.dialects.parts import (
 from qgraph.quantizers.dialects.qdq_pairs import pairs
 from qgraph.quantizers.magnitudes import magnitudes
 from qgraph.quantizers.quantizer import Affine, Floating, Ranged
-from qgraph.quantizers.site import Refusal, Site
 from qgraph.quantizers.sites import site_of
 
 

@@ -20,8 +20,7 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.edit import Editor
 from qgraph.quantizers.compare import Comparer
-from qgraph.quantizers.dialects.dialect import DIALECTS
-from qgraph.quantizers.site import Site
+from qgraph.quantizers.dialects.dialect import DIALECTS, Site
 from qgraph.quantizers.sites import sites
 
 QONNX_DOMAIN = "qonnx.custom_op.general"

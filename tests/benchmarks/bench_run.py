@@ -31,7 +31,7 @@ import qgraph
 from qgraph.execution.inputs import make_inputs
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.opset.versions import declare_domains, minimum_ir_version
-from qgraph.quantizers.site import Site
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites
 
 QONNX = """

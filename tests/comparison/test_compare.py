@@ -9,7 +9,7 @@ import pytest
 from qgraph.exactness import Exactness, Method
 from qgraph.graph.edit import Draft, Editor
 from qgraph.quantizers.compare import Comparer
-from qgraph.quantizers.site import Site
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites
 
 QUANT = """<ir_version: 8, opset_import: ["": 21, "qonnx.custom_op.general": 1]>

@@ -13,7 +13,7 @@ from qgraph.model import Model, load
 from qgraph.numerics.values import is_nan
 from qgraph.proof.functions.enumeration import enumerate_values
 from qgraph.quantizers.compare import Comparer
-from qgraph.quantizers.site import Site
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites
 from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect

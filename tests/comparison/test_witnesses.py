@@ -10,8 +10,7 @@ from qgraph.exactness import Exactness
 from qgraph.graph.edit import Editor
 from qgraph.ops.dispatch import evaluate
 from qgraph.quantizers.compare import Comparer
-from qgraph.quantizers.dialects.dialect import DIALECTS
-from qgraph.quantizers.site import Site
+from qgraph.quantizers.dialects.dialect import DIALECTS, Site
 from qgraph.quantizers.sites import sites
 
 QUANT = """y = qonnx.custom_op.general.Quant

@@ -15,7 +15,7 @@ from qgraph.execution.inputs import make_inputs
 from qgraph.execution.prepare import prepare
 from qgraph.execution.runtime import RuntimeExecutor, SessionSegment, is_moderate
 from qgraph.ops.operator import operator_of
-from qgraph.quantizers.site import Site
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites
 from qgraph.quantizers.standardize import standardize
 

@@ -9,7 +9,7 @@ import pytest
 from qgraph.exactness import Exactness
 from qgraph.graph.inference.walk import inferred
 from qgraph.model import load
-from qgraph.quantizers.site import Refusal, Site
+from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.sites import sites
 from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect

@@ -8,7 +8,7 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
-from qgraph.quantizers.site import Site
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import parts, sites
 from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect

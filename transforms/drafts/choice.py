@@ -16,8 +16,8 @@ from qgraph.graph.opset import versions as opset
 from qgraph.graph.scopes import owners
 from qgraph.model import Model
 from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.quantizer import Quantizer, Ranged, Unnamed
-from qgraph.quantizers.site import Refusal, Site
 from qgraph.reasons import (
     FAULTY_SCALE,
     NEEDS_OPSET,

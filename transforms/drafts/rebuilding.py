@@ -14,7 +14,7 @@ from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.walk import inferred
 from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
-from qgraph.quantizers.site import Refusal
+from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_EQUAL_FORM, UNREADABLE, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.drafts.choice import entry, forget_domains, opset_reason, refused

@@ -28,7 +28,7 @@ from qgraph.ops.integer.forms import (
 )
 from qgraph.ops.integer.products import Product, Result
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
-from qgraph.quantizers.site import Refusal
+from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_OPERATOR
 from qgraph.transforms.drafts.rebuilding import Found, Kept, Rebuild
 

@@ -21,7 +21,7 @@ from qgraph.ops.integer.products import read_encoding, read_single, refuse_refer
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32, Factor, cast
 from qgraph.ops.integer.tables import averages_all, counts, recode
 from qgraph.ops.kernels.standard import Windows
-from qgraph.quantizers.site import Refusal
+from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_OPERATOR
 from qgraph.transforms.drafts.rebuilding import Rebuild
 from qgraph.transforms.integers.pairs import draft_offset_codes

@@ -18,9 +18,8 @@ from qgraph.numerics.float32 import from_keys
 from qgraph.ops.definitions import fake_quantize
 from qgraph.proof.functions.expression import Builder, Expr, evaluate
 from qgraph.proof.functions.search import MAX_BOXES, plateaus
-from qgraph.quantizers.dialects.dialect import DIALECTS
+from qgraph.quantizers.dialects.dialect import DIALECTS, Refusal, Site
 from qgraph.quantizers.quantizer import Ranged
-from qgraph.quantizers.site import Refusal, Site
 from qgraph.reasons import UNSUITED_RANGE, UNSUPPORTED_TYPE, ExplainedReason, explained
 
 Float32 = npt.NDArray[np.float32]

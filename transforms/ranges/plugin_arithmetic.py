@@ -28,6 +28,7 @@ from qgraph.ops.definitions.fake_quantize import (
 )
 from qgraph.ops.dispatch import evaluate
 from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.dialects.openvino import REMOVED
 from qgraph.quantizers.dialects.parts import (
     CODE_TYPES,
@@ -41,7 +42,6 @@ from qgraph.quantizers.dialects.parts import (
 )
 from qgraph.quantizers.dialects.qonnx_forms import codes_holding, quant
 from qgraph.quantizers.quantizer import Ranged
-from qgraph.quantizers.site import Refusal, Site
 from qgraph.reasons import UNSUITED_RANGE, UNSUPPORTED_TYPE
 
 Array = npt.NDArray[Any]

@@ -15,7 +15,7 @@ from qgraph.numerics import Array, Float32
 from qgraph.ops.definitions.quantize_linear import dequantize_linear
 from qgraph.ops.definitions.quark_blocks import BlockFormat, block_format
 from qgraph.ops.dispatch import compute
-from qgraph.quantizers.site import Refusal
+from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.quantizers.weights.job import codes_of
 from qgraph.reports import Report
 from qgraph.transforms.drafts.rebuilding import Rebuild, read_all, rebuild

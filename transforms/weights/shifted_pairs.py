@@ -14,8 +14,7 @@ from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
 from qgraph.quantizers.compare import Comparer
-from qgraph.quantizers.dialects.dialect import DIALECTS
-from qgraph.quantizers.site import Site
+from qgraph.quantizers.dialects.dialect import DIALECTS, Site
 from qgraph.reports import Report
 from qgraph.transforms.drafts.choice import choose, settle
 

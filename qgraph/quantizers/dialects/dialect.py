@@ -1,10 +1,11 @@
-"""Base class of dialects: a reader and a writer of quantizers."""
+"""Base class of dialects: a reader and a writer of quantizers, and what a reader finds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -12,13 +13,62 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_expression
-from qgraph.graph.edit import Draft, Editor, Operand
+from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.schema import OpKey
+from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32, blocks
+from qgraph.ops.dispatch import evaluate
 from qgraph.ops.operator import operator_of
-from qgraph.quantizers.quantizer import Part, arrays_of, with_arrays
-from qgraph.quantizers.site import Refusal, Site
+from qgraph.quantizers.quantizer import Part, Quantizer, arrays_of, with_arrays
 from qgraph.registry import Registry
+
+
+@dataclass(frozen=True, eq=False)
+class Site(Region):
+    """A quantizer in the graph.
+
+    Attributes:
+        root: the node that the reader started from; reports name it.
+        dialect: name of the dialect that it is written in.
+        quantizer: what it means.
+        shape: of the data, None for a dimension that is not known; parameters broadcast to it.
+        weight: the values of ``x`` where they are known, else None; those in a file are not read.
+    """
+
+    root: ir.Node
+    dialect: str
+    quantizer: Quantizer
+    shape: tuple[int | None, ...]
+    weight: Stream | None = None
+
+    @cached_property
+    def values(self) -> Array | None:
+        """The quantized values of ``weight``, computed by the kernels of its operators."""
+        if self.weight is None:
+            return None
+        return evaluate(self.nodes, self.x, self.y, self.weight.array())
+
+
+@dataclass(frozen=True, eq=False)
+class Refusal:
+    """A node of a dialect that cannot be read as a quantizer, and why.
+
+    Attributes:
+        root: the node.
+        reason: why not.
+        is_dynamic: whether its parameters are computed from the data, so that it has no constants.
+    """
+
+    root: ir.Node
+    reason: str
+    is_dynamic: bool = False
+
+
+def shape_of(x: ir.Value, *parameters: Array) -> tuple[int | None, ...]:
+    """Return the shape of the data; where its rank is unknown, that of the widest parameter."""
+    if x.shape is not None:
+        return tuple(size if isinstance(size, int) else None for size in x.shape)
+    return (None,) * max((parameter.ndim for parameter in parameters), default=0)
 
 
 class Dialect(Protocol):

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qgraph.numerics import Array, blocks
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import arrays_of
-from qgraph.quantizers.site import Site
 from qgraph.quantizers.weights.piecewise import Parameter, reshaped
 
 Shape = tuple[int, ...]

@@ -19,9 +19,8 @@ from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.operator import operator_of
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.lowering import laid_out, parameter_array
-from qgraph.quantizers.dialects.dialect import dialect
+from qgraph.quantizers.dialects.dialect import Refusal, Site, dialect
 from qgraph.quantizers.quantizer import Affine, Floating
-from qgraph.quantizers.site import Refusal, Site
 
 
 @dialect

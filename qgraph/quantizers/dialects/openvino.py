@@ -23,6 +23,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Float32
@@ -31,12 +32,15 @@ from qgraph.ops.definitions.fake_quantize import fake_quantize
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import round_to_integer
 from qgraph.quantizers.dialects.dialect import (
+    Refusal,
+    Site,
     SiteWriter,
     Writers,
     dialect,
     enlarges,
     node,
     parameter,
+    shape_of,
     try_out,
     written,
 )
@@ -59,7 +63,6 @@ from qgraph.quantizers.quantizer import (
     Recipe,
     Truncating,
 )
-from qgraph.quantizers.site import Refusal, Site, shape_of, weight_of
 
 DOMAIN = "org.openvinotoolkit"
 
@@ -277,7 +280,9 @@ class OpenVino:
         levels = operator.schema.attributes_of(node)["levels"]
         shape = shape_of(x, *ends)
         quantizer = Ranged(low, high, below, above, levels)
-        return Site(x, node.outputs[0], (node,), node, self.name, quantizer, shape, weight_of(x))
+        return Site(
+            x, node.outputs[0], (node,), node, self.name, quantizer, shape, constant_stream(x)
+        )
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
         """Yield one FakeQuantize if its ranges can express it, then float operators around one."""

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
+from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Float32, blocks
@@ -16,12 +17,11 @@ from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
 from qgraph.ops.integer.kernels import is_on_codes
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import code_type
-from qgraph.quantizers.dialects.dialect import dialect, parameter
+from qgraph.quantizers.dialects.dialect import Refusal, Site, dialect, parameter, shape_of
 from qgraph.quantizers.dialects.onnx import by_definition
 from qgraph.quantizers.dialects.qdq_codes import packed
 from qgraph.quantizers.dialects.qdq_pairs import pairs
 from qgraph.quantizers.quantizer import Affine, Decoding, Floating, Quantizer, Recipe
-from qgraph.quantizers.site import Refusal, Site, shape_of, weight_of
 from qgraph.reasons import NO_PARTNER
 
 DOMAINS = ("", "com.microsoft")
@@ -44,7 +44,7 @@ class Qdq:
         x = nodes[0].inputs[0]
         if x is None:
             return None
-        if len(nodes) == 1 and weight_of(x) is None:
+        if len(nodes) == 1 and constant_stream(x) is None:
             source = x.producer()
             if source is not None and source.op_type == "DynamicQuantizeLinear":
                 return None
@@ -52,7 +52,9 @@ class Qdq:
             reason = f"its codes are {origin}, not of a QuantizeLinear"
             return Refusal(node, NO_PARTNER(reason + _way_out(source)))
         quantizer, shape = _meaning(nodes, x)
-        return Site(x, node.outputs[0], nodes, node, self.name, quantizer, shape, weight_of(x))
+        return Site(
+            x, node.outputs[0], nodes, node, self.name, quantizer, shape, constant_stream(x)
+        )
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
         """Yield codes of a constant; then pairs, from the pair alone to float operators."""
@@ -79,7 +81,7 @@ def _chain(node: ir.Node) -> tuple[ir.Node, ...]:
         nodes.insert(0, producer)
     if nodes[0].op_type == "Clip" and nodes[0].inputs[0] is not None:
         # A Clip on stored codes belongs to the weight; other Clips are not part of the quantizer.
-        return tuple(nodes) if weight_of(nodes[0].inputs[0]) is not None else tuple(nodes[1:])
+        return tuple(nodes) if constant_stream(nodes[0].inputs[0]) is not None else tuple(nodes[1:])
     return tuple(nodes)
 
 

@@ -24,6 +24,7 @@ from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import FORMATS, IntFormat, container, find_minifloat, numpy_dtype
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.dispatch import evaluate
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.dialects.layout import CodeLayout, Placed, laid_out
 from qgraph.quantizers.dialects.parts import (
     ONE,
@@ -40,7 +41,6 @@ from qgraph.quantizers.dialects.parts import (
     split_top,
 )
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged
-from qgraph.quantizers.site import Site
 from qgraph.quantizers.weights.codes_job import (
     LEAST_BYTES,
     CodesJob,

@@ -22,6 +22,7 @@ from qgraph.numerics import Float32
 from qgraph.numerics.formats import FORMATS, find_minifloat
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.steps import round_to_integer
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.dialects.layout import Layout, layout_of
 from qgraph.quantizers.dialects.parts import (
     ONE,
@@ -42,7 +43,6 @@ from qgraph.quantizers.dialects.parts import (
     truncated,
 )
 from qgraph.quantizers.quantizer import Affine, Bipolar, Decoding, Floating, Ranged, Truncating
-from qgraph.quantizers.site import Site
 
 
 def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:

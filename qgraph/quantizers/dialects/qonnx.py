@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.schema import QONNX_DOMAINS, OpKey
 from qgraph.numerics import Float32
@@ -15,7 +16,15 @@ from qgraph.numerics.formats import Minifloat
 from qgraph.ops.definitions.quant import code_bounds
 from qgraph.ops.definitions.trunc import nearest_power_of_two
 from qgraph.ops.operator import operator_of
-from qgraph.quantizers.dialects.dialect import dialect, parameter, try_out, written
+from qgraph.quantizers.dialects.dialect import (
+    Refusal,
+    Site,
+    dialect,
+    parameter,
+    shape_of,
+    try_out,
+    written,
+)
 from qgraph.quantizers.dialects.onnx import decoded_in_float
 from qgraph.quantizers.dialects.qonnx_forms import WRITERS
 from qgraph.quantizers.quantizer import (
@@ -27,7 +36,6 @@ from qgraph.quantizers.quantizer import (
     Truncating,
     Unnamed,
 )
-from qgraph.quantizers.site import Refusal, Site, shape_of, weight_of
 
 Attributes = dict[str, Any]
 
@@ -59,7 +67,9 @@ class Qonnx:
         try_out(node, x, *parameters)
         quantizer = _READERS[operator.schema.name](operator.schema.attributes_of(node), parameters)
         shape = shape_of(x, *parameters)
-        return Site(x, node.outputs[0], (node,), node, self.name, quantizer, shape, weight_of(x))
+        return Site(
+            x, node.outputs[0], (node,), node, self.name, quantizer, shape, constant_stream(x)
+        )
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
         """Yield one node if its parameters suffice, then nodes with float operators."""

@@ -13,14 +13,22 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.schema import Attribute, OpKey, OpSchema
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
 from qgraph.ops.operator import operator, operator_of
-from qgraph.quantizers.dialects.dialect import data_of, dialect, parameter, try_out
+from qgraph.quantizers.dialects.dialect import (
+    Refusal,
+    Site,
+    data_of,
+    dialect,
+    parameter,
+    shape_of,
+    try_out,
+)
 from qgraph.quantizers.quantizer import Affine, Recipe
-from qgraph.quantizers.site import Refusal, Site, shape_of, weight_of
 
 Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
@@ -109,7 +117,9 @@ class TensorFlow:
         codes = np.asarray(first), np.asarray(last)
         meaning = Affine(scale, zero_point, *codes, Rounding.HALF_UP, Recipe.OFFSET_FIRST)
         shape = shape_of(x, scale)
-        return Site(x, node.outputs[0], (node,), node, self.name, meaning, shape, weight_of(x))
+        return Site(
+            x, node.outputs[0], (node,), node, self.name, meaning, shape, constant_stream(x)
+        )
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
         """Yield the node whose nudged range has the scale and the zero point of ``site``."""

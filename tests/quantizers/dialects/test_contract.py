@@ -9,8 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.model import load
-from qgraph.quantizers.dialects.dialect import DIALECTS
-from qgraph.quantizers.site import Refusal, Site
+from qgraph.quantizers.dialects.dialect import DIALECTS, Refusal, Site
 from qgraph.quantizers.sites import sites
 from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect

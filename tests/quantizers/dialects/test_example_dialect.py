@@ -16,8 +16,7 @@ from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
 from qgraph.ops import operator
-from qgraph.quantizers.dialects.dialect import DIALECTS
-from qgraph.quantizers.site import Refusal, Site
+from qgraph.quantizers.dialects.dialect import DIALECTS, Refusal, Site
 from qgraph.quantizers.sites import sites
 from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect

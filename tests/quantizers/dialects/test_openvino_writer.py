@@ -9,9 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.model import Model, load
-from qgraph.quantizers.dialects.dialect import DIALECTS
+from qgraph.quantizers.dialects.dialect import DIALECTS, Site
 from qgraph.quantizers.dialects.openvino import REMOVED
-from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import sites
 from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect

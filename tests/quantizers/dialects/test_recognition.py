@@ -12,10 +12,9 @@ from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.numerics.rounding import Rounding
 from qgraph.quantizers import sites as matcher
-from qgraph.quantizers.dialects.dialect import DIALECTS
+from qgraph.quantizers.dialects.dialect import DIALECTS, Refusal, Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Truncating
 from qgraph.quantizers.recognition import regions
-from qgraph.quantizers.site import Refusal, Site
 from qgraph.quantizers.sites import sites
 from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect

@@ -10,9 +10,9 @@ from qgraph.model import load
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import Forms, Template
 from qgraph.quantizers import sites as matcher
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine
 from qgraph.quantizers.recognition import regions
-from qgraph.quantizers.site import Site
 from qgraph.quantizers.sites import sites
 
 QUANT = 'qonnx.custom_op.general.Quant <signed = 1, narrow = 0, rounding_mode = "ROUND">'
