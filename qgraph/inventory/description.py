@@ -25,6 +25,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
 from qgraph.inventory.info import format_of
+from qgraph.inventory.weight_steps import StepRange, step_range
 from qgraph.numerics.formats import IntFormat
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Truncating, Unnamed
@@ -277,15 +278,15 @@ def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]
     """Return the description of a constant by its used codes, and the value of its last node."""
     y, factor = _scaled_once_more(site)
     known = replace(known, name=str(y.name), of="weight", rounding=None)
-    values, scale, zero_point = site.values, _scale_of(site), _zero_point_of(site)
-    if values is None or scale is None or not values.size:
+    scale, zero_point = _scale_of(site), _zero_point_of(site)
+    with np.errstate(all="ignore"):
+        offset = zero_point - np.floor(zero_point)
+    steps = None if scale is None else step_range(site, scale, offset)
+    if scale is None or steps is None:
         if known.remark is not None and known.format not in (None, "bipolar"):
             # nothing is clipped any more
             known = replace(known, remark=known.remark.partition(",")[0])
         return known, y
-    with np.errstate(all="ignore"):
-        offset = zero_point - np.floor(zero_point)
-        steps = np.rint(values.astype(np.float32) / scale + offset)
     name, bits = _narrowest(steps)
     if known.bits is not None and bits is not None and bits > known.bits:
         # Codes far from the real zero need more bits only if they are counted from it.
@@ -296,10 +297,10 @@ def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]
     return _scaled(site, known, scale, np.asarray(offset, np.float32)), y
 
 
-def _narrowest(steps: Array) -> tuple[str, int | None]:
+def _narrowest(steps: StepRange) -> tuple[str, int | None]:
     """Return the narrowest format that holds the integers, and its bits."""
-    least, most = float(steps.min()), float(steps.max())
-    if (np.abs(steps) == 1).all() and (least, most) == (-1, 1):
+    least, most = steps.low, steps.high
+    if steps.has_signs_only and (least, most) == (-1, 1):
         return "bipolar", 1
     if not (math.isfinite(least) and math.isfinite(most)):
         return "not finite", None
