@@ -176,7 +176,11 @@ def unit_of(high: float, scheme: Scheme) -> np.float32:
 
 
 def parameters(
-    low: Float32, high: Float32, scheme: Scheme, unit: np.float32 = _ONE, factor: float = 1.0
+    low: Float32,
+    high: Float32,
+    scheme: Scheme,
+    unit: np.float32 = _ONE,
+    factor: npt.ArrayLike = 1.0,
 ) -> Parameters:
     """Return scale and zero point for weights from ``low`` to ``high``.
 
@@ -195,7 +199,7 @@ def parameters(
     Source: scales of E8M0: OCP Microscaling Formats specification, version 1.0, section 6.3.
     """
     form = FORMATS[scheme.codes]
-    scaled = np.float32(factor)
+    scaled = np.asarray(factor, np.float32)
     if scheme.scales == E8M0:
         top = floor_power_of_two(np.float32(form.hi))
         power = floor_power_of_two(high) / top * scaled
@@ -234,8 +238,11 @@ def choices(
     """Yield the candidate parameters of a search by squared error, those by range first."""
     yield parameters(low, high, scheme, unit)
     if scheme.search is ScaleSearch.MSE:
-        for factor in _POWERS if scheme.scales == E8M0 else _factors(FORMATS[scheme.codes].bits):
-            yield parameters(low, high, scheme, unit, factor)
+        factors = _POWERS if scheme.scales == E8M0 else _factors(FORMATS[scheme.codes].bits)
+        each = np.asarray(factors, np.float32).reshape(-1, *(1,) * high.ndim)
+        all_ = parameters(low, high, scheme, unit, each)
+        for i, scale in enumerate(all_.scale):
+            yield Parameters(scale, None if all_.zero_point is None else all_.zero_point[i])
 
 
 def _factors(bits: int) -> list[float]:
@@ -262,6 +269,9 @@ def noise(
         np.copyto(y, cast(y, scheme.codes))
     np.multiply(y, chosen.scale, out=y)
     np.subtract(y, w, out=y)
+    if axes == (2,) and y.ndim == 4:
+        squares: Float32 = np.einsum("rgsc,rgsc->rgc", y, y)[:, :, None]
+        return squares
     np.square(y, out=y)
     total: Float32 = np.sum(y, axis=axes, keepdims=True)
     return total
@@ -281,7 +291,10 @@ def best(
     scale, zero_point = chosen.scale.copy(), chosen.zero_point
     zero_point = None if zero_point is None else zero_point.copy()
     least = noise(w, chosen, scheme, axes, y)
+    ends = np.min(w, axis=axes, keepdims=True), np.max(w, axis=axes, keepdims=True)
     for offer in offers:
+        if scheme.scales == "FLOAT" and (_clipping(*ends, offer, scheme) > least).all():
+            break
         found = noise(w, offer, scheme, axes, y)
         better = found < least
         np.copyto(least, found, where=better)
@@ -289,6 +302,18 @@ def best(
         if zero_point is not None and offer.zero_point is not None:
             np.copyto(zero_point, offer.zero_point, where=better)
     return Parameters(scale, zero_point)
+
+
+def _clipping(low: Float32, high: Float32, chosen: Parameters, scheme: Scheme) -> Float32:
+    """Return the squared error of the ends of each group that clipping alone makes.
+
+    It is a lower limit of the noise, and grows as scales become smaller.
+    """
+    form = FORMATS[scheme.codes]
+    point = np.float32(0) if chosen.zero_point is None else chosen.zero_point
+    above = high - (np.float32(form.hi) - point) * chosen.scale
+    below = (np.float32(form.lo) - point) * chosen.scale - low
+    return np.square(np.maximum(np.maximum(above, below), np.float32(0)))
 
 
 def quantize(w: Float32, chosen: Parameters, scheme: Scheme, y: Float32, codes: Codes) -> int:
