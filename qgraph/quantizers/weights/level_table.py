@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ from qgraph.ops.steps import Stages
 from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter
 
 Shape = tuple[int, ...]
+
+Scalar = TypeVar("Scalar", bound=np.unsignedinteger[Any])
 
 _COMPARED = 1 << 18
 """Entries of the table at a time."""
@@ -275,14 +278,22 @@ def _distinct(arrays: Sequence[Array]) -> list[Array]:
             varying.append(array)
         places.append(place)
     if len(varying) == 1:
-        once = [np.unique(_bits(varying[0])).view(np.float32)]
+        once = [_sorted_once(_bits(varying[0])).view(np.float32)]
     elif len(varying) == 2:
         pairs = np.stack([_bits(array) for array in varying], axis=1).view(np.uint64)
-        found = np.unique(pairs).view(np.uint32).reshape(-1, 2)
+        found = _sorted_once(pairs.reshape(-1)).view(np.uint32).reshape(-1, 2)
         once = [np.ascontiguousarray(found[:, i]).view(np.float32) for i in range(2)]
     else:
         return arrays
     return [a if i is None else once[i] for a, i in zip(arrays, places, strict=True)]
+
+
+def _sorted_once(keys: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+    """Return each key once; np.unique makes a hash table first, which takes many times as long."""
+    ordered = np.sort(keys)
+    is_new = np.ones(ordered.size, bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
+    return ordered[is_new]
 
 
 def _bits(array: Array) -> npt.NDArray[np.uint32]:
