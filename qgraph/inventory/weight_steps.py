@@ -10,7 +10,7 @@ import numpy as np
 from qgraph.graph.streaming import Stream, box_at
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.formats import FORMATS, container
-from qgraph.quantizers.site import Site
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.weights.level_table import numbers_of
 from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter, pieces
 
