@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.lower_vendor_operators import LowerVendorOperators
     from qgraph.transforms.make_portable import MakePortable, StripFunctions
     from qgraph.transforms.microsoft import LowerMicrosoft, RaiseMicrosoft
+    from qgraph.transforms.quantize_bias import QuantizeBias
     from qgraph.transforms.quantize_weights import QuantizeWeights
     from qgraph.transforms.raise_mat_mul_n_bits import RaiseMatMulNBits
     from qgraph.transforms.repack import Repack
@@ -40,6 +41,7 @@ __all__ = [
     "LowerMicrosoft",
     "LowerVendorOperators",
     "MakePortable",
+    "QuantizeBias",
     "QuantizeWeights",
     "RaiseIntegerOperators",
     "RaiseMatMulNBits",
@@ -67,6 +69,7 @@ _HOMES = {
     "LowerVendorOperators": "lower_vendor_operators",
     "MakePortable": "make_portable",
     "SplitFakeQuantize": "split_fake_quantize",
+    "QuantizeBias": "quantize_bias",
     "QuantizeWeights": "quantize_weights",
     "Repack": "repack",
     "RaiseIntegerOperators": "integer_operators",

@@ -27,7 +27,9 @@ from qgraph.reasons import FAULTY_SCALE, UNKNOWN_TYPE
 from qgraph.transforms.weights.output_scale import Stuck, title
 
 REALS = (np.float32, np.float16, np.float64, ml_dtypes.bfloat16)
-_AXIS_SINCE = 13
+AXIS_SINCE = 13
+"""The opset since which DequantizeLinear has a scale for each index of an axis."""
+
 _ROUNDINGS = 2.0**-20
 """Bound of the relative error of some roundings in float32."""
 
@@ -73,7 +75,7 @@ class WeightScaling:
             Stuck: no constant takes the factor in.
         """
         if constant_tensor(value) is not None:
-            before = _real(value, "its weight")
+            before = real_constant(value, "its weight")
             self.sources.append("float weights")
             return self.constant(rounded(_wide(before) * factor, before.dtype, "a weight"))
         node = value.producer()
@@ -115,7 +117,7 @@ class WeightScaling:
         self, node: ir.Node, index: int, factor: Float64, *, inverse: bool = False
     ) -> Array:
         """Return an operand of a node times a factor, or divided by it."""
-        before = _real(node.inputs[index], f"input {index} of {title(node)}")
+        before = real_constant(node.inputs[index], f"input {index} of {title(node)}")
         by = factor if factor.size > 1 else factor.reshape(())
         product = _wide(before) / by if inverse else _wide(before) * by
         # An end of a range may be zero, but no scale.
@@ -124,7 +126,7 @@ class WeightScaling:
 
     def _move(self, node: ir.Node, factor: Float64) -> ir.Value:
         """``Transpose(w) * f = Transpose(w * g)`` with ``f = Transpose(g)``; also other moves."""
-        source = _present(node, 0)
+        source = present(node, 0)
         if node.op_type == "Transpose":
             order = node.attributes.get("perm")
             axes = range(factor.ndim)[::-1] if order is None else order.as_ints()
@@ -136,8 +138,8 @@ class WeightScaling:
 
     def _dequantize(self, node: ir.Node, factor: Float64) -> ir.Value:
         """``(codes - z) * s * f``; one scale for a tensor becomes one for each channel."""
-        codes, zero = _present(node, 0), node.inputs[2] if len(node.inputs) > 2 else None
-        before = _real(node.inputs[1], f"the scale of {title(node)}")
+        codes, zero = present(node, 0), node.inputs[2] if len(node.inputs) > 2 else None
+        before = real_constant(node.inputs[1], f"the scale of {title(node)}")
         axis = (node.attributes.get_int("axis", 1) or 0) % max(factor.ndim, 1)
         varying = [i for i, size in enumerate(factor.shape) if size > 1]
         more: dict[str, int] = {}
@@ -156,7 +158,7 @@ class WeightScaling:
         else:
             product = _wide(before).reshape(-1) * factor.reshape(-1)
             if before.size == 1:
-                self.draft.needs(_AXIS_SINCE)
+                self.draft.needs(AXIS_SINCE)
                 axis = more["axis"] = varying[0]
                 zero = self._spread(node, zero, product.size)
         if self.negative is NegativeFactor.CODES and (product < 0).any():
@@ -302,7 +304,12 @@ def _to_odd(exact: Float64) -> Array:
     return np.asarray(narrow.view(np.uint32) | (narrow != exact), np.uint32).view(np.float32)
 
 
-def _real(value: ir.Value | None, what: str) -> Array:
+def real_constant(value: ir.Value | None, what: str) -> Array:
+    """Return a constant of floats.
+
+    Raises:
+        Stuck: it is no constant, or has another type.
+    """
     array = constant_expression(value)
     if array is None or array.dtype not in REALS:
         kind = "computed at run time" if array is None else array.dtype
@@ -314,7 +321,12 @@ def _wide(array: Array) -> Float64:
     return array.astype(np.float64)
 
 
-def _present(node: ir.Node, index: int) -> ir.Value:
+def present(node: ir.Node, index: int) -> ir.Value:
+    """Return an input of a node.
+
+    Raises:
+        Stuck: it is absent.
+    """
     value = node.inputs[index]
     if value is None:
         raise Stuck(f"{title(node)} has no input {index}")

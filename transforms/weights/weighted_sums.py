@@ -15,6 +15,7 @@ from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import UNKNOWN_TYPE
 from qgraph.transforms.weights.channel_steps import ChannelAxis
 from qgraph.transforms.weights.output_scale import Stuck, title
+from qgraph.transforms.weights.scaled_weights import present
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 OPERATORS = frozenset({*_CONVOLUTIONS, "Gemm", "MatMul"})
@@ -53,9 +54,9 @@ class WeightedSum:
         if first == second or (first and node.op_type != "MatMul"):
             return None
         weights = 0 if first else 1
-        fact = facts.get(_value(node, weights), UNKNOWN)
+        fact = facts.get(present(node, weights), UNKNOWN)
         shape = [size for size in fact.shape or () if isinstance(size, int)]
-        ranks = [facts.get(v, UNKNOWN).rank for v in (_value(node, 1 - weights), node.outputs[0])]
+        ranks = [facts.get(v, UNKNOWN).rank for v in (present(node, 1 - weights), node.outputs[0])]
         if node.op_type != "MatMul":
             ranks = [fact.rank, fact.rank]
         dtype = facts.get(node.outputs[0], UNKNOWN).dtype or fact.dtype
@@ -73,7 +74,7 @@ class WeightedSum:
     @property
     def outputs(self) -> ChannelAxis:
         """The channels of the output."""
-        rank, size = self.ranks[1], self.shape[self._output_axis]
+        rank, size = self.ranks[1], self.shape[self.output_axis]
         if self.node.op_type in _CONVOLUTIONS:
             groups = self.groups if self.node.op_type == "ConvTranspose" else 1
             return ChannelAxis(rank, 1, size * groups)
@@ -82,7 +83,7 @@ class WeightedSum:
     @property
     def inputs(self) -> ChannelAxis:
         """The channels of the data."""
-        rank, size = self.ranks[0], self.shape[self._input_axis]
+        rank, size = self.ranks[0], self.shape[self.input_axis]
         if self.node.op_type in _CONVOLUTIONS:
             groups = self.groups if self.node.op_type == "Conv" else 1
             return ChannelAxis(rank, 1, size * groups)
@@ -95,7 +96,7 @@ class WeightedSum:
         return self.node.attributes.get_int("group", 1) or 1
 
     @property
-    def _output_axis(self) -> int:
+    def output_axis(self) -> int:
         """The axis of the weights on which the output channels lie, those of a group at least."""
         if self.node.op_type in _CONVOLUTIONS:
             return 0 if self.node.op_type == "Conv" else 1
@@ -103,24 +104,24 @@ class WeightedSum:
         return len(self.shape) - (1 if is_last else 2)
 
     @property
-    def _input_axis(self) -> int:
+    def input_axis(self) -> int:
         """The axis of the weights on which the channels of the data lie."""
         if self.node.op_type in _CONVOLUTIONS:
-            return 1 - self._output_axis
+            return 1 - self.output_axis
         rank = len(self.shape)
-        return 2 * rank - 3 - self._output_axis
+        return 2 * rank - 3 - self.output_axis
 
     def output_factor(self, factor: Float64) -> Float64:
         """Return factors of output channels in the shape that multiplies the weights."""
-        return self._laid(factor, self._output_axis)
+        return self._laid(factor, self.output_axis)
 
     def input_factor(self, factor: Float64) -> Float64:
         """Return factors of channels of the data in the shape that multiplies the weights."""
-        return self._laid(factor, self._input_axis)
+        return self._laid(factor, self.input_axis)
 
     def is_along_sums(self, factor: Float64) -> bool:
         """Return whether a factor of the weights varies within an output channel."""
-        return any(size > 1 and i != self._output_axis for i, size in enumerate(factor.shape))
+        return any(size > 1 and i != self.output_axis for i, size in enumerate(factor.shape))
 
     def _laid(self, factor: Float64, axis: int) -> Float64:
         """Return factors along an axis of the weights, and along axis 0 for those of groups.
@@ -151,7 +152,7 @@ class WeightedSum:
         if self.node.op_type == "MatMul" and len(self.shape) > 2:
             raise Stuck(f"the weights of {title(self.node)} have more than two axes")
         products = weights.astype(np.float64) * self.input_factor(offset)
-        others = tuple(i for i in range(len(self.shape)) if i != self._output_axis)
+        others = tuple(i for i in range(len(self.shape)) if i != self.output_axis)
         alpha = self.node.attributes.get_float("alpha", 1.0) if self.node.op_type == "Gemm" else 1.0
         return np.asarray(products.sum(axis=others) * np.float64(np.float32(alpha)))
 
@@ -166,7 +167,7 @@ class WeightedSum:
     @property
     def weights_value(self) -> ir.Value:
         """The weights."""
-        return _value(self.node, self.weights)
+        return present(self.node, self.weights)
 
     @property
     def has_bias(self) -> bool:
@@ -181,7 +182,7 @@ class WeightedSum:
         """
         if not self.has_bias:
             return np.zeros(1)
-        value = _value(self.node, 2)
+        value = present(self.node, 2)
         exact = _decoded(value)
         computed = known.array(value) if exact is None else exact
         if computed is None:
@@ -204,10 +205,3 @@ def _decoded(value: ir.Value) -> Float64 | None:
         return None
     points = 0.0 if zero is None else zero.astype(np.float64)
     return np.asarray((codes.astype(np.float64) - points) * scale.astype(np.float64))
-
-
-def _value(node: ir.Node, index: int) -> ir.Value:
-    value = node.inputs[index]
-    if value is None:
-        raise Stuck(f"{title(node)} has no input {index}")
-    return value

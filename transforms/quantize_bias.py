@@ -1,0 +1,287 @@
+"""The pass ``quantize-bias``: float biases of quantized layers as int32 codes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.scopes import nodes_of, owners
+from qgraph.model import Model
+from qgraph.numerics import Array, Float64
+from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.numerics.values import compare_values
+from qgraph.proof.matching.known_values import KnownValues
+from qgraph.reasons import NO_OPERATOR, UNSUITED_WEIGHT, UNSUPPORTED_TYPE, explained
+from qgraph.reports import Report, SiteReport, SiteStatus
+from qgraph.transforms.base import Transform, opset_option, option, transform
+from qgraph.transforms.drafts.choice import entry, label, opset_reason, raised, refused
+from qgraph.transforms.ranges.grids import carry_over
+from qgraph.transforms.weights.output_scale import Stuck, title
+from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded
+from qgraph.transforms.weights.weighted_sums import OPERATORS, WeightedSum
+
+_MOVES = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose"})
+_MOVES |= {"Unsqueeze"}
+_MOST = 2**31 - 1
+
+
+@transform("quantize-bias")
+class QuantizeBias(Transform):
+    """Store biases of quantized layers as int32 codes.
+
+    For Conv, ConvTranspose and Gemm whose data and weights come from DequantizeLinear with scales
+    ``s_x`` and ``s_w``, the unit of their products is ``s = s_x * s_w`` for each channel (for Gemm
+    times ``alpha / beta``). Then
+
+    1. ``op(x, w, b) -> op(x, w, DequantizeLinear(codes, s))`` with ``codes = round(b / s)``. The
+       error of a bias is at most ``s / 2``, and a rounding.
+
+    ``s`` is computed in float64 and rounded once. A layer is left unchanged if a code, or a sum of
+    products and its code, could exceed int32.
+    """
+
+    nodes: str = option("*", help="pattern of names of operators, with * and ?")
+    opset: int | None = opset_option()
+
+    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Replace every bias that fits, and report each layer that has one."""
+        editor = Editor(model.ir)
+        plans, others = raised(model, lambda: self._plan(model, editor), report)
+        report.sites += [plan.report() for plan in plans] + others
+        editor.learn()
+        editor.replace_all(plan.draft for plan in plans)
+        for plan in plans:
+            carry_over(plan.layer.node, plan.draft.nodes[-1])
+
+    def _plan(self, model: Model, editor: Editor) -> tuple[list[_Bias], list[SiteReport]]:
+        facts, limit = infer(model.ir), ceiling(model.ir, self.opset)
+        plans: list[_Bias] = []
+        others: list[SiteReport] = []
+        for owner in owners(model.ir):
+            nodes = list(nodes_of(owner))
+            known = KnownValues(owner.opset_imports)
+            known.enter(nodes)
+            for node in nodes:
+                if not fnmatchcase(label(node), self.nodes):
+                    continue
+                try:
+                    planned = _planned(node, known, facts, editor, limit)
+                except Stuck as stuck:
+                    planned = refused(node, explained(stuck.reason, UNSUITED_WEIGHT))
+                if isinstance(planned, _Bias):
+                    plans.append(planned)
+                elif planned is not None:
+                    others.append(planned)
+        return plans, others
+
+
+@dataclass(frozen=True, eq=False)
+class _Bias:
+    """A bias as codes.
+
+    Attributes:
+        layer: the operator.
+        bias: before, ``[channels]``.
+        codes, scale: after, the scale also of one element.
+        draft: the operator with them.
+    """
+
+    layer: WeightedSum
+    bias: Array
+    codes: Array
+    scale: Array
+    draft: Draft
+
+    @classmethod
+    def of(
+        cls,
+        layer: WeightedSum,
+        decoders: tuple[ir.Node, ir.Node],
+        known: KnownValues,
+        facts: Facts,
+        editor: Editor,
+    ) -> _Bias:
+        """Return the codes of a layer's bias.
+
+        Raises:
+            Stuck: it has none.
+        """
+        node, size = layer.node, layer.outputs.size
+        if layer.dtype is not ir.DataType.FLOAT:
+            raise Stuck(UNSUPPORTED_TYPE(f"its bias is {layer.dtype.name}, expected FLOAT"))
+        stored = known.array(present(node, 2))
+        if stored is None:
+            raise Stuck("its bias is computed at run time, expected a constant")
+        if stored.size not in (1, size) or stored.shape[-1:] not in ((1,), (size,), ()):
+            raise Stuck(f"its bias has shape {list(stored.shape)}, expected [{size}]")
+        bias = np.broadcast_to(stored.reshape(-1), size)
+        scale = rounded(_unit(layer, *decoders), bias.dtype, "the scale of its bias", normal=True)
+        wide = np.broadcast_to(scale.astype(np.float64), size)
+        exact = np.rint(bias.astype(np.float64) / wide)
+        largest = np.abs(exact) + _largest_sums(layer, *decoders, facts)
+        if not (largest <= _MOST).all():
+            channel = int(np.argmax(~(largest <= _MOST)))
+            raise Stuck(
+                f"the bias of channel {channel} would be {exact[channel]:g} steps of "
+                f"{wide[channel]:g}, and with the products up to {largest[channel]:g}, expected "
+                f"{_MOST} at most"
+            )
+        codes = exact.astype(np.int32)
+        draft = editor.draft(Region(present(node, 0), node.outputs[0], (node,)))
+        with draft.in_float32():
+            numbers = [draft.constant(codes, "codes"), draft.constant(scale, "scale")]
+        attributes = {"axis": 0} if scale.ndim else {}
+        draft.needs(AXIS_SINCE if scale.ndim else 1)
+        decoded = draft.node("DequantizeLinear", numbers, attributes, dtype=layer.dtype)
+        operands: list[Operand | None] = [draft.x, node.inputs[1], decoded]
+        draft.giving(draft.node(node.op_type, operands, dict(node.attributes), dtype=layer.dtype))
+        return cls(layer, bias, codes, scale, draft)
+
+    @property
+    def opset(self) -> int:
+        """The lowest opset that has the new nodes."""
+        return self.draft.opset
+
+    @property
+    def stands(self) -> bool:
+        """Whether the operator is still in the graph."""
+        return self.draft.region.stands
+
+    def report(self) -> SiteReport:
+        """Return the entry of the report."""
+        wide = self.scale.astype(np.float64)
+        error = np.abs(self.codes * wide - self.bias.astype(np.float64))
+        decoded = (self.codes.astype(self.scale.dtype) * self.scale).astype(self.bias.dtype)
+        verdict = Verdict(
+            Exactness.of(compare_values(np.ascontiguousarray(self.bias), decoded)),
+            Method.CONSTANT,
+            differing_inputs=int(np.count_nonzero(decoded != self.bias)),
+        )
+        steps = error / np.abs(wide)
+        return entry(
+            self.layer.node,
+            SiteStatus.CHANGED,
+            f"each bias moves by at most {steps.max():.3g} of its steps, {error.max():.3g}",
+            spelling=self.draft.spelling,
+            verdict=verdict,
+            figures={
+                "largest_error": float(error.max()),
+                "largest_error_steps": float(steps.max()),
+                "largest_code": int(np.abs(self.codes.astype(np.int64)).max()),
+                "scale_lowest": float(wide.min()),
+                "scale_highest": float(wide.max()),
+            },
+        )
+
+
+def _planned(
+    node: ir.Node, known: KnownValues, facts: Facts, editor: Editor, limit: int
+) -> _Bias | SiteReport | None:
+    """Return the codes of a node's bias, or an entry of the report; None if it has no such bias."""
+    decoders = _decoders(node)
+    layer = None if decoders is None else WeightedSum.of(node, known, facts)
+    if decoders is None or layer is None:
+        return None
+    if _is_coded(node):
+        return entry(node, SiteStatus.KEPT, "its bias is int32 codes")
+    found = _Bias.of(layer, decoders, known, facts, editor)
+    if found.opset > limit:
+        found.draft.discard()
+        raise Stuck(opset_reason("one scale for each channel", found.opset, limit))
+    return found
+
+
+def _decoders(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
+    """Return the DequantizeLinear of the data and of the weights of a layer with a bias, or None.
+
+    Operators that only move codes may lie between the data and theirs.
+    """
+    if node.domain or node.op_type not in OPERATORS or node.inputs[2:] in ((), (None,)):
+        return None
+    found = []
+    for index in (0, 1):
+        value = node.inputs[index]
+        decoder = None if value is None else value.producer()
+        while index == 0 and decoder is not None and decoder.op_type in _MOVES:
+            source = decoder.inputs[0]
+            decoder = None if source is None else source.producer()
+        if decoder is None or decoder.op_type != "DequantizeLinear":
+            return None
+        found.append(decoder)
+    return found[0], found[1]
+
+
+def _is_coded(node: ir.Node) -> bool:
+    decoder = present(node, 2).producer()
+    if decoder is None or decoder.op_type != "DequantizeLinear":
+        return False
+    return present(decoder, 0).dtype is ir.DataType.INT32
+
+
+def _unit(layer: WeightedSum, data: ir.Node, weights: ir.Node) -> Float64:
+    """Return the unit of the products for each channel, or one for all as a scalar."""
+    scales = [
+        real_constant(decoder.inputs[1], f"the scale of {title(decoder)}").astype(np.float64)
+        for decoder in (data, weights)
+    ]
+    if scales[0].size != 1:
+        raise Stuck(f"{title(data)} has a scale for each channel of the data, expected one")
+    unit = scales[0].reshape(()) * _by_channel(layer, weights, scales[1])
+    if layer.node.op_type != "Gemm":
+        return np.asarray(unit)
+    alpha, beta = (np.float32(layer.node.attributes.get_float(n, 1.0)) for n in ("alpha", "beta"))
+    if not beta:
+        raise Stuck("its beta is 0, so that the bias has no effect")
+    return np.asarray(unit * (np.float64(alpha) / np.float64(beta)))
+
+
+def _by_channel(layer: WeightedSum, decoder: ir.Node, numbers: Float64) -> Float64:
+    """Return a parameter of the decoder of the weights for each output channel, or a scalar."""
+    if numbers.size == 1:
+        return numbers.reshape(())
+    axis = (decoder.attributes.get_int("axis", 1) or 0) % len(layer.shape)
+    if numbers.ndim != 1 or axis != layer.output_axis:
+        raise Stuck(
+            f"the scales of {title(decoder)} do not lie along the output channels, axis "
+            f"{layer.output_axis} of the weights"
+        )
+    return np.tile(numbers, layer.outputs.size // numbers.size)
+
+
+def _largest_sums(layer: WeightedSum, data: ir.Node, weights: ir.Node, facts: Facts) -> Float64:
+    """Return the largest possible size of the sum of products of codes for each channel."""
+    fact = facts.get(present(data, 0))
+    form = None if fact is None or fact.dtype is None else FORMATS.get(fact.dtype.name)
+    codes = constant_expression(weights.inputs[0])
+    if not isinstance(form, IntFormat) or codes is None or codes.dtype.kind == "f":
+        raise Stuck(NO_OPERATOR(f"the codes of {title(layer.node)} are no known integers"))
+    points = []
+    for decoder in (data, weights):
+        value = decoder.inputs[2] if len(decoder.inputs) > 2 else None
+        known = np.zeros(1) if value is None else constant_expression(value)
+        if known is None:
+            raise Stuck(f"the zero point of {title(decoder)} is computed at run time")
+        points.append(known.astype(np.float64))
+    largest = max(form.hi - float(points[0].min()), float(points[0].max()) - form.lo)
+    sizes = np.abs(codes.astype(np.float64) - _laid(layer, weights, points[1]))
+    others = tuple(i for i in range(codes.ndim) if i != layer.output_axis)
+    sums = sizes.sum(axis=others)
+    return np.asarray(largest * np.tile(sums, layer.outputs.size // sums.size))
+
+
+def _laid(layer: WeightedSum, decoder: ir.Node, points: Float64) -> Float64:
+    if points.size == 1:
+        return points.reshape(())
+    _by_channel(layer, decoder, points)
+    return points.reshape([-1 if i == layer.output_axis else 1 for i in range(len(layer.shape))])
