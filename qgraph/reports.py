@@ -40,6 +40,8 @@ class SiteReport:
         reason: why it was refused, or a remark.
         figures: numbers about the site, by name; each pass says which.
         size_summary: sizes before and after of a constant that is stored as codes.
+        is_part: whether it is a node that the pass itself wrote for an operator that has an entry
+            of its own; only a refusal of it is counted.
     """
 
     node: str
@@ -51,6 +53,7 @@ class SiteReport:
     reason: str | None = None
     figures: Mapping[str, float | int | str] = field(default_factory=dict)
     size_summary: SizeSummary | None = None
+    is_part: bool = False
 
     @property
     def why(self) -> str | None:
@@ -88,6 +91,7 @@ class SiteReport:
             "reason_id": self.reason_id,
             "figures": dict(self.figures),
             "stored": None if self.size_summary is None else self.size_summary.to_json(),
+            "is_part": self.is_part,
         }
 
 
@@ -117,9 +121,10 @@ class Report:
         return iter(self.sites)
 
     def count(self, outcome: str) -> int:
-        """Return how many sites ended this way."""
+        """Return how many sites ended this way; an operator and its parts are one site."""
         wanted = member(SiteStatus, outcome, "outcome")
-        return sum(site.outcome is wanted for site in self.sites)
+        whole = [s for s in self.sites if wanted is SiteStatus.REFUSED or not s.is_part]
+        return sum(site.outcome is wanted for site in whole)
 
     @property
     def modified(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import numbers
 import re
 import types
@@ -24,6 +25,8 @@ from qgraph.graph.opset import versions
 from qgraph.model import Model
 from qgraph.registry import Registry
 from qgraph.reports import Report
+from qgraph.targets.matrix import QUANTIZES_DATA
+from qgraph.targets.rules import weight_form
 from qgraph.transforms.weights.shifted_pairs import keep_unsigned
 
 _BOOLEANS = {"true": True, "false": False}
@@ -200,12 +203,30 @@ class Transform(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> TransformResult:
         """Run the pass on an onnx_ir model, as its pass managers do."""
         report, whole = Report(), Model(model)
-        refused = versions.refused_pairs(model)
+        refused, products = versions.refused_pairs(model), _coded_products(whole)
         self.apply(whole, report)
         if report.modified:
             keep_unsigned(whole, versions.refused_pairs(model) - refused, report)
+            if (more := _coded_products(whole) - products) > 0:
+                weights = "1 weight" if more == 1 else f"{more} weights"
+                report.notes.append(f"onnxruntime-cpu: {QUANTIZES_DATA.reason} ({weights})")
+        asked, found = getattr(self, "opset", None), model.opset_imports.get("", 0)
+        if asked is not None and asked < found and not report.notes:
+            logger.warning(
+                "opset=%s limits what is written, and does not lower the model's opset %s; for "
+                "ONNX Runtime raise-microsoft{opset=%s} does, where all nodes exist there",
+                *(asked, found, asked),
+            )
         return TransformResult(model, report.modified, report.under(self.name))
 
+
+def _coded_products(model: Model) -> int:
+    """Return the number of weights for whose products ONNX Runtime may quantize the data."""
+    forms = map(weight_form, model.nodes("DequantizeLinear"))
+    return sum(form is not None and QUANTIZES_DATA.fits(form) for form in forms)
+
+
+logger = logging.getLogger(__name__)
 
 TRANSFORMS: Registry[type[Transform]] = Registry("pass", "qgraph.transforms")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import ClassVar
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness
@@ -24,7 +25,7 @@ from qgraph.quantizers.dialects.qdq_codes import packed
 from qgraph.quantizers.movement import moves_constant
 from qgraph.quantizers.on_codes import coded_tensors, has_codes
 from qgraph.quantizers.sites import PLAIN, parts, sites
-from qgraph.reasons import NO_EQUAL_FORM
+from qgraph.reasons import NO_EQUAL_FORM, UNSUITED_WEIGHT, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.choice import (
@@ -35,8 +36,14 @@ from qgraph.transforms.drafts.choice import (
     readable,
     unhealthy,
 )
-from qgraph.transforms.drafts.lowering import lower_decompressed, lower_operators, note_joined
+from qgraph.transforms.drafts.lowering import (
+    lower_decompressed,
+    lower_operators,
+    note_joined,
+    parts_marked,
+)
 from qgraph.transforms.lower_vendor_operators import lower_composites
+from qgraph.transforms.weights.constant_codes import fold_constant_codes
 from qgraph.transforms.weights.shared_exponents import fold_blocks
 
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
@@ -84,19 +91,21 @@ class ConvertDialect(Transform):
         # Of the other dialects' own operators, those without codes stay what they are.
         keeps = self.to not in _OF_STANDARD_OPERATORS
         limit = ceiling(model.ir, self.opset)
-        lower_composites(model, report, limit, has_codes if keeps else lambda node: True)
-        lower_operators(model, self.exact, self.opset, report)
-        if self.to == PLAIN:
-            weights = decompressed(model.ir)
-            report.sites += (entry(each.nodes[-1], SiteStatus.KEPT) for each in weights)
-        else:
-            lower_decompressed(model, self.opset, report)
-        note_joined(model, report, constants=self.to != "qdq")
-        editor = Editor(model.ir)
-        comparer = self._comparer(model, editor)
-        raise_and_settle(
-            model, lambda: self._choose(model, target, editor, comparer), editor, report
-        )
+        with parts_marked(model, report) as lowered:
+            lower_composites(model, report, limit, has_codes if keeps else lambda node: True)
+            lower_operators(model, self.exact, self.opset, report)
+            if self.to == PLAIN:
+                weights = decompressed(model.ir)
+                report.sites += (entry(each.nodes[-1], SiteStatus.KEPT) for each in weights)
+            else:
+                lower_decompressed(model, self.opset, report)
+            lowered()
+            note_joined(model, report, constants=self.to != "qdq")
+            editor = Editor(model.ir)
+            comparer = self._comparer(model, editor)
+            raise_and_settle(
+                model, lambda: self._choose(model, target, editor, comparer), editor, report
+            )
 
     def _comparer(self, model: Model, editor: Editor) -> Comparer:
         if self.fake_quantize is Arithmetic.REFERENCE:
@@ -226,11 +235,14 @@ class FoldWeights(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Fold every quantizer whose input is constant; the float values are removed."""
-        lower_composites(model, report, ceiling(model.ir, self.opset), _quantizes_weight)
-        lower_decompressed(model, self.opset, report)
-        note_joined(model, report)
-        editor, comparer = Editor(model.ir), Comparer(model.ir)
-        raise_and_settle(model, lambda: self._choose(model, editor, comparer), editor, report)
+        fold_constant_codes(model, report)
+        with parts_marked(model, report) as lowered:
+            lower_composites(model, report, ceiling(model.ir, self.opset), _quantizes_weight)
+            lower_decompressed(model, self.opset, report)
+            lowered()
+            note_joined(model, report)
+            editor, comparer = Editor(model.ir), Comparer(model.ir)
+            raise_and_settle(model, lambda: self._choose(model, editor, comparer), editor, report)
         fold_blocks(model, self.exact, ceiling(model.ir, self.opset), report)
 
     def _choose(
@@ -250,7 +262,31 @@ class FoldWeights(Transform):
         for site in readable(filter(_is_constant, found), others):
             whole = through_reshape(site) if limit >= _BLOCKS_SINCE else site
             offers.append((whole, packed(whole, editor, self.scale_type)))
-        return choose(offers, self.exact, limit, comparer), others
+        decisions = choose(offers, self.exact, limit, comparer)
+        tried = [d.draft or d.verdict or d.reason for d in decisions]
+        return [
+            each if known else replace(each, reason=_why_not_stored(each.site))
+            for each, known in zip(decisions, tried, strict=True)
+        ], others
+
+
+def _why_not_stored(site: Site) -> ExplainedReason:
+    """Return why no codes were tried for a constant."""
+    values = site.values
+    shape = () if site.weight is None else site.weight.shape
+    if values is not None and values.shape != shape:
+        return UNSUITED_WEIGHT(
+            f"its parameters enlarge the weight from shape {list(shape)} to {list(values.shape)}, "
+            "and codes have the shape of the weight; store the enlarged weight in the model, for "
+            "example with an Expand that is folded, or use convert --to qdq"
+        )
+    if values is not None and not np.isfinite(values).all():
+        return UNSUITED_WEIGHT(
+            "its quantized values contain NaN or infinities, which codes do not have; correct the "
+            "weight or the scale"
+        )
+    what = "has no elements" if 0 in shape else "has parameters that no DequantizeLinear takes"
+    return UNSUITED_WEIGHT(f"the weight {what}; leave it, or use convert --to onnx")
 
 
 def _quantizes_weight(node: ir.Node) -> bool:

@@ -11,9 +11,11 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.exactness import Exactness, Method, Verdict, Witness
-from qgraph.graph.edit import HALF_TYPES, Draft
+from qgraph.graph.constants import array_of
+from qgraph.graph.edit import HALF_TYPES, Draft, Region
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import element_type
+from qgraph.numerics import Array
 from qgraph.numerics.values import compare_values
 from qgraph.ops.dispatch import evaluate
 from qgraph.proof.functions.decide import (
@@ -26,6 +28,7 @@ from qgraph.proof.functions.decide import (
 from qgraph.proof.functions.enumeration import NodeSegment, enumerate_values, free_axis
 from qgraph.proof.functions.expression import Builder, Undecidable
 from qgraph.proof.functions.lowering import Form, Forms, lower
+from qgraph.proof.matching.zero_signs import CHOOSING, meets_both_zeros
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, NOT_KNOWN, TYPE_NOT_PROVED
 
@@ -150,4 +153,40 @@ def _compare_constant(site: Site, draft: Draft) -> Verdict:
         x = weight if weight.size == reference.size else np.broadcast_to(weight, reference.shape)
         at = (array.reshape(-1)[found.index] for array in (x, reference, candidate))
         witness = Witness(*map(float, at))
-    return Verdict(Exactness.of(found), Method.CONSTANT, found.differing, found.zero_sign, witness)
+    level, zero_signs = Exactness.of(found), found.zero_sign
+    if level is Exactness.BITS and (
+        zero_signs := sum(map(_open_zeros, (site, draft), [weight] * 2))
+    ):
+        level = Exactness.VALUES
+    return Verdict(level, Method.CONSTANT, found.differing, zero_signs, witness)
+
+
+def _open_zeros(region: Region, data: Array) -> int:
+    """Return how many results depend on whether Max, Min, Relu or Clip of -0 and +0 gives -0.
+
+    ONNX leaves this open, and runtimes differ.
+    """
+    number = 0
+    for place, node in enumerate(region.nodes):
+        if node.domain or node.op_type not in CHOOSING:
+            continue
+        before, after, chosen = region.nodes[:place], region.nodes[place + 1 :], node.outputs[0]
+        operands = {
+            value: evaluate(before, region.x, value, data) if known is None else known
+            for value in node.inputs
+            if value is not None
+            for known in [array_of(value)]
+        }
+        if not meets_both_zeros(node, operands):
+            continue
+        result = evaluate((*before, node), region.x, chosen, data)
+        try:
+            sides = [
+                evaluate(after, chosen, region.y, np.where(result == 0, sign * result, result))
+                for sign in (1, -1)
+            ]
+            found = compare_values(*sides)
+            number += found.zero_sign + found.differing
+        except UnsupportedError:  # nodes after it take other values too
+            number += int((result == 0).sum())
+    return number

@@ -123,6 +123,9 @@ class _Reader:
                 return None
         elif form.bits > _FEW_BITS or (taken is None and _is_parameter(cast.outputs[0])):
             return None
+        elif kind is ir.DataType.BFLOAT16:
+            # ONNX Runtime has a Cast to bfloat16, but no DequantizeLinear.
+            return None
         if scale is None or (taken is not None and zero is None):
             return None
         point = np.zeros((), np.int32) if zero is None else zero

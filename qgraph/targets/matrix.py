@@ -117,6 +117,17 @@ _ORT_REFUSES = (
 
 _ORT_LEAVES = "{name} on {codes} is left to the CPU"
 
+QUANTIZES_DATA = LoadRule(
+    YES,
+    "its default optimizations may quantize the data of a MatMul with such weights; not at level "
+    "BASIC or with session.qdq_matmulnbits_accuracy_level=1",
+    names=_DECODE,
+    codes=_INT2 | _INT4 | _INT8,
+    weight=True,
+    readers=frozenset({"MatMul"}),
+)
+"""What ONNX Runtime's CPU provider does with weights that are stored as codes."""
+
 TARGETS: tuple[Target, ...] = (
     Target(
         "onnxruntime-cpu",
@@ -124,6 +135,14 @@ TARGETS: tuple[Target, ...] = (
         (7, 26),
         13,
         (
+            LoadRule(
+                NO,
+                "it has no kernel for bfloat16 scales of {codes}; export the model in float16 or "
+                "float32",
+                names=_PAIR,
+                domains=_PLAIN,
+                scales=_BFLOAT16,
+            ),
             *_ORT_REFUSES,
             LoadRule(
                 NO,
@@ -141,15 +160,7 @@ TARGETS: tuple[Target, ...] = (
                 readers=frozenset({"MatMul", "Gemm", "Conv"}),
             ),
             LoadRule(YES, names=_ON_CODES, domains=_MICROSOFT),
-            LoadRule(
-                YES,
-                "its default optimizations may quantize the data of a MatMul with such weights; "
-                "not at level BASIC or with session.qdq_matmulnbits_accuracy_level=1",
-                names=_DECODE,
-                codes=_INT2 | _INT4 | _INT8,
-                weight=True,
-                readers=frozenset({"MatMul"}),
-            ),
+            QUANTIZES_DATA,
             LoadRule(YES, names=_PAIR | _MATMUL_NBITS),
             _FOREIGN,
         ),

@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant_expression
+from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
 from qgraph.graph.schema import is_declared
@@ -80,6 +80,16 @@ def node_forms(model: ir.Model) -> Iterator[NodeForm]:
         for node in ir.traversal.RecursiveGraphIterator(owner):
             form = _form(node, owner.opset_imports, call=_is_call(model, node), inside=inside)
             yield replace(form, copied=True) if node in copied else form
+
+
+def weight_form(node: ir.Node) -> NodeForm | None:
+    """Return the form of a DequantizeLinear of a constant; None of other nodes. No data is read."""
+    x = node.inputs[0] if node.op_type == "DequantizeLinear" else None
+    tensor = constant_tensor(x)
+    if tensor is None:
+        return None
+    codes, readers = tensor.dtype.name, frozenset(_readers(node))
+    return NodeForm(node.domain, node.op_type, "", codes=codes, weight=True, readers=readers)
 
 
 def _is_call(model: ir.Model, node: ir.Node) -> bool:

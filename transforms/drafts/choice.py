@@ -193,7 +193,8 @@ class _Offer:
             remedy = f"; exact={best.exactness} accepts that" if accepted else ""
             parts.append(f"{_closest(best)}; expected {exact}{remedy}")
         if self.lowest is not None:
-            parts.append(opset_reason("an equal form", self.lowest, limit))
+            what = "an equal form" if best is None else "another form"
+            parts.append(opset_reason(what, self.lowest, limit))
         only_opset = best is None and self.lowest is not None
         cause = NEEDS_OPSET if only_opset else NO_EQUAL_FORM
         return Decision(self.site, None, best, cause("; ".join(parts)) if parts else None)

@@ -6,7 +6,9 @@ Lowered, these are QuantizeLinear and DequantizeLinear, which the dialects read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -40,6 +42,36 @@ _DECODED = Verdict(Exactness.BITS, Method.CONSTANT)
 _NO_FORM = NO_OPERATOR(
     "no pass writes this operator in standard operators; ONNX Runtime computes it in either backend"
 )
+
+
+@contextmanager
+def parts_marked(model: Model, report: Report) -> Iterator[Callable[[], None]]:
+    """Mark the entries of nodes that the lowering of other operators writes as parts of these.
+
+    Those that stay as they were written have no entry.
+
+    Yields: to be called when all operators are lowered.
+    """
+    before, made = _labels(model), set[str]()
+    first = len(report.sites)
+
+    def mark(names: set[str]) -> None:
+        found = [replace(s, is_part=s.node in names) for s in report.sites[first:]]
+        is_idle = [s.is_part and s.outcome is SiteStatus.KEPT and s.why != DYNAMIC for s in found]
+        report.sites[first:] = [s for s, idle in zip(found, is_idle, strict=True) if not idle]
+
+    def lowered() -> None:
+        nonlocal first
+        mark({site.node for site in report.sites[first:]} - before)
+        first = len(report.sites)
+        made.update(_labels(model) - before)
+
+    yield lowered
+    mark(made)
+
+
+def _labels(model: Model) -> set[str]:
+    return {label(node) for node in model.nodes()}
 
 
 def lower_operators(model: Model, exact: Exactness, opset: int | None, report: Report) -> None:

@@ -279,7 +279,7 @@ def ceiling(model: ir.Model, asked: int | None = None) -> int:
     opset that ONNX Runtime would refuse at 21: see :func:`refused_decoders`.
 
     Raises:
-        OptionError: what is asked for is no version.
+        OptionError: what is asked for is no version that can be written.
     """
     if asked is None:
         now = model.opset_imports.get("", 0)
@@ -288,10 +288,10 @@ def ceiling(model: ir.Model, asked: int | None = None) -> int:
         ):
             return max(now, SIGNED_CODES_SINCE - 1)
         return max(CEILING, now)
-    if asked < 1:
+    if not OLDEST <= asked <= LATEST:
         raise OptionError(
-            f"opset={asked} is not a version of an operator set, expected 1 or more. Omit it for "
-            f"the default."
+            f"opset={asked} is not a version of the standard operators that can be written, "
+            f"expected {OLDEST} to {LATEST}. Omit it for the default."
         )
     return asked
 

@@ -275,7 +275,8 @@ def _beyond(node: ir.Node) -> list[ir.Value]:
     return values + [value for graph in graphs_of(node) for value in graph.inputs]
 
 
-_PICKS = frozenset({"Clip", "Max", "Min", "Relu"})
+CHOOSING = frozenset({"Clip", "Max", "Min", "Relu"})
+"""Operators that choose between -0 and +0."""
 
 
 def meets_both_zeros(node: ir.Node, known: Mapping[ir.Value, Any]) -> bool:
@@ -285,7 +286,7 @@ def meets_both_zeros(node: ir.Node, known: Mapping[ir.Value, Any]) -> bool:
         node: any node.
         known: its operands.
     """
-    if node.domain != "" or node.op_type not in _PICKS:
+    if node.domain != "" or node.op_type not in CHOOSING:
         return False
     arrays = [np.asarray(known[value]) for value in node.inputs if value is not None]
     if any(array.dtype.kind in "iub" for array in arrays):

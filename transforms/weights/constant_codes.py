@@ -1,0 +1,46 @@
+"""Codes of constants that operators on codes take: QuantizeLinear of a constant, computed."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from qgraph.errors import QGraphError
+from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.constants import constant_stream
+from qgraph.graph.edit import Editor
+from qgraph.graph.scopes import remove_constant, remove_unused
+from qgraph.model import Model
+from qgraph.ops.dispatch import evaluate
+from qgraph.quantizers.dialects.dialect import Refusal
+from qgraph.quantizers.sites import site_of
+from qgraph.reports import Report, SiteStatus
+from qgraph.transforms.drafts.choice import entry
+
+_STORED = Verdict(Exactness.BITS, Method.CONSTANT, reason="its codes are stored")
+
+
+def fold_constant_codes(model: Model, report: Report) -> None:
+    """Store what a QuantizeLinear makes of a constant, where no DequantizeLinear decodes it.
+
+    Args:
+        model: is changed.
+        report: gets an entry for each node that is replaced by its codes.
+    """
+    editor = Editor(model.ir)
+    for node in list(model.nodes("QuantizeLinear")):
+        x, y = node.inputs[0], node.outputs[0]
+        weight = constant_stream(x)
+        is_lone = weight is not None and isinstance(site_of(node), Refusal)
+        if x is None or weight is None or not is_lone or y.is_graph_output():
+            continue
+        try:
+            tensor = ir.Tensor(evaluate((node,), x, y, weight.array()))
+        except QGraphError:
+            continue
+        codes = ir.Value(
+            name="codes", type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+        )
+        report.sites.append(entry(node, SiteStatus.CHANGED, verdict=_STORED))
+        y.replace_all_uses_with(editor.place(codes, node, node.graph, y.name or "quantized"))
+        for constant in remove_unused([node]):
+            remove_constant(constant)
