@@ -155,6 +155,32 @@ def test_the_rounding_of_a_lost_quantizer_becomes_one(to: str, operator: str) ->
     np.testing.assert_array_equal(model.run({"x": DATA}, backend="numpy")["y"], expected)
 
 
+@pytest.mark.cases(fast=2)
+@pytest.mark.parametrize("to", ["qdq", "qonnx", "openvino"])
+@pytest.mark.parametrize("first", ["Mul (x, k)", "Div (x, s)"])
+def test_pieces_in_float16_are_one_quantizer(to: str, first: str) -> None:
+    """k is 10 and s is 0.1 in float16, lo and hi are -128 and 127."""
+    constants = (
+        "float16 k = {18688}, float16 s = {11878}, float16 lo = {55296}, float16 hi = {22512}"
+    )
+    model = load(
+        ir.from_onnx_text(
+            f"""<ir_version: 10, opset_import: ["": 21]>
+            net (float16[2, 4] x) => (float16[2, 4] y) <{constants}> {{
+                m = {first} r = Round (m) c = Clip (r, lo, hi) y = Mul (c, s)
+            }}"""
+        )
+    )
+    data = DATA.astype(np.float16)
+    expected = ReferenceEvaluator(model.to_proto()).run(None, {"x": data})[0]
+    (found,) = overview(model.ir).quantizers
+    assert (found.format, found.weight) == ("int8", False)
+    reference = model.clone()
+    assert model.apply(ConvertDialect(to=to)).count("changed") == 1
+    assert str(qgraph.prove(reference, model).verdict) == "proved"
+    np.testing.assert_array_equal(model.run({"x": data}, backend="numpy")["y"], expected)
+
+
 def test_a_scale_that_enlarges_the_weight_is_compared_and_kept() -> None:
     body = """<int8[3] w = {-2, 0, 1}, float z = {0}, float[2,1] s = {0.8, 0.3}, float[4,2] v = {1,
     2, 3, 4, 5, 6, 7, 8}> {

@@ -217,9 +217,11 @@ def test_a_function_of_another_opset_keeps_what_it_needs() -> None:
     assert young.ir.opset_imports[""] == 21
 
 
-@pytest.mark.parametrize("step", [RaiseMicrosoft(opset=0), LowerMicrosoft(opset=8), LowerMicrosoft(opset=29)])
+@pytest.mark.parametrize(
+    "step", [RaiseMicrosoft(opset=0), LowerMicrosoft(opset=8), LowerMicrosoft(opset=29)]
+)
 def test_versions_that_do_not_exist_are_refused(step: Transform) -> None:
-    with pytest.raises(OptionError, match="not a version of the .*, expected 9 to 28"):
+    with pytest.raises(OptionError, match=r"not a version of the .*, expected 9 to 28"):
         load(ir.from_onnx_text(TYPED)).apply(step)
 
 

@@ -144,8 +144,12 @@ def affine(
 
 def _scale(before: BeforeRounding, out_scale: Array) -> Array:
     """Return the scale; a product with its reciprocal is off by a rounding error."""
-    is_near = before.is_reciprocal and close(before.divisor, out_scale, SAME_SCALE)
-    return out_scale if is_near else before.divisor
+    divisor = before.divisor
+    with np.errstate(all="ignore"):
+        numbers = [np.asarray(each, np.float32) for each in (ONE / divisor, out_scale)]
+        is_half = all(same(each.astype(np.float16), each) for each in numbers)
+    is_near = before.is_reciprocal and close(divisor, out_scale, 2**-10 if is_half else SAME_SCALE)
+    return out_scale if is_near else divisor
 
 
 def _limits(before: BeforeRounding, scale: Array, codes: list[Array]) -> list[Array]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Iterator
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
-from qgraph.graph.constants import constant_expression, constant_tensor
+from qgraph.graph.constants import array_of, constant_expression, constant_tensor
 from qgraph.graph.edit import HALF_TYPES
+from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined, operator_of
 from qgraph.proof.functions.expression import CONSTANT, FLOAT, INPUT, Builder, Expr, Undecidable
@@ -177,7 +179,7 @@ class UseDefGraph:
         """Lower a node on data of 16 bits like one of 32 bits: its parameters are the same."""
         operator = operator_of(node)
         if operator is None:
-            return lower_node(node, known, sizes, self._builder)
+            return lower_node(node, known, sizes, self._builder, _widened)
         operands = [
             known.get(value) or self._builder.constant(parameter_array(node, value, sizes))
             if value is not None
@@ -237,6 +239,13 @@ class UseDefGraph:
             return False
         users = (user for value in node.outputs for user in value.consumers())
         return not any(map(self._is_elementwise, users))
+
+
+def _widened(value: ir.Value | None) -> Array | None:
+    """Return a constant; one of 16-bit floats in float32."""
+    array = array_of(value)
+    is_half = value is not None and array is not None and value.dtype in HALF_TYPES
+    return array.astype(np.float32) if array is not None and is_half else array
 
 
 def _has_many_parameters(node: ir.Node) -> bool:
