@@ -31,6 +31,9 @@ from qgraph.targets.rules import RuntimeVerdict, runtimes_of
 __all__ = ["Overview", "QuantizerInfo", "ValueInfo", "overview"]
 
 
+_ROUNDING = ("Ceil", "Floor", "Round")
+
+
 @dataclass(frozen=True)
 class ValueInfo:
     """An input or an output: its ONNX type and its shape; None if unknown."""
@@ -54,6 +57,7 @@ class Overview:
         packed_bytes: what is left of them when every constant quantizer is stored as packed codes,
             as wide as its format asks for; what ``fold-weights`` gives.
         quantizers: in topological order; then those of operators on codes.
+        instead: what there is without quantizers, and what to do; None with some.
         unsupported: how many of each operator that neither qgraph nor ONNX defines.
         runtimes: which runtimes can load it, and why not.
     """
@@ -69,6 +73,7 @@ class Overview:
     weight_bytes: int
     packed_bytes: int
     quantizers: list[QuantizerInfo]
+    instead: str | None
     unsupported: dict[str, int]
     runtimes: list[RuntimeVerdict]
 
@@ -97,6 +102,10 @@ def overview(model: ir.Model) -> Overview:
     operators = Counter(operator_name(node) for node in nodes)
     unsupported = Counter(operator_name(node) for node in _unsupported(model))
     producer = f"{model.producer_name or ''} {model.producer_version or ''}"
+    quantizers = [
+        *(quantizer_info(site, limit) for site in found),
+        *(coded_info(tensor) for node in nodes for tensor in coded_tensors(node)),
+    ]
     return Overview(
         ir_version=model.ir_version,
         opsets=dict(model.opset_imports),
@@ -108,12 +117,29 @@ def overview(model: ir.Model) -> Overview:
         operators=dict(sorted(operators.items())),
         weight_bytes=weight_bytes(model),
         packed_bytes=packed_bytes(model, found, limit),
-        quantizers=[
-            *(quantizer_info(site, limit) for site in found),
-            *(coded_info(tensor) for node in nodes for tensor in coded_tensors(node)),
-        ],
+        quantizers=quantizers,
+        instead=None if quantizers else _instead(nodes),
         unsupported=dict(sorted(unsupported.items())),
         runtimes=runtimes_of(model, TARGETS),
+    )
+
+
+def _instead(nodes: list[ir.Node]) -> str:
+    vendors = {node.op_type for node in nodes if composite_of(node) is not None}
+    if vendors:
+        return (
+            f"operators of vendors ({', '.join(sorted(vendors))}) may quantize inside: "
+            "lower-vendor-operators, or convert --to qdq, writes them in standard operators"
+        )
+    if number := sum(node.op_type in _ROUNDING and not node.domain for node in nodes):
+        return (
+            f"{number} of Round, Floor and Ceil are in no form that is read as a quantizer: fold "
+            "computed scales and limits to constants, or export QuantizeLinear, Quant or "
+            "FakeQuantize"
+        )
+    return (
+        "if the exporter decoded codes to floats, quantize-weights makes codes again, and states "
+        "the error"
     )
 
 

@@ -36,7 +36,7 @@ def info_sections(document: Part) -> Iterator[Section]:
         if each["reason"]:
             refused.setdefault(each["reason"], []).append(each["node"])
     text = [f"no quantizer: {_and_more(nodes)}: {reason}" for reason, nodes in refused.items()]
-    text += [] if quantizers else ["no quantizers"]
+    text += [] if quantizers else [f"no quantizers; {document['instead']}"]
     if missing := document["unsupported"]:
         kinds = ", ".join(f"{op} ({number})" for op, number in missing.items())
         text.append(f"operators that no installed backend can run: {kinds}")

@@ -93,7 +93,8 @@ def _verdict(sites: Sequence[Site], summary: Mapping[str, Any]) -> tuple[str, To
     changed = [site for site in sites if site["outcome"] == "changed"]
     refused = f"; {summary['refused']} refused" if summary["refused"] else ""
     if not changed:
-        what = "No quantizer was changed" if sites else "There is nothing to change"
+        what = "No quantizer was changed"
+        what = what if sites else "There is nothing to change; 'qgraph info' shows what there is"
         return "unchanged", Tone.OPEN, f"{what}{refused}."
     levels = [Exactness(site["exactness"]) for site in changed if site["exactness"]]
     lowest = min(levels, default=Exactness.BITS)

@@ -106,7 +106,14 @@ def join_negations(graph: Rewriter, node: ir.Node) -> bool:
     if inner is None or (inner.domain, inner.op_type) != ("", "Neg"):
         return False
     x = inner.inputs[0]
-    return x is not None and graph.replace(node.outputs[0], x)
+    if x is None or (x.dtype is not None and not _is_negated(x.dtype)):
+        return False
+    return graph.replace(node.outputs[0], x)
+
+
+def _is_negated(kind: ir.DataType) -> bool:
+    """Return whether Neg takes a type: real numbers, and signed integers of at least 8 bits."""
+    return kind.is_signed() and kind.bitwidth >= (16 if kind.is_floating_point() else 8)
 
 
 def write_sum(graph: Rewriter, node: ir.Node) -> bool:

@@ -167,3 +167,13 @@ def test_a_start_beyond_the_data_is_not_clamped():
     )
     theirs = parse("g (float[5] x) => (float[] y) <int64[1] i = {0}> { y = Gather(x, i) }")
     assert not is_one(ours, theirs)
+
+
+@pytest.mark.parametrize(("kind", "same"), [("int8", True), ("float16", True), ("uint4", False)])
+def test_two_negations_are_joined_where_neg_takes_the_type(kind: str, same: bool) -> None:
+    """ONNX defines Neg for real numbers and signed integers of at least 8 bits."""
+    ours, theirs = (
+        parse(f"g ({kind}[N] x) => (float[N] y) {{ {body} }}")
+        for body in ("n = Neg(x) m = Neg(n) y = Cast <to = 1> (m)", "y = Cast <to = 1> (x)")
+    )
+    assert is_one(ours, theirs) == same
