@@ -172,7 +172,7 @@ class ConvertDialect(Transform):
     ) -> str:
         if unhealthy(site.quantizer) is not None:
             return ""
-        for name in ("qdq", PLAIN):
+        for name in ("qdq", PLAIN, "qonnx", "openvino"):
             if name not in (target.name, site.dialect):
                 offer = site, DIALECTS.find(name).spellings(site, editor)
                 (found,) = choose([offer], self.exact, limit, comparer)

@@ -113,7 +113,9 @@ class FuseOutputScale(Transform):
                 return _Fusion(fake.site, draft, verdict, text, figures, moved)
             if nearer(best, verdict) is verdict:
                 best, refusal = verdict, text
-        reason = NO_EQUAL_FORM(f"{refusal}; expected {self.exact}")
+        accepted = best is not None and best.exactness not in (None, Exactness.DIFFERENT)
+        way = f"; exact={best.exactness} accepts that" if best and accepted else ""
+        reason = NO_EQUAL_FORM(f"{refusal}; expected {self.exact}{way}")
         return Decision(fake.site, None, best, reason).report()
 
 
@@ -180,10 +182,17 @@ def _codes(fake: FakeQuantize) -> _QuantizeOnly:
         )
     for points in (inner, outer):
         if (points != points.reshape(-1)[0]).any():
-            raise Stuck(f"its channels have several zero points, {span_text(points)}, expected one")
+            raise Stuck(
+                f"its channels have several zero points, {span_text(points)}, expected one; run "
+                "tune-ranges with mode=symmetric first"
+            )
     factor = 1 / grid.scale
     if (factor > np.finfo(np.float32).max).any():
-        raise Stuck(FAULTY_SCALE("its scale is too small for its reciprocal to be float32"))
+        raise Stuck(
+            FAULTY_SCALE(
+                "its scale is too small for its reciprocal to be float32; correct its range"
+            )
+        )
     return _QuantizeOnly(factor, float(inner.reshape(-1)[0]), float(outer.reshape(-1)[0]), levels)
 
 

@@ -100,7 +100,10 @@ class RaiseMicrosoft(Transform):
                 ),
             )
         if codes.name not in _CODES_OF_MICROSOFT:
-            reason = f"{where(node)}: com.microsoft has no codes of type {codes.name}"
+            reason = (
+                f"{where(node)}: com.microsoft has no codes of type {codes.name}; keep it in the "
+                f"standard domain, which has them since opset {QDQ_SINCE.get(codes.name, 21)}"
+            )
             return Refusal(node, NO_OPERATOR(reason))
         if not self.all and QDQ_SINCE[codes.name] < _OPSET_OF_NARROW:
             return Kept(
@@ -109,7 +112,10 @@ class RaiseMicrosoft(Transform):
             )
         others = [name for name in _ONLY_STANDARD if _is_set(node, name)]
         if others:
-            reason = f"{where(node)}: com.microsoft has no attribute {others[0]!r}"
+            way = "keep it in the standard domain"
+            if others[0] == "block_size":
+                way += ", or give each row one scale first with repack{blocks=rows}"
+            reason = f"{where(node)}: com.microsoft has no attribute {others[0]!r}; {way}"
             return Refusal(node, NO_OPERATOR(reason))
         has_zero = len(node.inputs) > 2 and node.inputs[2] is not None
         zero = None
@@ -119,7 +125,7 @@ class RaiseMicrosoft(Transform):
                 return Refusal(
                     node,
                     f"{where(node)}: its output_dtype becomes a zero point of the scale's shape, "
-                    f"which is unknown before run time",
+                    f"which is unknown before run time; make the scale a constant",
                 )
             zero = np.zeros(scale.shape, codes.numpy())
         return Rebuild(node, (node,), _SAME, _moved(node, MICROSOFT, zero))
@@ -128,7 +134,9 @@ class RaiseMicrosoft(Transform):
 def _lowered(node: ir.Node) -> Found:
     codes = code_type(node)
     if codes is None or codes.name not in QDQ_SINCE:
-        kind = "unknown; run shape inference first" if codes is None else codes.name
+        kind = "unknown; run shape inference first"
+        if codes is not None:
+            kind = f"{codes.name}, which the standard domain does not have; leave it as it is"
         cause = UNKNOWN_TYPE if codes is None else NO_OPERATOR
         return Refusal(node, cause(f"{where(node)}: the type of its codes is {kind}"))
     return Rebuild(node, (node,), _SAME, _moved(node, ""), _opset(node, codes))

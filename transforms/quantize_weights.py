@@ -187,7 +187,9 @@ class QuantizeWeights(Transform):
 
     def _obstacle(self, weight: FloatWeight) -> ExplainedReason | None:
         if not weight.uses:
-            return UNSUITED_WEIGHT("its weight is used by operators without channels")
+            return UNSUITED_WEIGHT(
+                "its weight is used by operators without channels; exclude the node"
+            )
         if weight.others:
             names = ", ".join(dict.fromkeys(weight.others))
             return USED_ELSEWHERE(

@@ -163,7 +163,8 @@ class Repack(Transform):
         """Return the first recoding within the opset limit, or why there is none."""
         if stored.others:
             names = ", ".join(stored.others)
-            reason = f"its codes are also used by {names}, which would keep them"
+            reason = f"its codes are also used by {names}, which would keep them; "
+            reason += "give this node codes of its own"
             return None, USED_ELSEWHERE(reason)
         span = stored.source.survey()
         kinds = None

@@ -63,7 +63,7 @@ def operand(node: ir.Node, place: int) -> ir.Value:
     """
     value = given(node, place)
     if value is None:
-        raise ValueError(f"its input {place} is missing, expected a value")
+        raise ValueError(f"its input {place} is missing, expected a value. Export it again")
     return value
 
 
@@ -74,7 +74,7 @@ def axis_of(axis: int, rank: int) -> int:
         ValueError: there is no such axis.
     """
     if not -rank <= axis < rank:
-        raise ValueError(f"its axis {axis} is not one of {rank} dimensions")
+        raise ValueError(f"its axis {axis} is not one of {rank} dimensions. Export it again")
     return axis % rank
 
 
@@ -82,7 +82,9 @@ def reshape(draft: Draft, x: Operand, sizes: Sequence[int | None]) -> ir.Value:
     """Return ``x`` in another shape, in which at most one size is not known."""
     wanted = [-1 if size is None else size for size in sizes]
     if wanted.count(-1) > 1:
-        raise ValueError(f"its shape {list(sizes)} has more than one size that is not known")
+        raise ValueError(
+            f"its shape {list(sizes)} has more than one size that is not known. Infer shapes"
+        )
     return draft.node("Reshape", [x, np.asarray(wanted, np.int64)], dtype=_kind(x))
 
 
@@ -173,7 +175,9 @@ def blocks_of(
     """
     rank, length = len(sizes), sizes[axis]
     if length is None or size < 1:
-        raise ValueError(f"axis {axis} has no known size, or its block size is {size}")
+        raise ValueError(
+            f"axis {axis} has no known size, or its block size is {size}. Infer shapes"
+        )
     order = [place for place in range(rank) if place != axis] + [axis]
     y, pad = moved(draft, x, order), -length % size
     if pad:

@@ -117,15 +117,17 @@ _ORT_REFUSES = (
 
 _ORT_LEAVES = "{name} on {codes} is left to the CPU"
 
+_NO_BFLOAT16 = LoadRule(
+    NO, "it has no kernel for bfloat16 scales of {codes}; export in float16 or float32",
+    names=_PAIR, domains=_PLAIN, scales=_BFLOAT16,
+)  # fmt: skip
+
 QUANTIZES_DATA = LoadRule(
     YES,
     "its default optimizations may quantize the data of a MatMul with such weights; not at level "
     "BASIC or with session.qdq_matmulnbits_accuracy_level=1",
-    names=_DECODE,
-    codes=_INT2 | _INT4 | _INT8,
-    weight=True,
-    readers=frozenset({"MatMul"}),
-)
+    names=_DECODE, codes=_INT2 | _INT4 | _INT8, weight=True, readers=frozenset({"MatMul"}),
+)  # fmt: skip
 """What ONNX Runtime's CPU provider does with weights that are stored as codes."""
 
 TARGETS: tuple[Target, ...] = (
@@ -135,14 +137,7 @@ TARGETS: tuple[Target, ...] = (
         (7, 26),
         13,
         (
-            LoadRule(
-                NO,
-                "it has no kernel for bfloat16 scales of {codes}; export the model in float16 or "
-                "float32",
-                names=_PAIR,
-                domains=_PLAIN,
-                scales=_BFLOAT16,
-            ),
+            _NO_BFLOAT16,
             *_ORT_REFUSES,
             LoadRule(
                 NO,

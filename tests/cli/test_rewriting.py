@@ -92,6 +92,7 @@ def test_the_report_has_the_agreed_fields(qgraph, model, tmp_path, read_json):
         "reason_id": None,
         "figures": {},
         "stored": None,
+        "is_part": False,
     }
     assert document["summary"] == {
         "changed": 2,

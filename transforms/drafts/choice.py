@@ -223,7 +223,10 @@ def unhealthy(quantizer: Quantizer) -> ExplainedReason | None:
     for value, word in ((0.0, "zero"), (np.nan, "NaN"), (np.inf, "infinite")):
         same = np.isnan(quantizer.scale) if np.isnan(value) else np.abs(quantizer.scale) == value
         if same.any():
-            return FAULTY_SCALE(f"its scale is {word}, a fault that conversions do not carry over")
+            return FAULTY_SCALE(
+                f"its scale is {word}, a fault that conversions do not carry over; "
+                "correct it, or export the model again with calibrated ranges"
+            )
     return None
 
 

@@ -35,6 +35,8 @@ _REAL = ir.DataType.FLOAT
 _OPSET, _OPSET_OF_NEGATIVE_INDICES, _OPSET_OF_PADS, _OPSET_OF_AXES = 10, 11, 11, 13
 _MOST = 64
 """Maximum number of elements of a window that are added one by one."""
+_RUNS = "; ONNX Runtime computes the node, also with --backend numpy"
+
 _END = np.iinfo(np.int64).max
 _SAME = Verdict(
     Exactness.BITS, Method.CONGRUENCE, reason="defined by DequantizeLinear and QuantizeLinear"
@@ -118,14 +120,14 @@ def _softmax(node: ir.Node, reals: bool) -> Lowered:
     if whole != np.floor(whole):
         reason = (
             f"it rounds 1 / {step:g} = {whole:g}, the number of steps in 1, down to "
-            f"{np.floor(whole):g}, which QuantizeLinear does not"
+            f"{np.floor(whole):g}, which QuantizeLinear does not{_RUNS}"
         )
         return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
     rank = None if x.codes.shape is None else len(x.codes.shape)
     axis = node.attributes.get_int("axis", -1)
     is_last = axis == -1 or (rank is not None and axis == rank - 1)
     if node.attributes["opset"].as_int() < _OPSET_OF_AXES and not is_last:
-        reason = "it runs over several axes at once; Softmax of opset 13 and later over one"
+        reason = f"it runs over several axes at once, Softmax since opset 13 over one{_RUNS}"
         return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
     verdict = unproved("powers and their sums are rounded differently")
     return _by_reals(node, x, encoding, "Softmax", {"axis": axis}, verdict, _OPSET_OF_AXES)
@@ -174,9 +176,13 @@ def _average_pool(node: ir.Node, reals: bool) -> Lowered:
     x, (step, zero) = _read(node)
     get = node.attributes.get_int
     if get("channels_last", 0):
-        return Refusal(node, NO_OPERATOR(f"{where(node)}: AveragePool has no channels_last"))
+        reason = f"AveragePool has no channels_last{_RUNS}"
+        return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
     if reals and get("count_include_pad", 0) != 0 and get("ceil_mode", 0) != 0:
-        reason = "with ceil_mode it counts elements beyond the padding, which AveragePool does not"
+        reason = (
+            "with ceil_mode it counts elements beyond the padding, which AveragePool does not; "
+            "form=exact writes it in exact sums"
+        )
         return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
     if reals:
         attributes = {k: v.value for k, v in node.attributes.items() if k != "channels_last"}

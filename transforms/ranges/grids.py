@@ -98,7 +98,8 @@ def _other_type(node: ir.Node) -> ExplainedReason | None:
     """Return why a node does not compute in float32, or None."""
     for value in node.inputs:
         if value is not None and value.dtype not in (None, ir.DataType.FLOAT):
-            text = f"{value.name!r} is {value.dtype.name}; only float32 is supported"
+            text = f"{value.name!r} is {value.dtype.name}; only float32 is supported; "
+            text += "convert the model to float32 first, or use the pass convert"
             return UNSUPPORTED_TYPE(text)
     return None
 

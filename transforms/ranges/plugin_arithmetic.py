@@ -78,7 +78,8 @@ def as_plugin(site: Site, editor: Editor) -> Site | Refusal:
         return Refusal(
             site.root,
             UNSUPPORTED_TYPE(
-                f"its data is {kind}; the plugin's arithmetic is known for float32 only"
+                f"its data is {kind}; the plugin's arithmetic is known for float32 only; "
+                "use fake_quantize=reference"
             ),
         )
     try:

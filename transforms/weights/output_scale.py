@@ -78,7 +78,7 @@ class Scaling:
         """
         before = constant_expression(node.inputs[index])
         if before is None:
-            raise Stuck(f"input {index} of {title(node)} is not constant")
+            raise Stuck(f"input {index} of {title(node)} is not constant; fold constants first")
         if before.dtype != np.float32:
             raise Stuck(f"input {index} of {title(node)} is {before.dtype}, not float32")
         product = before.astype(np.float64) * factor

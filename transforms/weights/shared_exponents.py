@@ -53,7 +53,11 @@ def _folded(
     node: ir.Node, form: BlockFormat, x: Array, imports: dict[str, int]
 ) -> Rebuild | Refusal:
     if x.dtype != np.float32 or not np.isfinite(x).all() or x.size < 2:
-        return Refusal(node, "its weight is not float32, or it has infinities, NaN or one element")
+        return Refusal(
+            node,
+            "its weight is not float32, or it has infinities, NaN or one element; leave it: "
+            "lower-vendor-operators writes the operator in standard ones",
+        )
     axis = form.axis % x.ndim
     data = node.inputs[0]
     y = compute(node, imports, {} if data is None else {data: x})

@@ -40,7 +40,7 @@ def gather_block_quantized(draft: Draft, node: ir.Node) -> Operand:
     if kind in _NARROW:
         return _decoded_first(draft, node, (gather, axis, size), result)
     if kind is not _PACKED:
-        raise ValueError(f"its data is {kind.name}, expected codes of type UINT8, INT4 or UINT4")
+        raise ValueError(f"its data is {kind.name}, expected UINT8, INT4 or UINT4. Cast it")
     bits = get("bits", 4)
     is_last = not gather and 0 < axis == rank - 1
     if bits not in (2, 4, 8) or not is_last or size < 1 or sizes[-1] is None:

@@ -46,7 +46,9 @@ def im2_col(draft: Draft, node: ir.Node) -> Operand:
     for place, axis in ((0, 1), (1, 3)):
         length = sizes[place + 1]
         if length is None:
-            raise ValueError(f"its data has shape {list(sizes)}, expected known height and width")
+            raise ValueError(
+                f"its data has shape {list(sizes)}, expected known height and width. Infer shapes"
+            )
         padded = length + pads[place] + pads[place + 2]
         reach = dilations[place] * (kernel[place] - 1)
         count = (padded - reach - 1) // strides[place] + 1

@@ -42,7 +42,9 @@ def levels(quant_type: int) -> Float32:
         ValueError: the type is neither 0, FP4, nor 1, NF4.
     """
     if quant_type not in (0, 1):
-        raise ValueError(f"its quant_type is {quant_type}, expected 0 (FP4) or 1 (NF4)")
+        raise ValueError(
+            f"its quant_type is {quant_type}, expected 0 (FP4) or 1 (NF4). Export it again"
+        )
     fp4 = (*_OF_FP4, *(-level for level in _OF_FP4))
     return np.asarray((fp4, _OF_NF4)[quant_type], np.float32)
 
@@ -60,7 +62,9 @@ def mat_mul_bnb4(draft: Draft, node: ir.Node) -> Operand:
     get = node.attributes.get_int
     k, n, size = (get(name, 0) for name in ("K", "N", "block_size"))
     if min(k, n, size) < 1:
-        raise ValueError(f"K = {k}, N = {n}, block_size = {size}, expected positive numbers")
+        raise ValueError(
+            f"K = {k}, N = {n}, block_size = {size}, expected positive numbers. Export it again"
+        )
     a, packed, absmax = (pieces.operand(node, place) for place in range(3))
     kind, total = pieces.kind_of(node, 0), n * k
     codes = pieces.unpacked(draft, packed, len(pieces.sizes_of(node, 1)), 4, high=True)

@@ -34,7 +34,7 @@ def multi_threshold(draft: Draft, node: ir.Node) -> Operand:
     aligned = [1] * rank + [0]
     aligned[axis] = -1
     if table[1] is None:
-        raise ValueError("the number of its thresholds is not known, expected a constant")
+        raise ValueError("the number of its thresholds is not known, expected a constant. Fold it")
     aligned[rank] = table[1]
     op = draft.op
     wide = draft.node("Unsqueeze", [x, pieces.LAST], dtype=kind)

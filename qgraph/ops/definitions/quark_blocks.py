@@ -226,4 +226,4 @@ def _rounded(draft: Draft, v: Operand, mode: int) -> Operand:
         return op.Where(is_tie, op.Ceil(v), nearest)
     if mode == _HALF_AWAY:
         return op.Where(is_tie, op.Mul(op.Sign(v), op.Ceil(op.Abs(v))), nearest)
-    raise ValueError(f"its rounding_mode is {mode}, expected 0, 1 or 2")
+    raise ValueError(f"its rounding_mode is {mode}, expected 0, 1 or 2. Change it")

@@ -75,7 +75,7 @@ def _kind(node: ir.Node, kind: ir.DataType) -> tuple[ir.DataType, int]:
             "and that for graphics cards does not; expected codes or BFLOAT16. Write a Cast"
         )
     if kind not in (*_WIDE, ir.DataType.BFLOAT16) and kind.name not in QDQ_SINCE:
-        raise ValueError(f"its zero point is {kind.name}, expected an integer type or BFLOAT16")
+        raise ValueError(f"its zero point is {kind.name}, expected integers or BFLOAT16. Cast it")
     return kind, pieces.axis_of(node.attributes.get_int("axis", 0), len(pieces.sizes_of(node, 0)))
 
 

@@ -47,7 +47,7 @@ def int4_quantize_linear(draft: Draft, node: ir.Node) -> Operand:
     kind = ir.DataType.INT4
     sizes = pieces.sizes_of(node, 1)
     if any(size is None for size in sizes):
-        raise ValueError("the shape of its scales is not known, expected constants")
+        raise ValueError("the shape of its scales is not known, expected constants. Fold them")
     zero = np.zeros([size or 0 for size in sizes], kind.numpy())
     return _linear(draft, node, "QuantizeLinear", [draft.constant(zero, "zero_point")], kind)
 
