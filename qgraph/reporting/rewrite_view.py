@@ -98,9 +98,10 @@ def _verdict(sites: Sequence[Site], summary: Mapping[str, Any]) -> tuple[str, To
         return "unchanged", Tone.OPEN, f"{what}{refused}."
     levels = [Exactness(site["exactness"]) for site in changed if site["exactness"]]
     lowest = min(levels, default=Exactness.BITS)
-    sentence = f"{counted(summary['changed'], 'site')} changed, {_EQUALITY[lowest]}{refused}."
+    number = counted(summary["changed"], "site")
+    sentence = f"{number} changed, {_EQUALITY[lowest]}{refused}."
     if unclaimed := len(changed) - len(levels):
-        text = f"{counted(summary['changed'], 'site')} changed, {whole(unclaimed)} of them not compared"
+        text = f"{number} changed, {whole(unclaimed)} of them not compared"
         return "not compared", Tone.OPEN, f"{text}; their remarks say why{refused}."
     if lowest >= Exactness.VALUES and levels:
         return "partly equal" if refused else "equal", Tone.GOOD, sentence
