@@ -12,7 +12,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.constants import array_of
-from qgraph.graph.edit import HALF_TYPES, Draft, Region
+from qgraph.graph.edit import HALF_TYPES, Draft
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import element_type
 from qgraph.numerics import Array
@@ -155,13 +155,13 @@ def _compare_constant(site: Site, draft: Draft) -> Verdict:
         witness = Witness(*map(float, at))
     level, zero_signs = Exactness.of(found), found.zero_sign
     if level is Exactness.BITS and (
-        zero_signs := sum(map(_open_zeros, (site, draft), [weight] * 2))
+        zero_signs := _open_zeros(site, weight) + _open_zeros(draft, weight)
     ):
         level = Exactness.VALUES
     return Verdict(level, Method.CONSTANT, found.differing, zero_signs, witness)
 
 
-def _open_zeros(region: Region, data: Array) -> int:
+def _open_zeros(region: Site | Draft, data: Array) -> int:
     """Return how many results depend on whether Max, Min, Relu or Clip of -0 and +0 gives -0.
 
     ONNX leaves this open, and runtimes differ.
