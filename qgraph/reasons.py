@@ -249,6 +249,19 @@ SIGN_OF_ZERO = _cause(
     "A zero may have another sign, and a later node gives another result for it.",
     "Prove with a candidate that keeps the sign of zero: convert with --exact bits.",
 )
+NO_BOUND = _cause(
+    63,
+    "no-bound",
+    "No bound is known for an operator, or for this use of it.",
+    "Prove the models equal there: keep this operator and what it is computed from as they are. Or "
+    "compare the models on data with qgraph check.",
+)
+OUT_OF_RANGE = _cause(
+    64,
+    "out-of-range",
+    "A result may exceed the range of its type, or the range of an input is not known.",
+    "State the ranges of inputs that are not quantized: qgraph prove --range NAME=LOW:HIGH.",
+)
 
 
 def cause_of(name: str) -> Cause:

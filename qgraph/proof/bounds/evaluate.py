@@ -1,0 +1,207 @@
+"""Evaluate a model on quantities, node by node.
+
+A node without a rule gives nothing: what depends on it is undecided, with its reason. All other
+values are still evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError
+from qgraph.graph.constants import array_of
+from qgraph.graph.schema import MICROSOFT
+from qgraph.numerics import Array
+from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.operator import operator_of
+from qgraph.proof.bounds.affine import Affine, Atoms
+from qgraph.proof.bounds.definitions import DEFINITIONS
+from qgraph.proof.bounds.functions import CURVES, apply
+from qgraph.proof.bounds.movements import MOVEMENTS, move
+from qgraph.proof.bounds.products import is_product, product
+from qgraph.proof.bounds.quantity import ARITHMETIC, Arithmetic, Quantity, constant
+from qgraph.proof.bounds.standard import STANDARD
+from qgraph.proof.bounds.tracer import Operand, Pending, Settle, Tracer
+from qgraph.proof.functions.expression import Undecidable
+from qgraph.proof.functions.lowering import lower_node
+from qgraph.proof.matching.known_values import KnownValues
+from qgraph.reasons import NO_BOUND, NOT_COMPUTED, ExplainedReason
+
+Ranges = Mapping[str, tuple[float, float]]
+"""Ranges of the inputs of the reference, by name."""
+
+
+class Evaluation:
+    """The quantities of one model.
+
+    Args:
+        model: the model, with types and shapes.
+        inputs: a key for each graph input that both models share, by name.
+        ranges: ranges of inputs by these keys.
+        atoms: makes the atoms of both models.
+        settle: gives codes their atom; gets the value that holds them too.
+        accumulate: the type in which sums of 16-bit types are added; None for their own.
+
+    Attributes:
+        values: what is known of each value.
+        reasons: why nothing is known of others.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        inputs: Mapping[str, str],
+        ranges: Ranges,
+        atoms: Atoms,
+        settle: Settle,
+        *,
+        accumulate: str | None = None,
+    ) -> None:
+        self.values: dict[ir.Value, Operand] = {}
+        self.reasons: dict[ir.Value, ExplainedReason] = {}
+        self._atoms = atoms
+        self._settle = settle
+        self._accumulate = accumulate
+        imports = {("" if d == "ai.onnx" else d): n for d, n in model.opset_imports.items()}
+        self._known = KnownValues(imports)
+        self._known.enter(model.graph)
+        for value in model.graph.inputs:
+            key = inputs.get(str(value.name), str(value.name))
+            self.values[value] = self._input(value, key, ranges.get(key))
+        for node in model.graph:
+            self._enter(node)
+
+    def _input(self, value: ir.Value, key: str, limits: tuple[float, float] | None) -> Quantity:
+        if limits is None and value.dtype is not None and value.dtype.is_integer():
+            ends = np.iinfo(value.dtype.numpy())
+            limits = float(ends.min), float(ends.max)
+        low, high = (-np.inf, np.inf) if limits is None else limits
+        arrays = np.asarray(low, np.float64), np.asarray(high, np.float64)
+        atom = self._atoms.make("input", key, (), arrays)
+        whole = value.dtype is not None and value.dtype.is_integer()
+        return Quantity(Affine.of(atom), *arrays, unit=np.ones(()) if whole else None)
+
+    def _enter(self, node: ir.Node) -> None:
+        try:
+            results = self._results(node)
+        except Undecidable as error:
+            results = self._constants(node)
+            if not results:
+                for value in node.outputs:
+                    self.reasons[value] = error.reason
+                return
+        for value, result in zip(node.outputs, results, strict=False):
+            self.values[value] = result
+
+    def _constants(self, node: ir.Node) -> Sequence[Operand]:
+        """Return constant results of a node without a rule, as its kernel computes them."""
+        arrays = [self._known.array(v) for v in node.outputs if self._known.has(v)]
+        numbers = [a for a in arrays if a is not None and a.dtype.kind in "iubf"]
+        if len(numbers) < len(node.outputs) or not all(np.isfinite(a).all() for a in numbers):
+            return []
+        return [constant(array) for array in numbers]
+
+    def of(self, value: ir.Value) -> Operand:
+        """Return what is known of a value.
+
+        Raises:
+            Undecidable: nothing is.
+        """
+        if value in self.values:
+            return self.values[value]
+        if value in self.reasons:
+            raise Undecidable(self.reasons[value])
+        array = array_of(value)
+        if array is None or array.dtype.kind not in "iubf":
+            raise Undecidable(NOT_COMPUTED(f"{value.name!r} has no numbers"))
+        self.values[value] = constant(array)
+        return self.values[value]
+
+    def _tracer(self, node: ir.Node) -> Tracer:
+        return Tracer(self._atoms, self._settle, node, self._arithmetic(node))
+
+    def _arithmetic(self, node: ir.Node) -> Arithmetic:
+        kinds = [v.dtype.name for v in (*node.inputs[:1], *node.outputs) if v and v.dtype]
+        kind = next((name for name in kinds if name in ARITHMETIC), "FLOAT")
+        if is_product(node) and self._accumulate is not None:
+            kind = self._accumulate
+        return ARITHMETIC[kind]
+
+    def _results(self, node: ir.Node) -> Sequence[Operand]:
+        tracer = self._tracer(node)
+        if is_product(node):
+            return [product(node, tracer, self.of)]
+        key = node.domain, node.op_type
+        if node.op_type in DEFINITIONS and node.domain != "":
+            return [DEFINITIONS[node.op_type](node, tracer, self.of)]
+        operator = operator_of(node)
+        if operator is not None or (key[0] == "" and node.op_type in NUMPY):
+            return [self._traced(node, tracer)]
+        if node.domain not in ("", MICROSOFT):
+            raise Undecidable(NO_BOUND(f"there is no bound for {node.op_type}"))
+        if node.op_type in STANDARD:
+            return [STANDARD[node.op_type](node, tracer, self.of)]
+        first = next((value for value in node.inputs if value is not None), None)
+        if first is None:
+            raise Undecidable(NO_BOUND(f"there is no bound for {node.op_type}"))
+        if node.op_type in CURVES:
+            return [apply(node, tracer.quantity(self.of(first)), tracer)]
+        if node.op_type in MOVEMENTS:
+            return self._moved(node, self.of(first), tracer)
+        raise Undecidable(NO_BOUND(f"there is no bound for {node.op_type}"))
+
+    def _moved(self, node: ir.Node, x: Operand, tracer: Tracer) -> Sequence[Operand]:
+        q = tracer.quantity(x)
+        result = move(node, q, self._atoms, self._known_array)
+        if len(node.outputs) == 1:
+            return [result]
+        if node.op_type != "Split":
+            return [result]
+        parts = []
+        for place in range(len(node.outputs)):
+            ends = result.low, result.high
+            terms = tuple(
+                (c, self._atoms.make("moved", ("part", place), (Affine.of(a),), (a.low, a.high)))
+                for c, a in result.meant.terms
+            )
+            meant = replace(result.meant, terms=terms)
+            parts.append(replace(result, meant=meant, low=ends[0], high=ends[1]))
+        return parts
+
+    def _known_array(self, value: ir.Value | None) -> Array | None:
+        return None if value is None else self._known.array(value)
+
+    def _traced(self, node: ir.Node, tracer: Tracer) -> Operand:
+        """Return the result of a node that is a primitive or has a definition."""
+        known = {}
+        for value in node.inputs:
+            if value is None:
+                continue
+            if value in self.reasons and not self._known.has(value):
+                raise Undecidable(self.reasons[value])
+            is_first = value is node.inputs[0]
+            if not self._known.has(value) or (is_first and value not in self.reasons):
+                known[value] = self.of(value)
+            elif operator_of(node) is None:
+                known[value] = self.of(value)
+        shape = _shape(node)
+        try:
+            result: Operand = lower_node(
+                node, known, shape, tracer, constants=self._known_array  # type: ignore[arg-type,assignment]
+            )
+        except OperatorError as error:
+            raise Undecidable(NOT_COMPUTED(str(error))) from error
+        if not isinstance(result, Quantity | Pending):
+            raise Undecidable(NO_BOUND(f"there is no bound for {node.op_type}"))
+        return result
+
+
+def _shape(node: ir.Node) -> tuple[int | None, ...]:
+    value = node.inputs[0]
+    if value is None or value.shape is None:
+        return ()
+    return tuple(n if isinstance(n, int) else None for n in value.shape.dims)

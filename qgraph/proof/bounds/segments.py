@@ -1,0 +1,291 @@
+"""Pair the roundings of two models, and bound how far their codes lie apart.
+
+A segment runs from codes (or inputs) to the next rounding, or to an output. The codes that enter it
+are taken to be equal in both models; each pair of roundings that was found before gives codes that
+have one atom in both. So the functions before a pair of roundings are sums of the same atoms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.interface import Pair
+from qgraph.numerics import Float64
+from qgraph.proof.bounds.affine import ZERO, Affine, Atoms, distance, product, zero
+from qgraph.proof.bounds.evaluate import Evaluation, Ranges
+from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.tracer import Event, Pending, Settle
+from qgraph.proof.functions.expression import Undecidable
+from qgraph.reasons import NOT_MATCHED, ExplainedReason
+
+_SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
+"""What makes the thresholds of a rounding those of the nearest whole number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rounding:
+    """A rounding of data whose codes are used.
+
+    Attributes:
+        event: the rounding.
+        low, high: ends to which its result is clipped.
+        function: what is rounded, where limits of data are part of ``ends``.
+        ends: the first and the last code that occur.
+        atom: the codes.
+    """
+
+    event: Event
+    low: Float64
+    high: Float64
+    function: Affine
+    ends: tuple[Float64, Float64]
+    codes: Affine = field(default_factory=Affine)
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """The bound of one segment. Arrays are by channel, in steps or, at an output, in real units.
+
+    Attributes:
+        reference, candidate: nodes that end it; None where there is no counterpart.
+        is_output: whether it ends at an output that is not rounded.
+        reference_error, candidate_error: largest distance of what is executed and what is meant.
+        shift: largest distance of what both models mean.
+        steps: largest number of codes that lie between.
+        span: at an output, the range of the reference.
+        reason: why there is no bound.
+    """
+
+    reference: ir.Node | None
+    candidate: ir.Node | None
+    values: tuple[ir.Value | None, ir.Value | None]
+    is_output: bool = False
+    reference_error: Float64 = field(default_factory=zero)
+    candidate_error: Float64 = field(default_factory=zero)
+    shift: Float64 = field(default_factory=zero)
+    extra: Float64 = field(default_factory=zero)
+    span: Float64 = field(default_factory=zero)
+    reason: ExplainedReason | None = None
+
+    @property
+    def deviation(self) -> Float64:
+        """Largest distance of both results as executed, before rounding."""
+        return self.reference_error + self.candidate_error + self.shift
+
+    @property
+    def from_ideal(self) -> Float64:
+        """Largest distance of the executed candidate from what the reference means."""
+        return self.candidate_error + self.shift
+
+    @property
+    def tie_distance(self) -> Float64:
+        """Codes differ only where the reference's ideal is so close to a threshold."""
+        return np.maximum(self.reference_error, self.from_ideal)
+
+    def steps(self, *, ideal: bool = False) -> int:
+        """Return the largest number of steps between the codes."""
+        far = self.from_ideal if ideal else self.deviation
+        counts = np.where(far > 0, np.floor(far) + 1, 0.0) + self.extra
+        return int(min(np.max(counts), 2.0**31))
+
+
+class Pairing:
+    """Evaluates two models and pairs their roundings.
+
+    Args:
+        reference, candidate: models with types and shapes, without functions.
+        inputs, outputs: pairs of their values.
+        ranges: ranges of inputs that are not quantized, by the names of the reference.
+        accumulate: see :class:`Evaluation`.
+
+    Attributes:
+        segments: one for each rounding of the candidate, and for each output.
+    """
+
+    def __init__(
+        self,
+        reference: ir.Model,
+        candidate: ir.Model,
+        inputs: list[Pair],
+        outputs: list[Pair],
+        ranges: Ranges,
+        *,
+        accumulate: str | None = None,
+    ) -> None:
+        self.segments: list[Segment] = []
+        self._atoms = Atoms()
+        self._settled: dict[Hashable, Quantity] = {}
+        self._roundings: dict[int, list[Rounding]] = {}
+        self._serial = 0
+        names: list[Mapping[str, str]] = [
+            {str(pair[side].name): str(pair[0].name) for pair in inputs} for side in (0, 1)
+        ]
+        self.reference = Evaluation(
+            reference, names[0], ranges, self._atoms, self._of_reference, accumulate=accumulate
+        )
+        ends = [self._end(self.reference, pair[0], self._of_reference) for pair in outputs]
+        self.candidate = Evaluation(
+            candidate, names[1], ranges, self._atoms, self._of_candidate, accumulate=accumulate
+        )
+        for pair, ours in zip(outputs, ends, strict=True):
+            theirs = self._end(self.candidate, pair[1], self._of_candidate)
+            self.segments.append(_output(pair, ours, theirs))
+
+    def _end(
+        self, side: Evaluation, value: ir.Value, settle: Settle
+    ) -> Quantity | ExplainedReason:
+        try:
+            found = side.of(value)
+            return settle(found) if isinstance(found, Pending) else found
+        except Undecidable as error:
+            return error.reason
+
+    def _of_reference(self, codes: Pending) -> Quantity:
+        key = (id(codes.event), codes.low.tobytes(), codes.high.tobytes())
+        if key not in self._settled:
+            found = _rounding(codes)
+            self._settled[key] = self._fresh(found)
+        return _shifted(self._settled[key], codes.offset)
+
+    def _fresh(self, found: Rounding) -> Quantity:
+        self._serial += 1
+        low, high = found.ends
+        atom = self._atoms.make("codes", self._serial, (), (low, high))
+        made = Rounding(
+            found.event, found.low, found.high, found.function, found.ends, Affine.of(atom)
+        )
+        self._roundings.setdefault(found.function.form, []).append(made)
+        return Quantity(made.codes, low, high, unit=np.ones(()))
+
+    def _of_candidate(self, codes: Pending) -> Quantity:
+        key = (id(codes.event), codes.low.tobytes(), codes.high.tobytes())
+        if key not in self._settled:
+            found = _rounding(codes)
+            partners = [
+                (segment, rounding, delta)
+                for rounding in self._roundings.get(found.function.form, ())
+                for segment, delta in _compared(rounding, found)
+            ]
+            if not partners:
+                self._settled[key] = self._unpaired(found)
+            else:
+                segment, partner, delta = min(partners, key=lambda p: _size(p[0]))
+                self.segments.append(segment)
+                meant = partner.codes.plus(Affine.constant(delta))
+                low, high = meant.range
+                self._settled[key] = Quantity(meant, low, high, unit=np.ones(()))
+        return _shifted(self._settled[key], codes.offset)
+
+    def _unpaired(self, found: Rounding) -> Quantity:
+        node = found.event.node
+        reason = NOT_MATCHED(
+            f"no quantizer of the reference rounds what {node.name or node.op_type!r} does"
+        )
+        self.segments.append(Segment(None, node, (None, node.outputs[0]), reason=reason))
+        self._serial += 1
+        atom = self._atoms.make("codes", self._serial, (), found.ends)
+        return Quantity(Affine.of(atom), *found.ends, unit=np.ones(()))
+
+
+def _shifted(codes: Quantity, offset: Float64) -> Quantity:
+    if not offset.any():
+        return codes
+    meant = codes.meant.plus(Affine.constant(offset))
+    return Quantity(meant, codes.low + offset, codes.high + offset, unit=codes.unit)
+
+
+def _rounding(codes: Pending) -> Rounding:
+    """Return a rounding with all limits of its data moved behind it."""
+    event = codes.event
+    function, low, high = unlimited(event.before.meant)
+    function = function.plus(Affine.constant(np.asarray(_SHIFTS.get(event.kind, 0.0))))
+    if event.kind == "Sign":
+        return Rounding(event, codes.low, codes.high, function, (codes.low, codes.high))
+    bottom = np.maximum(np.rint(np.maximum(low, event.before.low)), codes.low)
+    top = np.minimum(np.rint(np.minimum(high, event.before.high)), codes.high)
+    return Rounding(event, codes.low, codes.high, function, (bottom, np.maximum(top, bottom)))
+
+
+def unlimited(function: Affine) -> tuple[Affine, Float64, Float64]:
+    """Return a function without the limits of its values, and these limits."""
+    low, high = np.full((), -np.inf), np.full((), np.inf)
+    while len(function.terms) == 1 and function.terms[0][1].kind == "clip":
+        ((coefficient, atom),) = function.terms
+        ends = [product(coefficient, end) + function.offset for end in atom.numbers]
+        low = np.maximum(low, np.minimum(*ends))
+        high = np.minimum(high, np.maximum(*ends))
+        inner = atom.arguments[0].times(coefficient)
+        function = Affine(
+            inner.terms, inner.offset + function.offset, inner.size + function.size
+        )
+    return function, low, high
+
+
+def _compared(one: Rounding, other: Rounding) -> list[tuple[Segment, Float64]]:
+    """Return the bound of two roundings for each way in which their codes may correspond."""
+    kinds = one.event.kind, other.event.kind
+    if kinds[0] != kinds[1] and "Sign" in kinds:
+        return []
+    places = [np.min, np.max]
+    shifts = {pick(b) - pick(a) for pick, a, b in zip(places, one.ends, other.ends, strict=True)}
+    deltas = sorted(filter(np.isfinite, shifts)) or [0.0]
+    return [(_bound(one, other, delta), delta) for delta in map(np.asarray, deltas)]
+
+
+def _bound(one: Rounding, other: Rounding, delta: Float64) -> Segment:
+    window = one.ends[0] - 1, one.ends[1] + 1
+    shifted = one.function.plus(Affine.constant(delta))
+    moved_window = window[0] + delta, window[1] + delta
+    shift = distance(shifted, other.function, moved_window)
+    if one.event.kind != other.event.kind:
+        shift = np.maximum(shift, 2.0**-40)
+    ends = [a + delta - b for a, b in zip(one.ends, other.ends, strict=True)]
+    extra = np.maximum(*map(np.abs, ends))
+    nodes = one.event.node, other.event.node
+    return Segment(
+        *nodes,
+        (nodes[0].outputs[0], nodes[1].outputs[0]),
+        reference_error=_error(one.event.before, window),
+        candidate_error=_error(other.event.before, moved_window),
+        shift=shift,
+        extra=extra,
+    )
+
+
+def _error(before: Quantity, window: tuple[Float64, Float64]) -> Float64:
+    reach = np.maximum(*map(np.abs, window))
+    reach = np.minimum(reach, before.largest)
+    return before.absolute + product(before.relative, reach)
+
+
+def _size(segment: Segment) -> float:
+    return float(np.max(segment.deviation + segment.extra))
+
+
+def _output(
+    pair: Pair, ours: Quantity | ExplainedReason, theirs: Quantity | ExplainedReason
+) -> Segment:
+    nodes = pair[0].producer(), pair[1].producer()
+    for end in (ours, theirs):
+        if not isinstance(end, Quantity):
+            return Segment(*nodes, pair, is_output=True, reason=end)
+    if not (isinstance(ours, Quantity) and isinstance(theirs, Quantity)):
+        raise AssertionError("both are quantities")
+    shift = distance(ours.meant, theirs.meant)
+    reason = None
+    if not np.isfinite(shift).all():
+        reason = NOT_MATCHED("the output is computed from other values")
+    return Segment(
+        *nodes,
+        pair,
+        is_output=True,
+        reference_error=ours.error,
+        candidate_error=theirs.error,
+        shift=shift,
+        span=ours.high - ours.low,
+        reason=reason,
+    )

@@ -1,0 +1,369 @@
+"""Trace definitions over quantities: one rule for each primitive, see :mod:`.quantity`.
+
+A rounding makes whole numbers, on which two models are compared. What follows it up to the codes
+(clips, an added zero point, casts) only restricts or shifts them, so it is collected in
+:class:`Pending` codes. ``settle`` gives the codes their atom when something is computed from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.numerics import Float64
+from qgraph.numerics.primitives import NUMPY
+from qgraph.proof.bounds.affine import ZERO, Affine, Atoms, product
+from qgraph.proof.bounds.quantity import (
+    FLOAT32,
+    Arithmetic,
+    Quantity,
+    constant,
+    granules,
+    multiple_of,
+    of_constant,
+    rounded,
+    sum_of,
+)
+from qgraph.proof.functions.expression import Undecidable
+from qgraph.reasons import NO_BOUND
+
+ENDLESS = np.full((), np.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """A rounding of data to whole numbers in one model.
+
+    Attributes:
+        kind: "Round", "Floor", "Ceil", another rounding mode, or "Sign", which gives -1 and 1.
+        before: what is rounded, in steps.
+        node: what rounds it.
+    """
+
+    kind: str
+    before: Quantity
+    node: ir.Node
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """Whole numbers ``clip(round(before), low, high) + offset`` that nothing was computed from."""
+
+    event: Event
+    low: Float64
+    high: Float64
+    offset: Float64
+
+    def limited(self, name: str, end: Float64) -> Pending:
+        """Return their maximum or minimum with whole numbers."""
+        pick = np.maximum if name == "Max" else np.minimum
+        code = end - self.offset
+        return replace(self, low=pick(self.low, code), high=pick(self.high, code))
+
+
+@dataclass(frozen=True, eq=False)
+class _Condition:
+    """A comparison of data with zero."""
+
+    name: str
+    data: Quantity
+
+
+@dataclass(frozen=True, eq=False)
+class _SignOf:
+    """The sign of data."""
+
+    data: Quantity
+
+
+Operand = Quantity | Pending
+Settle = Callable[[Pending], Quantity]
+
+_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Min", "Max", "Relu"})
+"""Primitives whose results on constants are meant in real arithmetic."""
+
+
+class Tracer:
+    """Evaluates primitives on quantities.
+
+    Args:
+        atoms: makes the atoms, of both models.
+        settle: gives codes their atom.
+        node: the node whose definition is traced.
+        arithmetic: of the type in which operations round.
+    """
+
+    def __init__(
+        self, atoms: Atoms, settle: Settle, node: ir.Node, arithmetic: Arithmetic = FLOAT32
+    ) -> None:
+        self.atoms = atoms
+        self.settle = settle
+        self.node = node
+        self.arithmetic = arithmetic
+
+    def constant(self, array: Any) -> Quantity:
+        """Return a constant of a definition."""
+        return constant(array)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in NUMPY:
+            raise Undecidable(NO_BOUND(f"there is no bound for {name}"))
+        return partial(self._call, name)
+
+    def quantity(self, operand: Any) -> Quantity:
+        """Return an operand as a quantity: codes are settled, numbers are constants."""
+        if isinstance(operand, Pending):
+            return self.settle(operand)
+        if isinstance(operand, Quantity):
+            return operand
+        if isinstance(operand, _Condition | _SignOf):
+            raise Undecidable(NO_BOUND("there is no bound for a comparison of data"))
+        return constant(np.asarray(operand, np.float32))
+
+    def _call(self, name: str, *operands: Any, **attributes: Any) -> Any:
+        known = [None if _is_data(o) else self.quantity(o) for o in operands]
+        constants = [q for q in known if q is not None and q.value is not None]
+        if len(constants) == len(operands):
+            return self._folded(name, constants, attributes)
+        rule = _RULES.get(name)
+        if rule is None:
+            raise Undecidable(NO_BOUND(f"there is no bound for {name}"))
+        return rule(self, *operands, **attributes)
+
+    def _folded(self, name: str, operands: Sequence[Quantity], attributes: dict[str, Any]) -> Any:
+        """Return an operation on constants: executed in float32, and as it is meant."""
+        values = [np.asarray(q.value, np.float32) for q in operands]
+        if name == "Where" or name in ("Not", "And", "Or"):
+            values[0] = values[0] != 0
+        with np.errstate(all="ignore"):
+            executed = np.asarray(NUMPY[name](*values, **attributes)).astype(np.float64)
+            if name not in _ARITHMETIC:
+                return constant(executed) if np.isfinite(executed).all() else _unlimited(executed)
+            meant = np.asarray(NUMPY[name](*[q.meant.offset for q in operands]))
+        made = of_constant(executed, meant)
+        factors = None
+        if name in ("Add", "Sub") and all(_is_whole(q) for q in operands):
+            factors = np.ones(()), meant
+        elif name in ("Mul", "Div"):
+            factors = _factors(name, *operands)
+        return replace(made, factors=factors)
+
+    def rounded(self, exact: Quantity) -> Quantity:
+        """Return an exact result as it is executed."""
+        return rounded(exact, self.arithmetic)
+
+    def _add(self, a: Any, b: Any, sign: float = 1.0) -> Operand:
+        if isinstance(b, Pending) and not isinstance(a, Pending) and sign > 0:
+            a, b = b, a
+        if isinstance(a, Pending):
+            shift = self.quantity(b)
+            if shift.value is not None and _are_whole(shift.value):
+                return replace(a, offset=a.offset + sign * shift.value)
+        x, y = self.quantity(a), self.quantity(b)
+        if _is_zero(y):
+            return x
+        if _is_zero(x) and sign > 0:
+            return y
+        return self.rounded(sum_of(x, y, sign))
+
+    def _sub(self, a: Any, b: Any) -> Operand:
+        return self._add(a, b, -1.0)
+
+    def _neg(self, x: Any) -> Quantity:
+        return multiple_of(self.quantity(x), -np.ones(()), -np.ones(()))
+
+    def _mul(self, a: Any, b: Any) -> Operand:
+        for one, other in ((a, b), (b, a)):
+            if isinstance(one, _SignOf):
+                return _signed(one, other)
+        x, y = self.quantity(a), self.quantity(b)
+        if x.value is not None:
+            x, y = y, x
+        if y.value is not None:
+            return self.rounded(multiple_of(x, y.meant.offset, y.value))
+        ends = [product(i, j) for i in (x.low, x.high) for j in (y.low, y.high)]
+        low, high = np.minimum.reduce(ends), np.maximum.reduce(ends)
+        atom = self.atoms.make("product", None, (x.meant, y.meant), (low, high))
+        error = (
+            product(x.largest, y.error) + product(y.largest, x.error) + product(x.error, y.error)
+        )
+        unit = None if x.unit is None or y.unit is None else x.unit * y.unit
+        return self.rounded(Quantity(Affine.of(atom), low, high, error, ZERO, unit))
+
+    def _div(self, a: Any, b: Any) -> Quantity:
+        x, y = self.quantity(a), self.quantity(b)
+        if y.value is None:
+            raise Undecidable(NO_BOUND("there is no bound for a division by data"))
+        if (y.value == 0).any() or (y.meant.offset == 0).any():
+            raise Undecidable(NO_BOUND("a division by 0 has no bound"))
+        exact = multiple_of(x, 1 / y.meant.offset, 1 / y.value)
+        mantissas, _ = np.frexp(y.value)
+        if not (np.abs(mantissas) == 0.5).all():
+            exact = replace(exact, unit=None)
+        return self.rounded(exact)
+
+    def _abs(self, x: Any) -> Quantity:
+        q = self.quantity(x)
+        ends = np.abs(q.low), np.abs(q.high)
+        low = np.where((q.low <= 0) & (q.high >= 0), 0.0, np.minimum(*ends))
+        atom = self.atoms.make("function", "Abs", (q.meant,), (low, q.largest))
+        return replace(q, meant=Affine.of(atom), low=low, high=q.largest)
+
+    def _limit(self, name: str, *operands: Any) -> Operand:
+        """Return the maximum or minimum of data and constants."""
+        data = [operand for operand in operands if _is_data(operand)]
+        if len(data) != 1:
+            raise Undecidable(NO_BOUND(f"there is no bound for {name} of two tensors"))
+        result = data[0]
+        for operand in operands:
+            if not _is_data(operand):
+                result = self._limit_by(name, result, self.quantity(operand))
+        return result
+
+    def _limit_by(self, name: str, data: Operand, end: Quantity) -> Operand:
+        number = ZERO if end.value is None else end.value
+        if isinstance(data, Pending) and _are_whole(number):
+            return data.limited(name, number)
+        ends = (number, ENDLESS) if name == "Max" else (-ENDLESS, number)
+        return self.clipped(self.quantity(data), *ends)
+
+    def clipped(self, x: Quantity, low: Float64, high: Float64) -> Quantity:
+        """Return data limited to a range; its ends are numbers of the type of the data."""
+        if (x.low >= low).all() and (x.high <= high).all():
+            return x
+        bottom, top = np.clip(x.low, low, high), np.clip(x.high, low, high)
+        meant = x.meant
+        if len(meant.terms) == 1 and meant.terms[0][1].kind == "clip":
+            coefficient, inner = meant.terms[0]
+            if (coefficient == 1).all() and not meant.offset.any():
+                meant = inner.arguments[0]
+                before = inner.numbers
+                low, high = (np.clip(end, low, high) for end in before)
+        atom = self.atoms.make("clip", None, (meant,), (bottom, top), (low, high))
+        unit = None
+        if x.unit is not None:
+            finite = [granules(np.where(np.isfinite(end), end, 0.0)) for end in (low, high)]
+            unit = np.minimum(x.unit, np.minimum(*finite))
+        # A result beyond an end is the end, as meant, unless the error leads back inside.
+        return Quantity(Affine.of(atom), bottom, top, x.absolute, x.relative, unit)
+
+    def _whole(self, kind: str, x: Any) -> Operand:
+        if isinstance(x, Pending):
+            return x
+        return Pending(Event(kind, self.quantity(x), self.node), -ENDLESS, ENDLESS, ZERO)
+
+    def _compare(self, name: str, a: Any, b: Any) -> _Condition:
+        if not _is_zero(self.quantity(b)):
+            raise Undecidable(NO_BOUND(f"there is no bound for {name} of data"))
+        return _Condition(name, self.quantity(a))
+
+    def _where(self, condition: Any, a: Any, b: Any) -> Any:
+        if isinstance(condition, _Condition):
+            return self._chosen(condition, a, b)
+        chosen = self.quantity(condition).value
+        if chosen is None or not (chosen.all() or not chosen.any()):
+            raise Undecidable(NO_BOUND("there is no bound for Where with a computed condition"))
+        return a if chosen.any() else b
+
+    def _chosen(self, condition: _Condition, a: Any, b: Any) -> Pending:
+        if isinstance(a, Pending) and isinstance(b, Pending):
+            kinds = a.event.kind, b.event.kind
+            same = a.event.before is b.event.before is condition.data
+            if condition.name == "Greater" and kinds == ("Floor", "Ceil") and same:
+                return replace(a, event=replace(a.event, kind="Down"))
+        elif condition.name == "GreaterOrEqual" and not (_is_data(a) or _is_data(b)):
+            ends = self.quantity(a).value, self.quantity(b).value
+            if ends[0] is not None and (ends[0] == 1).all() and (ends[1] == -1.0):
+                event = Event("Sign", condition.data, self.node)
+                return Pending(event, -np.ones(()), np.ones(()), ZERO)
+        raise Undecidable(NO_BOUND("there is no bound for Where with a computed condition"))
+
+    def _cast(self, x: Any, *, to: Any, **_: Any) -> Operand:
+        name = to if isinstance(to, str) else ir.DataType(to).name
+        if isinstance(x, Pending):
+            return x
+        q = self.quantity(x)
+        if name in ("FLOAT", "DOUBLE"):
+            return self.rounded(q)
+        raise Undecidable(NO_BOUND(f"there is no bound for a Cast to {name}"))
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    "Identity": lambda _, x: x,
+    "Add": Tracer._add,
+    "Sub": Tracer._sub,
+    "Neg": Tracer._neg,
+    "Mul": Tracer._mul,
+    "Div": Tracer._div,
+    "Abs": Tracer._abs,
+    "Max": lambda tracer, *operands: tracer._limit("Max", *operands),
+    "Min": lambda tracer, *operands: tracer._limit("Min", *operands),
+    "Relu": lambda tracer, x: tracer._limit("Max", x, np.float32(0)),
+    "Round": lambda tracer, x: tracer._whole("Round", x),
+    "Floor": lambda tracer, x: tracer._whole("Floor", x),
+    "Ceil": lambda tracer, x: tracer._whole("Ceil", x),
+    "Sign": lambda tracer, x: _SignOf(tracer.quantity(x)),
+    "Greater": lambda tracer, a, b: tracer._compare("Greater", a, b),
+    "GreaterOrEqual": lambda tracer, a, b: tracer._compare("GreaterOrEqual", a, b),
+    "IsNaN": lambda _, x: constant(np.zeros((), np.bool_)),
+    "Where": Tracer._where,
+    "Cast": Tracer._cast,
+}
+
+
+def _is_data(operand: Any) -> bool:
+    if isinstance(operand, Quantity):
+        return operand.value is None
+    return isinstance(operand, Pending | _Condition | _SignOf)
+
+
+def _are_whole(array: Float64) -> bool:
+    return bool((array == np.rint(array)).all())
+
+
+def _is_whole(q: Quantity) -> bool:
+    return q.factors is not None and bool((q.factors[0] == 1).all())
+
+
+def _is_zero(q: Quantity) -> bool:
+    return q.value is not None and not q.value.any() and not q.meant.offset.any()
+
+
+def _unlimited(executed: Float64) -> Quantity:
+    """Return constants that may be infinite, such as the ends of a clip."""
+    if np.isnan(executed).any():
+        raise Undecidable(NO_BOUND("a constant is NaN"))
+    return Quantity(Affine.constant(executed), executed, executed, value=executed)
+
+
+def _factors(name: str, x: Quantity, y: Quantity) -> tuple[Float64, Float64] | None:
+    """Return scales and whole numbers of a product or quotient of constants."""
+    if name == "Div":
+        return None if x.factors is None else (x.factors[0] / y.meant.offset, x.factors[1])
+    is_scale = x.factors is None or (y.factors is not None and x.meant.offset.size == 1)
+    scale, codes = (x, y) if is_scale else (y, x)
+    if codes.factors is None:
+        return None
+    return codes.factors[0] * scale.meant.offset, codes.factors[1]
+
+
+_ROUNDED_SIGNED = {("Ceil", 0.0): "Up", ("Floor", 0.5): "HalfUp", ("Ceil", -0.5): "HalfDown"}
+
+
+def _signed(sign: _SignOf, codes: Any) -> Pending:
+    """Return ``sign(x) * round(|x| + offset)`` as a rounding of x."""
+    if isinstance(codes, Pending):
+        meant = codes.event.before.meant
+        arguments = [atom.arguments for _, atom in meant.terms if atom.attributes == "Abs"]
+        kind = _ROUNDED_SIGNED.get((codes.event.kind, float(meant.offset.max())))
+        if kind and len(arguments) == 1 and arguments[0][0].key == sign.data.meant.key:
+            before = replace(sign.data, absolute=codes.event.before.error)
+            return Pending(Event(kind, before, codes.event.node), -ENDLESS, ENDLESS, ZERO)
+    raise Undecidable(NO_BOUND("there is no bound for the sign of data"))
