@@ -2,63 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from qgraph.bound import Bound, Bounding, limit_of
+from qgraph.conditions import reworded
 from qgraph.deprecated import renamed
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
 from qgraph.evidence import Cases, Division
-from qgraph.exactness import BIAS_LAST as BIAS_LAST
 from qgraph.exactness import Exactness, Verdict, difference
 from qgraph.exactness import ProofVerdict as ProofVerdict
 from qgraph.reasons import ExplainedReason, id_of
 from qgraph.text import read_fields, read_json
 from qgraph.version import head
-
-AS_WRITTEN = (
-    "every operator computes as written: one IEEE 754 operation at a time in the type of its "
-    "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise"
-)
-NOT_FED = "{} initializers that are also graph inputs keep the values of the file"
-NO_NAN = "no NaN reaches the {} regions that treat NaN differently in the two models"
-ZERO_SIGNS = (
-    "-0 counts as equal to +0: {} regions may change the sign of a zero, and no operator after "
-    "them distinguishes -0 from +0"
-)
-WHOLE_SUMS = (
-    "sums of products of codes that stay below 2**24 are computed without rounding, in any order "
-    "of additions"
-)
-OPEN_BOUNDS = (
-    "no infinity reaches a Clip without an upper or a lower bound; ONNX does not define whether it "
-    "stays infinite or becomes the largest finite number"
-)
-AFTER_DIFFERENCE = "after a difference, values were assumed equal to find later differences"
-EQUAL_OPERATORS = "equal operators on equal operands have equal results"
-SUMMED_ALIKE = (
-    "MatMulNBits and Gemm add their products in the order of MatMul, which ONNX does not define, "
-    "and add the bias to the finished sum"
-)
-DATA_NOT_ROUNDED = (
-    "MatMulNBits multiplies its data as they are; accuracy_level 4 allows a runtime to round them "
-    "to 8 bits first"
-)
-ROUNDED_ONCE = (
-    "constants computed by {} are the exact results, rounded once; ONNX does not define their last "
-    "bits"
-)
-OPEN_SIZES = "symbolic dimensions of the inputs ({}) and their products are below 2**40"
-ONE_SIZE = "dimensions of the same name are equal: {} is the size of {}"
-NO_NAN_AT_MAXIMA = "no NaN reaches the {} maxima that were exchanged with functions"
-ZEROS_REWRITTEN = (
-    "-0 counts as equal to +0: the normal form may change the sign of a zero, and no operator "
-    "after the rewritten ones distinguishes -0 from +0"
-)
-SUMS_OF_CODES = (
-    "sums of codes that stay below 2**24 are computed without rounding, in any order of additions"
-)
 
 if not TYPE_CHECKING:
     __getattr__ = renamed(__name__)
@@ -152,6 +109,7 @@ class RegionVerdict(Verdict):
         conditions: assumptions about this region, besides those of the certificate.
         boxes: the evidence; empty unless asked for.
         cases: that of a region with two inputs, by entry; likewise.
+        bound: how far the values lie apart at most, where it was bounded.
     """
 
     reference_nodes: tuple[str, ...]
@@ -166,6 +124,14 @@ class RegionVerdict(Verdict):
     conditions: tuple[str, ...] = ()
     boxes: tuple[Division, ...] = ()
     cases: tuple[Cases, ...] = ()
+    bound: Bound | None = None
+
+    @property
+    def level(self) -> str | None:
+        """The level that holds; ``bounded`` where only a bound is known, None if undecided."""
+        if self.verdict is ProofVerdict.BOUNDED:
+            return str(self.verdict)
+        return None if self.exactness is None else str(self.exactness)
 
     @property
     def reason_id(self) -> str | None:
@@ -182,7 +148,7 @@ class RegionVerdict(Verdict):
             "candidate_value": self.candidate_value,
             "entries": [list(pair) for pair in self.entries],
             "verdict": str(self.verdict),
-            "exactness": None if self.exactness is None else str(self.exactness),
+            "exactness": self.level,
             "method": str(self.method),
             "counted": self.counted,
             "differing_inputs": self.differing_inputs,
@@ -200,7 +166,7 @@ class RegionVerdict(Verdict):
                 "candidate": witness.candidate,
                 "channel": self.witness_channel,
             },
-            "bound": None,
+            "bound": None if self.bound is None else self.bound.to_json(),
             "conditions": list(self.conditions),
             "reason": None if self.reason is None else str(self.reason),
             "reason_id": self.reason_id,
@@ -213,10 +179,14 @@ class RegionVerdict(Verdict):
         """Return what :meth:`to_json` gave."""
         witness = region["witness"]
         channel = None if witness is None else witness["channel"]
-        found = read_fields(cls, dict(region) | {"witness_channel": channel})
+        read = dict(region) | {"witness_channel": channel}
+        is_bounded = region["exactness"] == ProofVerdict.BOUNDED
+        found = read_fields(cls, read | ({"exactness": None} if is_bounded else {}))
+        if (found.verdict is ProofVerdict.BOUNDED) != is_bounded or (
+            is_bounded and found.bound is None
+        ):
+            raise ValueError(f"exactness: {region['exactness']!r:.60} of a {found.verdict} region")
         reason_id = read_json(str | None, region["reason_id"])
-        if region["bound"] is not None:
-            raise ValueError(f"bound: {region['bound']!r:.60}, which this version does not know")
         if reason_id is not None and found.reason is not None:
             found = replace(found, reason=ExplainedReason(found.reason, reason_id))
         if reason_id != found.reason_id:
@@ -242,6 +212,7 @@ class Certificate:
         facts: the types and shapes that the regions and matches rest on.
         shown_by: an input on which the outputs differ, where no region alone makes the models
             different.
+        bounding: what was bounded, and within which limits.
     """
 
     verdict: ProofVerdict
@@ -255,17 +226,38 @@ class Certificate:
     kept_inputs: bool = False
     facts: tuple[ListedFact, ...] = ()
     shown_by: Demonstration | None = None
+    bounding: Bounding = field(default_factory=Bounding)
+
+    @property
+    def level(self) -> str | None:
+        """The lowest level of all regions; ``bounded`` if there is a bound, None if undecided."""
+        if self.verdict is ProofVerdict.BOUNDED:
+            return str(self.verdict)
+        return None if self.exactness is None else str(self.exactness)
+
+    @property
+    def beyond(self) -> list[RegionVerdict]:
+        """The bounded regions that are not within the limits, or for which there is no limit."""
+        found = []
+        for region in self.regions:
+            if region.verdict is ProofVerdict.BOUNDED and region.bound is not None:
+                is_output = region.bound.absolute is not None
+                name = region.reference_value if is_output else None
+                limit = limit_of(self.bounding.limits, name)
+                if limit is None or not limit.holds(region.bound):
+                    found.append(region)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return the certificate as ``qgraph prove`` writes it."""
         return {
             **head("prove"),
             "verdict": str(self.verdict),
-            "exactness": None if self.exactness is None else str(self.exactness),
+            "exactness": self.level,
             "reference": dict(vars(self.reference)),
             "candidate": dict(vars(self.candidate)),
             "keep_inputs": self.kept_inputs,
-            **_NO_BOUNDS,
+            **self.bounding.to_json(),
             "conditions": list(self.conditions),
             "notes": list(self.notes),
             "counterexample_found": bool(self.counterexample),
@@ -285,8 +277,10 @@ class Certificate:
         nothing = {"path": None, "sha256": None}
         models = {name: document.get(name, nothing) for name in ("reference", "candidate")}
         try:
-            _expect_no_bounds(document)
             kept = {"kept_inputs": document["keep_inputs"], "counterexample": {}}
+            kept["bounding"] = document
+            if document["exactness"] == ProofVerdict.BOUNDED:
+                kept["exactness"] = None
             return read_fields(cls, {**document, **models, **kept})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
@@ -296,13 +290,16 @@ class Certificate:
             ) from error
 
     def raise_if_not_proved(self) -> None:
-        """Raise unless the models were proved equal.
+        """Raise unless the models were proved equal, or bounded within the limits.
 
         Raises:
             EquivalenceError: they differ; names the first place, and carries the certificate.
             UndecidedError: it could not be decided; likewise.
         """
         if self.verdict is ProofVerdict.PROVED:
+            return
+        if self.verdict is ProofVerdict.BOUNDED:
+            self._raise_if_beyond()
             return
         found = [region for region in self.regions if region.verdict is self.verdict]
         first, more = found[0], len(found) - 1
@@ -320,42 +317,17 @@ class Certificate:
             report=self,
         )
 
-
-_NO_BOUNDS: Mapping[str, Any] = {"limits": [], "against": "execution", "order": "any"}
-"""The fields of certificates that belong to bounds, of a certificate without any."""
-
-
-_ZEROS = "zeros count as equal whatever their sign; "
-_SCHEMA_1: Mapping[str, str] = {
-    "{} initializers that could be fed as inputs too are not fed": NOT_FED,
-    "no NaN reaches the {} regions that do not keep it": NO_NAN,
-    _ZEROS + "{} regions do not keep it, and nothing after them sees it": ZERO_SIGNS,
-    "sums of products of codes that stay below 2**24 are computed without rounding, in whatever "
-    "order they are added": WHOLE_SUMS,
-    "no infinity reaches a Clip that lacks a bound; ONNX leaves open whether it stays infinite or "
-    "becomes the largest finite number": OPEN_BOUNDS,
-    "after a difference the values were taken for equal": AFTER_DIFFERENCE,
-    "MatMulNBits and Gemm sum their products in the order of MatMul, which ONNX leaves open, and "
-    "add the bias to the finished sum": SUMMED_ALIKE,
-    "constants that {} compute are the exact results, rounded once; ONNX leaves their last bits "
-    "open": ROUNDED_ONCE,
-    "open sizes of the inputs ({}) and their products are below 2**40": OPEN_SIZES,
-    "dimensions of one name are equal: {} is the size of {}": ONE_SIZE,
-    _ZEROS + "the normal form does not keep it, and nothing after the operators that it rewrote "
-    "distinguishes it": ZEROS_REWRITTEN,
-    "sums of codes that stay below 2**24 are computed without rounding, in whatever order they are "
-    "added": SUMS_OF_CODES,
-}
-"""The conditions as schema 1 words them, and as they are worded now."""
-
-
-def _reworded(condition: object) -> object:
-    """Return a condition of schema 1 in the present words."""
-    for old, new in _SCHEMA_1.items():
-        match = re.fullmatch(re.escape(old).replace(r"\{\}", "(.+)"), str(condition))
-        if match is not None:
-            return new.format(*match.groups())
-    return condition
+    def _raise_if_beyond(self) -> None:
+        for region in self.beyond:
+            bound = region.bound
+            far = "" if bound is None else f"by up to {bound.max_steps} steps"
+            limits = ", ".join(map(str, self.bounding.limits)) or "none given"
+            raise EquivalenceError(
+                f"{place_of(region.reference_nodes)} -> {place_of(region.candidate_nodes)}: "
+                f"results may differ {far}, expected bounds within the limits ({limits}). Set a "
+                "limit with within='1step'.",
+                report=self,
+            )
 
 
 def _current(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -363,16 +335,14 @@ def _current(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if document.get("schema") != 1 or not isinstance(regions := document.get("regions"), list):
         return document
     new: dict[str, Any] = {"bound": None, "reason_id": None}
-    current = {**_NO_BOUNDS, **document, "regions": [{**new, **region} for region in regions]}
+    current = {
+        **Bounding().to_json(),
+        **document,
+        "regions": [{**new, **region} for region in regions],
+    }
     if isinstance(conditions := document.get("conditions"), list):
-        current["conditions"] = [_reworded(condition) for condition in conditions]
+        current["conditions"] = [reworded(condition) for condition in conditions]
     return current
-
-
-def _expect_no_bounds(document: Mapping[str, Any]) -> None:
-    for name, only in _NO_BOUNDS.items():
-        if document[name] != only:
-            raise ValueError(f"{name}: {document[name]!r:.60}, expected {only!r}")
 
 
 def place_of(nodes: Sequence[str]) -> str:

@@ -64,10 +64,6 @@ def _level(other: object) -> Exactness | None:
     return member(Exactness, other, "level") if isinstance(other, str) else None
 
 
-BIAS_LAST = "the bias is added last, with one rounding"
-"""The condition of a proof that is printed with its verdict."""
-
-
 class DifferenceCounts(Protocol):
     """Counts of differing elements, see :class:`qgraph.numerics.values.Comparison`."""
 
@@ -92,6 +88,7 @@ class Method(StrEnum):
     INTERVALS = "intervals"
     THRESHOLDS = "thresholds"
     EXHAUSTIVE = "exhaustive"
+    BOUND = "bound"
     NONE = "none"
 
 
@@ -151,6 +148,7 @@ class ProofVerdict(StrEnum):
     """Result of a proof about two functions, over all inputs."""
 
     PROVED = "proved"
+    BOUNDED = "bounded"
     DIFFERENT = "different"
     UNDECIDED = "undecided"
 

@@ -18,8 +18,8 @@ FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph
 
 ORDER = (
     ("errors", "version", "deprecated"),
-    ("text", "reasons"),
-    ("exactness", "evidence"),
+    ("text", "reasons", "conditions"),
+    ("exactness", "evidence", "bound"),
     ("numerics", "registry", "certificate", "reporting"),
     ("graph",),
     ("reports", "targets", "storage", "ops"),

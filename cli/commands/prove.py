@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qgraph.bound import Against, Bounding
 from qgraph.cli import options
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.output import ProgressBar, Talk, show, show_page, show_paragraph
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from qgraph.exactness import Verification
     from qgraph.storage.outputs import Outputs
 
-STATUS = {"proved": 0, "different": 1, "undecided": 4}
-"""Exit status of each verdict."""
+STATUS = {"proved": 0, "bounded": 0, "different": 1, "undecided": 4}
+"""Exit status of each verdict, if all bounds are within the limits."""
 
 _RUNS = 200
 """Maximum number of runs of each model in the search for a witness."""
@@ -51,6 +52,42 @@ def save_witness(talk: Talk, found: Certificate, path: Path, outputs: Outputs) -
     help="What counts as equal; bits: also NaN and the sign of zero.",
 )
 @click.option(
+    "--within",
+    multiple=True,
+    metavar="LIMIT",
+    help="How far results may differ where they are not equal: 1step, 0.05step, 0.1%, or for an "
+    "output NAME:0.01, NAME:2ulp. Repeatable.",
+)
+@click.option(
+    "--against",
+    type=options.Word(list(map(str, Against))),
+    default=str(Against.EXECUTION),
+    show_default=True,
+    help="What bounds compare the executed CANDIDATE with: the executed REFERENCE, or what that "
+    "means in real numbers.",
+)
+@click.option(
+    "--order",
+    metavar="any|chunk:N",
+    default="any",
+    show_default=True,
+    help="Order of additions for which bounds hold; chunk:N: at most N terms in sequence.",
+)
+@click.option(
+    "--accumulate",
+    type=options.Word(["own", "float32"]),
+    default="own",
+    show_default=True,
+    help="Type in which sums of 16-bit types are added.",
+)
+@click.option(
+    "--range",
+    "ranges",
+    multiple=True,
+    metavar="NAME=LO:HI",
+    help="Range of an input that is not quantized, for bounds. Repeatable.",
+)
+@click.option(
     "--certificate", type=options.file_path, metavar="FILE", help="Write the certificate (JSON)."
 )
 @click.option(
@@ -75,6 +112,11 @@ def command(
     reference: Path,
     candidate: Path,
     exact: str,
+    within: tuple[str, ...],
+    against: str,
+    order: str,
+    accumulate: str,
+    ranges: tuple[str, ...],
     certificate: Path | None,
     witness: Path | None,
     verify: Path | None,
@@ -88,7 +130,11 @@ def command(
     differ, all inputs are compared by the definitions of the operators; nothing is sampled. The
     result is a proof, or a list of differences, each with the number of inputs and an example.
 
-    Exit status: 0 proved, 1 different, 4 undecided. With --verify it is that of the verdict that
+    Sums that are rounded in another order, and other scales, are bounded: given equal codes, how
+    far the next codes may lie apart.
+
+    Exit status: 0 proved, or bounded within the limits; 1 different, or bounded beyond them or
+    without a limit; 4 undecided. With --verify it is that of the verdict that
     was confirmed, and 1 if a statement of the certificate is refuted.
     """
     from qgraph.comparison.prove import prove
@@ -104,6 +150,7 @@ def command(
         return _verify(talk, verify, (reference, candidate), as_json=as_json)
     if as_json:
         raise click.UsageError("--json prints what --verify finds; use --certificate FILE here.")
+    request = Bounding(within, against, order, accumulate, dict(map(_range, ranges)))
     targets = (certificate, witness, *views.paths)
     with planned(targets, models=(reference, candidate)) as outputs:
         with ProgressBar(talk) as bar:
@@ -116,6 +163,7 @@ def command(
                 evidence=certificate is not None,
                 runs=_RUNS if witness is not None else 0,
                 hashes=certificate is not None or views.are_wanted,
+                within=request,
             )
             document = found.to_json()
             if certificate is not None:
@@ -126,7 +174,22 @@ def command(
         show_page(talk, page_of(document))
         if witness is not None:
             save_witness(talk, found, witness, outputs)
-    return STATUS[found.verdict]
+    return 1 if found.beyond else STATUS[found.verdict]
+
+
+def _range(text: str) -> tuple[str, tuple[float, float]]:
+    """Return the name and the range of an input, ``NAME=LO:HI``."""
+    name, _, ends = text.rpartition("=")
+    parts = ends.split(":")
+    try:
+        low, high = map(float, parts)
+    except ValueError:
+        raise click.UsageError(
+            f"--range {text}: expected NAME=LO:HI, two numbers such as x=-1:1."
+        ) from None
+    if not name:
+        raise click.UsageError(f"--range {text}: expected the name of an input first, NAME=LO:HI.")
+    return name, (low, high)
 
 
 def _verify(talk: Talk, path: Path, models: tuple[Path, Path], *, as_json: bool) -> int:
@@ -147,7 +210,8 @@ def _verify(talk: Talk, path: Path, models: tuple[Path, Path], *, as_json: bool)
         show(json_text(head | found.to_json()).rstrip())
     else:
         _show_verification(certificate, found)
-    return 1 if found.is_refuted else STATUS[found.verdict]
+    is_beyond = found.verdict == "bounded" and bool(certificate.beyond)
+    return 1 if found.is_refuted or is_beyond else STATUS[found.verdict]
 
 
 def _show_verification(certificate: Certificate, found: Verification) -> None:
@@ -158,7 +222,7 @@ def _show_verification(certificate: Certificate, found: Verification) -> None:
     elif found.verdict == "undecided":
         title, tone = "UNDECIDED: the certificate is not confirmed", Tone.OPEN
     else:
-        tone = Tone.GOOD if found.verdict == "proved" else Tone.BAD
+        tone = Tone.BAD if found.verdict == "different" else Tone.GOOD
         title = f"VERIFIED: the models are {found.verdict}"
     show_paragraph(f"{title}. Regions: {counts}", tone, is_bold=True)
     names = [

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.bound import Bounding, Limit
 from qgraph.certificate import Certificate, Identity, ListedFact, RegionVerdict
 from qgraph.errors import (
     EquivalenceError,
@@ -19,6 +20,7 @@ from qgraph.errors import (
     ModelError,
     OptionError,
     UnsupportedError,
+    member,
 )
 from qgraph.exactness import Exactness, PartFinding, ProofVerdict, Status, Verification
 from qgraph.execution.demonstration import demonstrate
@@ -28,6 +30,7 @@ from qgraph.graph.interface import names
 from qgraph.model import Model, Source, load
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.numerics.values import compare_values
+from qgraph.proof.bounds.regions import with_bounds
 from qgraph.proof.certify import certify
 from qgraph.proof.discharge import Shown
 from qgraph.proof.functions.finding import Runs
@@ -60,6 +63,7 @@ def prove(
     evidence: bool = False,
     runs: int = 0,
     hashes: bool = True,
+    within: str | Limit | Sequence[str | Limit] | Bounding = (),
 ) -> Certificate:
     """Prove that two models compute equal outputs for every input; see :func:`certify`.
 
@@ -74,6 +78,9 @@ def prove(
             difference shows in their outputs.
         hashes: name the models in the certificate by file and hash; a model in memory is
             serialised for that.
+        within: how far the results of both models may differ, see
+            :meth:`qgraph.bound.Limit.parse`; further options with :class:`qgraph.bound.Bounding`.
+            Where equality is not decided, bounds are sought without a limit too.
 
     Raises:
         ModelError: a model is not usable, or their inputs or outputs differ.
@@ -92,7 +99,16 @@ def prove(
         evidence=evidence,
         demonstrate=demonstrate,
     )
-    found = replace(proof.certificate, reference=first, candidate=second)
+    request = within if isinstance(within, Bounding) else Bounding(within)
+    found = with_bounds(
+        proof,
+        (models[0].ir, models[1].ir),
+        request,
+        member(Exactness, exact, "exact"),
+        keep_inputs=keep_inputs,
+        evidence=evidence,
+    )
+    found = replace(found, reference=first, candidate=second)
     if not runs or found.verdict is not ProofVerdict.DIFFERENT:
         return found
     return replace(found, counterexample=search(proof.matching, proof.shown, runs=runs))
@@ -314,7 +330,8 @@ def replay(
         candidate,
         exact=Exactness.BITS if _wants_bits(certificate) else Exactness.VALUES,
         keep_inputs=certificate.kept_inputs,
-        evidence=any(region.boxes or region.cases for region in certificate.regions),
+        evidence=any(_has_evidence(region) for region in certificate.regions),
+        within=certificate.bounding,
     )
     regions = tuple(
         _with_prover(region, finding, anew)
@@ -331,6 +348,10 @@ def replay(
         PartFinding(Status.REFUTED, problem) if problem else found.statements,
         prover=True,
     )
+
+
+def _has_evidence(region: RegionVerdict) -> bool:
+    return bool(region.boxes or region.cases or (region.bound and region.bound.channels))
 
 
 def _wants_bits(certificate: Certificate) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from qgraph.certificate import (
+from qgraph.certificate import Certificate, Identity, ProofVerdict, RegionVerdict
+from qgraph.conditions import (
     AFTER_DIFFERENCE,
     AS_WRITTEN,
     BIAS_LAST,
@@ -21,10 +22,6 @@ from qgraph.certificate import (
     SUMMED_ALIKE,
     WHOLE_SUMS,
     ZERO_SIGNS,
-    Certificate,
-    Identity,
-    ProofVerdict,
-    RegionVerdict,
 )
 from qgraph.errors import OptionError, member
 from qgraph.evidence import Division

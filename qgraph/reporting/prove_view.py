@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qgraph.exactness import BIAS_LAST, difference, is_constant, is_counted, region_name
+from qgraph.conditions import BIAS_LAST
+from qgraph.exactness import difference, is_constant, is_counted, region_name
 from qgraph.reporting.charts import Charts, codes_section, steps_section
 from qgraph.reporting.view import (
     MANY,
@@ -27,7 +28,12 @@ from qgraph.text import NONE, amount, counted, whole
 
 Region = Mapping[str, Any]
 
-TONES = {"proved": Tone.GOOD, "different": Tone.BAD, "undecided": Tone.OPEN}
+TONES = {
+    "proved": Tone.GOOD,
+    "bounded": Tone.GOOD,
+    "different": Tone.BAD,
+    "undecided": Tone.OPEN,
+}
 
 _COMPARED = {
     "constant": "its constant",
@@ -94,7 +100,26 @@ def _sentence(document: Mapping[str, Any], number: Mapping[str, int]) -> str:
             return f"The outputs are equal {equality} for every input{only_if}: {how}."
         case "different":
             return f"The models differ in {number['different']} of {regions}."
+        case "bounded":
+            return _bounded_sentence(document, number)
     return f"{number['undecided']} of {regions} could not be decided."
+
+
+def _bounded_sentence(document: Mapping[str, Any], number: Mapping[str, int]) -> str:
+    bounds = [r["bound"] for r in document["regions"] if r["verdict"] == "bounded"]
+    codes = [bound for bound in bounds if bound["absolute"] is None]
+    parts = [f"{number['proved']} of {counted(len(document['regions']), 'segment')} are equal"]
+    if codes:
+        steps = max(bound["max_steps"] for bound in codes)
+        ties = max(bound["tie_distance_steps"] for bound in codes)
+        parts.append(
+            f"in {len(codes)}, given equal codes before them, codes differ by at most "
+            f"{counted(steps, 'step')}, and only within {amount(ties, 2)} steps of a tie"
+        )
+    for bound in bounds:
+        if bound["absolute"] is not None:
+            parts.append(f"an output differs by at most {amount(bound['absolute'], 2)}")
+    return f"{'; '.join(parts)}."
 
 
 def _sections(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterator[Section]:
@@ -102,6 +127,11 @@ def _sections(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterato
     others = [region for region in regions if region["verdict"] != "proved"]
     proved = [region for region in regions if region["verdict"] == "proved"]
     known = [r for r in others if is_counted(r) and not is_constant(r) and r["differing_inputs"]]
+    bounded = [region for region in others if region["verdict"] == "bounded"]
+    others = [region for region in others if region["verdict"] != "bounded"]
+    if bounded:
+        bounded.sort(key=lambda region: -region["bound"]["deviation_steps"])
+        yield Section("Bounded", tables=[_bound_table(bounded)])
     if others:
         bars = []
         if len(known) > 1:
@@ -127,6 +157,31 @@ def _sections(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterato
     yield from codes_section(charts, document.get("quantizers", ()))
     if points := [*document["conditions"], *document["notes"]]:
         yield Section("Conditions of the verdict", points=points)
+
+
+def _bound_table(regions: Sequence[Region]) -> Table:
+    """Return the table of bounds, in steps, the largest first."""
+    names = ("apart at most", "codes apart", "from a tie", "reference", "candidate", "meant")
+    fields = (
+        "deviation_steps",
+        "max_steps",
+        "tie_distance_steps",
+        "reference_error",
+        "candidate_error",
+        "ideal_shift",
+    )
+    columns: Columns = [*_NAMES, *numbers(*names), Column("real units", number=True, spare=True)]
+    rows: list[Row] = [
+        [
+            *_cells(region),
+            *(amount(region["bound"][name], 3) for name in fields),
+            amount(region["bound"]["absolute"], 3),
+        ]
+        for region in regions
+    ]
+    return Table(
+        "bounds in steps: distances before rounding, and errors of each model", columns, rows
+    )
 
 
 def _open_table(regions: Sequence[Region]) -> Table:

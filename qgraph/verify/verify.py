@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from qgraph import certificate as schema
+from qgraph import conditions as schema
 from qgraph.certificate import Certificate, ListedFact, ProofVerdict
 from qgraph.errors import EquivalenceError, UnsupportedError
 from qgraph.exactness import Exactness, Method, PartFinding, Status, Verification

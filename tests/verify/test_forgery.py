@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.certificate import AFTER_DIFFERENCE, AS_WRITTEN, EQUAL_OPERATORS, ZERO_SIGNS
+from qgraph.conditions import AFTER_DIFFERENCE, AS_WRITTEN, EQUAL_OPERATORS, ZERO_SIGNS
 from qgraph.errors import EquivalenceError, ModelError
 from qgraph.proof.functions import enumeration
 from qgraph.text import json_text

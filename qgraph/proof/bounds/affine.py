@@ -153,9 +153,7 @@ class Atoms:
         key = (kind, attributes, tuple(argument.key for argument in arguments), digests)
         if key not in self._known:
             form = hash((kind, attributes, tuple(argument.form for argument in arguments)))
-            made = Atom(
-                kind, attributes, tuple(arguments), *ends, form, tuple(numbers), slope
-            )
+            made = Atom(kind, attributes, tuple(arguments), *ends, form, tuple(numbers), slope)
             self._known[key] = made
         return self._known[key]
 
@@ -206,9 +204,7 @@ def distance(one: Affine, other: Affine, window: Window | None = None) -> Float6
 _Pair = tuple[tuple[Float64, Atom], tuple[Float64, Atom]]
 
 
-def _in_window(
-    one: Affine, other: Affine, pairs: Sequence[_Pair], window: Window
-) -> Float64:
+def _in_window(one: Affine, other: Affine, pairs: Sequence[_Pair], window: Window) -> Float64:
     """Return the distance where the values of ``one`` lie in a window.
 
     With the ratio r of the coefficients of one atom, ``other - one`` is

@@ -45,6 +45,7 @@ class Evaluation:
         atoms: makes the atoms of both models.
         settle: gives codes their atom; gets the value that holds them too.
         accumulate: the type in which sums of 16-bit types are added; None for their own.
+        chunk: the number of terms that are added in sequence; None for any order.
 
     Attributes:
         values: what is known of each value.
@@ -60,12 +61,14 @@ class Evaluation:
         settle: Settle,
         *,
         accumulate: str | None = None,
+        chunk: int | None = None,
     ) -> None:
         self.values: dict[ir.Value, Operand] = {}
         self.reasons: dict[ir.Value, ExplainedReason] = {}
         self._atoms = atoms
         self._settle = settle
         self._accumulate = accumulate
+        self._chunk = chunk
         imports = {("" if d == "ai.onnx" else d): n for d, n in model.opset_imports.items()}
         self._known = KnownValues(imports)
         self._known.enter(model.graph)
@@ -129,7 +132,7 @@ class Evaluation:
         kind = next((name for name in kinds if name in ARITHMETIC), "FLOAT")
         if is_product(node) and self._accumulate is not None:
             kind = self._accumulate
-        return ARITHMETIC[kind]
+        return replace(ARITHMETIC[kind], chunk=self._chunk)
 
     def _results(self, node: ir.Node) -> Sequence[Operand]:
         tracer = self._tracer(node)
@@ -184,14 +187,20 @@ class Evaluation:
             if value in self.reasons and not self._known.has(value):
                 raise Undecidable(self.reasons[value])
             is_first = value is node.inputs[0]
-            if not self._known.has(value) or (is_first and value not in self.reasons):
-                known[value] = self.of(value)
-            elif operator_of(node) is None:
+            if (
+                not self._known.has(value)
+                or (is_first and value not in self.reasons)
+                or operator_of(node) is None
+            ):
                 known[value] = self.of(value)
         shape = _shape(node)
         try:
             result: Operand = lower_node(
-                node, known, shape, tracer, constants=self._known_array  # type: ignore[arg-type,assignment]
+                node,
+                known,
+                shape,
+                tracer,
+                constants=self._known_array,  # type: ignore[arg-type,assignment]
             )
         except OperatorError as error:
             raise Undecidable(NOT_COMPUTED(str(error))) from error

@@ -100,9 +100,7 @@ def apply(node: ir.Node, x: Quantity, tracer: Tracer) -> Quantity:
     curve = CURVES[node.op_type]
     low, high = curve.ends(node, x.low, x.high)
     slope = curve.slope(node) * (1 + 2.0**-20)
-    attributes = tuple(
-        sorted((name, repr(value.value)) for name, value in node.attributes.items())
-    )
+    attributes = tuple(sorted((name, repr(value.value)) for name, value in node.attributes.items()))
     atom = tracer.atoms.make(
         "function", (node.op_type, attributes), (x.meant,), (low, high), slope=slope
     )

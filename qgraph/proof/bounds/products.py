@@ -46,9 +46,7 @@ def product(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
         bias = _of_rows(bias, layout)
     if node.op_type == "Gemm" and (alpha, beta) != (1.0, 1.0):
         return _gemm(tracer, data, weights, bias, (alpha, beta))
-    return sum_of_products(
-        tracer.atoms, data, weights, layout, tracer.arithmetic, bias=bias
-    )
+    return sum_of_products(tracer.atoms, data, weights, layout, tracer.arithmetic, bias=bias)
 
 
 def _gemm(
@@ -160,9 +158,9 @@ def _of_codes(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
         return constant(signature.align(node, name, array, rank))
 
     if "z_a" in found:
-        data = _difference(tracer, data, aligned("z_a"))
+        data = tracer.quantity(tracer.Sub(data, aligned("z_a")))
     if "z_b" in found:
-        weights = _difference(tracer, weights, aligned("z_b"))
+        weights = tracer.quantity(tracer.Sub(weights, aligned("z_b")))
     weights, layout = _rows(node, weights, _rank(node))
     bias = _of_rows(found["bias"], layout) if "bias" in found else None
     total = sum_of_products(
@@ -207,18 +205,9 @@ def codes_of(
     return tracer.Min(tracer.Max(codes, float(limits.min)), float(limits.max))
 
 
-def _difference(tracer: Tracer, codes: Quantity, zero: Quantity) -> Quantity:
-    result = tracer.Sub(codes, zero)
-    if not isinstance(result, Quantity):
-        raise AssertionError("settled codes are a quantity")
-    return result
-
-
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def is_product(node: ir.Node) -> bool:
     """Return whether :func:`product` is for a node."""
     return OpKey.of(node) in SIGNATURES or (not node.domain and node.op_type in PRODUCTS)
-
-

@@ -33,6 +33,8 @@ class Arithmetic:
         tiny: largest error of a result that is subnormal.
         whole: all integers up to this one are numbers of the type.
         largest: the largest number.
+        chunk: the number of terms of a sum that are added in sequence, before the chunks are added
+            in sequence; None for any order.
     """
 
     name: str
@@ -40,6 +42,17 @@ class Arithmetic:
     tiny: float
     whole: float
     largest: float
+    chunk: int | None = None
+
+    def roundings(self, counts: Float64) -> Float64:
+        """Return the largest number of roundings that a term of a sum goes through.
+
+        Args:
+            counts: number of terms.
+        """
+        if self.chunk is None:
+            return counts
+        return np.minimum(counts, np.minimum(counts, self.chunk) + np.ceil(counts / self.chunk))
 
 
 FLOAT32 = Arithmetic("FLOAT", 2.0**-24, 2.0**-150, 2.0**24, (2 - 2.0**-23) * 2.0**127)

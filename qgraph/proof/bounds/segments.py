@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.interface import Pair
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.affine import ZERO, Affine, Atoms, distance, product, zero
+from qgraph.proof.bounds.affine import Affine, Atoms, distance, product, zero
 from qgraph.proof.bounds.evaluate import Evaluation, Ranges
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.tracer import Event, Pending, Settle
@@ -56,7 +57,9 @@ class Segment:
         reference_error, candidate_error: largest distance of what is executed and what is meant.
         shift: largest distance of what both models mean.
         steps: largest number of codes that lie between.
-        span: at an output, the range of the reference.
+        extra: what the ends of the codes lie apart.
+        span: number of steps between the first and the last code; at an output, its range.
+        largest: the largest magnitude of the reference at an output.
         reason: why there is no bound.
     """
 
@@ -69,6 +72,7 @@ class Segment:
     shift: Float64 = field(default_factory=zero)
     extra: Float64 = field(default_factory=zero)
     span: Float64 = field(default_factory=zero)
+    largest: Float64 = field(default_factory=zero)
     reason: ExplainedReason | None = None
 
     @property
@@ -100,7 +104,7 @@ class Pairing:
         reference, candidate: models with types and shapes, without functions.
         inputs, outputs: pairs of their values.
         ranges: ranges of inputs that are not quantized, by the names of the reference.
-        accumulate: see :class:`Evaluation`.
+        accumulate, chunk: see :class:`Evaluation`.
 
     Attributes:
         segments: one for each rounding of the candidate, and for each output.
@@ -115,6 +119,7 @@ class Pairing:
         ranges: Ranges,
         *,
         accumulate: str | None = None,
+        chunk: int | None = None,
     ) -> None:
         self.segments: list[Segment] = []
         self._atoms = Atoms()
@@ -124,20 +129,19 @@ class Pairing:
         names: list[Mapping[str, str]] = [
             {str(pair[side].name): str(pair[0].name) for pair in inputs} for side in (0, 1)
         ]
+        options: dict[str, Any] = {"accumulate": accumulate, "chunk": chunk}
         self.reference = Evaluation(
-            reference, names[0], ranges, self._atoms, self._of_reference, accumulate=accumulate
+            reference, names[0], ranges, self._atoms, self._of_reference, **options
         )
         ends = [self._end(self.reference, pair[0], self._of_reference) for pair in outputs]
         self.candidate = Evaluation(
-            candidate, names[1], ranges, self._atoms, self._of_candidate, accumulate=accumulate
+            candidate, names[1], ranges, self._atoms, self._of_candidate, **options
         )
         for pair, ours in zip(outputs, ends, strict=True):
             theirs = self._end(self.candidate, pair[1], self._of_candidate)
             self.segments.append(_output(pair, ours, theirs))
 
-    def _end(
-        self, side: Evaluation, value: ir.Value, settle: Settle
-    ) -> Quantity | ExplainedReason:
+    def _end(self, side: Evaluation, value: ir.Value, settle: Settle) -> Quantity | ExplainedReason:
         try:
             found = side.of(value)
             return settle(found) if isinstance(found, Pending) else found
@@ -219,9 +223,7 @@ def unlimited(function: Affine) -> tuple[Affine, Float64, Float64]:
         low = np.maximum(low, np.minimum(*ends))
         high = np.minimum(high, np.maximum(*ends))
         inner = atom.arguments[0].times(coefficient)
-        function = Affine(
-            inner.terms, inner.offset + function.offset, inner.size + function.size
-        )
+        function = Affine(inner.terms, inner.offset + function.offset, inner.size + function.size)
     return function, low, high
 
 
@@ -253,6 +255,7 @@ def _bound(one: Rounding, other: Rounding, delta: Float64) -> Segment:
         candidate_error=_error(other.event.before, moved_window),
         shift=shift,
         extra=extra,
+        span=one.ends[1] - one.ends[0],
     )
 
 
@@ -270,11 +273,10 @@ def _output(
     pair: Pair, ours: Quantity | ExplainedReason, theirs: Quantity | ExplainedReason
 ) -> Segment:
     nodes = pair[0].producer(), pair[1].producer()
-    for end in (ours, theirs):
-        if not isinstance(end, Quantity):
-            return Segment(*nodes, pair, is_output=True, reason=end)
-    if not (isinstance(ours, Quantity) and isinstance(theirs, Quantity)):
-        raise AssertionError("both are quantities")
+    if not isinstance(ours, Quantity):
+        return Segment(*nodes, pair, is_output=True, reason=ours)
+    if not isinstance(theirs, Quantity):
+        return Segment(*nodes, pair, is_output=True, reason=theirs)
     shift = distance(ours.meant, theirs.meant)
     reason = None
     if not np.isfinite(shift).all():
@@ -287,5 +289,6 @@ def _output(
         candidate_error=theirs.error,
         shift=shift,
         span=ours.high - ours.low,
+        largest=ours.largest,
         reason=reason,
     )

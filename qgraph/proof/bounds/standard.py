@@ -65,9 +65,7 @@ def _batch_normalization(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
     if not (v + epsilon > 0).all():
         raise Undecidable(NO_BOUND("the variance of a BatchNormalization is not positive"))
     factor = g / np.sqrt(v + epsilon)
-    exact = sum_of(
-        multiple_of(x, factor, factor), of_constant(b - m * factor, b - m * factor)
-    )
+    exact = sum_of(multiple_of(x, factor, factor), of_constant(b - m * factor, b - m * factor))
     unit, tiny = tracer.arithmetic.unit, tracer.arithmetic.tiny
     share = 8 * unit
     size = np.abs(m * factor) + np.abs(b)

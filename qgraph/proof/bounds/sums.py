@@ -120,9 +120,7 @@ def granules_of(weights: Quantity) -> Float64:
     return np.broadcast_to(weights.unit, weights.value.shape)
 
 
-def added_up(
-    exact: Quantity, counts: Float64, reach: Float64, arithmetic: Arithmetic
-) -> Quantity:
+def added_up(exact: Quantity, counts: Float64, reach: Float64, arithmetic: Arithmetic) -> Quantity:
     """Return an exact sum as it is executed in any order.
 
     Args:
@@ -138,7 +136,7 @@ def added_up(
         whole = np.where(np.isfinite(exact.unit), reach / exact.unit, 0.0)
         if (whole <= arithmetic.whole).all() and (exact.unit >= 2 * arithmetic.tiny).all():
             return exact
-    share = counts * arithmetic.unit
+    share = arithmetic.roundings(counts) * arithmetic.unit
     if (share >= 0.5).any():
         raise Undecidable(NO_BOUND(f"a sum of {counts.max():g} terms in {arithmetic.name}"))
     if not np.isfinite(reach).all():
@@ -188,9 +186,7 @@ def _meant(atoms: Atoms, data: Affine, weights: Quantity, layout: Layout) -> Aff
         return result.plus(_of_atom(atoms, data.offset, one, weights, layout))
     offsets = layout.by_tap(data.offset, array)
     terms = (array * offsets).reshape(len(array), -1)
-    added = Affine(
-        (), layout.by_row(terms.sum(axis=1)), layout.by_row(np.abs(terms).sum(axis=1))
-    )
+    added = Affine((), layout.by_row(terms.sum(axis=1)), layout.by_row(np.abs(terms).sum(axis=1)))
     return result.plus(added)
 
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from qgraph.certificate import ONE_SIZE, OPEN_SIZES, ListedFact
+from qgraph.certificate import ListedFact
+from qgraph.conditions import ONE_SIZE, OPEN_SIZES
 from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.inference.walk import infer, with_facts
@@ -107,7 +108,7 @@ def normalised_models(
         UnsupportedError: a function cannot be inlined.
         ModelError: no opset has all nodes of a model.
     """
-    copies = [_flat(model) for model in (reference, candidate)]
+    copies = [flat(model) for model in (reference, candidate)]
     counts = [0 if keep_inputs else freeze_inputs(copy) for copy in copies]
     for copy in copies:
         freeze_static_parameters(copy)
@@ -163,7 +164,12 @@ def _open_clips(model: ir.Model) -> Iterator[str]:
                 yield str(node.outputs[0].name)
 
 
-def _flat(model: ir.Model) -> ir.Model:
+def flat(model: ir.Model) -> ir.Model:
+    """Return a copy of a model with its functions inlined.
+
+    Raises:
+        UnsupportedError: a function cannot be inlined.
+    """
     copy = model.clone()
     declare_domains(copy)
     if not copy.functions:

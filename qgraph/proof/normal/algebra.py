@@ -49,7 +49,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.certificate import SUMS_OF_CODES
+from qgraph.conditions import SUMS_OF_CODES
 from qgraph.numerics import Array
 from qgraph.ops.integer.codes import ratio, single
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32

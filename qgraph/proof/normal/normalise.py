@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from qgraph.certificate import NO_NAN_AT_MAXIMA, ZEROS_REWRITTEN
+from qgraph.conditions import NO_NAN_AT_MAXIMA, ZEROS_REWRITTEN
 from qgraph.exactness import Exactness
 from qgraph.graph.inference.walk import with_facts
 from qgraph.proof.matching.normalise import NormalisedModel

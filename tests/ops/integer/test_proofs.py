@@ -11,7 +11,8 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.certificate import WHOLE_SUMS, ProofVerdict
+from qgraph.certificate import ProofVerdict
+from qgraph.conditions import WHOLE_SUMS
 from qgraph.exactness import Exactness
 from qgraph.execution.prepare import prepare
 from qgraph.model import Model, load

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 
 import qgraph
-from qgraph.certificate import OPEN_BOUNDS
+from qgraph.conditions import OPEN_BOUNDS
 from qgraph.errors import EquivalenceError
 from tests.verify.checking import verify
 

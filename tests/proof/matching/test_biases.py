@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.certificate import BIAS_LAST
+from qgraph.conditions import BIAS_LAST
 from qgraph.errors import EquivalenceError
 from qgraph.proof.functions import enumeration
 from tests.verify.checking import verify

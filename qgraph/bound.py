@@ -1,0 +1,217 @@
+"""Bounds on how far two models differ, and the limits that users set for them.
+
+A bound is about one segment: from codes, which are taken to be equal, to the next codes or to an
+output. Codes are compared in steps of their quantizer, outputs in real units too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qgraph.errors import Choice, OptionError, member, shown
+from qgraph.text import read_fields, read_json
+
+STEPS_OF_OUTPUT = 256
+"""Steps into which the range of an output without a quantizer is divided."""
+
+
+class Against(Choice):
+    """What the executed candidate is compared with."""
+
+    EXECUTION = "execution"
+    IDEAL = "ideal"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The bound of one segment, of its worst channel.
+
+    Attributes:
+        deviation_steps: largest distance before rounding, in steps of the quantizer.
+        max_steps: largest number of steps between codes; for an output, between its values.
+        tie_distance_steps: codes differ only where what the reference means lies so close to a
+            threshold of the quantizer.
+        reference_error, candidate_error: largest distance of what a model executes from what it
+            means, in steps.
+        ideal_shift: largest distance of what both models mean, in steps.
+        against: whether ``deviation_steps`` contains the error of the reference: execution or
+            ideal.
+        order: the order of additions for which it holds.
+        conditions: what else it takes for granted.
+        levels: how many steps the range of the codes has.
+        absolute: the deviation of an output in real units; None for codes.
+        ulps: the same in units in the last place of its largest number.
+        channels: ``[reference_error, candidate_error, ideal_shift]`` of each channel.
+    """
+
+    deviation_steps: float
+    max_steps: int
+    tie_distance_steps: float
+    reference_error: float
+    candidate_error: float
+    ideal_shift: float
+    against: str
+    order: str
+    levels: float
+    conditions: tuple[str, ...] = ()
+    absolute: float | None = None
+    ulps: float | None = None
+    channels: tuple[tuple[float, float, float], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the bound as it stands in a certificate."""
+        lists = {"conditions": list(self.conditions), "channels": list(map(list, self.channels))}
+        return vars(self) | lists
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Bound:
+        """Return what :meth:`to_json` gave."""
+        return read_fields(cls, dict(document))
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How far two models may differ.
+
+    Attributes:
+        number: of units.
+        unit: "step", "ulp", "%", or "" for real units.
+        output: name of the output for which it holds instead of the general limit; None for all.
+    """
+
+    number: float
+    unit: str
+    output: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Limit:
+        """Return the limit that a text states.
+
+        Args:
+            text: ``1step``, ``0.05step``, ``0.1%``, or for one output ``NAME:0.01``, ``NAME:2ulp``.
+
+        Raises:
+            OptionError: it states none.
+        """
+        name, _, rest = str(text).strip().rpartition(":")
+        match = re.fullmatch(r"(\d+(?:\.\d*)?(?:e-?\d+)?|\.\d+)\s*(steps?|ulps?|%|)", rest.lower())
+        unit = "" if match is None else match[2].rstrip("s")
+        if match is None or (not name and unit in ("", "ulp")):
+            raise OptionError(
+                f"within: {shown(text)} is no limit, expected one such as 1step, 0.05step, 0.1%, "
+                "or for an output NAME:0.01, NAME:2ulp, NAME:1step."
+            )
+        return cls(float(match[1]), unit, name or None)
+
+    def __str__(self) -> str:
+        """Return the limit as :meth:`parse` takes it."""
+        name = "" if self.output is None else f"{self.output}:"
+        return f"{name}{self.number:g}{self.unit}"
+
+    def holds(self, bound: Bound) -> bool:
+        """Return whether a bound is within the limit."""
+        match self.unit:
+            case "step":
+                if self.number.is_integer() and bound.absolute is None:
+                    return bound.max_steps <= self.number
+                return bound.deviation_steps <= self.number
+            case "%":
+                return bound.deviation_steps <= self.number / 100 * bound.levels
+            case "ulp":
+                return bound.ulps is not None and bound.ulps <= self.number
+        return bound.absolute is not None and bound.absolute <= self.number
+
+
+def limit_of(limits: Iterable[Limit], output: str | None) -> Limit | None:
+    """Return the limit for an output, or for codes if there is no name; the last one counts."""
+    found = None
+    for limit in limits:
+        if limit.output in (None, output) and (found is None or limit.output or not found.output):
+            found = limit
+    return found
+
+
+@dataclass(frozen=True)
+class Bounding:
+    """What is to be bounded.
+
+    Attributes:
+        within: limits; a bound beyond them is reported all the same.
+        against: execution, how far the codes of both models may lie apart as executed; or ideal,
+            how far the executed candidate may lie from what the reference means.
+        order: ``any``, which holds for every order of additions, or ``chunk:N``, for sums of
+            sequential chunks of at most N terms that are added one after another.
+        accumulate: type in which sums of 16-bit types are added: own or float32.
+        ranges: by name, ranges of inputs that are not quantized.
+
+    Raises:
+        OptionError: an option is none of these.
+    """
+
+    within: str | Limit | Sequence[str | Limit] = ()
+    against: str = Against.EXECUTION
+    order: str = "any"
+    accumulate: str = "own"
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = [self.within] if isinstance(self.within, str | Limit) else self.within
+        limits = tuple(each if isinstance(each, Limit) else Limit.parse(each) for each in given)
+        object.__setattr__(self, "within", limits)
+        object.__setattr__(self, "against", member(Against, self.against, "against"))
+        object.__setattr__(self, "order", str(self.order).strip().lower())
+        object.__setattr__(self, "accumulate", str(self.accumulate).strip().lower())
+        if self.order != "any" and not self.chunk:
+            raise OptionError(f"order is {shown(self.order)}, expected any or chunk:N.")
+        if self.accumulate not in ("own", "float32"):
+            raise OptionError(f"accumulate is {shown(self.accumulate)}, expected own or float32.")
+        for name, (low, high) in self.ranges.items():
+            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+                raise OptionError(
+                    f"range of {shown(name)}: {low:g} to {high:g}, expected two finite numbers, "
+                    "the smaller first."
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of a certificate."""
+        return {
+            "limits": list(map(str, self.limits)),
+            "against": str(self.against),
+            "order": self.order,
+            "accumulate": self.accumulate,
+            "ranges": {name: list(ends) for name, ends in self.ranges.items()},
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Bounding:
+        """Return what :meth:`to_json` gave; what a certificate lacks has its default.
+
+        Raises:
+            ValueError: a field has another form.
+        """
+        known = {"accumulate": "own", "ranges": {}, **document}
+        limits = read_json(tuple[str, ...], known["limits"])
+        words = (read_json(str, known[name]) for name in ("against", "order", "accumulate"))
+        if not isinstance(known["ranges"], Mapping):
+            raise TypeError(f"object: {known['ranges']!r}")
+        pairs = known["ranges"].items()
+        ranges = {str(name): read_json(tuple[float, float], ends) for name, ends in pairs}
+        try:
+            return cls(limits, *words, ranges)
+        except OptionError as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """The limits."""
+        return tuple(each for each in self.within if isinstance(each, Limit))
+
+    @property
+    def chunk(self) -> int | None:
+        """The number of terms in a chunk; None for any order."""
+        match = re.fullmatch(r"chunk:(\d+)", self.order)
+        return int(match[1]) if match and int(match[1]) else None
