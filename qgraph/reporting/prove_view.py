@@ -108,7 +108,8 @@ def _sentence(document: Mapping[str, Any], number: Mapping[str, int]) -> str:
 def _bounded_sentence(document: Mapping[str, Any], number: Mapping[str, int]) -> str:
     bounds = [r["bound"] for r in document["regions"] if r["verdict"] == "bounded"]
     codes = [bound for bound in bounds if bound["absolute"] is None]
-    parts = [f"{number['proved']} of {counted(len(document['regions']), 'segment')} are equal"]
+    equal, segments = number["proved"], counted(len(document["regions"]), "segment")
+    parts = [f"{equal or 'none'} of {segments} {'is' if equal == 1 else 'are'} equal"]
     if codes:
         steps = max(bound["max_steps"] for bound in codes)
         ties = max(bound["tie_distance_steps"] for bound in codes)
@@ -116,10 +117,11 @@ def _bounded_sentence(document: Mapping[str, Any], number: Mapping[str, int]) ->
             f"in {len(codes)}, given equal codes before them, codes differ by at most "
             f"{counted(steps, 'step')}, and only within {amount(ties, 2)} steps of a tie"
         )
-    for bound in bounds:
-        if bound["absolute"] is not None:
-            parts.append(f"an output differs by at most {amount(bound['absolute'], 2)}")
-    return f"{'; '.join(parts)}."
+    real = [bound["absolute"] for bound in bounds if bound["absolute"] is not None]
+    if real:
+        parts.append(f"outputs that are not quantized differ by at most {amount(max(real), 2)}")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _sections(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterator[Section]:

@@ -88,7 +88,7 @@ def _overclaims(
     """Yield statements of a certificate that its regions and the models do not support."""
     regions = certificate.regions
     verdicts = {region.verdict for region in regions}
-    order = ProofVerdict.DIFFERENT, ProofVerdict.UNDECIDED
+    order = ProofVerdict.DIFFERENT, ProofVerdict.UNDECIDED, ProofVerdict.BOUNDED
     worst = next((verdict for verdict in order if verdict in verdicts), ProofVerdict.PROVED)
     if certificate.verdict is not worst:
         yield f"its regions give the verdict {worst}, but it states {certificate.verdict}"

@@ -22,7 +22,9 @@ ALLOWED = {
     "registry",
     "text",
     "version",
+    "bound",
     "choices",
+    "conditions",
     "numerics",  # primitive operations
     "graph",
     "ops",  # definitions of operators

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from qgraph.bound import STEPS_OF_OUTPUT, Against, Bound, Bounding
 from qgraph.certificate import Certificate, ProofVerdict, RegionVerdict
+from qgraph.conditions import EQUAL_OPERATORS
 from qgraph.errors import OptionError, member, shown
 from qgraph.exactness import Exactness, Method
 from qgraph.graph.constants import freeze_inputs
@@ -144,12 +145,14 @@ def with_bounds(
     ):
         return found
     is_open = ProofVerdict.UNDECIDED in verdicts
+    if any(region.method is Method.CONGRUENCE for region in regions):
+        conditions.insert(0, EQUAL_OPERATORS)
     return replace(
         found,
         verdict=ProofVerdict.UNDECIDED if is_open else ProofVerdict.BOUNDED,
         exactness=None,
         regions=tuple(regions),
-        conditions=(*found.conditions, *conditions),
+        conditions=tuple(dict.fromkeys((*found.conditions, *conditions))),
         shown_by=None,
     )
 

@@ -21,7 +21,7 @@ from qgraph.numerics import Float64
 from qgraph.proof.bounds.affine import BORDER, SLACK, ZERO, Affine, Atom, Atoms, product
 from qgraph.proof.bounds.quantity import Arithmetic, Quantity, rounded, sum_of
 from qgraph.proof.functions.expression import Undecidable
-from qgraph.reasons import NO_BOUND
+from qgraph.reasons import NO_BOUND, OUT_OF_RANGE
 
 _WHOLE = 2.0**53
 
@@ -92,6 +92,8 @@ def sum_of_products(
     low, high = (layout.by_tap(end, value) for end in (data.low, data.high))
     if layout.is_padded:
         low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise Undecidable(OUT_OF_RANGE("the range of the data of a sum is not known"))
     function = _meant(atoms, data.meant, weights, layout)
     bottom, top = _ends(meant, low, high, layout)
     error = layout.by_tap(data.error, value)
