@@ -59,9 +59,9 @@ def check(
         as_written: whether the certificate names nodes of the models as written. If not, names
             that the models lack do not refute the region.
     """
-    if region.verdict is not ProofVerdict.PROVED:
+    if region.verdict is not ProofVerdict.PROVED or region.method is Method.BOUND:
         reason = f"the checker does not decide whether it is {region.verdict}"
-        return PartFinding(Status.UNCHECKED, f"{reason}: {region.reason}"), None
+        return PartFinding(Status.UNCHECKED, ": ".join(filter(None, (reason, region.reason)))), None
     try:
         exit_, *entries = (
             (_named(sides[0], a), _named(sides[1], b))

@@ -29,7 +29,7 @@ from qgraph.proof.bounds.tracer import Operand, Pending, Settle, Tracer
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.lowering import lower_node
 from qgraph.proof.matching.known_values import KnownValues
-from qgraph.reasons import NO_BOUND, NOT_COMPUTED, ExplainedReason
+from qgraph.reasons import DO_NOT_FIT, NO_BOUND, NOT_COMPUTED, ExplainedReason
 
 Ranges = Mapping[str, tuple[float, float]]
 """Ranges of the inputs of the reference, by name."""
@@ -91,7 +91,12 @@ class Evaluation:
     def _enter(self, node: ir.Node) -> None:
         try:
             results = self._results(node)
-        except Undecidable as error:
+            for value, result in zip(node.outputs, results, strict=False):
+                _expect_fit(value, result)
+        except (Undecidable, ValueError, IndexError) as raised:
+            error = raised
+            if not isinstance(error, Undecidable):
+                error = Undecidable(NOT_COMPUTED(f"{node.op_type}: {raised}"))
             results = self._constants(node)
             if not results:
                 for value in node.outputs:
@@ -207,6 +212,24 @@ class Evaluation:
         if not isinstance(result, Quantity | Pending):
             raise Undecidable(NO_BOUND(f"there is no bound for {node.op_type}"))
         return result
+
+
+def _expect_fit(value: ir.Value, result: Operand) -> None:
+    """Check that the numbers of a quantity broadcast to the tensor.
+
+    Raises:
+        Undecidable: they do not, so the node has no such result.
+    """
+    if isinstance(result, Pending) or result.value is not None:
+        return
+    coefficients = [coefficient for coefficient, _ in result.meant.terms]
+    shape = list(value.shape or ())
+    for array in (result.low, result.high, result.absolute, result.relative, *coefficients):
+        sizes = shape[len(shape) - array.ndim :] if array.ndim <= len(shape) else []
+        pairs = zip(array.shape, sizes, strict=False)
+        fits = all(a in (1, b) or not isinstance(b, int) for a, b in pairs)
+        if array.size > 1 and not (sizes and fits):
+            raise Undecidable(DO_NOT_FIT(f"parameters do not fit the shape of {value.name!r}"))
 
 
 def _shape(node: ir.Node) -> tuple[int | None, ...]:

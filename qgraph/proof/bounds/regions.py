@@ -145,7 +145,7 @@ def with_bounds(
     ):
         return found
     is_open = ProofVerdict.UNDECIDED in verdicts
-    if any(region.method is Method.CONGRUENCE for region in regions):
+    if ProofVerdict.PROVED in verdicts:
         conditions.insert(0, EQUAL_OPERATORS)
     return replace(
         found,
@@ -181,7 +181,7 @@ def _region(
             region,
             verdict=ProofVerdict.PROVED,
             exactness=level,
-            method=Method.CONGRUENCE,
+            method=Method.BOUND,
             reason=None,
         )
     if segment.reason is not None:

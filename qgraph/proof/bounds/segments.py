@@ -126,16 +126,28 @@ class Pairing:
         self._settled: dict[Hashable, Quantity] = {}
         self._roundings: dict[int, list[Rounding]] = {}
         self._serial = 0
+        with np.errstate(all="ignore"):
+            self._evaluate(
+                (reference, candidate), inputs, outputs, ranges, accumulate=accumulate, chunk=chunk
+            )
+
+    def _evaluate(
+        self,
+        models: tuple[ir.Model, ir.Model],
+        inputs: list[Pair],
+        outputs: list[Pair],
+        ranges: Ranges,
+        **options: Any,
+    ) -> None:
         names: list[Mapping[str, str]] = [
             {str(pair[side].name): str(pair[0].name) for pair in inputs} for side in (0, 1)
         ]
-        options: dict[str, Any] = {"accumulate": accumulate, "chunk": chunk}
         self.reference = Evaluation(
-            reference, names[0], ranges, self._atoms, self._of_reference, **options
+            models[0], names[0], ranges, self._atoms, self._of_reference, **options
         )
         ends = [self._end(self.reference, pair[0], self._of_reference) for pair in outputs]
         self.candidate = Evaluation(
-            candidate, names[1], ranges, self._atoms, self._of_candidate, **options
+            models[1], names[1], ranges, self._atoms, self._of_candidate, **options
         )
         for pair, ours in zip(outputs, ends, strict=True):
             theirs = self._end(self.candidate, pair[1], self._of_candidate)
