@@ -159,9 +159,7 @@ class Bounding:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        given = [self.within] if isinstance(self.within, str | Limit) else self.within
-        limits = tuple(each if isinstance(each, Limit) else Limit.parse(each) for each in given)
-        object.__setattr__(self, "within", limits)
+        object.__setattr__(self, "within", self.limits)
         object.__setattr__(self, "against", member(Against, self.against, "against"))
         object.__setattr__(self, "order", str(self.order).strip().lower())
         object.__setattr__(self, "accumulate", str(self.accumulate).strip().lower())
@@ -195,20 +193,23 @@ class Bounding:
         """
         known = {"accumulate": "own", "ranges": {}, **document}
         limits = read_json(tuple[str, ...], known["limits"])
-        words = (read_json(str, known[name]) for name in ("against", "order", "accumulate"))
+        against, order, accumulate = (
+            read_json(str, known[name]) for name in ("against", "order", "accumulate")
+        )
         if not isinstance(known["ranges"], Mapping):
             raise TypeError(f"object: {known['ranges']!r}")
         pairs = known["ranges"].items()
         ranges = {str(name): read_json(tuple[float, float], ends) for name, ends in pairs}
         try:
-            return cls(limits, *words, ranges)
+            return cls(limits, against, order, accumulate, ranges)
         except OptionError as error:
             raise ValueError(str(error)) from error
 
     @property
     def limits(self) -> tuple[Limit, ...]:
         """The limits."""
-        return tuple(each for each in self.within if isinstance(each, Limit))
+        given = [self.within] if isinstance(self.within, str | Limit) else self.within
+        return tuple(each if isinstance(each, Limit) else Limit.parse(each) for each in given)
 
     @property
     def chunk(self) -> int | None:

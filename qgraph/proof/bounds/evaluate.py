@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -200,13 +201,10 @@ class Evaluation:
                 known[value] = self.of(value)
         shape = _shape(node)
         try:
-            result: Operand = lower_node(
-                node,
-                known,
-                shape,
-                tracer,
-                constants=self._known_array,  # type: ignore[arg-type,assignment]
-            )
+            # Definitions are written over any primitives; expressions are one kind of them.
+            primitives: Any = tracer
+            operands: Any = known
+            result: Any = lower_node(node, operands, shape, primitives, constants=self._known_array)
         except OperatorError as error:
             raise Undecidable(NOT_COMPUTED(str(error))) from error
         if not isinstance(result, Quantity | Pending):

@@ -47,15 +47,14 @@ def changed(
     """Return a quantity with all arrays moved by ``change``; zeros may be inserted."""
     if x.value is not None:
         value = change(x.value)
-        meant = change(np.broadcast_to(x.meant.offset, x.value.shape))
-        return of_constant(value, meant)
+        return of_constant(value, change(np.broadcast_to(x.meant.offset, x.value.shape)))
     terms = []
     for coefficient, atom in x.meant.terms:
         inner = atom
         if _is_reshaped(attributes) and atom.kind == "moved" and _is_reshaped(atom.attributes):
             ((_, inner),) = atom.arguments[0].terms
-        ends = _ends(change(atom.low), change(atom.high), has_zeros)
-        made = atoms.make("moved", attributes, (Affine.of(inner),), ends)
+        limits = _ends(change(atom.low), change(atom.high), has_zeros)
+        made = atoms.make("moved", attributes, (Affine.of(inner),), limits)
         terms.append((change(coefficient), made))
     meant = Affine(tuple(terms), change(x.meant.offset), change(x.meant.size))
     unit = None if x.unit is None else change(x.unit)

@@ -71,14 +71,14 @@ def _rank(node: ir.Node) -> int:
 
 def _rows(node: ir.Node, weights: Quantity, rank: int) -> tuple[Quantity, Layout]:
     """Return weights as ``[rows, taps, *places]``, and the layout of the sums."""
-    axes = np.ndim(weights.value)
+    axes = weights.numbers.ndim
     if node.op_type.endswith(("MatMul", "MatMulInteger", "Gemm", "MatMulIntegerToFloat")):
-        if axes != 2 or node.attributes.get_int("transA", 0):
+        if axes != 2 or node.attributes.get_int("transA", 0) == 1:
             raise Undecidable(NO_BOUND(f"{node.op_type} with weights of {axes} axes has no bound"))
-        is_turned = node.attributes.get_int("transB", 0)
+        is_turned = node.attributes.get_int("transB", 0) == 1
         return (weights if is_turned else _map(weights, np.transpose)), _MATMUL
     groups = node.attributes.get_int("group", 1)
-    geometry = _geometry(node, np.shape(weights.value)[2:])
+    geometry = _geometry(node, weights.numbers.shape[2:])
     padded = any(geometry[3]) or geometry[4] not in ("NOTSET", "VALID")
     if node.op_type == "ConvTranspose":
         weights = _map(weights, lambda array: _turned(array, groups))
@@ -113,7 +113,7 @@ def _turned(array: Float64, groups: int) -> Float64:
 
 def _map(weights: Quantity, change: Callable[[Float64], Float64]) -> Quantity:
     """Return constant weights with their axes changed."""
-    shape = np.shape(weights.value)
+    shape = weights.numbers.shape
 
     def changed(array: Float64) -> Float64:
         return change(np.broadcast_to(array, shape))
@@ -151,7 +151,7 @@ def _of_codes(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
     data, weights = found["a"], found["b"]
     if weights.value is None:
         raise Undecidable(NO_BOUND(f"{node.op_type} of two tensors has no bound"))
-    rank = np.ndim(weights.value)
+    rank = weights.numbers.ndim
 
     def aligned(name: str) -> Quantity:
         array = np.asarray(found[name].value, np.float64)
@@ -202,7 +202,8 @@ def codes_of(
     limits = np.iinfo(dtype.numpy())
     codes = tracer.Round(tracer.Add(steps, zero) if first else steps)
     codes = codes if first else tracer.Add(codes, zero)
-    return tracer.Min(tracer.Max(codes, float(limits.min)), float(limits.max))
+    result: Operand = tracer.Min(tracer.Max(codes, float(limits.min)), float(limits.max))
+    return result
 
 
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})

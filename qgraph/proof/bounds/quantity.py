@@ -52,7 +52,8 @@ class Arithmetic:
         """
         if self.chunk is None:
             return counts
-        return np.minimum(counts, np.minimum(counts, self.chunk) + np.ceil(counts / self.chunk))
+        depth = np.minimum(counts, self.chunk) + np.ceil(counts / self.chunk)
+        return np.asarray(np.minimum(counts, depth))
 
 
 FLOAT32 = Arithmetic("FLOAT", 2.0**-24, 2.0**-150, 2.0**24, (2 - 2.0**-23) * 2.0**127)
@@ -89,6 +90,13 @@ class Quantity:
     def is_constant(self) -> bool:
         """Whether it is a constant."""
         return self.value is not None
+
+    @property
+    def numbers(self) -> Float64:
+        """The executed numbers of a constant."""
+        if self.value is None:
+            raise ValueError("data has no numbers")
+        return self.value
 
     @property
     def largest(self) -> Float64:

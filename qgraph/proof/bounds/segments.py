@@ -244,9 +244,9 @@ def _compared(one: Rounding, other: Rounding) -> list[tuple[Segment, Float64]]:
     kinds = one.event.kind, other.event.kind
     if kinds[0] != kinds[1] and "Sign" in kinds:
         return []
-    places = [np.min, np.max]
-    shifts = {pick(b) - pick(a) for pick, a, b in zip(places, one.ends, other.ends, strict=True)}
-    deltas = sorted(filter(np.isfinite, shifts)) or [0.0]
+    (low, high), (bottom, top) = one.ends, other.ends
+    shifts = {float(bottom.min() - low.min()), float(top.max() - high.max())}
+    deltas = sorted(shift for shift in shifts if np.isfinite(shift)) or [0.0]
     return [(_bound(one, other, delta), delta) for delta in map(np.asarray, deltas)]
 
 

@@ -99,14 +99,15 @@ def _mean(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
             axes = [int(a) for a in stated.value.reshape(-1)]
         else:
             axes = list(node.attributes.get_ints("axes", tuple(range(rank))))
-    sizes = [value.shape[axis] for axis in axes] if value.shape is not None else []
+    shape = shape_of(value)
+    sizes = [shape[axis] for axis in axes]
     if not all(isinstance(size, int) for size in sizes):
         raise Undecidable(AT_RUN_TIME("the number of elements of a mean is not known"))
     places = sorted(axis % rank - rank for axis in axes)
     _expect_alike(x, places)
-    count = math.prod(int(size) for size in sizes)  # type: ignore[call-overload]
+    count = math.prod(sizes)
     result = mean_of(tracer.atoms, x, ("mean", *places), count, tracer.arithmetic)
-    if node.op_type == "GlobalAveragePool" or node.attributes.get_int("keepdims", 1):
+    if node.op_type == "GlobalAveragePool" or node.attributes.get_int("keepdims", 1) == 1:
         return result
     return changed(
         tracer.atoms,

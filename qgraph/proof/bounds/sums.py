@@ -157,7 +157,7 @@ def _total(parts: Float64, layout: Layout) -> Float64:
 
 
 def _least(parts: Float64) -> Float64:
-    return parts.reshape(len(parts), -1).min(axis=1)
+    return np.asarray(parts.reshape(len(parts), -1).min(axis=1))
 
 
 def _ends(weights: Float64, low: Float64, high: Float64, layout: Layout) -> tuple[Float64, Float64]:
@@ -182,7 +182,7 @@ def _meant(atoms: Atoms, data: Affine, weights: Quantity, layout: Layout) -> Aff
         result = result.plus(_of_atom(atoms, coefficient, atom, weights, layout))
     if not data.offset.any():
         return result
-    array = np.broadcast_to(weights.meant.offset, np.shape(weights.value))
+    array = np.broadcast_to(weights.meant.offset, weights.numbers.shape)
     if layout.is_padded:
         one = atoms.make("one", None, (), (np.ones(()), np.ones(())))
         return result.plus(_of_atom(atoms, data.offset, one, weights, layout))
@@ -195,7 +195,7 @@ def _meant(atoms: Atoms, data: Affine, weights: Quantity, layout: Layout) -> Aff
 def _of_atom(
     atoms: Atoms, coefficient: Float64, atom: Atom, weights: Quantity, layout: Layout
 ) -> Affine:
-    shape = np.shape(weights.value)
+    shape = weights.numbers.shape
     numbers, scale = np.broadcast_to(weights.meant.offset, shape), None
     if weights.factors is not None:
         scales, codes = weights.factors

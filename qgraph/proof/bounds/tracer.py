@@ -221,7 +221,7 @@ class Tracer:
         data = [operand for operand in operands if _is_data(operand)]
         if len(data) != 1:
             raise Undecidable(NO_BOUND(f"there is no bound for {name} of two tensors"))
-        result = data[0]
+        result: Operand = data[0]
         for operand in operands:
             if not _is_data(operand):
                 result = self._limit_by(name, result, self.quantity(operand))

@@ -1,0 +1,124 @@
+"""Bounds of sums against sums that are executed in many orders, and against exact numbers."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph.bound import Bounding
+
+CODES = np.arange(-128, 128)
+
+
+def quantized(weights: np.ndarray, scale: float, x_scale: float, y_scale: float) -> ir.Model:
+    """Return codes, decoded, times weight codes, decoded, quantized again."""
+    rows, columns = weights.shape
+    numbers = ", ".join(map(str, weights.reshape(-1)))
+    return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (int8[1,{rows}] x) => (int8[1,{columns}] y)
+        <int8[{rows},{columns}] w = {{{numbers}}}, float s_w = {{{scale!r}}},
+         float s_x = {{{x_scale!r}}}, float s_y = {{{y_scale!r}}}, int8 z = {{0}}> {{
+            a = DequantizeLinear (x, s_x, z)
+            b = DequantizeLinear (w, s_w, z)
+            m = MatMul (a, b)
+            [end] y = QuantizeLinear (m, s_y, z)
+        }}""")
+
+
+def bound_of(reference: ir.Model, candidate: ir.Model, **options: object):
+    found = qgraph.prove(reference, candidate, within=Bounding("1000step", **options))
+    assert found.verdict == "bounded"
+    return next(region.bound for region in found.regions if region.verdict == "bounded")
+
+
+def executed(x: np.ndarray, weights: np.ndarray, scales: tuple[float, ...], order: np.ndarray):
+    """Return what is rounded, in steps, with the products added in the given order."""
+    s_x, s_w, s_y = map(np.float32, scales)
+    products = (x.astype(np.float32) * s_x)[:, None] * (weights.astype(np.float32) * s_w)
+    total = np.zeros(weights.shape[1], np.float32)
+    for place in order:
+        total = total + products[place]
+    return total / s_y
+
+
+def ideal(x: np.ndarray, column: np.ndarray, scales: tuple[float, ...]) -> Fraction:
+    """Return the same in exact numbers."""
+    s_x, s_w, s_y = (Fraction(float(np.float32(scale))) for scale in scales)
+    return Fraction(int(x.astype(np.int64) @ column.astype(np.int64))) * s_x * s_w / s_y
+
+
+@pytest.mark.parametrize("rows", [3, 64, 300])
+def test_no_order_of_additions_leaves_the_bound(rows):
+    generator = np.random.default_rng(rows)
+    weights = generator.integers(-127, 128, (rows, 4))
+    scales = (0.0123, 0.0457, 0.37)
+    # the same codes with a scale that is a few units in the last place larger
+    moved = float(np.nextafter(np.float32(scales[1]), np.float32(1)))
+    bound = bound_of(
+        quantized(weights, scales[1], scales[0], scales[2]),
+        quantized(weights, moved, scales[0], scales[2]),
+    )
+    worst = 0.0
+    for _ in range(40):
+        x = generator.choice(CODES, rows)
+        products = x * weights[:, 0]
+        for order in (generator.permutation(rows), np.argsort(products), np.argsort(-products)):
+            found = executed(x, weights, scales, order)
+            for column in range(4):
+                exact = ideal(x, weights[:, column], scales)
+                if abs(exact) < 129:  # beyond, both are clipped
+                    worst = max(worst, abs(float(Fraction(float(found[column])) - exact)))
+    assert 0 < worst <= bound.reference_error
+    # Codes end at 128 steps, so the difference of the scales moves no more than these.
+    reach = (np.abs(weights).sum(axis=0) * 128).max() * np.prod(scales[:2]) / scales[2]
+    share = moved / float(np.float32(scales[1])) - 1
+    assert bound.ideal_shift == pytest.approx(share * min(reach, 129), rel=0.02)
+    assert bound.deviation_steps == pytest.approx(
+        bound.reference_error + bound.candidate_error + bound.ideal_shift, rel=1e-9
+    )
+
+
+def test_sequential_chunks_have_a_smaller_bound():
+    generator = np.random.default_rng(0)
+    weights = generator.integers(-127, 128, (1024, 2))
+    models = [quantized(weights, scale, 0.0123, 0.37) for scale in (0.01, 0.011)]
+    any_order, chunks = (bound_of(*models, order=order) for order in ("any", "chunk:256"))
+    assert any_order.reference_error >= 3 * chunks.reference_error
+
+
+def test_a_bias_that_is_off_by_one_step_shifts_the_ideal_by_it():
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (int8[1,2] x) => (int8[1,1] y)
+        <int8[2,1] w = {3, -5}, float s = {0.5}, float s_y = {0.25}, int8 z = {0},
+         float[1] b = {B}> {
+            a = DequantizeLinear (x, s, z)
+            v = DequantizeLinear (w, s, z)
+            m = MatMul (a, v)
+            n = Add (m, b)
+            y = QuantizeLinear (n, s_y, z)
+        }"""
+    bound = bound_of(*(ir.from_onnx_text(text.replace("B", b)) for b in ("1", "1.25")))
+    assert bound.ideal_shift == pytest.approx(1)
+    # powers of two: nothing is rounded in any order
+    assert bound.reference_error == bound.candidate_error == 0
+    assert bound.max_steps == 2
+
+
+def test_codes_of_another_type_are_the_same_codes():
+    texts = [
+        """<ir_version: 10, opset_import: ["": 21]>
+        net (float[1,2] x) => (float[1,2] y)
+        <float s = {0.1}, TYPE z = {ZERO}, float[2,2] w = {1, 2, 3, 4}> {
+            q = QuantizeLinear (x, s, z)
+            a = DequantizeLinear (q, s, z)
+            y = MatMul (a, w)
+        }""".replace("TYPE", kind).replace("ZERO", zero)
+        for kind, zero in (("uint8", "128"), ("int8", "0"))
+    ]
+    found = qgraph.prove(*map(ir.from_onnx_text, texts), within="1step")
+    assert found.verdict in ("proved", "bounded")
+    assert not found.beyond
