@@ -77,9 +77,19 @@ class BlockCodes:
         sinks[1].write(0, scale)
         if isinstance(sinks[2], NoSink):
             return
-        zero = form.zero_points(self.points).T - np.float32(self.middle)
         writer = CodeWriter(sinks[2], self.kind, 0, "The zero points")
-        writer.write(zero.astype(np.int16).astype(np.uint8, order="C"), is_last=True, checks=True)
+        if self.points is not None and not form.has_packed_points(self.points):
+            zero = form.zero_points(self.points).T - np.float32(self.middle)
+            codes = zero.astype(np.int16).astype(np.uint8, order="C")
+            writer.write(codes, is_last=True, checks=True)
+            return
+        width = -(-form.blocks * form.bits // 8)
+        packed = np.full((self._height, width), _everywhere(1 << (form.bits - 1), form.bits))
+        if self.points is not None:
+            packed[: form.n] = self.points.reshape(form.n, width)
+        rows = np.empty((width * 8 // form.bits, self._height * form.bits // 8), np.uint8)
+        _transpose(packed, form.bits, rows)
+        self._write(writer, rows[: form.blocks], is_last=True)
 
     def write_rows(self, span: tuple[int, int], sinks: Sequence[Sink]) -> None:
         """Write the rows of codes from the first to before the second.
@@ -88,20 +98,22 @@ class BlockCodes:
             ModelError: the codes were not packed as they should be.
         """
         start, stop = span
-        bits, n = self.form.bits, self.form.n
-        same = FORMATS[self.kind].bits == bits and n * bits % 8 == 0
-        writer = CodeWriter(sinks[0], self.kind, start * n)
-        middle = np.uint8(self.middle * (255 // ((1 << bits) - 1)))
-        done = start
+        writer = CodeWriter(sinks[0], self.kind, start * self.form.n)
         for rows in self._rows(start, stop):
-            done += len(rows)
-            if same:
-                # The middle is the highest bit of a code, which a subtraction inverts.
-                writer.write_packed(np.bitwise_xor(rows, middle, out=rows) if middle else rows)
-                continue
-            codes = rows if bits == 8 else unpack(rows.reshape(-1), bits, rows.size * 8 // bits)
-            codes = codes.reshape(len(rows), -1)[:, :n] - np.uint8(self.middle)
-            writer.write(codes, is_last=done == stop, checks=True)
+            start += len(rows)
+            self._write(writer, rows, is_last=start == stop)
+
+    def _write(self, writer: CodeWriter, rows: Array, *, is_last: bool) -> None:
+        """Write packed rows of codes, less the middle; they are overwritten."""
+        bits, n = self.form.bits, self.form.n
+        if FORMATS[self.kind].bits == bits and n * bits % 8 == 0:
+            # The middle is the highest bit of a code, which a subtraction inverts.
+            middle = _everywhere(self.middle, bits)
+            writer.write_packed(np.bitwise_xor(rows, middle, out=rows) if middle else rows)
+            return
+        codes = rows if bits == 8 else unpack(rows.reshape(-1), bits, rows.size * 8 // bits)
+        codes = codes.reshape(len(rows), -1)[:, :n] - np.uint8(self.middle)
+        writer.write(codes, is_last=is_last, checks=True)
 
     def _rows(self, start: int, stop: int) -> Iterator[Array]:
         """Yield packed rows of codes, ``[rows, ...]``, whose memory is used again.
@@ -115,12 +127,16 @@ class BlockCodes:
         for left in range(0, packed.shape[1], height):
             part = packed[:, left : left + height]
             rows = tile[: part.shape[1] * each]
-            if not transpose_packed(part, bits, rows):
-                raise ModelError("codes: its codes are not packed as they should be.")
+            _transpose(part, bits, rows)
             if self.order is None:
                 yield rows[: stop - start - left * each]
         for first in range(0, 0 if self.order is None else stop, _TILE_BYTES):
             yield tile[np.asarray(self.order)[first : first + _TILE_BYTES]]
+
+    @property
+    def _height(self) -> int:
+        """Columns, and those that are not there, so that a row of codes fills whole bytes."""
+        return -(-self.form.n * self.form.bits // 8) * 8 // self.form.bits
 
     def _packed(self, start: int, stop: int) -> Array:
         """Return the bytes ``[N, ...]`` that hold rows of codes; all if their order changes.
@@ -132,7 +148,7 @@ class BlockCodes:
         first, last = start * bits // 8, -(-stop * bits // 8)
         if self.order is not None:
             first, last = 0, width
-        packed = np.empty((-(-n * bits // 8) * 8 // bits, last - first), np.uint8)
+        packed = np.empty((self._height, last - first), np.uint8)
         packed[n:] = 0
         if (first, last) == (0, width):
             self.codes.read(out=packed[:n].reshape(-1))
@@ -141,3 +157,13 @@ class BlockCodes:
             rows = piece.reshape(-1, width)
             packed[place // width : place // width + len(rows)] = rows[:, first:last]
         return packed
+
+
+def _transpose(packed: Array, bits: int, rows: Array) -> None:
+    if not transpose_packed(packed, bits, rows):
+        raise ModelError("codes: its codes are not packed as they should be.")
+
+
+def _everywhere(code: int, bits: int) -> np.uint8:
+    """Return a byte that holds a code in all its places."""
+    return np.uint8(code * (255 // ((1 << bits) - 1)))
