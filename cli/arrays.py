@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from qgraph.cli.options import InputOptions
 from qgraph.cli.output import Talk
 from qgraph.errors import ExecutionError, unexpected
 from qgraph.graph.tensors import FileRows, read_rows
+from qgraph.numerics import Array
 
 if TYPE_CHECKING:
     from qgraph.comparison.check import Inputs
     from qgraph.model import Model
 
-Array = npt.NDArray[Any]
 
 _ARCHIVE = "an archive of arrays (.npz)"
 _MAGIC = np.lib.format.MAGIC_PREFIX

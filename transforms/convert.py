@@ -295,16 +295,13 @@ def _quantizes_weight(node: ir.Node) -> bool:
     maker = None if x is None else x.producer()
     if node.op_type.endswith("DequantizeLinear"):
         return maker is not None and _quantizes_weight(maker)
-    return (
-        node.op_type.endswith("QuantizeLinear") and x is not None and constant_stream(x) is not None
-    )
+    return node.op_type.endswith("QuantizeLinear") and constant_stream(x) is not None
 
 
 def _is_constant(site: Site | Refusal) -> bool:
     """Return whether the input is constant and not yet stored as codes."""
     if isinstance(site, Refusal):
-        x = site.root.inputs[0]
-        return constant_stream(x) is not None
+        return constant_stream(site.root.inputs[0]) is not None
     return site.weight is not None and not _is_stored(site)
 
 

@@ -7,12 +7,12 @@ from fnmatch import fnmatchcase
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.model import Model
+from qgraph.numerics import Float32
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.quantizers.dialects.parts import clip
@@ -28,8 +28,6 @@ from qgraph.transforms.ranges.grids import (
     side_by_side,
     span_text,
 )
-
-Float32 = npt.NDArray[np.float32]
 
 _SMALL = 0.01
 """An offset below this fraction of the output range is omitted."""

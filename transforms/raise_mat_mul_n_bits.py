@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, OptionError, where
@@ -14,14 +13,13 @@ from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Operand
 from qgraph.model import Model
+from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.kernels.mat_mul_n_bits import DOMAIN, Weights
 from qgraph.ops.operator import operator_of
 from qgraph.reports import Report
 from qgraph.transforms.base import Transform, exact_option, option, transform
 from qgraph.transforms.drafts.rebuilding import Rebuild, read_all, rebuild
-
-Array = npt.NDArray[Any]
 
 _LEAST_BLOCK = 16
 _LEVELS = range(5)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import Choice
@@ -15,6 +14,7 @@ from qgraph.graph.deferred import DeferredTensor, SizeSummary
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
+from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, numpy_dtype, packed_size
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Site
@@ -46,8 +46,6 @@ from qgraph.transforms.weights.stored_codes import (
     recodings,
     stored_codes,
 )
-
-Array = npt.NDArray[Any]
 
 _Jobs = dict[object, tuple[RepackJob, ir.TensorProtocol]]
 """Jobs and their tensors, by properties that are equal for constants with shared codes."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from qgraph.errors import Choice, OptionError
 from qgraph.exactness import Exactness, Verdict, Witness
 from qgraph.graph.edit import Draft, Editor
 from qgraph.model import Model
+from qgraph.numerics import Float32, Float64
 from qgraph.ops.dispatch import evaluate
 from qgraph.proof.functions import expression
 from qgraph.proof.functions.level import ONE_STEP, SAME_LEVEL
@@ -38,8 +38,6 @@ from qgraph.transforms.ranges.grids import (
     whole_zero_point,
 )
 
-Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
 _Range = tuple[Float32, Float32]
 
 

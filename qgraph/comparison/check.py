@@ -36,8 +36,8 @@ from qgraph.execution.inputs import output_step
 from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
 from qgraph.model import Model, Source, load
+from qgraph.numerics import Array
 
-Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]
 
 _BATCHES_OF_RUNTIMES = 4

@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.numerics import Array, Float64
+
 AT_ONCE = 1 << 20
 """Elements of a piece; comparisons need several float64 arrays of this size."""
 
@@ -44,9 +46,6 @@ def pieces(shape: Sequence[int], at_once: int = AT_ONCE) -> Iterator[Index]:
         for first in range(0, shape[axis], step):
             yield (*place, slice(first, first + step))
 
-
-Array = npt.NDArray[Any]
-Float64 = npt.NDArray[np.float64]
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 """Quantiles of the absolute difference to report."""

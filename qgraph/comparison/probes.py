@@ -31,10 +31,9 @@ from qgraph.execution.inputs import make_inputs
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.scopes import node_name
 from qgraph.model import Model
+from qgraph.numerics import Array
 from qgraph.numerics.float32 import Keys, from_keys, to_keys
 from qgraph.proof.matching.operators import is_reshape, operands
-
-Array = npt.NDArray[Any]
 
 _STARTS = 16
 """Number of inputs between which thresholds are searched; fewer if each needs its own run."""

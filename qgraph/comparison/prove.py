@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.bound import Bounding, Limit
@@ -28,6 +27,7 @@ from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import batch_shapes, make_inputs
 from qgraph.graph.interface import names
 from qgraph.model import Model, Source, load
+from qgraph.numerics import Array
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.numerics.values import compare_values
 from qgraph.proof.bounds.regions import with_bounds
@@ -41,7 +41,6 @@ from qgraph.storage.places import MOST_TEXT, bounded
 from qgraph.text import json_text
 from qgraph.version import READABLE
 
-Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
 
 _BATCH = 32

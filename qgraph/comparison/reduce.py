@@ -6,10 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.comparison.check import Feeds, Inputs, check
@@ -22,11 +20,10 @@ from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
 from qgraph.graph.interface import interface, names
 from qgraph.model import Model, Source, load
+from qgraph.numerics import Array
 from qgraph.storage import files as storage
 from qgraph.storage.archive import write_arrays
 from qgraph.storage.outputs import Outputs, joined
-
-Array = npt.NDArray[Any]
 
 REFERENCE, CANDIDATE, INPUTS = "reference.onnx", "candidate.onnx", "inputs.npz"
 """Names of the files of a reduction."""

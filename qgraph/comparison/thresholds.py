@@ -15,17 +15,15 @@ import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError
 from qgraph.execution.executor import Executor
-from qgraph.execution.input_shapes import static
 from qgraph.execution.inputs import input_grid
 from qgraph.graph.constants import constant_expression
+from qgraph.graph.interface import static
 from qgraph.graph.scopes import node_name
 from qgraph.model import Model
-from qgraph.numerics import Float32
+from qgraph.numerics import Array, Float32
 from qgraph.numerics.float32 import Keys, from_keys, to_keys
 from qgraph.numerics.values import is_nan
 from qgraph.ops.operator import Operator, operator_of
-
-Array = npt.NDArray[Any]
 
 _NOT_QUANTIZING = frozenset({"DequantizeLinear", "Cast", "Clip"})
 

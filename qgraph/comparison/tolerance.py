@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from qgraph.comparison.metrics import OutputComparison, within
 from qgraph.errors import ExecutionError, OptionError, shown
+from qgraph.numerics import Array
 
 Limit = float | Mapping[str, float]
 """A number for all outputs, or numbers by output name."""
@@ -144,7 +145,6 @@ def tolerances_of(outputs: Collection[str], limits: Tolerances) -> dict[str, Tol
     return {name: Tolerance(**fields) for name, fields in chosen.items()}
 
 
-Array = npt.NDArray[Any]
 Outputs = Mapping[str, Array]
 Score = Callable[[Outputs, Array], float]
 """``score(outputs, labels)``: outputs by name, joined over the batches; larger is better."""

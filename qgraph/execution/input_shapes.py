@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OptionError
+from qgraph.graph.interface import fits, fixed_sizes, static
 
 _MOST_ELEMENTS = 1 << 27
 """Random inputs are not larger: what a model states as a size may be nonsense."""
@@ -21,24 +22,6 @@ def describe(value: ir.Value) -> str:
     dtype = value.dtype.name if value.dtype else "of unknown type"
     dims = "[?]" if value.shape is None else f"[{','.join(map(str, value.shape.dims))}]"
     return f"{value.name!r} ({dtype}{dims})"
-
-
-def static(dim: int | ir.SymbolicDim | None) -> int | None:
-    """Return the size of a dimension, None when it is dynamic; some exporters write -1 for that."""
-    return dim if isinstance(dim, int) and dim >= 0 else None
-
-
-def fixed_sizes(value: ir.Value) -> tuple[int | None, ...] | None:
-    """Return the sizes of a value, None for a dynamic one; None if its rank is not known."""
-    return None if value.shape is None else tuple(static(dim) for dim in value.shape.dims)
-
-
-def fits(shape: Sequence[int], sizes: Sequence[int | None] | None) -> bool:
-    """Return whether an array of some shape has the ``sizes`` that are fixed."""
-    if sizes is None:
-        return True
-    pairs = zip(shape, sizes, strict=False)
-    return len(shape) == len(sizes) and all(size in (None, n) for n, size in pairs)
 
 
 def input_shapes(

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, OptionError, meant
-from qgraph.execution.input_shapes import describe, fits, fixed_sizes, input_shapes
+from qgraph.execution.input_shapes import describe, input_shapes
 from qgraph.graph.constants import constant_expression
+from qgraph.graph.interface import fits, fixed_sizes
 from qgraph.numerics import Array, Float32, blocks
 from qgraph.ops.operator import operator_of
 

@@ -14,9 +14,10 @@ import onnx_ir as ir
 from qgraph.errors import ExecutionError, OptionError, member
 from qgraph.execution.alone import AloneNodes
 from qgraph.execution.executor import Backend, Executor
-from qgraph.execution.input_shapes import describe, static
+from qgraph.execution.input_shapes import describe
 from qgraph.execution.inputs import make_inputs
 from qgraph.execution.runtime import RuntimeExecutor, Standardize
+from qgraph.graph.interface import static
 from qgraph.graph.scopes import Body, owners
 from qgraph.graph.tensors import FileRows
 

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from qgraph.execution.input_shapes import fits, fixed_sizes
 from qgraph.execution.plan import initial
+from qgraph.graph.interface import fits, fixed_sizes
 from qgraph.graph.scopes import nodes_of, operands
 from qgraph.ops.dispatch import Environment
 

@@ -104,14 +104,27 @@ def conflict(reference: ir.Value, candidate: ir.Value) -> str | None:
     kinds = reference.dtype, candidate.dtype
     if None not in kinds and kinds[0] != kinds[1]:
         return _differ(reference, *(kind.name for kind in kinds if kind is not None))
-    ours, theirs = stated_shape(reference), stated_shape(candidate)
-    if ours is None or theirs is None:
-        return None
-    pairs = zip(ours, theirs, strict=False)
-    numbers = [set(pair) for pair in pairs if all(isinstance(size, int) for size in pair)]
-    if len(ours) == len(theirs) and all(len(sizes) == 1 for sizes in numbers):
+    if fits(fixed_sizes(reference), fixed_sizes(candidate)):
         return None
     return _differ(reference, *map(str, (reference.shape, candidate.shape)))
+
+
+def static(dim: int | ir.SymbolicDim | None) -> int | None:
+    """Return the size of a dimension, None when it is dynamic; some exporters write -1 for that."""
+    return dim if isinstance(dim, int) and dim >= 0 else None
+
+
+def fixed_sizes(value: ir.Value) -> tuple[int | None, ...] | None:
+    """Return the sizes of a value, None for a dynamic one; None if its rank is not known."""
+    return None if value.shape is None else tuple(map(static, value.shape.dims))
+
+
+def fits(shape: Sequence[int | None] | None, sizes: Sequence[int | None] | None) -> bool:
+    """Return whether an array may have two shapes: the sizes that both fix are equal."""
+    if shape is None or sizes is None:
+        return True
+    pairs = zip(shape, sizes, strict=False)
+    return len(shape) == len(sizes) and all(a == b or None in (a, b) for a, b in pairs)
 
 
 def _differ(value: ir.Value, one: str, other: str) -> str:
@@ -193,10 +206,8 @@ def stated_shape(value: ir.Value) -> tuple[int | str | None, ...] | None:
     """Return the shape of a value: for each dimension a size, a name, or None if it has neither."""
     if value.shape is None:
         return None
-    return tuple(
-        (size if size >= 0 else None) if isinstance(size, int) else size.value
-        for size in value.shape.dims
-    )
+    dims = value.shape.dims
+    return tuple(static(size) if isinstance(size, int) else size.value for size in dims)
 
 
 def _classes(

@@ -20,18 +20,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
 from qgraph.inventory.info import format_of
 from qgraph.inventory.weight_steps import StepRange, step_range
+from qgraph.numerics import Array
 from qgraph.numerics.formats import IntFormat
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Truncating, Unnamed
 from qgraph.quantizers.sites import sites
-
-Array = npt.NDArray[Any]
 
 _NOISE = 2.0**-21
 """Error of a zero point given by two rounded limits of FakeQuantize, in ranges."""

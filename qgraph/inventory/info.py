@@ -17,6 +17,7 @@ import onnx_ir as ir
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.scopes import node_name
 from qgraph.graph.tensors import slots, stored_bytes
+from qgraph.numerics import Float32
 from qgraph.numerics.formats import FORMATS, IntFormat, find_minifloat
 from qgraph.numerics.rounding import Rounding
 from qgraph.quantizers.dialects.dialect import Refusal, Site
@@ -162,9 +163,6 @@ def _is_gone(owner: ir.Value | ir.Node | ir.Function, gone: set[ir.Node]) -> boo
         used = bool(owner.consumers()) or owner.is_graph_output()
         return used and _only_read_by(owner, gone)
     return owner in gone
-
-
-Float32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)

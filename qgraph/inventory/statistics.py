@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from qgraph.graph.scopes import node_name
 from qgraph.inventory.info import format_of
+from qgraph.numerics import Array, Float32
 from qgraph.numerics.minifloat import snap
 from qgraph.numerics.rounding import Rounding, round_to_integer
 from qgraph.ops.static_parameters import settled
@@ -25,8 +26,6 @@ from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Quantizer, Ra
 from qgraph.quantizers.sites import sites
 from qgraph.reports import operator_name
 from qgraph.storage.archive import common, tensors
-
-Array = npt.NDArray[Any]
 
 
 @dataclass
@@ -95,8 +94,6 @@ def _joined(whole: tuple[int, ...] | None, part: tuple[int, ...]) -> tuple[int, 
         return None
     return ((whole[0] if whole else 1) + (part[0] if part else 1), *part[1:])
 
-
-Float32 = npt.NDArray[np.float32]
 
 _MOST_LEVELS = 1 << 16
 """Codes of formats with more levels are not counted one by one."""

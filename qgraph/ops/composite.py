@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError, where
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.opset.versions import require
 from qgraph.graph.schema import OpKey
+from qgraph.numerics import Array
 from qgraph.registry import Registry
 
-Array = np.typing.NDArray[Any]
 Write = Callable[[Draft, ir.Node], Operand | Sequence[Operand]]
 Run = Callable[[dict[ir.Value, Any]], None]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -11,8 +10,6 @@ import onnx_ir as ir
 from qgraph.graph.edit import Draft, Operand
 from qgraph.numerics.minifloat import Minifloat
 from qgraph.ops.steps import element_type
-
-Array = np.typing.NDArray[Any]
 
 FLOAT = ir.DataType.FLOAT
 LAST = np.asarray([-1], np.int64)

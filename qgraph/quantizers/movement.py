@@ -106,9 +106,7 @@ def encoder_of(codes: ir.Value | None) -> ir.Node | None:
 def moves_constant(decode: ir.Node) -> bool:
     """Return whether a DequantizeLinear decodes constant codes that other operators move."""
     start = _unmoved(decode.inputs[0])
-    return (
-        start is not None and start is not decode.inputs[0] and constant_stream(start) is not None
-    )
+    return start is not decode.inputs[0] and constant_stream(start) is not None
 
 
 def _unmoved(codes: ir.Value | None) -> ir.Value | None:

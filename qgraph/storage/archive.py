@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
+from qgraph.numerics import Array
 from qgraph.storage.outputs import Outputs, joined
-
-Array = npt.NDArray[Any]
 
 
 class Archive:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT
+from qgraph.numerics import Array
 from qgraph.ops.integer.codes import ratio, shifted
 from qgraph.ops.integer.decoded import decoder, parameters, result_parameters
 from qgraph.ops.integer.forms import compare_tables, draft_codes
@@ -22,8 +21,6 @@ from qgraph.ops.integer.sums import Factor, cast
 from qgraph.ops.operator import operator_of
 from qgraph.transforms.drafts.rebuilding import Rebuild
 from qgraph.transforms.integers.products import only_source
-
-Array = npt.NDArray[Any]
 
 _OPERATIONS = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
 _OPSET = 10

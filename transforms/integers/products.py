@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression
+from qgraph.numerics import Array
 from qgraph.ops.integer.decoded import (
     is_of_decoded,
     read_decoded,
@@ -31,8 +31,6 @@ from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_OPERATOR
 from qgraph.transforms.drafts.rebuilding import Found, Kept, Rebuild
-
-Array = npt.NDArray[Any]
 
 _OPSET, _OPSET_OF_AXES = 10, 13
 _WRAPS = 1 << 31

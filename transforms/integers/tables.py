@@ -14,6 +14,7 @@ from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT
+from qgraph.numerics import Array
 from qgraph.ops.dispatch import kernel_for
 from qgraph.ops.integer.forms import compare_tables, draft_codes, unproved
 from qgraph.ops.integer.kernels import code_kernel
@@ -26,7 +27,6 @@ from qgraph.reasons import NO_OPERATOR
 from qgraph.transforms.drafts.rebuilding import Rebuild
 from qgraph.transforms.integers.pairs import draft_offset_codes
 
-Array = npt.NDArray[Any]
 Lowered = Rebuild | Refusal
 Encoding = tuple[Array, Array]
 """Scale and zero point of the result."""

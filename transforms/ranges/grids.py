@@ -14,6 +14,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError
 from qgraph.graph.schema import OpKey
 from qgraph.model import Model
+from qgraph.numerics import Float32, Float64
 from qgraph.numerics.float32 import from_keys
 from qgraph.ops.definitions import fake_quantize
 from qgraph.proof.functions.expression import Builder, Expr, evaluate
@@ -21,9 +22,6 @@ from qgraph.proof.functions.search import MAX_BOXES, plateaus
 from qgraph.quantizers.dialects.dialect import DIALECTS, Refusal, Site
 from qgraph.quantizers.quantizer import Ranged
 from qgraph.reasons import UNSUITED_RANGE, UNSUPPORTED_TYPE, ExplainedReason, explained
-
-Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
 
 _FAR_LESS = 2.0**-6
 

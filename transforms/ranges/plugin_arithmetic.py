@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import array_of
 from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.numerics import Array
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.definitions.fake_quantize import (
@@ -43,8 +43,6 @@ from qgraph.quantizers.dialects.parts import (
 from qgraph.quantizers.dialects.qonnx_forms import codes_holding, quant
 from qgraph.quantizers.quantizer import Ranged
 from qgraph.reasons import UNSUITED_RANGE, UNSUPPORTED_TYPE
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
@@ -19,10 +18,8 @@ from qgraph.graph.edit import Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts
 from qgraph.graph.slices import nearest_cut
+from qgraph.numerics import Float32, Float64
 from qgraph.transforms.ranges.grids import carry_over
-
-Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
 
 
 class Stuck(Exception):  # noqa: N818 - a finding, not a fault

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +15,13 @@ from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.streaming import Stream
 from qgraph.model import Model
-from qgraph.numerics import blocks
+from qgraph.numerics import Array, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, packed_size
 from qgraph.numerics.minifloat import MINIFLOATS, cast
 from qgraph.ops.operator import operator_of
 from qgraph.quantizers.weights.job import NumberRange, Source
 from qgraph.quantizers.weights.piecewise import Parameter
 
-Array = npt.NDArray[Any]
 Whole = npt.NDArray[np.int32]
 Move = tuple[Parameter | None, float]
 """Number to subtract, and power of two to multiply by."""

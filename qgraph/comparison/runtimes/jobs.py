@@ -13,13 +13,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from qgraph.errors import QGraphError
 from qgraph.graph.opset.versions import declare_domains, minimum_ir_version
 from qgraph.model import Model
+from qgraph.numerics import Array
 
-Array = npt.NDArray[Any]
 Configuration = Mapping[str, Any]
 """Options of a runtime, as :mod:`qgraph.comparison.runtimes.worker` takes them."""
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from qgraph.numerics import Array
+
 Feeds = Mapping[str, Array]
 _LONGEST = 300
 """Maximum length of an error message, in characters."""

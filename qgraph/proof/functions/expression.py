@@ -12,13 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.numerics import Array
+from qgraph.numerics import Array, Float32, Mask
 from qgraph.numerics.formats import FORMATS
 from qgraph.numerics.primitives import NUMPY
 from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE, TYPE_NOT_PROVED, ExplainedReason
 
-Mask = npt.NDArray[np.bool_]
-Float32 = npt.NDArray[np.float32]
 T = TypeVar("T")
 
 INPUT = "input"

@@ -10,13 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.exactness import Exactness, Witness
-from qgraph.numerics import Float32
+from qgraph.numerics import Float32, Mask
 from qgraph.numerics.float32 import HIGHEST, LOWEST, Keys, from_keys, to_keys
 from qgraph.proof.functions.expression import CONSTANT, Expr, Undecidable, in_order, known
 from qgraph.proof.functions.program import Channels, PairProgram, PointResults
 from qgraph.proof.functions.search import BoxBatch
-
-Mask = npt.NDArray[np.bool_]
 
 _KEY_BITS = 33
 """Bits that hold the key of any float32 number, and its sign."""

@@ -20,15 +20,12 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from qgraph.numerics import Array
+from qgraph.numerics import Array, Mask
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.numerics.primitives import NUMPY
 from qgraph.proof.functions.expression import Undecidable, undefined
 from qgraph.reasons import NO_RULE
-
-Mask = npt.NDArray[np.bool_]
 
 _ZERO = np.float32(0)
 _MINUS_ZERO = np.float32(-0.0)

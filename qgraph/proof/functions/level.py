@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.exactness import Exactness
+from qgraph.numerics import Float64
 from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys
 from qgraph.proof.functions.expression import Expr, Undecidable
 from qgraph.proof.functions.finding import PairFinding, Runs
@@ -24,8 +25,6 @@ _NEIGHBOURS = 2
 _BOXES = 1 << 22
 _BOXES_OF_CHANNEL = 1 << 14
 """Functions that need more boxes count as functions without steps."""
-
-Float64 = npt.NDArray[np.float64]
 
 
 def grade(finding: PairFinding, reference: Expr) -> tuple[Exactness | None, float | None]:

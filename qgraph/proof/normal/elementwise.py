@@ -21,11 +21,10 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import OperatorError
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
-from qgraph.ops.operator import operator_of
+from qgraph.ops.operator import is_defined
 from qgraph.proof.normal.movements import is_constant_along
 from qgraph.proof.normal.rewriter import Rewriter, Sizes, is_single, sizes_of
 
@@ -58,10 +57,7 @@ def is_on_elements(node: ir.Node) -> bool:
         return True
     if node.domain == "" and (node.op_type in NUMPY or node.op_type in _OTHERS):
         return node.op_type not in ("Gather", "Identity")
-    try:
-        return operator_of(node) is not None
-    except OperatorError:
-        return False
+    return is_defined(node)
 
 
 def leaves_zero_open(graph: Rewriter, node: ir.Node) -> bool:
