@@ -13,6 +13,7 @@ import onnx_ir as ir
 from qgraph.errors import OptionError, QGraphError, UnsupportedError
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
+from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import between
 from qgraph.inventory.statistics import Statistics
@@ -64,15 +65,11 @@ class Named:
         nodes = between(end, [start], lambda value: joined(value, self.known.has))
         if not nodes:
             return None
-        shape = () if start.shape is None else tuple(_size(size) for size in start.shape)
+        shape = fixed_sizes(start) or ()
         try:
             return lower(nodes, start, end, shape, builder, constants=self.known.array)
         except Undecidable:
             return None
-
-
-def _size(size: int | ir.SymbolicDim) -> int | None:
-    return size if isinstance(size, int) else None
 
 
 def region_functions(

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.edit import Draft, Operand
+from qgraph.graph.interface import fixed_sizes
 from qgraph.numerics.minifloat import Minifloat
 from qgraph.ops.steps import element_type
 
@@ -28,11 +29,11 @@ def sizes_of(node: ir.Node, place: int) -> tuple[int | None, ...]:
     value = node.inputs[place]
     if value is not None and value.shape is None and value.const_value is not None:
         return tuple(int(size) for size in value.const_value.shape.numpy())
-    if value is None or value.shape is None:
+    if value is None or (sizes := fixed_sizes(value)) is None:
         raise ValueError(
             f"the rank of its input {place} is not known, expected a shape. Infer shapes first"
         )
-    return tuple(size if isinstance(size, int) else None for size in value.shape.dims)
+    return sizes
 
 
 def kind_of(node: ir.Node, place: int) -> ir.DataType:

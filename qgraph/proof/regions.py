@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
-from qgraph.graph.interface import Pair
+from qgraph.graph.interface import Pair, fixed_sizes
 from qgraph.graph.slices import between
 from qgraph.numerics import Array
 from qgraph.numerics.values import is_nan
@@ -131,13 +131,12 @@ def count_all(outcome: PairOutcome) -> PairOutcome:
 
 
 def _shape(entry: Pair) -> Shape | None:
-    known = [value.shape for value in entry if value.shape is not None]
-    if not known:
+    sizes = [known for value in entry if (known := fixed_sizes(value)) is not None]
+    if not sizes:
         return None
-    sizes = [[d if isinstance(d, int) else None for d in shape.dims] for shape in known]
     if len(sizes) == 2 and len(sizes[0]) == len(sizes[1]):
         return tuple(a if a is not None else b for a, b in zip(*sizes, strict=True))
-    return tuple(sizes[0])
+    return sizes[0]
 
 
 def _element_type(region: Cut) -> ir.DataType:

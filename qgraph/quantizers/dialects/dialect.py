@@ -14,6 +14,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.schema import OpKey
 from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32, blocks
@@ -66,9 +67,8 @@ class Refusal:
 
 def shape_of(x: ir.Value, *parameters: Array) -> tuple[int | None, ...]:
     """Return the shape of the data; where its rank is unknown, that of the widest parameter."""
-    if x.shape is not None:
-        return tuple(size if isinstance(size, int) else None for size in x.shape)
-    return (None,) * max((parameter.ndim for parameter in parameters), default=0)
+    widest = max((parameter.ndim for parameter in parameters), default=0)
+    return (None,) * widest if (sizes := fixed_sizes(x)) is None else sizes
 
 
 class Dialect(Protocol):

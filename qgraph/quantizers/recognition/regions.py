@@ -16,6 +16,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import array_of, constant_expression, constant_tensor
 from qgraph.graph.edit import HALF_TYPES
+from qgraph.graph.interface import fixed_sizes
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined, operator_of
@@ -149,7 +150,7 @@ class UseDefGraph:
             return
         output = node.outputs[0]
         self._order[node] = len(self._order)
-        self._shapes[output] = _sizes(output) or sizes
+        self._shapes[output] = fixed_sizes(output) or sizes
         self._expressions[output] = result
         self._values.setdefault(id(result), []).append(output)
 
@@ -195,7 +196,7 @@ class UseDefGraph:
             kind = None if value.dtype in HALF_TYPES else value.dtype
             variable = Expr(INPUT, dtype=FLOAT if kind is None else kind.name)
             self._expressions[value] = variable
-            self._shapes[value] = _sizes(value)
+            self._shapes[value] = fixed_sizes(value) or ()
             self._values.setdefault(id(variable), []).append(value)
         return self._expressions[value]
 
@@ -258,9 +259,4 @@ def _has_many_parameters(node: ir.Node) -> bool:
 
 
 def _size(value: ir.Value) -> int:
-    return math.prod(size or 1 for size in _sizes(value))
-
-
-def _sizes(value: ir.Value) -> Shape:
-    shape = () if value.shape is None else tuple(value.shape)
-    return tuple(size if isinstance(size, int) else None for size in shape)
+    return math.prod(size or 1 for size in fixed_sizes(value) or ())
