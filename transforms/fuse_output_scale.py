@@ -12,6 +12,7 @@ from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import ceiling
 from qgraph.model import Model
+from qgraph.numerics import Float64
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.parts import clip
 from qgraph.reasons import FAULTY_SCALE, NO_EQUAL_FORM, NOT_ABSORBED, explained
@@ -29,7 +30,6 @@ from qgraph.transforms.drafts.choice import (
 from qgraph.transforms.ranges.grids import (
     CodeGrid,
     FakeQuantize,
-    Float64,
     codes_of,
     fake_quantizes,
     range_text,

@@ -22,13 +22,13 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.constants import array_of
-from qgraph.numerics import Array, Float32
+from qgraph.numerics import Array, Float32, Mask
 from qgraph.numerics.chunks import available_cores
 from qgraph.numerics.float32 import check_float_environment, from_keys, to_keys
 from qgraph.numerics.values import compare_pieces, compare_values, is_nan
 from qgraph.proof.functions.decide import PairOutcome, Shape, check_shapes, remarks, replayed
 from qgraph.proof.functions.expression import Expr, Undecidable
-from qgraph.proof.functions.finding import Collector, Mask, PairFinding, compare_special_inputs
+from qgraph.proof.functions.finding import Collector, PairFinding, compare_special_inputs
 from qgraph.proof.functions.lowering import Constants, laid_out
 from qgraph.proof.functions.program import PairProgram, PointResults
 from qgraph.proof.functions.search import BoxBatch

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.numerics import Array, Float32
+from qgraph.numerics import Array, Float32, Mask
 from qgraph.numerics.float32 import Keys, from_keys
 from qgraph.numerics.primitives import NUMPY
 from qgraph.proof.functions.expression import (
@@ -24,7 +24,7 @@ from qgraph.proof.functions.expression import (
     known,
     undefined,
 )
-from qgraph.proof.functions.interval import RULES, Interval, Mask, apply
+from qgraph.proof.functions.interval import RULES, Interval, apply
 from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE
 
 Channels = npt.NDArray[np.int64]

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.evidence import Division
-from qgraph.numerics import Array, Float32
+from qgraph.numerics import Array, Float32, Mask
 from qgraph.numerics.float32 import (
     HIGHEST,
     LOWEST,
@@ -36,7 +36,7 @@ from qgraph.numerics.float32 import (
     to_keys,
 )
 from qgraph.proof.functions.expression import Expr, Undecidable
-from qgraph.proof.functions.interval import Interval, Mask, either, settled
+from qgraph.proof.functions.interval import Interval, either, settled
 from qgraph.proof.functions.program import Channels, PairProgram, PointResults
 from qgraph.reasons import EFFORT
 
