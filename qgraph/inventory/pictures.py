@@ -271,8 +271,10 @@ def _function(site: Site, builder: Builder) -> Expr:
     """
     name = node_name(site.root)
     if site.x.dtype not in (None, ir.DataType.FLOAT):
+        is_real = site.x.dtype in (ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+        does = f"quantizes {site.x.dtype} values" if is_real else f"decodes {site.x.dtype} codes"
         raise UnsupportedError(
-            f"{name!r}: decodes {site.x.dtype} codes, expected a quantizer of float32 values. "
+            f"{name!r}: {does}, expected a quantizer of float32 values. "
             "Choose one of the data; 'qgraph run --stats' shows the codes of a weight."
         )
     try:

@@ -63,6 +63,8 @@ def expect_place(path: str | os.PathLike[str], *, follow_links: bool = True) -> 
         raise QGraphError(
             f"{path}: cannot be written, {str(folder)!r} is not a folder. Create it first."
         )
+    if _is_too_long(target):
+        raise QGraphError(f"{path}: no file can have a name of this length. Choose a shorter one.")
     if _is_stream(whole) or (status is not None and not stat.S_ISREG(status.st_mode)):
         raise QGraphError(f"{path}: exists and is not a regular file. Choose another name.")
     if any(_is_open_as(target, descriptor) for descriptor in (1, 2)):
@@ -119,6 +121,14 @@ def _status(path: str) -> os.stat_result | None:
         if error.errno not in _ABSENT:
             raise
         return None
+
+
+def _is_too_long(path: Path) -> bool:
+    try:
+        path.lstat()
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False
 
 
 def _folded(path: str) -> str:

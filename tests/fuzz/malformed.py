@@ -261,6 +261,7 @@ def run(arguments: tuple[str, ...], folder: Path, seconds: float = SECONDS) -> R
         os.dup2(writer, 2)
         sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(3 * seconds),) * 2)
         status = 99
         try:
             status = main(arguments)
@@ -269,7 +270,7 @@ def run(arguments: tuple[str, ...], folder: Path, seconds: float = SECONDS) -> R
             sys.stderr.flush()
             os._exit(status)
     os.close(writer)
-    text, limit = b"", start + 3 * seconds
+    text, limit = b"", start + 30 * seconds  # for what waits; other work may slow this down
     while True:
         ready, _, _ = select.select([reader], [], [], max(limit - time.monotonic(), 0))
         piece = os.read(reader, 1 << 16) if ready else b""
@@ -280,7 +281,7 @@ def run(arguments: tuple[str, ...], folder: Path, seconds: float = SECONDS) -> R
         os.kill(child, signal.SIGKILL)
     os.close(reader)
     _, status, usage = os.wait4(child, 0)
-    took = usage.ru_utime + usage.ru_stime if ready else 3 * seconds
+    took = usage.ru_utime + usage.ru_stime if ready else 30 * seconds
     code = os.waitstatus_to_exitcode(status)
     return Run(arguments, code, text.decode("utf-8", "replace"), took, usage.ru_maxrss / 1024)
 

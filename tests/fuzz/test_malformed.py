@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from qgraph.cli.main import main
+from tests.fuzz import external
 from tests.fuzz.malformed import COMMANDS, Run, mutant, originals
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,3 +51,27 @@ def test_an_unexpected_error_is_a_fault(monkeypatch, capsys):
     assert "unexpected" in str(
         Run((), status, capsys.readouterr().err, seconds=0, megabytes=0).fault
     )
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_wrong_data_files(number, tmp_path, monkeypatch, capsys):
+    chance = random.Random(f"files {number}")
+    external.lay_out(tmp_path, chance.choice(originals()), chance)
+    monkeypatch.chdir(tmp_path / "inner")
+    for command in chance.sample(external.COMMANDS, 2):
+        before = external.kept(tmp_path)
+        status = main(command)
+        said = capsys.readouterr()
+        found = Run(command, status, said.out + said.err, seconds=0, megabytes=0)
+        assert external.fault(found, before, external.kept(tmp_path)) is None, found
+        for path in tmp_path.rglob("out*"):
+            if path.is_file() and path.name != "outside.bin":
+                path.unlink()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(2))
+def test_many_wrong_data_files(seed):
+    command = [sys.executable, "-m", "tests.fuzz.external", str(seed), "200", *map(str, EXAMPLES)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ", 0 faults, " in done.stdout, done.stdout

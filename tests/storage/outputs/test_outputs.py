@@ -254,6 +254,10 @@ class TestPlaces:
             with pytest.raises(QGraphError, match="not a regular file"):
                 expect_place(name, follow_links=follow)
 
+    def test_a_name_that_is_too_long_is_refused_before_any_work(self, tmp_path: Path) -> None:
+        with pytest.raises(QGraphError, match="no file can have a name of this length"):
+            expect_place(tmp_path / ("x" * 300))
+
     def test_a_name_that_no_file_can_have_is_refused(self) -> None:
         with pytest.raises(QGraphError, match="no file can have this name"):
             expect_place("a\0b")
