@@ -80,8 +80,10 @@ class FoldBatchNorm(Transform):
         report.sites += [fold.report() for fold in folds] + others
         editor.learn()
         editor.replace_all(fold.draft for fold in folds)
-        for fold in folds:
-            fold.keep_names()
+        made = {old: new for fold in reversed(folds) for new, old in fold.copies.items()}
+        for old, new in made.items():
+            if old.graph is None:
+                carry_over(old, new)
 
     def _plan(self, model: Model, editor: Editor) -> tuple[list[_Fold], list[SiteReport]]:
         limit, facts = ceiling(model.ir, self.opset), infer(model.ir)
@@ -131,11 +133,10 @@ class _Fold:
         """Whether all old nodes are still in the graph."""
         return self.draft.region.stands
 
-    def keep_names(self) -> None:
-        """Give new nodes the names of those that they replaced."""
-        for new, old in ((self.made, self.layer.node), *self.scaling.copies.items()):
-            if old.graph is None:
-                carry_over(old, new)
+    @property
+    def copies(self) -> dict[ir.Node, ir.Node]:
+        """The old nodes of the new ones that take their place."""
+        return {self.made: self.layer.node} | self.scaling.copies
 
     def report(self) -> SiteReport:
         """Return the entry of the report, named by the first BatchNormalization of the chains."""

@@ -397,6 +397,49 @@ def test_shared_weights_are_copied(check_pass):
     assert sources[0].inputs[0] is sources[1].inputs[0]
 
 
+def test_layers_that_share_weights_are_both_folded(check_pass):
+    layer = LAYERS["conv"]
+    tail = f"""{NORMALIZED.replace("y =", "p =")} [other] d = Conv <{PADS}> (x, w)
+        [bn2] r = BatchNormalization (d, ga, ga, mu, va) y = Sub (p, r)"""
+    text = graph(layer, *weights_of("tensor", layer)[:2], tail)
+    model, report = check_pass(FoldBatchNorm(), text, exactly=ANY)
+    assert report.count("changed") == 2
+    decoders = list(model.nodes("DequantizeLinear"))
+    assert len({node.name for node in decoders}) == 2
+    assert decoders[0].inputs[0] is decoders[1].inputs[0]
+    assert decoders[0].inputs[1] is decoders[1].inputs[1]
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_layers_in_branches(is_inside):
+    """A chain is folded where all of it lies in one graph."""
+    layer = LAYERS["matmul"]
+    initializers, node, weights = weights_of("axis", layer)
+    norm = "{name} = BatchNormalization (c, ga, be, mu, va)"
+    inner = norm.format(name="u") if is_inside else "u = Identity (c)"
+    outer = "y = Identity (r)" if is_inside else "y = BatchNormalization (r, ga, be, mu, va)"
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[5, 6] x, bool on) => (float[5, 4] y) <{initializers}, {NORM}> {{
+            r = If (on) <
+                then_branch = yes () => (float[5, 4] u) {{
+                    {node}
+                    [layer] c = MatMul (x, w)
+                    {inner} }},
+                else_branch = no () => (float[5, 4] v) {{ v = Expand (one, sizes) }}>
+            {outer}
+        }}"""
+    text = text.replace(NORM, NORM + ", float one = {1}, int64[2] sizes = {5, 4}")
+    model = load(ir.from_onnx_text(text))
+    before = model.clone()
+    report = model.apply(FoldBatchNorm())
+    assert report.count("changed") == is_inside
+    x = np.random.default_rng(0).normal(size=(5, 6)).astype(F)
+    found = [m.run({"x": x, "on": np.array(True)}, backend="numpy")["y"] for m in (before, model)]
+    ideal = x.astype(float) @ weights * FACTOR + OFFSET
+    bound = 20 * 2.0**-24 * (np.abs(x.astype(float)) @ np.abs(weights) + 9) * np.abs(FACTOR) + 1e-5
+    assert all((np.abs(each - ideal) <= bound).all() for each in found)
+
+
 @pytest.mark.parametrize("code", [-127, -128])
 def test_codes_are_negated_where_scales_must_be_positive(check_pass, code):
     layer = LAYERS["conv"]
