@@ -100,7 +100,7 @@ def _as_json(node):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("tune-ranges", "Changes what a model computes; the report has the extent, or says how to find it."),
+        ("tune-ranges", "Changes what a model computes; the report has the extent"),
         ("fold-weights", "Keeps models equal in values, unless an option says otherwise."),
     ],
 )
