@@ -161,7 +161,7 @@ class Pairing:
             return error.reason
 
     def _of_reference(self, codes: Pending) -> Quantity:
-        key = (id(codes.event), codes.low.tobytes(), codes.high.tobytes())
+        key = (codes.event, codes.low.tobytes(), codes.high.tobytes())
         if key not in self._settled:
             found = _rounding(codes)
             self._settled[key] = self._fresh(found)
@@ -178,7 +178,7 @@ class Pairing:
         return Quantity(made.codes, low, high, unit=np.ones(()))
 
     def _of_candidate(self, codes: Pending) -> Quantity:
-        key = (id(codes.event), codes.low.tobytes(), codes.high.tobytes())
+        key = (codes.event, codes.low.tobytes(), codes.high.tobytes())
         if key not in self._settled:
             found = _rounding(codes)
             partners = [

@@ -1,0 +1,66 @@
+"""Segments of two models: which roundings are paired, and what enters them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+import qgraph
+from qgraph.bound import Bounding
+
+
+def chain(layers: int, factor: str) -> ir.Model:
+    """Return layers of one form: codes times weights that the factor scales, quantized again."""
+    lines = "\n".join(
+        f"""m{k} = MatMul (a{k}, w{k % 3})
+        n{k} = Mul (m{k}, f)
+        [round_{k}] q{k + 1} = QuantizeLinear (n{k}, s, z)
+        a{k + 1} = DequantizeLinear (q{k + 1}, s, z)"""
+        for k in range(layers)
+    )
+    weights = ", ".join(f"float[2,2] w{k} = {{{k + 0.5}, -0.3, 0.1, {1.5 - k}}}" for k in range(3))
+    return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (int8[1,2] x) => (float[1,2] a{layers})
+        <float s = {{0.1}}, int8 z = {{0}}, float f = {{{factor}}}, {weights}> {{
+            a0 = DequantizeLinear (x, s, z)
+            {lines}
+        }}""")
+
+
+def test_layers_of_one_form_are_paired_in_their_order():
+    found = qgraph.prove(chain(40, "0.3"), chain(40, "0.30001"), within="1step")
+    assert found.verdict == "bounded"
+    bounded = [region for region in found.regions if region.verdict == "bounded"]
+    assert len(bounded) == 40
+    assert all(region.reference_nodes == region.candidate_nodes for region in bounded)
+    assert not found.beyond
+
+
+def test_a_model_without_a_counterpart_of_a_quantizer_is_undecided():
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (int8[1,2] x) => (float[1,2] y)
+        <float s = {0.1}, int8 z = {0}, float[2,2] w = {1, 2, 3, 4}, float f = {0.3}> {
+            a = DequantizeLinear (x, s, z)
+            b = MatMul (a, w)
+            MIDDLE
+            y = Mul (m, f)
+        }"""
+    extra = "q = QuantizeLinear (b, s, z) m = DequantizeLinear (q, s, z)"
+    models = [ir.from_onnx_text(text.replace("MIDDLE", m)) for m in ("m = Add (b, b)", extra)]
+    found = qgraph.prove(*models, within="1step")
+    assert found.verdict == "undecided"
+    assert "no quantizer of the reference" in " ".join(str(r.reason) for r in found.regions)
+
+
+def test_an_input_needs_a_range():
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (float[1,2] x) => (float[1,1] y)
+        <float[2,1] w = {1, 3}, float[1,2] v = {1, 3}, float[2,1] u = {1, 9}> { SUM }"""
+    forms = "m = Mul (x, v) y = MatMul (m, w)", "y = MatMul (x, u)"
+    models = [ir.from_onnx_text(text.replace("SUM", form)) for form in forms]
+    # (x * 3) * 3 is rounded twice, x * 9 once
+    assert qgraph.prove(*models, within="1step").verdict == "different"
+    found = qgraph.prove(*models, within=Bounding("1step", ranges={"x": (-1, 1)}))
+    assert found.verdict == "bounded"
+    (region,) = found.regions
+    # each model rounds three times at most, and no number exceeds 10
+    assert 0 < region.bound.absolute <= 2 * 3 * 10 * 2.0**-24
