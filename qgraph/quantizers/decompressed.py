@@ -2,11 +2,15 @@
 
     Mul(Sub(Cast(codes), zero_point), scale)  ->  DequantizeLinear(codes, scale, zero_point)
 
-Sub and Mul may be absent, and a Cast may decode the zero point. Codes and zero points may be
-unpacked from bytes (:mod:`qgraph.quantizers.unpacked`). The pattern matcher reads the others, which
-have constants of float32. Equal bit for bit: codes less their zero point are whole
+Sub and Mul may be absent, and a Cast may decode the zero point. The pattern matcher reads the
+others, which have constants of float32. Equal bit for bit: codes less their zero point are whole
 numbers that float32, float16 and bfloat16 have if they are small enough, and both sides round one
 product.
+
+Codes and zero points may be unpacked from bytes. The nodes that do so are computed, and what uses
+the codes gets a constant:
+
+    Concat(BitwiseAnd(w, 15), BitShift(w, 4, direction=RIGHT))  ->  codes from 0 to 15
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant_expression, constant_stream, constant_tensor
+from qgraph.graph.constants import constant, constant_expression, constant_stream, constant_tensor
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import LATEST
@@ -25,8 +29,8 @@ from qgraph.graph.scopes import nodes_of, owners
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.minifloat import Minifloat
+from qgraph.ops.dispatch import Environment, compute
 from qgraph.quantizers.dialects.layout import Layout, layout_of
-from qgraph.quantizers.unpacked import unpacked
 
 _LARGEST = {ir.DataType.FLOAT: 1 << 24, ir.DataType.FLOAT16: 1 << 11, ir.DataType.BFLOAT16: 1 << 8}
 """Types of real numbers, and up to which they have all whole numbers."""
@@ -198,3 +202,49 @@ def _is_parameter(value: ir.Value) -> bool:
     """Return whether a value is subtracted or multiplies another decoded constant."""
     uses = value.uses()
     return bool(uses) and all(node.op_type in ("Mul", "Sub") and index for node, index in uses)
+
+
+_CUTS = frozenset({"BitShift", "BitwiseAnd", "Div", "Mod"})
+_MOVES = {"Concat", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+_OTHERS = {"Add", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "Equal", "Greater"}
+_OTHERS |= {"GreaterOrEqual", "Less", "LessOrEqual", "Mul", "Sub", "Where"}
+
+_MOST_UNPACKING = 64
+
+
+def unpacked(value: ir.Value | None, imports: Mapping[str, int]) -> Array | None:
+    """Return the integers of ``value`` if they are cut out of constant integers, else None.
+
+    An arithmetic shift is written with comparisons and choices, as ONNX has none.
+
+    Args:
+        value: a value of integers.
+        imports: versions of operator sets where it is computed.
+    """
+    nodes: list[ir.Node] = []
+    known: Environment = {}
+    if value is None or not _collect(value, nodes, known):
+        return None
+    if _CUTS.isdisjoint(node.op_type for node in nodes):
+        return None
+    for node in nodes:
+        compute(node, imports, known)
+    return known[value]  # type: ignore[no-any-return]
+
+
+def _collect(value: ir.Value, nodes: list[ir.Node], known: Environment) -> bool:
+    """Add what computes ``value`` from constants, in order; return False if something else does."""
+    if value in known:
+        return True
+    array = constant(value)
+    if array is not None:
+        known[value] = array
+        return array.dtype.kind in "iub"
+    node = value.producer()
+    if node is None or node.domain or node.op_type not in _CUTS | _MOVES | _OTHERS:
+        return False
+    if not all(each is None or _collect(each, nodes, known) for each in node.inputs):
+        return False
+    if node not in nodes:
+        nodes.append(node)
+    return len(nodes) <= _MOST_UNPACKING

@@ -12,7 +12,7 @@ from qgraph import load, prove
 from qgraph.errors import ModelError
 from qgraph.graph.constants import constant_elements
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
-from qgraph.proof.matching import packed_rows, same_codes
+from qgraph.proof.matching import packed_rows
 from qgraph.transforms import LowerMatMulNBits
 from qgraph.transforms.weights import block_codes
 
@@ -116,7 +116,7 @@ def test_codes_are_proved_without_decoding_and_a_flipped_bit_is_found(
 ) -> None:
     monkeypatch.setattr(MOST_ELEMENTS, 1)
     monkeypatch.setattr(packed_rows, "_STRIP_BYTES", 200)
-    monkeypatch.setattr(same_codes, "_ELEMENTS", 40)
+    monkeypatch.setattr(packed_rows, "_ELEMENTS", 40)
     source = saved(tmp_path / "a.onnx", bits)
     model = load(source)
     model.apply(LowerMatMulNBits(signed=signed))

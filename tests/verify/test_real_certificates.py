@@ -15,7 +15,8 @@ import pytest
 
 import qgraph
 from qgraph import transforms
-from qgraph.certificate import BIAS_LAST, SUMMED_ALIKE, SUMS_OF_CODES, WHOLE_SUMS, Certificate
+from qgraph.certificate import Certificate
+from qgraph.conditions import BIAS_LAST, SUMMED_ALIKE, SUMS_OF_CODES, WHOLE_SUMS
 from qgraph.errors import QGraphError
 from qgraph.exactness import Verification
 from qgraph.text import json_text

@@ -31,7 +31,6 @@ from qgraph.graph.schema import versions_of
 from qgraph.graph.scopes import CONTROL, bodies
 
 _FAMILIES = (
-    "contractions",
     "elementwise",
     "movement",
     "reshape",

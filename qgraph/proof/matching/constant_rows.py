@@ -22,8 +22,7 @@ from qgraph.numerics.values import Comparison, compare_pieces, compare_values
 from qgraph.ops.dispatch import NodeStep, kernel_for
 from qgraph.ops.operator import operator_of
 from qgraph.proof.matching.known_values import KnownValues
-from qgraph.proof.matching.packed_rows import PackedRows
-from qgraph.proof.matching.same_codes import has_same_codes
+from qgraph.proof.matching.packed_rows import PackedRows, has_same_codes
 
 _ELEMENTWISE = frozenset(
     {"Abs", "Add", "Ceil", "Div", "Floor", "Identity", "Max", "Min", "Mul", "Neg", "Relu", "Sub"}
