@@ -130,3 +130,17 @@ def test_codes_are_proved_without_decoding_and_a_flipped_bit_is_found(
     for place in range(0, len(content), len(content) // 7):
         data.write_bytes(content[:place] + bytes([content[place] ^ 0x20]) + content[place + 1 :])
         assert str(prove(source, tmp_path / "b.onnx").verdict) == "different"
+
+
+def test_parameters_are_given_without_the_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(saved(tmp_path / "a.onnx", 4))
+    model.apply(LowerMatMulNBits())
+    monkeypatch.setattr(block_codes.BlockCodes, "_rows", None)
+    _, scales, points = weights(4)
+    (node,) = model.nodes("DequantizeLinear")
+    scale, zero = (value.const_value.numpy() for value in node.inputs[1:])
+    assert scale.tolist() == scales.T.tolist()
+    expected = [[field(points[n], b, 4) for n in range(N)] for b in range(K // SIZE)]
+    assert zero.astype(int).tolist() == expected

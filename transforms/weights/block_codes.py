@@ -72,9 +72,11 @@ class BlockCodes:
 
     def write_tables(self, _: None, sinks: Sequence[Sink]) -> None:
         """Write scales and zero points."""
-        form, scale = self.form, np.empty((self.form.blocks, self.form.n), np.float32)
-        transpose(form.scales(self.scale.array()), scale)
-        sinks[1].write(0, scale)
+        form = self.form
+        if not isinstance(sinks[1], NoSink):
+            scale = np.empty((form.blocks, form.n), np.float32)
+            transpose(form.scales(self.scale.array()), scale)
+            sinks[1].write(0, scale)
         if isinstance(sinks[2], NoSink):
             return
         writer = CodeWriter(sinks[2], self.kind, 0, "The zero points")
@@ -98,6 +100,8 @@ class BlockCodes:
             ModelError: the codes were not packed as they should be.
         """
         start, stop = span
+        if isinstance(sinks[0], NoSink):
+            return
         writer = CodeWriter(sinks[0], self.kind, start * self.form.n)
         for rows in self._rows(start, stop):
             start += len(rows)
