@@ -15,6 +15,7 @@ os.environ |= {
 } | os.environ
 
 import functools
+import gc
 import resource
 import sys
 import zlib
@@ -175,6 +176,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         for item in cases[slow:]:
             item.add_marker("exhaustive")
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and tests, which stay until the end, out of each search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 LONG = 2.0
