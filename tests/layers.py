@@ -7,6 +7,7 @@ which lie beside it in a checkout, are components too. ``__init__`` is ``qgraph/
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,12 @@ def files(folders: Iterable[str] = FOLDERS, *, root: Path = ROOT) -> list[str]:
     )
 
 
+@functools.cache
+def tree_of(text: str) -> ast.Module:
+    """Return the syntax tree of a module; it is shared, and not to be changed."""
+    return ast.parse(text)
+
+
 def imported(tree: ast.AST, known: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Yield each known module that a syntax tree imports, and the line.
 
@@ -115,9 +122,15 @@ def all_imports(*, root: Path = ROOT, moves: Mapping[str, str] | None = None) ->
     return sorted(
         Import(names[module_of(file)], names[target], file, line)
         for file in files(root=root)
-        for target, line in imported(ast.parse((root / file).read_text()), names)
+        for target, line in imported(tree_of((root / file).read_text()), names)
         if names[target] != names[module_of(file)]
     )
+
+
+@functools.cache
+def own_imports() -> list[Import]:
+    """Return all imports of this checkout; the list is shared, and not to be changed."""
+    return all_imports()
 
 
 def graph_of_modules(imports: Iterable[Import]) -> nx.DiGraph[str]:

@@ -14,13 +14,14 @@ from tests.layers import (
     ORDER,
     ROOT,
     Import,
-    all_imports,
     circles,
     component,
     files,
     graph_of_modules,
     imported,
     module_of,
+    own_imports,
+    tree_of,
 )
 
 PLANNED = {"lint"}
@@ -53,7 +54,7 @@ module level or inside functions only. Runtimes are loaded by name, when a sessi
 
 @pytest.fixture(scope="module")
 def imports() -> list[Import]:
-    return all_imports()
+    return own_imports()
 
 
 def test_every_component_has_one_layer() -> None:
@@ -105,7 +106,7 @@ def libraries(tree: ast.AST, *, lazy: bool = False) -> set[tuple[str, bool]]:
 def test_libraries_are_imported_where_they_belong() -> None:
     seen = set()
     for file in files():
-        for library, lazy in libraries(ast.parse((ROOT / file).read_text())):
+        for library, lazy in libraries(tree_of((ROOT / file).read_text())):
             components, when = EXTERNAL.get(library, (None, ""))
             if components is not None:
                 assert component(module_of(file)) in components, f"{file} imports {library}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from tests.layers import ROOT, all_imports, component, graph_of_modules
+from tests.layers import ROOT, component, graph_of_modules, own_imports
 
 ALLOWED = {
     "certificate",  # the schema
@@ -38,7 +38,7 @@ MOST_LINES = 1500
 
 @pytest.fixture(scope="module")
 def modules() -> nx.DiGraph[str]:
-    return graph_of_modules(all_imports())
+    return graph_of_modules(own_imports())
 
 
 def test_the_checker_reaches_no_search(modules):
