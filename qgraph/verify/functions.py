@@ -324,8 +324,9 @@ class Both:
         lo, hi = from_keys(boxes.lo), from_keys(boxes.hi)
         a, b = self._run(boxes.channel, lo, hi, None)
         settled = ~(a.bad | b.bad) & _same(a.lo, a.hi) & _same(b.lo, b.hi) & _same(a.lo, b.lo)
-        sign = np.zeros_like(settled)
-        zero = settled & (a.lo == 0)
+        zero, points = settled & (a.lo == 0), a.is_point() & b.is_point()
+        sign = zero & points & (np.signbit(a.lo) != np.signbit(b.lo))
+        zero &= ~points  # of others, the sign may depend on the zero that is chosen
         if zero.any():
             ends = boxes.channel[zero], lo[zero], hi[zero]
             ranges = [r for tie in _ZEROS for r in self._run(*ends, tie)]

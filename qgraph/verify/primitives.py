@@ -75,7 +75,7 @@ class Span:
         if self.lo is self.hi or self.lo.dtype == np.bool_:
             return np.asarray((self.lo == self.hi) | (self.lo != self.lo))
         both = np.isnan(self.lo) & np.isnan(self.hi)
-        return np.asarray((to_keys(self.lo) == to_keys(self.hi)) | both)
+        return np.asarray((self.lo.view(np.int32) == self.hi.view(np.int32)) | both)
 
 
 class Ranges:
@@ -110,9 +110,8 @@ class Ranges:
         if name == "Gather" or (attributes and name != "Cast"):
             raise UnsupportedError(f"{name} with attributes, or from a table")
         span = self.apply(name, values, attributes)
-        if name == "Div" and self.division in HALVES:
-            return self.apply("Cast", [span], {"to": self.division})
-        return span
+        halves = name == "Div" and self.division in HALVES
+        return self.apply("Cast", [span], {"to": self.division}) if halves else span
 
     def constant(self, array: Array) -> Span:
         """Return a constant."""
@@ -132,8 +131,7 @@ class Ranges:
             return self._where(*operands)
         a, b = operands[0], operands[-1]
         if name == "Reciprocal":
-            one = np.ones((), np.float32)
-            return self.apply("Div", [self.constant(one), a], {})
+            return self.apply("Div", [self.constant(np.ones((), np.float32)), a], {})
         bad: Mask = functools.reduce(np.logical_or, [o.bad for o in operands])
         points = functools.reduce(np.logical_and, [o.is_point() for o in operands])
         if name not in _MONOTONE or (name == "Cast" and _type(attributes) is ir.DataType.BOOL):
@@ -141,11 +139,11 @@ class Ranges:
         ends = itertools.product(*((o.lo,) if o.lo is o.hi else (o.lo, o.hi) for o in operands))
         corners = [_compute(name, list(corner), attributes) for corner in ends]
         if corners[0].dtype == np.bool_:
-            known = [end for o in operands for end in (o.lo, o.hi) if end.dtype != np.bool_]
-            nan = functools.reduce(np.logical_or, map(np.isnan, known), np.zeros((), np.bool_))
+            known = [np.isnan(o.lo) | np.isnan(o.hi) for o in operands]
+            nan = functools.reduce(np.logical_or, known)
             lo, hi = np.logical_and.reduce(corners), np.logical_or.reduce(corners)
             return Span(lo, hi, bad | (nan & ~points))
-        nan = np.logical_or.reduce([np.isnan(corner) for corner in corners])
+        nan = functools.reduce(np.logical_or, map(np.isnan, corners))
         if name in ("Div", "Mul"):
             zero = [(o.lo <= 0) & (o.hi >= 0) for o in (a, b)]
             infinite = [np.isinf(o.lo) | np.isinf(o.hi) for o in (a, b)]
@@ -155,13 +153,14 @@ class Ranges:
                 nan = nan | (zero[0] & zero[1]) | (infinite[0] & infinite[1])
                 nan = nan | (np.signbit(b.lo) != np.signbit(b.hi))
         if name == "Cast":
-            for end in (a.lo, a.hi):
-                bad = bad | _is_open(attributes, end)
+            bad = bad | _is_open(attributes, a.lo) | _is_open(attributes, a.hi)
             # all formats can represent 1, and no number beyond their largest one
-            all_nan = np.logical_and.reduce([np.isnan(corner) for corner in corners])
+            all_nan = functools.reduce(np.logical_and, map(np.isnan, corners))
             points = points | (all_nan & ((a.lo >= 1) | (a.hi <= -1)))
-        keys = [to_keys(corner) for corner in corners]
-        lo, hi = from_keys(np.minimum.reduce(keys)), from_keys(np.maximum.reduce(keys))
+        lo = hi = corners[0]
+        if len(corners) > 1:
+            keys = [to_keys(corner) for corner in corners]
+            lo, hi = (from_keys(functools.reduce(pick, keys)) for pick in (np.minimum, np.maximum))
         if name in ("Max", "Min", "Relu"):
             other = b if name != "Relu" else self.constant(np.zeros((), np.float32))
             lo, hi = self._tied(a, other, lo, hi)
@@ -170,14 +169,15 @@ class Ranges:
     def _tied(self, a: Span, b: Span, lo: Array, hi: Array) -> tuple[Array, Array]:
         """Return bounds of Min, Max or Relu where the operands may be -0 and +0."""
         both = (a.lo <= 0) & (a.hi >= 0) & (b.lo <= 0) & (b.hi >= 0)
+        if not both.any():
+            return lo, hi
         signs = [np.signbit(end) for end in (a.lo, a.hi, b.lo, b.hi)]
         mixed = both & ((signs[0] != signs[3]) | (signs[1] != signs[2]))
-        zeros = np.float32(-0.0), np.float32(0.0)
         if self._tie is not None:
             sure = mixed & a.is_point() & b.is_point()
             lo, hi = (np.where(sure, np.float32(self._tie), end) for end in (lo, hi))
             mixed = mixed & ~sure
-        return np.where(mixed & (lo == 0), zeros[0], lo), np.where(mixed & (hi == 0), zeros[1], hi)
+        return np.where(mixed & (lo == 0), -0.0, lo), np.where(mixed & (hi == 0), 0.0, hi)
 
     def _where(self, c: Span, a: Span, b: Span) -> Span:
         yes, no = c.lo & ~c.bad, ~c.hi & ~c.bad
@@ -203,12 +203,10 @@ class Ranges:
             across = np.signbit(a.lo) & ~np.signbit(a.hi)
             lo = np.where(across, np.float32(0), np.minimum(found, hi))
             return Span(lo, np.maximum(found, hi), bad)
-        if name == "IsNaN":
-            return Span(found, found, bad)
         if name == "Cast":
             sure, maybe = (a.lo > 0) | (a.hi < 0), (a.lo != 0) | (a.hi != 0)
             return Span(np.where(points, found, sure), np.where(points, found, maybe), bad)
         if name == "Equal":
             meet = (a.lo <= b.hi) & (b.lo <= a.hi)
             return Span(np.where(points, found, meet & (a.lo == a.hi) & (b.lo == b.hi)), meet, bad)
-        return Span(found, found, bad | ~points)
+        return Span(found, found, bad if name == "IsNaN" else bad | ~points)
