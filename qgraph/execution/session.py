@@ -69,7 +69,7 @@ class Session:
         for value in free_values(nodes):
             if value not in feeds:
                 self._store(graph, value)
-        graph.node.extend(ir.to_proto(node) for node in nodes)
+        graph.node.extend(map(ir.serde.serialize_node, nodes))
         domains = {"", *(node.domain for node in nodes_of(nodes))}
         model = onnx.ModelProto(ir_version=ir_version, graph=graph)
         for domain in sorted(domains):

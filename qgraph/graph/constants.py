@@ -50,8 +50,9 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     for attribute in node.attributes.values():
         if attribute.is_ref():
             continue  # filled in by the caller of the function
-        if attribute.name == "value":
-            return attribute.as_tensor()
+        if attribute.name == "value" and attribute.type is ir.AttributeType.TENSOR:
+            tensor: ir.TensorProtocol = attribute.value  # as_tensor() checks a slow protocol
+            return tensor
         if attribute.name in _SPELLED_OUT:
             return ir.Tensor(np.asarray(attribute.value, dtype=_SPELLED_OUT[attribute.name]))
     return None

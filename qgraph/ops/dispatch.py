@@ -246,7 +246,7 @@ class _Evaluator:
         from onnx.reference import ReferenceEvaluator
 
         node = self._node
-        graph = onnx.GraphProto(name="node", node=[ir.to_proto(node)])
+        graph = onnx.GraphProto(name="node", node=[ir.serde.serialize_node(node)])
         for name, kind in dict(zip(self._names, kinds, strict=True)).items():
             if name:
                 entry = graph.input.add(name=name)
