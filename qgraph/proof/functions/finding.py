@@ -209,7 +209,7 @@ def _joined(noted: list[_Columns]) -> _Columns:
 
 def _merged(columns: _Columns) -> _Columns:
     """Return boxes in order; neighbours with values equal bit for bit are joined."""
-    order = np.argsort((columns[0] << _KEY_BITS) + columns[1], kind="stable")
+    order = np.argsort((columns[0] << _KEY_BITS) + columns[1])  # no two boxes overlap
     ordered: list[Any] = [column[order] for column in columns]
     kind, lo, hi, a, b = ordered
     starts = np.ones(len(lo), np.bool_)
