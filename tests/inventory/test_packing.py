@@ -53,12 +53,11 @@ def test_the_narrowest_type_of_an_opset(quantizer, opset, expected):
     assert code_type(quantizer, opset) == expected
 
 
-def test_predicted_sizes_are_those_of_folding(models):
+def test_predicted_sizes_are_those_of_folding(real_models, model_name):
     """Within 3 percent: codes may need fewer bits than their format, or one level more."""
-    for path in sorted(models.glob("*.onnx")):
-        model = load(path)
-        found = overview(model.ir)
-        folded = model.apply(FoldWeights()).weight_bytes_after
-        assert found.packed_bytes == pytest.approx(folded, rel=0.03), path.name
-        weights = [each for each in found.quantizers if each.weight]
-        assert all(each.packed_bytes <= each.weight_bytes for each in weights), path.name
+    model = load(real_models[model_name])
+    found = overview(model.ir)
+    folded = model.apply(FoldWeights()).weight_bytes_after
+    assert found.packed_bytes == pytest.approx(folded, rel=0.03)
+    weights = [each for each in found.quantizers if each.weight]
+    assert all(each.packed_bytes <= each.weight_bytes for each in weights)

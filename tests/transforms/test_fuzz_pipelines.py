@@ -131,8 +131,8 @@ def _form(made: onnx.ModelProto, model: Any) -> list[str]:
 
 def test_reports_of_random_pipelines_are_true():
     seen = Counter[str]()
-    assert not [fault for seed in range(12) for fault in faults(seed, seen)]
-    assert seen["values"] > 2
+    assert not [fault for seed in range(8) for fault in faults(seed, seen)]
+    assert seen["values"] > 1
 
 
 @pytest.mark.parametrize(

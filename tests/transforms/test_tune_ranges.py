@@ -91,7 +91,7 @@ def test_the_helper_orders_floats():
 
 @pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("high", [3.0, 0.1, 127.0, 1e-6, 2.7e20])
-@pytest.mark.parametrize("levels", [256, 16, 65536, 4])
+@pytest.mark.parametrize("levels", [256, 16, pytest.param(65536, marks=pytest.mark.slow), 4])
 def test_symmetric_ranges_are_widened_at_the_lower_end(check_pass, high, levels):
     model, report = check_pass(
         TuneRanges(), fake_quantize(-high, high, levels), exactly=Exactness.DIFFERENT

@@ -47,16 +47,16 @@ def _mismatches(fuzzing: ModuleType, seeds: range) -> tuple[list[object], dict[s
 
 
 def test_random_pairs_agree_with_enumeration(fuzzing: ModuleType) -> None:
-    wrong, seen = _mismatches(fuzzing, range(400))
+    wrong, seen = _mismatches(fuzzing, range(240))
     assert not wrong, wrong[:3]
-    assert min(seen.values()) >= 5
+    assert min(seen.values()) >= 3
 
 
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(range(400, 1800), marks=pytest.mark.slow, id="1400"),
-        pytest.param(range(1800, 9000), marks=pytest.mark.exhaustive, id="7200"),
+        pytest.param(range(240, 1400), marks=pytest.mark.slow, id="1160"),
+        pytest.param(range(1400, 9000), marks=pytest.mark.exhaustive, id="7600"),
     ],
 )
 def test_many_random_pairs_agree_with_enumeration(fuzzing: ModuleType, seeds: range) -> None:
