@@ -39,6 +39,7 @@ _WEIGHTS = {
     "GatherBlockQuantized": (0, 2, 3),
     "MatMulBnb4": (1, 2, None),
     "MatMulNBits": (1, 2, 3),
+    "QAttention": (1, 4, 7),
 }
 """Inputs that are weights, their scale and their zero point."""
 

@@ -41,9 +41,9 @@ _MATMUL_NBITS = frozenset({"MatMulNBits"})
 
 _ON_CODES = frozenset(
     {
-        *("MatMulIntegerToFloat", "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat"),
-        *("QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid"),
-        *("QLinearSoftmax", "QLinearWhere"),
+        *("MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearAdd", "QLinearConcat"),
+        *("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul"),
+        *("QLinearSigmoid", "QLinearSoftmax", "QLinearWhere"),
     }
 )
 """Operators on integer codes of com.microsoft that tests run in ONNX Runtime."""

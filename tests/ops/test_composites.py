@@ -109,6 +109,12 @@ EXAMPLES += [
         ("ExtendedDequantizeLinear", codes(3, 4, dtype=dtype)),
     )
 ]
+ATTENTION = [codes(2, 1, 6), codes(6, 12, dtype=I8), numbers(12), F(0.3), scales(12)]
+ATTENTION += [np.asarray([[1], [0]], np.int32), U8(117), I8(0)]
+EXAMPLES += [
+    ("QAttention", MICROSOFT, {"num_heads": 2, "unidirectional": one_way}, ATTENTION)
+    for one_way in (0, 1)
+]
 REFUSED = {
     "ExtendedInstanceNormalization": (QUARK, "Run the model with Quark's library"),
     "ExtendedLSTM": (QUARK, "Run the model with Quark's library"),
@@ -182,6 +188,47 @@ def test_kernel_graph_and_proof_agree(example: Any) -> None:
     for each in (model, lowered):
         assert bits(each.run(feeds, backend="ort")["y"]).tolist() == bits(y).tolist()
     assert str(prove(model, lowered).verdict) == "proved"
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("one_way", [0, 1])
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_attention_of_many_keys_has_the_bits_of_onnx_runtime(one_way: int, has_mask: bool) -> None:
+    """NumPy computes the exponential function otherwise, so its result is only near."""
+    x, w = codes(2, 7, 24), codes(24, 48, dtype=I8)
+    arrays = [x, w, numbers(48), F(0.02), F(0.003), U8(120)]
+    attributes = {"num_heads": 2, "unidirectional": one_way}
+    model = model_of("QAttention", MICROSOFT, attributes, arrays)
+    (node,) = model.nodes()
+    zero, mask = node.inputs[5], None
+    if has_mask:
+        keys = np.asarray([[1, 1, 1, 0, 0, 0, 0], [0, 1, 0, 1, 1, 1, 0]], np.int32)
+        mask = ir.Value(name="mask", type=ir.TensorType(ir.DataType.INT32), shape=ir.Shape((2, 7)))
+        mask.const_value = ir.tensor(keys, name="mask")
+        model.ir.graph.register_initializer(mask)
+    node.resize_inputs(7)
+    node.replace_input_with(5, mask)
+    node.replace_input_with(6, zero)
+    lowered = load(model.ir.clone())
+    lowered.apply(LowerVendorOperators())
+    y, found = (each.run({"i0": x}, backend="ort")["y"] for each in (model, lowered))
+    assert bits(found).tolist() == bits(y).tolist()
+    np.testing.assert_allclose(model.run({"i0": x}, backend="numpy")["y"], y, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shape", "way"),
+    [
+        ({"num_heads": 5}, (2, 1), "three equal parts for each head"),
+        ({"num_heads": 2, "do_rotary": 1}, (2, 1), "Run it in ONNX Runtime"),
+        ({"num_heads": 2}, (2,), "Export it with such a mask"),
+    ],
+)
+def test_other_forms_of_attention_are_refused(attributes: Any, shape: Any, way: str) -> None:
+    arrays = [*ATTENTION[:5], np.ones(shape, np.int32), *ATTENTION[6:]]
+    (site,) = model_of("QAttention", MICROSOFT, attributes, arrays).apply(LowerVendorOperators())
+    assert site.outcome is SiteStatus.REFUSED
+    assert way in str(site.reason)
 
 
 def test_convert_to_standard_operators_writes_the_graph() -> None:

@@ -202,7 +202,6 @@ _WITHOUT_KERNELS = frozenset(
         "DynamicQuantizeLSTM",
         "DynamicQuantizeMatMul",
         "MatMulInteger16",
-        "QAttention",
         "QEmbedLayerNormalization",
         "QLinearConv",
         "QLinearReduceMean",
