@@ -32,6 +32,15 @@ class SumForm(Choice):
     QDQ = "qdq"
 
 
+_WHY_NONE = {
+    "DynamicQuantizeLSTM": (
+        ". For batches of several rows its result depends on the number of threads, so that no "
+        "graph is equal; quantize again without LSTM for one that converts"
+    )
+}
+"""What to know of operators that have no form, by name."""
+
+
 @transform("lower-integer-operators")
 class LowerIntegerOperators(Transform):
     """Write QLinearConv, QLinearMatMul, QGemm and similar operators in standard operators.
@@ -84,6 +93,7 @@ class LowerIntegerOperators(Transform):
                 f"qgraph has no form of {node.op_type} in standard operators; ONNX Runtime "
                 "computes the node, also with --backend numpy"
             )
+            reason += _WHY_NONE.get(node.op_type, "")
             return Refusal(node, NO_OPERATOR(reason))
         reals = self.form == SumForm.QDQ
         product = read_product(node)

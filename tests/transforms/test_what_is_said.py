@@ -103,3 +103,17 @@ def test_an_opset_below_that_of_the_model_is_told(caplog: pytest.LogCaptureFixtu
     model.apply(ConvertDialect(to="qdq", opset=13))
     assert "does not lower the model's opset 21" in caplog.text
     assert model.ir.opset_imports[""] == 21
+
+
+def test_an_lstm_of_codes_is_refused_with_the_way_out() -> None:
+    """ONNX Runtime's result for several rows depends on how many threads compute it."""
+    text = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        net (float[3,1,2] x) => (float[3,1,1,1] y)
+        <int8[1,2,4] w = {1, 2, 3, 4, 5, 6, 7, 8}, int8[1,1,4] r = {1, 2, 3, 4},
+         float[1] s = {0.1}, int8[1] z = {0}> {
+            y = com.microsoft.DynamicQuantizeLSTM <hidden_size = 1> (x, w, r, , , , , , s, z, s, z)
+        }"""
+    (site,) = load(ir.from_onnx_text(text)).apply(ConvertDialect(to="qdq"))
+    assert (site.outcome, site.reason_id) == ("refused", "QG006")
+    assert "number of threads" in site.reason
+    assert "quantize again without LSTM" in site.reason
