@@ -43,7 +43,7 @@ def q_attention(draft: Draft, node: ir.Node) -> Operand:
             f"num_heads is {heads} and its weights have {width} columns, expected three equal "
             "parts for each head. Infer shapes, or export it again"
         )
-    if pieces.given(node, 8) is not None or len(node.outputs) > 1 or get("do_rotary", 0):
+    if pieces.given(node, 8) is not None or len(node.outputs) > 1 or get("do_rotary", 0) != 0:
         raise ValueError(
             "it has a past, a present or rotary positions, which its definition here leaves out. "
             "Run it in ONNX Runtime, or export the model without"
@@ -91,7 +91,7 @@ def _key_mask(draft: Draft, node: ir.Node) -> Operand | None:
 
 def _future_mask(draft: Draft, node: ir.Node, scores: ir.Value) -> Operand | None:
     """Return what is added to the scores of later keys, ``[S, S]``; None if they count."""
-    if not node.attributes.get_int("unidirectional", 0):
+    if node.attributes.get_int("unidirectional", 0) == 0:
         return None
     length = pieces.sizes_of(node, 0)[1]
     if length is not None:
