@@ -374,10 +374,7 @@ def _with_prover(region: RegionVerdict, finding: PartFinding, anew: Certificate)
 
 
 def _stated(region: RegionVerdict, like: RegionVerdict) -> dict[str, Any]:
-    """Return what a region states, without the evidence that another one does not list.
-
-    The wording of its reason is free; an undecided region has the id of the reason, too.
-    """
+    """Return what a region states but the wording of a reason and evidence that another lacks."""
     kept = replace(region, boxes=like.boxes and region.boxes, cases=like.cases and region.cases)
     return dict(json.loads(json_text(kept.to_json()))) | {"reason": None}
 

@@ -266,9 +266,9 @@ def expect_written(path: str | os.PathLike[str], size: int, runs: Iterable[Writt
     """
     digest, at = hashlib.sha256(), 0
     with open(path, "rb") as file:
-        found = os.fstat(file.fileno()).st_size
-        if found != size:
-            raise _fault(path, f"has {found} bytes, expected {size}")
+        length = os.fstat(file.fileno()).st_size
+        if length != size:
+            raise _fault(path, f"has {length} bytes, expected {size}")
         for run in _sorted(runs):
             if run.offset != at:
                 raise _fault(path, f"was written up to byte {at} and from {run.offset} on")

@@ -130,18 +130,18 @@ class Draft:
 
         A float32 one becomes one of the type in which the draft computes.
         """
-        known = np.asarray(array)
-        if known.dtype == np.float32 and self.half is not None:
+        values = np.asarray(array)
+        if values.dtype == np.float32 and self.half is not None:
             with np.errstate(over="ignore"):
-                known = known.astype(self.half.numpy())
-        tensor = ir.Tensor(known)
+                values = values.astype(self.half.numpy())
+        tensor = ir.Tensor(values)
         value = ir.Value(
             name=name,
             type=ir.TensorType(tensor.dtype),
-            shape=ir.Shape(known.shape),
+            shape=ir.Shape(values.shape),
             const_value=tensor,
         )
-        self.constants[value] = known
+        self.constants[value] = values
         return value
 
     def stored(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:

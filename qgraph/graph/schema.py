@@ -81,20 +81,20 @@ class Attribute:
     def read(self, node: ir.Node) -> Any:
         """Return the parsed value of the attribute of ``node``, the default where it is absent."""
         for name in (self.name, *self.also):
-            found = node.attributes.get(name)
-            if found is None:
+            attribute = node.attributes.get(name)
+            if attribute is None:
                 continue
-            if found.is_ref():
+            if attribute.is_ref():
                 raise OperatorError(
                     f"{where(node)}: attribute {name!r} refers to an attribute of the function, "
                     f"expected a value. Inline the function first."
                 )
-            if found.type is not self.kind:
+            if attribute.type is not self.kind:
                 raise OperatorError(
-                    f"{where(node)}: attribute {name!r} is of type {found.type.name}, "
+                    f"{where(node)}: attribute {name!r} is of type {attribute.type.name}, "
                     f"expected {self.kind.name}. Correct the model's exporter."
                 )
-            return self._parse(node, name, found.value)
+            return self._parse(node, name, attribute.value)
         if self.default is None:
             raise OperatorError(
                 f"{where(node)}: attribute {self.name!r} is absent, but {node.op_type} requires "
@@ -312,17 +312,17 @@ def attribute_values(node: ir.Node, version: int) -> dict[str, Hashable]:
         node: any node.
         version: of the operator's domain, as the model imports it.
     """
-    found: dict[str, Hashable] = {}
+    values: dict[str, Hashable] = {}
     if onnx.defs.has(node.op_type, version, node.domain):
         schema = onnx.defs.get_schema(node.op_type, version, node.domain)
         for name, attribute in schema.attributes.items():
             if attribute.default_value.name:
                 default = ir.serde.deserialize_attribute(attribute.default_value)
-                found[name] = _comparable(default)
+                values[name] = _comparable(default)
     for name, own in node.attributes.items():
         if own.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-            found[name] = _comparable(own)
-    return found
+            values[name] = _comparable(own)
+    return values
 
 
 def _comparable(attribute: ir.Attr) -> Hashable:

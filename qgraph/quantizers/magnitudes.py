@@ -50,9 +50,9 @@ def magnitudes(model: ir.Model) -> Bounds:
 
 def _bound(node: ir.Node, known: Mapping[ir.Value, float]) -> float | None:
     if operator_of(node) is not None:
-        found = site_of(node)
+        site = site_of(node)
         # Quantizers keep NaN.
-        return _of_quantizer(found) if isinstance(found, Site) and found.x in known else None
+        return _of_quantizer(site) if isinstance(site, Site) and site.x in known else None
     rule = _RULES.get(node.op_type) if node.domain == "" else None
     if rule is None:
         return None

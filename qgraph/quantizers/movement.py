@@ -158,8 +158,8 @@ def _keeps_order(node: ir.Node, decode: ir.Node, facts: Facts) -> bool:
     scale, sizes = constant_expression(decode.inputs[1]), _sizes(facts, node.inputs[0])
     if scale is None or sizes is None or scale.dtype not in (np.float32, np.float16):
         return False
-    known = tuple(size if isinstance(size, int) else None for size in sizes)
-    return bool((np.isfinite(scale) & (scale > 0)).all()) and is_never_empty(node, known)
+    fixed = tuple(size if isinstance(size, int) else None for size in sizes)
+    return bool((np.isfinite(scale) & (scale > 0)).all()) and is_never_empty(node, fixed)
 
 
 def _axis_before(node: ir.Node, axis: int, facts: Facts) -> int | None:

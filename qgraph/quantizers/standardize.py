@@ -192,11 +192,11 @@ def _sites(model: ir.Model) -> Iterator[Site]:
         for node in list(body):
             if not _is_custom(node, model):
                 continue
-            found = site_of(node)
-            if isinstance(found, Site) and _is_sane(found):
-                yield found
-            elif isinstance(found, Refusal):
-                logger.info("computed by its kernel: %s", found.reason)
+            site = site_of(node)
+            if isinstance(site, Site) and _is_sane(site):
+                yield site
+            elif isinstance(site, Refusal):
+                logger.info("computed by its kernel: %s", site.reason)
 
 
 def _is_sane(site: Site) -> bool:
@@ -224,9 +224,9 @@ def _function_graphs(model: ir.Model) -> list[ir.Graph]:
 
 def _folded(node: ir.Node, model: ir.Model) -> npt.NDArray[np.generic] | None:
     if _is_custom(node, model):
-        found = site_of(node)
-        sane = isinstance(found, Site) and _is_sane(found)
-        return found.values if isinstance(found, Site) and sane else None
+        site = site_of(node)
+        sane = isinstance(site, Site) and _is_sane(site)
+        return site.values if isinstance(site, Site) and sane else None
     is_reshaping = node.domain == "" and node.op_type != "Constant" and len(node.outputs) == 1
     return constant_expression(node.outputs[0]) if is_reshaping else None
 

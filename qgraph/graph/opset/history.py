@@ -95,10 +95,10 @@ ONNX Runtime has them without regard to the opset."""
 @cache
 def first_version(name: str) -> int | None:
     """Return the opset that introduced a standard operator; None if onnx has none of that name."""
-    found = _since(name, _ANY)
-    while found is not None and (earlier := _since(name, found - 1)) is not None:
-        found = earlier
-    return found
+    version = _since(name, _ANY)
+    while version is not None and (earlier := _since(name, version - 1)) is not None:
+        version = earlier
+    return version
 
 
 @cache
@@ -110,12 +110,12 @@ def versions_between(name: str, source: int, target: int) -> tuple[int, ...]:
         source: an opset.
         target: another one.
     """
-    found = []
+    versions = []
     step = _since(name, target)
     while step is not None and step > source:
-        found.append(step)
+        versions.append(step)
         step = _since(name, step - 1)
-    return tuple(reversed(found))
+    return tuple(reversed(versions))
 
 
 def is_known(name: str, version: int) -> bool:

@@ -124,18 +124,18 @@ def _quantizes_integers(node: ir.Node) -> bool:
     return data is not None and data.dtype is ir.DataType.INT32
 
 
-def _may_be(node: ir.Node, place: int, types: frozenset[ir.DataType]) -> bool:
+def _may_be(node: ir.Node, index: int, types: frozenset[ir.DataType]) -> bool:
     """Return whether an input may be of one of some types.
 
     The type of a constant and of an input of the model is sure; others are only stated.
     """
-    value = node.inputs[place] if len(node.inputs) > place else None
+    value = node.inputs[index] if len(node.inputs) > index else None
     if value is None:
         return False
     tensor = value.const_value
     stated = value.dtype if value.is_graph_input() else None
-    known = stated if tensor is None else tensor.dtype
-    return known is None or known in types
+    dtype = stated if tensor is None else tensor.dtype
+    return dtype is None or dtype in types
 
 
 def _infinity_of_fnuz(change: OpsetChange) -> None:

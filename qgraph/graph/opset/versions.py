@@ -247,12 +247,12 @@ def _standard(model: ir.Model) -> Iterator[tuple[Body, ir.Node]]:
 def _raise(model: ir.Model, version: int) -> None:
     editor = Editor(model)
     float_type = only_float_type(model)
-    found = [(owner.opset_imports.get("", version), node) for owner, node in _standard(model)]
-    is_asked = any(asks_for_shapes(node, now, version) for now, node in found)
-    known = infer(model) if is_asked else None
-    for before, node in found:
+    nodes = [(owner.opset_imports.get("", version), node) for owner, node in _standard(model)]
+    is_asked = any(asks_for_shapes(node, now, version) for now, node in nodes)
+    facts = infer(model) if is_asked else None
+    for before, node in nodes:
         if before < version:
-            adapt(node, before, version, editor, float_type, known)
+            adapt(node, before, version, editor, float_type, facts)
     if model.opset_imports.get("", version) < SIGNED_CODES_SINCE <= version:
         leave_out_zero_points(refused_decoders(model))
     for owner in owners(model):

@@ -209,19 +209,19 @@ def _reduced(arrays: Sequence[Array], shape: Shape) -> tuple[list[Array], Layout
     joint = np.broadcast_shapes(*(array.shape for array in arrays))
     if len(joint) != len(shape):
         return list(arrays), None
-    found = [array.reshape((1,) * (len(shape) - array.ndim) + array.shape) for array in arrays]
+    aligned = [array.reshape((1,) * (len(shape) - array.ndim) + array.shape) for array in arrays]
     runs: dict[int, int] = {}
     for axis, size in enumerate(joint):
-        run = blocks.run_length(found, axis - len(joint), size)
+        run = blocks.run_length(aligned, axis - len(joint), size)
         if size == shape[axis] and run == size:
-            found = [array.take([0], axis) for array in found]
+            aligned = [array.take([0], axis) for array in aligned]
         elif size == shape[axis] and run > 1:
             runs[axis] = run
-    joint = np.broadcast_shapes(*(array.shape for array in found))
+    joint = np.broadcast_shapes(*(array.shape for array in aligned))
     if len(runs) != 1 or layout_of(shape, np.broadcast_to(np.int8(0), joint)) is not None:
-        return found, None
+        return aligned, None
     ((axis, run),) = runs.items()
     cut = (slice(None),) * axis + (slice(None, None, run),)
-    found = [array[cut] if array.shape[axis] != 1 else array for array in found]
+    aligned = [array[cut] if array.shape[axis] != 1 else array for array in aligned]
     entries = tuple(-(-n // run) if a == axis else n for a, n in enumerate(shape))
-    return found, Layout(axis, run, entries)
+    return aligned, Layout(axis, run, entries)

@@ -176,10 +176,10 @@ class Spread:
         if array.ndim == 0 or array.shape[-1] == sizes[-1] or sizes[-1] >= _SHORT:
             return array
         count = math.prod(sizes)
-        known = self._arrays.get(place)
-        if known is None or known.size < count:
-            known = self._arrays[place] = np.empty(count, array.dtype)
-        laid = known[:count].reshape(sizes)
+        buffer = self._arrays.get(place)
+        if buffer is None or buffer.size < count:
+            buffer = self._arrays[place] = np.empty(count, array.dtype)
+        laid = buffer[:count].reshape(sizes)
         np.copyto(laid, array)
         return laid
 
@@ -281,8 +281,8 @@ def _distinct(arrays: Sequence[Array]) -> list[Array]:
         once = [_sorted_once(_bits(varying[0])).view(np.float32)]
     elif len(varying) == 2:
         pairs = np.stack([_bits(array) for array in varying], axis=1).view(np.uint64)
-        found = _sorted_once(pairs.reshape(-1)).view(np.uint32).reshape(-1, 2)
-        once = [np.ascontiguousarray(found[:, i]).view(np.float32) for i in range(2)]
+        distinct = _sorted_once(pairs.reshape(-1)).view(np.uint32).reshape(-1, 2)
+        once = [np.ascontiguousarray(distinct[:, i]).view(np.float32) for i in range(2)]
     else:
         return arrays
     return [a if i is None else once[i] for a, i in zip(arrays, places, strict=True)]
