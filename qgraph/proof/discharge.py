@@ -1,47 +1,23 @@
-"""Prove the claims of a matching, each on the smallest region that suffices.
-
-A region may have two inputs. There are too many pairs of floats to try. If each input first goes
-through a quantizer, there are few pairs of codes: all inputs on which both quantizers have constant
-results form one case. Each case is run once, by the kernels.
-"""
+"""Prove the claims of a matching, each on the smallest region that suffices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.evidence import Cases
-from qgraph.exactness import Exactness, Method, Verdict, Witness
-from qgraph.graph.interface import Pair
+from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.scopes import node_name
-from qgraph.graph.slices import between, dominators
-from qgraph.numerics import Array
-from qgraph.numerics.float32 import from_keys
-from qgraph.numerics.values import compare_values, is_nan
-from qgraph.proof.functions.decide import PairOutcome, remarks, undecided
-from qgraph.proof.functions.enumeration import all_values, effort
-from qgraph.proof.functions.expression import Builder, Undecidable
-from qgraph.proof.functions.lowering import lower
-from qgraph.proof.functions.search import Plateaus, plateaus
-from qgraph.proof.matching.classes import MatchedModel
+from qgraph.proof.cases import decide_joint, decide_steps
+from qgraph.proof.functions.decide import PairOutcome, undecided
+from qgraph.proof.functions.enumeration import effort
+from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
-from qgraph.proof.matching.operators import is_reshape
-from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
-from qgraph.proof.regions import Cut, Decided, count_all, cut, decide_cuts, run_nodes
-from qgraph.reasons import (
-    DO_NOT_FIT,
-    NOT_COMPUTED,
-    NOT_FORCED,
-    NOT_KNOWN,
-    NOT_MATCHED,
-    TWO_INPUTS,
-    TYPE_NOT_PROVED,
-    explained,
-    restated,
-)
+from qgraph.proof.regions import Cut, Decided, count_all, cut, decide_cuts
+from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, NOT_FORCED, NOT_MATCHED, explained, restated
 
 _GUESSED = NOT_FORCED("it begins with results of different operators, which may not correspond")
 
@@ -110,7 +86,10 @@ def _show_regions(
     for distance in range(_ENTRIES):
         left = [claim for claim in left if distance < len(claim.entries)]
         cuts = [cut(matching, claim.values, claim.entries[distance]) for claim in left]
-        outcomes = decide_cuts(matching, cuts, known)
+        outcomes = [
+            _or_by_steps(matching, region, outcome)
+            for region, outcome in zip(cuts, decide_cuts(matching, cuts, known), strict=True)
+        ]
         for claim, region, outcome in zip(left, cuts, outcomes, strict=True):
             candidate, before = Shown(claim, outcome, region), shown.get(claim)
             counts = before is None or (outcome.is_counted and not before.outcome.is_counted)
@@ -118,6 +97,14 @@ def _show_regions(
                 shown[claim] = candidate
         left = [claim for claim in left if not shown[claim].verdict.reaches(level)]
     return shown
+
+
+def _or_by_steps(matching: Matching, region: Cut, outcome: PairOutcome) -> PairOutcome:
+    """Return the outcome of a region that was not compared, by the steps of its quantizers."""
+    if outcome.pair is None and outcome.verdict.exactness is None:
+        with suppress(Undecidable):
+            return decide_steps(matching, region) or outcome
+    return outcome
 
 
 def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
@@ -186,148 +173,3 @@ def _compare_constants(matching: Matching, claim: EqualityClaim) -> PairOutcome:
 def names(nodes: Sequence[ir.Node]) -> tuple[str, ...]:
     """Return the names of nodes; unnamed ones are named after their first output."""
     return tuple(map(node_name, nodes))
-
-
-_CASES = 1 << 22
-_BOXES = 1 << 20
-_NARROW_BITS = 8
-_SPECIAL = np.array([-np.inf, np.inf, np.nan], np.float32)
-
-
-def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> PairOutcome:
-    """Compare both sides for every case. The verdict counts cases.
-
-    Args:
-        matching: the matching of the two models.
-        entries: two pairs of equal values, from which both sides are computed.
-        exit_: the pair of values to compare.
-
-    Raises:
-        Undecidable: an entry has too many values, or parameters vary by channel.
-    """
-    sides = matching.reference, matching.candidate
-    parts = []
-    for side, end, *starts in zip(sides, exit_, *entries, strict=True):
-        nodes = between(end, starts, side.joined)
-        if nodes is None:
-            raise Undecidable(TWO_INPUTS("it does not depend on two values only"))
-        _check_parameters(side, nodes)
-        parts.append(nodes)
-    (first, one), (second, other) = (_cases(sides, parts, entry) for entry in entries)
-    if first.size * second.size > _CASES:
-        raise Undecidable(
-            TWO_INPUTS(f"there are {first.size} x {second.size} cases, too many to try")
-        )
-    x, z = np.repeat(first, second.size), np.tile(second, first.size)
-    results = [
-        run_nodes(side, nodes, {a: x, b: z}, end)
-        for side, nodes, end, a, b in zip(sides, parts, exit_, *entries, strict=True)
-    ]
-    if results[0].dtype != results[1].dtype or results[0].shape != results[1].shape:
-        raise Undecidable(DO_NOT_FIT("the results are of different types or shapes"))
-    special = is_nan(x) | is_nan(z)
-    numbers = [result[~special] for result in results]
-    comparison = compare_values(*numbers)
-    at_nan = compare_values(*(result[special] for result in results))
-    nan_differs = Exactness.of(at_nan) < Exactness.BITS
-    witness = None
-    if comparison.differing and comparison.index is not None:
-        at = (array[comparison.index] for array in (x[~special], *numbers))
-        witness = Witness(*map(float, at))
-    reason = f"{np.count_nonzero(~special)} pairs of values of two inputs were tried"
-    verdict = Verdict(
-        # -0 and +0 are one case, so nothing is claimed about them
-        min(Exactness.of(comparison), Exactness.VALUES),
-        Method.EXHAUSTIVE,
-        comparison.differing,
-        max(1, comparison.zero_sign),
-        witness,
-        remarks(reason, nan=nan_differs),
-        nan_differs=nan_differs,
-    )
-    return PairOutcome(verdict, cases=(one, other))
-
-
-def _check_parameters(side: MatchedModel, nodes: Sequence[ir.Node]) -> None:
-    for node in nodes:
-        if is_reshape(node):
-            raise Undecidable(TWO_INPUTS("it has two inputs, and reshapes data"))
-        data = []
-        for value in node.inputs:
-            array = None if value is None else side.known.array(value)
-            if array is not None and array.size > 1:
-                raise Undecidable(
-                    TWO_INPUTS("it has two inputs, and parameters that vary by channel")
-                )
-            if array is None and value is not None:
-                data.append(value)
-        if distinguishes_signed_zeros(node, data):
-            # -0 and +0 are one case
-            raise Undecidable(
-                TWO_INPUTS(f"it has two inputs, and {node.op_type} distinguishes -0 from +0")
-            )
-
-
-def _cases(
-    sides: tuple[MatchedModel, MatchedModel], parts: Sequence[Sequence[ir.Node]], entry: Pair
-) -> tuple[Array, Cases]:
-    """Return one value of an entry for each case, and how the cases divide its inputs."""
-    dtype = entry[0].dtype or entry[1].dtype
-    if dtype is None:
-        raise Undecidable(NOT_KNOWN("the type of one of its two inputs is not known"))
-    if dtype is not ir.DataType.FLOAT:
-        if dtype.bitwidth > _NARROW_BITS or not dtype.is_integer():
-            raise Undecidable(TYPE_NOT_PROVED(f"one of its two inputs is {dtype.name}"))
-        return all_values(dtype), Cases(None, None)
-    for name, side, value in zip(("reference", "candidate"), sides, entry, strict=True):
-        found = _levels(name, side, value)
-        if found is not None:
-            return found
-    keys: list[Array] = []
-    for side, nodes, value in zip(sides, parts, entry, strict=True):
-        for end in _quantized(side, nodes, value):
-            chain = between(end, [value], side.joined) or []
-            keys.append(_steps(side, chain, value, end).lo)
-    starts = np.unique(np.concatenate(keys))
-    return np.concatenate([from_keys(starts), _SPECIAL]), Cases(None, None, tuple(starts.tolist()))
-
-
-def _levels(name: str, side: MatchedModel, value: ir.Value) -> tuple[Array, Cases] | None:
-    """Return the values that quantizers of a model leave to ``value``, and the inputs of each.
-
-    None is returned if ``value`` is not computed by a quantizer.
-    """
-    chain = dominators(value, side.operands)
-    for start in chain[1:]:
-        if start.dtype is not ir.DataType.FLOAT:
-            # the steps are those of float32 functions only
-            continue
-        nodes = between(value, [start], side.joined)
-        try:
-            plateaus = _steps(side, nodes or [], start, value)
-        except Undecidable:
-            continue
-        beyond = run_nodes(side, nodes or [], {start: _SPECIAL}, value)
-        levels = np.unique(np.concatenate([plateaus.value, beyond, _SPECIAL[-1:]]))
-        return levels, Cases(name, str(start.name), tuple(plateaus.lo.tolist()))
-    return None
-
-
-def _quantized(side: MatchedModel, nodes: Sequence[ir.Node], entry: ir.Value) -> list[ir.Value]:
-    """Return the values computed from ``entry`` alone that nodes combine with other values."""
-    alone = {entry}
-    for node in nodes:
-        sources = side.joined(node.outputs[0])
-        if alone.issuperset(sources):
-            alone.add(node.outputs[0])
-    ends = []
-    for value in alone:
-        users = [node for node in nodes if value in node.inputs]
-        if any(node.outputs[0] not in alone for node in users):
-            ends.append(value)
-    return ends
-
-
-def _steps(side: MatchedModel, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value) -> Plateaus:
-    _check_parameters(side, nodes)
-    return plateaus(lower(nodes, x, y, (), Builder(), constants=side.known.array), max_boxes=_BOXES)

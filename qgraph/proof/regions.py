@@ -104,7 +104,7 @@ def _lower_or_enumerate(
     matching: Matching, region: Cut, builder: Builder
 ) -> FunctionPair | PairOutcome:
     try:
-        kind = _element_type(region)
+        kind = element_type(region)
         if kind is ir.DataType.FLOAT:
             return _lower(matching, region, builder)
         return _enumerate(matching, region, kind)
@@ -139,7 +139,7 @@ def _shape(entry: Pair) -> Shape | None:
     return sizes[0]
 
 
-def _element_type(region: Cut) -> ir.DataType:
+def element_type(region: Cut) -> ir.DataType:
     """Return the type of the variable; raise Undecidable if it is unknown or unsupported."""
     shapes = [value.shape.dims for value in region.entry if value.shape is not None]
     sizes = zip(*shapes, strict=False) if len(shapes) == 2 else ()

@@ -123,10 +123,12 @@ def operands(value: ir.Value, is_known: Callable[[ir.Value], bool]) -> list[ir.V
     if is_reshape(node):
         data, shape = node.inputs[:2]
         return [data] if data is not None and shape is not None and is_known(shape) else []
+    used = _computed_operands(node, is_known)
+    if node.domain == "com.microsoft" and node.op_type in _OF_TWO_CODES:
+        return used if len(used) == 1 and used[0] in (node.inputs[0], node.inputs[3]) else []
     coded = node.domain == "com.microsoft" and node.op_type in _OF_ONE_CODE
     if not coded and not is_elementwise(node):
         return []
-    used = _computed_operands(node, is_known)
     if node.domain == "" and node.op_type in NUMPY:
         return [] if node.op_type == "Gather" and node.inputs[0] in used else used
     # the parameters of a quantizer are not data

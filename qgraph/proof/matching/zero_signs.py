@@ -182,16 +182,22 @@ def forgets(node: ir.Node) -> bool:
     return node.op_type in _FORGETTING
 
 
+def is_whole(value: ir.Value) -> bool:
+    """Return whether a value holds integers, which have one zero."""
+    return value.dtype is not None and value.dtype.is_integer()
+
+
 def distinguished(graph: ir.Graph) -> frozenset[ir.Value]:
     """Return the values in which a later operator may distinguish -0 from +0.
 
     One walk against the order of the nodes: a value counts if a node distinguishes its zeros, if a
     node uses it inside a graph of its own, or if a floating result computed from it counts, unless
-    the node has the same results for both zeros. Outputs of the model do not count.
+    the node has the same results for both zeros. Outputs of the model do not count, nor do
+    integers, which have one zero.
     """
     counted: set[ir.Value] = set()
     for node in reversed(list(graph)):
-        used = [value for value in node.inputs if value is not None]
+        used = [value for value in node.inputs if value is not None and not is_whole(value)]
         if graphs_of(node):
             counted.update(used, captured(node))
             continue
@@ -241,7 +247,11 @@ def zero_sign_nodes(
     while len(spread) > before:
         before = len(spread)
         for node in nodes:
-            touched = [value for value in sources(node.outputs[0]) if value in spread]
+            touched = [
+                value
+                for value in sources(node.outputs[0])
+                if value in spread and not is_whole(value)
+            ]
             if node not in live or not touched:
                 continue
             if node not in inside and distinguishes_signed_zeros(node, touched):

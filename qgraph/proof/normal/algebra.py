@@ -27,39 +27,17 @@ result, and the rules keep values only. NaN stays NaN in all forms.
 
 These are the function bodies of the ONNX standard, one float32 operation each: equal bit for bit.
 HardSigmoid keeps values only, because the sign of a zero result is not defined.
-
-    QLinearMul(a, b)
-        -> QuantizeLinear((Cast(a) - z_a) * (Cast(b) - z_b) * m + z_y, 1, 0)
-           with m = s_a * s_b / s_y
-    QLinearGlobalAveragePool(x)
-        -> QuantizeLinear(ReduceSum(Cast(x) - z_x) * m, 1, z_y)
-           with m = s_x / (s_y * n), where the sums of n codes stay below 2**24
-
-Equal bit for bit: products and sums of codes less their zero points are integers below 2**24,
-which float32 represents exactly, in any order of additions. The later operations are those of the
-kernel.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.conditions import SUMS_OF_CODES
-from qgraph.numerics import Array
-from qgraph.ops.integer.codes import ratio, single
-from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
 from qgraph.proof.normal.rewriter import Rewriter, sizes_of
-
-_REAL = ir.DataType.FLOAT
-_CODES = (ir.DataType.INT8, ir.DataType.UINT8)
-_MOST = 255
-_AXES = 13
-"""Opset since which a ReduceSum takes its axes as an input."""
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -292,69 +270,3 @@ ACTIVATIONS: dict[str, Callable[[Rewriter, ir.Node, ir.Value], ir.Value | None]]
     "ThresholdedRelu": _thresholded_relu,
 }
 SWAPPED = {"Greater": "Less", "GreaterOrEqual": "LessOrEqual"}
-
-
-def write_code_product(graph: Rewriter, node: ir.Node) -> bool:
-    """Write a QLinearMul as its definition."""
-    a, s_a, z_a, b, s_b, z_b, s_y, z_y = [*node.inputs, None][:8]
-    if a is None or b is None or a.dtype not in _CODES or b.dtype not in _CODES:
-        return False
-    scales = [graph.array(value) for value in (s_a, s_b, s_y)]
-    zeros = [
-        np.zeros((), a.dtype.numpy()) if value is None else graph.array(value)
-        for value in (z_a, z_b, z_y)
-    ]
-    if any(array is None or array.size != 1 for array in (*scales, *zeros)):
-        return False
-    m = ratio(*(single(array) for array in scales if array is not None))
-    if not np.isfinite(m).all():
-        return False
-    first, second, last = map(np.asarray, zeros)
-    total = graph.like(
-        node, "Mul", [_whole(graph, node, a, first), _whole(graph, node, b, second)], _REAL
-    )
-    for name, number in (("Mul", m), ("Add", last)):
-        total = graph.like(node, name, [total, np.float32(number.reshape(()))], _REAL)
-    return _encode(graph, node, total, np.zeros((), last.dtype))
-
-
-def write_code_average(graph: Rewriter, node: ir.Node) -> bool:
-    """Write a QLinearGlobalAveragePool as its definition."""
-    x, s_x, z_x, s_y, z_y = [*node.inputs, None][:5]
-    sizes = None if x is None else sizes_of(x)
-    arrays = [graph.array(value) for value in (s_x, z_x, s_y, z_y)]
-    if x is None or sizes is None or x.dtype not in _CODES or graph.imports.get("", 1) < _AXES:
-        return False
-    if any(array is None or array.size != 1 for array in arrays):
-        return False
-    last = node.attributes.get_int("channels_last", 0)
-    axes = list(range(1, len(sizes) - 1) if last else range(2, len(sizes)))
-    counts = [size for axis in axes if isinstance(size := sizes[axis], int)]
-    count = math.prod(counts)
-    if len(counts) < len(axes) or not 0 < count * _MOST < EXACT_IN_FLOAT32:
-        return False
-    scale, zero, step, end = (np.asarray(array).reshape(()) for array in arrays)
-    with np.errstate(all="ignore"):
-        m = np.float32(scale) / (np.float32(step) * np.float32(count))
-    if not np.isfinite(m):
-        return False
-    result = tuple(1 if axis in axes else size for axis, size in enumerate(sizes))
-    operands = [_whole(graph, node, x, zero), graph.constant(np.asarray(axes, np.int64), "axes")]
-    total = graph.node(node, "ReduceSum", operands, {"keepdims": 1}, dtype=_REAL, sizes=result)
-    graph.conditions.add(SUMS_OF_CODES)
-    return _encode(graph, node, graph.like(node, "Mul", [total, m], _REAL), end)
-
-
-def _whole(graph: Rewriter, node: ir.Node, codes: ir.Value, zero: Array) -> ir.Value:
-    """Return codes less their zero point as float32."""
-    to, sizes = {"to": _REAL.value}, sizes_of(codes)
-    cast = graph.node(node, "Cast", [codes], to, dtype=_REAL, sizes=sizes)
-    if not zero:
-        return cast
-    shift = graph.constant(zero.astype(np.float32).reshape(()), "zero_point")
-    return graph.node(node, "Sub", [cast, shift], dtype=_REAL, sizes=sizes)
-
-
-def _encode(graph: Rewriter, node: ir.Node, total: ir.Value, zero: Array) -> bool:
-    """Replace a node by the QuantizeLinear with scale 1 of ``total``."""
-    return _replace(graph, node, "QuantizeLinear", total, _ONE, zero.dtype.type(zero.item()))

@@ -9,6 +9,8 @@ one:
     Gather(Gather(x, i), j)        -> Gather(x, i[j])           along one axis
     Transpose(Gather(x, i))        -> Gather(Transpose(x), i)   also of Concat
 
+A Reshape to a shape that is computed is moved before functions with single numbers as parameters.
+
 Every movement is written in one form; a Split becomes one Gather for each part. Concat and Pad are
 exchanged with elementwise functions:
 
@@ -139,6 +141,36 @@ def hoist(graph: Rewriter, node: ir.Node) -> bool:
         sizes_of(node.outputs[0]) or movement.result(sizes),
     )
     return new is not None and graph.replace(node.outputs[0], new)
+
+
+def hoist_open_reshape(graph: Rewriter, node: ir.Node) -> bool:
+    """Reshape the data of a function instead of its result, to a shape that need not be known.
+
+    The function has one operand that is not constant, and single numbers as parameters, so that it
+    is the same for each element, wherever it stands.
+    """
+    value = node.inputs[0]
+    inner = None if value is None else value.producer()
+    if is_written(graph, node) or value is None or inner is None or graph.known.has(value):
+        return False
+    data = [x for x in inner.inputs if x is not None and not graph.known.has(x)]
+    if not is_on_elements(inner) or len(data) != 1 or data[0].dtype is None:
+        return False
+    inputs = list(inner.inputs)
+    for place, operand in enumerate(inputs):
+        array = None if operand is data[0] else graph.array(operand)
+        if operand is None or operand is data[0]:
+            continue
+        if array is None or array.size != 1 or array.ndim > len(sizes_of(data[0]) or ()):
+            return False
+        inputs[place] = graph.constant(array.reshape(()), str(operand.name))
+    if leaves_zero_open(graph, inner) and not graph.gives_up_zero_sign(node.outputs[0]):
+        return False
+    sizes = sizes_of(node.outputs[0])
+    turned = graph.copy(node, node, [data[0], *node.inputs[1:]], sizes)
+    turned.type = data[0].type
+    moved_inputs = [turned if operand is data[0] else operand for operand in inputs]
+    return graph.replace(node.outputs[0], graph.copy(inner, node, moved_inputs, sizes))
 
 
 def _has_ranks(graph: Rewriter, node: ir.Node) -> bool:

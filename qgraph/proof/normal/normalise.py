@@ -8,11 +8,23 @@ from dataclasses import dataclass, replace
 from qgraph.conditions import NO_NAN_AT_MAXIMA, ZEROS_REWRITTEN
 from qgraph.exactness import Exactness
 from qgraph.graph.inference.walk import with_facts
+from qgraph.graph.schema import MICROSOFT
 from qgraph.proof.matching.normalise import NormalisedModel
-from qgraph.proof.normal import algebra, axes, elementwise, hoisting, maxima
+from qgraph.proof.normal import algebra, axes, codes, elementwise, hoisting, maxima
 from qgraph.proof.normal.rewriter import Rewriter, RewriteRule, TooLargeError
 
 _EXTREMES = frozenset({"Max", "Min"})
+
+_OF_CODES = tuple(
+    RewriteRule(
+        f"write {name} by its definition",
+        apply,
+        frozenset({name}),
+        constants=True,
+        domain=MICROSOFT,
+    )
+    for name, apply in codes.DEFINITIONS.items()
+)
 
 RULES = (
     RewriteRule("remove Identity", algebra.hand_on, frozenset({"Identity"}), constants=True),
@@ -28,20 +40,7 @@ RULES = (
         frozenset({"GlobalMaxPool"}),
         constants=True,
     ),
-    RewriteRule(
-        "write QLinearMul by its definition",
-        algebra.write_code_product,
-        frozenset({"QLinearMul"}),
-        constants=True,
-        domain="com.microsoft",
-    ),
-    RewriteRule(
-        "write QLinearGlobalAveragePool by its definition",
-        algebra.write_code_average,
-        frozenset({"QLinearGlobalAveragePool"}),
-        constants=True,
-        domain="com.microsoft",
-    ),
+    *_OF_CODES,
     RewriteRule(
         "write activation functions by their definitions",
         algebra.write_activation,
@@ -59,6 +58,11 @@ RULES = (
     RewriteRule("take elements after functions of a constant", hoisting.look_up),
     RewriteRule(
         "move elements before functions of single elements", hoisting.hoist, constants=True
+    ),
+    RewriteRule(
+        "reshape before functions of single elements",
+        hoisting.hoist_open_reshape,
+        frozenset({"Reshape"}),
     ),
     RewriteRule(
         "concatenate before functions of single elements",
@@ -113,9 +117,10 @@ def normalise(
     used: Counter[str] = Counter()
     others: set[str] = set()
     exchanged, exactness, made = 0, Exactness.BITS, []
+    kept = codes.shared_operators([side.model for side in sides])
     for side in sides:
         model = side.model.clone()
-        rewriter = Rewriter(model, side.imports, level)
+        rewriter = Rewriter(model, side.imports, level, kept)
         try:
             rewriter.apply(RULES)
         except TooLargeError:

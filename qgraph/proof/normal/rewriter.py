@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness
+from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import graphs_of, node_name
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import Imports
@@ -104,6 +105,8 @@ class RewriteRule:
         """Return whether the rule may apply to a node."""
         if not self.constants and graph.known.has(node.outputs[0]):
             return False
+        if OpKey.of(node) in graph.kept:
+            return False
         named = node.domain == self.domain and node.op_type in (self.operators or ())
         return named or self.operators is None
 
@@ -116,6 +119,7 @@ class Rewriter:
         model: a private copy.
         imports: domains and their versions.
         level: the level that rules must keep: bits or values.
+        kept: operators that no rule replaces.
         used: number of applications of each rule.
         exchanged: number of maxima that were exchanged with functions under the condition on NaN.
         loses_zero_signs: whether a rule was applied that keeps values only.
@@ -125,6 +129,7 @@ class Rewriter:
     model: ir.Model
     imports: Imports
     level: Exactness
+    kept: frozenset[OpKey] = frozenset()
     used: Counter[str] = field(default_factory=Counter)
     exchanged: int = 0
     loses_zero_signs: bool = False

@@ -1,0 +1,284 @@
+"""Decide regions by cases: inputs on which the quantizers of both sides have constant results.
+
+A region may have two inputs. There are too many pairs of floats to try. If each input first goes
+through a quantizer, there are few pairs of codes: all inputs on which both quantizers have constant
+results form one case. Each case is run once, by the kernels.
+
+A region with one input that first goes through a quantizer on both sides is decided so too, if what
+follows has no definition over float32, such as sums in float64 and tables of codes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.evidence import Cases
+from qgraph.exactness import Exactness, Method, Verdict, Witness
+from qgraph.graph.interface import Pair
+from qgraph.graph.slices import between, dominators
+from qgraph.numerics import Array
+from qgraph.numerics.float32 import HIGHEST, Keys, from_keys
+from qgraph.numerics.values import compare_values, is_nan
+from qgraph.ops.operator import is_defined, operator_of
+from qgraph.proof.functions.decide import PairOutcome, remarks
+from qgraph.proof.functions.enumeration import NodeSegment, all_values, free_axis
+from qgraph.proof.functions.expression import Builder, Undecidable
+from qgraph.proof.functions.lowering import lower
+from qgraph.proof.functions.search import Plateaus, plateaus
+from qgraph.proof.matching.classes import MatchedModel
+from qgraph.proof.matching.match import Matching
+from qgraph.proof.matching.operators import is_reshape
+from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros, is_whole
+from qgraph.proof.regions import Cut, element_type, run_nodes
+from qgraph.reasons import DO_NOT_FIT, NOT_KNOWN, TWO_INPUTS, TYPE_NOT_PROVED
+
+_CASES = 1 << 22
+_BOXES = 1 << 20
+_NARROW_BITS = 8
+_SPECIAL = np.array([-np.inf, np.inf, np.nan], np.float32)
+
+
+def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> PairOutcome:
+    """Compare both sides for every case. The verdict counts cases.
+
+    Args:
+        matching: the matching of the two models.
+        entries: two pairs of equal values, from which both sides are computed.
+        exit_: the pair of values to compare.
+
+    Raises:
+        Undecidable: an entry has too many values, or parameters vary by channel.
+    """
+    sides = matching.reference, matching.candidate
+    parts = []
+    for side, end, *starts in zip(sides, exit_, *entries, strict=True):
+        nodes = between(end, starts, side.joined)
+        if nodes is None:
+            raise Undecidable(TWO_INPUTS("it does not depend on two values only"))
+        _check_parameters(side, nodes)
+        parts.append(nodes)
+    (first, one), (second, other) = (_cases(sides, parts, entry) for entry in entries)
+    if first.size * second.size > _CASES:
+        raise Undecidable(
+            TWO_INPUTS(f"there are {first.size} x {second.size} cases, too many to try")
+        )
+    x, z = np.repeat(first, second.size), np.tile(second, first.size)
+    results = [
+        run_nodes(side, nodes, {a: x, b: z}, end)
+        for side, nodes, end, a, b in zip(sides, parts, exit_, *entries, strict=True)
+    ]
+    if results[0].dtype != results[1].dtype or results[0].shape != results[1].shape:
+        raise Undecidable(DO_NOT_FIT("the results are of different types or shapes"))
+    special = is_nan(x) | is_nan(z)
+    numbers = [result[~special] for result in results]
+    comparison = compare_values(*numbers)
+    at_nan = compare_values(*(result[special] for result in results))
+    nan_differs = Exactness.of(at_nan) < Exactness.BITS
+    witness = None
+    if comparison.differing and comparison.index is not None:
+        at = (array[comparison.index] for array in (x[~special], *numbers))
+        witness = Witness(*map(float, at))
+    reason = f"{np.count_nonzero(~special)} pairs of values of two inputs were tried"
+    # -0 and +0 are one case, so nothing is claimed about them; integers have one zero
+    has_signs = results[0].dtype.kind not in "biu"
+    level = Exactness.of(comparison)
+    verdict = Verdict(
+        min(level, Exactness.VALUES) if has_signs or nan_differs else level,
+        Method.EXHAUSTIVE,
+        comparison.differing,
+        max(1, comparison.zero_sign) if has_signs else 0,
+        witness,
+        remarks(reason, nan=nan_differs),
+        nan_differs=nan_differs,
+    )
+    return PairOutcome(verdict, cases=(one, other))
+
+
+def _check_parameters(side: MatchedModel, nodes: Sequence[ir.Node]) -> None:
+    """Check that nodes have parameters for whole tensors, and do not distinguish zeros."""
+    for node in nodes:
+        if is_reshape(node):
+            raise Undecidable(TWO_INPUTS("it has two inputs, and reshapes data"))
+        data = []
+        for value in node.inputs:
+            array = None if value is None else side.known.array(value)
+            if array is not None and array.size > 1:
+                raise Undecidable(
+                    TWO_INPUTS("it has two inputs, and parameters that vary by channel")
+                )
+            if array is None and value is not None:
+                data.append(value)
+        _check_zeros(node, data)
+
+
+def _check_zeros(node: ir.Node, data: Sequence[ir.Value]) -> None:
+    """Check that a node gives equal results for -0 and +0, which are one case; codes have one 0."""
+    real = [value for value in data if not is_whole(value)]
+    if real and distinguishes_signed_zeros(node, real):
+        raise Undecidable(
+            TWO_INPUTS(f"it has two inputs, and {node.op_type} distinguishes -0 from +0")
+        )
+
+
+def _cases(
+    sides: tuple[MatchedModel, MatchedModel], parts: Sequence[Sequence[ir.Node]], entry: Pair
+) -> tuple[Array, Cases]:
+    """Return one value of an entry for each case, and how the cases divide its inputs."""
+    dtype = entry[0].dtype or entry[1].dtype
+    if dtype is None:
+        raise Undecidable(NOT_KNOWN("the type of one of its two inputs is not known"))
+    if dtype is not ir.DataType.FLOAT:
+        if dtype.bitwidth > _NARROW_BITS or not dtype.is_integer():
+            raise Undecidable(TYPE_NOT_PROVED(f"one of its two inputs is {dtype.name}"))
+        return all_values(dtype), Cases(None, None)
+    for name, side, value in zip(("reference", "candidate"), sides, entry, strict=True):
+        found = _levels(name, side, value)
+        if found is not None:
+            return found
+    keys: list[Array] = []
+    for side, nodes, value in zip(sides, parts, entry, strict=True):
+        for end in _quantized(side, nodes, value):
+            chain = between(end, [value], side.joined) or []
+            keys.append(_steps(side, chain, value, end).lo)
+    starts = np.unique(np.concatenate(keys))
+    return np.concatenate([from_keys(starts), _SPECIAL]), Cases(None, None, tuple(starts.tolist()))
+
+
+def _levels(name: str, side: MatchedModel, value: ir.Value) -> tuple[Array, Cases] | None:
+    """Return the values that quantizers of a model leave to ``value``, and the inputs of each.
+
+    None is returned if ``value`` is not computed by a quantizer.
+    """
+    chain = dominators(value, side.operands)
+    for start in chain[1:]:
+        if start.dtype is not ir.DataType.FLOAT:
+            # the steps are those of float32 functions only
+            continue
+        nodes = between(value, [start], side.joined)
+        try:
+            plateaus = _steps(side, nodes or [], start, value)
+        except Undecidable:
+            continue
+        beyond = run_nodes(side, nodes or [], {start: _SPECIAL}, value)
+        levels = np.unique(np.concatenate([plateaus.value, beyond, _SPECIAL[-1:]]))
+        return levels, Cases(name, str(start.name), tuple(plateaus.lo.tolist()))
+    return None
+
+
+def _quantized(side: MatchedModel, nodes: Sequence[ir.Node], entry: ir.Value) -> list[ir.Value]:
+    """Return the values computed from ``entry`` alone that nodes combine with other values."""
+    alone = {entry}
+    for node in nodes:
+        sources = side.joined(node.outputs[0])
+        if alone.issuperset(sources):
+            alone.add(node.outputs[0])
+    ends = []
+    for value in alone:
+        users = [node for node in nodes if value in node.inputs]
+        if any(node.outputs[0] not in alone for node in users):
+            ends.append(value)
+    return ends
+
+
+def _steps(side: MatchedModel, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value) -> Plateaus:
+    _check_parameters(side, nodes)
+    return plateaus(lower(nodes, x, y, (), Builder(), constants=side.known.array), max_boxes=_BOXES)
+
+
+_ROUNDING = frozenset({"Ceil", "Floor", "QuantizeLinear", "Round"})
+"""Operators that make steps of numbers."""
+
+
+def decide_steps(matching: Matching, region: Cut) -> PairOutcome | None:
+    """Compare both sides of a region for every step of the quantizers that its input goes to first.
+
+    Each side computes its result from what its own quantizer gives, element by element. So it is
+    constant wherever that quantizer is, whatever follows in whatever type. The steps of a quantizer
+    divide all finite inputs, by the intervals of its definition. One input of each part on which
+    both quantizers are constant is run, and the infinities and NaN. Nothing is claimed about signs
+    of zeros: quantizers may give -0 and +0 on one step.
+
+    Returns: None if the input goes to no quantizer first, or there are too many parts.
+
+    Raises:
+        Undecidable: a node cannot be computed, or distinguishes zeros.
+    """
+    if element_type(region) is not ir.DataType.FLOAT or 0 in (region.shape or ()):
+        return None
+    sides = matching.reference, matching.candidate
+    segments = region.segments(matching)
+    sizes, axis = free_axis(segments, region.shape)
+    pairs = list(zip(sides, segments, strict=True))
+    found = [_first_steps(side, segment) for side, segment in pairs]
+    if any(steps is None for steps in found):
+        return None
+    starts = np.unique(np.concatenate([steps for steps in found if steps is not None]))
+    for side, segment in pairs:
+        for node in segment.nodes:
+            _check_zeros(node, [v for v in node.inputs if v is not None and not side.known.has(v)])
+    sizes[axis] = len(starts) + len(_SPECIAL)
+    if math.prod(sizes) > _CASES:
+        return None
+    along = [1] * len(sizes)
+    along[axis] = -1
+    x = np.concatenate([from_keys(starts), _SPECIAL])
+    data = np.broadcast_to(x.reshape(along), sizes)
+    a, b = (run_nodes(side, part.nodes, {part.x: data}, part.y) for side, part in pairs)
+    if a.dtype != b.dtype or a.shape != b.shape or a.ndim != len(sizes):
+        raise Undecidable(DO_NOT_FIT("the results are of different types or shapes"))
+    a, b = (np.moveaxis(side, axis, 0).reshape(len(x), -1) for side in (a, b))
+    at_nan = compare_values(a[-1], b[-1])
+    comparison = compare_values(a[:-1], b[:-1])
+    nan_differs = Exactness.of(at_nan) < Exactness.BITS
+    has_signs = a.dtype.kind not in "biu"
+    level, count, witness = Exactness.of(comparison), 0, None
+    if has_signs or nan_differs:
+        level = min(level, Exactness.VALUES)
+    if comparison.differing and comparison.index is not None:
+        widths = np.append(np.diff(starts, append=HIGHEST + 1), [1, 1])
+        differ = (a[:-1] != b[:-1]) & ~(is_nan(a[:-1]) & is_nan(b[:-1]))
+        count = int(widths @ differ.sum(axis=1))
+        place = divmod(comparison.index, a.shape[1])
+        witness = Witness(float(x[place[0]]), float(a[place]), float(b[place]))
+    verdict = Verdict(
+        level,
+        Method.EXHAUSTIVE,
+        count,
+        max(1, comparison.zero_sign) if has_signs else 0,
+        witness,
+        remarks(f"{len(starts)} steps of its quantizers were tried", nan=nan_differs),
+        None if witness is None else place[1],
+        nan_differs=nan_differs,
+    )
+    return PairOutcome(verdict)
+
+
+def _makes_steps(node: ir.Node) -> bool:
+    """Return whether a node is a quantizer, or rounds to whole numbers."""
+    operator = operator_of(node) if is_defined(node) else None
+    is_quantizer = operator is not None and not operator.schema.standard
+    return is_quantizer or (node.domain == "" and node.op_type in _ROUNDING)
+
+
+def _first_steps(side: MatchedModel, segment: NodeSegment) -> Keys | None:
+    """Return the first input of each step of the quantizer that all of a segment reads.
+
+    It is the longest beginning of the segment that is defined over float32. None is returned if
+    there is none.
+    """
+    chain = dominators(segment.y, side.operands)
+    for value in chain[: chain.index(segment.x)] if segment.x in chain else ():
+        nodes = between(value, [segment.x], side.operands) or []
+        if not any(map(_makes_steps, nodes)):
+            break
+        try:
+            _check_parameters(side, nodes)
+            root = lower(nodes, segment.x, value, (), Builder(), constants=side.known.array)
+        except Undecidable:
+            continue
+        return plateaus(root, max_boxes=_BOXES).lo
+    return None
