@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros, forgets
+from qgraph.proof.matching.zero_signs import distinguished, distinguishes_signed_zeros, forgets
 from qgraph.verify.operators import forgets_zero_signs, tells_zeros_apart
 
 HEADER = '<ir_version: 10, opset_import: ["": 17]>'
@@ -68,3 +68,14 @@ def test_results_that_both_zeros_share(body, alike):
     (node,) = model.graph
     assert forgets(node) == alike
     assert forgets_zero_signs(node) <= alike
+
+
+def test_codes_have_one_zero():
+    """An unknown operator may read the sign of a float, but a code has none."""
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["": 17, "some.domain": 1]> '
+        "g (uint8[2] c, float[2] x) => (float[2] y, float[2] w) "
+        "{ y = some.domain.Reader(c) w = some.domain.Reader(x) }"
+    )
+    code, real = model.graph.inputs
+    assert distinguished(model.graph) == {real} and code.dtype is ir.DataType.UINT8
