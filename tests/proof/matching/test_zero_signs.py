@@ -78,4 +78,5 @@ def test_codes_have_one_zero():
         "{ y = some.domain.Reader(c) w = some.domain.Reader(x) }"
     )
     code, real = model.graph.inputs
-    assert distinguished(model.graph) == {real} and code.dtype is ir.DataType.UINT8
+    assert code.dtype is ir.DataType.UINT8
+    assert distinguished(model.graph) == {real}
