@@ -98,7 +98,9 @@ def write_code_sum(graph: Rewriter, node: ir.Node) -> bool:
     result = _fused(every[:, None], first, _fused(every, second, fixed))
     if not np.array_equal(code_kernel(node)(*given)[0], saturated(result, zeros[2])):
         return False
-    right = _write_fused(graph, node, y, second, graph.constant(np.float64(fixed), "fixed"))
+    right = _write_fused(
+        graph, node, y, second, graph.constant(np.asarray(fixed, np.float64), "fixed")
+    )
     wide = graph.node(
         node, "Cast", [right], {"to": _WIDE.value}, dtype=_WIDE, sizes=sizes_of(right)
     )
@@ -123,7 +125,7 @@ def _write_fused(
     """Return ``codes * factor + added`` by float64, of the sizes of ``of`` or of the codes."""
     own, sizes = sizes_of(codes), sizes_of(codes if of is None else of)
     wide = graph.node(node, "Cast", [codes], {"to": _WIDE.value}, dtype=_WIDE, sizes=own)
-    number = graph.constant(np.float64(factor), "ratio")
+    number = graph.constant(np.asarray(factor, np.float64), "ratio")
     product = graph.node(node, "Mul", [wide, number], dtype=_WIDE, sizes=own)
     total = graph.node(node, "Add", [product, added], dtype=_WIDE, sizes=sizes)
     return graph.node(node, "Cast", [total], {"to": _REAL.value}, dtype=_REAL, sizes=sizes)
@@ -172,7 +174,7 @@ def write_code_windows(graph: Rewriter, node: ir.Node) -> bool:
     read = _read(graph, [(x, s_x, z_x)], s_y, z_y)
     sizes = None if x is None else sizes_of(x)
     kernel = node.attributes.get_ints("kernel_shape", [])
-    if read is None or sizes is None or node.attributes.get_int("channels_last", 0):
+    if read is None or sizes is None or node.attributes.get_int("channels_last", 0) != 0:
         return False
     (codes,), (scale, step), (zero, end) = read
     spatial = [size for size in sizes[2:] if isinstance(size, int)]
@@ -190,10 +192,12 @@ def write_code_windows(graph: Rewriter, node: ir.Node) -> bool:
         padded = *sizes[:2], *map(sum, zip(windows.before, spatial, windows.after, strict=True))
         inputs = [image, graph.constant(pads, "pads")]
         image = graph.node(node, "Pad", inputs, dtype=_REAL, sizes=padded)
-    total: ir.Value | None = None
-    for place in np.ndindex(windows.kernel):
-        part = _part(graph, node, image, windows, place)
-        total = part if total is None else graph.like(node, "Add", [total, part], _REAL)
+    first, *others = (
+        _part(graph, node, image, windows, place) for place in np.ndindex(windows.kernel)
+    )
+    total = first
+    for part in others:
+        total = graph.like(node, "Add", [total, part], _REAL)
     count = np.asarray(counts(node, windows, spatial), np.float32)
     by = count.reshape(-1)[0] if (count == count.reshape(-1)[0]).all() else count
     for number in (by, step):
@@ -230,7 +234,8 @@ def write_code_parts(graph: Rewriter, node: ir.Node) -> bool:
     joined = graph.node(
         node, name, operands, node.attributes.values(), dtype=_REAL, sizes=sizes_of(node.outputs[0])
     )
-    return graph.replace(node.outputs[0], graph.like(node, "QuantizeLinear", [joined, step, end]))
+    encoding = graph.constant(step, "scale"), graph.constant(end, "zero_point")
+    return graph.replace(node.outputs[0], graph.like(node, "QuantizeLinear", [joined, *encoding]))
 
 
 _Tensor = tuple[ir.Value | None, ir.Value | None, ir.Value | None]
@@ -254,17 +259,15 @@ def _read(
         return None
     (kind,) = kinds
     dtype = np.dtype((kind or _REAL).numpy())
-    scales = [graph.array(value) for value in (*(s for _, s, _ in tensors), scale)]
-    zeros = [
+    given = [graph.array(value) for value in (*(s for _, s, _ in tensors), scale)]
+    given += [
         np.zeros((), dtype) if value is None else graph.array(value)
         for value in (*(z for *_, z in tensors), zero)
     ]
-    numbers = [
-        array.reshape(()) for array in (*scales, *zeros) if array is not None and array.size == 1
-    ]
-    if len(numbers) < len(scales) + len(zeros):
+    numbers: list[Array] = [a.reshape(()) for a in given if a is not None and a.size == 1]
+    if len(numbers) < len(given):
         return None
-    scales, zeros = numbers[: len(scales)], numbers[len(scales) :]
+    scales, zeros = numbers[: len(tensors) + 1], numbers[len(tensors) + 1 :]
     if any(each.dtype != np.float32 or not 0 < each < np.inf for each in scales):
         return None
     if any(each.dtype != dtype for each in zeros):
