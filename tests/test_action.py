@@ -118,6 +118,15 @@ def project(action: dict[str, Any], built: Path, tmp_path: Path) -> Project:
     return Project(action, tmp_path)
 
 
+@pytest.fixture
+def bare(action: dict[str, Any], tmp_path: Path) -> Project:
+    """A project whose models are empty files."""
+    for name in ("models/a.onnx", "build/a_qdq.onnx"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    return Project(action, tmp_path)
+
+
 COMPARE = "Compare models"
 PATTERNS = {"reference": "models/*.onnx", "candidate": "build/*_qdq.onnx"}
 
@@ -259,19 +268,19 @@ def test_no_name_starts_another_command(project):
         ({"method": "guess"}, "method is 'guess', expected check, prove or both"),
     ],
 )
-def test_wrong_inputs_are_usage(project, inputs, told):
-    done = project.run(COMPARE, **(PATTERNS | inputs))
+def test_wrong_inputs_are_usage(bare, inputs, told):
+    done = bare.run(COMPARE, **(PATTERNS | inputs))
     assert done.status == 2
     assert told in done.talk
 
 
 @pytest.mark.parametrize(("html", "extras"), [("false", "ort"), ("true", "ort,report")])
-def test_installation_is_of_this_folder_with_extras_that_exist(project, tmp_path, html, extras):
+def test_installation_is_of_this_folder_with_extras_that_exist(bare, tmp_path, html, extras):
     recorder = tmp_path / "bin" / "python"
     recorder.parent.mkdir()
     recorder.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
     recorder.chmod(recorder.stat().st_mode | stat.S_IXUSR)
-    done = project.run("Install qgraph", path=recorder.parent, html=html)
+    done = bare.run("Install qgraph", path=recorder.parent, html=html)
     assert done.status == 0
     arguments = done.talk.splitlines()
     assert arguments[:3] == ["-m", "pip", "install"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -109,21 +111,29 @@ def drawn(files: dict[str, Any], command: str) -> dict[str, Any]:
     return illustrated(files[command], *models, [{"x": files["x"]}])
 
 
+@pytest.fixture(scope="module")
+def page(files: dict[str, Any]) -> Callable[[str], str]:
+    """``page("prove")``: the page of a report with all pictures, drawn once."""
+    return functools.cache(lambda command: html_page(drawn(files, command)))
+
+
 @pytest.mark.slow
-def test_a_proof_is_shown_with_counts_steps_and_codes(files: dict[str, Any]) -> None:
-    page = Reader(html_page(drawn(files, "prove")))
+def test_a_proof_is_shown_with_counts_steps_and_codes(
+    files: dict[str, Any], page: Callable[[str], str]
+) -> None:
+    shown = Reader(page("prove"))
     differing = sum(region["differing_inputs"] for region in files["prove"]["regions"])
     assert differing > 0
-    assert page.text.startswith("qgraph prove: different")
-    assert "The models differ in 1 of 2 regions" in page.text
-    assert f"inputs that differ {differing:,}" in page.text
-    assert "The steps around a difference" in page.text
+    assert shown.text.startswith("qgraph prove: different")
+    assert "The models differ in 1 of 2 regions" in shown.text
+    assert f"inputs that differ {differing:,}" in shown.text
+    assert "The steps around a difference" in shown.text
     # two views of one quantizer, and the codes of weight and activation
-    assert page.tags["svg"] == 2 + 2
-    assert page.all("role").count("img") == page.tags["svg"]
-    assert "float32 numbers counted from" in page.text
-    assert "every operator computes as written" in page.text
-    assert files["prove"]["reference"]["sha256"] in page.text
+    assert shown.tags["svg"] == 2 + 2
+    assert shown.all("role").count("img") == shown.tags["svg"]
+    assert "float32 numbers counted from" in shown.text
+    assert "every operator computes as written" in shown.text
+    assert files["prove"]["reference"]["sha256"] in shown.text
 
 
 def test_an_equal_proof_has_no_pictures_of_differences(files: dict[str, Any]) -> None:
@@ -132,23 +142,27 @@ def test_an_equal_proof_has_no_pictures_of_differences(files: dict[str, Any]) ->
     assert page.tags["svg"] == 0
 
 
-def test_a_rewrite_is_shown_with_sizes_and_codes(files: dict[str, Any]) -> None:
-    page = Reader(html_page(drawn(files, "convert")))
-    assert page.text.startswith("qgraph convert: near")
+def test_a_rewrite_is_shown_with_sizes_and_codes(
+    files: dict[str, Any], page: Callable[[str], str]
+) -> None:
+    shown = Reader(page("convert"))
+    assert shown.text.startswith("qgraph convert: near")
     for text in ("Size summary", "Bytes of each weight", "Codes", "Sites", "codes used"):
-        assert text in page.text
+        assert text in shown.text
     stored = next(site["stored"] for site in files["convert"]["sites"] if site["stored"])
-    assert f"{stored['codes_used']} of {stored['codes_available']}" in page.text
-    assert "Quant -> DequantizeLinear (1)" in page.text
-    assert "The steps around a difference" in page.text
+    assert f"{stored['codes_used']} of {stored['codes_available']}" in shown.text
+    assert "Quant -> DequantizeLinear (1)" in shown.text
+    assert "The steps around a difference" in shown.text
 
 
-def test_a_check_is_shown_with_outputs_and_layers(files: dict[str, Any]) -> None:
-    page = Reader(html_page(drawn(files, "check")))
-    assert page.text.startswith("qgraph check: different")
-    assert "Of 1 output, 'y' differs by more than the tolerance allows" in page.text
-    assert "Error by layer" in page.text
-    assert "The first tensor that differs is 'a" in page.text
+def test_a_check_is_shown_with_outputs_and_layers(
+    files: dict[str, Any], page: Callable[[str], str]
+) -> None:
+    shown = Reader(page("check"))
+    assert shown.text.startswith("qgraph check: different")
+    assert "Of 1 output, 'y' differs by more than the tolerance allows" in shown.text
+    assert "Error by layer" in shown.text
+    assert "The first tensor that differs is 'a" in shown.text
     # codes of both quantizers: the activation was run
     assert sum("Quant" in d["op"] for d in drawn(files, "check")["quantizers"]) == 2
     equal = Reader(html_page(files["equal"]))
@@ -223,32 +237,32 @@ def test_undecided_regions_and_refused_sites_have_their_reasons(files: dict[str,
 
 @pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("command", ["prove", "convert", "check"])
-def test_a_page_loads_nothing_and_runs_nothing(files: dict[str, Any], command: str) -> None:
-    html = html_page(drawn(files, command))
-    page = Reader(html)
-    assert not {"script", "link", "img", "iframe", "object", "base"} & set(page.tags)
-    assert page.all("src") == []
-    assert all(value.startswith("#c") for value in page.all("href"))
+def test_a_page_loads_nothing_and_runs_nothing(page: Callable[[str], str], command: str) -> None:
+    html = page(command)
+    shown = Reader(html)
+    assert not {"script", "link", "img", "iframe", "object", "base"} & set(shown.tags)
+    assert shown.all("src") == []
+    assert all(value.startswith("#c") for value in shown.all("href"))
     assert not re.search(r"@import|url\((?!#c)", html)
     names = re.findall(r"https?://[^\"' <)]+", html)
     assert set(names) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
-    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert not [name for _, name, _ in shown.attributes if name.startswith("on")]
 
 
 @pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("command", ["prove", "convert", "check"])
-def test_names_of_parts_are_unique_and_all_there(files: dict[str, Any], command: str) -> None:
-    html = html_page(drawn(files, command))
-    page = Reader(html)
-    named = page.all("id")
+def test_names_of_parts_are_unique_and_all_there(page: Callable[[str], str], command: str) -> None:
+    html = page(command)
+    shown = Reader(html)
+    named = shown.all("id")
     assert len(named) == len(set(named)) > 10
-    used = {value[1:] for value in page.all("href")} | set(re.findall(r"url\(#([^)]+)\)", html))
+    used = {value[1:] for value in shown.all("href")} | set(re.findall(r"url\(#([^)]+)\)", html))
     assert used
     assert used <= set(named)
 
 
-def test_names_of_nodes_are_text_and_nothing_else(files: dict[str, Any]) -> None:
-    html = html_page(drawn(files, "prove"))
+def test_names_of_nodes_are_text_and_nothing_else(page: Callable[[str], str]) -> None:
+    html = page("prove")
     assert "act<b>" not in html
     assert "act&lt;b&gt;&amp;" in html
     assert "act<b>&\"'$x$" in Reader(html).text
@@ -261,8 +275,8 @@ def test_pages_are_the_same_each_time(files: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_colours_depend_on_the_screen(files: dict[str, Any]) -> None:
-    html = html_page(drawn(files, "prove"))
+def test_colours_depend_on_the_screen(page: Callable[[str], str]) -> None:
+    html = page("prove")
     assert "prefers-color-scheme: dark" in html
     style, _, body = html.partition("</style>")
     known = set(re.findall(r"(--[a-z]+): ", style))

@@ -41,7 +41,8 @@ class PassChecker:
                 where None.
         """
         source = ir.from_onnx_text(before) if isinstance(before, str) else before
-        original, model = load(source).clone(), load(source).clone()
+        loaded = load(source)
+        original, model = loaded.clone(), loaded.clone()
         report = model.apply(step)
         onnx.checker.check_model(ir.to_proto(model.ir), full_check=True)
         if ops is not None:
