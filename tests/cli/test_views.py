@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 
+import onnx_ir as ir
 import pytest
+
+from qgraph.cli.main import main
+from tests.cli.conftest import QUANT
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -13,10 +17,20 @@ pytest.importorskip("jinja2")
 COMMANDS = ["convert", "fold", "transform", "prove", "check"]
 
 
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """The content of a file to which ``model`` is converted."""
+    folder = tmp_path_factory.mktemp("converted")
+    source, out = folder / "model.onnx", folder / "other.onnx"
+    ir.save(ir.from_onnx_text(QUANT), source)
+    assert main(["convert", str(source), "-o", str(out), "--to", "qdq"]) == 0
+    return out.read_bytes()
+
+
 @pytest.fixture
-def other(qgraph, model, tmp_path):
+def other(converted, tmp_path):
     out = tmp_path / "other.onnx"
-    assert qgraph("convert", model, "-o", out, "--to", "qdq").status == 0
+    out.write_bytes(converted)
     return out
 
 
@@ -31,7 +45,7 @@ def line(command, model, other, tmp_path):
     }[command]
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_both_views_are_written(qgraph, model, other, tmp_path, read_json, command):
     page, log = tmp_path / "r.html", tmp_path / "r.sarif"
@@ -49,7 +63,7 @@ def test_both_views_are_written(qgraph, model, other, tmp_path, read_json, comma
     assert run["artifacts"][0]["hashes"]["sha-256"] in html
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_report_makes_the_same_views_later(qgraph, model, other, tmp_path, command):
     option = "--certificate" if command == "prove" else "--report"

@@ -35,7 +35,15 @@ def verify(document: dict[str, Any], ours: Model, theirs: Model) -> str:
     Raises:
         EquivalenceError: a part is refuted.
     """
-    found = checked(document, ours, theirs)
+    return confirmed(document, checked(document, ours, theirs), ours, theirs)
+
+
+def confirmed(document: dict[str, Any], found: Verification, ours: Model, theirs: Model) -> str:
+    """The verdict of the checker, with what the prover says of the parts that it leaves.
+
+    Raises:
+        EquivalenceError: a part is refuted.
+    """
     found = replay(Certificate.from_json(document), found, ours, theirs)
     for part in found.parts:
         if part.status == "refuted":
