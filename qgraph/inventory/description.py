@@ -159,15 +159,15 @@ def _parameters(site: Site, known: Description) -> Description:
         case Affine(scale, zero_point, lo, hi, rounding, _, decoding):
             known = replace(known, rounding=str(rounding))
             if decoding is not None:
-                remark = f"codes are dequantized with scale {_numbers(decoding.scale)}"
+                remark = f"codes are dequantized with scale {numbers(decoding.scale)}"
                 known = replace(
-                    known, remark=f"{remark}, zero point {_numbers(decoding.zero_point)}"
+                    known, remark=f"{remark}, zero point {numbers(decoding.zero_point)}"
                 )
             return _uniform(site, known, scale, zero_point, lo, hi)
         case Ranged(input_low=low, input_high=high, levels=levels) as ranged:
             ends = low, high, ranged.output_low, ranged.output_high
             if not all(map(_is_near, ends[:2], ends[2:])):
-                outer = f"{_numbers(ends[2])} to {_numbers(ends[3])}"
+                outer = f"{numbers(ends[2])} to {numbers(ends[3])}"
                 known = replace(known, remark=f"its codes represent {outer}")
             scale, zero_point = _of_range(low, high, levels)
             known = replace(known, rounding="ROUND")
@@ -189,8 +189,8 @@ def _parameters(site: Site, known: Description) -> Description:
 
 def _truncating(site: Site, known: Description, trunc: Truncating) -> Description:
     text = (
-        f"drops low bits: codes of scale {_numbers(trunc.scale)}, zero point "
-        f"{_numbers(trunc.zero_point)}, divided by {_numbers(trunc.ratio, digest=False)}"
+        f"drops low bits: codes of scale {numbers(trunc.scale)}, zero point "
+        f"{numbers(trunc.zero_point)}, divided by {numbers(trunc.ratio, digest=False)}"
     )
     known = replace(known, rounding=str(trunc.rounding), remark=text)
     return _uniform(site, known, trunc.out_scale, trunc.out_zero_point, trunc.lo, trunc.hi)
@@ -217,7 +217,7 @@ def _uniform(
     name, bits = format_of(kind)
     known = replace(known, format=name, bits=bits)
     if (lo != lo.min()).any() or (hi != hi.max()).any():
-        extent = f"codes from {_numbers(lo)} to {_numbers(hi)}"
+        extent = f"codes from {numbers(lo)} to {numbers(hi)}"
         known = replace(known, remark="; ".join(filter(None, [known.remark, extent])))
     return _scaled(site, known, scale, kind.zero_point)
 
@@ -267,8 +267,8 @@ def _scaled(
     return replace(
         known,
         granularity=_granularity(rank, scale, *(() if zero_point is None else (zero_point,))),
-        scale=_numbers(scale),
-        zero_point=None if zero_point is None else _numbers(zero_point, digest=False),
+        scale=numbers(scale),
+        zero_point=None if zero_point is None else numbers(zero_point, digest=False),
     )
 
 
@@ -373,7 +373,7 @@ def _stretch(array: Array, axis: int) -> int:
     return math.gcd(len(moved), *(np.flatnonzero(changes) + 1).tolist())
 
 
-def _numbers(parameter: Array, *, digest: bool = True) -> Numbers:
+def numbers(parameter: Array, *, digest: bool = True) -> Numbers:
     """Return the ends of a parameter and its digest; equal values count as one."""
     # Adding zero removes the sign of a negative one.
     array = np.asarray(parameter, np.float32) + np.float32(0)

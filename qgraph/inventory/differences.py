@@ -14,6 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.errors import ModelError
+from qgraph.inventory.coded import coded_descriptions
 from qgraph.inventory.description import Described, Description, descriptions
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
@@ -292,7 +293,10 @@ def diff(
         notes += matching.notes
     except ModelError as error:
         notes.append(f"quantizers are matched by name and order only: {error}")
-    ours, theirs = (list(descriptions(side.model)) for side in sides)
+    ours, theirs = (
+        [*descriptions(side.model), *coded_descriptions(model)]
+        for side, model in zip(sides, (reference, candidate), strict=True)
+    )
     return ModelDifferences(_changes(pairs(matching, ours, theirs)), tuple(notes))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.errors import QGraphError
+from qgraph.inventory.coded import coded_descriptions
 from qgraph.inventory.description import Described, Description, Numbers, descriptions
 from qgraph.inventory.differences import ModelDifferences, between
 from qgraph.quantizers.movement import prepared
@@ -93,7 +94,8 @@ def lock_of(model: Path) -> Path:
 
 
 def _described(model: ir.Model, *, keep_inputs: bool) -> list[Described]:
-    return list(descriptions(model if keep_inputs else prepared(model)))
+    known = model if keep_inputs else prepared(model)
+    return [*descriptions(known), *coded_descriptions(known)]
 
 
 def _table(description: Description) -> str:

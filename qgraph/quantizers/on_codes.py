@@ -8,16 +8,18 @@ An operator of a runtime takes codes with their scale and zero point, and gives 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
+from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.graph.tensors import stored_bytes
 from qgraph.numerics import Array
 from qgraph.ops.integer.products import SIGNATURES
+from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 
 _RESULTS = {
     "QLinearAdd": (6, 7),
@@ -160,10 +162,12 @@ def _format(node: ir.Node, stored: ir.DataType) -> tuple[str | None, int | None]
 
 
 def _zero_points(node: ir.Node, value: ir.Value | None, scale: Array | None) -> Array | None:
-    bits = node.attributes.get_int("bits", 4)
-    if value is None:
-        return np.full(1, 1 << bits - 1) if node.op_type == "MatMulNBits" else None
     zeros = constant_expression(value)
+    if is_mat_mul_n_bits(node):
+        if value is None or zeros is not None:
+            with suppress(UnsupportedError, ValueError):
+                return Weights.of(node).zero_points(zeros)
+        return None
     # Packed ones are several to a byte.
     is_packed = scale is not None and zeros is not None and zeros.size != scale.size
     return None if is_packed else zeros

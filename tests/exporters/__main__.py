@@ -40,7 +40,7 @@ EXPORTERS = {
 }
 """Packages by exporter; ``with_EXPORTER.py`` has its exports. All have those of ``common``."""
 
-SETTINGS = {"KERAS_BACKEND": "torch", "NNCF_EXTENSION_LOAD_TIMEOUT": "400"}
+SETTINGS = {"KERAS_BACKEND": "torch", "NNCF_EXTENSION_LOAD_TIMEOUT": "4000"}
 
 
 def _environment(folder: Path, exporter: str) -> str:
