@@ -182,7 +182,7 @@ class Model:
         """Run passes one after the other; if one fails, the model stays as it was.
 
         Domains that nodes use are declared, initializers dropped from the graph inputs, and
-        parameters of quantizers that follow from static dimensions made constants first.
+        parameters of quantizers that follow from static dimensions or casts made constants first.
 
         Args:
             steps: passes of qgraph or of onnx_ir; only the former report sites.
@@ -202,7 +202,9 @@ class Model:
         if not keep_inputs:
             report.frozen_inputs = freeze_inputs(draft)
         if settled := freeze_static_parameters(draft):
-            report.notes.append(f"parameters that follow from static dimensions: {settled}")
+            report.notes.append(
+                f"parameters that follow from static dimensions or casts: {settled}"
+            )
         for step in steps:
             draft = _run_step(step, draft, report)
         check_names(draft)

@@ -71,7 +71,7 @@ class ConvertDialect(Transform):
     4. What no rule converts is left unchanged and reported with the reason.
 
     Operators that a graph of standard operators defines (``lower-vendor-operators``) are replaced
-    by it first, if ``to`` is qdq or onnx.
+    by it first, if ``to`` is qdq or onnx; those with codes or in the domain of ONNX always.
     """
 
     to: str = option(registry=DIALECTS, help="target dialect: qdq, qonnx, openvino or onnx")
@@ -88,11 +88,13 @@ class ConvertDialect(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Choose a draft for each site, raise the opset once if needed, and replace the sites."""
         target = DIALECTS.find(self.to)
-        # Of the other dialects' own operators, those without codes stay what they are.
-        keeps = self.to not in _OF_STANDARD_OPERATORS
+        # Operators of vendors without codes stay what they are; none is left in the domain of ONNX.
+        lowers_all = self.to in _OF_STANDARD_OPERATORS
         limit = ceiling(model.ir, self.opset)
         with parts_marked(model, report) as lowered:
-            lower_composites(model, report, limit, has_codes if keeps else lambda node: True)
+            lower_composites(
+                model, report, limit, lambda node: lowers_all or not node.domain or has_codes(node)
+            )
             lower_operators(model, self.exact, self.opset, report)
             if self.to == PLAIN:
                 weights = decompressed(model.ir)

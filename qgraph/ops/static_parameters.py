@@ -1,9 +1,9 @@
-"""Parameters of quantizers that are computed from dimensions which never change.
+"""Parameters of quantizers that are computed from dimensions which never change, or cast.
 
 Exporters with a batch of any size write what follows from the other sizes as nodes: the window of
 a pooling by Shape and Gather, the scale and the bit width behind it by Div, Log and Ceil. Sizes are
 those that are inferred from the inputs of the model (:mod:`qgraph.graph.inference`), not what it
-states of inner values.
+states of inner values. The exporter of torch casts constant scales and zero points of channels.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _ANY_SIZE = 1 << 40
 """Stands for the largest size of a dimension that is not known."""
 
 _TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64})
+_CODES = frozenset(ir.DataType[f"{sign}INT{bits}"] for sign in ("", "U") for bits in (8, 16))
 _CASTABLE = 1 << 31
 
 _FEW_ELEMENTS = 1 << 12
@@ -50,7 +51,8 @@ _DEEP = 100
 def freeze_static_parameters(model: ir.Model) -> int:
     """Put constants in the place of parameters that static dimensions determine; return how many.
 
-    Parameters are the inputs of quantizers but the first, in the main graph and the graphs in it.
+    Parameters are the inputs of quantizers but the first, in the main graph and the graphs in it;
+    also constants behind a Cast that keeps them.
     A logarithm counts as known only if the parameter is the same for every result within a
     relative 2**-12 of it. What feeds nothing else goes. No shapes are inferred for a model none of
     whose parameters asks for a size.
@@ -86,7 +88,9 @@ def static_parameters(model: ir.Model) -> dict[ir.Value, Array]:
             if value is None or maker is None or value in arrays or maker.op_type not in _FOLLOWED:
                 continue
             bounds = sizes.bounds(value) if is_defined(node) else None
-            if bounds is not None and bounds.sized and bounds.exact:
+            if bounds is None or not bounds.exact:
+                continue
+            if bounds.sized or maker.op_type == "Cast":
                 arrays[value] = bounds.low
     return arrays
 
@@ -224,8 +228,11 @@ def _is_safe(node: ir.Node, pairs: Sequence[tuple[Array | None, ...]]) -> bool:
         return False  # sizes that are not known could overflow
     if node.op_type == "Cast":
         to = node.attributes.get("to")
-        fits = all(bool((np.abs(array) < _CASTABLE).all()) for array in arrays)
-        return fits and to is not None and not to.is_ref() and to.as_int() in _TYPES
+        if to is None or to.is_ref():
+            return False
+        if to.as_int() in _TYPES:
+            return all(bool((np.abs(array) < _CASTABLE).all()) for array in arrays)
+        return all(_holds(ir.DataType(to.as_int()), array) for array in arrays)
     if node.op_type == "Div":
         ends = [array for array in pairs[1] if array is not None]
         whole = any(array.dtype.kind != "f" for array in arrays)
@@ -233,3 +240,11 @@ def _is_safe(node: ir.Node, pairs: Sequence[tuple[Array | None, ...]]) -> bool:
         below = whole and any(bool((array < 0).any()) for array in arrays)
         return not below and all(bool((array > 0).all()) for array in ends)
     return True
+
+
+def _holds(kind: ir.DataType, array: Array) -> bool:
+    """Return whether an integer type of 8 or 16 bits has all elements of an array of integers."""
+    if kind not in _CODES or array.dtype.kind not in "iu" or not array.size:
+        return False
+    ends = np.iinfo(kind.numpy())
+    return bool(ends.min <= array.min() and array.max() <= ends.max)

@@ -145,7 +145,7 @@ def test_such_a_quantizer_is_converted_and_proved() -> None:
     model = qgraph.load(source.clone())
     report = model.apply(ConvertDialect(to="qdq"))
     assert [site.outcome for site in report.sites] == [SiteStatus.CHANGED]
-    assert "parameters that follow from static dimensions: 1" in report.notes
+    assert "parameters that follow from static dimensions or casts: 1" in report.notes
     assert qgraph.prove(source, model).verdict is ProofVerdict.PROVED
     other = model_of(PICKED.replace("two", "one") + "scale = Div (unit, f)")
     assert qgraph.prove(other, model).verdict is ProofVerdict.DIFFERENT
@@ -164,3 +164,24 @@ def test_long_chains_do_not_overflow() -> None:
     model = model_of(PICKED + f"c0 = Identity (f) {links} scale = Mul (unit, c3000)")
     assert freeze_static_parameters(model) == 0
     assert static_parameters._DEEP < 3000
+
+
+CAST = """<ir_version: 10, opset_import: ["": 21]>
+g (float[2,3] x) => (float[2,2] y)
+<int8[3,2] w = {1, -2, 3, 4, -5, 6}, float[2] s = {0.5, 0.25}, int64[2] z = {0, ZERO}> {
+    scale = Cast <to = 1> (s) point = Cast <to = 3> (z)
+    d = DequantizeLinear (w, scale, point) y = MatMul (x, d)
+}"""
+
+
+@pytest.mark.parametrize(("zero", "is_constant"), [(7, True), (127, True), (128, False)])
+def test_cast_constants_of_channels_are_parameters(zero: int, is_constant: bool) -> None:
+    source = ir.from_onnx_text(CAST.replace("ZERO", str(zero)))
+    model = qgraph.load(source.clone())
+    report = model.apply(ConvertDialect(to="qonnx"))
+    assert report.count("changed") == is_constant
+    x = np.eye(3, dtype=np.float32)[:2]
+    if is_constant:
+        weights = (np.array([[1, -2], [3, 4]]) - [0, zero]) * [0.5, 0.25]
+        np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], weights)
+        assert qgraph.prove(source, model).verdict is ProofVerdict.PROVED

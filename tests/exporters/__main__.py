@@ -63,7 +63,9 @@ def _export(folder: Path, exporter: str, *, keep: bool) -> None:
     notes = folder / f"{exporter}.json"
     try:
         python = _environment(folder, exporter)
-        environment = os.environ | SETTINGS | {"PYTHONPATH": str(ROOT)}
+        extensions = str(folder / "environments" / "extensions")
+        paths = {"PYTHONPATH": str(ROOT), "TORCH_EXTENSIONS_DIR": extensions}
+        environment = os.environ | SETTINGS | paths
         module = f"tests.exporters.with_{exporter}"
         command = [python, "-m", module, str(folder), exporter]
         subprocess.run(command, check=True, env=environment, cwd=ROOT)

@@ -115,6 +115,14 @@ EXAMPLES += [
     ("QAttention", MICROSOFT, {"num_heads": 2, "unidirectional": one_way}, ATTENTION)
     for one_way in (0, 1)
 ]
+EXAMPLES += [
+    (f"FakeQuantWithMinMaxVars{suffix}", "", attributes, [numbers(4, 3) * F(3), least, most])
+    for suffix, attributes, least, most in (
+        ("", {"num_bits": 4}, F(-3), F(3.2)),
+        ("", {"narrow_range": 1}, F(-1.1), F(0.7)),
+        ("PerChannel", {"num_bits": 6}, F([-1, -2.3, -0.1]), F([1, 2, 0.7])),
+    )
+]
 REFUSED = {
     "ExtendedInstanceNormalization": (QUARK, "Run the model with Quark's library"),
     "ExtendedLSTM": (QUARK, "Run the model with Quark's library"),
@@ -143,7 +151,7 @@ def model_of(name: str, domain: str, attributes: dict[str, Any], arrays: list[An
         [y],
         nodes=[node],
         initializers=[value for value in values if value.const_value is not None],
-        opset_imports={"": 21, domain: 1},
+        opset_imports={domain: 1} | {"": 21},
         name="g",
     )
     if domain == MICROSOFT:

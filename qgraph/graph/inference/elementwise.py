@@ -97,6 +97,7 @@ _FORMS: list[tuple[str, str, TypeSource, tuple[int, ...]]] = [
     ("trt", "DequantizeLinear", (1,), (0,)),
     ("trt", "TRT_FP8DequantizeLinear TRT_INT4DequantizeLinear", (1,), (0,)),
     ("", "TRT_INT4DequantizeLinear", (1,), (0,)),
+    ("", "FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel", (0,), (0,)),
     ("", "TRT_INT4QuantizeLinear", ir.DataType.INT4, (0,)),
 ]
 """Domain, operators, the source of the type, and the operands that broadcast to the shape.

@@ -87,3 +87,11 @@ makes("DequantizeLinear", domain="trt")(linear("trt", True, False, ml_dtypes.int
 @makes("TRT_FP4QDQ", domain="trt")
 def nvfp4(name: str, rng: Rng) -> Case:
     return Case(name, [data(rng, [2, 32])], {"block_size": 16}, domain="trt")
+
+
+@makes("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel")
+def fake_quant(name: str, rng: Rng) -> Case:
+    shape = dims(rng, 3, low=1)
+    ends = [np.full(shape[-1:] if "Per" in name else (), end, F) for end in (-2, 3)]
+    operands = [Operand(end, constant=True) for end in ends]
+    return Case(name, [data(rng, shape), *operands], {"num_bits": 4})
