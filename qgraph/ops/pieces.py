@@ -189,9 +189,8 @@ def blocks_of(
 def joined_blocks(draft: Draft, y: Operand, sizes: Sequence[int | None], axis: int) -> ir.Value:
     """Return the inverse of :func:`blocks_of`: what was blocks, in the shape ``sizes`` again."""
     rank, length = len(sizes), sizes[axis]
-    others = [sizes[place] for place in range(rank) if place != axis]
     flat = reshape(draft, y, [*[0] * (rank - 1), -1])
-    if length is not None and others:
+    if length is not None:
         bounds = [np.asarray([n], np.int64) for n in (0, length, rank - 1)]
         flat = draft.node("Slice", [flat, *bounds], dtype=flat.dtype)
     back = list(range(rank - 1))
