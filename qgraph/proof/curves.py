@@ -111,14 +111,14 @@ def staircase(
 def _differences(
     reference: Expr, candidate: Expr, near: float | None, ends: tuple[float, float]
 ) -> dict[str, Any]:
-    found = decide(reference, candidate, max_boxes=_MAX_BOXES)
-    runs = found.runs
+    finding = decide(reference, candidate, max_boxes=_MAX_BOXES)
+    runs = finding.runs
     sizes = runs.hi - runs.lo
     shown = np.sort(np.argsort(-sizes, kind="stable")[:_SHOWN_RUNS])
     places = zip(*(from_keys(keys[shown]).tolist() for keys in (runs.lo, runs.hi)), strict=True)
     stretch = _stretch(reference, candidate, runs, near, ends)
     return {
-        "differing": None if found.undecided else found.differing,
+        "differing": None if finding.undecided else finding.differing,
         "places": [list(pair) for pair in places],
         "near": None if stretch is None else _around(reference, candidate, stretch, ends),
     }
@@ -187,10 +187,10 @@ def _around(
 def _plateaus(function: Expr) -> Plateaus | None:
     """Return the steps of a function; None if it has none, or too many to distinguish."""
     try:
-        found = plateaus(function, max_boxes=_MAX_BOXES)
+        steps = plateaus(function, max_boxes=_MAX_BOXES)
     except Undecidable:
         return None
-    return found if len(found.value) <= _MAX_STEPS else None
+    return steps if len(steps.value) <= _MAX_STEPS else None
 
 
 def _range(steps: Sequence[Plateaus | None], near: float | None) -> tuple[float, float]:

@@ -125,10 +125,10 @@ def _blocks(program: PairProgram, kind: int) -> list[_Block]:
     shares = [starts[first::threads] for first in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(_compare_blocks, program, kind, share) for share in shares]
-    found: dict[int, _Block] = {}
+    results: dict[int, _Block] = {}
     for future in futures:
-        found.update(future.result())
-    return [found[start] for start in sorted(found)]
+        results.update(future.result())
+    return [results[start] for start in sorted(results)]
 
 
 def _starts() -> list[int]:
@@ -165,11 +165,11 @@ def _carefully(program: PairProgram, kind: int, x: Float32) -> _Block | None:
     Raises:
         Undecidable: more than the sign of a zero is undefined.
     """
-    found = PointResults.of(program, x, np.full(len(x), kind, np.int64))
-    found.check(to_keys(x))
-    if not (found.differ.any() or found.zero_sign.any()):
+    results = PointResults.of(program, x, np.full(len(x), kind, np.int64))
+    results.check(to_keys(x))
+    if not (results.differ.any() or results.zero_sign.any()):
         return None
-    return _block(x, found.reference, found.candidate, found.differ, found.zero_sign)
+    return _block(x, results.reference, results.candidate, results.differ, results.zero_sign)
 
 
 def _compared(x: Float32, a: Float32, b: Float32, gap: Gap) -> _Block | None:
@@ -237,8 +237,8 @@ def _note(collector: Collector, program: PairProgram, kind: int, blocks: Sequenc
         lo, hi = np.array(ends, np.int64).reshape(-1, 2).T
         boxes = BoxBatch(np.full(len(lo), kind), lo, hi, np.zeros(len(lo), np.uint8))
         with np.errstate(all="ignore"):
-            found = PointResults.of(program, from_keys(lo), boxes.kind)
-        collector.note(what, boxes, *found[:2], np.ones(len(lo), np.bool_))
+            results = PointResults.of(program, from_keys(lo), boxes.kind)
+        collector.note(what, boxes, *results[:2], np.ones(len(lo), np.bool_))
     collector.add(
         kind,
         sum(block.differing for block in blocks) - sum(hi - lo + 1 for lo, hi in stretches),

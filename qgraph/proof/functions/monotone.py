@@ -90,15 +90,15 @@ def _sign(constant: Expr) -> int:
 
 def _has_steps_in_order(root: Expr) -> bool:
     try:
-        found = plateaus(root, max_boxes=_BOXES)
+        steps = plateaus(root, max_boxes=_BOXES)
     except Undecidable:
         return False
-    if np.isnan(found.value).any():
+    if np.isnan(steps.value).any():
         return False
-    same = found.channel[1:] == found.channel[:-1]
-    if (same & (found.value[1:] < found.value[:-1])).any():
+    same = steps.channel[1:] == steps.channel[:-1]
+    if (same & (steps.value[1:] < steps.value[:-1])).any():
         return False
-    if (same & (found.hi[:-1] == -1) & (found.value[1:] != found.value[:-1])).any():
+    if (same & (steps.hi[:-1] == -1) & (steps.value[1:] != steps.value[:-1])).any():
         return False  # -0 and +0 are one number, so they must have one value
     return _ends_are_in_order(root)
 

@@ -161,8 +161,8 @@ class BoxSearch:
         rest = ~either
         left = boxes.at(rest)
         if single:
-            found = PointResults.of(self._program, from_keys(left.lo), left.kind)
-            yield left, found, np.ones(len(left.lo), np.bool_)
+            results = PointResults.of(self._program, from_keys(left.lo), left.kind)
+            yield left, results, np.ones(len(left.lo), np.bool_)
         else:
             self._split(left, _at(a, rest), _at(b, rest))
 

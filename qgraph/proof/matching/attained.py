@@ -127,7 +127,7 @@ class Attained:
             return _whole_type(value) if value.is_graph_input() else None
         data = self._data(value)
         limits = [self._found.get(v) for v in data]
-        met = [found for found in limits if found is not None]
+        met = [reach for reach in limits if reach is not None]
         if not met or len(met) < len(limits):
             return None
         if is_move(node):
@@ -265,15 +265,15 @@ def _numbers(lo: Limits64, hi: Limits64) -> Limits | None:
 
 def _times(weights: Limits64, limit: float | Limits64) -> Limits64:
     """Return products in which zero times infinity is zero."""
-    found = np.asarray(weights * limit)
-    return np.where(np.asarray(weights) == 0, 0.0, found)
+    reach = np.asarray(weights * limit)
+    return np.where(np.asarray(weights) == 0, 0.0, reach)
 
 
 def _product(one: Limits, other: Limits) -> Limits | None:
     """Return limits of sums of products of two values of the model."""
-    signs = [(found.lo.min() < 0, found.hi.max() > 0) for found in (one, other)]
+    signs = [(reach.lo.min() < 0, reach.hi.max() > 0) for reach in (one, other)]
     both = all(signs[0]) or all(signs[1])
-    ends = [abs(float(end)) for found in (one, other) for end in (found.lo.min(), found.hi.max())]
+    ends = [abs(float(end)) for reach in (one, other) for end in (reach.lo.min(), reach.hi.max())]
     if not both or max(ends[:2]) == 0 or max(ends[2:]) == 0:
         return None
     size = max(ends[:2]) * max(ends[2:])

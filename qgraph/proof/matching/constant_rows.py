@@ -119,17 +119,19 @@ def rows_of(known: KnownValues, value: ir.Value) -> ConstantRows | None:
     """Return a large constant that is computed by rows; None if that is not possible."""
     if not known.has(value):
         return None
-    found = _Compiler(known)
+    compiler = _Compiler(known)
     try:
         stream = _root(value)
         if stream is None or stream.size < _WHOLE_ELEMENTS or stream.kind == "STRING":
             return None
-        shape = found.visit(value, 1)
+        shape = compiler.visit(value, 1)
     except _FAILURES:
         return None
-    if shape is None or any(_is_whole(source.stream) for source in found.sources):
+    if shape is None or any(_is_whole(source.stream) for source in compiler.sources):
         return None
-    return ConstantRows(value, shape, found.multiple, tuple(found.sources), tuple(found.steps))
+    return ConstantRows(
+        value, shape, compiler.multiple, tuple(compiler.sources), tuple(compiler.steps)
+    )
 
 
 def _is_whole(stream: Stream) -> bool:
@@ -272,11 +274,11 @@ def compare_constants(
         return None
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
         return None
-    found = compare_values(ours, theirs)
-    if found.index is None or ours.dtype.kind == "c":
-        return found, None
-    at = (array.reshape(-1)[found.index] for array in (ours, theirs))
-    return found, Witness(float(found.index), *map(float, at))
+    comparison = compare_values(ours, theirs)
+    if comparison.index is None or ours.dtype.kind == "c":
+        return comparison, None
+    at = (array.reshape(-1)[comparison.index] for array in (ours, theirs))
+    return comparison, Witness(float(comparison.index), *map(float, at))
 
 
 def _has_same_codes(ours: ConstantRows, theirs: ConstantRows) -> bool:
@@ -304,9 +306,9 @@ def _compared_by_rows(
     kinds = [array.dtype for array in both(*ends[0])]
     if kinds[0] != kinds[1]:
         return None
-    found = compare_pieces(lambda: (both(*part) for part in ends))
-    if found.index is None or kinds[0].kind == "c":
-        return found, None
-    start, stop = ends[found.index // (step * size)]
-    at = (array[found.index - start * size] for array in both(start, stop))
-    return found, Witness(float(found.index), *map(float, at))
+    comparison = compare_pieces(lambda: (both(*part) for part in ends))
+    if comparison.index is None or kinds[0].kind == "c":
+        return comparison, None
+    start, stop = ends[comparison.index // (step * size)]
+    at = (array[comparison.index - start * size] for array in both(start, stop))
+    return comparison, Witness(float(comparison.index), *map(float, at))

@@ -75,17 +75,17 @@ class KnownValues:
         Raises:
             ModelError: the data of a constant cannot be read.
         """
-        found = self._array(value)
+        array = self._array(value)
         self.inexact |= self._open.get(value, frozenset())
-        return found
+        return array
 
     def _array(self, value: ir.Value) -> Array | None:
         if not self.has(value):
             return None
         if value in self._kept:
             return self._kept[value]
-        found = constant(value)
-        return self._computed(value) if found is None else found
+        array = constant(value)
+        return self._computed(value) if array is None else array
 
     def _computed(self, value: ir.Value) -> Array | None:
         node = value.producer()

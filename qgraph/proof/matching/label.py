@@ -99,10 +99,10 @@ def forms(node: ir.Node, imports: Imports) -> list[OperatorForm]:
     if _keeps_all(node, imports):
         version = _version(node, imports.get("", 1))
         return [OperatorForm(("", "Dropout", "without training", version), used[:1])]
-    found = [OperatorForm(label(node, imports), used)]
+    listed = [OperatorForm(label(node, imports), used)]
     if (shape := new_shape(node)) is not None:
-        found.append(OperatorForm(("", "Reshape", "to", shape), (_before_reshapes(used[0]),)))
-    return found
+        listed.append(OperatorForm(("", "Reshape", "to", shape), (_before_reshapes(used[0]),)))
+    return listed
 
 
 def common_form(

@@ -90,8 +90,8 @@ class PackedRows(ir.LazyTensor):
             return self.codes.read().reshape(n, width)
         codes = np.empty((n, (last - first) * each), np.uint8)
         for place, piece in self.codes.pieces(multiple=width):
-            found = piece.reshape(-1, width)[:, first * each : last * each]
-            codes[place // width : place // width + len(found)] = found
+            rows = piece.reshape(-1, width)[:, first * each : last * each]
+            codes[place // width : place // width + len(rows)] = rows
         return codes
 
 

@@ -94,9 +94,9 @@ def data_of(graph: Rewriter, node: ir.Node) -> list[ir.Value]:
 
     If only one operand is not constant, it is included even if it is a scalar.
     """
-    found = [value for value in node.inputs if value is not None and not graph.known.has(value)]
-    several = [value for value in found if not is_single(sizes_of(value))]
-    return several or found[:1]
+    operands = [value for value in node.inputs if value is not None and not graph.known.has(value)]
+    several = [value for value in operands if not is_single(sizes_of(value))]
+    return several or operands[:1]
 
 
 def parameter_sizes(
