@@ -43,6 +43,8 @@ class Network:
         at: the last value: real numbers of SHAPE.
         reals: all such values.
         weights: decoded weights by shape, which several operators may share.
+        outputs: type and shape of the outputs.
+        inner: of codes and weights, which can be outputs too.
     """
 
     random: Random
@@ -54,6 +56,7 @@ class Network:
     stored: list[onnx.TensorProto] = field(default_factory=list)
     functions: list[onnx.FunctionProto] = field(default_factory=list)
     outputs: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    inner: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     count: int = 0
 
     def chance(self, share: float) -> bool:
@@ -187,6 +190,7 @@ def weight(net: Network, *sizes: int, axis: int = 0) -> str:
             names = [net.store(net.scale()), net.store(np.int8(0))]
             y = net.add("DequantizeLinear", net.add("QuantizeLinear", x, *names), *names)
     known.append(y)
+    net.inner[y] = (TensorProto.FLOAT, sizes)
     return y
 
 
@@ -212,6 +216,7 @@ def convolution(net: Network) -> None:
 def on_codes(net: Network) -> None:
     """Some operators on codes between a QuantizeLinear and a DequantizeLinear."""
     x = net.quantize(net.at)
+    net.inner[x.name] = (helper.np_dtype_to_tensor_dtype(np.dtype(x.dtype)), SHAPE)
     for _ in range(int(net.one(1, 2, 3))):
         x = _on_codes(net, x)
     net.move(net.decode(x))
@@ -438,16 +443,61 @@ def network(random: Random, *, blocks: int = 4, opset: int | None = None) -> onn
     spare = [name for name in net.reals[1:] if net.chance(0.2) or not net.outputs]
     for name in dict.fromkeys([*spare, net.at] if net.chance(0.5) or not spare else spare[-1:]):
         net.outputs[name] = (TensorProto.FLOAT, SHAPE)
+    computed = {name for node in net.nodes for name in node.output}
+    for name, kind in net.inner.items():
+        if name in computed and net.chance(0.15):
+            net.outputs[name] = kind
     if net.chance(0.3):
         random.shuffle(net.nodes)  # type: ignore[arg-type]
         net.nodes = _sorted(net.nodes, {"x", *(t.name for t in net.stored)})
+    for tensor in [tensor for tensor in net.stored if net.chance(0.1)]:
+        net.stored.remove(tensor)
+        net.nodes.insert(0, helper.make_node("Constant", [], [tensor.name], value=tensor))
     infos = [helper.make_tensor_value_info(n, k, s) for n, (k, s) in net.outputs.items()]
     sizes = ["N", *SHAPE[1:]] if net.chance(0.2) and _is_plain(net) else SHAPE
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)
     graph = helper.make_graph(net.nodes, "net", [x], infos, net.stored)
     domains = {"": net.opset, MICROSOFT: 1, QONNX: 2, OPENVINO: 1, "local": 1}
     imports = [helper.make_opsetid(*pair) for pair in domains.items()]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10, functions=net.functions)
+    made = helper.make_model(graph, opset_imports=imports, ir_version=10, functions=net.functions)
+    if net.chance(0.3):
+        _rename(net, made.graph)
+    return made
+
+
+def _rename(net: Network, graph: onnx.GraphProto) -> None:
+    """Give some values names that a pass might give to values beside others."""
+    kept = {value.name for value in (*graph.input, *graph.output)}
+    names = [t.name for t in graph.initializer]
+    names += [name for node in graph.node for name in node.output]
+    suffixes = (
+        "_scale",
+        "_codes",
+        "_zero_point",
+        "_q",
+        "_1",
+        "_out",
+        "_bias",
+        "_one",
+        "_dequantized",
+    )
+    new = {name: name for name in names}
+    for name in names:
+        fresh = f"{net.one(*names)}{net.one(*suffixes)}"
+        if name not in kept and net.chance(0.4) and fresh not in new.values():
+            new[name] = fresh
+    _replace(graph, new)
+
+
+def _replace(graph: onnx.GraphProto, new: dict[str, str]) -> None:
+    for value in (*graph.initializer, *graph.output):
+        value.name = new.get(value.name, value.name)
+    for node in graph.node:
+        for some in (node.input, node.output):
+            some[:] = [new.get(name, name) for name in some]
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _replace(attribute.g, new)
 
 
 def _is_plain(net: Network) -> bool:

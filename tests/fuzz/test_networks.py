@@ -17,7 +17,7 @@ import qgraph
 from qgraph.errors import QGraphError
 from qgraph.exactness import Exactness
 from qgraph.transforms.base import parse_spec
-from tests.fuzz.networks import feeds, network
+from tests.fuzz.networks import MICROSOFT, feeds, network
 from tests.fuzz.test_passes import portable
 
 PASSES = (
@@ -44,7 +44,9 @@ Results = list[dict[str, Any]]
 def results(model: qgraph.Model, given: Sequence[dict[str, Any]], runtime: Any) -> Results:
     """Return the outputs for some inputs, without any optimization."""
     proto = portable(model)
-    onnx.checker.check_model(proto, full_check=True)
+    # The checker infers no types behind operators of com.microsoft in a function.
+    vendor = any(node.domain == MICROSOFT for body in proto.functions for node in body.node)
+    onnx.checker.check_model(proto, full_check=not vendor)
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
