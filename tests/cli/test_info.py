@@ -105,4 +105,5 @@ def _as_json(node):
     ],
 )
 def test_passes_says_whether_values_stay(qgraph, name, sentence):
-    assert sentence in qgraph("passes", name).out.splitlines()
+    second = qgraph("passes", name).out.splitlines()[1]
+    assert second.startswith(sentence)
