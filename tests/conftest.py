@@ -178,10 +178,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("exhaustive")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Search for no garbage among modules and tests, which stay until the end."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Leave modules and tests, which stay until the end, out of each search for garbage."""
-    gc.collect()
+    """Search for garbage from now on, in what the tests make."""
     gc.freeze()
+    gc.enable()
 
 
 LONG = 2.0
