@@ -313,7 +313,7 @@ def pass_sections(info: Mapping[str, Any]) -> list[Section]:
     """Return the description of one pass and the table of its options."""
     kept = f"Keeps models equal in {info['preserves']}, unless an option says otherwise."
     if _changes_values(info):
-        kept = "Changes what a model computes; the report has the extent or says why not."
+        kept = "Changes what a model computes; the report has the extent or the reason."
     rows: list[Row] = [
         [o["name"], o["kind"], "required" if o["default"] is None else o["default"], o["help"]]
         for o in info["options"]

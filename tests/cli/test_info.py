@@ -100,7 +100,7 @@ def _as_json(node):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("tune-ranges", "Changes what a model computes; the report has the extent or says why not."),
+        ("tune-ranges", "Changes what a model computes; the report has the extent or the reason."),
         ("fold-weights", "Keeps models equal in values, unless an option says otherwise."),
     ],
 )
