@@ -30,7 +30,7 @@ from qgraph.proof.bounds.tracer import Operand, Pending, Settle, Tracer
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.lowering import lower_node
 from qgraph.proof.matching.known_values import KnownValues
-from qgraph.reasons import DO_NOT_FIT, NO_BOUND, NOT_COMPUTED, ExplainedReason
+from qgraph.reasons import DO_NOT_FIT, NO_BOUND, NOT_COMPUTED, OUT_OF_RANGE, ExplainedReason
 
 Ranges = Mapping[str, tuple[float, float]]
 """Ranges of the inputs of the reference, by name."""
@@ -152,6 +152,8 @@ class Evaluation:
             return [self._traced(node, tracer)]
         if node.domain not in ("", MICROSOFT):
             raise Undecidable(NO_BOUND(f"there is no bound for {node.op_type}"))
+        if node.domain and node.op_type != "Gelu":
+            raise Undecidable(NO_BOUND(f"there is no bound for {node.op_type}"))
         if node.op_type in STANDARD:
             return [STANDARD[node.op_type](node, tracer, self.of)]
         first = next((value for value in node.inputs if value is not None), None)
@@ -209,7 +211,26 @@ class Evaluation:
             raise Undecidable(NOT_COMPUTED(str(error))) from error
         if not isinstance(result, Quantity | Pending):
             raise Undecidable(NO_BOUND(f"there is no bound for {node.op_type}"))
-        return result
+        kind = node.outputs[0].dtype
+        if kind is None or not kind.is_integer() or node.op_type not in _WRAPPING:
+            return result
+        return _expect_no_wrap(tracer.quantity(result), node, np.iinfo(kind.numpy()))
+
+
+_WRAPPING = frozenset({"Add", "Sub", "Mul", "Neg", "Abs", "Div", "Pow", "Sum"})
+"""Operators on integers, whose results wrap around or are truncated."""
+
+
+def _expect_no_wrap(result: Quantity, node: ir.Node, limits: np.iinfo[Any]) -> Quantity:
+    """Return integers if they do not wrap around.
+
+    Raises:
+        Undecidable: they may.
+    """
+    is_inside = (result.low >= limits.min).all() and (result.high <= limits.max).all()
+    if node.op_type in ("Div", "Pow") or not is_inside:
+        raise Undecidable(OUT_OF_RANGE(f"{node.op_type} of integers may leave their range"))
+    return result
 
 
 def _expect_fit(value: ir.Value, result: Operand) -> None:

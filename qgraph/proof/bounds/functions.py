@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import erf
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +17,8 @@ from qgraph.numerics import Float64
 from qgraph.proof.bounds.affine import Affine
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.tracer import Tracer
+from qgraph.proof.functions.expression import Undecidable
+from qgraph.reasons import NO_BOUND
 
 FUNCTION_ERROR = 2.0**-20
 """Largest error of an approximated function, absolute and relative."""
@@ -75,8 +78,6 @@ def _dipping(lowest: float) -> Callable[..., tuple[Float64, Float64]]:
 
 
 def _erf(x: Float64) -> Float64:
-    from math import erf
-
     return np.asarray(np.vectorize(erf, otypes=[np.float64])(x))
 
 
@@ -98,6 +99,8 @@ CURVES: dict[str, Curve] = {
 def apply(node: ir.Node, x: Quantity, tracer: Tracer) -> Quantity:
     """Return a function of data."""
     curve = CURVES[node.op_type]
+    if node.op_type == "Swish" and node.attributes.get_float("alpha", 1.0) != 1:
+        raise Undecidable(NO_BOUND("a Swish with a factor has no bound"))
     low, high = curve.ends(node, x.low, x.high)
     slope = curve.slope(node) * (1 + 2.0**-20)
     attributes = tuple(sorted((name, repr(value.value)) for name, value in node.attributes.items()))

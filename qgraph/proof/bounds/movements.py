@@ -32,7 +32,14 @@ def move(node: ir.Node, x: Quantity, atoms: Atoms, known: Known) -> Quantity:
     """Return the first output of a node that moves data."""
     attributes = _attributes(node, known)
     if node.op_type == "Dropout":
+        training = node.inputs[2] if len(node.inputs) > 2 else None
+        state = np.zeros(()) if training is None else known(training)
+        if state is None or state.any():
+            raise Undecidable(AT_RUN_TIME("a Dropout may be in training"))
         return x
+    mode = node.attributes.get_string("mode", "nearest")
+    if node.op_type in ("Resize", "Upsample") and mode != "nearest":
+        raise Undecidable(NO_BOUND(f"a {node.op_type} that interpolates has no bound"))
     if node.op_type == "Pad" and _pads_nonzero(node, known):
         raise Undecidable(NO_BOUND("a Pad with other numbers than 0 has no bound"))
     change = _change(node)
@@ -129,7 +136,7 @@ def _change(node: ir.Node) -> Change:
             case "Transpose":
                 axes = node.attributes.get_ints("perm", tuple(range(rank))[::-1])
                 return np.transpose(wide, axes)
-            case "MaxPool" | "GlobalMaxPool" | "Resize" | "Upsample" | "Pad" | "Split" | "Slice":
+            case "MaxPool" | "GlobalMaxPool" | "Split":
                 varying = [axis for axis, size in enumerate(wide.shape) if size > 1]
                 if all(before[axis] == after[axis] for axis in varying):
                     return wide

@@ -6,6 +6,7 @@ its values hold, and its ends are in one class of the matching.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,9 +28,12 @@ from qgraph.proof.bounds.functions import FUNCTION_ERROR
 from qgraph.proof.bounds.segments import Pairing, Segment
 from qgraph.proof.certify import Proof
 from qgraph.proof.discharge import Shown
+from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import flat
 from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE
+
+logger = logging.getLogger(__name__)
 
 _MOST_STEPS = 2**31
 
@@ -136,9 +140,13 @@ def with_bounds(
     is_different = found.verdict is ProofVerdict.DIFFERENT
     if found.verdict is ProofVerdict.PROVED or (is_different and not request.limits):
         return found
-    regions, conditions = bounded_regions(
-        models, request, proof, level, keep_inputs=keep_inputs, evidence=evidence
-    )
+    try:
+        regions, conditions = bounded_regions(
+            models, request, proof, level, keep_inputs=keep_inputs, evidence=evidence
+        )
+    except (Undecidable, ValueError, IndexError) as error:
+        logger.info("no bounds: %s", error)
+        return found
     verdicts = {region.verdict for region in regions}
     if ProofVerdict.BOUNDED not in verdicts or (
         is_different and ProofVerdict.UNDECIDED in verdicts
@@ -255,7 +263,7 @@ def _channels(parts: Sequence[Float64]) -> tuple[tuple[float, float, float], ...
 _FORWARD = 4
 """How many values codes may go through until they are decoded."""
 
-_DECODING = frozenset({"Cast", "Clip", "DequantizeLinear", "Sub", "Mul"})
+_DECODING = frozenset({"Cast", "DequantizeLinear"})
 
 
 def _is_proved(segment: Segment, sides: _Sides) -> bool:
@@ -286,7 +294,10 @@ def _forward(end: ir.Value) -> list[ir.Value]:
     found = [end]
     while len(found) < _FORWARD:
         users = list(found[-1].consumers())
-        if len(users) != 1 or users[0].op_type not in _DECODING:
+        kind = found[-1].dtype
+        is_clip = users[0].op_type == "Clip" if users else False
+        limits_codes = is_clip and kind is not None and kind.is_integer()
+        if len(users) != 1 or not (users[0].op_type in _DECODING or limits_codes):
             break
         found.append(users[0].outputs[0])
     return found

@@ -27,6 +27,10 @@ _SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
 """What makes the thresholds of a rounding those of the nearest whole number."""
 
 
+_JUMPS = {"Up": 2, "": 2}
+"""Thresholds in an interval shorter than a step, where there may be more than one."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rounding:
     """A rounding of data whose codes are used.
@@ -35,7 +39,8 @@ class Rounding:
         event: the rounding.
         low, high: ends to which its result is clipped.
         function: what is rounded, where limits of data are part of ``ends``.
-        ends: the first and the last code that occur.
+        ends: the first and the last code that may occur.
+        clips: the first and the last code that limits leave.
         atom: the codes.
     """
 
@@ -44,6 +49,7 @@ class Rounding:
     high: Float64
     function: Affine
     ends: tuple[Float64, Float64]
+    clips: tuple[Float64, Float64]
     codes: Affine = field(default_factory=Affine)
 
 
@@ -60,6 +66,7 @@ class Segment:
         extra: what the ends of the codes lie apart.
         span: number of steps between the first and the last code; at an output, its range.
         largest: the largest magnitude of the reference at an output.
+        kind: how the values are rounded.
         reason: why there is no bound.
     """
 
@@ -73,6 +80,7 @@ class Segment:
     extra: Float64 = field(default_factory=zero)
     span: Float64 = field(default_factory=zero)
     largest: Float64 = field(default_factory=zero)
+    kind: str = "Round"
     reason: ExplainedReason | None = None
 
     @property
@@ -93,7 +101,10 @@ class Segment:
     def steps(self, *, ideal: bool = False) -> int:
         """Return the largest number of steps between the codes."""
         far = self.from_ideal if ideal else self.deviation
-        counts = np.where(far > 0, np.floor(far) + 1, 0.0) + self.extra
+        jumps = np.floor(far) + _JUMPS.get(self.kind, 1)
+        if self.kind == "Sign":
+            jumps = np.ones(())
+        counts = np.where(far > 0, jumps, 0.0) + self.extra
         return int(min(np.max(counts), 2.0**31))
 
 
@@ -172,7 +183,13 @@ class Pairing:
         low, high = found.ends
         atom = self._atoms.make("codes", self._serial, (), (low, high))
         made = Rounding(
-            found.event, found.low, found.high, found.function, found.ends, Affine.of(atom)
+            found.event,
+            found.low,
+            found.high,
+            found.function,
+            found.ends,
+            found.clips,
+            Affine.of(atom),
         )
         self._roundings.setdefault(found.function.form, []).append(made)
         return Quantity(made.codes, low, high, unit=np.ones(()))
@@ -220,10 +237,32 @@ def _rounding(codes: Pending) -> Rounding:
     function, low, high = unlimited(event.before.meant)
     function = function.plus(Affine.constant(np.asarray(_SHIFTS.get(event.kind, 0.0))))
     if event.kind == "Sign":
-        return Rounding(event, codes.low, codes.high, function, (codes.low, codes.high))
-    bottom = np.maximum(np.rint(np.maximum(low, event.before.low)), codes.low)
-    top = np.minimum(np.rint(np.minimum(high, event.before.high)), codes.high)
-    return Rounding(event, codes.low, codes.high, function, (bottom, np.maximum(top, bottom)))
+        ends = codes.low, codes.high
+        return Rounding(event, *ends, function, ends, ends)
+    clips = _within(_rounded(event.kind, low), codes), _within(_rounded(event.kind, high), codes)
+    # What is executed may lie beyond what is meant.
+    before = event.before
+    reach = np.floor(before.low - before.error), np.ceil(before.high + before.error)
+    first, last = (np.asarray(np.clip(end, *clips)) for end in reach)
+    return Rounding(event, codes.low, codes.high, function, (first, last), clips)
+
+
+def _within(ends: Float64, codes: Pending) -> Float64:
+    return np.asarray(np.clip(ends, codes.low, codes.high))
+
+
+def _rounded(kind: str, ends: Float64) -> Float64:
+    """Return the codes of the ends of the data."""
+    match kind:
+        case "Floor":
+            return np.floor(ends)
+        case "Ceil":
+            return np.ceil(ends)
+        case "Down":
+            return np.trunc(ends)
+        case "Up":
+            return np.asarray(np.sign(ends) * np.ceil(np.abs(ends)))
+    return np.rint(ends)
 
 
 def unlimited(function: Affine) -> tuple[Affine, Float64, Float64]:
@@ -232,8 +271,7 @@ def unlimited(function: Affine) -> tuple[Affine, Float64, Float64]:
     while len(function.terms) == 1 and function.terms[0][1].kind == "clip":
         ((coefficient, atom),) = function.terms
         ends = [product(coefficient, end) + function.offset for end in atom.numbers]
-        low = np.maximum(low, np.minimum(*ends))
-        high = np.minimum(high, np.maximum(*ends))
+        low, high = (np.clip(pick(*ends), low, high) for pick in (np.minimum, np.maximum))
         inner = atom.arguments[0].times(coefficient)
         function = Affine(inner.terms, inner.offset + function.offset, inner.size + function.size)
     return function, low, high
@@ -257,9 +295,10 @@ def _bound(one: Rounding, other: Rounding, delta: Float64) -> Segment:
     shift = distance(shifted, other.function, moved_window)
     if one.event.kind != other.event.kind:
         shift = np.maximum(shift, 2.0**-40)
-    ends = [a + delta - b for a, b in zip(one.ends, other.ends, strict=True)]
-    extra = np.maximum(*map(np.abs, ends))
+    shift = np.where(np.isnan(shift), np.inf, shift)
+    extra = np.maximum(*(_clipped_apart(end, one, other, delta) for end in one.ends))
     nodes = one.event.node, other.event.node
+    kinds = one.event.kind, other.event.kind
     return Segment(
         *nodes,
         (nodes[0].outputs[0], nodes[1].outputs[0]),
@@ -268,7 +307,14 @@ def _bound(one: Rounding, other: Rounding, delta: Float64) -> Segment:
         shift=shift,
         extra=extra,
         span=one.ends[1] - one.ends[0],
+        kind=one.event.kind if kinds[0] == kinds[1] else "",
     )
+
+
+def _clipped_apart(code: Float64, one: Rounding, other: Rounding, delta: Float64) -> Float64:
+    """Return how far apart the limits of both codes leave one code of the reference."""
+    apart = np.abs(np.clip(code, *one.clips) + delta - np.clip(code + delta, *other.clips))
+    return np.where(np.isnan(apart), 0.0, apart)
 
 
 def _error(before: Quantity, window: tuple[Float64, Float64]) -> Float64:

@@ -62,7 +62,7 @@ def _batch_normalization(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
         raise Undecidable(AT_RUN_TIME("a parameter of BatchNormalization is not constant"))
     g, b, m, v = (part.reshape(-1, *(1,) * (rank - 2)) for part in parts)
     epsilon = float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
-    if not (v + epsilon > 0).all():
+    if not ((v >= 0) & (v + epsilon > 0)).all():
         raise Undecidable(NO_BOUND("the variance of a BatchNormalization is not positive"))
     factor = g / np.sqrt(v + epsilon)
     exact = sum_of(multiple_of(x, factor, factor), of_constant(b - m * factor, b - m * factor))
@@ -157,10 +157,10 @@ def _varies(array: Float64, places: list[int]) -> bool:
 
 def _sum(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
     """Sum of tensors, element by element."""
-    first, *others = (of(value) for value in node.inputs if value is not None)
-    result = first
-    for other in others:
-        result = tracer.Add(result, other)
+    operands = [of(value) for value in node.inputs if value is not None]
+    if len(operands) > len("ab"):
+        raise Undecidable(NO_BOUND("a Sum of more than two tensors has no bound"))
+    result: Operand = operands[0] if len(operands) == 1 else tracer.Add(*operands)
     return result
 
 

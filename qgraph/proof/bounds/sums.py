@@ -273,4 +273,5 @@ def mean_of(
     function = Affine(tuple(terms), data.meant.offset, data.meant.size)
     exact = Quantity(function, low, high, count * data.error, unit=data.unit)
     total = added_up(exact, np.asarray(float(count)), count * data.reach, arithmetic)
-    return rounded(Quantity(function, low, high, total.absolute / count), arithmetic)
+    # Runtimes divide, or multiply by a rounded reciprocal.
+    return rounded(Quantity(function, low, high, total.absolute / count), arithmetic, times=2)

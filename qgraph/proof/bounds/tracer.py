@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Float64
+from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.primitives import NUMPY
 from qgraph.proof.bounds.affine import ZERO, Affine, Atoms, product
 from qgraph.proof.bounds.quantity import (
@@ -30,7 +31,7 @@ from qgraph.proof.bounds.quantity import (
     sum_of,
 )
 from qgraph.proof.functions.expression import Undecidable
-from qgraph.reasons import NO_BOUND
+from qgraph.reasons import NO_BOUND, OUT_OF_RANGE
 
 ENDLESS = np.full((), np.inf)
 
@@ -133,7 +134,7 @@ class Tracer:
         if len(constants) == len(operands):
             return self._folded(name, constants, attributes)
         rule = _RULES.get(name)
-        if rule is None:
+        if rule is None or (attributes and name != "Cast"):
             raise Undecidable(NO_BOUND(f"there is no bound for {name}"))
         return rule(self, *operands, **attributes)
 
@@ -288,11 +289,28 @@ class Tracer:
     def _cast(self, x: Any, *, to: Any, **_: Any) -> Operand:
         name = to if isinstance(to, str) else ir.DataType(to).name
         if isinstance(x, Pending):
+            _expect_inside(x, name)
             return x
         q = self.quantity(x)
         if name in ("FLOAT", "DOUBLE"):
             return self.rounded(q)
         raise Undecidable(NO_BOUND(f"there is no bound for a Cast to {name}"))
+
+
+def _expect_inside(codes: Pending, name: str) -> None:
+    """Check that whole numbers lie in the range of a type.
+
+    Raises:
+        Undecidable: they may not, and the result is not defined.
+    """
+    kind = FORMATS.get(name)
+    if not isinstance(kind, IntFormat):
+        return
+    before = codes.event.before
+    reach = np.floor(before.low - before.error), np.ceil(before.high + before.error)
+    low, high = (np.clip(end, codes.low, codes.high) + codes.offset for end in reach)
+    if not ((low >= kind.lo).all() and (high <= kind.hi).all()):
+        raise Undecidable(OUT_OF_RANGE(f"a Cast to {name} of numbers beyond it is not defined"))
 
 
 _RULES: dict[str, Callable[..., Any]] = {
