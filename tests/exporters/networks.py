@@ -20,7 +20,10 @@ SHAPES = {
     "residual": (1, 4, 8, 8),
     "transformer": (1, 8, 32),
 }
-"""Shape of the input of each network."""
+"""Shape of the input of each network that takes numbers."""
+
+TOKENS = {"language": (1, 8)}
+"""Shape of the input of each network that takes whole numbers below 64."""
 
 
 class Residual(nn.Module):
@@ -58,9 +61,26 @@ class Transformer(nn.Module):
         return self.head(x.flatten(1))
 
 
+class Language(nn.Module):
+    """An embedding, a gated block and the scores of all tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.norm = nn.Embedding(64, 32), nn.LayerNorm(32)
+        self.up, self.gate = nn.Linear(32, 64, bias=False), nn.Linear(32, 64, bias=False)
+        self.down, self.head = nn.Linear(64, 32, bias=False), nn.Linear(32, 64, bias=False)
+
+    def forward(self, tokens: Any) -> Any:
+        """Return the scores."""
+        x = self.tokens(tokens)
+        h = self.norm(x)
+        x = x + self.down(torch.sigmoid(self.gate(h)) * self.up(h))
+        return self.head(x)
+
+
 def network(name: str) -> nn.Module:
     """Return a network whose weights are always the same."""
-    torch.manual_seed(sorted(SHAPES).index(name))
+    torch.manual_seed(sorted(SHAPES).index(name) if name in SHAPES else len(SHAPES))
     made: dict[str, nn.Module] = {
         "mlp": nn.Sequential(
             nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)
@@ -77,6 +97,7 @@ def network(name: str) -> nn.Module:
         ),
         "residual": Residual(),
         "transformer": Transformer(),
+        "language": Language(),
     }
     return made[name].eval()
 
@@ -84,12 +105,14 @@ def network(name: str) -> nn.Module:
 def samples(name: str, number: int = 8) -> list[np.ndarray[Any, Any]]:
     """Return inputs to calibrate with."""
     random = np.random.default_rng(0)
+    if name in TOKENS:
+        return [random.integers(0, 64, TOKENS[name]) for _ in range(number)]
     return [random.normal(size=SHAPES[name]).astype(np.float32) for _ in range(number)]
 
 
 def write_float(name: str, path: Path, opset: int = 17) -> None:
     """Write a network as a float ONNX file."""
-    data = torch.zeros(SHAPES[name])
+    data = torch.from_numpy(samples(name)[0])
     torch.onnx.export(
         network(name),
         (data,),
@@ -103,6 +126,6 @@ def write_float(name: str, path: Path, opset: int = 17) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    for each in SHAPES:
+    for each in (*SHAPES, *TOKENS):
         folder.mkdir(parents=True, exist_ok=True)
         write_float(each, folder / f"{each}.onnx")

@@ -40,6 +40,7 @@ WHY_NONE = {
     "modelopt/torch_fp8": "operators of TensorRT, which only the dialects qdq and onnx replace",
     "quark/bf16": "Quark's own operators, which only the dialects qdq and onnx replace",
     "quark/bfp16": "block floating point in Quark's own operators",
+    "quark/mx": "blocks with a shared exponent in Quark's own operators",
     "hgq/": "Keras writes the scales and limits of HGQ2 as graphs that are not recognised",
 }
 """Why no quantizer is found, by how the file's name begins."""
@@ -47,9 +48,9 @@ WHY_NONE = {
 HEAD = """# Exporters
 
 What qgraph does with the files of each exporter. `tests/exporters` has the scripts: each exports
-small networks (an MLP, a CNN, a depthwise CNN, a residual network, a transformer block) in an
-environment of its own. Then every command runs on every file. {files} files, {cells} conversions
-and folds: {summary}.
+small networks (an MLP, a CNN, a depthwise CNN, a residual network, a transformer block, an
+embedding with a gated block) in an environment of its own. Then every command runs on every file.
+{files} files, {cells} conversions and folds: {summary}.
 
 A conversion is **proved** if every quantizer was converted, `prove` shows the result equal to the
 file for every input, and `check` finds no difference on random inputs. **partly** is the same, but
@@ -61,7 +62,11 @@ is equal, but `prove` has no rule for both files as a whole. Notes explain the o
 
 
 def main(folder: Path) -> None:
-    """Write the page."""
+    """Write the page, if the folder has all exporters."""
+    missing = [name for name in TITLES if not (folder / f"{name}.json").exists()]
+    if missing:
+        sys.stdout.write(f"{PAGE.name} is not written: {', '.join(missing)} not run yet\n")
+        return
     totals: Counter[str] = Counter()
     notes: list[str] = []
     tables, number = [], 0

@@ -47,10 +47,13 @@ def _static(**options: Any) -> Any:
     return export
 
 
-def _dynamic(name: str, path: Path) -> None:
-    source = _float(name, path)
-    q.quantize_dynamic(str(source), str(path))
-    source.unlink()
+def _dynamic(**options: Any) -> Any:
+    def export(name: str, path: Path) -> None:
+        source = _float(name, path)
+        q.quantize_dynamic(str(source), str(path), **options)
+        source.unlink()
+
+    return export
 
 
 def _blocks(form: Any, bits: int = 4, **options: Any) -> Any:
@@ -91,8 +94,22 @@ EXPORTS = {
         ("mlp",),
     ),
     "qop_u8": (_static(quant_format=OPERATOR, activation_type=U8, weight_type=U8), ALL),
-    "dynamic": (_dynamic, ("mlp", "cnn", "transformer")),
-    "nbits4": (_blocks(OPERATOR), ("transformer",)),
+    "qop_s8": (_static(quant_format=OPERATOR, activation_type=S8, weight_type=S8), ("residual",)),
+    "qdq_float8": (
+        _static(
+            quant_format=QDQ,
+            activation_type=q.QuantType.QFLOAT8E4M3FN,
+            weight_type=q.QuantType.QFLOAT8E4M3FN,
+            calibrate_method=q.CalibrationMethod.Distribution,
+            opset=19,
+        ),
+        ("cnn",),
+    ),
+    "dynamic": (_dynamic(), ("mlp", "cnn", "transformer", "language")),
+    "dynamic_s8": (_dynamic(weight_type=S8, per_channel=True, reduce_range=True), ("language",)),
+    "nbits4": (_blocks(OPERATOR), ("transformer", "language")),
+    "nbits4_rounded": (_blocks(OPERATOR, accuracy_level=4), ("language",)),
+    "nbits8_asym": (_blocks(OPERATOR, 8, is_symmetric=False), ("language",)),
     "nbits4_qdq": (_blocks(QDQ), ("transformer",)),
     "bnb4": (_bnb4, ("transformer",)),
 }

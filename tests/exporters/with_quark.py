@@ -45,6 +45,11 @@ EXPORTS = {
     "a16w8": (_export("A16W8"), ("cnn",)),
     "bf16": (_export("BF16"), ("mlp",)),
     "bfp16": (_export("BFP16"), ("mlp",)),
+    "mxfp4": (_export("MXFP4E2M1"), ("cnn",)),
+    "mxint8": (_export("MXINT8"), ("cnn",)),
+    "mx9": (_export("MX9"), ("cnn",)),
+    "s16s8": (_export("S16S8_ASWS"), ("residual",)),
+    "matmul_nbits": (_export("MATMUL_NBITS"), ("transformer",)),
     "int8_transformer": (_export("INT8_TRANSFORMER_DEFAULT"), ("transformer",)),
 }
 

@@ -18,7 +18,7 @@ from tests.exporters.running import run
 CHANNELS_LAST = {"mlp": (1, 64), "cnn": (1, 8, 8, 1), "depthwise": (1, 8, 8, 4)}
 
 
-def _function(name: str, *, quantized: bool) -> Any:
+def _function(name: str, *, quantized: bool, bits: int = 8) -> Any:
     random = np.random.default_rng(3)
 
     def weight(*shape: int) -> Any:
@@ -31,7 +31,7 @@ def _function(name: str, *, quantized: bool) -> Any:
     def fake(x: Any, low: float, high: float) -> Any:
         if not quantized:
             return x
-        return tf.quantization.fake_quant_with_min_max_vars(x, low, high)
+        return tf.quantization.fake_quant_with_min_max_vars(x, low, high, bits, bits < 8)
 
     @tf.function(input_signature=[tf.TensorSpec(CHANNELS_LAST[name], tf.float32, name="x")])
     def compute(x: Any) -> Any:
@@ -49,10 +49,13 @@ def _function(name: str, *, quantized: bool) -> Any:
     return compute
 
 
-def _fake_quant(name: str, path: Path) -> None:
-    signature = [tf.TensorSpec(CHANNELS_LAST[name], tf.float32, name="x")]
-    compute = _function(name, quantized=True)
-    tf2onnx.convert.from_function(compute, signature, opset=17, output_path=str(path))
+def _fake_quant(bits: int) -> Any:
+    def export(name: str, path: Path) -> None:
+        signature = [tf.TensorSpec(CHANNELS_LAST[name], tf.float32, name="x")]
+        compute = _function(name, quantized=True, bits=bits)
+        tf2onnx.convert.from_function(compute, signature, opset=17, output_path=str(path))
+
+    return export
 
 
 def _lite(name: str, path: Path) -> None:
@@ -69,7 +72,11 @@ def _lite(name: str, path: Path) -> None:
 
 
 ALL = tuple(name for name in CHANNELS_LAST if name in SHAPES)
-EXPORTS = {"fake_quant": (_fake_quant, ALL), "tflite_int8": (_lite, ALL)}
+EXPORTS = {
+    "fake_quant": (_fake_quant(8), ALL),
+    "fake_quant4": (_fake_quant(4), ALL),
+    "tflite_int8": (_lite, ALL),
+}
 
 if __name__ == "__main__":
     run(EXPORTS, ("tf2onnx", "tensorflow-cpu", "onnx"))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torchao.quantization as ao
 
-from tests.exporters.networks import SHAPES, network
+from tests.exporters.networks import SHAPES, network, samples
 from tests.exporters.running import run
 
 
@@ -47,6 +47,22 @@ def _fake(name: str, path: Path) -> None:
     torch.onnx.export(model, (torch.zeros(SHAPES[name]),), str(path), dynamo=False)
 
 
+def _two_steps(name: str, path: Path) -> None:
+    """Export by way of the quantizers of torch.export (pt2e)."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
+    data = (torch.zeros(SHAPES[name]),)
+    model = prepare_pt2e(torch.export.export(network(name), data).module(), quantizer)
+    for x in samples(name):
+        model(torch.from_numpy(x))
+    torch.onnx.export(
+        convert_pt2e(model), data, str(path), dynamo=True, optimize=False, external_data=False
+    )
+
+
 EXPORTS = {
     "int8_weights": (_export(ao.Int8WeightOnlyConfig), ("mlp", "cnn", "transformer")),
     "int8_weights_optimized": (_export(ao.Int8WeightOnlyConfig, optimize=True), ("mlp", "cnn")),
@@ -54,6 +70,7 @@ EXPORTS = {
     "intx_weights": (_export(lambda: ao.IntxWeightOnlyConfig()), ("mlp",)),
     "int8_dynamic": (_export(ao.Int8DynamicActivationInt8WeightConfig), ("mlp",)),
     "float8_weights": (_export(ao.Float8WeightOnlyConfig), ("mlp",)),
+    "pt2e": (_two_steps, ("cnn", "residual", "transformer")),
     "torch_fake_quantize": (_fake, ("mlp", "cnn", "depthwise")),
 }
 
