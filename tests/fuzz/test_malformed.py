@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
 from qgraph.cli.main import main
@@ -75,3 +76,15 @@ def test_many_wrong_data_files(seed):
     command = [sys.executable, "-m", "tests.fuzz.external", str(seed), "200", *map(str, EXAMPLES)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ", 0 faults, " in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4", "int8"])
+def test_a_bound_for_codes_of_few_bits_as_input(kind, tmp_path, capsys):
+    """NumPy does not know the limits of types below 8 bits."""
+    for name, scale in (("a.onnx", 0.25), ("b.onnx", 0.3)):
+        text = f"""<ir_version: 10, opset_import: ["": 21]>
+        g ({kind}[2] x) => (float[2] y) <float s = {{{scale}}}> {{ y = DequantizeLinear (x, s) }}"""
+        onnx.save(onnx.parser.parse_model(text), tmp_path / name)
+    status = main(["prove", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")])
+    said = capsys.readouterr()
+    assert Run((), status, said.out + said.err, seconds=0, megabytes=0).fault is None, said

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -81,7 +82,7 @@ class Evaluation:
 
     def _input(self, value: ir.Value, key: str, limits: tuple[float, float] | None) -> Quantity:
         if limits is None and value.dtype is not None and value.dtype.is_integer():
-            ends = np.iinfo(value.dtype.numpy())
+            ends = ml_dtypes.iinfo(value.dtype.numpy())  # type: ignore[no-untyped-call]
             limits = float(ends.min), float(ends.max)
         low, high = (-np.inf, np.inf) if limits is None else limits
         arrays = np.asarray(low, np.float64), np.asarray(high, np.float64)
