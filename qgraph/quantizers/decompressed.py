@@ -84,13 +84,13 @@ def decompressed(model: ir.Model, limit: int = LATEST) -> Iterator[Decompressed]
     for owner in owners(model):
         for node in nodes_of(owner):
             if node.op_type == "Cast" and not node.domain:
-                found = _Reader(owner.opset_imports, limit).read(node)
+                found = _WeightReader(owner.opset_imports, limit).read(node)
                 if found is not None:
                     yield found
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _WeightReader:
     """Reads decoded weights where operators have the versions ``imports``."""
 
     imports: Mapping[str, int]

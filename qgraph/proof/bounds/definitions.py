@@ -13,14 +13,14 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.bounds.tracer import Event, Operand, Pending, Tracer
+from qgraph.proof.bounds.tracer import Event, Operand, Pending, QuantityTracer
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import NO_BOUND
 
 Of = Callable[[ir.Value], Operand]
 
 
-def _fake_quantize(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
+def _fake_quantize(node: ir.Node, tracer: QuantityTracer, of: Of) -> Operand:
     """``q = round((x - il) / (ih - il) * (L - 1))``, clipped to 0 .. L - 1."""
     x, low, high, bottom, top = _operands(node, tracer, of)
     if low.value is None or high.value is None or not (low.value < high.value).all():
@@ -32,7 +32,7 @@ def _fake_quantize(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
     return tracer.Add(tracer.Mul(tracer.Div(codes, last), step), bottom)  # type: ignore[no-any-return]
 
 
-def _bipolar(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
+def _bipolar(node: ir.Node, tracer: QuantityTracer, of: Of) -> Operand:
     """``y = scale if x >= 0 else -scale``."""
     x, scale = _operands(node, tracer, of)[:2]
     if x.value is not None:
@@ -41,11 +41,11 @@ def _bipolar(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
     return tracer.Mul(codes, scale)  # type: ignore[no-any-return]
 
 
-def _operands(node: ir.Node, tracer: Tracer, of: Of) -> list[Quantity]:
+def _operands(node: ir.Node, tracer: QuantityTracer, of: Of) -> list[Quantity]:
     return [tracer.quantity(of(value)) for value in node.inputs if value is not None]
 
 
-DEFINITIONS: dict[str, Callable[[ir.Node, Tracer, Of], Operand]] = {
+DEFINITIONS: dict[str, Callable[[ir.Node, QuantityTracer, Of], Operand]] = {
     "FakeQuantize": _fake_quantize,
     "BipolarQuant": _bipolar,
 }

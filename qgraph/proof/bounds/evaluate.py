@@ -20,14 +20,14 @@ from qgraph.graph.schema import MICROSOFT
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import operator_of
-from qgraph.proof.bounds.affine import Affine, Atoms
+from qgraph.proof.bounds.combination import Atoms, Combination
 from qgraph.proof.bounds.definitions import DEFINITIONS
 from qgraph.proof.bounds.functions import CURVES, apply
 from qgraph.proof.bounds.movements import MOVEMENTS, move
 from qgraph.proof.bounds.products import is_product, product
-from qgraph.proof.bounds.quantity import ARITHMETIC, Arithmetic, Quantity, constant
+from qgraph.proof.bounds.quantity import ARITHMETIC, FloatType, Quantity, constant
 from qgraph.proof.bounds.standard import STANDARD
-from qgraph.proof.bounds.tracer import Operand, Pending, Settle, Tracer
+from qgraph.proof.bounds.tracer import Operand, Pending, QuantityTracer, Settle
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.lowering import lower_node
 from qgraph.proof.matching.known_values import KnownValues
@@ -88,7 +88,7 @@ class Evaluation:
         arrays = np.asarray(low, np.float64), np.asarray(high, np.float64)
         atom = self._atoms.make("input", key, (), arrays)
         whole = value.dtype is not None and value.dtype.is_integer()
-        return Quantity(Affine.of(atom), *arrays, unit=np.ones(()) if whole else None)
+        return Quantity(Combination.of(atom), *arrays, unit=np.ones(()) if whole else None)
 
     def _enter(self, node: ir.Node) -> None:
         try:
@@ -131,10 +131,10 @@ class Evaluation:
         self.values[value] = constant(array)
         return self.values[value]
 
-    def _tracer(self, node: ir.Node) -> Tracer:
-        return Tracer(self._atoms, self._settle, node, self._arithmetic(node))
+    def _tracer(self, node: ir.Node) -> QuantityTracer:
+        return QuantityTracer(self._atoms, self._settle, node, self._arithmetic(node))
 
-    def _arithmetic(self, node: ir.Node) -> Arithmetic:
+    def _arithmetic(self, node: ir.Node) -> FloatType:
         kinds = [v.dtype.name for v in (*node.inputs[:1], *node.outputs) if v and v.dtype]
         kind = next((name for name in kinds if name in ARITHMETIC), "FLOAT")
         if is_product(node) and self._accumulate is not None:
@@ -166,7 +166,7 @@ class Evaluation:
             return self._moved(node, self.of(first), tracer)
         raise Undecidable(NO_BOUND(f"there is no bound for {node.op_type}"))
 
-    def _moved(self, node: ir.Node, x: Operand, tracer: Tracer) -> Sequence[Operand]:
+    def _moved(self, node: ir.Node, x: Operand, tracer: QuantityTracer) -> Sequence[Operand]:
         q = tracer.quantity(x)
         result = move(node, q, self._atoms, self._known_array)
         if len(node.outputs) == 1:
@@ -177,7 +177,12 @@ class Evaluation:
         for place in range(len(node.outputs)):
             ends = result.low, result.high
             terms = tuple(
-                (c, self._atoms.make("moved", ("part", place), (Affine.of(a),), (a.low, a.high)))
+                (
+                    c,
+                    self._atoms.make(
+                        "moved", ("part", place), (Combination.of(a),), (a.low, a.high)
+                    ),
+                )
                 for c, a in result.meant.terms
             )
             meant = replace(result.meant, terms=terms)
@@ -187,7 +192,7 @@ class Evaluation:
     def _known_array(self, value: ir.Value | None) -> Array | None:
         return None if value is None else self._known.array(value)
 
-    def _traced(self, node: ir.Node, tracer: Tracer) -> Operand:
+    def _traced(self, node: ir.Node, tracer: QuantityTracer) -> Operand:
         """Return the result of a node that is a primitive or has a definition."""
         known = {}
         for value in node.inputs:

@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.affine import Affine
+from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.bounds.tracer import Tracer
+from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import NO_BOUND
 
@@ -25,7 +25,7 @@ FUNCTION_ERROR = 2.0**-20
 
 
 @dataclass(frozen=True)
-class Curve:
+class FunctionRule:
     """A function of one value.
 
     Attributes:
@@ -81,22 +81,24 @@ def _erf(x: Float64) -> Float64:
     return np.asarray(np.vectorize(erf, otypes=[np.float64])(x))
 
 
-CURVES: dict[str, Curve] = {
-    "Sigmoid": Curve(lambda _: 0.25, _rising(_logistic)),
-    "Tanh": Curve(lambda _: 1.0, _rising(np.tanh)),
-    "Erf": Curve(lambda _: 1.1284, _rising(_erf)),
-    "LeakyRelu": Curve(
+CURVES: dict[str, FunctionRule] = {
+    "Sigmoid": FunctionRule(lambda _: 0.25, _rising(_logistic)),
+    "Tanh": FunctionRule(lambda _: 1.0, _rising(np.tanh)),
+    "Erf": FunctionRule(lambda _: 1.1284, _rising(_erf)),
+    "LeakyRelu": FunctionRule(
         lambda node: max(1.0, abs(node.attributes.get_float("alpha", 0.01))), _leaky, 1
     ),
-    "HardSigmoid": Curve(lambda node: abs(node.attributes.get_float("alpha", 0.2)), _hard, 2),
-    "HardSwish": Curve(lambda _: 1.5, _dipping(0.376), 4),
-    "Gelu": Curve(lambda _: 1.1290, _dipping(0.1701)),
-    "Swish": Curve(lambda _: 1.0999, _dipping(0.2785)),
-    "Mish": Curve(lambda _: 1.0885, _dipping(0.3089)),
+    "HardSigmoid": FunctionRule(
+        lambda node: abs(node.attributes.get_float("alpha", 0.2)), _hard, 2
+    ),
+    "HardSwish": FunctionRule(lambda _: 1.5, _dipping(0.376), 4),
+    "Gelu": FunctionRule(lambda _: 1.1290, _dipping(0.1701)),
+    "Swish": FunctionRule(lambda _: 1.0999, _dipping(0.2785)),
+    "Mish": FunctionRule(lambda _: 1.0885, _dipping(0.3089)),
 }
 
 
-def apply(node: ir.Node, x: Quantity, tracer: Tracer) -> Quantity:
+def apply(node: ir.Node, x: Quantity, tracer: QuantityTracer) -> Quantity:
     """Return a function of data."""
     curve = CURVES[node.op_type]
     if node.op_type == "Swish" and node.attributes.get_float("alpha", 1.0) != 1:
@@ -114,4 +116,4 @@ def apply(node: ir.Node, x: Quantity, tracer: Tracer) -> Quantity:
         extra = FUNCTION_ERROR + (share + unit) * largest
     else:
         extra = share * (largest + slope * x.reach + 1) + curve.roundings * tiny
-    return Quantity(Affine.of(atom), low, high, slope * x.error + extra)
+    return Quantity(Combination.of(atom), low, high, slope * x.error + extra)

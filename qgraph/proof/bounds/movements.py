@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Array, Float64
-from qgraph.proof.bounds.affine import Affine, Atoms
+from qgraph.proof.bounds.combination import Atoms, Combination
 from qgraph.proof.bounds.quantity import Quantity, of_constant
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import AT_RUN_TIME, NO_BOUND
@@ -61,9 +61,9 @@ def changed(
         if _is_reshaped(attributes) and atom.kind == "moved" and _is_reshaped(atom.attributes):
             ((_, inner),) = atom.arguments[0].terms
         limits = _ends(change(atom.low), change(atom.high), has_zeros)
-        made = atoms.make("moved", attributes, (Affine.of(inner),), limits)
+        made = atoms.make("moved", attributes, (Combination.of(inner),), limits)
         terms.append((change(coefficient), made))
-    meant = Affine(tuple(terms), change(x.meant.offset), change(x.meant.size))
+    meant = Combination(tuple(terms), change(x.meant.offset), change(x.meant.size))
     unit = None if x.unit is None else change(x.unit)
     low, high = _ends(change(x.low), change(x.high), has_zeros)
     return Quantity(meant, low, high, change(x.absolute), change(x.relative), unit)

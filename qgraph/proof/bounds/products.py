@@ -22,17 +22,17 @@ from qgraph.proof.bounds.quantity import (
     of_constant,
     rounded,
 )
-from qgraph.proof.bounds.sums import Layout, sum_of_products
-from qgraph.proof.bounds.tracer import Operand, Tracer
+from qgraph.proof.bounds.sums import Taps, sum_of_products
+from qgraph.proof.bounds.tracer import Operand, QuantityTracer
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import AT_RUN_TIME, NO_BOUND
 
 Of = Callable[[ir.Value], Operand]
 
-_MATMUL = Layout(("MatMul",), 1, 0, 0, False)
+_MATMUL = Taps(("MatMul",), 1, 0, 0, False)
 
 
-def product(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
+def product(node: ir.Node, tracer: QuantityTracer, of: Of) -> Operand:
     """Return the result of a Conv, ConvTranspose, Gemm, MatMul or integer product."""
     if OpKey.of(node) in SIGNATURES:
         return _of_codes(node, tracer, of)
@@ -50,7 +50,7 @@ def product(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
 
 
 def _gemm(
-    tracer: Tracer,
+    tracer: QuantityTracer,
     data: Quantity,
     weights: Quantity,
     bias: Quantity | None,
@@ -69,7 +69,7 @@ def _rank(node: ir.Node) -> int:
     return len(value.shape)
 
 
-def _rows(node: ir.Node, weights: Quantity, rank: int) -> tuple[Quantity, Layout]:
+def _rows(node: ir.Node, weights: Quantity, rank: int) -> tuple[Quantity, Taps]:
     """Return weights as ``[rows, taps, *places]``, and the layout of the sums."""
     axes = weights.numbers.ndim
     if node.op_type.endswith(("MatMul", "MatMulInteger", "Gemm", "MatMulIntegerToFloat")):
@@ -83,7 +83,7 @@ def _rows(node: ir.Node, weights: Quantity, rank: int) -> tuple[Quantity, Layout
     if node.op_type == "ConvTranspose":
         weights = _map(weights, lambda array: _turned(array, groups))
         padded = True
-    return weights, Layout(geometry, groups, rank - 2, rank - 2, padded)
+    return weights, Taps(geometry, groups, rank - 2, rank - 2, padded)
 
 
 def _geometry(node: ir.Node, places: tuple[int, ...]) -> tuple[Any, ...]:
@@ -126,7 +126,7 @@ def _map(weights: Quantity, change: Callable[[Float64], Float64]) -> Quantity:
     return of_constant(changed(weights.value), changed(weights.meant.offset), factors)
 
 
-def _of_rows(bias: Quantity, layout: Layout) -> Quantity:
+def _of_rows(bias: Quantity, layout: Taps) -> Quantity:
     """Return a bias ``[rows]`` so that it broadcasts to the result."""
     if bias.value is None:
         if not layout.trailing:
@@ -143,7 +143,7 @@ def _of_rows(bias: Quantity, layout: Layout) -> Quantity:
     return of_constant(value, meant)
 
 
-def _of_codes(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
+def _of_codes(node: ir.Node, tracer: QuantityTracer, of: Of) -> Operand:
     """Return the result of a product of codes, by the definition of the integer operators."""
     signature = SIGNATURES[OpKey.of(node)]
     names = dict(zip(signature.inputs, node.inputs, strict=False))
@@ -176,7 +176,7 @@ def _of_codes(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
 
 def _scaled(
     node: ir.Node,
-    tracer: Tracer,
+    tracer: QuantityTracer,
     total: Quantity,
     kind: Result,
     found: Mapping[str, Quantity],
@@ -194,7 +194,12 @@ def _scaled(
 
 
 def codes_of(
-    tracer: Tracer, steps: Any, zero: Quantity, dtype: ir.DataType | None, *, first: bool = False
+    tracer: QuantityTracer,
+    steps: Any,
+    zero: Quantity,
+    dtype: ir.DataType | None,
+    *,
+    first: bool = False,
 ) -> Operand:
     """Return ``saturate(round_half_even(steps) + zero)``; the zero point may come first."""
     if dtype is None or zero.value is None:

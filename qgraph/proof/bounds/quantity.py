@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.numerics import Array, Float64
-from qgraph.proof.bounds.affine import ZERO, Affine, product, zero
+from qgraph.proof.bounds.combination import ZERO, Combination, product, zero
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import OUT_OF_RANGE
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class FloatType:
     """The rounding of a floating-point type.
 
     Attributes:
@@ -56,11 +56,11 @@ class Arithmetic:
         return np.asarray(np.minimum(counts, depth))
 
 
-FLOAT32 = Arithmetic("FLOAT", 2.0**-24, 2.0**-150, 2.0**24, (2 - 2.0**-23) * 2.0**127)
+FLOAT32 = FloatType("FLOAT", 2.0**-24, 2.0**-150, 2.0**24, (2 - 2.0**-23) * 2.0**127)
 ARITHMETIC = {
     "FLOAT": FLOAT32,
-    "FLOAT16": Arithmetic("FLOAT16", 2.0**-11, 2.0**-25, 2.0**11, 65504.0),
-    "BFLOAT16": Arithmetic("BFLOAT16", 2.0**-8, 2.0**-134, 2.0**8, (2 - 2.0**-7) * 2.0**127),
+    "FLOAT16": FloatType("FLOAT16", 2.0**-11, 2.0**-25, 2.0**11, 65504.0),
+    "BFLOAT16": FloatType("BFLOAT16", 2.0**-8, 2.0**-134, 2.0**8, (2 - 2.0**-7) * 2.0**127),
 }
 
 
@@ -77,7 +77,7 @@ class Quantity:
         factors: for a constant of codes, scales and whole numbers whose product is meant.
     """
 
-    meant: Affine
+    meant: Combination
     low: Float64
     high: Float64
     absolute: Float64 = field(default_factory=zero)
@@ -138,7 +138,7 @@ def of_constant(
         raise Undecidable(OUT_OF_RANGE("a constant is infinite or NaN"))
     apart = np.abs(value - meant)
     return Quantity(
-        Affine.constant(meant), meant, meant, apart, ZERO, granules(value), value, factors
+        Combination.constant(meant), meant, meant, apart, ZERO, granules(value), value, factors
     )
 
 
@@ -150,7 +150,7 @@ def granules(value: Float64) -> Float64:
     return np.where(whole, np.ldexp(lowest, exponents - 53), np.inf)
 
 
-def rounded(exact: Quantity, arithmetic: Arithmetic = FLOAT32, *, times: int = 1) -> Quantity:
+def rounded(exact: Quantity, arithmetic: FloatType = FLOAT32, *, times: int = 1) -> Quantity:
     """Return the result of an operation, or of several, that round an exact result.
 
     Args:

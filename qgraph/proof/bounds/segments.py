@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from qgraph.graph.interface import Pair
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.affine import Affine, Atoms, distance, product, zero
+from qgraph.proof.bounds.combination import Atoms, Combination, distance, product, zero
 from qgraph.proof.bounds.evaluate import Evaluation, Ranges
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.tracer import Event, Pending, Settle
@@ -32,7 +32,7 @@ _JUMPS = {"Up": 2, "": 2}
 
 
 @dataclass(frozen=True, eq=False)
-class Rounding:
+class RoundedData:
     """A rounding of data whose codes are used.
 
     Attributes:
@@ -47,10 +47,10 @@ class Rounding:
     event: Event
     low: Float64
     high: Float64
-    function: Affine
+    function: Combination
     ends: tuple[Float64, Float64]
     clips: tuple[Float64, Float64]
-    codes: Affine = field(default_factory=Affine)
+    codes: Combination = field(default_factory=Combination)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +135,7 @@ class Pairing:
         self.segments: list[Segment] = []
         self._atoms = Atoms()
         self._settled: dict[Hashable, Quantity] = {}
-        self._roundings: dict[int, list[Rounding]] = {}
+        self._roundings: dict[int, list[RoundedData]] = {}
         self._serial = 0
         with np.errstate(all="ignore"):
             self._evaluate(
@@ -178,18 +178,18 @@ class Pairing:
             self._settled[key] = self._fresh(found)
         return _shifted(self._settled[key], codes.offset)
 
-    def _fresh(self, found: Rounding) -> Quantity:
+    def _fresh(self, found: RoundedData) -> Quantity:
         self._serial += 1
         low, high = found.ends
         atom = self._atoms.make("codes", self._serial, (), (low, high))
-        made = Rounding(
+        made = RoundedData(
             found.event,
             found.low,
             found.high,
             found.function,
             found.ends,
             found.clips,
-            Affine.of(atom),
+            Combination.of(atom),
         )
         self._roundings.setdefault(found.function.form, []).append(made)
         return Quantity(made.codes, low, high, unit=np.ones(()))
@@ -208,12 +208,12 @@ class Pairing:
             else:
                 segment, partner, delta = min(partners, key=lambda p: _size(p[0]))
                 self.segments.append(segment)
-                meant = partner.codes.plus(Affine.constant(delta))
+                meant = partner.codes.plus(Combination.constant(delta))
                 low, high = meant.range
                 self._settled[key] = Quantity(meant, low, high, unit=np.ones(()))
         return _shifted(self._settled[key], codes.offset)
 
-    def _unpaired(self, found: Rounding) -> Quantity:
+    def _unpaired(self, found: RoundedData) -> Quantity:
         node = found.event.node
         reason = NOT_MATCHED(
             f"no quantizer of the reference rounds what {node.name or node.op_type!r} does"
@@ -221,30 +221,30 @@ class Pairing:
         self.segments.append(Segment(None, node, (None, node.outputs[0]), reason=reason))
         self._serial += 1
         atom = self._atoms.make("codes", self._serial, (), found.ends)
-        return Quantity(Affine.of(atom), *found.ends, unit=np.ones(()))
+        return Quantity(Combination.of(atom), *found.ends, unit=np.ones(()))
 
 
 def _shifted(codes: Quantity, offset: Float64) -> Quantity:
     if not offset.any():
         return codes
-    meant = codes.meant.plus(Affine.constant(offset))
+    meant = codes.meant.plus(Combination.constant(offset))
     return Quantity(meant, codes.low + offset, codes.high + offset, unit=codes.unit)
 
 
-def _rounding(codes: Pending) -> Rounding:
+def _rounding(codes: Pending) -> RoundedData:
     """Return a rounding with all limits of its data moved behind it."""
     event = codes.event
     function, low, high = unlimited(event.before.meant)
-    function = function.plus(Affine.constant(np.asarray(_SHIFTS.get(event.kind, 0.0))))
+    function = function.plus(Combination.constant(np.asarray(_SHIFTS.get(event.kind, 0.0))))
     if event.kind == "Sign":
         ends = codes.low, codes.high
-        return Rounding(event, *ends, function, ends, ends)
+        return RoundedData(event, *ends, function, ends, ends)
     clips = _within(_rounded(event.kind, low), codes), _within(_rounded(event.kind, high), codes)
     # What is executed may lie beyond what is meant.
     before = event.before
     reach = np.floor(before.low - before.error), np.ceil(before.high + before.error)
     first, last = (np.asarray(np.clip(end, *clips)) for end in reach)
-    return Rounding(event, codes.low, codes.high, function, (first, last), clips)
+    return RoundedData(event, codes.low, codes.high, function, (first, last), clips)
 
 
 def _within(ends: Float64, codes: Pending) -> Float64:
@@ -265,7 +265,7 @@ def _rounded(kind: str, ends: Float64) -> Float64:
     return np.rint(ends)
 
 
-def unlimited(function: Affine) -> tuple[Affine, Float64, Float64]:
+def unlimited(function: Combination) -> tuple[Combination, Float64, Float64]:
     """Return a function without the limits of its values, and these limits."""
     low, high = np.full((), -np.inf), np.full((), np.inf)
     while len(function.terms) == 1 and function.terms[0][1].kind == "clip":
@@ -273,11 +273,13 @@ def unlimited(function: Affine) -> tuple[Affine, Float64, Float64]:
         ends = [product(coefficient, end) + function.offset for end in atom.numbers]
         low, high = (np.clip(pick(*ends), low, high) for pick in (np.minimum, np.maximum))
         inner = atom.arguments[0].times(coefficient)
-        function = Affine(inner.terms, inner.offset + function.offset, inner.size + function.size)
+        function = Combination(
+            inner.terms, inner.offset + function.offset, inner.size + function.size
+        )
     return function, low, high
 
 
-def _compared(one: Rounding, other: Rounding) -> list[tuple[Segment, Float64]]:
+def _compared(one: RoundedData, other: RoundedData) -> list[tuple[Segment, Float64]]:
     """Return the bound of two roundings for each way in which their codes may correspond."""
     kinds = one.event.kind, other.event.kind
     if kinds[0] != kinds[1] and "Sign" in kinds:
@@ -288,9 +290,9 @@ def _compared(one: Rounding, other: Rounding) -> list[tuple[Segment, Float64]]:
     return [(_bound(one, other, delta), delta) for delta in map(np.asarray, deltas)]
 
 
-def _bound(one: Rounding, other: Rounding, delta: Float64) -> Segment:
+def _bound(one: RoundedData, other: RoundedData, delta: Float64) -> Segment:
     window = one.ends[0] - 1, one.ends[1] + 1
-    shifted = one.function.plus(Affine.constant(delta))
+    shifted = one.function.plus(Combination.constant(delta))
     moved_window = window[0] + delta, window[1] + delta
     shift = distance(shifted, other.function, moved_window)
     if one.event.kind != other.event.kind:
@@ -311,7 +313,7 @@ def _bound(one: Rounding, other: Rounding, delta: Float64) -> Segment:
     )
 
 
-def _clipped_apart(code: Float64, one: Rounding, other: Rounding, delta: Float64) -> Float64:
+def _clipped_apart(code: Float64, one: RoundedData, other: RoundedData, delta: Float64) -> Float64:
     """Return how far apart the limits of both codes leave one code of the reference."""
     apart = np.abs(np.clip(code, *one.clips) + delta - np.clip(code + delta, *other.clips))
     return np.where(np.isnan(apart), 0.0, apart)

@@ -10,18 +10,18 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.affine import Affine
+from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.movements import changed, shape_of
 from qgraph.proof.bounds.quantity import Quantity, constant, multiple_of, of_constant, sum_of
 from qgraph.proof.bounds.sums import mean_of
-from qgraph.proof.bounds.tracer import Operand, Tracer
+from qgraph.proof.bounds.tracer import Operand, QuantityTracer
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import AT_RUN_TIME, NO_BOUND
 
 Of = Callable[[ir.Value], Operand]
 
 
-def _clip(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
+def _clip(node: ir.Node, tracer: QuantityTracer, of: Of) -> Operand:
     x = of(_first(node))
     names = ("min", "max")
     result: Operand = x
@@ -46,7 +46,7 @@ def _first(node: ir.Node) -> ir.Value:
     return value
 
 
-def _batch_normalization(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
+def _batch_normalization(node: ir.Node, tracer: QuantityTracer, of: Of) -> Operand:
     """``(x - mean) / sqrt(variance + epsilon) * gamma + beta``, in any order of operations.
 
     Seven operations at most, on numbers no larger than ``|x f|``, ``|mean f|`` and ``|beta|``.
@@ -69,7 +69,7 @@ def _batch_normalization(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
     unit, tiny = tracer.arithmetic.unit, tracer.arithmetic.tiny
     share = 8 * unit
     size = np.abs(m * factor) + np.abs(b)
-    meant = Affine(exact.meant.terms, exact.meant.offset, exact.meant.size + size)
+    meant = Combination(exact.meant.terms, exact.meant.offset, exact.meant.size + size)
     return tracer.rounded(
         replace(
             exact,
@@ -87,7 +87,7 @@ def _rank(value: ir.Value) -> int:
     return len(value.shape)
 
 
-def _mean(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
+def _mean(node: ir.Node, tracer: QuantityTracer, of: Of) -> Operand:
     """Means over whole axes: GlobalAveragePool, ReduceMean."""
     value = _first(node)
     x, rank = tracer.quantity(of(value)), _rank(value)
@@ -122,7 +122,7 @@ def _without(array: Float64, places: list[int]) -> Float64:
     return np.squeeze(array, tuple(place for place in places if -place <= array.ndim))
 
 
-def _average_pool(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
+def _average_pool(node: ir.Node, tracer: QuantityTracer, of: Of) -> Operand:
     """Means of windows; padding counts as zeros, or not at all."""
     value = _first(node)
     x, rank = tracer.quantity(of(value)), _rank(value)
@@ -155,7 +155,7 @@ def _varies(array: Float64, places: list[int]) -> bool:
     return any(-place <= array.ndim and array.shape[place] > 1 for place in places)
 
 
-def _sum(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
+def _sum(node: ir.Node, tracer: QuantityTracer, of: Of) -> Operand:
     """Sum of tensors, element by element."""
     operands = [of(value) for value in node.inputs if value is not None]
     if len(operands) > len("ab"):
@@ -164,7 +164,7 @@ def _sum(node: ir.Node, tracer: Tracer, of: Of) -> Operand:
     return result
 
 
-STANDARD: dict[str, Callable[[ir.Node, Tracer, Of], Operand]] = {
+STANDARD: dict[str, Callable[[ir.Node, QuantityTracer, Of], Operand]] = {
     "Clip": _clip,
     "BatchNormalization": _batch_normalization,
     "AveragePool": _average_pool,

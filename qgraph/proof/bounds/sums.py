@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.affine import BORDER, SLACK, ZERO, Affine, Atom, Atoms, product
-from qgraph.proof.bounds.quantity import Arithmetic, Quantity, rounded, sum_of
+from qgraph.proof.bounds.combination import BORDER, SLACK, ZERO, Atom, Atoms, Combination, product
+from qgraph.proof.bounds.quantity import FloatType, Quantity, rounded, sum_of
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE
 
@@ -27,7 +27,7 @@ _WHOLE = 2.0**53
 
 
 @dataclass(frozen=True)
-class Layout:
+class Taps:
     """Which elements of the data a sum reads, for weights ``[rows, taps, *places]``.
 
     Attributes:
@@ -65,8 +65,8 @@ def sum_of_products(
     atoms: Atoms,
     data: Quantity,
     weights: Quantity,
-    layout: Layout,
-    arithmetic: Arithmetic,
+    layout: Taps,
+    arithmetic: FloatType,
     *,
     bias: Quantity | None = None,
     is_integer: bool = False,
@@ -122,7 +122,7 @@ def granules_of(weights: Quantity) -> Float64:
     return np.broadcast_to(weights.unit, weights.value.shape)
 
 
-def added_up(exact: Quantity, counts: Float64, reach: Float64, arithmetic: Arithmetic) -> Quantity:
+def added_up(exact: Quantity, counts: Float64, reach: Float64, arithmetic: FloatType) -> Quantity:
     """Return an exact sum as it is executed in any order.
 
     Args:
@@ -150,7 +150,7 @@ def added_up(exact: Quantity, counts: Float64, reach: Float64, arithmetic: Arith
     return Quantity(exact.meant, exact.low, exact.high, total, exact.relative)
 
 
-def _total(parts: Float64, layout: Layout) -> Float64:
+def _total(parts: Float64, layout: Taps) -> Float64:
     """Return sums of magnitudes over taps, rounded up."""
     sums = parts.reshape(len(parts), -1).sum(axis=1)
     return layout.by_row(sums * (1 + parts[0].size * 2.0**-52))
@@ -160,7 +160,7 @@ def _least(parts: Float64) -> Float64:
     return np.asarray(parts.reshape(len(parts), -1).min(axis=1))
 
 
-def _ends(weights: Float64, low: Float64, high: Float64, layout: Layout) -> tuple[Float64, Float64]:
+def _ends(weights: Float64, low: Float64, high: Float64, layout: Taps) -> tuple[Float64, Float64]:
     """Return bounds of sums of products of weights and data between two ends."""
     first, second = product(weights, low), product(weights, high)
     parts = weights[0].size
@@ -175,9 +175,9 @@ def _ends(weights: Float64, low: Float64, high: Float64, layout: Layout) -> tupl
     return ends[0], ends[1]
 
 
-def _meant(atoms: Atoms, data: Affine, weights: Quantity, layout: Layout) -> Affine:
+def _meant(atoms: Atoms, data: Combination, weights: Quantity, layout: Taps) -> Combination:
     """Return sums as multiples of atoms, one for each term of the data."""
-    result = Affine()
+    result = Combination()
     for coefficient, atom in data.terms:
         result = result.plus(_of_atom(atoms, coefficient, atom, weights, layout))
     if not data.offset.any():
@@ -188,13 +188,15 @@ def _meant(atoms: Atoms, data: Affine, weights: Quantity, layout: Layout) -> Aff
         return result.plus(_of_atom(atoms, data.offset, one, weights, layout))
     offsets = layout.by_tap(data.offset, array)
     terms = (array * offsets).reshape(len(array), -1)
-    added = Affine((), layout.by_row(terms.sum(axis=1)), layout.by_row(np.abs(terms).sum(axis=1)))
+    added = Combination(
+        (), layout.by_row(terms.sum(axis=1)), layout.by_row(np.abs(terms).sum(axis=1))
+    )
     return result.plus(added)
 
 
 def _of_atom(
-    atoms: Atoms, coefficient: Float64, atom: Atom, weights: Quantity, layout: Layout
-) -> Affine:
+    atoms: Atoms, coefficient: Float64, atom: Atom, weights: Quantity, layout: Taps
+) -> Combination:
     shape = weights.numbers.shape
     numbers, scale = np.broadcast_to(weights.meant.offset, shape), None
     if weights.factors is not None:
@@ -217,11 +219,11 @@ def _of_atom(
     made = atoms.make(
         BORDER if atom.kind == "one" else "sum",
         (layout.geometry, layout.trailing),
-        (Affine.of(atom),),
+        (Combination.of(atom),),
         _ends(numbers, low, high, layout),
         (numbers, np.broadcast_to(reach, numbers.shape) if reach.size > 1 else reach),
     )
-    return Affine(((layout.by_row(scale), made),))
+    return Combination(((layout.by_row(scale), made),))
 
 
 def _reduced(numbers: Float64) -> tuple[Float64, Float64]:
@@ -247,7 +249,7 @@ def mean_of(
     data: Quantity,
     attributes: Hashable,
     count: int,
-    arithmetic: Arithmetic,
+    arithmetic: FloatType,
     *,
     has_zeros: bool = False,
 ) -> Quantity:
@@ -269,8 +271,8 @@ def mean_of(
         ends = atom.low, atom.high
         if has_zeros:
             ends = np.minimum(ends[0], 0.0), np.maximum(ends[1], 0.0)
-        terms.append((coefficient, atoms.make("mean", attributes, (Affine.of(atom),), ends)))
-    function = Affine(tuple(terms), data.meant.offset, data.meant.size)
+        terms.append((coefficient, atoms.make("mean", attributes, (Combination.of(atom),), ends)))
+    function = Combination(tuple(terms), data.meant.offset, data.meant.size)
     exact = Quantity(function, low, high, count * data.error, unit=data.unit)
     total = added_up(exact, np.asarray(float(count)), count * data.reach, arithmetic)
     # Runtimes divide, or multiply by a rounded reciprocal.

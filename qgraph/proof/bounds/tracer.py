@@ -18,10 +18,10 @@ import onnx_ir as ir
 from qgraph.numerics import Float64
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.primitives import NUMPY
-from qgraph.proof.bounds.affine import ZERO, Affine, Atoms, product
+from qgraph.proof.bounds.combination import ZERO, Atoms, Combination, product
 from qgraph.proof.bounds.quantity import (
     FLOAT32,
-    Arithmetic,
+    FloatType,
     Quantity,
     constant,
     granules,
@@ -89,7 +89,7 @@ _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Min", "Max",
 """Primitives whose results on constants are meant in real arithmetic."""
 
 
-class Tracer:
+class QuantityTracer:
     """Evaluates primitives on quantities.
 
     Args:
@@ -100,7 +100,7 @@ class Tracer:
     """
 
     def __init__(
-        self, atoms: Atoms, settle: Settle, node: ir.Node, arithmetic: Arithmetic = FLOAT32
+        self, atoms: Atoms, settle: Settle, node: ir.Node, arithmetic: FloatType = FLOAT32
     ) -> None:
         self.atoms = atoms
         self.settle = settle
@@ -196,7 +196,7 @@ class Tracer:
             product(x.largest, y.error) + product(y.largest, x.error) + product(x.error, y.error)
         )
         unit = None if x.unit is None or y.unit is None else x.unit * y.unit
-        return self.rounded(Quantity(Affine.of(atom), low, high, error, ZERO, unit))
+        return self.rounded(Quantity(Combination.of(atom), low, high, error, ZERO, unit))
 
     def _div(self, a: Any, b: Any) -> Quantity:
         x, y = self.quantity(a), self.quantity(b)
@@ -215,7 +215,7 @@ class Tracer:
         ends = np.abs(q.low), np.abs(q.high)
         low = np.where((q.low <= 0) & (q.high >= 0), 0.0, np.minimum(*ends))
         atom = self.atoms.make("function", "Abs", (q.meant,), (low, q.largest))
-        return replace(q, meant=Affine.of(atom), low=low, high=q.largest)
+        return replace(q, meant=Combination.of(atom), low=low, high=q.largest)
 
     def _limit(self, name: str, *operands: Any) -> Operand:
         """Return the maximum or minimum of data and constants."""
@@ -253,7 +253,7 @@ class Tracer:
             finite = [granules(np.where(np.isfinite(end), end, 0.0)) for end in (low, high)]
             unit = np.minimum(x.unit, np.minimum(*finite))
         # A result beyond an end is the end, as meant, unless the error leads back inside.
-        return Quantity(Affine.of(atom), bottom, top, x.absolute, x.relative, unit)
+        return Quantity(Combination.of(atom), bottom, top, x.absolute, x.relative, unit)
 
     def _whole(self, kind: str, x: Any) -> Operand:
         if isinstance(x, Pending):
@@ -315,12 +315,12 @@ def _expect_inside(codes: Pending, name: str) -> None:
 
 _RULES: dict[str, Callable[..., Any]] = {
     "Identity": lambda _, x: x,
-    "Add": Tracer._add,
-    "Sub": Tracer._sub,
-    "Neg": Tracer._neg,
-    "Mul": Tracer._mul,
-    "Div": Tracer._div,
-    "Abs": Tracer._abs,
+    "Add": QuantityTracer._add,
+    "Sub": QuantityTracer._sub,
+    "Neg": QuantityTracer._neg,
+    "Mul": QuantityTracer._mul,
+    "Div": QuantityTracer._div,
+    "Abs": QuantityTracer._abs,
     "Max": lambda tracer, *operands: tracer._limit("Max", *operands),
     "Min": lambda tracer, *operands: tracer._limit("Min", *operands),
     "Relu": lambda tracer, x: tracer._limit("Max", x, np.float32(0)),
@@ -331,8 +331,8 @@ _RULES: dict[str, Callable[..., Any]] = {
     "Greater": lambda tracer, a, b: tracer._compare("Greater", a, b),
     "GreaterOrEqual": lambda tracer, a, b: tracer._compare("GreaterOrEqual", a, b),
     "IsNaN": lambda _, x: constant(np.zeros((), np.bool_)),
-    "Where": Tracer._where,
-    "Cast": Tracer._cast,
+    "Where": QuantityTracer._where,
+    "Cast": QuantityTracer._cast,
 }
 
 
@@ -358,7 +358,7 @@ def _unlimited(executed: Float64) -> Quantity:
     """Return constants that may be infinite, such as the ends of a clip."""
     if np.isnan(executed).any():
         raise Undecidable(NO_BOUND("a constant is NaN"))
-    return Quantity(Affine.constant(executed), executed, executed, value=executed)
+    return Quantity(Combination.constant(executed), executed, executed, value=executed)
 
 
 def _factors(name: str, x: Quantity, y: Quantity) -> tuple[Float64, Float64] | None:

@@ -19,11 +19,11 @@ from qgraph.numerics.rounding import Rounding, round_to_integer
 from qgraph.proof.functions.expression import CONSTANT, FLOAT, Expr, in_order, known
 from qgraph.quantizers.recognition.steps import (
     ArithmeticStep,
-    Bound,
     Chain,
     Encoded,
     End,
     LastSteps,
+    Limited,
     Overflow,
     Rounded,
     Signed,
@@ -123,7 +123,7 @@ def _move_ends(steps: list[Step], starts: list[list[Expr]]) -> None:
             value = _value_after(steps[place:before], step.threshold)
             if value is None or not close(value, step.value, _ALMOST):
                 continue
-            new = Bound("Min" if step.above else "Max", step.threshold)
+            new = Limited("Min" if step.above else "Max", step.threshold)
         del steps[before]
         del starts[before]
         steps.insert(place, new)
@@ -136,7 +136,7 @@ def _value_after(steps: list[Step], value: Array) -> Array | None:
     with np.errstate(all="ignore"):
         for step in steps:
             match step:
-                case ArithmeticStep(name, operand) | Bound(name, operand):
+                case ArithmeticStep(name, operand) | Limited(name, operand):
                     value = np.asarray(NUMPY[name](value, operand))
                 case Rounded(mode):
                     value = round_to_integer(value, mode)
@@ -167,8 +167,8 @@ def _arithmetic(e: Expr) -> LastSteps | None:
 def _bound(e: Expr) -> LastSteps | None:
     left, right = e.inputs
     if right.op == CONSTANT:
-        return [Bound(e.op, known(right))], left
-    return ([Bound(e.op, known(left))], right) if left.op == CONSTANT else None
+        return [Limited(e.op, known(right))], left
+    return ([Limited(e.op, known(left))], right) if left.op == CONSTANT else None
 
 
 def _always(step: Step) -> Callable[[Expr], LastSteps | None]:
@@ -205,7 +205,7 @@ def _choice(e: Expr) -> LastSteps | None:
     if yes.op != CONSTANT:
         return None
     if no is v and same(known(yes), limit):
-        return [Bound("Min" if above else "Max", limit)], v
+        return [Limited("Min" if above else "Max", limit)], v
     return [End(v, limit, known(yes), above)], no
 
 
@@ -241,9 +241,9 @@ def _of_magnitudes(steps: tuple[Step, ...]) -> list[Step] | None:
     half: str | None = None
     for step in simplified(steps):
         match step:
-            case Bound("Min", value):
-                result += [Bound("Min", value), Bound("Max", -value)]
-            case Bound("Max", value) if not value.any():
+            case Limited("Min", value):
+                result += [Limited("Min", value), Limited("Max", -value)]
+            case Limited("Max", value) if not value.any():
                 pass
             case ArithmeticStep("Add" | "Sub" as name, value) if same(value, 0.5) and half is None:
                 half = name
@@ -327,7 +327,7 @@ def _exponent(value: Array) -> int | None:
 _RULES: dict[str, Callable[[Expr], LastSteps | None]] = {
     **dict.fromkeys(["Add", "Sub", "Mul", "Div"], _arithmetic),
     **dict.fromkeys(["Min", "Max"], _bound),
-    "Relu": _always(Bound("Max", np.zeros((), np.float32))),
+    "Relu": _always(Limited("Max", np.zeros((), np.float32))),
     "Neg": _always(ArithmeticStep("Mul", np.asarray(-1, np.float32))),
     "Round": _always(Rounded(Rounding.ROUND)),
     "Floor": _always(Rounded(Rounding.FLOOR)),

@@ -40,9 +40,9 @@ from qgraph.quantizers.recognition.steps import (
     AfterRounding,
     ArithmeticStep,
     BeforeRounding,
-    Bound,
     Encoded,
     End,
+    Limited,
     NoMatch,
     Notation,
     Overflow,
@@ -246,7 +246,7 @@ def _with_width(inner: list[Step], outer: list[Step]) -> tuple[list[Step], list[
         outer = [*outer[: divided + 1], ArithmeticStep("Mul", ONE), *outer[divided + 1 :]]
     if times < len(inner):
         return [*inner[:times], ArithmeticStep("Div", ONE), *inner[times:]], outer
-    place = next((i for i, step in enumerate(inner) if isinstance(step, Bound)), len(inner))
+    place = next((i for i, step in enumerate(inner) if isinstance(step, Limited)), len(inner))
     width = [ArithmeticStep("Div", top), ArithmeticStep("Mul", top)]
     return [*inner[:place], *width, *inner[place:]], outer
 
@@ -350,7 +350,7 @@ def floating(plain: Sequence[Step]) -> Floating:
     out_scale: Array | None = None
     for step in outer:
         match step:
-            case Bound(name, value) if out_scale is None:
+            case Limited(name, value) if out_scale is None:
                 narrow(ends, name, value)
             case Overflow(value) if out_scale is None:
                 saturates, limit = False, np.minimum(limit, value)

@@ -66,7 +66,7 @@ class _WithConstant:
         return not (self.value != np.rint(self.value)).any()
 
 
-class Bound(_WithConstant):
+class Limited(_WithConstant):
     """``Max`` or ``Min`` with a constant."""
 
 
@@ -131,7 +131,7 @@ class End:
     above: bool
 
 
-Step: TypeAlias = ArithmeticStep | Bound | Rounded | Signed | Snapped | Overflow | Encoded | End
+Step: TypeAlias = ArithmeticStep | Limited | Rounded | Signed | Snapped | Overflow | Encoded | End
 LastSteps: TypeAlias = tuple[list[Step], Expr]
 """The last steps of an expression, the innermost first, and what they start from."""
 
@@ -181,7 +181,7 @@ def _is_whole(steps: list[Step]) -> bool:
             return True
         if isinstance(step, ArithmeticStep) and step.name not in ("Add", "Sub"):
             return False
-        if not isinstance(step, ArithmeticStep | Bound) or not step.is_whole:
+        if not isinstance(step, ArithmeticStep | Limited) or not step.is_whole:
             return False
     return False
 
@@ -241,7 +241,7 @@ class BeforeRounding(_StepsTaken):
                 move = value if name == "Add" else -value
                 self.offset = self.offset + move
                 self.codes = [end + move for end in self.codes]
-            case Bound(name, value):
+            case Limited(name, value):
                 narrow(self.real if self.scale is None else self.codes, name, value)
             case End(threshold=value, above=above) if self.scale is None:
                 self.ends.append(step)
@@ -282,9 +282,9 @@ class AfterRounding(_StepsTaken):
     def _take(self, step: Step) -> None:
         has_scale, has_top = self.scale is not None, self.top is not None
         match step:
-            case Bound(name, value) if not has_top and not has_scale:
+            case Limited(name, value) if not has_top and not has_scale:
                 narrow(self.codes, name, value - self.added + self.taken)
-            case Bound(name, value) if not has_top:
+            case Limited(name, value) if not has_top:
                 narrow(self.real, name, value)
             case ArithmeticStep("Add", value) if has_scale and has_top:
                 self.low = self.low + value

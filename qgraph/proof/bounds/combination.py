@@ -57,7 +57,7 @@ class Atom:
 
     kind: str
     attributes: Hashable
-    arguments: tuple[Affine, ...]
+    arguments: tuple[Combination, ...]
     low: Float64
     high: Float64
     form: int
@@ -71,7 +71,7 @@ class Atom:
 
 
 @dataclass(frozen=True, eq=False)
-class Affine:
+class Combination:
     """A sum of multiples of atoms, and an offset.
 
     Attributes:
@@ -85,31 +85,31 @@ class Affine:
     size: Float64 = field(default_factory=zero)
 
     @classmethod
-    def constant(cls, array: Float64) -> Affine:
+    def constant(cls, array: Float64) -> Combination:
         """Return a constant function."""
         return cls((), array, np.abs(array))
 
     @classmethod
-    def of(cls, atom: Atom) -> Affine:
+    def of(cls, atom: Atom) -> Combination:
         """Return an atom as a function."""
         return cls(((np.ones(()), atom),))
 
-    def plus(self, other: Affine, sign: float = 1.0) -> Affine:
+    def plus(self, other: Combination, sign: float = 1.0) -> Combination:
         """Return the sum of two functions, or their difference for the sign -1."""
         terms = {id(atom): (coefficient, atom) for coefficient, atom in self.terms}
         for coefficient, atom in other.terms:
             before = terms.get(id(atom), (ZERO, atom))[0]
             terms[id(atom)] = before + sign * coefficient, atom
-        return Affine(
+        return Combination(
             tuple(terms.values()),
             self.offset + sign * other.offset,
             self.size + other.size,
         )
 
-    def times(self, factor: Float64) -> Affine:
+    def times(self, factor: Float64) -> Combination:
         """Return a multiple of the function."""
         terms = tuple((coefficient * factor, atom) for coefficient, atom in self.terms)
-        return Affine(terms, self.offset * factor, self.size * np.abs(factor))
+        return Combination(terms, self.offset * factor, self.size * np.abs(factor))
 
     @property
     def range(self) -> tuple[Float64, Float64]:
@@ -143,7 +143,7 @@ class Atoms:
         self,
         kind: str,
         attributes: Hashable,
-        arguments: Sequence[Affine],
+        arguments: Sequence[Combination],
         ends: tuple[Float64, Float64],
         numbers: Sequence[Float64] = (),
         slope: float = 1.0,
@@ -178,7 +178,7 @@ Window = tuple[Float64, Float64]
 """Ends of the values of the reference that matter; beyond them both results are clipped alike."""
 
 
-def distance(one: Affine, other: Affine, window: Window | None = None) -> Float64:
+def distance(one: Combination, other: Combination, window: Window | None = None) -> Float64:
     """Return a bound of the distance of two functions, infinite where none is known.
 
     Args:
@@ -204,7 +204,9 @@ def distance(one: Affine, other: Affine, window: Window | None = None) -> Float6
 _Pair = tuple[tuple[Float64, Atom], tuple[Float64, Atom]]
 
 
-def _in_window(one: Affine, other: Affine, pairs: Sequence[_Pair], window: Window) -> Float64:
+def _in_window(
+    one: Combination, other: Combination, pairs: Sequence[_Pair], window: Window
+) -> Float64:
     """Return the distance where the values of ``one`` lie in a window.
 
     With the ratio r of the coefficients of one atom, ``other - one`` is
@@ -226,7 +228,7 @@ def _in_window(one: Affine, other: Affine, pairs: Sequence[_Pair], window: Windo
     return np.where(np.isfinite(ratio) & (ratio > 0), found, np.inf)
 
 
-def _paired(one: Affine, other: Affine) -> list[_Pair] | None:
+def _paired(one: Combination, other: Combination) -> list[_Pair] | None:
     """Return the terms of two functions in pairs of the same atom, or else of the same form."""
     rest = list(other.terms)
     pairs: list[_Pair] = []
@@ -274,7 +276,7 @@ def _term_distance(c: Float64, atom: Atom, d: Float64, other: Atom) -> Float64:
     return product(np.abs(c - d), atom.largest) + product(np.abs(d), within)
 
 
-def largest(function: Affine) -> Float64:
+def largest(function: Combination) -> Float64:
     """Return the largest magnitude of a function."""
     low, high = function.range
     return np.maximum(np.abs(low), np.abs(high))
