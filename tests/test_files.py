@@ -68,7 +68,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path):
         write_text(tmp_path / "missing" / "r.txt", "")
     with pytest.raises(QGraphError, match="exists and is not a regular file"):
         write_text(tmp_path, "")
-    with pytest.raises(QGraphError, match=r"cannot be written .*the previous file is unchanged"):
+    with pytest.raises(QGraphError, match="no file can have a name of this length"):
         write_text(tmp_path / ("x" * 300), "")
 
 

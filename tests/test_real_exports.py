@@ -149,7 +149,7 @@ def test_an_input_of_the_whole_model_shows_it(dropping):
     assert np.abs(a - b).max() > 0.05
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @PAIRS
 def test_the_certificate_holds(dropping, tmp_path, capsys):
     pair = [str(file(dropping, form)) for form in FORMS]

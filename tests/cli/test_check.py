@@ -225,6 +225,7 @@ def test_the_input_that_shows_a_difference_is_written(qgraph, pair, tmp_path):
     assert "no input showed a difference" in found.err
 
 
+@pytest.mark.slow
 @pytest.mark.runtime
 def test_runtimes_are_told_apart_from_the_rewrite(qgraph, write):
     pytest.importorskip("onnxruntime")

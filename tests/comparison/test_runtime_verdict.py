@@ -282,6 +282,7 @@ def test_quantizers_that_a_runtime_leaves_out_are_found() -> None:
     assert found.results[0].error > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.runtime
 def test_check_reports_runtimes() -> None:
     pytest.importorskip("onnxruntime")

@@ -142,6 +142,7 @@ def test_an_equal_proof_has_no_pictures_of_differences(files: dict[str, Any]) ->
     assert page.tags["svg"] == 0
 
 
+@pytest.mark.slow
 def test_a_rewrite_is_shown_with_sizes_and_codes(
     files: dict[str, Any], page: Callable[[str], str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_clamp_keeps_the_bound_everywhere(check_pass):
     assert "inputs outside are clamped" in single(report).reason
 
 
+@pytest.mark.slow
 def test_one_channel_with_an_offset_keeps_all_offsets(check_pass):
     text = """<ir_version: 8, opset_import: ["": 13, "org.openvinotoolkit": 1]>
         g (float[1, 3, 700] x) => (float[1, 3, 700] y)
@@ -135,6 +136,7 @@ def test_one_channel_with_an_offset_keeps_all_offsets(check_pass):
     assert figures["largest_error"] == pytest.approx(4 / 15 / 2, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_nodes_are_chosen_by_name(check_pass):
     text = """<ir_version: 8, opset_import: ["": 13, "org.openvinotoolkit": 1]>
         g (float[500] x) => (float[500] y) <float a = {-1}, float b = {1}> {
@@ -184,6 +186,7 @@ def test_branches_and_functions_too(check_pass):
     np.testing.assert_allclose(run(model, np.full(500, 1.25, F)), 1.75)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param("nncf_cnn_int8_sym", marks=pytest.mark.slow), "nncf_mlp_int8_mixed"]
 )

@@ -106,7 +106,7 @@ def survivors(
     return count, found
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("name", MAKERS)
 def test_few_of_all_changes(name):
     models = MAKERS[name]()

@@ -143,6 +143,7 @@ def test_a_changed_certificate_does_not_hold(what):
         verify(changed, ours, theirs)
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("where", ["scale", "weight", "rounding", "relu"])
 def test_a_certificate_does_not_hold_for_other_models(where):
     ours, theirs = converted("onnx")

@@ -228,10 +228,10 @@ THEIRS = (
     [
         (4, 2, 0.125, ProofVerdict.PROVED),
         # 252 * 127 * 525 is above 2**24
-        (525, 127, 0.125, ProofVerdict.UNDECIDED),
+        (525, 127, 0.125, ProofVerdict.BOUNDED),
         (524, 127, 0.125, ProofVerdict.PROVED),
         # each product is rounded
-        (4, 2, 0.1, ProofVerdict.UNDECIDED),
+        (4, 2, 0.1, ProofVerdict.BOUNDED),
     ],
 )
 def test_decoded_products_are_sums_where_nothing_is_rounded(k, weight, s, verdict):

@@ -293,6 +293,7 @@ def test_openvino_computes_the_same(near, text):
     np.testing.assert_array_equal(compiled(model)([x])["y"], expected)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("name", ["brev_cnn_w4a4", "nncfonnx_cnn_qdq_sym", "brev_mlp_w1a2_bipolar"])
 def test_openvino_runs_real_models(real_models, name):
     """Its arithmetic is not that of the definitions, so that some values are a step apart."""
