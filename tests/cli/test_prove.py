@@ -73,9 +73,7 @@ def test_different_models_are_shown_with_counts_and_a_witness(qgraph, model, bro
     assert (results[0] != results[1]).any()
 
 
-def test_undecided_models_have_a_status_of_their_own(qgraph, model, write, tmp_path):
-    found = qgraph("prove", model, write(OTHER, "other.onnx"))
-    assert found.status in (1, 4)
+def test_undecided_models_have_a_status_of_their_own(qgraph, write):
     soft = OTHER.replace("y = MatMul (x, t)", "m = MatMul (x, t) y = Softmax (m)")
     found = qgraph("prove", write(OTHER, "other.onnx"), write(soft, "soft.onnx"))
     assert found.status == 4

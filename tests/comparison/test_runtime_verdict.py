@@ -344,6 +344,7 @@ def test_a_dialect_that_no_runtime_knows_is_judged_in_standard_operators() -> No
     assert text.count(f"- {name} does not run the candidate as written: ") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.runtime
 def test_a_fault_of_the_standard_form_does_not_pass_for_one_of_the_runtime(
     monkeypatch: pytest.MonkeyPatch,
@@ -365,6 +366,7 @@ def test_a_fault_of_the_standard_form_does_not_pass_for_one_of_the_runtime(
     assert "outputs on these inputs differ by" in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.runtime
 def test_what_has_no_standard_form_is_to_be_converted_first() -> None:
     pytest.importorskip("onnxruntime")

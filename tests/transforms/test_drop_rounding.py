@@ -37,7 +37,7 @@ def run(model, x):
 DIFFERENT = Exactness.DIFFERENT
 
 
-@pytest.mark.cases(fast=1, slow=4)
+@pytest.mark.cases(fast=0, slow=4)
 @pytest.mark.parametrize(
     ("ends", "out", "ops"),
     [

@@ -90,6 +90,7 @@ def test_what_is_drawn_is_valid_and_equal_to_itself():
         assert str(prove(made, made).exactness) == "bits"
 
 
+@pytest.mark.slow
 def test_nothing_is_wrongly_proved():
     wrong, seen = search(range(5000, 5014))
     assert not wrong
@@ -107,12 +108,14 @@ def test_nothing_is_wrongly_proved_among_many(count):
     assert min(seen[verdict] for verdict in ("proved", "different", "undecided")) > count // 10
 
 
+@pytest.mark.slow
 def test_an_unsound_rule_is_found(monkeypatch):
     monkeypatch.setattr(canonical, "_COMMUTATIVE", canonical._COMMUTATIVE | {"Sub", "Div"})
     wrong, _ = search(range(5100, 5110), [changing.operands], SIMPLE)
     assert wrong
 
 
+@pytest.mark.slow
 def test_an_operator_that_is_overlooked_is_found(monkeypatch):
     always = canonical.is_identity
     monkeypatch.setattr(
