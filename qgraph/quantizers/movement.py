@@ -106,7 +106,8 @@ def encoder_of(codes: ir.Value | None) -> ir.Node | None:
 def moves_constant(decode: ir.Node) -> bool:
     """Return whether a DequantizeLinear decodes constant codes that other operators move."""
     start = _unmoved(decode.inputs[0])
-    return start is not decode.inputs[0] and constant_stream(start) is not None
+    is_decoder = decode.op_type == "DequantizeLinear" and decode.domain in _DOMAINS
+    return is_decoder and start is not decode.inputs[0] and constant_stream(start) is not None
 
 
 def _unmoved(codes: ir.Value | None) -> ir.Value | None:

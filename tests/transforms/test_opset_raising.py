@@ -124,7 +124,6 @@ FLOATS = (
 TOO_LOW = {
     "Quant to pairs": ("qdq", 9, QUANT.format(attributes="signed = 1"), 8),
     "Quant to floats": ("onnx", 9, QUANT.format(attributes="signed = 1"), 8),
-    "FLOOR to floats": ("onnx", 7, QUANT.format(attributes='rounding_mode = "FLOOR"'), 8),
     "bipolar to floats": (
         "onnx",
         9,

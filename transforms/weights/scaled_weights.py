@@ -164,6 +164,10 @@ class WeightScaling:
         if self.negative is NegativeFactor.CODES and (product < 0).any():
             codes, product = self._negated(node, np.sign(product), axis), np.abs(product)
         scales = rounded(product, before.dtype, "the scale", normal=True)
+        kind = codes.dtype
+        if zero is None and kind is not None and kind.is_integer() and "block_size" not in more:
+            # ONNX Runtime moves a pair without a zero point over Transpose with another type.
+            zero = self.constant(np.zeros(scales.shape, kind.numpy()), "zero_point")
         return self._again(node, [codes, self.constant(scales, "scale"), zero], **more)
 
     def _spread(self, node: ir.Node, zero: ir.Value | None, size: int) -> ir.Value | None:

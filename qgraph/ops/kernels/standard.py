@@ -239,6 +239,10 @@ def _conv_transpose(node: ir.Node, version: int) -> Kernel:
         wanted = get("output_shape", (strides * size).tolist() if auto[:4] == "SAME" else [])
         pads = np.array([0] * 2 * rank if auto == "VALID" else get("pads", [0] * 2 * rank))
         out = np.array(wanted[-rank:]) if wanted else full - pads[:rank] - pads[rank:]
+        if (out < 0).any():
+            raise ValueError(
+                f"its result would have the sizes {out.tolist()}; expected none below 0"
+            )
         cut = np.maximum(full - out, 0)
         start = pads[:rank] if not wanted else cut // 2 if auto == "SAME_UPPER" else cut - cut // 2
         columns = x.reshape(len(x), groups, -1, size.prod()).astype(_wide(x.dtype), copy=False)

@@ -31,7 +31,7 @@ from qgraph.proof.discharge import Shown
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import flat
-from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE
+from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, SIGN_OF_ZERO
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +138,8 @@ def with_bounds(
     """
     found = replace(proof.certificate, bounding=request)
     is_different = found.verdict is ProofVerdict.DIFFERENT
+    if any(s.claim.reference.is_graph_input() for s in proof.shown if not s.verdict.reaches(level)):
+        return found  # the models take different inputs
     if found.verdict is ProofVerdict.PROVED or (is_different and not request.limits):
         return found
     try:
@@ -147,6 +149,8 @@ def with_bounds(
     except (Undecidable, ValueError, IndexError) as error:
         logger.info("no bounds: %s", error)
         return found
+    # Signs of zeros are not bounded: what distinguishes them stays undecided.
+    regions += [r for r in found.regions if r.reason_id == SIGN_OF_ZERO.id]
     verdicts = {region.verdict for region in regions}
     if ProofVerdict.BOUNDED not in verdicts or (
         is_different and ProofVerdict.UNDECIDED in verdicts

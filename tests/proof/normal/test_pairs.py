@@ -30,6 +30,8 @@ def run(model: ir.Model, seed: int) -> np.ndarray:
         value.name: (
             generator.integers(-80, 80, [s if isinstance(s, int) else 2 for s in value.shape]) / 8
         ).astype(np.float32)
+        if value.type == "tensor(float)"
+        else np.zeros([2], np.int64)
         for value in session.get_inputs()
     }
     return np.asarray(session.run(None, feeds)[0])
