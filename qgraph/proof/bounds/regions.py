@@ -140,6 +140,8 @@ def with_bounds(
     is_different = found.verdict is ProofVerdict.DIFFERENT
     if any(s.claim.reference.is_graph_input() for s in proof.shown if not s.verdict.reaches(level)):
         return found  # the models take different inputs
+    if any(region.reason_id == SIGN_OF_ZERO.id for region in found.regions):
+        return found  # signs of zeros are not bounded
     if found.verdict is ProofVerdict.PROVED or (is_different and not request.limits):
         return found
     try:
@@ -149,8 +151,6 @@ def with_bounds(
     except (Undecidable, ValueError, IndexError) as error:
         logger.info("no bounds: %s", error)
         return found
-    # Signs of zeros are not bounded: what distinguishes them stays undecided.
-    regions += [r for r in found.regions if r.reason_id == SIGN_OF_ZERO.id]
     verdicts = {region.verdict for region in regions}
     if ProofVerdict.BOUNDED not in verdicts or (
         is_different and ProofVerdict.UNDECIDED in verdicts
