@@ -284,9 +284,10 @@ def _compared(one: RoundedData, other: RoundedData) -> list[tuple[Segment, Float
     kinds = one.event.kind, other.event.kind
     if kinds[0] != kinds[1] and "Sign" in kinds:
         return []
-    (low, high), (bottom, top) = one.ends, other.ends
-    shifts = {float(bottom.min() - low.min()), float(top.max() - high.max())}
-    deltas = sorted(shift for shift in shifts if np.isfinite(shift)) or [0.0]
+    # Only limits tell that codes are numbered otherwise: ranges move with a bias, too.
+    (low, high), (bottom, top) = one.clips, other.clips
+    shifts = {0.0, float(bottom.min() - low.min()), float(top.max() - high.max())}
+    deltas = sorted((shift for shift in shifts if np.isfinite(shift)), key=abs)
     return [(_bound(one, other, delta), delta) for delta in map(np.asarray, deltas)]
 
 

@@ -65,3 +65,28 @@ def test_an_input_needs_a_range():
     (region,) = found.regions
     # each model rounds three times at most, and no number exceeds 10
     assert 0 < region.bound.absolute <= 2 * 3 * 10 * 2.0**-24
+
+
+@pytest.mark.parametrize(("bias", "steps"), [("1.25", 1), ("1.75", 3), ("3", 8)])
+def test_a_bias_that_is_off_is_not_taken_for_another_zero_point(bias, steps):
+    # No limit of the codes is reached, and the next scale is so large that it hides the bias.
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (int8[1,2] x) => (float[1,1] y)
+        <int8[2,1] w = {3, -5}, float s = {0.01}, float s_y = {0.25}, float big = {50},
+         int8 z = {0}, float[1] b = {B}, float[1,1] v = {1}> {
+            a = DequantizeLinear (x, s, z)
+            u = DequantizeLinear (w, s, z)
+            m = MatMul (a, u)
+            n = Add (m, b)
+            [first] q = QuantizeLinear (n, s_y, z)
+            d = DequantizeLinear (q, s_y, z)
+            k = MatMul (d, v)
+            p = QuantizeLinear (k, big, z)
+            y = DequantizeLinear (p, big, z)
+        }"""
+    models = [ir.from_onnx_text(text.replace("{B}", f"{{{b}}}")) for b in ("1", bias)]
+    found = qgraph.prove(*models, within="1step")
+    (first,) = (region for region in found.regions if region.reference_nodes == ("first",))
+    assert first.bound.max_steps >= steps
+    assert first.bound.ideal_shift == pytest.approx(steps, rel=1e-6)
+    assert bool(found.beyond)
