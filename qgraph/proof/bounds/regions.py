@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import onnx_ir as ir
@@ -279,7 +280,8 @@ def _is_proved(segment: Segment, sides: _Sides) -> bool:
         if end is None:
             return False
         ends.append(_forward(end) if not segment.is_output else [end])
-    pairs = [(a, b) for a in ends[0] for b in ends[1] if matching.equal((a, b))]
+    codes = (_behind_clips(values) for values in ends)
+    pairs = [(a, b) for a, b in product(*codes) if matching.equal((a, b))]
     if not pairs:
         return False
     a, b = pairs[0]
@@ -299,12 +301,22 @@ def _forward(end: ir.Value) -> list[ir.Value]:
     while len(found) < _FORWARD:
         users = list(found[-1].consumers())
         kind = found[-1].dtype
-        is_clip = users[0].op_type == "Clip" if users else False
+        is_clip = bool(users) and _is_clip(users[0])
         limits_codes = is_clip and kind is not None and kind.is_integer()
         if len(users) != 1 or not (users[0].op_type in _DECODING or limits_codes):
             break
         found.append(users[0].outputs[0])
     return found
+
+
+def _behind_clips(values: Sequence[ir.Value]) -> Sequence[ir.Value]:
+    """Return the values from the last Clip on: codes before it may differ from those used."""
+    clips = [i for i, value in enumerate(values) if _is_clip(value.producer())]
+    return values[max(clips, default=0) :]
+
+
+def _is_clip(node: ir.Node | None) -> bool:
+    return node is not None and node.op_type == "Clip"
 
 
 def _cone(end: ir.Value, own: Sequence[ir.Value]) -> set[ir.Value]:

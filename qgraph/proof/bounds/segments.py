@@ -8,7 +8,7 @@ have one atom in both. So the functions before a pair of roundings are sums of t
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,8 @@ class RoundedData:
         function: what is rounded, where limits of data are part of ``ends``.
         ends: the first and the last code that may occur.
         clips: the first and the last code that limits leave.
-        atom: the codes.
+        reach: the first and the last code without limits.
+        codes: the function that the codes are.
     """
 
     event: Event
@@ -50,6 +51,7 @@ class RoundedData:
     function: Combination
     ends: tuple[Float64, Float64]
     clips: tuple[Float64, Float64]
+    reach: tuple[Float64, Float64]
     codes: Combination = field(default_factory=Combination)
 
 
@@ -182,15 +184,7 @@ class Pairing:
         self._serial += 1
         low, high = found.ends
         atom = self._atoms.make("codes", self._serial, (), (low, high))
-        made = RoundedData(
-            found.event,
-            found.low,
-            found.high,
-            found.function,
-            found.ends,
-            found.clips,
-            Combination.of(atom),
-        )
+        made = replace(found, codes=Combination.of(atom))
         self._roundings.setdefault(found.function.form, []).append(made)
         return Quantity(made.codes, low, high, unit=np.ones(()))
 
@@ -238,13 +232,16 @@ def _rounding(codes: Pending) -> RoundedData:
     function = function.plus(Combination.constant(np.asarray(_SHIFTS.get(event.kind, 0.0))))
     if event.kind == "Sign":
         ends = codes.low, codes.high
-        return RoundedData(event, *ends, function, ends, ends)
+        return RoundedData(event, *ends, function, ends, ends, ends)
     clips = _within(_rounded(event.kind, low), codes), _within(_rounded(event.kind, high), codes)
     # What is executed may lie beyond what is meant.
     before = event.before
     reach = np.floor(before.low - before.error), np.ceil(before.high + before.error)
     first, last = (np.asarray(np.clip(end, *clips)) for end in reach)
-    return RoundedData(event, codes.low, codes.high, function, (first, last), clips)
+    bare = function.range
+    off = before.absolute + product(before.relative, np.maximum(*map(np.abs, bare)))
+    far = np.floor(bare[0] - off), np.ceil(bare[1] + off)
+    return RoundedData(event, codes.low, codes.high, function, (first, last), clips, far)
 
 
 def _within(ends: Float64, codes: Pending) -> Float64:
@@ -292,14 +289,17 @@ def _compared(one: RoundedData, other: RoundedData) -> list[tuple[Segment, Float
 
 
 def _bound(one: RoundedData, other: RoundedData, delta: Float64) -> Segment:
-    window = one.ends[0] - 1, one.ends[1] + 1
+    # Beyond these values both codes are clipped, each to its own limit.
+    bottom = np.minimum(one.ends[0], other.ends[0] - delta)
+    top = np.maximum(one.ends[1], other.ends[1] - delta)
+    window = bottom - 1, top + 1
     shifted = one.function.plus(Combination.constant(delta))
     moved_window = window[0] + delta, window[1] + delta
     shift = distance(shifted, other.function, moved_window)
     if one.event.kind != other.event.kind:
         shift = np.maximum(shift, 2.0**-40)
     shift = np.where(np.isnan(shift), np.inf, shift)
-    extra = np.maximum(*(_clipped_apart(end, one, other, delta) for end in one.ends))
+    extra = np.maximum(*(_clipped_apart(end, one, other, delta) for end in one.reach))
     nodes = one.event.node, other.event.node
     kinds = one.event.kind, other.event.kind
     return Segment(
