@@ -34,8 +34,10 @@ from qgraph.quantizers.decompressed import decompressed
 
 _DOMAINS = ("", MICROSOFT)
 
-_RESHAPE = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
-_MOVE = _RESHAPE | {"Concat", "DepthToSpace", "Expand", "Gather", "Identity", "MaxPool", "Slice"}
+RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that change the shape alone."""
+
+_MOVE = RESHAPES | {"Concat", "DepthToSpace", "Expand", "Gather", "Identity", "MaxPool", "Slice"}
 _MOVE |= {"Tile", "Transpose"}
 
 _Axis: TypeAlias = int | None
@@ -89,7 +91,7 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
     facts = infer(model) if decodes else {}
     found = []
     for node, codes in decodes:
-        write = _decoded(node, codes, _axis(node, facts), facts)
+        write = _decoded(node, codes, axis_of(node, facts), facts)
         if write is not None:
             found.append((node, write))
     return found
@@ -119,8 +121,8 @@ def _unmoved(codes: ir.Value | None) -> ir.Value | None:
     return codes
 
 
-def _axis(decode: ir.Node, facts: Facts) -> _Axis:
-    """Return the axis of the parameters; None if there is one for the whole tensor."""
+def axis_of(decode: ir.Node, facts: Facts) -> _Axis:
+    """Return the axis of the parameters as it is stated; None if there is one for all."""
     scale = constant_expression(decode.inputs[1])
     is_single = _sizes(facts, decode.inputs[1]) == () or (scale is not None and scale.size == 1)
     return None if is_single else decode.attributes.get_int("axis", 1)
@@ -137,7 +139,7 @@ def _decoded(decode: ir.Node, codes: ir.Value, axis: _Axis, facts: Facts) -> _Wr
     if node is None or node.op_type not in _MOVE or node.domain or len(node.outputs) != 1:
         return None
     parts = list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
-    before = None if axis is None else _axis_before(node, axis, facts)
+    before = None if axis is None else axis_before(node, axis, facts)
     if (before is None) != (axis is None) or not _keeps_order(node, decode, facts):
         return None
     writers = [None if part is None else _decoded(decode, part, before, facts) for part in parts]
@@ -163,7 +165,7 @@ def _keeps_order(node: ir.Node, decode: ir.Node, facts: Facts) -> bool:
     return bool((np.isfinite(scale) & (scale > 0)).all()) and is_never_empty(node, fixed)
 
 
-def _axis_before(node: ir.Node, axis: int, facts: Facts) -> int | None:
+def axis_before(node: ir.Node, axis: int, facts: Facts) -> int | None:
     """Return the axis of a node's data that becomes ``axis`` of its result."""
     result, data = _sizes(facts, node.outputs[0]), _sizes(facts, node.inputs[0])
     if result is None or data is None or not -len(result) <= axis < len(result):
@@ -179,7 +181,7 @@ def _axis_before(node: ir.Node, axis: int, facts: Facts) -> int | None:
         return axis if is_forward and result[axis] == data[axis] is not None else None
     if node.op_type == "Identity":
         return axis
-    if node.op_type not in _RESHAPE or not all(isinstance(size, int) for size in (*result, *data)):
+    if node.op_type not in RESHAPES or not all(isinstance(size, int) for size in (*result, *data)):
         return None
     for place, size in enumerate(data):
         if size == result[axis] and _product(data[:place]) == _product(result[:axis]):

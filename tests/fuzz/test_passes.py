@@ -32,6 +32,7 @@ PASSES = (
     "fold-weights",
     "lower-microsoft",
     "raise-microsoft",
+    "fold-constants",
 )
 WHOLE = {"int8": (-128, 127), "uint8": (0, 255)}
 

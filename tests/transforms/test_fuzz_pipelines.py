@@ -43,6 +43,7 @@ PASSES = [
     "tune-ranges",
     "drop-rounding",
     "quantize-weights{bits=4}",
+    "fold-constants",
 ]
 
 

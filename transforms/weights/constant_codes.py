@@ -10,6 +10,7 @@ from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Editor
 from qgraph.graph.scopes import remove_constant, remove_unused
 from qgraph.model import Model
+from qgraph.numerics import Array
 from qgraph.ops.dispatch import evaluate
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.quantizers.sites import site_of
@@ -34,13 +35,21 @@ def fold_constant_codes(model: Model, report: Report) -> None:
         if x is None or weight is None or not is_lone or y.is_graph_output():
             continue
         try:
-            tensor = ir.Tensor(evaluate((node,), x, y, weight.array()))
+            codes = evaluate((node,), x, y, weight.array())
         except QGraphError:
             continue
-        codes = ir.Value(
-            name="codes", type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
-        )
         report.sites.append(entry(node, SiteStatus.CHANGED, verdict=_STORED))
-        y.replace_all_uses_with(editor.place(codes, node, node.graph, y.name or "quantized"))
-        for constant in remove_unused([node]):
-            remove_constant(constant)
+        store(editor, y, codes)
+
+
+def store(editor: Editor, y: ir.Value, array: Array) -> None:
+    """Replace what a node computes by a constant, and drop what is not needed any more."""
+    node, tensor = y.producer(), ir.Tensor(array)
+    if node is None:
+        return
+    constant = ir.Value(
+        name="codes", type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+    )
+    y.replace_all_uses_with(editor.place(constant, node, node.graph, y.name or "quantized"))
+    for unused in remove_unused([node]):
+        remove_constant(unused)

@@ -1,0 +1,145 @@
+"""The pass ``fold-constants``: constants between stored codes and their operators, computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.constants import constant_expression, constant_tensor
+from qgraph.graph.edit import Editor, Region
+from qgraph.graph.inference.rules import UNKNOWN, Fact
+from qgraph.graph.inference.walk import infer
+from qgraph.graph.scopes import nodes_of, owners
+from qgraph.model import Model
+from qgraph.proof.matching.known_values import KnownValues
+from qgraph.quantizers.movement import RESHAPES, axis_before, axis_of
+from qgraph.reasons import UNSUITED_WEIGHT
+from qgraph.reports import Report, SiteStatus
+from qgraph.transforms.base import Transform, transform
+from qgraph.transforms.drafts.choice import entry, refused
+from qgraph.transforms.weights.constant_codes import store
+from qgraph.transforms.weights.output_scale import Stuck, title
+from qgraph.transforms.weights.scaled_weights import present
+from qgraph.transforms.weights.stored_codes import DOMAINS
+from qgraph.transforms.weights.weighted_sums import OPERATORS
+
+_DECODER = "DequantizeLinear"
+_LINEAR = (_DECODER, "QuantizeLinear")
+_MOVES = RESHAPES | {"Identity", "Transpose"}
+_STORED = Verdict(Exactness.BITS, Method.CONSTANT)
+_MOVED = Verdict(Exactness.BITS, Method.CONGRUENCE)
+
+
+@transform("fold-constants")
+class FoldConstants(Transform):
+    """Compute what lies between stored codes and their operators.
+
+    1. An operand of QuantizeLinear and DequantizeLinear that is computed from constants, without
+       DequantizeLinear, is stored: ``DequantizeLinear(Clip(codes)) -> DequantizeLinear(codes')``,
+       and ``DequantizeLinear(QuantizeLinear(bias)) -> DequantizeLinear(codes')``. Likewise a bias
+       that Identity, Transpose and reshapes give.
+    2. ``move(DequantizeLinear(codes, s, z)) -> DequantizeLinear(move(codes), s, z)`` for constant
+       codes; ``move`` is Identity, Transpose, Flatten, Reshape, Squeeze or Unsqueeze.
+
+    Weights stay codes: nothing is decoded.
+    """
+
+    preserves: ClassVar[Exactness] = Exactness.BITS
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Store what is computed from constants, then move what is decoded from them."""
+        editor = Editor(model.ir)
+        for owner in owners(model.ir):
+            nodes = list(nodes_of(owner))
+            known = KnownValues(owner.opset_imports)
+            known.enter(nodes)
+            for value in list(dict.fromkeys(_computed(nodes, known))):
+                array, maker = known.array(value), value.producer()
+                if array is not None and maker is not None:
+                    store(editor, value, array)
+                    report.sites.append(entry(maker, SiteStatus.CHANGED, verdict=_STORED))
+        facts = dict(infer(model.ir))
+        for node in list(model.nodes()):
+            decode = _moved_decoder(node)
+            if decode is None:
+                continue
+            try:
+                _put_before(node, decode, facts, editor)
+                report.sites.append(entry(node, SiteStatus.CHANGED, verdict=_MOVED))
+            except Stuck as stuck:
+                report.sites.append(refused(node, UNSUITED_WEIGHT(stuck.reason)))
+
+
+def _computed(nodes: list[ir.Node], known: KnownValues) -> Iterator[ir.Value]:
+    """Yield the values to store, each with no DequantizeLinear before it."""
+    decoded: set[ir.Value] = set()
+    moved: set[ir.Value] = set()
+    for node in nodes:
+        for place, value in enumerate(node.inputs):
+            if value is None or constant_tensor(value) is not None or not known.has(value):
+                continue
+            is_linear = node.op_type in _LINEAR and node.domain in DOMAINS and value not in decoded
+            is_bias = node.op_type in OPERATORS and place == 2 and value in moved
+            if is_linear or is_bias:
+                yield value
+        if _decodes(node) or not decoded.isdisjoint(node.inputs):
+            decoded.update(node.outputs)
+        elif node.op_type in _MOVES and not node.domain:
+            source = node.inputs[0]
+            if source in moved or constant_tensor(source) is not None:
+                moved.update(node.outputs)
+
+
+def _decodes(node: ir.Node) -> bool:
+    """Return whether a node decodes, or is an operator of another dialect."""
+    return node.op_type == _DECODER or node.domain not in DOMAINS
+
+
+def _moved_decoder(node: ir.Node) -> ir.Node | None:
+    """Return the DequantizeLinear of constant codes whose result a node moves."""
+    if node.op_type not in _MOVES or node.domain or node.inputs[0] is None:
+        return None
+    decode = node.inputs[0].producer()
+    if decode is None or decode.op_type != _DECODER or decode.domain not in DOMAINS:
+        return None
+    return decode if constant_tensor(decode.inputs[0]) is not None else None
+
+
+def _put_before(
+    node: ir.Node, decode: ir.Node, facts: dict[ir.Value, Fact], editor: Editor
+) -> None:
+    """Replace a movement of decoded codes by the decoding of moved ones.
+
+    Raises:
+        Stuck: a parameter would not lie along one axis of the result.
+    """
+    codes, y = present(decode, 0), node.outputs[0]
+    attributes = dict(decode.attributes)
+    if decode.attributes.get_int("block_size", 0):
+        raise Stuck(f"{title(decode)} has a scale for each block; write the weight as it is used")
+    axis = axis_of(decode, facts)
+    if axis is not None:
+        axis %= max(facts.get(codes, UNKNOWN).rank or 0, 1)
+        rank = facts.get(y, UNKNOWN).rank or 0
+        axes = [each for each in range(rank) if axis_before(node, each, facts) == axis]
+        if len(axes) != 1:
+            raise Stuck(
+                f"{title(decode)} has its scales along axis {axis}, which {node.op_type} does not "
+                "keep; write the weight as it is used"
+            )
+        attributes["axis"] = ir.AttrInt64("axis", axes[0])
+    draft = editor.draft(Region(codes, y, (decode, node)))
+    array = constant_expression(
+        draft.node(node.op_type, [codes, *node.inputs[1:]], dict(node.attributes))
+    )
+    if array is None:
+        draft.discard()
+        raise Stuck(f"what {title(node)} gives depends on data")
+    operands = [draft.constant(array, "codes"), *decode.inputs[1:]]
+    dtype = decode.outputs[0].dtype
+    made = draft.node(_DECODER, operands, attributes, domain=decode.domain, dtype=dtype)
+    draft.giving(made).commit()
+    facts[made] = facts.get(y, UNKNOWN)
