@@ -2,51 +2,67 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 
 from qgraph.numerics import Array
-from qgraph.numerics.formats import Bytes
+from qgraph.numerics.formats import Bytes, pack
 
-_WIDTH, _HEIGHT = 128, 512
-"""Bytes of a row, and groups of rows, at a time: all of them stay in the second-level cache."""
+_GROUPS, _WORDS = 64, 1024
+"""Groups of rows, and words of a row of each group, at a time: they stay in the second-level cache.
+
+A group has as many rows as a word has codes.
+"""
 
 _TURNED = 256, 128
 """Rows, and bytes of each, that are transposed at a time: they stay in the first-level cache."""
 
 Words = npt.NDArray[np.uint64]
 
+_WORD = np.dtype("<u8")
+
 
 def transpose_packed(data: Bytes, bits: int, out: Bytes) -> bool:
-    """Transpose a matrix of packed codes; return whether unpacking the result gives its codes.
+    """Transpose a matrix of packed codes; return whether a column of each tile has its codes.
 
-    Code ``c`` of a row has the bits from ``bits * c`` on, the lowest bits of a byte first.
+    Code ``c`` of a row has the bits from ``bits * c`` on, the lowest bits of a byte first. All
+    codes move in one way, whatever they are, so that a mistake shows in each column.
 
     Args:
-        data: ``[rows, width]`` bytes; ``rows * bits`` is a multiple of 8.
+        data: ``[rows, width]`` bytes.
         bits: 2, 4 or 8.
-        out: ``[width * 8 / bits, rows * bits / 8]`` bytes in the same form, to be written.
+        out: ``[width * 8 / bits, ...]`` bytes in the same form, to be written; a row of them ends
+            with zeros up to a multiple of 8 bytes.
     """
-    (rows, width), each = data.shape, 8 // bits
-    lines = np.zeros((each, _HEIGHT, _WIDTH), np.uint8)
-    words, spare = lines.view(np.uint64), np.empty((2, _HEIGHT, _WIDTH // 8), np.uint64)
-    given, is_equal = np.empty_like(words), True
-    for left in range(0, width, _WIDTH):
-        for top in range(0, rows, _HEIGHT * each):
-            tile = data[top : top + _HEIGHT * each, left : left + _WIDTH]
-            count, size = len(tile) // each, tile.shape[1]
-            for i in range(each):
-                lines[i, :count, :size] = tile[i::each]
-            if each > 1:
-                used, kept, rest = words[:, :count], given[:, :count], spare[:, :count]
-                np.copyto(kept, used)
-                _exchange(used, bits, rest[0])
-                rows_again = (_row(used, bits, i, *rest) for i in range(each))
-                is_equal &= all(map(np.array_equal, rows_again, kept))
-            for i in range(each):
-                columns = slice(left * each + i, (left + size) * each, each)
-                transpose(lines[i, :count, :size], out[columns, top // each : top // each + count])
-    return is_equal
+    (rows, width), lines, each = data.shape, 64 // bits, 8 // bits
+    words = np.empty((lines, _GROUPS, _WORDS // lines), _WORD)
+    content, spare, target = words.view(np.uint8), np.empty_like(words[1::2]), out.view(_WORD)
+    tiles = itertools.product(range(0, width, content.shape[2]), range(0, rows, _GROUPS * lines))
+    is_right = True
+    for number, (left, top) in enumerate(tiles):
+        tile = data[top : top + _GROUPS * lines, left : left + content.shape[2]]
+        size, groups = tile.shape[1], -(-len(tile) // lines)
+        whole = tile[: len(tile) // lines * lines]
+        grouped = whole.reshape(-1, lines, size).transpose(1, 0, 2)
+        content[:, : grouped.shape[1], :size] = grouped
+        if len(whole) < len(tile):
+            content[:, groups - 1, :size] = 0
+            content[: len(tile) - len(whole), groups - 1, :size] = tile[len(whole) :]
+        _exchange(words, bits, spare)
+        columns = target[left * each : (left + size) * each, top // lines :][:, :groups]
+        count = len(columns) // lines
+        turned = words[:, :groups].transpose(2, 0, 1)
+        columns[: count * lines].reshape(count, lines, groups)[:] = turned[:count]
+        if count * lines < len(columns):
+            rest = columns[count * lines :]
+            rest[:] = turned[count, : len(rest)]
+        place = number % len(columns)
+        codes = tile[:, place // each] >> np.uint8(place % each * bits)
+        expected = pack(codes & np.uint8((1 << bits) - 1), bits) if bits < 8 else codes
+        is_right &= np.array_equal(columns[place].view(np.uint8)[: len(expected)], expected)
+    return is_right
 
 
 def transpose(data: Array, out: Array) -> None:
@@ -60,36 +76,19 @@ def transpose(data: Array, out: Array) -> None:
 
 
 def _exchange(words: Words, bits: int, spare: Words) -> None:
-    """Let code ``i`` in each byte of line ``j`` change places with code ``j`` of line ``i``."""
-    shift = bits
-    while shift < 8:
-        step, amount = shift // bits, np.uint64(shift)
-        mask = _repeated(sum(1 << bit for bit in range(8) if not bit & shift))
-        for i in range(len(words)):
-            if i & step:
-                continue
-            low, high = words[i], words[i + step]
-            np.right_shift(low, amount, out=spare)
-            np.bitwise_xor(spare, high, out=spare)
-            np.bitwise_and(spare, mask, out=spare)
-            np.bitwise_xor(high, spare, out=high)
-            np.left_shift(spare, amount, out=spare)
-            np.bitwise_xor(low, spare, out=low)
-        shift *= 2
-
-
-def _row(words: Words, bits: int, place: int, out: Words, spare: Words) -> Words:
-    """Return the row that has code ``place`` of each line, in their order."""
-    for i, line in enumerate(words):
-        target = out if i == 0 else spare
-        amount = np.uint64(bits * abs(i - place))
-        move = np.left_shift if i > place else np.right_shift
-        mask = _repeated(((1 << bits) - 1) << bits * i)
-        np.bitwise_and(line if i == place else move(line, amount, out=target), mask, out=target)
-        if i:
-            np.bitwise_or(out, spare, out=out)
-    return out
-
-
-def _repeated(byte: int) -> np.uint64:
-    return np.uint64(byte * 0x0101010101010101)
+    """Let code ``i`` in each word of line ``j`` change places with code ``j`` of line ``i``."""
+    step = 1
+    while step < len(words):
+        # Half of the codes of a word change places with those of a line ``step`` further on.
+        amount = np.uint64(bits * step)
+        mask = np.uint64(((1 << 64) - 1) // ((1 << bits * step) + 1))
+        pairs = words.reshape(-1, 2, step, words[0].size)
+        low, high = pairs[:, 0], pairs[:, 1]
+        change = spare.reshape(low.shape)
+        np.right_shift(low, amount, out=change)
+        np.bitwise_xor(change, high, out=change)
+        np.bitwise_and(change, mask, out=change)
+        np.bitwise_xor(high, change, out=high)
+        np.left_shift(change, amount, out=change)
+        np.bitwise_xor(low, change, out=low)
+        step *= 2

@@ -21,7 +21,7 @@ from qgraph.quantizers.weights.job import CodeWriter, JobPart
 _PART_BYTES = 1 << 25
 """Packed codes that a part holds in memory."""
 
-_TILE_BYTES = 128
+_TILE_BYTES = 512
 """Bytes of each row of packed codes that are transposed at a time."""
 
 
@@ -29,7 +29,8 @@ _TILE_BYTES = 128
 class BlockCodes:
     """Writes weights ``[K, N]``, their scales and their zero points while a model is saved.
 
-    Codes stay packed where that is possible. What is packed is unpacked again and compared.
+    Codes stay packed where that is possible. What is packed is unpacked again and compared; of
+    codes that stay packed, a column of each tile.
 
     Attributes:
         form: how the weights are stored.
@@ -86,10 +87,10 @@ class BlockCodes:
             writer.write(codes, is_last=True, checks=True)
             return
         width = -(-form.blocks * form.bits // 8)
-        packed = np.full((self._height, width), _everywhere(1 << (form.bits - 1), form.bits))
+        packed = np.full((form.n, width), _everywhere(1 << (form.bits - 1), form.bits))
         if self.points is not None:
-            packed[: form.n] = self.points.reshape(form.n, width)
-        rows = np.empty((width * 8 // form.bits, self._height * form.bits // 8), np.uint8)
+            packed = self.points.reshape(form.n, width)
+        rows = np.empty((width * 8 // form.bits, self._row), np.uint8)
         _transpose(packed, form.bits, rows)
         self._write(writer, rows[: form.blocks], is_last=True)
 
@@ -113,6 +114,7 @@ class BlockCodes:
         if FORMATS[self.kind].bits == bits and n * bits % 8 == 0:
             # The middle is the highest bit of a code, which a subtraction inverts.
             middle = _everywhere(self.middle, bits)
+            rows = np.ascontiguousarray(rows[:, : n * bits // 8])
             writer.write_packed(np.bitwise_xor(rows, middle, out=rows) if middle else rows)
             return
         codes = rows if bits == 8 else unpack(rows.reshape(-1), bits, rows.size * 8 // bits)
@@ -122,12 +124,12 @@ class BlockCodes:
     def _rows(self, start: int, stop: int) -> Iterator[Array]:
         """Yield packed rows of codes, ``[rows, ...]``, whose memory is used again.
 
-        A row fills whole bytes: codes of a last column that is not there may follow.
+        Codes of columns that are not there may follow in each row.
         """
         bits, each = self.form.bits, 8 // self.form.bits
         packed = self._packed(start, stop)
         height = packed.shape[1] if self.order is not None else _TILE_BYTES
-        tile = np.empty((min(height, packed.shape[1]) * each, len(packed) // each), np.uint8)
+        tile = np.empty((min(height, packed.shape[1]) * each, self._row), np.uint8)
         for left in range(0, packed.shape[1], height):
             part = packed[:, left : left + height]
             rows = tile[: part.shape[1] * each]
@@ -138,24 +140,20 @@ class BlockCodes:
             yield tile[np.asarray(self.order)[first : first + _TILE_BYTES]]
 
     @property
-    def _height(self) -> int:
-        """Columns, and those that are not there, so that a row of codes fills whole bytes."""
-        return -(-self.form.n * self.form.bits // 8) * 8 // self.form.bits
+    def _row(self) -> int:
+        """Bytes of a row of codes that is filled up to whole words."""
+        return -(-self.form.n * self.form.bits // 64) * 8
 
     def _packed(self, start: int, stop: int) -> Array:
-        """Return the bytes ``[N, ...]`` that hold rows of codes; all if their order changes.
-
-        Rows of zeros follow if the codes of a column would not fill whole bytes.
-        """
+        """Return the bytes ``[N, ...]`` that hold rows of codes; all if their order changes."""
         n, bits = self.form.n, self.form.bits
         width = self.codes.size // n
         first, last = start * bits // 8, -(-stop * bits // 8)
         if self.order is not None:
             first, last = 0, width
-        packed = np.empty((self._height, last - first), np.uint8)
-        packed[n:] = 0
+        packed = np.empty((n, last - first), np.uint8)
         if (first, last) == (0, width):
-            self.codes.read(out=packed[:n].reshape(-1))
+            self.codes.read(out=packed.reshape(-1))
             return packed
         for place, piece in self.codes.pieces(multiple=width):
             rows = piece.reshape(-1, width)
