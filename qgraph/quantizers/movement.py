@@ -37,8 +37,9 @@ _DOMAINS = ("", MICROSOFT)
 RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators that change the shape alone."""
 
-_MOVE = RESHAPES | {"Concat", "DepthToSpace", "Expand", "Gather", "Identity", "MaxPool", "Slice"}
-_MOVE |= {"Tile", "Transpose"}
+MOVES = RESHAPES | {"Concat", "DepthToSpace", "Expand", "Gather", "Identity", "MaxPool", "Slice"}
+MOVES |= {"Tile", "Transpose"}
+"""Operators whose results are elements of their data; of MaxPool, the largest ones."""
 
 _Axis: TypeAlias = int | None
 _Write: TypeAlias = Callable[[Draft], ir.Value]
@@ -85,7 +86,7 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
         for node in nodes_of(owner)
         if node.op_type == "DequantizeLinear" and node.domain in _DOMAINS
         if (codes := node.inputs[0]) is not None
-        if (maker := codes.producer()) is not None and maker.op_type in _MOVE
+        if (maker := codes.producer()) is not None and maker.op_type in MOVES
         if constant_stream(codes) is None
     ]
     facts = infer(model) if decodes else {}
@@ -115,7 +116,7 @@ def moves_constant(decode: ir.Node) -> bool:
 def _unmoved(codes: ir.Value | None) -> ir.Value | None:
     """Return the value that data movement makes ``codes`` of."""
     while codes is not None and (node := codes.producer()) is not None:
-        if node.op_type not in _MOVE - {"Concat"} or node.domain:
+        if node.op_type not in MOVES - {"Concat"} or node.domain:
             break
         codes = node.inputs[0]
     return codes
@@ -136,7 +137,7 @@ def _decoded(decode: ir.Node, codes: ir.Value, axis: _Axis, facts: Facts) -> _Wr
     is_encoded = node is not None and node.op_type == "QuantizeLinear" and node.domain in _DOMAINS
     if is_encoded or constant_stream(codes) is not None:
         return lambda draft: _decode(draft, decode, codes, axis)
-    if node is None or node.op_type not in _MOVE or node.domain or len(node.outputs) != 1:
+    if node is None or node.op_type not in MOVES or node.domain or len(node.outputs) != 1:
         return None
     parts = list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
     before = None if axis is None else axis_before(node, axis, facts)

@@ -33,6 +33,7 @@ PASSES = (
     "lower-microsoft",
     "raise-microsoft",
     "fold-constants",
+    "widen-codes",
 )
 WHOLE = {"int8": (-128, 127), "uint8": (0, 255)}
 

@@ -44,6 +44,7 @@ PASSES = [
     "drop-rounding",
     "quantize-weights{bits=4}",
     "fold-constants",
+    "widen-codes",
 ]
 
 

@@ -10,9 +10,9 @@ from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.numerics.formats import FORMATS, numpy_dtype
 from qgraph.reports import Report, SiteStatus
-from qgraph.transforms import repack
 from qgraph.transforms.base import parse_spec
 from qgraph.transforms.repack import Blocks, CodeTarget, Repack
+from qgraph.transforms.weights import recoded
 
 RANDOM = np.random.default_rng
 FOURS = np.float32([-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -518,7 +518,7 @@ def test_lazy_and_eager_files_are_the_same_and_a_changed_file_is_noticed(monkeyp
     source = stored("UINT8", codes, scale, points, block_size=8)
     load(source).save(tmp_path / "source.onnx", external_data=True)
     for name, limit in (("eager", 1 << 30), ("lazy", 0)):
-        monkeypatch.setattr(repack, "LAZY_BYTES", limit)
+        monkeypatch.setattr(recoded, "LAZY_BYTES", limit)
         model = load(tmp_path / "source.onnx")
         report = model.apply(Repack())
         assert report.count(SiteStatus.CHANGED) == 1
@@ -573,3 +573,20 @@ def test_a_function_below_the_opset_of_the_model_is_raised_as_far_as_its_codes_n
     assert function.opset_imports[""] == 21
     onnx.checker.check_model(ir.to_proto(model.ir), full_check=True)
     np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], before)
+
+
+def test_only_weights_of_the_named_operators_are_stored_anew():
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        g (float[1, 2, 3, 3] x, float[4, 2] v) => (float[1, 1, 3, 3] y, float[4, 1] u)
+        <int4[1, 2, 1, 1] c = {120}, float s = {0.5}, int4[1, 2] k = {120}> {
+            w = DequantizeLinear (c, s)
+            y = Conv (x, w)
+            d = DequantizeLinear (k, s)
+            t = Transpose (d)
+            u = MatMul (v, t)
+        }"""
+    for operators, kinds in (("Conv*|Gemm", ["INT8", "INT4"]), ("MatMul", ["INT4", "INT8"])):
+        model = load(ir.from_onnx_text(text))
+        model.apply(Repack(to="int8", activations=False, operators=operators))
+        found = [node.inputs[0].dtype.name for node in model.nodes("DequantizeLinear")]
+        assert found == kinds

@@ -240,7 +240,7 @@ def recodings(stored: Stored, span: NumberRange, kinds: Sequence[str] | None) ->
             recoding
             for kind in alike
             for shift, factor in _moves(stored, span, kind)
-            if (recoding := _laid(stored, kind, shift, factor)) is not None
+            if (recoding := laid(stored, kind, shift, factor)) is not None
         ]
         # Within one width, types without zero points take fewer bytes.
         yield from sorted(offers, key=lambda recoding: recoding.zero_point is not None)
@@ -274,7 +274,7 @@ def merged(stored: Stored, recoding: Recoding) -> Recoding:
     return _with(recoding, scale[index], point[index], axis, size * factor)
 
 
-def needed_opset(stored: Stored, recoding: Recoding, *, rows: bool) -> int:
+def needed_opset(stored: Stored, recoding: Recoding, *, rows: bool = False) -> int:
     """Return the minimum opset whose DequantizeLinear supports ``recoding``.
 
     Args:
@@ -339,7 +339,7 @@ def _integer_moves(stored: Stored, span: NumberRange, kind: str) -> Iterator[Mov
             yield Parameter(number, stored.shape), 1.0
 
 
-def _laid(stored: Stored, kind: str, shift: Parameter | None, factor: float) -> Recoding | None:
+def laid(stored: Stored, kind: str, shift: Parameter | None, factor: float) -> Recoding | None:
     """Return the recoding with its parameters as stored; None if they cannot be stored."""
     whole = stored.scale is not None and stored.scale.size > 1
     axis = stored.axis if whole or (stored.scale is None and stored.block_size) else None
