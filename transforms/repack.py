@@ -157,7 +157,8 @@ class Repack(Transform):
         """Return whether an operator that takes the weight, moved or not, is to be considered."""
         if self.operators == "*":
             return True
-        pending, users = [decode], set()
+        users: set[str] = set()
+        pending = [decode]
         while pending:
             found = [use.node for use in pending.pop().outputs[0].uses()]
             pending += [node for node in found if node.op_type in MOVES]
