@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from qgraph.version import __version__
 
 if TYPE_CHECKING:
+    from qgraph.comparison.bench.measure import Timing, bench
     from qgraph.comparison.check import Inputs, check
     from qgraph.comparison.prove import prove
     from qgraph.comparison.reduce import reduce
@@ -36,8 +37,10 @@ __all__ = [
     "QGraphError",
     "Report",
     "Scoring",
+    "Timing",
     "Tolerances",
     "__version__",
+    "bench",
     "check",
     "load",
     "prove",
@@ -51,7 +54,9 @@ _HOMES = {
     "QGraphError": "qgraph.errors",
     "Report": "qgraph.reports",
     "Scoring": "qgraph.comparison.tolerance",
+    "Timing": "qgraph.comparison.bench.measure",
     "Tolerances": "qgraph.comparison.tolerance",
+    "bench": "qgraph.comparison.bench.measure",
     "check": "qgraph.comparison.check",
     "load": "qgraph.model",
     "prove": "qgraph.comparison.prove",

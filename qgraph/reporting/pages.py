@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from qgraph.errors import OptionError
+from qgraph.reporting.bench_view import bench_page
 from qgraph.reporting.check_view import check_page
 from qgraph.reporting.prove_view import prove_page
 from qgraph.reporting.rewrite_view import rewrite_page
@@ -16,6 +17,7 @@ from qgraph.reporting.view import Cell, Column, Page, Section, Table, Tone
 from qgraph.text import json_text, markdown, markdown_code, one_line
 
 _PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {
+    "bench": bench_page,
     "check": check_page,
     "convert": rewrite_page,
     "fold": rewrite_page,

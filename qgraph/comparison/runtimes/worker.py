@@ -42,14 +42,14 @@ def main(folder: Path) -> None:
                     np.savez(file, **arrays)
             results.append(None)
         except Exception as error:  # the runtimes' exceptions have no common base class
-            results.append(_reason(error, folder))
+            results.append(reason(error, folder))
     version = str(getattr(module, "__version__", ""))
     answer = {"version": version, "failures": results}
     (folder / "answer.json").write_text(json.dumps(answer))
 
 
-def _reason(error: Exception, folder: Path) -> str:
-    """Return the message of an error without locations in a runtime's source."""
+def reason(error: Exception, folder: Path) -> str:
+    """Return the message of a runtime's error, without places in its source, or in a folder."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     text = " ".join((told or lines or [type(error).__name__])[:3])

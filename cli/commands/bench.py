@@ -1,0 +1,118 @@
+"""``qgraph bench``: how fast models run, and in which kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from qgraph.cli import options
+from qgraph.cli.files import Views, planned, view_options
+from qgraph.cli.output import ProgressBar, Talk, show, show_page
+
+_RUNTIMES = ["onnxruntime", "openvino", "numpy"]
+
+
+def _setting(text: str) -> tuple[str, str]:
+    """Return key and value of ``KEY=VALUE``."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise click.BadParameter(f"{text!r} is not of the form KEY=VALUE.")
+    return key, value
+
+
+@click.command(name="bench")
+@click.argument("models", type=options.file_path, nargs=-1, required=True, metavar="MODEL...")
+@click.option(
+    "--runtime",
+    type=options.Word(_RUNTIMES),
+    default="onnxruntime",
+    show_default=True,
+    help="What runs the models.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Threads of the runtime.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Batch size, where the models leave it open.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=21,
+    show_default=True,
+    help="Turns of each model.",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    type=options.named_shape,
+    metavar="NAME:DIMS",
+    multiple=True,
+    help="Shape of an input, such as NAME:1,3,224,224.",
+)
+@click.option(
+    "--option",
+    "settings",
+    type=_setting,
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Session option of ONNX Runtime, or property of OpenVINO such as "
+    "INFERENCE_PRECISION_HINT=f32; repeat for others.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
+@view_options("html", "markdown")
+@options.talk_options
+@click.pass_obj
+def command(
+    talk: Talk,
+    models: tuple[Path, ...],
+    runtime: str,
+    threads: int,
+    batch: int,
+    rounds: int,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    settings: tuple[tuple[str, str], ...],
+    as_json: bool,
+    report: Path | None,
+    views: Views,
+) -> None:
+    """Time models in a runtime, each in a process of its own.
+
+    The models run in turns on the same random inputs, so that all see the same load of the
+    machine. Medians and quartiles of the times are shown, the ratio to the first model, and which
+    kernels the runtime executes.
+    """
+    from qgraph.comparison.bench.measure import Timing, bench
+    from qgraph.reporting.pages import page_of
+    from qgraph.text import json_text
+
+    views.check()
+    timing = Timing(runtime, threads, batch, rounds, dict(shapes), dict(settings))
+    with planned((report, *views.paths), models=models) as outputs:
+        with ProgressBar(talk) as bar:
+            bar.tell("loading", 0, 0)
+            found = bench(
+                models, timing, progress=lambda done, total: bar.tell("timing", done, total)
+            )
+        document = found.to_json()
+        if report is not None:
+            outputs.write_text(report, json_text(document))
+        if views.are_wanted:
+            views.write(document, None, outputs)
+        if as_json:
+            show(json_text(document).rstrip())
+        else:
+            show_page(talk, page_of(document))

@@ -1,0 +1,1 @@
+"""How fast models run in a runtime, and which kernels it runs them in."""

@@ -1,0 +1,337 @@
+"""Time models in a runtime: each in a process of its own, in turns, so that all see the same load.
+
+A machine that slows down for a while slows down all models. So ratios are medians of the ratios of
+one round, in which each model runs for about the same time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, NoReturn, Self, TextIO, cast
+
+import numpy as np
+
+from qgraph.comparison.bench.kernels import Kernels
+from qgraph.errors import Choice, ExecutionError, OptionError, QGraphError, UnsupportedError, member
+from qgraph.execution.prepare import RandomBatches
+from qgraph.graph.interface import static
+from qgraph.model import Model, Source, load
+from qgraph.numerics import Array
+from qgraph.version import head
+
+_WORKER = "qgraph.comparison.bench.worker"
+_TURN = 0.05
+"""A model runs for about so long in each round, or once; seconds."""
+_WARM = 0.3
+"""It runs for about so long before; seconds."""
+_THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class BenchRuntime(Choice):
+    """What runs the models."""
+
+    ONNXRUNTIME = "onnxruntime"
+    OPENVINO = "openvino"
+    NUMPY = "numpy"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How models are timed.
+
+    Attributes:
+        runtime: what runs them.
+        threads: of the runtime.
+        batch: size of the first dimension of inputs that leave it open.
+        rounds: number of turns of each model.
+        shapes: of the inputs, by name; needed where they are dynamic beyond the batch.
+        options: session options of ONNX Runtime, or properties of OpenVINO.
+        seed: of the random inputs.
+    """
+
+    runtime: str = BenchRuntime.ONNXRUNTIME
+    threads: int = 1
+    batch: int = 1
+    rounds: int = 21
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        member(BenchRuntime, self.runtime, "runtime")
+        for name in ("threads", "batch", "rounds"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} is {getattr(self, name)}, expected at least 1.")
+
+
+@dataclass(frozen=True)
+class ModelTime:
+    """The times of a model, in milliseconds of the wall clock for one run.
+
+    Attributes:
+        path: of the model; None if it is in no file.
+        median_ms, low_ms, high_ms: over all rounds: median, first and third quartile.
+        ratio: median of the ratios to the first model, round by round.
+        first_run_ms: the first run, which may allocate and prepare.
+        load_ms: reading the file and optimizing the graph.
+        peak_mb: largest memory of the process after the first run, with Python and the runtime;
+            None where the system does not tell it.
+        kernels: what the runtime executes.
+    """
+
+    path: str | None
+    median_ms: float
+    low_ms: float
+    high_ms: float
+    ratio: float
+    first_run_ms: float
+    load_ms: float
+    peak_mb: float | None
+    kernels: Kernels
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return dict(vars(self)) | {
+            "kernels": dict(self.kernels.counts),
+            "integer_nodes": self.kernels.integer_nodes,
+            "float_nodes": self.kernels.float_nodes,
+        }
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """The times of some models in one runtime.
+
+    Attributes:
+        runtime: name and version.
+        timing: how they were taken.
+        models: in the order given; ratios are to the first.
+    """
+
+    runtime: str
+    timing: Timing
+    models: Sequence[ModelTime]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON report."""
+        return {
+            **head("bench"),
+            "runtime": self.runtime,
+            "threads": self.timing.threads,
+            "batch": self.timing.batch,
+            "rounds": self.timing.rounds,
+            "options": dict(self.timing.options),
+            "models": [model.to_json() for model in self.models],
+        }
+
+
+def bench(
+    models: Sequence[Source],
+    timing: Timing | None = None,
+    *,
+    runtime: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> BenchReport:
+    """Time models against each other in a runtime, each in a process of its own.
+
+    Args:
+        models: paths or models; times are compared with those of the first.
+        timing: how.
+        runtime: short for ``Timing(runtime=...)``.
+        progress: is told after each round.
+
+    Raises:
+        ModelError: a model is not usable.
+        OptionError: an option is wrong, or an input needs a shape.
+        UnsupportedError: the runtime is not installed.
+        ExecutionError: the runtime does not run a model.
+    """
+    timing = timing or Timing(runtime=runtime or BenchRuntime.ONNXRUNTIME)
+    chosen = member(BenchRuntime, timing.runtime, "runtime")
+    if not models:
+        raise OptionError("There is no model to time, expected one or more.")
+    if importlib.util.find_spec(chosen) is None:
+        raise UnsupportedError(f"{chosen} is not installed. Install it: pip install {chosen}.")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qgraph-")))
+        timers: list[_Timer] = []
+        feeds: dict[str, Array] = {}
+        for number, source in enumerate(models):
+            model = load(source)
+            feeds = _feeds(model, timing, list(feeds.values()))
+            timers.append(stack.enter_context(_Timer(folder, number, model, timing, feeds)))
+        for timer in timers:
+            timer.warm()
+        rounds = []
+        for number in range(timing.rounds):
+            rounds.append([timer.turn() for timer in timers])
+            progress(number + 1, timing.rounds)
+        columns = list(zip(*rounds, strict=True))
+        times = [t.times(own, columns[0]) for t, own in zip(timers, columns, strict=True)]
+    return BenchReport(f"{chosen} {timers[0].version}", timing, times)
+
+
+def _feeds(model: Model, timing: Timing, first: Sequence[Array]) -> dict[str, Array]:
+    """Return random inputs: those of the first model where they fit, so that all run on the same.
+
+    Raises:
+        OptionError: the model fixes another batch size.
+    """
+    shapes = {name: tuple(shape) for name, shape in timing.shapes.items()}
+    for value in model.inputs:
+        name, dims = str(value.name), () if value.shape is None else value.shape.dims
+        if not dims or name in shapes:
+            continue
+        sizes = [static(dim) for dim in dims]
+        if sizes[0] is None and None not in sizes[1:]:
+            shapes[name] = (timing.batch, *(size for size in sizes[1:] if size is not None))
+        elif timing.batch not in (1, sizes[0]) and sizes[0] is not None:
+            raise OptionError(
+                f"Input {name!r} has the fixed batch size {sizes[0]}, but {timing.batch} is asked "
+                f"for. Leave the batch size out, or export the model with a dynamic one."
+            )
+    (made,) = RandomBatches(model.inputs, 1, timing.seed, shapes)
+    fits = len(first) == len(made) and all(
+        old.shape == new.shape and old.dtype == new.dtype
+        for old, new in zip(first, made.values(), strict=True)
+    )
+    return dict(zip(made, first, strict=True)) if fits else made
+
+
+class _Timer:
+    """A process that runs a model when it is told to.
+
+    Attributes:
+        version: of the runtime.
+    """
+
+    def __init__(
+        self, folder: Path, number: int, model: Model, timing: Timing, feeds: Mapping[str, Array]
+    ) -> None:
+        self._path = model.identity().path
+        place = folder / f"model{number}.onnx"
+        if self._path is None:
+            model.clone().save(place)
+        inputs, job = folder / f"inputs{number}.npz", folder / f"job{number}.json"
+        arrays = {f"i{place}": x for place, x in enumerate(feeds.values())}
+        np.savez(inputs, **arrays)  # type: ignore[arg-type]
+        settings = {
+            "runtime": str(timing.runtime).lower(),
+            "model": os.path.abspath(self._path or place),
+            "inputs": str(inputs),
+            "names": list(feeds),
+            "threads": timing.threads,
+            "options": dict(timing.options),
+        }
+        job.write_text(json.dumps(settings))
+        # A file in the current folder must not shadow a module.
+        command = [sys.executable, "-P", "-m", _WORKER, str(job)]
+        environment = os.environ | dict.fromkeys(_THREADS, str(timing.threads))
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        self._orders = cast(TextIO, self._process.stdin)
+        self._answers = cast(TextIO, self._process.stdout)
+        self._name = self._path or f"model {number + 1}"
+        self._start = self._answer()
+        if "failure" in self._start:
+            self._close()
+            reason = " ".join(str(self._start["failure"]).split())
+            raise ExecutionError(
+                f"{self._name}: {timing.runtime} does not run it ({reason}). Convert it first, as "
+                f"by 'qgraph convert --to qdq', or see 'qgraph check --runtimes'."
+            )
+        self.version = str(self._start["version"])
+        self._runs = 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def warm(self) -> None:
+        """Run the model until its times settle, and find how many runs make a turn."""
+        seconds, runs = self._run(1), 1
+        while seconds < _WARM:
+            runs = min(2 * runs, max(1, int(_WARM / max(seconds / runs, 1e-7))) + 1)
+            seconds += self._run(runs)
+        self._runs = max(1, round(_TURN / max(self._run(runs) / runs, 1e-7)))
+
+    def turn(self) -> float:
+        """Return the seconds of a run, as a mean over a turn."""
+        return self._run(self._runs) / self._runs
+
+    def times(self, own: Sequence[float], first: Sequence[float]) -> ModelTime:
+        """Return what the report says.
+
+        Args:
+            own: the seconds of each round.
+            first: those of the model to compare with.
+        """
+        low, middle, high = (float(1e3 * time) for time in np.percentile(own, (25, 50, 75)))
+        start, peak = self._start, self._start["peak"]
+        return ModelTime(
+            self._path,
+            median_ms=middle,
+            low_ms=low,
+            high_ms=high,
+            ratio=median(a / b for a, b in zip(own, first, strict=True)),
+            first_run_ms=1e3 * start["first"],
+            load_ms=1e3 * start["load"],
+            peak_mb=None if peak is None else peak / 1e6,
+            kernels=Kernels(**start["kernels"]),
+        )
+
+    def _run(self, times: int) -> float:
+        try:
+            self._orders.write(f"{times}\n")
+            self._orders.flush()
+        except OSError:
+            self._fail()
+        return float(self._answer()["seconds"])
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._answers.readline()
+        if not line:
+            self._fail()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _fail(self) -> NoReturn:
+        """Raise, as the process ended.
+
+        Raises:
+            QGraphError: always.
+        """
+        self._close()
+        raise QGraphError(
+            f"{self._name}: the process that ran it ended with status "
+            f"{self._process.returncode}, expected times. Check the model with 'qgraph check "
+            f"--runtimes', or give it more memory."
+        )
+
+    def _close(self) -> None:
+        for stream in (self._orders, self._answers):
+            with suppress(BrokenPipeError):
+                stream.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
