@@ -34,6 +34,7 @@ PASSES = (
     "raise-microsoft",
     "fold-constants",
     "widen-codes",
+    "merge-activation",
 )
 WHOLE = {"int8": (-128, 127), "uint8": (0, 255)}
 

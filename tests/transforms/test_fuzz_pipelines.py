@@ -45,6 +45,7 @@ PASSES = [
     "quantize-weights{bits=4}",
     "fold-constants",
     "widen-codes",
+    "merge-activation",
 ]
 
 

@@ -1,0 +1,275 @@
+"""The pass ``merge-activation``: Relu and Clip before a quantizer as a Clip of its codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.errors import Choice
+from qgraph.exactness import Exactness
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.inference.rules import UNKNOWN
+from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.opset.versions import ceiling
+from qgraph.model import Model
+from qgraph.numerics import Float32
+from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.ops.steps import code_type
+from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.dialects.parts import CLIPPABLE, clip_codes
+from qgraph.quantizers.quantizer import Unnamed
+from qgraph.reasons import NO_OPERATOR, UNSUITED_RANGE, USED_ELSEWHERE, ExplainedReason
+from qgraph.reports import Report, SiteReport, SiteStatus
+from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
+from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, refused
+from qgraph.transforms.weights.output_scale import title
+from qgraph.transforms.weights.stored_codes import DOMAINS
+
+_NONE = np.asarray(np.inf, np.float32)
+_SINCE_OPERANDS = 11
+"""Opset since which the bounds of Clip are operands."""
+
+
+class ActivationForm(Choice):
+    """What limits the codes."""
+
+    CODES = "codes"
+    FLOATS = "floats"
+
+
+@transform("merge-activation")
+class MergeActivation(Transform):
+    """Limit the codes of a quantizer instead of its data.
+
+    QuantizeLinear ``Q`` does not decrease, so that for its scale above 0
+
+    1. ``Q(Clip(x, lo, hi)) -> Clip(Q(x), Q(lo), Q(hi))``, also for Relu, Max and Min of a constant,
+       chains of them, and Clips of codes behind; without a Clip where ``Q`` saturates to the same
+       codes.
+    2. ``form=floats``: ``Clip(Q(x), a, b) -> Q(Clip(x, (a - z) * s, (b - z) * s))``, for runtimes
+       that do not clip codes.
+
+    Each replacement is compared over all inputs. NaN is not kept: only the float Clip passes it on.
+    """
+
+    form: ActivationForm = option(
+        ActivationForm.CODES, help="codes: limit codes; floats: limit the data before the quantizer"
+    )
+    exact: Exactness = exact_option()
+    opset: int | None = opset_option()
+
+    preserves: ClassVar[Exactness] = Exactness.VALUES
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Draft the limits of each quantizer, compare, and replace."""
+        editor = Editor(model.ir)
+        raise_and_settle(model, lambda: self._plan(model, editor), editor, report)
+
+    def _plan(self, model: Model, editor: Editor) -> tuple[list[Decision], list[SiteReport]]:
+        facts = infer(model.ir)
+        offers: list[tuple[Site, Iterator[Draft]]] = []
+        others: list[SiteReport] = []
+        for encode in model.nodes("QuantizeLinear"):
+            found = _Limited.of(encode, facts) if encode.domain in DOMAINS else None
+            if isinstance(found, ExplainedReason):
+                others.append(refused(encode, found))
+            elif found is None or found.is_written(self.form):
+                others.append(entry(encode, SiteStatus.KEPT))
+            elif (reason := found.obstacle(self.form)) is not None:
+                others.append(refused(encode, reason))
+            else:
+                offers.append((found.site, iter([found.draft(editor, self.form)])))
+        limit = ceiling(model.ir, self.opset)
+        return choose(offers, self.exact, limit, Comparer(model.ir)), others
+
+
+@dataclass(frozen=True, eq=False)
+class _Limited:
+    """A QuantizeLinear with the operators that limit its data and its codes.
+
+    Attributes:
+        site: all of them.
+        encode: the QuantizeLinear.
+        kind: the type of its codes.
+        before, behind: what limits its data and its codes.
+        lo, hi: the lowest and the highest code that result, one for all or one for each channel.
+        scale, zero_point: of the QuantizeLinear.
+    """
+
+    site: Site
+    encode: ir.Node
+    kind: str
+    before: tuple[ir.Node, ...]
+    behind: tuple[ir.Node, ...]
+    lo: Float32
+    hi: Float32
+    scale: Float32
+    zero_point: Float32
+
+    @classmethod
+    def of(cls, encode: ir.Node, facts: Facts) -> _Limited | ExplainedReason | None:
+        """Return what limits a QuantizeLinear, or why it is left; None if nothing does."""
+        behind = tuple(_behind(encode))
+        before, sharing = _before(encode)
+        if not before and not behind:
+            return sharing
+        kind = (code_type(encode) or ir.DataType.UINT8).name
+        form = FORMATS.get(kind)
+        operands = [constant_expression(value) for value in (*encode.inputs, None)[1:3]]
+        scale, zero = operands[0], operands[1]
+        if not isinstance(form, IntFormat) or scale is None:
+            return NO_OPERATOR(f"its codes are {kind} or its scale is no constant; only codes of "
+                               "integers with a known scale have an order")  # fmt: skip
+        steps = scale.astype(np.float32)
+        if not (np.isfinite(steps) & (steps > 0)).all() or encode.attributes.get_int(
+            "block_size", 0
+        ):
+            return UNSUITED_RANGE("its scale is not above 0, or belongs to blocks; codes are not "
+                                  "ordered as the data are")  # fmt: skip
+        point = np.zeros_like(steps) if zero is None else zero.astype(np.float32)
+        lo, hi = (np.full(steps.shape, end, np.float32) for end in (form.lo, form.hi))
+        for node in (*before, *behind):
+            ends = _bounds(node)
+            if node in before:
+                with np.errstate(all="ignore"):
+                    ends = [np.rint(end / steps) + point for end in ends]
+            ends = [np.clip(end, form.lo, form.hi) for end in ends]
+            lo, hi = (np.minimum(np.maximum(code, ends[0]), ends[1]) for code in (lo, hi))
+        nodes = (*before, encode, *behind)
+        x, y = nodes[0].inputs[_data(nodes[0])], nodes[-1].outputs[0]
+        if x is None:
+            return None
+        shape = facts.get(x, UNKNOWN).shape or ()
+        sizes = tuple(size if isinstance(size, int) else None for size in shape)
+        site = Site(x, y, nodes, encode, "qdq", Unnamed(), sizes)
+        return cls(site, encode, kind, before, behind, lo, hi, steps, point)
+
+    @property
+    def ends(self) -> tuple[Float32 | None, Float32 | None]:
+        """The limits of the codes that the type does not have already."""
+        form = FORMATS[self.kind]
+        lo = None if (self.lo <= form.lo).all() else self.lo
+        return lo, None if (self.hi >= form.hi).all() else self.hi
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the codes have limits that their type does not have."""
+        return any(end is not None for end in self.ends)
+
+    def is_written(self, form: ActivationForm) -> bool:
+        """Return whether it has the form already."""
+        used, unused = self.before, self.behind
+        if form is ActivationForm.CODES:
+            used, unused = unused, used
+        return not unused and len(used) == self.is_limited
+
+    def obstacle(self, form: ActivationForm) -> ExplainedReason | None:
+        """Return why the form cannot be written, or None."""
+        if self.is_limited and self.kind not in CLIPPABLE:
+            return NO_OPERATOR(f"runtimes have no Clip of codes of type {self.kind}")
+        if any(end is not None and np.unique(end).size > 1 for end in self._limits(form)):
+            return UNSUITED_RANGE(
+                f"its limits are other {form} in each channel, and Clip has one for all; give it "
+                "one scale first, with move-channel-scales"
+            )
+        return None
+
+    def _limits(self, form: ActivationForm) -> list[Float32 | None]:
+        if form is ActivationForm.CODES:
+            return list(self.ends)
+        ends = self.ends
+        return [None if end is None else (end - self.zero_point) * self.scale for end in ends]
+
+    def draft(self, editor: Editor, form: ActivationForm) -> Draft:
+        """Return the QuantizeLinear with limits in the given form."""
+        draft = editor.draft(self.site)
+        x: ir.Value = draft.x
+        limits = [None if end is None else end.reshape(-1)[0] for end in self._limits(form)]
+        if form is ActivationForm.FLOATS and self.is_limited:
+            bounds = [None if end is None else draft.constant(end, "bound") for end in limits]
+            draft.needs(_SINCE_OPERANDS)
+            x = draft.node("Clip", [x, *bounds], dtype=ir.DataType.FLOAT)
+        encode, whole = self.encode, FORMATS[self.kind]
+        codes = draft.node(
+            encode.op_type,
+            [x, *encode.inputs[1:]],
+            dict(encode.attributes),
+            domain=encode.domain,
+            dtype=ir.DataType[self.kind],
+        )
+        if form is ActivationForm.CODES and self.is_limited:
+            ends = zip(limits, (whole.lo, whole.hi), strict=True)
+            lo, hi = (float(end if limit is None else limit) for limit, end in ends)
+            codes = clip_codes(draft, codes, lo, hi, self.kind)
+        return draft.giving(codes)
+
+
+def _before(encode: ir.Node) -> tuple[tuple[ir.Node, ...], ExplainedReason | None]:
+    """Return what limits the data, first to last, and why the first that does is left out."""
+    nodes: list[ir.Node] = []
+    value = encode.inputs[0]
+    while value is not None and (node := value.producer()) is not None and _bounds(node):
+        if len(value.uses()) > 1 or value.is_graph_output():
+            users = {user.op_type for user in value.consumers()} - {"QuantizeLinear"}
+            return tuple(nodes), USED_ELSEWHERE(
+                f"what {title(node)} gives is also used by "
+                f"{', '.join(sorted(users)) or 'another quantizer or an output'}, so it stays"
+            )
+        nodes.insert(0, node)
+        value = node.inputs[_data(node)]
+    return tuple(nodes), None
+
+
+def _behind(encode: ir.Node) -> Iterator[ir.Node]:
+    """Yield the Clips of codes behind a QuantizeLinear."""
+    value = encode.outputs[0]
+    while len(users := value.uses()) == 1 and not value.is_graph_output():
+        node = users[0].node
+        if node.op_type not in ("Clip", "Relu") or not _bounds(node) or node.inputs[0] is not value:
+            return
+        yield node
+        value = node.outputs[0]
+
+
+def _data(node: ir.Node) -> int:
+    """Return the index of the operand that is no constant."""
+    return int(node.op_type in ("Max", "Min") and constant_expression(node.inputs[0]) is not None)
+
+
+def _bounds(node: ir.Node) -> list[Float32]:
+    """Return the constant limits of what a node gives; none if it does more than limit data."""
+    if node.domain:
+        return []
+    if node.op_type == "Relu":
+        return [np.zeros((), np.float32), _NONE]
+    if node.op_type == "Clip":
+        named = [node.attributes.get_float(name, None) for name in ("min", "max")]
+        given = [
+            value if named[place] is None else np.asarray(named[place])
+            for place, value in enumerate([*node.inputs[1:3], None, None][:2])
+        ]
+        return _singles(given, (-_NONE, _NONE))
+    if node.op_type in ("Max", "Min") and len(node.inputs) == 2:
+        value = node.inputs[1 - _data(node)]
+        ends = _singles([value], (_NONE,)) if value is not None else []
+        if not ends or constant_expression(node.inputs[_data(node)]) is not None:
+            return []
+        return [*ends, _NONE] if node.op_type == "Max" else [-_NONE, *ends]
+    return []
+
+
+def _singles(given: list[ir.Value | Float32 | None], missing: tuple[Float32, ...]) -> list[Float32]:
+    """Return limits as single numbers; none if one is no constant, NaN or an array."""
+    found = []
+    for value, default in zip(given, missing, strict=True):
+        array = constant_expression(value) if isinstance(value, ir.Value) else value
+        if value is not None and (array is None or array.size != 1 or np.isnan(array).any()):
+            return []
+        found.append(default if array is None else np.asarray(array, np.float32).reshape(()))
+    return found
