@@ -229,8 +229,8 @@ def _before(encode: ir.Node) -> tuple[tuple[ir.Node, ...], ExplainedReason | Non
 def _behind(encode: ir.Node) -> Iterator[ir.Node]:
     """Yield the Clips of codes behind a QuantizeLinear."""
     value = encode.outputs[0]
-    while len(users := value.uses()) == 1 and not value.is_graph_output():
-        node = users[0].node
+    while len(users := value.consumers()) == 1 and not value.is_graph_output():
+        (node,) = users
         if node.op_type not in ("Clip", "Relu") or not _bounds(node) or node.inputs[0] is not value:
             return
         yield node
@@ -249,11 +249,10 @@ def _bounds(node: ir.Node) -> list[Float32]:
     if node.op_type == "Relu":
         return [np.zeros((), np.float32), _NONE]
     if node.op_type == "Clip":
-        named = [node.attributes.get_float(name, None) for name in ("min", "max")]
-        given = [
-            value if named[place] is None else np.asarray(named[place])
-            for place, value in enumerate([*node.inputs[1:3], None, None][:2])
-        ]
+        given: list[ir.Value | Float32 | None] = [*node.inputs[1:3], None, None][:2]
+        for place, name in enumerate(("min", "max")):
+            if name in node.attributes:
+                given[place] = np.asarray(node.attributes[name].as_float(), np.float32)
         return _singles(given, (-_NONE, _NONE))
     if node.op_type in ("Max", "Min") and len(node.inputs) == 2:
         value = node.inputs[1 - _data(node)]
