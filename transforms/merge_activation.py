@@ -127,9 +127,8 @@ class _Limited:
             return NO_OPERATOR(f"its codes are {kind} or its scale is no constant; only codes of "
                                "integers with a known scale have an order")  # fmt: skip
         steps = scale.astype(np.float32)
-        if not (np.isfinite(steps) & (steps > 0)).all() or encode.attributes.get_int(
-            "block_size", 0
-        ):
+        blocks = encode.attributes.get_int("block_size", 0)
+        if blocks or not (np.isfinite(steps) & (steps > 0)).all():
             return UNSUITED_RANGE("its scale is not above 0, or belongs to blocks; codes are not "
                                   "ordered as the data are")  # fmt: skip
         point = np.zeros_like(steps) if zero is None else zero.astype(np.float32)
@@ -249,7 +248,7 @@ def _bounds(node: ir.Node) -> list[Float32]:
     if node.op_type == "Relu":
         return [np.zeros((), np.float32), _NONE]
     if node.op_type == "Clip":
-        given: list[ir.Value | Float32 | None] = [*node.inputs[1:3], None, None][:2]
+        given: list[ir.Value | Float32 | None] = list([*node.inputs[1:3], None, None][:2])
         for place, name in enumerate(("min", "max")):
             if name in node.attributes:
                 given[place] = np.asarray(node.attributes[name].as_float(), np.float32)
