@@ -10,9 +10,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from qgraph.errors import Choice, OptionError, member, shown
+from qgraph.errors import Choice, OptionError, meant, member, shown
 from qgraph.text import read_fields, read_json
 
 STEPS_OF_OUTPUT = 256
@@ -112,11 +112,16 @@ class Limit:
         name = "" if self.output is None else f"{self.output}:"
         return f"{name}{self.number:g}{self.unit}"
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it limits the steps between codes; else it limits numbers before rounding."""
+        return self.unit == "step" and self.number.is_integer()
+
     def holds(self, bound: Bound) -> bool:
         """Return whether a bound is within the limit."""
         match self.unit:
             case "step":
-                if self.number.is_integer() and bound.absolute is None:
+                if self.is_whole and bound.absolute is None:
                     return bound.max_steps <= self.number
                 return bound.deviation_steps <= self.number
             case "%":
@@ -133,6 +138,26 @@ def limit_of(limits: Iterable[Limit], output: str | None) -> Limit | None:
         if limit.output in (None, output) and (found is None or limit.output or not found.output):
             found = limit
     return found
+
+
+def is_within(limits: Iterable[Limit], bound: Bound, value: str) -> bool:
+    """Return whether a bound is within the limits; it is not if there is none for it.
+
+    Args:
+        limits: all limits.
+        bound: of codes, or of an output that is not quantized.
+        value: name of what is bounded.
+    """
+    limit = limit_of(limits, None if bound.absolute is None else value)
+    return limit is not None and limit.holds(bound)
+
+
+class NamedValue(Protocol):
+    """An input or output of a model."""
+
+    @property
+    def name(self) -> str | None:
+        """Its name."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +198,33 @@ class Bounding:
                     f"range of {shown(name)}: {low:g} to {high:g}, expected two finite numbers, "
                     "the smaller first."
                 )
+
+    @classmethod
+    def of(
+        cls, within: Within, inputs: Iterable[NamedValue], outputs: Iterable[NamedValue]
+    ) -> Bounding:
+        """Return what is to be bounded of a model.
+
+        Args:
+            within: limits, or everything.
+            inputs: of the reference.
+            outputs: of the reference.
+
+        Raises:
+            OptionError: a range or a limit names no input or output.
+        """
+        made = within if isinstance(within, Bounding) else cls(within)
+        named = [limit.output for limit in made.limits if limit.output is not None]
+        kinds = (("range", "input", made.ranges, inputs), ("within", "output", named, outputs))
+        for option, kind, given, values in kinds:
+            known = [str(value.name) for value in values]
+            for name in given:
+                if name not in known:
+                    raise OptionError(
+                        f"{option}: the models have no {kind} {shown(name)}, expected one of "
+                        f"{', '.join(known) or 'none'}.{meant(name, known)}"
+                    )
+        return made
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of a certificate."""
@@ -216,3 +268,7 @@ class Bounding:
         """The number of terms in a chunk; None for any order."""
         match = re.fullmatch(r"chunk:(\d+)", self.order)
         return int(match[1]) if match and int(match[1]) else None
+
+
+Within = str | Limit | Sequence[str | Limit] | Bounding
+"""Limits, or all that is to be bounded."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from qgraph.bound import Bound, Bounding, limit_of
+from qgraph.bound import Bound, Bounding, is_within
 from qgraph.conditions import reworded
 from qgraph.deprecated import renamed
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
@@ -238,15 +238,13 @@ class Certificate:
     @property
     def beyond(self) -> list[RegionVerdict]:
         """The bounded regions that are not within the limits, or for which there is no limit."""
-        found = []
-        for region in self.regions:
-            if region.verdict is ProofVerdict.BOUNDED and region.bound is not None:
-                is_output = region.bound.absolute is not None
-                name = region.reference_value if is_output else None
-                limit = limit_of(self.bounding.limits, name)
-                if limit is None or not limit.holds(region.bound):
-                    found.append(region)
-        return found
+        return [
+            region
+            for region in self.regions
+            if region.verdict is ProofVerdict.BOUNDED
+            and region.bound is not None
+            and not is_within(self.bounding.limits, region.bound, region.reference_value)
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return the certificate as ``qgraph prove`` writes it."""

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import click
 
+from qgraph.bound import Bounding
 from qgraph.cli import options
+from qgraph.cli.bounding import bounding_options
 from qgraph.cli.files import Views, planned, some_batches, view_options
 from qgraph.cli.output import ProgressBar, Talk, show_page
 
@@ -56,12 +58,13 @@ Limits = Sequence[tuple[str | None, float]]
     is_flag=True,
     help="Compare the tensors that both models have, even if no output differs.",
 )
+@bounding_options(question=False)
 @click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
 @click.option(
     "--witness",
     type=options.file_path,
     metavar="FILE",
-    help="Write the first batch of inputs on which outputs differ (.npz).",
+    help="Write the first batch of inputs on which outputs differ or a bound is violated (.npz).",
 )
 @view_options("html", "sarif", "markdown", "junit")
 @options.talk_options
@@ -83,6 +86,7 @@ def command(
     backend: str,
     runtimes: bool,
     tensors: bool,
+    request: Bounding,
     report: Path | None,
     witness: Path | None,
     views: Views,
@@ -93,7 +97,11 @@ def command(
     NAME:NUMBER for one output. If an output differs, the tensors that both models have are
     compared, and the first one that differs is named.
 
-    Exit status: 0 equal, 1 different.
+    With --within, bounds of all segments are computed as by 'qgraph prove', and compared with what
+    the segments compute on the inputs. A limit then holds for codes and values of each segment,
+    given equal codes before it; outputs may differ if there is no other tolerance.
+
+    Exit status: 0 equal, or within bounds and limits; 1 different, or a bound is violated.
     """
     from qgraph.cli import arrays
     from qgraph.comparison.check import check
@@ -133,6 +141,7 @@ def command(
                 ),
                 runtimes=runtimes,
                 tensors=tensors,
+                within=request if request.limits else None,
             )
             document = found.to_json()
             if views.are_wanted:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qgraph.bound import Against, Bounding
+from qgraph.bound import Bounding
 from qgraph.cli import options
+from qgraph.cli.bounding import bounding_options
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.output import ProgressBar, Talk, show, show_page, show_paragraph
 from qgraph.exactness import Exactness
@@ -51,42 +52,7 @@ def save_witness(talk: Talk, found: Certificate, path: Path, outputs: Outputs) -
     show_default=True,
     help="What counts as equal; bits: also NaN and the sign of zero.",
 )
-@click.option(
-    "--within",
-    multiple=True,
-    metavar="LIMIT",
-    help="How far results may differ where they are not equal: 1step, 0.05step, 0.1%, or for an "
-    "output NAME:0.01, NAME:2ulp. Repeatable.",
-)
-@click.option(
-    "--against",
-    type=options.Word(list(map(str, Against))),
-    default=str(Against.EXECUTION),
-    show_default=True,
-    help="What bounds compare the executed CANDIDATE with: the executed REFERENCE, or what that "
-    "means in real numbers.",
-)
-@click.option(
-    "--order",
-    metavar="any|chunk:N",
-    default="any",
-    show_default=True,
-    help="Order of additions for which bounds hold; chunk:N: at most N terms in sequence.",
-)
-@click.option(
-    "--accumulate",
-    type=options.Word(["own", "float32"]),
-    default="own",
-    show_default=True,
-    help="Type in which sums of 16-bit types are added.",
-)
-@click.option(
-    "--range",
-    "ranges",
-    multiple=True,
-    metavar="NAME=LO:HI",
-    help="Range of an input that is not quantized, for bounds. Repeatable.",
-)
+@bounding_options(question=True)
 @click.option(
     "--certificate", type=options.file_path, metavar="FILE", help="Write the certificate (JSON)."
 )
@@ -112,11 +78,7 @@ def command(
     reference: Path,
     candidate: Path,
     exact: str,
-    within: tuple[str, ...],
-    against: str,
-    order: str,
-    accumulate: str,
-    ranges: tuple[str, ...],
+    request: Bounding,
     certificate: Path | None,
     witness: Path | None,
     verify: Path | None,
@@ -150,7 +112,6 @@ def command(
         return _verify(talk, verify, (reference, candidate), as_json=as_json)
     if as_json:
         raise click.UsageError("--json prints what --verify finds; use --certificate FILE here.")
-    request = Bounding(within, against, order, accumulate, dict(map(_range, ranges)))
     targets = (certificate, witness, *views.paths)
     with planned(targets, models=(reference, candidate)) as outputs:
         with ProgressBar(talk) as bar:
@@ -160,7 +121,7 @@ def command(
                 candidate,
                 exact=exact,
                 keep_inputs=keep_inputs,
-                evidence=certificate is not None,
+                evidence=certificate is not None or talk.verbosity > 0,
                 runs=_RUNS if witness is not None else 0,
                 hashes=certificate is not None or views.are_wanted,
                 within=request,
@@ -175,21 +136,6 @@ def command(
         if witness is not None:
             save_witness(talk, found, witness, outputs)
     return 1 if found.beyond else STATUS[found.verdict]
-
-
-def _range(text: str) -> tuple[str, tuple[float, float]]:
-    """Return the name and the range of an input, ``NAME=LO:HI``."""
-    name, _, ends = text.rpartition("=")
-    parts = ends.split(":")
-    try:
-        low, high = map(float, parts)
-    except ValueError:
-        raise click.UsageError(
-            f"--range {text}: expected NAME=LO:HI, two numbers such as x=-1:1."
-        ) from None
-    if not name:
-        raise click.UsageError(f"--range {text}: expected the name of an input first, NAME=LO:HI.")
-    return name, (low, high)
 
 
 def _verify(talk: Talk, path: Path, models: tuple[Path, Path], *, as_json: bool) -> int:

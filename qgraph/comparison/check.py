@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.bound import Bounding, Within
+from qgraph.comparison.bound_report import BoundsReport
+from qgraph.comparison.bound_runs import BoundRuns
 from qgraph.comparison.divergence import ModelRun, compare_tensors, correspondence, first_divergence
 from qgraph.comparison.metrics import Comparing
 from qgraph.comparison.probes import Probes, make_probes
@@ -37,6 +40,7 @@ from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
+from qgraph.proof.bounds.regions import bound_conditions
 
 Feeds = Mapping[str, npt.ArrayLike]
 
@@ -79,6 +83,7 @@ def check(
     backend: str = Backend.AUTO,
     runtimes: bool = False,
     tensors: bool = False,
+    within: Within | None = None,
 ) -> CheckReport:
     """Run both models in one backend on the same inputs and compare every output.
 
@@ -98,6 +103,8 @@ def check(
             tell what each of them changes.
         tensors: compare the tensors of both models on the first batch even if no output differs:
             later quantizers may hide a difference.
+        within: compute bounds of all segments, see :func:`qgraph.prove`, and compare them with what
+            the segments compute on the inputs. Outputs may differ then if there is no tolerance.
 
     Raises:
         ModelError: a model is not usable, or their numbers of inputs or outputs differ.
@@ -123,17 +130,23 @@ def check(
     aimed = Probes()
     if inputs.probes:
         aimed = make_probes(first, ours, inputs.probes, seed=seed, shapes=shapes, starts=starts)
+    request = None if within is None else Bounding.of(within, first.inputs, first.outputs)
+    bounds = None if request is None else BoundRuns((first.ir, second.ir), request, backend)
     comparison = _OutputPairs(first, names, allowed, 0 if labels is None else len(arrays))
+    violating: dict[str, Any] | None = None
     for number, fed in enumerate(itertools.chain(arrays, drawn, aimed.batches)):
         renamed = {feeds.get(name, name): x for name, x in fed.items()}
         comparison.add(number, fed, ours.run(fed), theirs.run(renamed))
+        if bounds is not None and not bounds.add(fed) and violating is None:
+            violating = fed
     _refuse_nothing(comparison)
     judged = None
     if labels is not None:
         judged = comparison.measure(np.asarray(labels), judging, scoring.max_drop)
-    lenient = scoring.max_drop is not None and all(limit.is_exact for limit in allowed.values())
+    lenient = bounds is not None or scoring.max_drop is not None
+    lenient &= all(limit.is_exact for limit in allowed.values())
     failed = comparison.failed(lenient=lenient)
-    shown = comparison.wrong
+    shown = None if bounds is not None and not tensors else comparison.wrong
     if shown is None and tensors:
         shown = comparison.first
     compared: list[TensorComparison] = []
@@ -154,7 +167,11 @@ def check(
     divergence = first_divergence(
         first.ir.graph, compared, {output.name for output in outputs if not output.equal}
     )
+    bounded = None
+    if bounds is not None and request is not None:
+        bounded = BoundsReport(request, bound_conditions(request), bounds.results())
     bad = bool(failed) or (judged is not None and judged.failed is not None)
+    bad |= bounded is not None and bounded.is_bad
     return CheckReport(
         CheckVerdict.DIFFERENT if bad else CheckVerdict.EQUAL,
         outputs,
@@ -166,7 +183,8 @@ def check(
         judged,
         aimed.reports,
         judgement,
-        comparison.wrong,
+        comparison.wrong if violating is None else violating,
+        bounded,
         files=identities,
     )
 

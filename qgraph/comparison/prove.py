@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.bound import Bounding, Limit
+from qgraph.bound import Bounding, Within
 from qgraph.certificate import Certificate, Identity, ListedFact, RegionVerdict
 from qgraph.errors import (
     EquivalenceError,
@@ -62,7 +62,7 @@ def prove(
     evidence: bool = False,
     runs: int = 0,
     hashes: bool = True,
-    within: str | Limit | Sequence[str | Limit] | Bounding = (),
+    within: Within = (),
 ) -> Certificate:
     """Prove that two models compute equal outputs for every input; see :func:`certify`.
 
@@ -83,11 +83,12 @@ def prove(
 
     Raises:
         ModelError: a model is not usable, or their inputs or outputs differ.
-        OptionError: ``exact`` is neither values nor bits.
+        OptionError: ``exact`` is neither values nor bits, or ``within`` names no input or output.
         UnsupportedError: a function cannot be inlined, or this thread does not follow IEEE$
             says.
     """
     models = load(reference), load(candidate)
+    request = Bounding.of(within, models[0].inputs, models[0].outputs)
     # Hash the files before reading the models, so that both are the same.
     first, second = ((m.identity() if hashes else Identity(None, None)) for m in models)
     proof = certify(
@@ -98,7 +99,6 @@ def prove(
         evidence=evidence,
         demonstrate=demonstrate,
     )
-    request = within if isinstance(within, Bounding) else Bounding(within)
     found = with_bounds(
         proof,
         (models[0].ir, models[1].ir),

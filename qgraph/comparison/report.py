@@ -8,8 +8,10 @@ from enum import StrEnum
 from typing import Any
 
 from qgraph.certificate import Identity
+from qgraph.comparison.bound_report import BoundsReport
 from qgraph.comparison.metrics import OutputComparison, finite
 from qgraph.errors import EquivalenceError
+from qgraph.reporting.bounds_view import bounds_sentence
 from qgraph.reporting.check_view import origin
 from qgraph.reporting.findings import junit_report
 from qgraph.reporting.pages import markdown_report
@@ -295,7 +297,9 @@ class CheckReport:
         metric: what a metric says, where there are labels.
         probes: how near to its thresholds each quantizer of the reference came.
         runtimes: whether a difference is one of the models or of the runtimes.
-        example: the inputs of the first batch with a difference, by the names of the reference.
+        example: the inputs of the first batch with a difference, or with a violated bound, by the
+            names of the reference.
+        bounds: what the data shows of bounds, where they were computed.
         files: file and hash of the reference and the candidate; no path for a model in memory.
     """
 
@@ -310,6 +314,7 @@ class CheckReport:
     probes: Sequence[ProbeReport] = ()
     runtimes: RuntimeReport | None = None
     example: Mapping[str, Any] | None = field(default=None, repr=False)
+    bounds: BoundsReport | None = None
     files: tuple[Identity | None, Identity | None] = (None, None)
 
     def to_json(self) -> dict[str, Any]:
@@ -331,6 +336,7 @@ class CheckReport:
             "metric": None if self.metric is None else self.metric.to_json(),
             "probes": [probe.to_json() for probe in self.probes],
             "runtimes": None if self.runtimes is None else self.runtimes.to_json(),
+            "bounds": None if self.bounds is None else self.bounds.to_json(),
             "notes": list(self.notes),
         }
 
@@ -349,8 +355,10 @@ class CheckReport:
                 f"in {len(failed)} of {len(self.outputs)} outputs, most in "
                 f"{worst.name!r}: {self.failed[worst.name]}"
             )
+        elif self.metric is not None and self.metric.failed:
+            what = f"by a metric: {self.metric.failed}"
         else:
-            what = f"by a metric: {self.metric.failed if self.metric else ''}"
+            what = f"beyond their bounds. {bounds_sentence(self.to_json()['bounds'])}"
         raise EquivalenceError(
             f"The models differ {what}. {origin(self.to_json())} Expected equal values "
             "within the tolerance; change the model there, or allow for it with atol, rtol, "

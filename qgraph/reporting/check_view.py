@@ -6,6 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from qgraph.reporting.bounds_view import (
+    bounds_sentence,
+    bounds_verdict,
+    measured_findings,
+    measured_sections,
+)
 from qgraph.reporting.charts import Charts, codes_section
 from qgraph.reporting.runtimes_view import runtimes_section
 from qgraph.reporting.view import (
@@ -41,6 +47,9 @@ def check_page(document: Mapping[str, Any]) -> Page:
     tone = Tone.GOOD if is_equal else Tone.BAD
     if is_equal and differing:
         verdict, tone = "within tolerance", Tone.OPEN
+    bounds = document.get("bounds")
+    if bounds and not any(output.get("failed") for output in outputs):
+        verdict, tone = bounds_verdict(bounds)
     # A difference that is not finite is null in the document.
     largest = [output["max_abs"] for output in outputs]
     known = None if None in largest else max(largest, default=0.0)
@@ -61,7 +70,7 @@ def check_page(document: Mapping[str, Any]) -> Page:
         str(document["qgraph"]),
         verdict,
         tone,
-        _sentence(outputs, is_equal=is_equal, differing=differing),
+        _sentence(document, is_equal=is_equal, differing=differing),
         files,
         facts,
         list(_sections(document, outputs)),
@@ -84,7 +93,10 @@ def origin(document: Mapping[str, Any]) -> str:
     )
 
 
-def _sentence(outputs: Sequence[Output], *, is_equal: bool, differing: int) -> str:
+def _sentence(document: Mapping[str, Any], *, is_equal: bool, differing: int) -> str:
+    outputs: Sequence[Output] = document["outputs"]
+    if document.get("bounds") and not any(output.get("failed") for output in outputs):
+        return bounds_sentence(document["bounds"])
     over = counted(len(outputs), "output")
     if is_equal and not differing:
         return f"Every value of {over} is the same in both models on the tested inputs."
@@ -105,7 +117,9 @@ def _sentence(outputs: Sequence[Output], *, is_equal: bool, differing: int) -> s
 
 def _sections(document: Mapping[str, Any], outputs: Sequence[Output]) -> Iterator[Section]:
     charts = Charts()
-    yield Section("Outputs", tables=[_table(outputs)])
+    yield Section("Outputs", tables=[_table(outputs, is_bounded=bool(document.get("bounds")))])
+    if document.get("bounds"):
+        yield from measured_sections(document["bounds"], charts)
     if document.get("first_divergence") is not None:
         yield Section("The first difference", [origin(document)])
     yield from runtimes_section(document.get("runtimes"))
@@ -121,7 +135,7 @@ def _sections(document: Mapping[str, Any], outputs: Sequence[Output]) -> Iterato
         yield Section("Remarks", points=document["notes"])
 
 
-def _table(outputs: Sequence[Output]) -> Table:
+def _table(outputs: Sequence[Output], *, is_bounded: bool) -> Table:
     columns: Columns = [
         Column("output", code=True),
         *numbers("values", "differ", "max abs"),
@@ -136,7 +150,7 @@ def _table(outputs: Sequence[Output]) -> Table:
         if output.get("failed"):
             verdict = Cell(str(output["failed"]), Tone.BAD)
         elif output["mismatches"]:
-            verdict = Cell("within the tolerance", Tone.OPEN)
+            verdict = Cell("differs" if is_bounded else "within the tolerance", Tone.OPEN)
         rows.append(
             [
                 str(output["name"]),
@@ -265,6 +279,8 @@ def _findings(document: Mapping[str, Any], outputs: Sequence[Output]) -> Iterato
     if first := document.get("first_divergence"):
         properties = {"candidate": first["candidate"], "op": first["op"]}
         yield Issue("first-divergence", more, str(first["node"]), "node", "reference", properties)
+    if document.get("bounds"):
+        yield from measured_findings(document["bounds"])
     if metric := document.get("metric"):
         name, failed = str(metric["name"]), metric["failed"]
         rule, text = ("metric-worse", f"{name}: {failed}") if failed else (None, "")

@@ -63,6 +63,32 @@ RULES = (
         Severity.WARNING,
     ),
     FindingKind(
+        "bound-exceeded",
+        "BoundExceeded",
+        "A part of the two models may differ by more than the limit.",
+        "Results of the nodes are bounded, or were measured on data, beyond the limit of --within.",
+        "Change the model at this node, or set a larger limit with --within.",
+        Severity.ERROR,
+    ),
+    FindingKind(
+        "bound-unlimited",
+        "BoundUnlimited",
+        "A part of the two models may differ, and no limit was given.",
+        "Results of the nodes are bounded, but not equal; the message has the bound.",
+        "Accept the bound with a limit, such as --within 1step.",
+        Severity.ERROR,
+    ),
+    FindingKind(
+        "bound-violated",
+        "BoundViolated",
+        "Data contradicts a bound.",
+        "The executed candidate lies farther from what the reference means than was computed to be "
+        "possible, from equal codes.",
+        "Report it with both models, the command and the inputs that 'qgraph check --witness' "
+        "writes: qgraph or the runtime does not compute as the conditions of the bound say.",
+        Severity.ERROR,
+    ),
+    FindingKind(
         "output-differs",
         "OutputDiffers",
         "An output differs by more than the tolerance allows.",

@@ -7,6 +7,13 @@ from typing import Any
 
 from qgraph.conditions import BIAS_LAST
 from qgraph.exactness import difference, is_constant, is_counted, region_name
+from qgraph.reporting.bounds_view import (
+    beyond,
+    bound_text,
+    bounded_sections,
+    bounded_sentence,
+    bounded_verdict,
+)
 from qgraph.reporting.charts import Charts, codes_section, steps_section
 from qgraph.reporting.view import (
     MANY,
@@ -77,11 +84,12 @@ def prove_page(document: Mapping[str, Any]) -> Page:
     if document["exactness"] is not None:
         facts.append(KeyFigure("equality", str(document["exactness"])))
     files = [File(role, document[role]["path"], document[role]["sha256"]) for role in _SIDES]
+    shown, tone = bounded_verdict(document) if verdict == "bounded" else (verdict, TONES[verdict])
     return Page(
         "prove",
         str(document["qgraph"]),
-        verdict,
-        TONES[verdict],
+        shown,
+        tone,
         _sentence(document, number),
         files,
         facts,
@@ -101,27 +109,8 @@ def _sentence(document: Mapping[str, Any], number: Mapping[str, int]) -> str:
         case "different":
             return f"The models differ in {number['different']} of {regions}."
         case "bounded":
-            return _bounded_sentence(document, number)
+            return bounded_sentence(document)
     return f"{number['undecided']} of {regions} could not be decided."
-
-
-def _bounded_sentence(document: Mapping[str, Any], number: Mapping[str, int]) -> str:
-    bounds = [r["bound"] for r in document["regions"] if r["verdict"] == "bounded"]
-    codes = [bound for bound in bounds if bound["absolute"] is None]
-    equal, segments = number["proved"], counted(len(document["regions"]), "segment")
-    parts = [f"{equal or 'none'} of {segments} {'is' if equal == 1 else 'are'} equal"]
-    if codes:
-        steps = max(bound["max_steps"] for bound in codes)
-        ties = max(bound["tie_distance_steps"] for bound in codes)
-        parts.append(
-            f"in {len(codes)}, given equal codes before them, codes differ by at most "
-            f"{counted(steps, 'step')}, and only within {amount(ties, 2)} steps of a tie"
-        )
-    real = [bound["absolute"] for bound in bounds if bound["absolute"] is not None]
-    if real:
-        parts.append(f"outputs that are not quantized differ by at most {amount(max(real), 2)}")
-    text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}."
 
 
 def _sections(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterator[Section]:
@@ -129,11 +118,8 @@ def _sections(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterato
     others = [region for region in regions if region["verdict"] != "proved"]
     proved = [region for region in regions if region["verdict"] == "proved"]
     known = [r for r in others if is_counted(r) and not is_constant(r) and r["differing_inputs"]]
-    bounded = [region for region in others if region["verdict"] == "bounded"]
     others = [region for region in others if region["verdict"] != "bounded"]
-    if bounded:
-        bounded.sort(key=lambda region: -region["bound"]["deviation_steps"])
-        yield Section("Bounded", tables=[_bound_table(bounded)])
+    yield from bounded_sections(document, charts)
     if others:
         bars = []
         if len(known) > 1:
@@ -161,31 +147,6 @@ def _sections(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterato
         yield Section("Conditions of the verdict", points=points)
 
 
-def _bound_table(regions: Sequence[Region]) -> Table:
-    """Return the table of bounds, in steps, the largest first."""
-    names = ("apart at most", "codes apart", "from a tie", "reference", "candidate", "meant")
-    fields = (
-        "deviation_steps",
-        "max_steps",
-        "tie_distance_steps",
-        "reference_error",
-        "candidate_error",
-        "ideal_shift",
-    )
-    columns: Columns = [*_NAMES, *numbers(*names), Column("real units", number=True, spare=True)]
-    rows: list[Row] = [
-        [
-            *_cells(region),
-            *(amount(region["bound"][name], 3) for name in fields),
-            amount(region["bound"]["absolute"], 3),
-        ]
-        for region in regions
-    ]
-    return Table(
-        "bounds in steps: distances before rounding, and errors of each model", columns, rows
-    )
-
-
 def _open_table(regions: Sequence[Region]) -> Table:
     steps = Column("largest, in steps", number=True, spare=True)
     columns: Columns = [*_NAMES, "verdict", *numbers("inputs that differ"), steps]
@@ -205,6 +166,7 @@ def _open_table(regions: Sequence[Region]) -> Table:
 
 
 def _findings(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterator[Issue]:
+    over = [id(region) for region in beyond(document)]
     for region in regions:
         name, place = (region_name(region, side) for side in _SIDES)
         nodes = {f"{side}_nodes": region[f"{side}_nodes"] for side in _SIDES}
@@ -212,6 +174,9 @@ def _findings(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterato
         rule, text, more = None, "", _remark(region)
         if region["verdict"] == "different":
             rule, text = "region-differs", difference(region)
+        elif id(region) in over:
+            rule = "bound-exceeded" if document["limits"] else "bound-unlimited"
+            text, properties["bound"] = bound_text(region), region["bound"]
         elif region["verdict"] == "undecided":
             rule, more = "region-undecided", ""
             text = f"Whether this is equal to {name!r} is not decided: {_remark(region)}"

@@ -250,6 +250,7 @@ def test_json_has_the_published_fields() -> None:
         "metric": None,
         "probes": [],
         "runtimes": None,
+        "bounds": None,
         "notes": [],
     }
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import array_of
 from qgraph.graph.schema import MICROSOFT
-from qgraph.numerics import Array
+from qgraph.numerics import Array, Float64
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import operator_of
 from qgraph.proof.bounds.combination import Atoms, Combination
@@ -131,6 +131,26 @@ class Evaluation:
         self.values[value] = constant(array)
         return self.values[value]
 
+    @property
+    def imports(self) -> Mapping[str, int]:
+        """Versions of the operator sets, by domain."""
+        return self._known.imports
+
+    def executed(self, value: ir.Value | None) -> Array | None:
+        """Return a constant as it is executed; None for data."""
+        return None if value is None else self._known.array(value)
+
+    def meant(self, value: ir.Value) -> Float64:
+        """Return a constant in real arithmetic.
+
+        Raises:
+            Undecidable: it is data, or not known.
+        """
+        found = self.of(value)
+        if isinstance(found, Pending) or found.value is None:
+            raise Undecidable(NOT_COMPUTED(f"{value.name!r} is not constant"))
+        return np.broadcast_to(found.meant.offset, found.value.shape)
+
     def _tracer(self, node: ir.Node) -> QuantityTracer:
         return QuantityTracer(self._atoms, self._settle, node, self._arithmetic(node))
 
@@ -168,7 +188,7 @@ class Evaluation:
 
     def _moved(self, node: ir.Node, x: Operand, tracer: QuantityTracer) -> Sequence[Operand]:
         q = tracer.quantity(x)
-        result = move(node, q, self._atoms, self._known_array)
+        result = move(node, q, self._atoms, self.executed)
         if len(node.outputs) == 1:
             return [result]
         if node.op_type != "Split":
@@ -188,9 +208,6 @@ class Evaluation:
             meant = replace(result.meant, terms=terms)
             parts.append(replace(result, meant=meant, low=ends[0], high=ends[1]))
         return parts
-
-    def _known_array(self, value: ir.Value | None) -> Array | None:
-        return None if value is None else self._known.array(value)
 
     def _traced(self, node: ir.Node, tracer: QuantityTracer) -> Operand:
         """Return the result of a node that is a primitive or has a definition."""
@@ -212,7 +229,7 @@ class Evaluation:
             # Definitions are written over any primitives; expressions are one kind of them.
             primitives: Any = tracer
             operands: Any = known
-            result: Any = lower_node(node, operands, shape, primitives, constants=self._known_array)
+            result: Any = lower_node(node, operands, shape, primitives, constants=self.executed)
         except OperatorError as error:
             raise Undecidable(NOT_COMPUTED(str(error))) from error
         if not isinstance(result, Quantity | Pending):

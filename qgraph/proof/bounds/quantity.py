@@ -12,6 +12,7 @@ that its type represents: sums of codes times a power of two.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -72,7 +73,7 @@ class Quantity:
         meant: the function in real arithmetic.
         low, high: its range.
         absolute, relative: the error of execution, see above.
-        unit: powers of two of which the executed numbers are multiples; None if not known.
+        unit: powers of two of which the executed numbers of data are multiples; None if not known.
         value: the executed numbers of a constant, float64; None for data.
         factors: for a constant of codes, scales and whole numbers whose product is meant.
     """
@@ -97,6 +98,11 @@ class Quantity:
         if self.value is None:
             raise ValueError("data has no numbers")
         return self.value
+
+    @functools.cached_property
+    def granule(self) -> Float64 | None:
+        """Powers of two of which the executed numbers are multiples; None if not known."""
+        return self.unit if self.value is None else granules(self.value)
 
     @property
     def largest(self) -> Float64:
@@ -137,9 +143,7 @@ def of_constant(
     if not np.isfinite(value).all():
         raise Undecidable(OUT_OF_RANGE("a constant is infinite or NaN"))
     apart = np.abs(value - meant)
-    return Quantity(
-        Combination.constant(meant), meant, meant, apart, ZERO, granules(value), value, factors
-    )
+    return Quantity(Combination.constant(meant), meant, meant, apart, ZERO, None, value, factors)
 
 
 def granules(value: Float64) -> Float64:
@@ -181,7 +185,8 @@ def sum_of(a: Quantity, b: Quantity, sign: float = 1.0) -> Quantity:
     """Return the exact sum of two executed operands; a difference for the sign -1."""
     meant = a.meant.plus(b.meant, sign)
     low, high = meant.range
-    unit = None if a.unit is None or b.unit is None else np.minimum(a.unit, b.unit)
+    granule = None if a.granule is None else b.granule
+    unit = None if a.granule is None or granule is None else np.minimum(a.granule, granule)
     if b.is_constant or a.is_constant:
         data, fixed = (a, b) if b.is_constant else (b, a)
         # |data| <= |sum| + |fixed|

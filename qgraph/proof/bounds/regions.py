@@ -17,7 +17,7 @@ import onnx_ir as ir
 from qgraph.bound import STEPS_OF_OUTPUT, Against, Bound, Bounding
 from qgraph.certificate import Certificate, ProofVerdict, RegionVerdict
 from qgraph.conditions import EQUAL_OPERATORS
-from qgraph.errors import OptionError, member, shown
+from qgraph.errors import member
 from qgraph.exactness import Exactness, Method
 from qgraph.graph.constants import freeze_inputs
 from qgraph.graph.inference.walk import with_facts
@@ -61,6 +61,39 @@ class _Sides:
     failed: Sequence[Shown]
 
 
+def paired(
+    models: tuple[ir.Model, ir.Model], request: Bounding, *, keep_inputs: bool = False
+) -> Pairing:
+    """Return the segments of two models, whose bounds are not judged.
+
+    Args:
+        models: the reference and the candidate.
+        request: what is bounded.
+        keep_inputs: whether initializers that are inputs too are left so.
+
+    Raises:
+        OptionError: a range or a limit names no input or output.
+    """
+    copies = [flat(model) for model in models]
+    for copy in copies:
+        if not keep_inputs:
+            freeze_inputs(copy)
+        freeze_static_parameters(copy)
+    domain = common_domain(*copies)
+    copies = [with_facts(copy, each) for copy, each in zip(copies, domain.interfaces, strict=True)]
+    face = interface(copies[0].graph, copies[1].graph)
+    Bounding.of(request, *([a for a, _ in pairs] for pairs in (face.inputs, face.outputs)))
+    return Pairing(
+        copies[0],
+        copies[1],
+        list(face.inputs),
+        list(face.outputs),
+        request.ranges,
+        accumulate=None if request.accumulate == "own" else "FLOAT",
+        chunk=request.chunk,
+    )
+
+
 def bounded_regions(
     models: tuple[ir.Model, ir.Model],
     request: Bounding,
@@ -81,32 +114,9 @@ def bounded_regions(
         evidence: list the bounds of all channels.
 
     Raises:
-        OptionError: a range is given for something that is no input.
+        OptionError: a range or a limit names no input or output.
     """
-    copies = [flat(model) for model in models]
-    for copy in copies:
-        if not keep_inputs:
-            freeze_inputs(copy)
-        freeze_static_parameters(copy)
-    domain = common_domain(*copies)
-    copies = [with_facts(copy, each) for copy, each in zip(copies, domain.interfaces, strict=True)]
-    face = interface(copies[0].graph, copies[1].graph)
-    names = [str(a.name) for a, _ in face.inputs]
-    for name in request.ranges:
-        if name not in names:
-            raise OptionError(
-                f"range of {shown(name)}: the models have no such input, expected one of "
-                f"{', '.join(names)}."
-            )
-    pairing = Pairing(
-        copies[0],
-        copies[1],
-        list(face.inputs),
-        list(face.outputs),
-        request.ranges,
-        accumulate=None if request.accumulate == "own" else "FLOAT",
-        chunk=request.chunk,
-    )
+    pairing = paired(models, request, keep_inputs=keep_inputs)
     failed = [s for s in proof.shown if not s.verdict.reaches(level)]
     sides = _Sides(proof.matching, failed)
     regions = [_region(s, request, sides, level, evidence=evidence) for s in pairing.segments]
@@ -135,7 +145,7 @@ def with_bounds(
         evidence: list the bounds of all channels.
 
     Raises:
-        OptionError: a range is given for something that is no input.
+        OptionError: a range or a limit names no input or output.
     """
     found = replace(proof.certificate, bounding=request)
     is_different = found.verdict is ProofVerdict.DIFFERENT
@@ -171,8 +181,12 @@ def with_bounds(
 
 
 def _conditions(regions: Iterable[RegionVerdict], request: Bounding) -> list[str]:
-    if not any(region.verdict is ProofVerdict.BOUNDED for region in regions):
-        return []
+    is_bounded = any(region.verdict is ProofVerdict.BOUNDED for region in regions)
+    return bound_conditions(request) if is_bounded else []
+
+
+def bound_conditions(request: Bounding) -> list[str]:
+    """Return what all bounds take for granted."""
     order = ORDERS["any"] if request.chunk is None else ORDERS["chunk"].format(request.chunk)
     found = [GIVEN_CODES, order, CURVES_WITHIN, NO_SPECIALS]
     return found + ([ACCUMULATED] if request.accumulate != "own" else [])
@@ -201,7 +215,7 @@ def _region(
         return region
     if not np.isfinite(segment.deviation).all():
         return replace(region, reason=_unbounded(segment))
-    bound = _bound(segment, request, evidence=evidence)
+    bound = bound_of(segment, request, evidence=evidence)
     if not segment.deviation.any() and not segment.extra.any():
         return replace(
             region,
@@ -227,7 +241,8 @@ def _value(value: ir.Value | None) -> str:
     return "" if value is None else str(value.name)
 
 
-def _bound(segment: Segment, request: Bounding, *, evidence: bool) -> Bound:
+def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> Bound:
+    """Return the bound of a segment as a certificate states it."""
     is_ideal = member(Against, request.against, "against") is Against.IDEAL
     deviation = segment.from_ideal if is_ideal else segment.deviation
     unit, levels = np.ones(()), float(np.max(segment.span))

@@ -23,7 +23,7 @@ from qgraph.proof.bounds.tracer import Event, Pending, Settle
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import NOT_MATCHED, ExplainedReason
 
-_SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
+SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
 """What makes the thresholds of a rounding those of the nearest whole number."""
 
 
@@ -70,6 +70,8 @@ class Segment:
         largest: the largest magnitude of the reference at an output.
         kind: how the values are rounded.
         reason: why there is no bound.
+        roundings: what is compared; None at an output, or without a counterpart.
+        delta: what the code of the candidate is more than that of the reference.
     """
 
     reference: ir.Node | None
@@ -84,6 +86,8 @@ class Segment:
     largest: Float64 = field(default_factory=zero)
     kind: str = "Round"
     reason: ExplainedReason | None = None
+    roundings: tuple[RoundedData, RoundedData] | None = None
+    delta: Float64 = field(default_factory=zero)
 
     @property
     def deviation(self) -> Float64:
@@ -121,6 +125,7 @@ class Pairing:
 
     Attributes:
         segments: one for each rounding of the candidate, and for each output.
+        models, inputs, outputs: as given.
     """
 
     def __init__(
@@ -135,6 +140,8 @@ class Pairing:
         chunk: int | None = None,
     ) -> None:
         self.segments: list[Segment] = []
+        self.models = reference, candidate
+        self.inputs, self.outputs = inputs, outputs
         self._atoms = Atoms()
         self._settled: dict[Hashable, Quantity] = {}
         self._roundings: dict[int, list[RoundedData]] = {}
@@ -229,11 +236,14 @@ def _rounding(codes: Pending) -> RoundedData:
     """Return a rounding with all limits of its data moved behind it."""
     event = codes.event
     function, low, high = unlimited(event.before.meant)
-    function = function.plus(Combination.constant(np.asarray(_SHIFTS.get(event.kind, 0.0))))
+    function = function.plus(Combination.constant(np.asarray(SHIFTS.get(event.kind, 0.0))))
     if event.kind == "Sign":
         ends = codes.low, codes.high
         return RoundedData(event, *ends, function, ends, ends, ends)
-    clips = _within(_rounded(event.kind, low), codes), _within(_rounded(event.kind, high), codes)
+    clips = (
+        _within(rounded_codes(event.kind, low), codes),
+        _within(rounded_codes(event.kind, high), codes),
+    )
     # What is executed may lie beyond what is meant.
     before = event.before
     reach = np.floor(before.low - before.error), np.ceil(before.high + before.error)
@@ -248,8 +258,8 @@ def _within(ends: Float64, codes: Pending) -> Float64:
     return np.asarray(np.clip(ends, codes.low, codes.high))
 
 
-def _rounded(kind: str, ends: Float64) -> Float64:
-    """Return the codes of the ends of the data."""
+def rounded_codes(kind: str, ends: Float64) -> Float64:
+    """Return numbers rounded to whole numbers."""
     match kind:
         case "Floor":
             return np.floor(ends)
@@ -311,6 +321,8 @@ def _bound(one: RoundedData, other: RoundedData, delta: Float64) -> Segment:
         extra=extra,
         span=one.ends[1] - one.ends[0],
         kind=one.event.kind if kinds[0] == kinds[1] else "",
+        roundings=(one, other),
+        delta=delta,
     )
 
 

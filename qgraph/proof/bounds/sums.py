@@ -100,8 +100,8 @@ def sum_of_products(
     largest = np.maximum(np.abs(low), np.abs(high))
     off = _total(np.abs(value) * error + largest * np.abs(value - meant), layout)
     unit = None
-    if data.unit is not None:
-        granule = _least(granules_of(weights) * layout.by_tap(data.unit, value))
+    if data.granule is not None:
+        granule = _least(granules_of(weights) * layout.by_tap(data.granule, value))
         unit = layout.by_row(granule)
     result = Quantity(function, bottom, top, off, ZERO, unit)
     if bias is not None:
@@ -117,9 +117,9 @@ def sum_of_products(
 
 def granules_of(weights: Quantity) -> Float64:
     """Return the granules of constant weights."""
-    if weights.unit is None or weights.value is None:
+    if weights.granule is None or weights.value is None:
         raise AssertionError("constants have units")
-    return np.broadcast_to(weights.unit, weights.value.shape)
+    return np.broadcast_to(weights.granule, weights.value.shape)
 
 
 def added_up(exact: Quantity, counts: Float64, reach: Float64, arithmetic: FloatType) -> Quantity:

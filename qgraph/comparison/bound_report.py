@@ -1,0 +1,188 @@
+"""What data shows of a bound: codes that differ, and distances, segment by segment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from qgraph.bound import Bound, Bounding, limit_of
+from qgraph.comparison.metrics import finite
+from qgraph.numerics import Array, Float64
+from qgraph.text import amount, counted
+
+
+@dataclass(frozen=True)
+class SegmentMeasure:
+    """What data shows of one segment, and its bound.
+
+    Codes and distances are in steps of the quantizer; at an output that is not quantized they are
+    values and real units.
+
+    Attributes:
+        reference, candidate: nodes at its end.
+        value: what the node of the reference computes.
+        is_output: whether it ends at an output that is not quantized.
+        bound: how far it was bounded; None where it was not.
+        elements: number of compared codes, over all batches.
+        differing_codes: number of them that differ, given equal codes at the start.
+        largest_steps: the largest difference of codes, given equal codes at the start.
+        accumulated_codes, accumulated_steps: the same if each model runs on its own codes.
+        distance: the largest distance of the executed candidate from what the reference means.
+        distance_bound: the bound of this distance, of the worst channel.
+        own_error: the largest error with which this distance is computed.
+        violated: how the bound is violated; None if it holds.
+        beyond: the limit that the data exceeds; None if there is none.
+        reason: why it was not compared.
+    """
+
+    reference: str
+    candidate: str
+    value: str
+    is_output: bool
+    bound: Bound | None = None
+    elements: int = 0
+    differing_codes: int = 0
+    largest_steps: float = 0.0
+    accumulated_codes: int = 0
+    accumulated_steps: float = 0.0
+    distance: float | None = None
+    distance_bound: float | None = None
+    own_error: float | None = None
+    violated: str | None = None
+    beyond: str | None = None
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields; a number that is not finite becomes null."""
+        numbers = ("largest_steps", "accumulated_steps", "distance", "distance_bound", "own_error")
+        fields = {name: finite(getattr(self, name)) for name in numbers}
+        bound = None if self.bound is None else self.bound.to_json()
+        return dict(vars(self)) | fields | {"bound": bound}
+
+
+@dataclass(frozen=True)
+class BoundsReport:
+    """What data shows of the bounds of two models.
+
+    Attributes:
+        request: what was bounded, and within which limits the data should lie.
+        conditions: what the bounds take for granted.
+        segments: each of them.
+    """
+
+    request: Bounding
+    conditions: Sequence[str]
+    segments: Sequence[SegmentMeasure]
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether a bound is violated, or the data exceeds a limit."""
+        return any(segment.violated or segment.beyond for segment in self.segments)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        rows = [segment.to_json() for segment in self.segments]
+        return self.request.to_json() | {"conditions": list(self.conditions), "segments": rows}
+
+
+@dataclass(eq=False)
+class SegmentTally:
+    """Collects what batches show of a segment; see :class:`SegmentMeasure`."""
+
+    reference: str
+    candidate: str
+    value: str
+    is_output: bool
+    bound: Bound | None
+    reason: str | None
+    elements: int = 0
+    differing: int = 0
+    steps: float = 0.0
+    grown: int = 0
+    grown_steps: float = 0.0
+    distance: float = 0.0
+    distance_bound: float = 0.0
+    own_error: float = 0.0
+    violated: str | None = None
+
+    def add(self, apart: Array, grown: Array) -> None:
+        """Count differences of codes: from equal codes, and from those of each model."""
+        self.elements += apart.size
+        self.differing += int(np.count_nonzero(apart))
+        self.steps = max(self.steps, float(np.max(apart, initial=0)))
+        self.grown += int(np.count_nonzero(grown))
+        self.grown_steps = max(self.grown_steps, float(np.max(grown, initial=0)))
+
+    def measure(self, distance: Array, bound: Float64, own: Float64) -> None:
+        """Compare distances with their bound; all arrays broadcast to the distances."""
+        self.distance = max(self.distance, float(np.max(distance, initial=0)))
+        self.distance_bound = float(np.max(bound))
+        self.own_error = max(self.own_error, float(np.max(own)))
+        self._expect(
+            distance, bound + own, "the candidate lies {} {} from what the reference means"
+        )
+
+    def expect_near_ties(self, ties: Array, bound: Float64) -> None:
+        """Check how far codes that differ are from a threshold."""
+        self._expect(ties, bound, "codes differ {} {} from a threshold")
+
+    def expect_steps(self, most: int) -> None:
+        """Check how far codes lie apart."""
+        if self.steps > most:
+            self.violated = (
+                f"codes differ by {counted(int(self.steps), 'step')}, at most {most} was computed"
+            )
+
+    def _expect(self, found: Array, bound: Float64, text: str) -> None:
+        beyond = found > bound
+        if self.violated is not None or not beyond.any():
+            return
+        most = np.broadcast_to(bound, found.shape)
+        excess = np.where(beyond, found - most, -np.inf)
+        place = np.unravel_index(int(np.argmax(excess)), found.shape)
+        what = text.format(amount(float(found[place]), 4), "" if self.is_output else "steps")
+        self.violated = (
+            f"{' '.join(what.split())}, at most {amount(float(most[place]), 4)} was computed, in "
+            f"element {list(map(int, place))}"
+        )
+
+    def result(self, request: Bounding) -> SegmentMeasure:
+        """Return what was found, judged by limits."""
+        compared = self.reason is None
+        return SegmentMeasure(
+            self.reference,
+            self.candidate,
+            self.value,
+            self.is_output,
+            self.bound,
+            self.elements,
+            self.differing,
+            self.steps,
+            self.grown,
+            self.grown_steps,
+            self.distance if compared else None,
+            self.distance_bound if compared else None,
+            self.own_error if compared else None,
+            self.violated,
+            self._beyond(request) if compared else None,
+            self.reason,
+        )
+
+    def _beyond(self, request: Bounding) -> str | None:
+        """Return the limit that the data exceeds."""
+        limit = limit_of(request.limits, self.value if self.is_output else None)
+        if limit is None or self.bound is None:
+            return None
+        stated = self.bound
+        share = self.distance
+        if stated.absolute is not None:
+            far = self.distance
+            ratio = far / stated.absolute if stated.absolute else 0.0
+            ulps = None if stated.ulps is None else stated.ulps * ratio
+            share = stated.deviation_steps * ratio
+            stated = replace(stated, absolute=far, ulps=ulps)
+        seen = replace(stated, deviation_steps=share, max_steps=int(self.steps))
+        return None if limit.holds(seen) else str(limit)

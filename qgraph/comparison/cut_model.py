@@ -1,0 +1,249 @@
+"""A model that is cut in front of its roundings, so that codes can be fed to its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.comparison.divergence import excerpt, frontier
+from qgraph.comparison.ideal import NumberTracer, Rounded, traced
+from qgraph.execution.executor import Executor
+from qgraph.execution.prepare import prepare
+from qgraph.graph.slices import ancestors, sources
+from qgraph.model import Model
+from qgraph.numerics import Array, Float64
+from qgraph.proof.bounds.evaluate import Evaluation
+from qgraph.proof.bounds.segments import SHIFTS, RoundedData, rounded_codes, unlimited
+from qgraph.proof.bounds.tracer import Pending
+from qgraph.proof.functions.expression import Undecidable
+from qgraph.reasons import NO_BOUND
+
+_STRAIGHT = 1e-9
+"""Largest relative error of three points on a line."""
+
+
+@dataclass(eq=False)
+class QuantizedPoint:
+    """A rounding of data in one model.
+
+    Attributes:
+        node: what rounds.
+        before: the value that can be computed without it, or what it returns if it is coded.
+        cut: the value at which codes are fed.
+        is_coded: whether only its codes can be seen, as for integer kernels.
+        limits: ends to which the numbers before rounding are clipped, in steps.
+        rounding: its bounds.
+        offset: what the returned codes are more than the whole numbers of the rounding.
+        line: what is rounded is ``line[0] * x + line[1]``.
+    """
+
+    node: ir.Node
+    before: ir.Value
+    cut: ir.Value
+    is_coded: bool
+    limits: tuple[Float64, Float64]
+    rounding: RoundedData
+    offset: Float64
+    line: tuple[Float64, Float64]
+    evaluation: Evaluation
+
+    def values(self, x: Array, kind: type[np.floating[Any]]) -> Float64:
+        """Return the numbers that are rounded, in steps; whole ones where it rounds to nearest."""
+        event = self.rounding.event
+        shift = SHIFTS.get(event.kind, 0.0)
+        if self.is_coded:
+            raise Undecidable(NO_BOUND(f"{self.node.op_type} does not show what it rounds"))
+        if event.kind == "Sign":
+            return np.asarray(x, np.float64)
+        return (
+            _before(
+                self.node, self.node.inputs[0], x, self.evaluation, NumberTracer(kind, stops=True)
+            )
+            + shift
+        )
+
+    def codes(self, x: Array) -> Array:
+        """Return the codes, given what is computed before them, or codes as the node returns."""
+        if self.is_coded:
+            codes = np.asarray(x, np.float64) - self.offset
+        elif self.rounding.event.kind == "Sign":
+            codes = np.where(np.asarray(x) >= 0, 1.0, -1.0)
+        else:
+            kind = self.rounding.event.kind
+            tracer = NumberTracer(np.float32, stops=True)
+            before = _before(self.node, self.node.inputs[0], x, self.evaluation, tracer)
+            codes = rounded_codes(kind, before)
+        codes = np.nan_to_num(np.clip(codes, *self.rounding.clips))
+        return codes.astype(np.int32 if np.abs(codes).max(initial=0) < 2**31 else np.float64)
+
+    def feed(self, codes: Array) -> Array:
+        """Return what has to be fed at the cut, so that it gives codes."""
+        kind = None if self.cut.dtype is None else self.cut.dtype.numpy()
+        wanted = np.clip(np.asarray(codes, np.float64), *self.rounding.clips)
+        if self.is_coded:
+            return (wanted + self.offset).astype(kind)
+        name = self.rounding.event.kind
+        inside = {"Down": 0.5, "Up": -0.5}.get(name, 0.0) * np.sign(wanted)
+        factor, offset = self.line
+        return ((wanted - SHIFTS.get(name, 0.0) + inside - offset) / factor).astype(kind)
+
+    def tie_distance(self, before: Float64) -> Float64:
+        """Return how far numbers lie from the nearest threshold; 0 where that is not known."""
+        kind = self.rounding.event.kind
+        if kind == "Sign":
+            return np.abs(before)
+        if kind not in ("Round", *SHIFTS):
+            return np.zeros_like(before)
+        return np.abs(before - (np.floor(before) + 0.5))
+
+
+@dataclass(eq=False)
+class ModelPart:
+    """The nodes from some codes and inputs to a value.
+
+    Attributes:
+        wanted: the value.
+        starts: what rounds, by the value at which its codes are fed.
+    """
+
+    model: CutModel
+    wanted: ir.Value
+    starts: dict[ir.Value, ir.Node]
+    inputs: list[ir.Value]
+
+    def __post_init__(self) -> None:
+        self._executor: Executor | None = None
+
+    def run(self, feeds: Mapping[str, Any], codes: Mapping[ir.Node, Array]) -> Array:
+        """Return the value as it is executed."""
+        if self.wanted.is_graph_input():
+            return np.asarray(feeds[str(self.wanted.name)])
+        if self._executor is None:
+            pairs = [(str(v.name), str(v.name)) for v in (*self.starts, *self.inputs)]
+            name = str(self.wanted.name)
+            self._executor = prepare(
+                excerpt(self.model.whole, pairs, (name, name), []), self.model.backend
+            )
+        fed = {str(value.name): x for value, x in self._known(feeds, codes).items()}
+        return np.asarray(self._executor.run(fed)[str(self.wanted.name)])
+
+    def ideal(
+        self, feeds: Mapping[str, Any], codes: Mapping[ir.Node, Array], means: Callable[..., Array]
+    ) -> Array:
+        """Return the value in real arithmetic."""
+        if self.wanted.is_graph_input():
+            return np.asarray(feeds[str(self.wanted.name)], np.float64)
+        known = {value: np.asarray(x, np.float64) for value, x in self._known(feeds, codes).items()}
+        ends = {*known}
+        reached = set(ancestors([self.wanted], lambda v: () if v in ends else sources(v)))
+        nodes = [n for n in self.model.whole.ir.graph if not reached.isdisjoint(n.outputs)]
+        nodes = [n for n in nodes if ends.isdisjoint(n.outputs)]
+        return means(nodes, known, self.wanted, self.model.evaluation)
+
+    def _known(
+        self, feeds: Mapping[str, Any], codes: Mapping[ir.Node, Array]
+    ) -> dict[ir.Value, Array]:
+        points = self.model.points
+        known = {value: points[node].feed(codes[node]) for value, node in self.starts.items()}
+        return known | {value: np.asarray(feeds[str(value.name)]) for value in self.inputs}
+
+
+class CutModel:
+    """A model whose roundings can be fed with codes.
+
+    Args:
+        model: the model; cuts are inserted.
+        evaluation: what bounds know of it.
+        backend: runs its parts.
+    """
+
+    def __init__(self, model: ir.Model, evaluation: Evaluation, backend: str) -> None:
+        self.whole = Model(model)
+        self.evaluation = evaluation
+        self.backend = backend
+        self.points: dict[ir.Node, QuantizedPoint] = {}
+
+    def point(self, rounding: RoundedData) -> QuantizedPoint:
+        """Return a rounding, and cut the model there."""
+        node = rounding.event.node
+        if node not in self.points:
+            self.points[node] = self._point(rounding)
+        return self.points[node]
+
+    def _point(self, rounding: RoundedData) -> QuantizedPoint:
+        node, output = rounding.event.node, rounding.event.node.outputs[0]
+        _, low, high = unlimited(rounding.event.before.meant)
+        shift = SHIFTS.get(rounding.event.kind, 0.0)
+        limits = np.maximum(low + shift, rounding.low), np.minimum(high + shift, rounding.high)
+        if rounding.event.kind == "Sign":
+            limits = low, high
+        found = self.evaluation.values.get(output)
+        offset = found.offset if isinstance(found, Pending) else np.zeros(())
+        line, before = self._line(rounding), node.inputs[0]
+        if line is None or before is None:
+            ends, is_coded = (output, output), True
+        else:
+            ends, is_coded = (before, self._inserted(node, before)), False
+        line = line or (np.ones(()), np.zeros(()))
+        return QuantizedPoint(
+            node, *ends, is_coded, limits, rounding, offset, line, self.evaluation
+        )
+
+    def _inserted(self, node: ir.Node, before: ir.Value) -> ir.Value:
+        name = f"{node.outputs[0].name}_cut"
+        cut = ir.Value(name=name, type=before.type, shape=before.shape)
+        self.whole.ir.graph.insert_before(node, ir.Node("", "Identity", [before], outputs=[cut]))
+        node.replace_input_with(0, cut)
+        return cut
+
+    def _line(self, rounding: RoundedData) -> tuple[Float64, Float64] | None:
+        """Return factor and offset of what is rounded; None if it is no such function of data."""
+        node = rounding.event.node
+        x = node.inputs[0]
+        others = [v for v in node.inputs[1:] if v is not None]
+        if x is None or any(self.evaluation.executed(value) is None for value in others):
+            return None
+        if rounding.event.kind == "Sign":
+            return np.ones(()), np.zeros(())
+        rank = 0 if x.shape is None else len(x.shape)
+        tracer = NumberTracer(np.float64, stops=True, limits=False)
+        try:
+            points = [
+                _before(node, x, np.full((1,) * rank, number), self.evaluation, tracer)
+                for number in (0.0, 1.0, 2.0)
+            ]
+        except Undecidable:
+            return None
+        factor = points[1] - points[0]
+        ends = np.abs(points[2] - points[1] - factor), _STRAIGHT * np.abs(points[2])
+        return (factor, points[0]) if (ends[0] <= ends[1]).all() and factor.all() else None
+
+    def part(self, wanted: ir.Value) -> ModelPart:
+        """Return the part of the model that computes a value."""
+        cuts = {point.cut: node for node, point in self.points.items()}
+        found = [] if wanted.is_graph_input() else frontier(self.whole.ir.graph, wanted, [*cuts])
+        starts = {value: cuts[value] for value in found if value in cuts}
+        return ModelPart(self, wanted, starts, [value for value in found if value not in cuts])
+
+
+def _before(
+    node: ir.Node,
+    value: ir.Value | None,
+    x: Array,
+    evaluation: Evaluation,
+    tracer: NumberTracer,
+) -> Float64:
+    """Return what a node rounds, given its data."""
+    if value is None:
+        raise AssertionError("a quantizer has data")
+    if node.domain == "" and node.op_type in ("Round", "Floor", "Ceil"):
+        return np.asarray(x, np.float64)
+    try:
+        traced(node, {value: x}, evaluation, tracer)
+    except Rounded as found:
+        return np.asarray(found.before, np.float64)
+    raise Undecidable(NO_BOUND(f"{node.op_type} rounds nothing"))

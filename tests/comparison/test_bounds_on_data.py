@@ -1,0 +1,124 @@
+"""Bounds beside what segments compute on data, on models of a few numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph.bound import Bounding
+from qgraph.comparison import bound_runs
+from qgraph.errors import EquivalenceError, ExecutionError, OptionError
+
+SUM = """<ir_version: 10, opset_import: ["": 21]>
+net (float[N,2] x) => (float[N,1] y)
+<float s = {0.5}, uint8 z = {0}, float[2,1] w = {1, 3}, float[1] b = {BIAS}, float t = {2}> {
+    [a] c = QuantizeLinear (x, s, z)
+    [a_real] d = DequantizeLinear (c, s, z)
+    [product] p = Gemm (d, w, b)
+    [q] e = QuantizeLinear (p, t, z)
+    [q_real] r = DequantizeLinear (e, t, z)
+    [last] y = Mul (r, s)
+}"""
+X = np.array([[0.5, 0.0], [0.5, 0.5], [1.5, 0.5], [200, 200]], np.float32)
+
+
+def model(bias: str) -> ir.Model:
+    return ir.from_onnx_text(SUM.replace("BIAS", bias))
+
+
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("ort", marks=pytest.mark.runtime)])
+def test_codes_and_distances_are_those_computed_by_hand(backend: str) -> None:
+    # codes of x: (1, 0), (1, 1), (3, 1), (255, 255); sums before the bias: 0.5, 2, 3, 510
+    # in steps of 2, without a bias: 0.25, 1, 1.5 (a tie: 2), 255; with 0.6 more: 0.3 steps more
+    report = qgraph.check(model("0"), model("0.6"), {"x": X}, backend=backend, within="1step")
+    assert report.bounds is not None
+    first, second, output = report.bounds.segments
+    assert (first.elements, first.differing_codes, first.accumulated_codes) == (8, 0, 0)
+    # 0.55, 1.3, 1.8, 255.3 (clipped): only the first one is another code
+    assert (second.elements, second.differing_codes, second.largest_steps) == (4, 1, 1)
+    assert second.distance == pytest.approx(0.3, rel=1e-6)
+    assert second.distance_bound == pytest.approx(0.3, rel=1e-3)
+    assert second.own_error is not None
+    assert second.own_error < 1e-9
+    # given equal codes, the output is equal; the code that differs moves it by 2 * 0.5
+    assert (output.differing_codes, output.accumulated_codes) == (0, 1)
+    assert output.accumulated_steps == 1.0
+    assert report.verdict == "equal"
+    assert report.outputs[0].mismatches == 1
+
+
+def test_a_limit_that_the_data_exceeds_is_named() -> None:
+    report = qgraph.check(model("0"), model("0.6"), {"x": X}, within="0.1step")
+    assert report.verdict == "different"
+    assert report.bounds is not None
+    assert [segment.beyond for segment in report.bounds.segments] == [None, "0.1step", None]
+    with pytest.raises(EquivalenceError, match="exceed the limit"):
+        report.raise_if_different()
+
+
+def test_a_violated_bound_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = bound_runs.paired
+
+    def halved(*args: object, **options: object) -> object:
+        pairing = whole(*args, **options)  # type: ignore[arg-type]
+        pairing.segments = [replace(s, shift=s.shift / 2) for s in pairing.segments]
+        return pairing
+
+    monkeypatch.setattr(bound_runs, "paired", halved)
+    report = qgraph.check(model("0"), model("0.6"), {"x": X}, within="1step")
+    assert report.verdict == "different"
+    assert report.example is not None
+    assert np.array_equal(report.example["x"], X)
+    with pytest.raises(EquivalenceError, match="is violated") as raised:
+        report.raise_if_different()
+    assert "--witness" in str(raised.value)
+    assert "Bound" in report.to_markdown()
+    assert "violated" in report.to_junit()
+
+
+def test_codes_of_other_numbers_and_integer_kernels_are_compared() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    net (float[N,2] x) => (uint8[N,1] y)
+    <float s = {0.5}, uint8 z = {0}, float[2,1] w = {1, 3}, float t = {2}> {
+        [a] c = QuantizeLinear (x, s, z)
+        [a_real] d = DequantizeLinear (c, s, z)
+        [product] p = MatMul (d, w)
+        [q] y = QuantizeLinear (p, t, z)
+    }"""
+    kernel = """<ir_version: 10, opset_import: ["": 21]>
+    net (float[N,2] x) => (uint8[N,1] y)
+    <float s = {0.5}, int8 z = {-128}, int8[2,1] w = {1, 3}, float one = {1}, int8 zw = {0},
+     float t = {2}, uint8 zy = {0}> {
+        [a] c = QuantizeLinear (x, s, z)
+        [k] y = QLinearMatMul (c, s, z, w, one, zw, t, zy)
+    }"""
+    x = np.random.default_rng(0).uniform(0, 60, (64, 2)).astype(np.float32)
+    report = qgraph.check(*map(ir.from_onnx_text, (text, kernel)), {"x": x}, within="1step")
+    assert report.bounds is not None
+    first, second, *_ = report.bounds.segments
+    assert first.differing_codes == second.differing_codes == 0
+    # int8 codes end at 127, which is code 255 of uint8: all sums are the same numbers
+    assert (second.elements, second.reason, second.distance) == (64, None, 0.0)
+
+
+def test_inputs_beyond_their_range_and_unknown_names_are_errors() -> None:
+    one, other = (
+        ir.from_onnx_text(
+            f'<ir_version: 10, opset_import: ["": 21]> net (float[N] x) => (float[N] y) '
+            f"<float s = {{{scale}}}> {{ [m] y = Mul (x, s) }}"
+        )
+        for scale in ("1", "1.5")
+    )
+    within = Bounding("y:1", ranges={"x": (-1, 1)})
+    report = qgraph.check(one, other, {"x": np.ones(3, np.float32)}, within=within)
+    assert report.bounds is not None
+    (segment,) = report.bounds.segments
+    assert (segment.distance, segment.violated) == (0.5, None)
+    with pytest.raises(ExecutionError, match="expected the range of --range, -1 to 1"):
+        qgraph.check(one, other, {"x": np.full(3, 2, np.float32)}, within=within)
+    with pytest.raises(OptionError, match=r"no output 'z', expected one of y"):
+        qgraph.check(one, other, within="z:1")
