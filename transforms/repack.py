@@ -12,26 +12,21 @@ from qgraph.exactness import Exactness
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
-from qgraph.quantizers.compare import Comparer
-from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import MOVES
-from qgraph.quantizers.sites import sites
-from qgraph.reasons import RUNTIME_FAILS, UNSUITED_WEIGHT, ExplainedReason
+from qgraph.reasons import UNSUITED_WEIGHT, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.choice import (
     Decision,
-    choose,
     entry,
     opset_reason,
     raise_and_settle,
     refused,
-    settle,
 )
-from qgraph.transforms.drafts.versions import lower_opset, raise_opset
+from qgraph.transforms.drafts.versions import lower_opset
+from qgraph.transforms.integers.shifted_chains import shift_activations
 from qgraph.transforms.quantize_weights import CODE_TYPES
 from qgraph.transforms.weights.recoded import Jobs, Recoded, shared
-from qgraph.transforms.weights.shifted_pairs import shifted
 from qgraph.transforms.weights.stored_codes import (
     Recoding,
     Stored,
@@ -104,35 +99,12 @@ class Repack(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Choose a type for each constant, raise the opset once, and replace the nodes."""
-        self._move_activations(model, report)
+        if self.activations:
+            shift_activations(model, self.to.upper(), report)
         editor = Editor(model.ir)
         raise_and_settle(model, lambda: self._plan(model, editor), editor, report)
         if self.opset is not None:
             report.notes += lower_opset(model.ir, self.opset)
-
-    def _move_activations(self, model: Model, report: Report) -> None:
-        """Shift the codes of pairs to the middle of the requested type."""
-        if not self.activations or self.to.upper() not in ("INT8", "UINT8", "INT16", "UINT16"):
-            return
-        editor = Editor(model.ir)
-        limit = opset.ceiling(model.ir, self.opset)
-        offers = [
-            (site, [draft])
-            for site in sites(model.ir)
-            if isinstance(site, Site) and (draft := shifted(site, editor, self.to.upper()))
-        ]
-        if (
-            self.to is CodeTarget.INT8
-            and model.ir.opset_imports.get("", 0) >= opset.SIGNED_CODES_SINCE
-        ):
-            failing = [site for site, _ in offers if opset.is_copied_over(site.y)]
-            report.sites += [
-                refused(site.root, RUNTIME_FAILS(opset.SIGNED_CODES_REASON)) for site in failing
-            ]
-            offers = [offer for offer in offers if offer[0] not in failing]
-        choices = choose(offers, Exactness.BITS, limit, Comparer(model.ir))
-        report.notes += raise_opset(model.ir, (choice.opset for choice in choices))
-        settle(model, [choice for choice in choices if choice.stands], editor, report)
 
     def _plan(self, model: Model, editor: Editor) -> tuple[list[Decision], list[SiteReport]]:
         limit = opset.ceiling(model.ir, self.opset)

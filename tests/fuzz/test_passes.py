@@ -35,6 +35,8 @@ PASSES = (
     "fold-constants",
     "widen-codes",
     "merge-activation",
+    "shift-zero-points",
+    "symmetric-weights",
 )
 WHOLE = {"int8": (-128, 127), "uint8": (0, 255)}
 

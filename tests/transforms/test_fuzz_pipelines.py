@@ -46,6 +46,8 @@ PASSES = [
     "fold-constants",
     "widen-codes",
     "merge-activation",
+    "shift-zero-points",
+    "symmetric-weights",
 ]
 
 

@@ -1,0 +1,194 @@
+"""Codes between QuantizeLinear and DequantizeLinear counted from elsewhere, over data movement.
+
+Codes, zero points and limits of codes move alike, and a QuantizeLinear saturates to the same
+codes: the zero point is added after rounding. MaxPool and data movement give the same elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.edit import Editor
+from qgraph.graph.opset import versions
+from qgraph.graph.scopes import nodes_of, owners, remove_constant
+from qgraph.model import Model
+from qgraph.numerics import Array
+from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
+from qgraph.ops.steps import code_type
+from qgraph.quantizers.movement import MOVES
+from qgraph.reasons import AT_RUN_TIME, RUNTIME_FAILS, USED_ELSEWHERE, ExplainedReason
+from qgraph.reports import Report, SiteStatus
+from qgraph.transforms.drafts.choice import entry, refused
+from qgraph.transforms.weights.stored_codes import DOMAINS
+
+_SHIFTED = Verdict(Exactness.BITS, Method.CONGRUENCE)
+
+
+@dataclass(frozen=True, eq=False)
+class CodeChain:
+    """Values of codes that are connected by operators that move them.
+
+    Attributes:
+        values: the codes.
+        encoders, movers, decoders: the nodes that give, pass on and decode them.
+        kind: the type of the codes.
+        obstacle: why they cannot be shifted; None if they can.
+    """
+
+    values: tuple[ir.Value, ...]
+    encoders: tuple[ir.Node, ...]
+    movers: tuple[ir.Node, ...]
+    decoders: tuple[ir.Node, ...]
+    kind: str
+    obstacle: ExplainedReason | None
+
+    def blocked(self, kind: str, opset: int) -> ExplainedReason | None:
+        """Return why the codes cannot become codes of another type of the same width, or None."""
+        if self.obstacle is not None or not FORMATS[kind].lo or opset < versions.SIGNED_CODES_SINCE:
+            return self.obstacle
+        copied = any(versions.is_copied_over(node.outputs[0]) for node in self.decoders)
+        return RUNTIME_FAILS(versions.SIGNED_CODES_REASON) if copied else None
+
+    def shift(self, kind: str, editor: Editor) -> None:
+        """Count the codes from the middle of a type of the same width and other signedness."""
+        step = int(FORMATS[kind].lo - FORMATS[self.kind].lo)
+        for node in (*self.encoders, *self.decoders):
+            scale, stored = constant_expression(node.inputs[1]), _operand(node, 2)
+            shape = () if scale is None else scale.shape
+            point = np.zeros(shape, np.int32) if stored is None else constant_expression(stored)
+            if point is not None:
+                _put(node, 2, _moved(point, step, kind), "zero_point", editor)
+            if node in self.encoders:
+                node.attributes.pop("output_dtype", None)
+        for node in self.movers or ():
+            for place in (1, 2) if node.op_type == "Clip" else ():
+                bound = constant_expression(_operand(node, place))
+                if bound is not None:
+                    _put(node, place, _moved(bound, step, kind), "bound", editor)
+        for value in self.values:
+            value.type = ir.TensorType(ir.DataType[kind])
+
+
+def code_chains(model: Model) -> Iterator[CodeChain]:
+    """Yield the codes of each QuantizeLinear with all that is connected to them, each once."""
+    for owner in owners(model.ir):
+        seen: set[ir.Value] = set()
+        for node in nodes_of(owner):
+            if node.op_type == "QuantizeLinear" and node.outputs[0] not in seen:
+                chain = _chain(node)
+                seen.update(chain.values)
+                yield chain
+
+
+def _chain(encode: ir.Node) -> CodeChain:
+    kind = (code_type(encode) or ir.DataType.UINT8).name
+    pending, values = [encode.outputs[0]], dict[ir.Value, None]()
+    found: dict[str, dict[ir.Node, None]] = {"encoders": {}, "movers": {}, "decoders": {}}
+    obstacle: ExplainedReason | None = None
+    while pending:
+        value = pending.pop()
+        if value in values:
+            continue
+        values[value] = None
+        maker = value.producer()
+        role = None if maker is None else _role(maker, 0)
+        if maker is None or role is None or value.is_graph_output():
+            what = (
+                "an output of the graph" if value.is_graph_output() else "no QuantizeLinear gives"
+            )
+            obstacle = obstacle or USED_ELSEWHERE(f"its codes meet {value.name!r}, which {what}")
+        elif role == "movers":
+            found[role][maker] = None
+            pending += _moved_operands(maker)
+        elif role == "encoders":
+            found[role][maker] = None
+        for use in value.uses():
+            role = _role(use.node, use.idx)
+            if role in ("movers", "decoders"):
+                found[role][use.node] = None
+                pending += use.node.outputs if role == "movers" else ()
+            else:
+                obstacle = obstacle or USED_ELSEWHERE(
+                    f"its codes are also used by {use.node.op_type}, which needs them as they are; "
+                    "write that with lower-integer-operators first"
+                )
+    encoders, movers, decoders = (tuple(nodes) for nodes in found.values())
+    if not _are_constant((*encoders, *decoders), range(1, 3)) or not _are_constant(
+        (node for node in movers if node.op_type == "Clip"), range(1, 3)
+    ):
+        obstacle = obstacle or AT_RUN_TIME(
+            "a scale, a zero point or a limit of its codes is computed at run time"
+        )
+    return CodeChain(tuple(values), encoders, movers, decoders, kind, obstacle)
+
+
+def _role(node: ir.Node, place: int) -> str | None:
+    """Return what a node does with codes that are its result, or its operand at ``place``."""
+    if node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.domain in DOMAINS:
+        return None if place else "encoders" if node.op_type[0] == "Q" else "decoders"
+    moves = node.op_type in MOVES or node.op_type == "Clip"
+    if not moves or node.domain or len(node.outputs) != 1:
+        return None
+    return None if place and node.op_type != "Concat" else "movers"
+
+
+def _moved_operands(node: ir.Node) -> list[ir.Value]:
+    operands = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+    return [value for value in operands if value is not None]
+
+
+def _are_constant(nodes: Iterable[ir.Node], places: range) -> bool:
+    operands = [_operand(node, place) for node in nodes for place in places]
+    return all(value is None or constant_expression(value) is not None for value in operands)
+
+
+def _operand(node: ir.Node, place: int) -> ir.Value | None:
+    return node.inputs[place] if len(node.inputs) > place else None
+
+
+def _moved(array: Array, step: int, kind: str) -> Array:
+    return (array.astype(np.int32) + np.int32(step)).astype(numpy_dtype(kind))
+
+
+def _put(node: ir.Node, place: int, array: Array, name: str, editor: Editor) -> None:
+    """Give a node another constant operand."""
+    tensor, old = ir.Tensor(array), _operand(node, place)
+    value = ir.Value(
+        name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+    )
+    stem = node.outputs[0].name or "codes"
+    node.resize_inputs(max(len(node.inputs), place + 1))
+    node.replace_input_with(place, editor.place(value, node, node.graph, stem))
+    if old is not None:
+        remove_constant(old)
+
+
+def is_same_width(one: str, other: str) -> bool:
+    """Return whether two types of integers have codes of one width and other signedness."""
+    forms = FORMATS.get(one), FORMATS.get(other)
+    if not all(isinstance(form, IntFormat) for form in forms):
+        return False
+    first, second = (form for form in forms if isinstance(form, IntFormat))
+    return first.bits == second.bits and first.signed != second.signed
+
+
+def shift_activations(model: Model, kind: str, report: Report) -> None:
+    """Shift all codes of data that have the width of ``kind``; other names shift none."""
+    editor, opset = Editor(model.ir), model.ir.opset_imports.get("", 0)
+    for chain in list(code_chains(model)):
+        if is_same_width(chain.kind, kind):
+            reason = chain.blocked(kind, opset)
+            if reason is None:
+                chain.shift(kind, editor)
+            report.sites += (
+                entry(node, SiteStatus.CHANGED, verdict=_SHIFTED)
+                if reason is None
+                else refused(node, reason)
+                for node in chain.encoders
+            )

@@ -1,0 +1,57 @@
+"""The pass ``shift-zero-points``: unsigned codes as signed ones, and back."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from qgraph.errors import Choice
+from qgraph.exactness import Exactness
+from qgraph.model import Model
+from qgraph.numerics.formats import FORMATS
+from qgraph.quantizers.weights.job import NumberRange
+from qgraph.quantizers.weights.piecewise import Parameter
+from qgraph.reasons import UNSUITED_WEIGHT
+from qgraph.reports import Report
+from qgraph.transforms.base import Transform, option, transform
+from qgraph.transforms.integers.shifted_chains import is_same_width, shift_activations
+from qgraph.transforms.weights.recoded import recode
+from qgraph.transforms.weights.stored_codes import Recoding, Stored, laid
+
+
+class CodeSign(Choice):
+    """Type of codes of 8 bits."""
+
+    UINT8 = "uint8"
+    INT8 = "int8"
+    KEEP = "keep"
+
+
+@transform("shift-zero-points")
+class ShiftZeroPoints(Transform):
+    """Count codes of 8 bits from 128 elsewhere.
+
+    1. ``activations``: all codes that a QuantizeLinear gives and DequantizeLinear decodes, also
+       over Clip, Concat and data movement, ``q' = q + 128`` and ``z' = z + 128``, or minus 128.
+    2. ``weights``: stored codes likewise, so that codes with zero point 128 have none as ``int8``.
+    """
+
+    activations: CodeSign = option(CodeSign.UINT8, help="type of the codes of data")
+    weights: CodeSign = option(CodeSign.INT8, help="type of stored codes")
+
+    preserves: ClassVar[Exactness] = Exactness.BITS
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Shift the codes of data, then those of weights."""
+        shift_activations(model, self.activations.upper(), report)
+        if self.weights is not CodeSign.KEEP:
+            recode(model, None, report, self._weights)
+
+    def _weights(self, stored: Stored, span: NumberRange) -> Recoding | str | None:
+        now, kind = stored.stream.kind, self.weights.upper()
+        if not is_same_width(now, kind):
+            return None
+        step = np.full((1,) * len(stored.shape), FORMATS[now].lo - FORMATS[kind].lo, np.int32)
+        found = laid(stored, kind, Parameter(step, stored.shape), 1.0)
+        return found or UNSUITED_WEIGHT("its scale is computed at run time, with its zero point")
