@@ -25,7 +25,7 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant_expression
 from qgraph.inventory.info import format_of
 from qgraph.inventory.weight_steps import StepRange, step_range
-from qgraph.numerics import Array
+from qgraph.numerics import Array, blocks
 from qgraph.numerics.formats import IntFormat
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Truncating, Unnamed
@@ -349,28 +349,21 @@ def _scaled_once_more(site: Site) -> tuple[ir.Value, Array | None]:
 def _granularity(rank: int, *parameters: Array) -> str:
     """Return the granularity: the elements over which all parameters are constant."""
     joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
-    spread = np.stack([np.broadcast_to(parameter, joint) for parameter in parameters])
-    strides = [_stretch(spread, axis + 1) for axis in range(len(joint))]
+    spread = [np.broadcast_to(parameter, joint) for parameter in parameters]
+    strides = [blocks.stretch(spread, axis) for axis in range(len(joint))]
     offset = max(rank - len(joint), 0)
     varying = [axis for axis, size in enumerate(joint) if strides[axis] < size]
     if not varying:
         return "per tensor"
     if len(varying) == 1:
         return f"per channel ({joint[varying[0]]}, axis {varying[0] + offset})"
-    blocks = [axis for axis in varying if strides[axis] > 1]
-    if len(blocks) == 1:
-        return f"per {strides[blocks[0]]} along axis {blocks[0] + offset}"
-    if not blocks:
+    blocked = [axis for axis in varying if strides[axis] > 1]
+    if len(blocked) == 1:
+        return f"per {strides[blocked[0]]} along axis {blocked[0] + offset}"
+    if not blocked:
         return f"per element of axes {', '.join(str(axis + offset) for axis in varying)}"
     parts = (f"{strides[axis]} along axis {axis + offset}" for axis in varying)
     return f"per {', '.join(parts)}"
-
-
-def _stretch(array: Array, axis: int) -> int:
-    """Return the block size along an axis: the largest step at which values change."""
-    moved = np.moveaxis(array, axis, 0)
-    changes = np.diff(moved, axis=0).any(axis=tuple(range(1, array.ndim)))
-    return math.gcd(len(moved), *(np.flatnonzero(changes) + 1).tolist())
 
 
 def numbers(parameter: Array, *, digest: bool = True) -> Numbers:
@@ -380,10 +373,12 @@ def numbers(parameter: Array, *, digest: bool = True) -> Numbers:
     low, high = float(array.min()), float(array.max())
     if not digest and low == high:
         return Numbers(low, high)
-    varying = [axis for axis in range(array.ndim) if _stretch(array, axis) < array.shape[axis]]
+    varying = [
+        axis for axis in range(array.ndim) if blocks.stretch([array], axis) < array.shape[axis]
+    ]
     for axis in range(array.ndim):
         # for a single axis each value counts: equal neighbours are not a block
-        stride = _stretch(array, axis) if axis not in varying or len(varying) > 1 else 1
+        stride = blocks.stretch([array], axis) if axis not in varying or len(varying) > 1 else 1
         array = array[(slice(None),) * axis + (slice(None, None, stride),)]
     data = np.ascontiguousarray(array.reshape(-1)).astype("<f4").tobytes()
     return Numbers(low, high, hashlib.sha256(data).hexdigest()[:_DIGITS])

@@ -5,7 +5,6 @@ The number of bytes of weights as packed codes follows from the formats of their
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +16,7 @@ import onnx_ir as ir
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.scopes import node_name
 from qgraph.graph.tensors import slots, stored_bytes
-from qgraph.numerics import Float32
+from qgraph.numerics import Float32, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, find_minifloat
 from qgraph.numerics.rounding import Rounding
 from qgraph.quantizers.dialects.dialect import Refusal, Site
@@ -215,9 +214,10 @@ def quantizer_info(found: Site | Refusal, opset: int) -> QuantizerInfo:
             return replace(info, dialect="dynamic")
         return replace(info, dialect="qdq", reason=found.reason)
     known: dict[str, Any] = {"dialect": found.dialect, "weight": found.weight is not None}
-    kind, bits = format_of(found.quantizer)
+    quantizer = found.quantizer
+    kind, bits = format_of(quantizer)
     known |= {"format": kind, "bits": bits}
-    match found.quantizer:
+    match quantizer:
         case Affine(scale, zero_point, _, _, rounding):
             known |= _parameters(found, scale, zero_point, rounding)
         case Ranged(_, _, low, high, levels):
@@ -297,13 +297,10 @@ def _granularity(site: Site, parameters: list[Float32]) -> str:
 def _blocks(site: Site, parameters: list[Float32]) -> str:
     """Return the blocks in parameters that are expanded to the elements of the data."""
     joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
-    spread = np.stack([np.broadcast_to(parameter, joint) for parameter in parameters])
+    spread = [np.broadcast_to(parameter, joint) for parameter in parameters]
     found = []
     for axis, size in enumerate(joint):
-        changes = np.diff(np.moveaxis(spread, axis + 1, 0), axis=0).any(
-            axis=tuple(range(1, spread.ndim))
-        )
-        block = math.gcd(size, *(np.flatnonzero(changes) + 1).tolist())
+        block = blocks.stretch(spread, axis)
         if 1 < block < size:
             found.append((block, axis + max(len(site.shape) - len(joint), 0)))
     if len(found) == 1:

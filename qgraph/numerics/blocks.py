@@ -18,7 +18,12 @@ _FEW = 1 << 14
 
 
 def align(
-    param: npt.NDArray[Scalar], x_shape: Sequence[int], axis: int, block_size: int = 0
+    param: npt.NDArray[Scalar],
+    x_shape: Sequence[int],
+    axis: int,
+    block_size: int = 0,
+    *,
+    expands: bool = True,
 ) -> npt.NDArray[Scalar]:
     """``param`` in a shape that broadcasts to ``x_shape`` and means the same.
 
@@ -31,6 +36,7 @@ def align(
         x_shape: shape of the data.
         axis: of the data; negative counts from the end. Ignored for one element.
         block_size: elements per entry along ``axis``; 0 when not blocked.
+        expands: whether entries of blocks are repeated; otherwise they are only checked.
 
     Raises: ValueError if the shapes do not belong together.
     Source: ONNX QuantizeLinear, version 21.
@@ -50,6 +56,11 @@ def align(
         expected = [*x_shape]
         expected[axis] = -(-length // block_size)
         _check_shape(param, expected, f"blocks of {block_size} along axis {axis}", x_shape)
+        if not expands:
+            return param
+        bits = np.ascontiguousarray(param).view(f"u{param.itemsize}")
+        if (bits == bits.flat[0]).all():
+            return np.broadcast_to(param.reshape(-1)[:1], x_shape)
         inside = (slice(None),) * axis + (slice(length),)
         return np.repeat(param, block_size, axis=axis)[inside]
     _check_shape(param, [length], f"one entry per index of axis {axis}", x_shape)
@@ -135,6 +146,22 @@ def run_length(params: Sequence[Array], axis: int, length: int) -> int:
             lines = np.moveaxis(param, axis, 0).reshape(length, -1)
             changes += (np.flatnonzero((lines[1:] != lines[:-1]).any(axis=1)) + 1).tolist()
     return math.gcd(*changes) or length
+
+
+def stretch(params: Sequence[Array], axis: int) -> int:
+    """Return the block size along an axis: the largest step at which a parameter changes.
+
+    Args:
+        params: arrays of one shape.
+        axis: of theirs, from 0.
+    """
+    size = params[0].shape[axis]
+    for param in params:
+        if param.strides[axis]:
+            moved = np.moveaxis(param, axis, 0)
+            changes = (moved[1:] != moved[:-1]).any(axis=tuple(range(1, param.ndim)))
+            size = math.gcd(size, *(np.flatnonzero(changes) + 1).tolist())
+    return size
 
 
 def fits(shape: Sequence[int], x_shape: Sequence[int | None]) -> bool:

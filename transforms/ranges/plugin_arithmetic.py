@@ -58,10 +58,10 @@ class PluginSite(Site):
     @cached_property
     def values(self) -> Array | None:
         """The plugin's result for ``weight``."""
-        return self.meaning.values
+        return self.of_plugin.values
 
     @property
-    def meaning(self) -> Site:
+    def of_plugin(self) -> Site:
         """The site with the plugin's operations instead of its own."""
         if self.computed is None:
             raise ValueError("the operations of the plugin are not defined for it")
@@ -130,7 +130,7 @@ def _array(site: Site) -> Array | None:
 
 
 def _meant(site: Site) -> Site:
-    return site.meaning if isinstance(site, PluginSite) else site
+    return site.of_plugin if isinstance(site, PluginSite) else site
 
 
 def _computed(

@@ -31,16 +31,21 @@ class Site(Region):
     Attributes:
         root: the node that the reader started from; reports name it.
         dialect: name of the dialect that it is written in.
-        quantizer: what it means.
+        meaning: what it means, or a function that returns that, for parameters of many elements.
         shape: of the data, None for a dimension that is not known; parameters broadcast to it.
         weight: the values of ``x`` where they are known, else None; those in a file are not read.
     """
 
     root: ir.Node
     dialect: str
-    quantizer: Quantizer
+    meaning: Quantizer | Callable[[], Quantizer]
     shape: tuple[int | None, ...]
     weight: Stream | None = None
+
+    @property
+    def quantizer(self) -> Quantizer:
+        """What it means. Parameters of many elements are made at each call, and not kept."""
+        return self.meaning() if callable(self.meaning) else self.meaning
 
     @cached_property
     def values(self) -> Array | None:

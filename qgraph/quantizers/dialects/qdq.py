@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +26,9 @@ from qgraph.quantizers.quantizer import Affine, Decoding, Floating, Quantizer, R
 from qgraph.reasons import NO_PARTNER
 
 DOMAINS = ("", "com.microsoft")
+
+_FEW = 1 << 16
+"""Stored codes up to which parameters of blocks are repeated when the quantizer is read."""
 
 
 @dialect
@@ -51,10 +55,12 @@ class Qdq:
             origin = "a graph input" if source is None else f"the output of {source.op_type}"
             reason = f"its codes are {origin}, not of a QuantizeLinear"
             return Refusal(node, NO_PARTNER(reason + _way_out(source)))
-        quantizer, shape = _meaning(nodes, x)
-        return Site(
-            x, node.outputs[0], nodes, node, self.name, quantizer, shape, constant_stream(x)
-        )
+        stream = constant_stream(x)
+        meaning: Quantizer | Callable[[], Quantizer]
+        meaning, shape = _meaning(nodes, x, expands=stream is None or stream.size <= _FEW)
+        if stream is not None and stream.size > _FEW:
+            meaning = functools.partial(_expanded, nodes, x)
+        return Site(x, node.outputs[0], nodes, node, self.name, meaning, shape, stream)
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
         """Yield codes of a constant; then pairs, from the pair alone to float operators."""
@@ -104,14 +110,24 @@ def _way_out(*others: ir.Node | None) -> str:
     return "; leave it if codes are meant there, or add the other node of the pair"
 
 
-def _meaning(nodes: tuple[ir.Node, ...], x: ir.Value) -> tuple[Quantizer, tuple[int | None, ...]]:
+def _expanded(nodes: tuple[ir.Node, ...], x: ir.Value) -> Quantizer:
+    return _meaning(nodes, x, expands=True)[0]
+
+
+def _meaning(
+    nodes: tuple[ir.Node, ...], x: ir.Value, *, expands: bool
+) -> tuple[Quantizer, tuple[int | None, ...]]:
+    """Return the quantizer and the shape of its data.
+
+    Without ``expands`` everything is checked, and parameters of blocks stay as they are stored.
+    """
     decode = nodes[-1]
-    scale, zero_point, storage = _parameters(decode, x)
+    scale, zero_point, storage = _parameters(decode, x, expands=expands)
     shape = shape_of(x, scale)
     decoding = None
     if nodes[0].op_type == "QuantizeLinear" and len(nodes) > 1:
         decoding = Decoding(scale, zero_point)
-        scale, zero_point, storage = _parameters(nodes[0], x)
+        scale, zero_point, storage = _parameters(nodes[0], x, expands=expands)
         parameters = zip((scale, zero_point), vars(decoding).values(), strict=True)
         if all(np.array_equal(one, other) for one, other in parameters):
             decoding = None
@@ -131,7 +147,7 @@ def _meaning(nodes: tuple[ir.Node, ...], x: ir.Value) -> tuple[Quantizer, tuple[
     return meaning, shape
 
 
-def _parameters(node: ir.Node, x: ir.Value) -> tuple[Float32, Float32, str]:
+def _parameters(node: ir.Node, x: ir.Value, *, expands: bool) -> tuple[Float32, Float32, str]:
     """Return scale and zero point, broadcastable to the data, and the type of the codes."""
     operator = operator_of(node)
     if operator is None:
@@ -146,7 +162,7 @@ def _parameters(node: ir.Node, x: ir.Value) -> tuple[Float32, Float32, str]:
     try:
         blocks.expect_one_shape(scale, zero)
         scale, zero = (
-            blocks.align(each, sizes, attributes["axis"], attributes["block_size"])
+            blocks.align(each, sizes, attributes["axis"], attributes["block_size"], expands=expands)
             for each in (scale, zero)
         )
     except ValueError as error:
