@@ -155,7 +155,7 @@ def stretch(params: Sequence[Array], axis: int) -> int:
         params: arrays of one shape.
         axis: of theirs, from 0.
     """
-    size = params[0].shape[axis]
+    size = int(params[0].shape[axis])
     for param in params:
         if param.strides[axis]:
             moved = np.moveaxis(param, axis, 0)
