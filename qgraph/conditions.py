@@ -51,6 +51,17 @@ SUMS_OF_CODES = (
     "sums of codes that stay below 2**24 are computed without rounding, in any order of additions"
 )
 
+FUNCTION_ERROR = 2.0**-20
+"""Largest error of an approximated function, absolute and relative."""
+CURVES_WITHIN = (
+    f"Sigmoid, Tanh, Erf, Exp and their like are computed within {FUNCTION_ERROR:.1g} of the "
+    "function, absolute and relative"
+)
+VARIANCE_OF_DIFFERENCES = (
+    "normalizations compute the variance as the mean of the squared differences from the mean"
+)
+LARGEST_FIRST = "Softmax and its like subtract the largest element first"
+
 
 _ZEROS = "zeros count as equal whatever their sign; "
 _SCHEMA_1: Mapping[str, str] = {

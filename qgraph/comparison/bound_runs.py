@@ -26,7 +26,7 @@ from qgraph.errors import ExecutionError
 from qgraph.numerics import Array, Float64
 from qgraph.proof.bounds.combination import SLACK
 from qgraph.proof.bounds.quantity import FLOAT32
-from qgraph.proof.bounds.regions import bound_of, paired
+from qgraph.proof.bounds.regions import bound_conditions, bound_of, paired
 from qgraph.proof.bounds.segments import Pairing, Segment
 from qgraph.proof.functions.expression import Undecidable
 
@@ -65,6 +65,7 @@ class BoundRuns:
         self._names = {str(a.name): str(b.name) for a, b in pairing.inputs}
         self._ranges = request.ranges
         self._chunk = request.chunk or 1
+        self.conditions = bound_conditions(request, pairing.conditions)
         self._partners: dict[ir.Node, tuple[ir.Node, Float64]] = {}
         self._steps = self._prepared(pairing, backend)
 
@@ -83,8 +84,12 @@ class BoundRuns:
                     side.point(rounding)
                     for side, rounding in zip(sides, segment.roundings, strict=True)
                 )
-                step.points = one, other
-                self._partners[other.node] = one.node, segment.delta
+                if one.rounding.event.mantissa is None:
+                    step.points = one, other
+                    self._partners[other.node] = one.node, segment.delta
+                else:
+                    step.tally.bound = None
+                    step.tally.reason = "codes of minifloats are not compared on data"
             steps.append(step)
         for step in steps:
             self._cut(step, sides)

@@ -40,7 +40,6 @@ from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
-from qgraph.proof.bounds.regions import bound_conditions
 
 Feeds = Mapping[str, npt.ArrayLike]
 
@@ -169,7 +168,7 @@ def check(
     )
     bounded = None
     if bounds is not None and request is not None:
-        bounded = BoundsReport(request, bound_conditions(request), bounds.results())
+        bounded = BoundsReport(request, bounds.conditions, bounds.results())
     bad = bool(failed) or (judged is not None and judged.failed is not None)
     bad |= bounded is not None and bounded.is_bad
     return CheckReport(

@@ -17,7 +17,7 @@ from qgraph.graph.slices import ancestors, sources
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64
 from qgraph.proof.bounds.evaluate import Evaluation
-from qgraph.proof.bounds.segments import SHIFTS, RoundedData, rounded_codes, unlimited
+from qgraph.proof.bounds.segments import SHIFTS, RoundedData, unlimited
 from qgraph.proof.bounds.tracer import Pending
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import NO_BOUND
@@ -73,10 +73,9 @@ class QuantizedPoint:
         elif self.rounding.event.kind == "Sign":
             codes = np.where(np.asarray(x) >= 0, 1.0, -1.0)
         else:
-            kind = self.rounding.event.kind
             tracer = NumberTracer(np.float32, stops=True)
             before = _before(self.node, self.node.inputs[0], x, self.evaluation, tracer)
-            codes = rounded_codes(kind, before)
+            codes = self.rounding.event.rounded(before)
         codes = np.nan_to_num(np.clip(codes, *self.rounding.clips))
         return codes.astype(np.int32 if np.abs(codes).max(initial=0) < 2**31 else np.float64)
 

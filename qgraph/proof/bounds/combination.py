@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import numpy as np
@@ -53,6 +53,7 @@ class Atom:
         form: equal for atoms that differ in numbers only.
         numbers: weights of a sum, bounds of a clip.
         slope: the largest ratio of a change of the result and of an argument.
+        serial: its number among all atoms, in the order in which they were made.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class Atom:
     form: int
     numbers: tuple[Float64, ...] = ()
     slope: float = 1.0
+    serial: int = 0
 
     @property
     def largest(self) -> Float64:
@@ -127,6 +129,11 @@ class Combination:
         return hash(tuple(sorted(forms)))
 
     @property
+    def serials(self) -> list[int]:
+        """The numbers of the atoms."""
+        return sorted(atom.serial for _, atom in self.terms)
+
+    @property
     def key(self) -> Hashable:
         """A key that is equal for equal functions."""
         terms = ((id(atom), _bytes(coefficient)) for coefficient, atom in self.terms)
@@ -134,9 +141,14 @@ class Combination:
 
 
 class Atoms:
-    """Makes atoms, each only once."""
+    """Makes atoms, each only once.
+
+    Attributes:
+        conditions: what their values and errors take for granted.
+    """
 
     def __init__(self) -> None:
+        self.conditions: set[str] = set()
         self._known: dict[Hashable, Atom] = {}
 
     def make(
@@ -153,8 +165,10 @@ class Atoms:
         key = (kind, attributes, tuple(argument.key for argument in arguments), digests)
         if key not in self._known:
             form = hash((kind, attributes, tuple(argument.form for argument in arguments)))
-            made = Atom(kind, attributes, tuple(arguments), *ends, form, tuple(numbers), slope)
-            self._known[key] = made
+            self._known[key] = Atom(
+                kind, attributes, tuple(arguments), *ends, form, tuple(numbers), slope,
+                len(self._known),
+            )  # fmt: skip
         return self._known[key]
 
 
@@ -262,18 +276,53 @@ def _term_distance(c: Float64, atom: Atom, d: Float64, other: Atom) -> Float64:
         return _NO_MATCH
     if atom.kind in ("sum", BORDER):
         return sum_distance(c, atom, d, other)
-    if atom.kind == "product":
-        (a, b), (x, y) = atom.arguments, other.arguments
-        apart = product(distance(a, x), largest(b)) + product(distance(b, y), largest(x))
+    if atom.kind in _OF_TWO:
+        apart = _OF_TWO[atom.kind](atom, other)
         return product(np.abs(c - d), atom.largest) + product(np.abs(d), apart)
-    apart = reduce(
-        np.maximum, (distance(a, b) for a, b in zip(atom.arguments, other.arguments, strict=True))
-    )
+    apart = _arguments_apart(atom.arguments, other.arguments)
+    if len(atom.arguments) > 1 and atom.kind in ELEMENTWISE:  # these are commutative
+        turned = _arguments_apart(atom.arguments, other.arguments[::-1])
+        apart = np.minimum(apart, turned)
     ends = [np.abs(a - b) for a, b in zip(atom.numbers, other.numbers, strict=True)]
     with np.errstate(invalid="ignore"):
         moved = reduce(np.maximum, (np.where(np.isnan(e), 0.0, e) for e in ends), ZERO)
-    within = np.maximum(atom.slope * reduced(atom, apart), moved)
+    within = np.maximum(max(atom.slope, other.slope) * reduced(atom, apart), moved)
     return product(np.abs(c - d), atom.largest) + product(np.abs(d), within)
+
+
+def _arguments_apart(ours: Sequence[Combination], theirs: Sequence[Combination]) -> Float64:
+    return reduce(np.maximum, (distance(a, b) for a, b in zip(ours, theirs, strict=True)))
+
+
+def _products_apart(atom: Atom, other: Atom) -> Float64:
+    """Return how far products of elements lie apart."""
+    in_order = _sums_apart(atom, other)
+    turned = replace(other, arguments=other.arguments[::-1])
+    return np.minimum(in_order, _sums_apart(atom, turned))
+
+
+def _sums_apart(atom: Atom, other: Atom) -> Float64:
+    """Return how far sums of as many products as the slope says lie apart."""
+    (a, b), (x, y) = atom.arguments, other.arguments
+    parts = [distance(a, x), largest(b), distance(b, y), largest(x)]
+    if atom.kind not in ELEMENTWISE:
+        parts = [np.asarray(np.max(part)) for part in parts]
+    return atom.slope * (product(parts[0], parts[1]) + product(parts[2], parts[3]))
+
+
+def _quotients_apart(atom: Atom, other: Atom) -> Float64:
+    """Return how far quotients lie apart: ``|a - x| / |b| + |x / y| |b - y| / |b|``."""
+    (a, b), (x, y) = atom.arguments, other.arguments
+    apart = distance(a, x) + product(other.largest, distance(b, y))
+    return apart / np.minimum(*map(np.abs, b.range))
+
+
+_OF_TWO = {
+    "product": _products_apart,
+    "matmul": _sums_apart,
+    "quotient": _quotients_apart,
+}
+"""How far atoms of two arguments lie apart."""
 
 
 def largest(function: Combination) -> Float64:
@@ -290,7 +339,7 @@ def reduced(atom: Atom, bound: Float64) -> Float64:
     return bound if atom.kind in ELEMENTWISE else np.asarray(np.max(bound))
 
 
-ELEMENTWISE = frozenset({"clip", "product", "function"})
+ELEMENTWISE = frozenset({"clip", "product", "function", "quotient"})
 """Kinds of atoms whose elements depend on the elements of the same place only."""
 
 

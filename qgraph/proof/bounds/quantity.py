@@ -13,8 +13,10 @@ that its type represents: sums of codes times a power of two.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -63,6 +65,22 @@ ARITHMETIC = {
     "FLOAT16": FloatType("FLOAT16", 2.0**-11, 2.0**-25, 2.0**11, 65504.0),
     "BFLOAT16": FloatType("BFLOAT16", 2.0**-8, 2.0**-134, 2.0**8, (2 - 2.0**-7) * 2.0**127),
 }
+
+
+_TYPES = {"FLOAT16": np.float16, "BFLOAT16": ml_dtypes.bfloat16}
+
+
+def coarsest(kinds: Sequence[FloatType]) -> FloatType:
+    """Return an arithmetic that is off at least as far as each of several; float32 for none."""
+    if not kinds:
+        return FLOAT32
+    return FloatType(
+        max(kinds, key=lambda kind: kind.unit).name,
+        max(kind.unit for kind in kinds),
+        max(kind.tiny for kind in kinds),
+        min(kind.whole for kind in kinds),
+        min(kind.largest for kind in kinds),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +138,13 @@ class Quantity:
         return self.largest + self.error
 
 
+def holds_numbers(array: Array) -> bool:
+    """Return whether an array holds finite real numbers."""
+    if array.dtype.kind in "cOSUmM":
+        return False
+    return bool(np.isfinite(array.astype(np.float64)).all())
+
+
 def constant(array: npt.ArrayLike) -> Quantity:
     """Return a stored constant."""
     stored = np.asarray(array)
@@ -144,6 +169,21 @@ def of_constant(
         raise Undecidable(OUT_OF_RANGE("a constant is infinite or NaN"))
     apart = np.abs(value - meant)
     return Quantity(Combination.constant(meant), meant, meant, apart, ZERO, None, value, factors)
+
+
+def stored(q: Quantity, name: str) -> Quantity:
+    """Return a constant as it is stored in a type; data, and other types, stay as they are.
+
+    Args:
+        q: what is stored.
+        name: of the type.
+    """
+    kind = _TYPES.get(name)
+    if q.value is None or kind is None:
+        return q
+    with np.errstate(over="ignore"):
+        value = q.value.astype(kind).astype(np.float64)
+    return of_constant(value, q.meant.offset, q.factors)
 
 
 def granules(value: Float64) -> Float64:

@@ -25,7 +25,7 @@ from qgraph.graph.interface import common_domain, interface
 from qgraph.graph.scopes import operands
 from qgraph.numerics import Float64
 from qgraph.ops.static_parameters import freeze_static_parameters
-from qgraph.proof.bounds.functions import FUNCTION_ERROR
+from qgraph.proof.bounds.evaluate import written_out
 from qgraph.proof.bounds.segments import Pairing, Segment
 from qgraph.proof.certify import Proof
 from qgraph.proof.discharge import Shown
@@ -48,10 +48,6 @@ ORDERS = {
     "chunk": "sums are added in chunks of at most {} terms in sequence, and the chunks in sequence",
 }
 ACCUMULATED = "sums of 16-bit types are added in float32"
-CURVES_WITHIN = (
-    f"Sigmoid, Tanh, Erf and their like are computed within {FUNCTION_ERROR:.1g} of the function, "
-    "absolute and relative"
-)
 NO_SPECIALS = "no NaN and no infinity enters a segment, and inputs lie in the ranges given"
 
 
@@ -81,6 +77,9 @@ def paired(
         freeze_static_parameters(copy)
     domain = common_domain(*copies)
     copies = [with_facts(copy, each) for copy, each in zip(copies, domain.interfaces, strict=True)]
+    if sum(written_out(copy) for copy in copies):
+        faces = domain.interfaces
+        copies = [with_facts(copy, each) for copy, each in zip(copies, faces, strict=True)]
     face = interface(copies[0].graph, copies[1].graph)
     Bounding.of(request, *([a for a, _ in pairs] for pairs in (face.inputs, face.outputs)))
     return Pairing(
@@ -120,7 +119,7 @@ def bounded_regions(
     failed = [s for s in proof.shown if not s.verdict.reaches(level)]
     sides = _Sides(proof.matching, failed)
     regions = [_region(s, request, sides, level, evidence=evidence) for s in pairing.segments]
-    return regions, _conditions(regions, request)
+    return regions, _conditions(regions, request, pairing.conditions)
 
 
 def with_bounds(
@@ -180,15 +179,17 @@ def with_bounds(
     )
 
 
-def _conditions(regions: Iterable[RegionVerdict], request: Bounding) -> list[str]:
+def _conditions(
+    regions: Iterable[RegionVerdict], request: Bounding, others: Iterable[str]
+) -> list[str]:
     is_bounded = any(region.verdict is ProofVerdict.BOUNDED for region in regions)
-    return bound_conditions(request) if is_bounded else []
+    return bound_conditions(request, others) if is_bounded else []
 
 
-def bound_conditions(request: Bounding) -> list[str]:
-    """Return what all bounds take for granted."""
+def bound_conditions(request: Bounding, others: Iterable[str]) -> list[str]:
+    """Return what all bounds take for granted, and what some operators add to it."""
     order = ORDERS["any"] if request.chunk is None else ORDERS["chunk"].format(request.chunk)
-    found = [GIVEN_CODES, order, CURVES_WITHIN, NO_SPECIALS]
+    found = [GIVEN_CODES, order, *sorted(others), NO_SPECIALS]
     return found + ([ACCUMULATED] if request.accumulate != "own" else [])
 
 

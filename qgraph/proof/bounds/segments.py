@@ -173,6 +173,11 @@ class Pairing:
             theirs = self._end(self.candidate, pair[1], self._of_candidate)
             self.segments.append(_output(pair, ours, theirs))
 
+    @property
+    def conditions(self) -> set[str]:
+        """What the bounds take for granted besides the order of additions."""
+        return self._atoms.conditions
+
     def _end(self, side: Evaluation, value: ir.Value, settle: Settle) -> Quantity | ExplainedReason:
         try:
             found = side.of(value)
@@ -240,36 +245,19 @@ def _rounding(codes: Pending) -> RoundedData:
     if event.kind == "Sign":
         ends = codes.low, codes.high
         return RoundedData(event, *ends, function, ends, ends, ends)
-    clips = (
-        _within(rounded_codes(event.kind, low), codes),
-        _within(rounded_codes(event.kind, high), codes),
-    )
+    clips = _within(event.rounded(low), codes), _within(event.rounded(high), codes)
     # What is executed may lie beyond what is meant.
     before = event.before
     reach = np.floor(before.low - before.error), np.ceil(before.high + before.error)
-    first, last = (np.asarray(np.clip(end, *clips)) for end in reach)
+    first, last = (np.asarray(np.clip(event.rounded(end), *clips)) for end in reach)
     bare = function.range
     off = before.absolute + product(before.relative, np.maximum(*map(np.abs, bare)))
-    far = np.floor(bare[0] - off), np.ceil(bare[1] + off)
+    far = event.rounded(np.floor(bare[0] - off)), event.rounded(np.ceil(bare[1] + off))
     return RoundedData(event, codes.low, codes.high, function, (first, last), clips, far)
 
 
 def _within(ends: Float64, codes: Pending) -> Float64:
     return np.asarray(np.clip(ends, codes.low, codes.high))
-
-
-def rounded_codes(kind: str, ends: Float64) -> Float64:
-    """Return numbers rounded to whole numbers."""
-    match kind:
-        case "Floor":
-            return np.floor(ends)
-        case "Ceil":
-            return np.ceil(ends)
-        case "Down":
-            return np.trunc(ends)
-        case "Up":
-            return np.asarray(np.sign(ends) * np.ceil(np.abs(ends)))
-    return np.rint(ends)
 
 
 def unlimited(function: Combination) -> tuple[Combination, Float64, Float64]:
@@ -291,6 +279,10 @@ def _compared(one: RoundedData, other: RoundedData) -> list[tuple[Segment, Float
     kinds = one.event.kind, other.event.kind
     if kinds[0] != kinds[1] and "Sign" in kinds:
         return []
+    if one.event.mantissa != other.event.mantissa:
+        return []
+    if one.event.mantissa is not None and kinds[0] != kinds[1]:
+        return []
     # Only limits tell that codes are numbered otherwise: ranges move with a bias, too.
     (low, high), (bottom, top) = one.clips, other.clips
     shifts = {0.0, float(bottom.min() - low.min()), float(top.max() - high.max())}
@@ -302,7 +294,7 @@ def _bound(one: RoundedData, other: RoundedData, delta: Float64) -> Segment:
     # Beyond these values both codes are clipped, each to its own limit.
     bottom = np.minimum(one.ends[0], other.ends[0] - delta)
     top = np.maximum(one.ends[1], other.ends[1] - delta)
-    window = bottom - 1, top + 1
+    window = bottom - one.event.spacing(bottom), top + one.event.spacing(top)
     shifted = one.function.plus(Combination.constant(delta))
     moved_window = window[0] + delta, window[1] + delta
     shift = distance(shifted, other.function, moved_window)

@@ -12,7 +12,7 @@ model in which a BatchNormalization is folded into the scales of the weights has
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -251,29 +251,46 @@ def mean_of(
     count: int,
     arithmetic: FloatType,
     *,
+    places: Sequence[int] = (),
     has_zeros: bool = False,
 ) -> Quantity:
     """Return means of elements of the data.
 
     Args:
         atoms: makes the atoms.
-        data: its arrays are alike for all elements of a mean.
+        data: what is averaged.
         attributes: which elements; equal for equal means.
         count: the largest number of elements.
         arithmetic: in which sums are rounded.
+        places: axes of the elements of a mean, counted from the last.
         has_zeros: whether padding counts as zeros.
     """
-    low, high = data.low, data.high
-    if has_zeros:
-        low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
-    terms = []
-    for coefficient, atom in data.meant.terms:
-        ends = atom.low, atom.high
-        if has_zeros:
-            ends = np.minimum(ends[0], 0.0), np.maximum(ends[1], 0.0)
-        terms.append((coefficient, atoms.make("mean", attributes, (Combination.of(atom),), ends)))
-    function = Combination(tuple(terms), data.meant.offset, data.meant.size)
-    exact = Quantity(function, low, high, count * data.error, unit=data.unit)
-    total = added_up(exact, np.asarray(float(count)), count * data.reach, arithmetic)
+
+    def along(low: Float64, high: Float64) -> tuple[Float64, Float64]:
+        low, high = _over(np.minimum, low, places), _over(np.maximum, high, places)
+        return (np.minimum(low, 0.0), np.maximum(high, 0.0)) if has_zeros else (low, high)
+
+    low, high = along(data.low, data.high)
+    meant = data.meant
+    numbers = [*(coefficient for coefficient, _ in meant.terms), meant.offset]
+    if any(array.shape != _over(np.minimum, array, places).shape for array in numbers):
+        function = Combination.of(atoms.make("mean", attributes, (meant,), (low, high)))
+    else:
+        terms = []
+        for coefficient, atom in meant.terms:
+            ends = along(atom.low, atom.high)
+            made = atoms.make("mean", attributes, (Combination.of(atom),), ends)
+            terms.append((coefficient, made))
+        function = Combination(tuple(terms), meant.offset, meant.size)
+    error, reach = (_over(np.maximum, part, places) for part in (data.error, data.reach))
+    unit = None if data.unit is None else _over(np.minimum, data.unit, places)
+    exact = Quantity(function, low, high, count * error, unit=unit)
+    total = added_up(exact, np.asarray(float(count)), count * reach, arithmetic)
     # Runtimes divide, or multiply by a rounded reciprocal.
     return rounded(Quantity(function, low, high, total.absolute / count), arithmetic, times=2)
+
+
+def _over(pick: np.ufunc, array: Float64, places: Sequence[int]) -> Float64:
+    """Return the smallest or largest numbers along axes, of which one element is left."""
+    axes = tuple(place for place in places if -place <= array.ndim)
+    return np.asarray(pick.reduce(array, axis=axes, keepdims=True)) if axes else array

@@ -17,8 +17,10 @@ import onnx_ir as ir
 
 from qgraph.numerics import Float64
 from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.numerics.minifloat import MINIFLOATS
 from qgraph.numerics.primitives import NUMPY
-from qgraph.proof.bounds.combination import ZERO, Atoms, Combination, product
+from qgraph.numerics.rounding import Rounding
+from qgraph.proof.bounds.combination import SLACK, ZERO, Atoms, Combination, product
 from qgraph.proof.bounds.quantity import (
     FLOAT32,
     FloatType,
@@ -44,11 +46,38 @@ class Event:
         kind: "Round", "Floor", "Ceil", another rounding mode, or "Sign", which gives -1 and 1.
         before: what is rounded, in steps.
         node: what rounds it.
+        mantissa: bits of the mantissa of a minifloat, whose smallest step is 1; None for integers.
     """
 
     kind: str
     before: Quantity
     node: ir.Node
+    mantissa: int | None = None
+
+    def rounded(self, numbers: Float64) -> Float64:
+        """Return the codes of exact numbers."""
+        step = self.spacing(numbers)
+        return np.asarray(_round(self.kind, numbers / step) * step)
+
+    def spacing(self, numbers: Float64) -> Float64:
+        """Return the distances of codes next to numbers; the larger one at a power of two."""
+        if self.mantissa is None:
+            return np.ones(())
+        _, exponents = np.frexp(np.where(np.isfinite(numbers), numbers, 1.0))
+        return np.asarray(np.ldexp(1.0, np.maximum(exponents - 1 - self.mantissa, 0)))
+
+
+def _round(kind: str, numbers: Float64) -> Float64:
+    match kind:
+        case "Floor":
+            return np.floor(numbers)
+        case "Ceil":
+            return np.ceil(numbers)
+        case "Down":
+            return np.trunc(numbers)
+        case "Up":
+            return np.asarray(np.sign(numbers) * np.ceil(np.abs(numbers)))
+    return np.rint(numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +220,9 @@ class QuantityTracer:
             return self.rounded(multiple_of(x, y.meant.offset, y.value))
         ends = [product(i, j) for i in (x.low, x.high) for j in (y.low, y.high)]
         low, high = np.minimum.reduce(ends), np.maximum.reduce(ends)
-        atom = self.atoms.make("product", None, (x.meant, y.meant), (low, high))
+        if x.meant.key == y.meant.key:
+            low = np.maximum(low, 0.0)
+        atom = self.atoms.make("product", None, _sorted(x.meant, y.meant), (low, high))
         error = (
             product(x.largest, y.error) + product(y.largest, x.error) + product(x.error, y.error)
         )
@@ -201,7 +232,7 @@ class QuantityTracer:
     def _div(self, a: Any, b: Any) -> Quantity:
         x, y = self.quantity(a), self.quantity(b)
         if y.value is None:
-            raise Undecidable(NO_BOUND("there is no bound for a division by data"))
+            return self._quotient(x, y)
         if (y.value == 0).any() or (y.meant.offset == 0).any():
             raise Undecidable(NO_BOUND("a division by 0 has no bound"))
         exact = multiple_of(x, 1 / y.meant.offset, 1 / y.value)
@@ -209,6 +240,23 @@ class QuantityTracer:
         if not (np.abs(mantissas) == 0.5).all():
             exact = replace(exact, unit=None)
         return self.rounded(exact)
+
+    def _quotient(self, x: Quantity, y: Quantity) -> Quantity:
+        """Return a division by data that keeps its sign, and keeps away from 0."""
+        least = np.minimum(np.abs(y.low), np.abs(y.high))
+        if not ((y.low > 0) | (y.high < 0)).all() or not (least > y.error).all():
+            raise Undecidable(NO_BOUND("a division by data that may be 0 has no bound"))
+        ends = [i / j for i in (x.low, x.high) for j in (y.low, y.high)]
+        if not all(np.isfinite(end).all() for end in ends):
+            raise Undecidable(OUT_OF_RANGE("the range of a quotient is not known"))
+        low, high = np.minimum.reduce(ends), np.maximum.reduce(ends)
+        slack = SLACK * np.maximum(np.abs(low), np.abs(high))
+        low, high = low - slack, high + slack
+        atom = self.atoms.make("quotient", None, (x.meant, y.meant), (low, high))
+        meant = Combination.of(atom)
+        far = np.maximum(np.abs(low), np.abs(high))
+        error = (x.error + product(far, y.error)) / (least - y.error) * (1 + SLACK)
+        return self.rounded(Quantity(meant, low, high, error))
 
     def _abs(self, x: Any) -> Quantity:
         q = self.quantity(x)
@@ -220,13 +268,22 @@ class QuantityTracer:
     def _limit(self, name: str, *operands: Any) -> Operand:
         """Return the maximum or minimum of data and constants."""
         data = [operand for operand in operands if _is_data(operand)]
-        if len(data) != 1:
-            raise Undecidable(NO_BOUND(f"there is no bound for {name} of two tensors"))
         result: Operand = data[0]
+        for other in data[1:]:
+            result = self._extreme(name, self.quantity(result), self.quantity(other))
         for operand in operands:
             if not _is_data(operand):
                 result = self._limit_by(name, result, self.quantity(operand))
         return result
+
+    def _extreme(self, name: str, x: Quantity, y: Quantity) -> Quantity:
+        """Return the maximum or minimum of two tensors, which is one of their numbers."""
+        pick = np.maximum if name == "Max" else np.minimum
+        low, high = pick(x.low, y.low), pick(x.high, y.high)
+        atom = self.atoms.make("function", name, _sorted(x.meant, y.meant), (low, high))
+        unit = None if x.unit is None or y.unit is None else np.minimum(x.unit, y.unit)
+        error = np.maximum(x.error, y.error)
+        return Quantity(Combination.of(atom), low, high, error, unit=unit)
 
     def _limit_by(self, name: str, data: Operand, end: Quantity) -> Operand:
         number = ZERO if end.value is None else end.value
@@ -260,6 +317,26 @@ class QuantityTracer:
             return x
         return Pending(Event(kind, self.quantity(x), self.node), -ENDLESS, ENDLESS, ZERO)
 
+    def snapped(
+        self, x: Quantity, mantissa: int, exponent: int, largest: float, mode: Rounding
+    ) -> Quantity:
+        """Return data rounded to a minifloat that saturates.
+
+        Args:
+            x: data, divided by its scale.
+            mantissa: number of bits of the mantissa.
+            exponent: that of the smallest normal number.
+            largest: the largest number.
+            mode: how it is rounded.
+        """
+        step = np.asarray(2.0 ** (exponent - mantissa))
+        last = np.asarray(largest) / step
+        kind = _MINIFLOAT_ROUNDINGS.get(mode)
+        if kind is None or not _are_whole(last):
+            raise Undecidable(NO_BOUND(f"a minifloat rounded by {mode} has no bound"))
+        event = Event(kind, multiple_of(x, 1 / step, 1 / step), self.node, mantissa)
+        return multiple_of(self.settle(Pending(event, -last, last, ZERO)), step, step)
+
     def _compare(self, name: str, a: Any, b: Any) -> _Condition:
         if not _is_zero(self.quantity(b)):
             raise Undecidable(NO_BOUND(f"there is no bound for {name} of data"))
@@ -286,7 +363,7 @@ class QuantityTracer:
                 return Pending(event, -np.ones(()), np.ones(()), ZERO)
         raise Undecidable(NO_BOUND("there is no bound for Where with a computed condition"))
 
-    def _cast(self, x: Any, *, to: Any, **_: Any) -> Operand:
+    def _cast(self, x: Any, *, to: Any, **more: Any) -> Operand:
         name = to if isinstance(to, str) else ir.DataType(to).name
         if isinstance(x, Pending):
             _expect_inside(x, name)
@@ -294,7 +371,11 @@ class QuantityTracer:
         q = self.quantity(x)
         if name in ("FLOAT", "DOUBLE"):
             return self.rounded(q)
-        raise Undecidable(NO_BOUND(f"there is no bound for a Cast to {name}"))
+        kind = MINIFLOATS.get(name)
+        if kind is None or not more.get("saturate", 1):
+            raise Undecidable(NO_BOUND(f"there is no bound for a Cast to {name}"))
+        lowest = 1 - kind.bias
+        return self.snapped(q, kind.mantissa_bits, lowest, kind.max_value, Rounding.ROUND)
 
 
 def _expect_inside(codes: Pending, name: str) -> None:
@@ -312,6 +393,15 @@ def _expect_inside(codes: Pending, name: str) -> None:
     if not ((low >= kind.lo).all() and (high <= kind.hi).all()):
         raise Undecidable(OUT_OF_RANGE(f"a Cast to {name} of numbers beyond it is not defined"))
 
+
+_MINIFLOAT_ROUNDINGS = {
+    Rounding.ROUND: "Round",
+    Rounding.CEIL: "Ceil",
+    Rounding.FLOOR: "Floor",
+    Rounding.UP: "Up",
+    Rounding.DOWN: "Down",
+}
+"""Kinds of roundings that are exact on quotients of powers of two."""
 
 _RULES: dict[str, Callable[..., Any]] = {
     "Identity": lambda _, x: x,
@@ -334,6 +424,11 @@ _RULES: dict[str, Callable[..., Any]] = {
     "Where": QuantityTracer._where,
     "Cast": QuantityTracer._cast,
 }
+
+
+def _sorted(x: Combination, y: Combination) -> tuple[Combination, Combination]:
+    """Return the operands of a commutative function in an order of their own."""
+    return (x, y) if x.serials <= y.serials else (y, x)
 
 
 def _is_data(operand: Any) -> bool:

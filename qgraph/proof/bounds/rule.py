@@ -1,0 +1,164 @@
+"""Rules of operators: how a node is evaluated on quantities.
+
+Each file of :mod:`qgraph.proof.rules` registers the rules of one family of operators. A rule gives
+what its operator computes in real numbers, its range, and how far the result may be off. Operators
+without a rule are traced by their definition in primitives, or have no bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from qgraph.graph.schema import OpKey
+from qgraph.numerics import Array
+from qgraph.ops.dispatch import Imports
+from qgraph.proof.bounds.quantity import FloatType, Quantity
+from qgraph.proof.bounds.tracer import Operand, QuantityTracer
+from qgraph.proof.functions.expression import Undecidable
+from qgraph.proof.matching.label import label
+from qgraph.reasons import AT_RUN_TIME, NO_BOUND
+from qgraph.registry import Registry
+
+
+@dataclass(frozen=True)
+class NodeCall:
+    """A node and what is known of its operands.
+
+    Attributes:
+        node: the node.
+        tracer: evaluates primitives.
+        of: returns what is known of a value; raises :class:`Undecidable` if nothing is.
+        array: returns the elements of a constant; None for other values.
+        imports: domains and their versions.
+        sums: arithmetic in which the node adds; ``tracer.arithmetic`` is that of its results.
+    """
+
+    node: ir.Node
+    tracer: QuantityTracer
+    of: Callable[[ir.Value], Operand]
+    array: Callable[[ir.Value | None], Array | None]
+    imports: Imports
+    sums: FloatType
+
+    @property
+    def label(self) -> Hashable:
+        """Equal for nodes that compute equal results from equal operands."""
+        return label(self.node, self.imports)
+
+    def value(self, place: int) -> ir.Value | None:
+        """Return an input; None if it is absent."""
+        return self.node.inputs[place] if place < len(self.node.inputs) else None
+
+    def operand(self, place: int) -> Operand:
+        """Return what is known of an input.
+
+        Raises:
+            Undecidable: nothing is, or it is absent.
+        """
+        value = self.value(place)
+        if value is None:
+            raise self.refusal(f"input {place} is missing")
+        return self.of(value)
+
+    def quantity(self, place: int) -> Quantity:
+        """Return an input as a quantity."""
+        return self.tracer.quantity(self.operand(place))
+
+    def constant(self, place: int) -> Quantity | None:
+        """Return a constant input; None if it is absent.
+
+        Raises:
+            Undecidable: it is not constant.
+        """
+        value = self.value(place)
+        if value is None:
+            return None
+        found = self.tracer.quantity(self.of(value))
+        if found.value is None:
+            raise Undecidable(
+                AT_RUN_TIME(f"operand {value.name!r} of {self.node.op_type} is not constant")
+            )
+        return found
+
+    def rank(self, place: int = 0) -> int:
+        """Return the number of axes of an input."""
+        return len(shape_of(self.value(place)))
+
+    def whole(self, name: str, default: int = 0) -> int:
+        """Return an attribute that is a whole number."""
+        return self.node.attributes.get_int(name, default)
+
+    def number(self, name: str, default: float) -> float:
+        """Return an attribute that is a real number, as stored in float32."""
+        return self.node.attributes.get_float(name, default)
+
+    def refusal(self, use: str = "") -> Undecidable:
+        """Return the error of a node without a bound.
+
+        Args:
+            use: what of it has none.
+        """
+        return Undecidable(NO_BOUND(f"{self.node.op_type} has no bound{use and ': '}{use}"))
+
+
+Rule = Callable[[NodeCall], Operand | Sequence[Operand]]
+
+_RULES: Registry[Rule] = Registry("rule", "qgraph.proof.rules")
+_BY_KEY: dict[str, Rule] = {}
+
+
+def bound_rule(*operators: str | OpKey) -> Callable[[Rule], Rule]:
+    """Return a decorator that registers the rule of operators.
+
+    Args:
+        operators: names of standard operators, or domains and names.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for operator in operators:
+            key = operator if isinstance(operator, OpKey) else OpKey("", operator)
+            _RULES.add(_name(key))(rule)
+        _BY_KEY.clear()
+        return rule
+
+    return register
+
+
+def _name(key: OpKey) -> str:
+    return f"{key.domain}.{key.name}" if key.domain else key.name
+
+
+def rule_of(node: ir.Node) -> Rule | None:
+    """Return the rule of a node; None if its operator has none."""
+    if not _BY_KEY:
+        _BY_KEY.update(zip(_RULES.names(), _RULES, strict=True))
+    return _BY_KEY.get(_name(OpKey.of(node)))
+
+
+def shape_of(value: ir.Value | None) -> tuple[Any, ...]:
+    """Return the shape of a value, with texts for open sizes.
+
+    Raises:
+        Undecidable: its rank is not known.
+    """
+    if value is None or value.shape is None:
+        name = "" if value is None else f" of {value.name!r}"
+        raise Undecidable(AT_RUN_TIME(f"the shape{name} is not known"))
+    return tuple(n if isinstance(n, int) else str(n.value) for n in value.shape.dims)
+
+
+def sizes_of(value: ir.Value | None, axes: Sequence[int]) -> list[int]:
+    """Return the sizes of some axes of a value.
+
+    Raises:
+        Undecidable: one is not known.
+    """
+    shape = shape_of(value)
+    sizes = [shape[axis] for axis in axes]
+    if not all(isinstance(size, int) for size in sizes):
+        raise Undecidable(AT_RUN_TIME("the number of elements of a mean or sum is not known"))
+    return sizes

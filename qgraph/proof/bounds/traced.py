@@ -1,0 +1,72 @@
+"""Trace nodes by their definitions in primitives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError
+from qgraph.ops.operator import operator_of
+from qgraph.proof.bounds.quantity import Quantity, stored
+from qgraph.proof.bounds.rule import NodeCall
+from qgraph.proof.bounds.tracer import Operand, Pending
+from qgraph.proof.functions.expression import Undecidable
+from qgraph.proof.functions.lowering import Shape, lower_node
+from qgraph.reasons import NOT_COMPUTED, OUT_OF_RANGE
+
+
+def traced(call: NodeCall) -> Operand:
+    """Return the result of a node that is a primitive or has a definition.
+
+    Raises:
+        Undecidable: it has no bound.
+    """
+    node, tracer = call.node, call.tracer
+    is_defined = operator_of(node) is not None
+    known = {}
+    for place, value in enumerate(node.inputs):
+        # Parameters are laid out along their axis.
+        is_parameter = is_defined and place > 0 and call.array(value) is not None
+        if value is not None and not is_parameter:
+            known[value] = call.of(value)
+    try:
+        # Definitions are written over any primitives; expressions are one kind of them.
+        primitives: Any = tracer
+        operands: Any = known
+        result: Any = lower_node(node, operands, shape_of_data(node), primitives, call.array)
+    except OperatorError as error:
+        raise Undecidable(NOT_COMPUTED(str(error))) from error
+    if not isinstance(result, Quantity | Pending):
+        raise call.refusal()
+    kind = node.outputs[0].dtype
+    if kind is not None and kind.is_integer() and node.op_type in _WRAPPING:
+        return _expect_no_wrap(tracer.quantity(result), node, np.iinfo(kind.numpy()))
+    if isinstance(result, Pending) or kind is None:
+        return result
+    return stored(result, kind.name)
+
+
+def shape_of_data(node: ir.Node) -> Shape:
+    """Return the shape of the first operand; without axes if it is not known."""
+    value = node.inputs[0]
+    if value is None or value.shape is None:
+        return ()
+    return tuple(n if isinstance(n, int) else None for n in value.shape.dims)
+
+
+_WRAPPING = frozenset({"Add", "Sub", "Mul", "Neg", "Abs", "Div", "Pow", "Sum"})
+"""Operators on integers, whose results wrap around or are truncated."""
+
+
+def _expect_no_wrap(result: Quantity, node: ir.Node, limits: np.iinfo[Any]) -> Quantity:
+    """Return integers if they do not wrap around.
+
+    Raises:
+        Undecidable: they may.
+    """
+    is_inside = (result.low >= limits.min).all() and (result.high <= limits.max).all()
+    if node.op_type in ("Div", "Pow") or not is_inside:
+        raise Undecidable(OUT_OF_RANGE(f"{node.op_type} of integers may leave their range"))
+    return result

@@ -1,0 +1,1 @@
+"""Rules of operators for bounds: what each computes in real numbers, and how far it is off."""

@@ -1,0 +1,113 @@
+"""Operators of ONNX Runtime that compute codes from codes: QLinearAdd and its like.
+
+They decode, compute real numbers, and quantize these. Definitions differ in where they round: they
+decode first and divide by the scale of the result, or multiply codes by ratios of scales. With m
+the largest magnitude of all numbers that are added, in steps of the result, each form is off by at
+most ``8 u m`` besides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.numerics import Float64
+from qgraph.proof.bounds.quantity import FLOAT32, Quantity, constant
+from qgraph.proof.bounds.rule import NodeCall, bound_rule, sizes_of
+from qgraph.proof.bounds.tracer import Operand
+from qgraph.proof.rules.curves import applied
+from qgraph.proof.rules.integer_products import codes_of
+from qgraph.proof.rules.joins import joined
+from qgraph.proof.rules.means import mean_over, pooled, reduced_axes, without_axes
+
+_ROUNDINGS = 8
+
+
+@bound_rule(OpKey(MICROSOFT, "QLinearAdd"), OpKey(MICROSOFT, "QLinearMul"))
+def sum_or_product(call: NodeCall) -> Operand:
+    """Sum or product of two tensors."""
+    a, b = _decoded(call, 0), _decoded(call, 3)
+    if call.node.op_type == "QLinearMul":
+        return _encoded(call, call.tracer.quantity(call.tracer.Mul(a, b)), 6)
+    size = sum((_size(call, place) for place in (0, 3)), np.zeros(()))
+    return _encoded(call, call.tracer.quantity(call.tracer.Add(a, b)), 6, size)
+
+
+@bound_rule(OpKey(MICROSOFT, "QLinearLeakyRelu"), OpKey(MICROSOFT, "QLinearSigmoid"))
+def function_of_codes(call: NodeCall) -> Operand:
+    """A function of each number."""
+    name = call.node.op_type.removeprefix("QLinear")
+    known = {"alpha": call.number("alpha", 0.01)} if name == "LeakyRelu" else {}
+    return _encoded(call, applied(call.tracer, name, _decoded(call, 0), known), 3)
+
+
+@bound_rule(OpKey(MICROSOFT, "QLinearAveragePool"))
+@bound_rule(OpKey(MICROSOFT, "QLinearGlobalAveragePool"), OpKey(MICROSOFT, "QLinearReduceMean"))
+def mean_of_codes(call: NodeCall) -> Operand:
+    """Means of windows, or over whole axes."""
+    if call.whole("channels_last"):
+        raise call.refusal("channels last")
+    x = _decoded(call, 0)
+    match call.node.op_type:
+        case "QLinearAveragePool":
+            mean = pooled(call, x)
+        case "QLinearGlobalAveragePool":
+            mean = mean_over(call, x, list(range(2, call.rank())))
+        case _:
+            axes = reduced_axes(call, None)
+            mean = mean_over(call, x, axes)
+            if call.whole("keepdims", 1) != 1:
+                mean = without_axes(call, mean, axes)
+    return _encoded(call, mean, 3, _size(call, 0))
+
+
+@bound_rule(OpKey(MICROSOFT, "QLinearConcat"))
+def concat_of_codes(call: NodeCall) -> Operand:
+    """Tensors side by side, each with its own scale."""
+    places = range(2, len(call.node.inputs), 3)
+    axis = call.whole("axis") % call.rank(2) - call.rank(2)
+    sizes = [sizes_of(call.value(place), [axis])[0] for place in places]
+    parts = [_decoded(call, place) for place in places]
+    return _encoded(call, joined(call, parts, sizes, axis), 0)
+
+
+def _single(call: NodeCall, place: int) -> Quantity:
+    """Return a scale or zero point of the whole tensor; 0 if it is absent."""
+    found = call.constant(place)
+    if found is None:
+        return constant(np.zeros((), np.float32))
+    if found.numbers.size != 1:
+        raise call.refusal("scales of channels")
+    return constant(found.numbers.reshape(()))
+
+
+def _decoded(call: NodeCall, place: int) -> Quantity:
+    """Return codes, decoded by the scale and the zero point that follow them."""
+    codes = call.tracer.Sub(call.quantity(place), _single(call, place + 2))
+    return call.tracer.quantity(call.tracer.Mul(codes, _single(call, place + 1)))
+
+
+def _size(call: NodeCall, place: int) -> Float64:
+    """Return the largest sum of magnitudes of a code and its zero point, decoded."""
+    scale, zero = (_single(call, place + after).numbers for after in (1, 2))
+    return (call.quantity(place).largest + np.abs(zero)) * np.abs(scale)
+
+
+def _encoded(call: NodeCall, y: Quantity, place: int, size: Float64 | None = None) -> Operand:
+    """Return the codes of real numbers.
+
+    Args:
+        call: the node.
+        y: the numbers.
+        place: of the scale of the result, which its zero point follows.
+        size: magnitude of the numbers that y was added from, in real units.
+    """
+    scale, zero = _single(call, place), _single(call, place + 1)
+    steps = call.tracer.quantity(call.tracer.Div(y, scale))
+    reach = y.reach if size is None else np.maximum(size, y.reach)
+    largest = reach / np.abs(scale.numbers) + np.abs(zero.numbers)
+    off = steps.error + _ROUNDINGS * FLOAT32.unit * largest
+    steps = replace(steps, absolute=off, relative=np.zeros(()), unit=None)
+    return codes_of(call.tracer, steps, zero, call.node.outputs[0].dtype, first=True)

@@ -1,0 +1,263 @@
+"""Functions of one value in real arithmetic: slope, range and the error of their computation.
+
+How runtimes compute exp and its like is not defined; their results are taken to be within
+:data:`FUNCTION_ERROR` of the function, which is a condition of the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import erf
+
+import numpy as np
+
+from qgraph.conditions import CURVES_WITHIN, FUNCTION_ERROR
+from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.numerics import Float64
+from qgraph.proof.bounds.combination import SLACK, ZERO, Combination
+from qgraph.proof.bounds.quantity import Quantity, constant, multiple_of
+from qgraph.proof.bounds.rule import NodeCall, bound_rule
+from qgraph.proof.bounds.tracer import Operand, QuantityTracer
+from qgraph.proof.functions.expression import Undecidable
+from qgraph.reasons import NO_BOUND, OUT_OF_RANGE
+
+Numbers = Mapping[str, float]
+"""Attributes of a function, by name."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A function of one value.
+
+    Attributes:
+        slope: returns the largest magnitude of its slope between two arguments.
+        ends: returns bounds of its values between two arguments.
+        defaults: of its attributes.
+        roundings: number of its operations, if each is rounded once; None if it is approximated.
+        absolute: error of these operations that does not shrink with the result, in units.
+    """
+
+    slope: Callable[[Numbers, Float64, Float64], Float64]
+    ends: Callable[[Numbers, Float64, Float64], tuple[Float64, Float64]]
+    defaults: Numbers
+    roundings: int | None = None
+    absolute: float = 0.0
+
+
+def _at_most(slope: float) -> Callable[[Numbers, Float64, Float64], Float64]:
+    return lambda *_: np.asarray(slope)
+
+
+def _rising(function: Callable[..., Float64]) -> Callable[..., tuple[Float64, Float64]]:
+    """Return bounds of a function that rises, from its values at both ends."""
+
+    def ends(numbers: Numbers, low: Float64, high: Float64) -> tuple[Float64, Float64]:
+        first, second = (np.asarray(function(end, **numbers)) for end in (low, high))
+        # wider, for the rounding of the function itself
+        slack = 2.0**-40 * (np.maximum(np.abs(first), np.abs(second)) + 2.0**-100)
+        return first - slack, second + slack
+
+    return ends
+
+
+def _dipping(lowest: float) -> Callable[..., tuple[Float64, Float64]]:
+    """Return bounds of a function between its lowest value and ``max(0, x)``."""
+
+    def ends(numbers: Numbers, low: Float64, high: Float64) -> tuple[Float64, Float64]:
+        bottom = np.full(np.shape(low), -lowest / numbers.get("alpha", 1.0))
+        return bottom, np.maximum(high, 0.0)
+
+    return ends
+
+
+def _logistic(x: Float64) -> Float64:
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
+
+
+def _erf(x: Float64) -> Float64:
+    return np.asarray(np.vectorize(erf, otypes=[np.float64])(x))
+
+
+def _elu(x: Float64, alpha: float, gamma: float = 1.0) -> Float64:
+    return np.asarray(gamma * np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0.0))))
+
+
+def _steep_elu(numbers: Numbers, _: Float64, __: Float64) -> Float64:
+    alpha, gamma = numbers["alpha"], numbers.get("gamma", 1.0)
+    if alpha < 0 or gamma < 0:
+        raise Undecidable(NO_BOUND("an Elu with a negative factor has no bound"))
+    return np.asarray(gamma * max(1.0, alpha))
+
+
+def _inverse(_: Numbers, low: Float64, high: Float64) -> tuple[Float64, Float64]:
+    return 1 / high, 1 / low
+
+
+_SOFT = {"alpha": 1.0}
+CURVES: dict[str, Curve] = {
+    "Sigmoid": Curve(_at_most(0.25), _rising(_logistic), {}),
+    "Tanh": Curve(_at_most(1.0), _rising(np.tanh), {}),
+    "Atan": Curve(_at_most(1.0), _rising(np.arctan), {}),
+    "Erf": Curve(_at_most(1.1284), _rising(_erf), {}),
+    "Softplus": Curve(_at_most(1.0), _rising(lambda x: np.logaddexp(x, 0.0)), {}),
+    "Softsign": Curve(_at_most(1.0), _rising(lambda x: x / (1 + np.abs(x))), {}, 2),
+    "Elu": Curve(_steep_elu, _rising(_elu), _SOFT),
+    "Celu": Curve(_at_most(1.0), _rising(lambda x, alpha: _elu(x / alpha, 1.0, alpha)), _SOFT),
+    "Selu": Curve(
+        _steep_elu, _rising(_elu), {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
+    ),
+    "HardSwish": Curve(_at_most(1.5), _dipping(0.376), {}, 4, 12.0),
+    "Gelu": Curve(_at_most(1.1290), _dipping(0.1701), {}),
+    "Gelu-tanh": Curve(_at_most(1.1291), _dipping(0.1701), {}),
+    "Swish": Curve(_at_most(1.0999), _dipping(0.2785), _SOFT),
+    "Mish": Curve(_at_most(1.0885), _dipping(0.3089), {}),
+    "Exp": Curve(lambda _, __, high: np.exp(high), _rising(np.exp), {}),
+    "Log": Curve(lambda _, low, __: 1 / low, _rising(np.log), {}),
+    "Sqrt": Curve(lambda _, low, __: 0.5 / np.sqrt(low), _rising(np.sqrt), {}, 1),
+    "Reciprocal": Curve(
+        lambda _, low, high: 1 / np.minimum(np.abs(low), np.abs(high)) ** 2, _inverse, {}, 2
+    ),
+}
+"""Functions by name. The rule of Gelu takes its second form from an attribute."""
+
+_POSITIVE = frozenset({"Log", "Sqrt"})
+"""Functions of positive numbers only."""
+
+
+def applied(
+    tracer: QuantityTracer, name: str, x: Quantity, attributes: Numbers | None = None
+) -> Quantity:
+    """Return a function of data.
+
+    Args:
+        tracer: of the node.
+        name: of the function, in :data:`CURVES`, or LeakyRelu, HardSigmoid.
+        x: its argument.
+        attributes: those that are not the default.
+
+    Raises:
+        Undecidable: the function has no finite slope on the range of the data.
+    """
+    if name in _PIECEWISE:
+        return _PIECEWISE[name](tracer, x, attributes or {})
+    curve = CURVES[name]
+    numbers = {**curve.defaults, **(attributes or {})}
+    if any(number <= 0 for number in numbers.values()):
+        raise Undecidable(NO_BOUND(f"a {name} with a factor that is not positive has no bound"))
+    bottom, top = x.low - x.error, x.high + x.error
+    if name in _POSITIVE and not (bottom > 0).all():
+        raise Undecidable(OUT_OF_RANGE(f"the argument of {name} may not be positive"))
+    if name == "Reciprocal" and not ((bottom > 0) | (top < 0)).all():
+        raise Undecidable(OUT_OF_RANGE("the argument of Reciprocal may be 0"))
+    with np.errstate(all="ignore"):
+        low, high = curve.ends(numbers, x.low, x.high)
+        steep = float(np.max(curve.slope(numbers, bottom, top))) * (1 + 2.0**-20)
+    if not np.isfinite(steep):
+        raise Undecidable(OUT_OF_RANGE(f"the range of the argument of {name} is not known"))
+    sign = bool((bottom > 0).all()) if name == "Reciprocal" else None
+    key = name, sign, tuple(sorted(numbers.items()))
+    atom = tracer.atoms.make("function", key, (x.meant,), (low, high), slope=steep)
+    far = np.maximum(np.abs(low), np.abs(high))
+    unit, tiny = tracer.arithmetic.unit, tracer.arithmetic.tiny
+    if curve.roundings is None:
+        tracer.atoms.conditions.add(CURVES_WITHIN)
+        extra = FUNCTION_ERROR + (FUNCTION_ERROR + 2 * unit) * far
+    else:
+        share = curve.roundings * unit
+        extra = share * (1 + share) * far + curve.absolute * unit + curve.roundings * tiny
+    result = Quantity(Combination.of(atom), low, high, steep * x.error + extra)
+    if (result.reach >= tracer.arithmetic.largest).any():
+        raise Undecidable(OUT_OF_RANGE(f"a result of {name} may exceed its range"))
+    return result
+
+
+def _leaky(tracer: QuantityTracer, x: Quantity, numbers: Numbers) -> Quantity:
+    return bent(tracer, x, constant(np.float32(numbers.get("alpha", 0.01))))
+
+
+def bent(tracer: QuantityTracer, x: Quantity, slope: Quantity) -> Quantity:
+    """Return ``max(x, 0) + slope * min(x, 0)``, of which one product is rounded.
+
+    Args:
+        tracer: of the node.
+        x: data.
+        slope: a constant.
+    """
+    alpha = slope.meant.offset
+    above, below = tracer.clipped(x, ZERO, _ENDLESS), tracer.clipped(x, -_ENDLESS, ZERO)
+    negative = multiple_of(below, alpha, slope.numbers)
+    steep = np.maximum(1.0, np.maximum(np.abs(alpha), np.abs(slope.numbers)))
+    ends = np.where(x.low < 0, alpha * np.minimum(x.low, 0.0), 0.0)
+    turned = np.where(x.high < 0, alpha * np.minimum(x.high, 0.0), 0.0)
+    low = np.minimum(np.minimum(ends, turned), above.low + ZERO)
+    high = np.maximum(np.maximum(ends, turned), above.high + ZERO)
+    slack = SLACK * np.maximum(np.abs(low), np.abs(high))
+    error = steep * x.error + np.abs(slope.numbers - alpha) * x.largest
+    meant = above.meant.plus(negative.meant)
+    return tracer.rounded(Quantity(meant, low - slack, high + slack, error))
+
+
+def _hard_sigmoid(tracer: QuantityTracer, x: Quantity, numbers: Numbers) -> Quantity:
+    alpha, beta = (
+        np.float32(numbers.get(name, default)) for name, default in (("alpha", 0.2), ("beta", 0.5))
+    )
+    line = tracer.Add(tracer.Mul(x, alpha), beta)
+    result: Quantity = tracer.quantity(tracer.Min(tracer.Max(line, 0.0), 1.0))
+    return result
+
+
+_ENDLESS = np.full((), np.inf)
+_PIECEWISE = {"LeakyRelu": _leaky, "HardSigmoid": _hard_sigmoid}
+
+
+@bound_rule(*(name for name in CURVES if name not in ("Gelu", "Gelu-tanh")), *_PIECEWISE)
+def function_of_one_value(call: NodeCall) -> Operand:
+    """A function of data with its attributes."""
+    known = {name: a.as_float() for name, a in call.node.attributes.items()}
+    return applied(call.tracer, call.node.op_type, call.quantity(0), known)
+
+
+@bound_rule("Gelu", OpKey(MICROSOFT, "Gelu"))
+def gelu(call: NodeCall) -> Operand:
+    """Gelu, by the error function or by tanh."""
+    is_tanh = call.node.attributes.get_string("approximate", "none") == "tanh"
+    return applied(call.tracer, "Gelu-tanh" if is_tanh else "Gelu", call.quantity(0))
+
+
+@bound_rule(OpKey(MICROSOFT, "BiasGelu"), OpKey(MICROSOFT, "FastGelu"))
+def biased_gelu(call: NodeCall) -> Operand:
+    """Gelu of a sum with a bias."""
+    x: Operand = call.operand(0)
+    if call.value(1) is not None:
+        x = call.tracer.Add(x, call.operand(1))
+    name = "Gelu-tanh" if call.node.op_type == "FastGelu" else "Gelu"
+    return applied(call.tracer, name, call.tracer.quantity(x))
+
+
+@bound_rule(OpKey(MICROSOFT, "QuickGelu"))
+def quick_gelu(call: NodeCall) -> Operand:
+    """``x * sigmoid(alpha * x)``."""
+    alpha = call.number("alpha", 1.702)
+    return applied(call.tracer, "Swish", call.quantity(0), {"alpha": alpha})
+
+
+@bound_rule("PRelu")
+def prelu(call: NodeCall) -> Operand:
+    """LeakyRelu with a constant factor for each channel."""
+    slope = call.constant(1)
+    if slope is None:
+        raise call.refusal("the factor is missing")
+    return bent(call.tracer, call.quantity(0), slope)
+
+
+@bound_rule("Pow")
+def power(call: NodeCall) -> Operand:
+    """Squares; other powers of data have no bound."""
+    exponent = call.constant(1)
+    x = call.quantity(0)
+    if exponent is None or not (exponent.numbers == 2).all() or exponent.numbers.size != 1:
+        raise call.refusal("an exponent that is not 2")
+    squared: Operand = call.tracer.Mul(x, x)
+    return squared

@@ -1,0 +1,72 @@
+"""Matrix products of two tensors of data.
+
+The result is an atom of both operands. Their common factors are its coefficient, so that scales
+that are merged elsewhere leave the atom what it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qgraph.numerics import Float64
+from qgraph.proof.bounds.combination import SLACK, Combination, product
+from qgraph.proof.bounds.quantity import Quantity, rounded
+from qgraph.proof.bounds.rule import NodeCall, sizes_of
+from qgraph.proof.bounds.sums import added_up
+
+
+def product_of_data(
+    call: NodeCall, a: Quantity, b: Quantity, *, is_integer: bool = False
+) -> Quantity:
+    """Return ``a @ b``, with one bound for all its elements.
+
+    Args:
+        call: the node.
+        a: its first operand.
+        b: its second operand.
+        is_integer: whether integers are added, without rounding.
+
+    Raises:
+        Undecidable: the number of terms is not known.
+    """
+    (count,) = sizes_of(call.value(0), [-2 if call.whole("transA") else -1])
+    a, b = (_alike(each) for each in (a, b))
+    (one, x), (other, y) = (_without_factor(each.meant) for each in (a, b))
+    atom = call.tracer.atoms.make("matmul", None, (x, y), _ends(x, y, count), slope=float(count))
+    meant = Combination.of(atom).times(one * other)
+    low, high = meant.range
+    error = product(a.largest, b.error) + product(b.largest, a.error) + product(a.error, b.error)
+    unit = None if a.unit is None or b.unit is None else a.unit * b.unit
+    exact = Quantity(meant, low, high, np.asarray(count * error), unit=unit)
+    if is_integer:
+        return exact
+    counts = np.asarray(float(count))
+    total = added_up(exact, counts, count * product(a.reach, b.reach), call.sums)
+    if call.sums.unit >= call.tracer.arithmetic.unit:
+        return total
+    return rounded(total, call.tracer.arithmetic)
+
+
+def _alike(x: Quantity) -> Quantity:
+    """Return data with one range and one error for all its elements."""
+    unit = None if x.granule is None else np.asarray(x.granule.min())
+    ends = np.asarray(x.low.min()), np.asarray(x.high.max())
+    return Quantity(x.meant, *ends, np.asarray(np.max(x.error)), unit=unit)
+
+
+def _without_factor(function: Combination) -> tuple[Float64, Combination]:
+    """Return a factor of a function, and what is left without it."""
+    numbers = [c for c, _ in function.terms]
+    if not numbers or numbers[0].size != 1 or not numbers[0].all():
+        return np.ones(()), function
+    factor = numbers[0].reshape(())
+    return factor, function.times(1 / factor)
+
+
+def _ends(x: Combination, y: Combination, count: int) -> tuple[Float64, Float64]:
+    """Return bounds of sums of products, rounded outwards."""
+    (a, b), (c, d) = ((each.range[0].min(), each.range[1].max()) for each in (x, y))
+    ends = [count * float(product(np.asarray(i), np.asarray(j))) for i in (a, b) for j in (c, d)]
+    low, high = min(ends), max(ends)
+    slack = SLACK * max(abs(low), abs(high))
+    return np.asarray(low - slack), np.asarray(high + slack)

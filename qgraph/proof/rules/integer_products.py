@@ -1,0 +1,108 @@
+"""Sums of products of codes, by the definitions in :mod:`qgraph.ops.integer.kernels`.
+
+The sum is exact. What follows is rounded: the multiplier, the sum as a float, their product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.schema import OpKey
+from qgraph.ops.integer.products import SIGNATURES, Result
+from qgraph.proof.bounds.quantity import Quantity, constant, rounded
+from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
+from qgraph.proof.bounds.sums import sum_of_products
+from qgraph.proof.bounds.tracer import Operand, QuantityTracer
+from qgraph.proof.functions.expression import Undecidable
+from qgraph.proof.rules.data_products import product_of_data
+from qgraph.proof.rules.movements import transposed
+from qgraph.proof.rules.products import convolved, multiplied, of_rows
+from qgraph.reasons import AT_RUN_TIME, NO_BOUND
+
+
+@bound_rule(*SIGNATURES)
+def product_of_codes(call: NodeCall) -> Operand:
+    """The sum as an integer, as a real number, or as codes."""
+    signature = SIGNATURES[OpKey.of(call.node)]
+    places = {
+        name: place for place, name in enumerate(signature.inputs) if call.value(place) is not None
+    }
+    found = {name: call.quantity(place) for name, place in places.items()}
+    rank = len(shape_of(call.value(places["b"])))
+
+    def aligned(name: str) -> Quantity:
+        number = call.constant(places[name])
+        if number is None:
+            raise call.refusal(f"{name} is missing")
+        return constant(signature.align(call.node, name, number.numbers, rank))
+
+    factors = []
+    for side in "ab":
+        codes, is_turned = found[side], bool(call.whole(f"trans{side.upper()}"))
+        if f"z_{side}" in found:
+            codes = call.tracer.quantity(call.tracer.Sub(codes, aligned(f"z_{side}")))
+        factors.append(transposed(call, places[side], (1, 0), codes) if is_turned else codes)
+    total = _total(call, factors[0], factors[1], found.get("bias"), signature.kind)
+    if (total.reach >= 2.0**31).any():
+        raise Undecidable(NO_BOUND("an int32 sum may wrap around"))
+    kind = signature.result(found)
+    return total if kind is Result.SUMS else _scaled(call, rounded(total), kind, found, aligned)
+
+
+def _total(
+    call: NodeCall, data: Quantity, weights: Quantity, bias: Quantity | None, kind: str
+) -> Quantity:
+    if weights.value is None:
+        if kind == "Conv" or bias is not None:
+            raise call.refusal("weights that are not constant")
+        return product_of_data(call, data, weights, is_integer=True)
+    if kind != "Conv" and weights.numbers.ndim != len(("rows", "columns")):
+        return product_of_data(call, data, weights, is_integer=True)
+    rank = len(shape_of(call.node.outputs[0]))
+    rows, layout = convolved(call.node, weights, rank) if kind == "Conv" else multiplied(weights)
+    if bias is not None:
+        if bias.value is None:
+            raise call.refusal("a bias that is not constant")
+        bias = of_rows(bias, layout)
+    return sum_of_products(
+        call.tracer.atoms, data, rows, layout, call.sums, bias=bias, is_integer=True
+    )
+
+
+def _scaled(
+    call: NodeCall,
+    total: Quantity,
+    kind: Result,
+    found: dict[str, Quantity],
+    aligned: Callable[[str], Quantity],
+) -> Operand:
+    tracer, alpha = call.tracer, np.float32(call.number("alpha", 1.0))
+    unit = aligned("s_a") if alpha == 1 else tracer.Mul(constant(alpha), aligned("s_a"))
+    unit = tracer.Mul(unit, aligned("s_b"))
+    if kind is Result.REALS:
+        y: Operand = tracer.Mul(total, unit)
+        return y if "added" not in found else tracer.Add(y, found["added"])
+    steps = tracer.Mul(total, tracer.Div(unit, aligned("s_y")))
+    return codes_of(tracer, steps, aligned("z_y"), call.node.outputs[0].dtype)
+
+
+def codes_of(
+    tracer: QuantityTracer,
+    steps: Any,
+    zero: Quantity,
+    dtype: ir.DataType | None,
+    *,
+    first: bool = False,
+) -> Operand:
+    """Return ``saturate(round_half_even(steps) + zero)``; the zero point may come first."""
+    if dtype is None or zero.value is None:
+        raise Undecidable(AT_RUN_TIME("the type of codes is not known"))
+    limits = np.iinfo(dtype.numpy())
+    codes = tracer.Round(tracer.Add(steps, zero) if first else steps)
+    codes = codes if first else tracer.Add(codes, zero)
+    result: Operand = tracer.Min(tracer.Max(codes, float(limits.min)), float(limits.max))
+    return result

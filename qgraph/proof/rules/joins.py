@@ -1,0 +1,100 @@
+"""Concat: tensors side by side.
+
+Each atom of a part becomes an atom of the whole that is 0 outside of the part. So the parts may
+have scales of their own, also when the result is multiplied by weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from qgraph.numerics import Float64
+from qgraph.proof.bounds.combination import Combination
+from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
+from qgraph.proof.bounds.tracer import Operand
+
+
+@bound_rule("Concat")
+def concat(call: NodeCall) -> Operand:
+    """The tensors along an axis, each in its own place."""
+    values = [value for value in call.node.inputs if value is not None]
+    rank = len(shape_of(values[0]))
+    axis = call.whole("axis") % rank - rank
+    sizes = [sizes_of(value, [axis])[0] for value in values]
+    return joined(call, [call.tracer.quantity(call.of(value)) for value in values], sizes, axis)
+
+
+def joined(call: NodeCall, parts: Sequence[Quantity], sizes: Sequence[int], axis: int) -> Quantity:
+    """Return tensors side by side.
+
+    Args:
+        call: the node.
+        parts: the tensors.
+        sizes: of these along the axis.
+        axis: counted from the last.
+    """
+    atoms, total = call.tracer.atoms, sum(sizes)
+    meant, start = Combination(), 0
+    for x, size in zip(parts, sizes, strict=True):
+        place = _Place(axis, start, size, total)
+        for coefficient, atom in x.meant.terms:
+            ends = place.of(atom.low), place.of(atom.high)
+            key = axis, start, size, total
+            made = atoms.make("placed", key, (Combination.of(atom),), ends)
+            term = coefficient if coefficient.size == 1 else place.of(coefficient)
+            meant = meant.plus(Combination(((term, made),)))
+        offset = Combination((), place.of(x.meant.offset), place.of(x.meant.size))
+        meant = meant.plus(offset)
+        start += size
+    names = "low", "high", "absolute", "relative"
+    low, high, absolute, relative = (
+        side_by_side([getattr(x, name) for x in parts], sizes, axis) for name in names
+    )
+    units = [x.granule for x in parts]
+    known = [unit for unit in units if unit is not None]
+    unit = side_by_side(known, sizes, axis) if len(known) == len(parts) else None
+    return Quantity(meant, low, high, absolute, relative, unit)
+
+
+class _Place:
+    """Where a part lies along an axis."""
+
+    def __init__(self, axis: int, start: int, size: int, total: int) -> None:
+        self._axis, self._size = axis, size
+        self._before, self._behind = start, total - start - size
+
+    def of(self, array: Float64) -> Float64:
+        """Return an array that broadcasts to the part as one of the whole, with zeros."""
+        wide = _spread(array, self._size, self._axis)
+        edges = [(0, 0)] * wide.ndim
+        edges[self._axis] = self._before, self._behind
+        return np.pad(wide, edges)
+
+
+def side_by_side(arrays: Sequence[Float64], sizes: Sequence[int], axis: int) -> Float64:
+    """Return arrays that broadcast to tensors as one that broadcasts to these side by side."""
+    first = arrays[0].reshape(-1)[0]
+    if all(array.size == 1 and (array == first).all() for array in arrays):
+        return arrays[0].reshape(())
+    wide = [_spread(array, size, axis) for array, size in zip(arrays, sizes, strict=True)]
+    rank = max(array.ndim for array in wide)
+    wide = [array.reshape(*(1,) * (rank - array.ndim), *array.shape) for array in wide]
+    along = axis % rank
+    shapes = [[size for at, size in enumerate(array.shape) if at != along] for array in wide]
+    shape = np.broadcast_shapes(*map(tuple, shapes))
+    full = [
+        np.broadcast_to(array, (*shape[:along], array.shape[along], *shape[along:]))
+        for array in wide
+    ]
+    return np.concatenate(full, axis=along)
+
+
+def _spread(array: Float64, size: int, axis: int) -> Float64:
+    """Return an array with its full size along an axis, counted from the last."""
+    wide = array.reshape(*(1,) * (-axis - array.ndim), *array.shape)
+    shape = list(wide.shape)
+    shape[axis] = size
+    return np.broadcast_to(wide, shape)

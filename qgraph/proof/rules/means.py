@@ -1,0 +1,146 @@
+"""Sums and means of elements: pools, reductions, sums and means of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from qgraph.numerics import Float64
+from qgraph.proof.bounds.combination import ZERO
+from qgraph.proof.bounds.quantity import Quantity, constant, multiple_of, rounded
+from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
+from qgraph.proof.bounds.sums import added_up, mean_of
+from qgraph.proof.bounds.tracer import Operand, QuantityTracer
+from qgraph.proof.rules.movements import changed, data_of, largest_of
+
+
+@bound_rule("GlobalAveragePool", "ReduceMean", "ReduceSum")
+def mean(call: NodeCall) -> Operand:
+    """Means or sums over whole axes."""
+    x, axes = data_of(call), reduced_axes(call, call.constant(1))
+    dtype = call.node.outputs[0].dtype
+    if dtype is not None and dtype.is_integer():
+        raise call.refusal("integers")
+    if not axes:
+        return x
+    result = mean_over(call, x, axes)
+    if call.node.op_type == "ReduceSum":
+        # A sum is off by no more, and is not divided.
+        count = np.asarray(float(math.prod(sizes_of(call.value(0), axes))))
+        result = multiple_of(result, count, count)
+    if call.node.op_type == "GlobalAveragePool" or call.whole("keepdims", 1) == 1:
+        return result
+    return without_axes(call, result, axes)
+
+
+def reduced_axes(call: NodeCall, stated: Quantity | None) -> list[int]:
+    """Return the axes that are reduced, sorted, counted from the first.
+
+    Args:
+        call: the node.
+        stated: the axes that are an input, if there is one.
+    """
+    rank = call.rank()
+    if call.node.op_type == "GlobalAveragePool":
+        return list(range(2, rank))
+    if stated is not None:
+        axes = [int(axis) for axis in stated.numbers.reshape(-1)]
+    else:
+        axes = list(call.node.attributes.get_ints("axes", ()))
+    if not axes and not call.whole("noop_with_empty_axes"):
+        axes = list(range(rank))
+    return sorted(axis % rank for axis in axes)
+
+
+def mean_over(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
+    """Return means over axes, of which one element each is kept."""
+    places = [axis - call.rank() for axis in axes]
+    count = math.prod(sizes_of(call.value(0), axes))
+    return averaged(call, x, ("mean", *places), count, places)
+
+
+def averaged(
+    call: NodeCall,
+    x: Quantity,
+    key: Hashable,
+    count: int,
+    places: Sequence[int],
+    *,
+    has_zeros: bool = False,
+) -> Quantity:
+    """Return means of at most ``count`` real numbers each; see :func:`mean_of`."""
+    atoms = call.tracer.atoms
+    made = mean_of(atoms, x, key, count, call.sums, places=places, has_zeros=has_zeros)
+    is_wider = call.sums.unit < call.tracer.arithmetic.unit
+    return rounded(made, call.tracer.arithmetic) if is_wider else made
+
+
+def without_axes(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
+    """Return the result of a reduction without the axes that were reduced."""
+    places = [axis - call.rank() for axis in axes]
+
+    def squeezed(array: Float64) -> Float64:
+        return np.squeeze(array, tuple(place for place in places if -place <= array.ndim))
+
+    key = "Reshape", shape_of(call.node.outputs[0])
+    return changed(call.tracer.atoms, x, key, squeezed)
+
+
+@bound_rule("AveragePool")
+def average_pool(call: NodeCall) -> Operand:
+    """Means of windows; padding counts as zeros, or not at all."""
+    return pooled(call, data_of(call))
+
+
+def pooled(call: NodeCall, x: Quantity) -> Quantity:
+    """Return means of windows of data ``[N, C, ...]``, by the attributes of AveragePool."""
+    axes = list(range(2, call.rank()))
+    ones, get = (1,) * len(axes), call.node.attributes.get_ints
+    kernel = tuple(get("kernel_shape", ()))
+    pads, dilations = tuple(get("pads", ones * 2)), tuple(get("dilations", ones))
+    pads = pads if "pads" in call.node.attributes else tuple(0 for _ in pads)
+    mode = call.node.attributes.get_string("auto_pad", "NOTSET")
+    is_plain = not any(pads) and mode == "NOTSET" and set(dilations) <= {1}
+    if is_plain and kernel == shape_of(call.value(0))[2:]:
+        return mean_over(call, x, axes)
+    has_zeros = bool(call.whole("count_include_pad"))
+    if has_zeros and x.meant.offset.any():
+        raise call.refusal("shifted codes and padding")
+    strides, ceil = tuple(get("strides", ones)), call.whole("ceil_mode")
+    key = "AveragePool", kernel, strides, pads, dilations, mode, has_zeros, ceil
+    places = [axis - call.rank() for axis in axes]
+    return averaged(call, x, key, math.prod(kernel), places, has_zeros=has_zeros)
+
+
+@bound_rule("ReduceMax", "ReduceMin")
+def extreme(call: NodeCall) -> Operand:
+    """The largest or smallest element along axes."""
+    return largest_of(call, data_of(call))
+
+
+@bound_rule("Sum", "Mean")
+def sum_of_tensors(call: NodeCall) -> Operand:
+    """Sum or mean of tensors, element by element."""
+    parts = [call.of(value) for value in call.node.inputs if value is not None]
+    total = summed(call.tracer, parts)
+    if call.node.op_type == "Sum" or len(parts) == 1:
+        return total
+    mean: Operand = call.tracer.Div(total, constant(np.float32(len(parts))))
+    return mean
+
+
+def summed(tracer: QuantityTracer, parts: Sequence[Operand]) -> Operand:
+    """Return the sum of tensors, added in any order."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = tracer.Add(total, part)
+    if len(parts) <= len("ab"):
+        return total
+    terms = [tracer.quantity(part) for part in parts]
+    found = tracer.quantity(total)
+    exact = replace(found, absolute=sum((t.error for t in terms), ZERO), relative=ZERO, unit=None)
+    reach = sum((term.reach for term in terms), ZERO)
+    return added_up(exact, np.asarray(float(len(terms))), reach, tracer.arithmetic)

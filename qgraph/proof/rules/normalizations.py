@@ -1,0 +1,165 @@
+"""Normalizations: BatchNormalization with constants, and those by mean and variance of the data.
+
+With n elements, of magnitude at most X, let A be the largest error of their mean, and s the
+smallest ``sqrt(variance + epsilon)``, which is at least ``sqrt(epsilon)``. The normalized elements
+``(x - mean) / s`` are at most ``sqrt(n)``. As functions of the elements their slope is at most
+``sqrt(n) / s``: the derivative is a projection, divided by s. The mean of the squared differences
+from a mean that is off by a is larger by a**2. So, with u the unit of rounding::
+
+    error <= sqrt(n) / s * error of x + A / s + sqrt(n) * ((n + 6) u + A**2 / epsilon + 6 u)
+
+with a factor of 1.1 for products of small terms, all of which have to be below 1/16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from qgraph.conditions import VARIANCE_OF_DIFFERENCES
+from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.proof.bounds.combination import Combination
+from qgraph.proof.bounds.quantity import (
+    FLOAT32,
+    Quantity,
+    multiple_of,
+    of_constant,
+    rounded,
+    sum_of,
+)
+from qgraph.proof.bounds.rule import NodeCall, bound_rule, sizes_of
+from qgraph.proof.bounds.tracer import Operand
+from qgraph.proof.functions.expression import Undecidable
+from qgraph.proof.rules.means import summed
+from qgraph.reasons import AT_RUN_TIME, NO_BOUND
+
+_SMALL = 1 / 16
+_PRODUCTS = 1.1
+
+
+@bound_rule("BatchNormalization")
+def batch_normalization(call: NodeCall) -> Operand:
+    """``(x - mean) / sqrt(variance + epsilon) * gamma + beta``, in any order of operations.
+
+    Seven operations at most, on numbers no larger than ``|x f|``, ``|mean f|`` and ``|beta|``.
+    """
+    if call.whole("training_mode") or len(call.node.outputs) > 1:
+        raise call.refusal("training")
+    x = call.quantity(0)
+    parts = [_of_channels(call, place) for place in range(1, 5)]
+    g, b, m, v = (part.meant.offset for part in parts)
+    epsilon = float(np.float32(call.number("epsilon", 1e-5)))
+    if not ((v >= 0) & (v + epsilon > 0)).all():
+        raise call.refusal("a variance that is not positive")
+    factor = g / np.sqrt(v + epsilon)
+    exact = sum_of(multiple_of(x, factor, factor), of_constant(b - m * factor, b - m * factor))
+    unit, tiny = call.tracer.arithmetic.unit, call.tracer.arithmetic.tiny
+    share = 8 * unit
+    size = np.abs(m * factor) + np.abs(b)
+    meant = Combination(exact.meant.terms, exact.meant.offset, exact.meant.size + size)
+    return call.tracer.rounded(
+        replace(
+            exact,
+            meant=meant,
+            absolute=exact.absolute * (1 + share) + share * 3 * size + 8 * tiny,
+            relative=exact.relative + share,
+            unit=None,
+        )
+    )
+
+
+def _of_channels(call: NodeCall, place: int) -> Quantity:
+    """Return a constant of a channel each, which broadcasts to the data ``[N, C, ...]``."""
+    found = call.constant(place)
+    if found is None:
+        raise Undecidable(AT_RUN_TIME(f"a parameter of {call.node.op_type} is missing"))
+    shape = (-1, *(1,) * (call.rank() - 2))
+    parts = np.broadcast_to(found.meant.offset, found.numbers.shape)
+    return of_constant(found.numbers.reshape(shape), parts.reshape(shape))
+
+
+@bound_rule("LayerNormalization", OpKey("", "SimplifiedLayerNormalization"))
+@bound_rule(OpKey(MICROSOFT, "SimplifiedLayerNormalization"), "RMSNormalization")
+def layer_normalization(call: NodeCall) -> Operand:
+    """Elements normalized over the last axes, times a scale, plus a bias."""
+    rank = call.rank()
+    axes = list(range(call.whole("axis", -1) % rank, rank))
+    is_centred = call.node.op_type == "LayerNormalization"
+    y: Operand = normalized(call, call.quantity(0), sizes_of(call.value(0), axes), is_centred)
+    y = call.tracer.Mul(y, call.operand(1))
+    return y if call.value(2) is None else call.tracer.Add(y, call.operand(2))
+
+
+@bound_rule(OpKey(MICROSOFT, "SkipLayerNormalization"))
+@bound_rule(OpKey(MICROSOFT, "SkipSimplifiedLayerNormalization"))
+def skip_layer_normalization(call: NodeCall) -> Operand:
+    """The normalized sum of two tensors and a bias."""
+    is_centred = call.node.op_type == "SkipLayerNormalization"
+    places = [0, 1, 4 if is_centred else 3]
+    present = [place for place in places if call.value(place) is not None]
+    total = summed(call.tracer, [call.operand(place) for place in present])
+    sizes = sizes_of(call.value(0), [-1])
+    y = normalized(call, call.tracer.quantity(total), sizes, is_centred)
+    scaled = call.tracer.Mul(y, call.operand(2))
+    has_beta = is_centred and call.value(3) is not None
+    return call.tracer.Add(scaled, call.operand(3)) if has_beta else scaled  # type: ignore[no-any-return]
+
+
+@bound_rule("InstanceNormalization", "GroupNormalization")
+def group_normalization(call: NodeCall) -> Operand:
+    """Elements normalized over a channel or a group, times a scale, plus a bias."""
+    rank = call.rank()
+    sizes = sizes_of(call.value(0), range(2, rank))
+    if call.node.op_type == "GroupNormalization":
+        (channels,) = sizes_of(call.value(0), [1])
+        sizes = [*sizes, channels // call.whole("num_groups", 1)]
+    scale, bias = (_of_channels(call, place) for place in (1, 2))
+    if scale.numbers.size not in (1, sizes_of(call.value(0), [1])[0]):
+        raise call.refusal("a scale for each group")
+    y = normalized(call, call.quantity(0), sizes, is_centred=True)
+    return call.tracer.Add(call.tracer.Mul(y, scale), bias)  # type: ignore[no-any-return]
+
+
+def normalized(call: NodeCall, x: Quantity, sizes: Sequence[int], is_centred: bool) -> Quantity:
+    """Return elements divided by their root mean square, or first less their mean.
+
+    Args:
+        call: the node, with its epsilon.
+        x: the elements.
+        sizes: of the axes over which they are normalized.
+        is_centred: whether their mean is subtracted.
+
+    Raises:
+        Undecidable: rounding may change the variance by much of epsilon.
+    """
+    count = math.prod(sizes)
+    defaults = {"SkipLayerNormalization": 1e-12, "SkipSimplifiedLayerNormalization": 1e-12}
+    epsilon = float(np.float32(call.number("epsilon", defaults.get(call.node.op_type, 1e-5))))
+    if epsilon <= 0 or not np.isfinite(x.reach).all():
+        raise call.refusal("an epsilon that is not positive, or data of unknown range")
+    arithmetic = call.tracer.arithmetic
+    inner = FLOAT32 if call.whole("stash_type", 1) == 1 else arithmetic
+    if call.node.op_type in ("InstanceNormalization", "GroupNormalization"):
+        inner = arithmetic
+    unit, reach = inner.unit, float(np.max(x.reach))
+    share = count * unit / (1 - count * unit) + 2 * unit if count * unit < _SMALL else 1.0
+    mean = share * reach + count * inner.tiny if is_centred else 0.0
+    off = (count + 6) * unit + mean**2 / epsilon + inner.tiny / epsilon
+    if max(share, off) >= _SMALL:
+        raise Undecidable(
+            NO_BOUND(f"{call.node.op_type}: rounding may change a variance by much of its epsilon")
+        )
+    if is_centred:
+        call.tracer.atoms.conditions.add(VARIANCE_OF_DIFFERENCES)
+    largest, least = math.sqrt(count), math.sqrt(epsilon)
+    passed_on = largest / least * float(np.max(x.error))
+    error = passed_on + _PRODUCTS * (mean / least + largest * (off + 6 * unit))
+    key = is_centred, tuple(sizes), epsilon
+    ends = np.asarray(-largest * _PRODUCTS), np.asarray(largest * _PRODUCTS)
+    slope = largest / least
+    atom = call.tracer.atoms.make("normalized", key, (x.meant,), ends, slope=slope)
+    exact = Quantity(Combination.of(atom), *ends, np.asarray(error))
+    return rounded(exact, arithmetic) if arithmetic.unit > unit else exact

@@ -1,0 +1,223 @@
+"""Sums of products of data and constant weights: Conv, ConvTranspose, Gemm, MatMul.
+
+Source: ONNX Conv, ConvTranspose, Gemm, MatMul; FusedConv, FusedGemm and FusedMatMul as in ONNX
+Runtime's documentation of its own operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.numerics import Float64
+from qgraph.proof.bounds.quantity import (
+    FloatType,
+    Quantity,
+    constant,
+    multiple_of,
+    of_constant,
+    rounded,
+)
+from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
+from qgraph.proof.bounds.sums import Taps, sum_of_products
+from qgraph.proof.bounds.tracer import Operand, QuantityTracer
+from qgraph.proof.functions.expression import Undecidable
+from qgraph.proof.rules.curves import applied
+from qgraph.proof.rules.data_products import product_of_data
+from qgraph.proof.rules.movements import transposed
+from qgraph.reasons import NO_BOUND
+
+RIGHT = Taps(("MatMul",), 1, 0, 0, False)
+LEFT = Taps(("MatMul", "left"), 1, 1, 1, False)
+"""How weights are multiplied that stand right or left of the data."""
+
+_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid")
+
+
+@bound_rule("Conv", "ConvTranspose", OpKey(MICROSOFT, "FusedConv"))
+def convolution(call: NodeCall) -> Operand:
+    """Sums over windows, a bias, and for FusedConv a tensor to add and an activation."""
+    weights = call.constant(1)
+    if weights is None:
+        raise call.refusal("weights are missing")
+    rows, layout = convolved(call.node, weights, len(shape_of(call.node.outputs[0])))
+    bias = call.constant(2)
+    total: Operand = added(call, call.quantity(0), rows, layout, bias)
+    if call.node.domain == MICROSOFT:
+        if call.value(3) is not None:
+            total = call.tracer.Add(total, call.operand(3))
+        total = _activated(call, total, "activation_params")
+    return total
+
+
+@bound_rule("Gemm", OpKey(MICROSOFT, "FusedGemm"))
+def gemm(call: NodeCall) -> Operand:
+    """``alpha * a @ b + beta * c``, and an activation for FusedGemm."""
+    alpha, beta = (np.asarray(float(np.float32(call.number(n, 1.0)))) for n in ("alpha", "beta"))
+    a, b = (
+        transposed(call, place, (1, 0)) if call.whole(name) else call.quantity(place)
+        for place, name in enumerate(("transA", "transB"))
+    )
+    c = None if call.value(2) is None else call.quantity(2)
+    if b.value is None or a.value is not None or alpha != 1 or beta != 1 or _is_data(c):
+        total: Operand = _of_factors(call, a, b)
+        if alpha != 1:
+            scaled = multiple_of(call.tracer.quantity(total), alpha, alpha)
+            total = call.tracer.rounded(scaled)
+        if c is not None:
+            total = call.tracer.Add(total, call.tracer.Mul(c, constant(beta)))
+    else:
+        total = added(call, a, mapped(b, np.transpose), RIGHT, c)
+    return _activated(call, total, "") if call.node.domain else total
+
+
+def _is_data(c: Quantity | None) -> bool:
+    return c is not None and c.value is None
+
+
+@bound_rule("MatMul", OpKey(MICROSOFT, "FusedMatMul"), OpKey(MICROSOFT, "TransposeMatMul"))
+def matmul(call: NodeCall) -> Operand:
+    """``alpha * a @ b``; operands of FusedMatMul may be transposed."""
+    if call.whole("transBatchA") or call.whole("transBatchB"):
+        raise call.refusal("transposed batches")
+    factors = []
+    for place, name in enumerate(("transA", "transB")):
+        rank = call.rank(place)
+        axes = (*range(rank - 2), rank - 1, rank - 2)
+        is_turned = bool(call.whole(name)) and rank > 1
+        factors.append(transposed(call, place, axes) if is_turned else call.quantity(place))
+    total = _of_factors(call, *factors)
+    alpha = np.asarray(float(np.float32(call.number("alpha", 1.0))))
+    return total if alpha == 1 else call.tracer.rounded(multiple_of(total, alpha, alpha))
+
+
+def _of_factors(call: NodeCall, a: Quantity, b: Quantity) -> Quantity:
+    """Return ``a @ b``, of which one may be constant."""
+    if a.value is None and b.value is None:
+        return product_of_data(call, a, b)
+    if b.value is not None and b.value.ndim == 2:
+        return added(call, a, mapped(b, np.transpose), RIGHT)
+    if a.value is not None and a.value.ndim == 2 and call.rank(1) > 1:
+        return added(call, b, a, LEFT)
+    if a.value is not None and b.value is not None:
+        raise call.refusal("two constants")
+    return product_of_data(call, a, b)
+
+
+def added(
+    call: NodeCall, data: Quantity, weights: Quantity, layout: Taps, bias: Quantity | None = None
+) -> Quantity:
+    """Return sums of products of data and weights ``[rows, taps, *places]``, and a bias."""
+    if bias is not None:
+        bias = of_rows(bias, layout)
+    return sum_in(call.tracer, data, weights, layout, call.sums, bias)
+
+
+def sum_in(
+    tracer: QuantityTracer,
+    data: Quantity,
+    weights: Quantity,
+    layout: Taps,
+    sums: FloatType,
+    bias: Quantity | None = None,
+) -> Quantity:
+    """Return sums that are added in one arithmetic and stored in that of the tracer."""
+    total = sum_of_products(tracer.atoms, data, weights, layout, sums, bias=bias)
+    return total if sums.unit >= tracer.arithmetic.unit else rounded(total, tracer.arithmetic)
+
+
+def convolved(node: ir.Node, weights: Quantity, rank: int) -> tuple[Quantity, Taps]:
+    """Return weights of a convolution as ``[rows, taps, *places]``, and the layout of its sums."""
+    groups = node.attributes.get_int("group", 1)
+    geometry = _geometry(node, weights.numbers.shape[2:])
+    padded = any(geometry[3]) or geometry[4] not in ("NOTSET", "VALID")
+    if node.op_type == "ConvTranspose":
+        weights = mapped(weights, lambda array: _turned(array, groups))
+        padded = True
+    return weights, Taps(geometry, groups, rank - 2, rank - 2, padded)
+
+
+def multiplied(weights: Quantity) -> tuple[Quantity, Taps]:
+    """Return weights of a MatMul as ``[rows, taps]``, and the layout of its sums."""
+    return mapped(weights, np.transpose), RIGHT
+
+
+def _geometry(node: ir.Node, places: tuple[int, ...]) -> tuple[Any, ...]:
+    count = len(places)
+    attributes = node.attributes
+    extra = tuple(attributes.get_ints(name, ()) for name in ("output_padding", "output_shape"))
+    kind = "ConvTranspose" if node.op_type == "ConvTranspose" else "Conv"
+    return (
+        kind,
+        tuple(attributes.get_ints("strides", (1,) * count)),
+        tuple(attributes.get_ints("dilations", (1,) * count)),
+        tuple(attributes.get_ints("pads", (0,) * 2 * count)),
+        attributes.get_string("auto_pad", "NOTSET"),
+        attributes.get_int("group", 1),
+        places,
+        tuple(map(tuple, extra)),
+    )
+
+
+def _turned(array: Float64, groups: int) -> Float64:
+    channels, rows, *places = array.shape
+    parts = array.reshape(groups, channels // groups, rows, *places)
+    return np.ascontiguousarray(np.swapaxes(parts, 1, 2)).reshape(
+        groups * rows, channels // groups, *places
+    )
+
+
+def mapped(weights: Quantity, change: Callable[[Float64], Float64]) -> Quantity:
+    """Return a constant with its axes changed."""
+    shape = weights.numbers.shape
+
+    def changed(array: Float64) -> Float64:
+        return change(np.broadcast_to(array, shape))
+
+    factors = None
+    if weights.factors is not None:
+        factors = changed(weights.factors[0]), changed(weights.factors[1])
+    return of_constant(changed(weights.numbers), changed(weights.meant.offset), factors)
+
+
+def of_rows(bias: Quantity, layout: Taps) -> Quantity:
+    """Return a constant bias ``[rows]`` so that it broadcasts to the result.
+
+    Raises:
+        Undecidable: it differs between samples.
+    """
+    value = bias.numbers
+    if value.ndim > 1 and layout.trailing == 0:
+        if value.size != value.shape[-1]:
+            raise Undecidable(NO_BOUND("a bias that differs between samples has no bound"))
+        value = value.reshape(-1)
+    meant = np.broadcast_to(bias.meant.offset, bias.numbers.shape).reshape(value.shape)
+    if value.ndim == 1 and value.size > 1:
+        value, meant = layout.by_row(value), layout.by_row(meant)
+    return of_constant(value, meant)
+
+
+def _activated(call: NodeCall, total: Operand, parameters: str) -> Operand:
+    """Return the activation of a fused operator."""
+    name = call.node.attributes.get_string("activation", "")
+    if not name:
+        return total
+    if name not in _ACTIVATIONS:
+        raise call.refusal(f"activation {name}")
+    numbers = list(call.node.attributes.get_floats(parameters, ())) if parameters else []
+    if not parameters:
+        named = (f"activation_{part}" for part in ("alpha", "beta", "gamma"))
+        numbers = [call.number(each, 0.0) for each in named if each in call.node.attributes]
+    if name == "Relu":
+        result: Operand = call.tracer.Relu(total)
+        return result
+    if name == "Clip":
+        low, high = (np.float32(number) for number in numbers)
+        limited: Operand = call.tracer.Min(call.tracer.Max(total, low), high)
+        return limited
+    attributes = dict(zip(("alpha", "beta"), numbers, strict=False))
+    return applied(call.tracer, name, call.tracer.quantity(total), attributes)

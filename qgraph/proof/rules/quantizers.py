@@ -1,0 +1,128 @@
+"""Quantizers that are not traced by their definitions.
+
+FakeQuantize compares the data with the ends of its range, BipolarQuant with 0, and FloatQuant looks
+for the step of each number. What they compute is the same as written here: a comparison chooses the
+first or the last code, as a clip of codes does. QuantizeLinear and DequantizeLinear of 16-bit types
+are defined in these types.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qgraph.errors import OperatorError
+from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.ops.definitions.fake_quantize import SCHEMA as FAKE_QUANTIZE
+from qgraph.ops.definitions.float_quant import SCHEMA as FLOAT_QUANT
+from qgraph.ops.definitions.quant import BIPOLAR_SCHEMA
+from qgraph.ops.operator import operator_of
+from qgraph.proof.bounds.quantity import ARITHMETIC, Quantity, stored
+from qgraph.proof.bounds.rule import NodeCall, bound_rule
+from qgraph.proof.bounds.traced import shape_of_data, traced
+from qgraph.proof.bounds.tracer import Event, Operand, Pending
+from qgraph.proof.functions.expression import Undecidable
+from qgraph.proof.functions.lowering import parameter_array
+from qgraph.reasons import NOT_COMPUTED
+
+
+@bound_rule(*FAKE_QUANTIZE.keys)
+def fake_quantize(call: NodeCall) -> Operand:
+    """``q = round((x - il) / (ih - il) * (L - 1))``, clipped to 0 .. L - 1."""
+    x, low, high, bottom, top = (call.quantity(place) for place in range(5))
+    if low.value is None or high.value is None or not (low.value < high.value).all():
+        raise call.refusal("no input range")
+    last = float(call.whole("levels") - 1)
+    tracer = call.tracer
+    share: Any = tracer.Div(tracer.Sub(x, low), tracer.Sub(high, low))
+    codes = tracer.Min(tracer.Max(tracer.Round(tracer.Mul(share, last)), 0.0), last)
+    step = tracer.Sub(top, bottom)
+    return tracer.Add(tracer.Mul(tracer.Div(codes, last), step), bottom)  # type: ignore[no-any-return]
+
+
+@bound_rule(*BIPOLAR_SCHEMA.keys)
+def bipolar_quant(call: NodeCall) -> Operand:
+    """``y = scale if x >= 0 else -scale``."""
+    x, scale = call.quantity(0), call.quantity(1)
+    if x.value is not None:
+        return call.tracer.Mul(np.where(x.value >= 0, 1.0, -1.0), scale)  # type: ignore[no-any-return]
+    codes = Pending(Event("Sign", x, call.node), -np.ones(()), np.ones(()), np.zeros(()))
+    return call.tracer.Mul(codes, scale)  # type: ignore[no-any-return]
+
+
+@bound_rule(*FLOAT_QUANT.keys)
+def float_quant(call: NodeCall) -> Operand:
+    """``y = clip(round(x / s to the grid)) * s``."""
+    arguments = FLOAT_QUANT.attributes_of(call.node)
+    x, scale = call.quantity(0), call.quantity(1)
+    numbers = []
+    for place in range(2, 6):
+        number = call.constant(place)
+        if number is None or number.numbers.size != 1:
+            raise call.refusal("formats that differ between channels")
+        numbers.append(float(number.numbers.reshape(())))
+    e, m, bias, largest = numbers
+    if x.value is not None or not arguments["saturation"]:
+        raise call.refusal("constants, or numbers beyond the largest")
+    limit = min((2 - 2.0**-m) * 2.0 ** (2**e - 1 - bias), largest)
+    steps = call.tracer.quantity(call.tracer.Div(x, scale))
+    mode = arguments["rounding_mode"]
+    return call.tracer.Mul(call.tracer.snapped(steps, int(m), int(1 - bias), limit, mode), scale)  # type: ignore[no-any-return]
+
+
+@bound_rule("QuantizeLinear", OpKey(MICROSOFT, "QuantizeLinear"))
+def quantize_linear(call: NodeCall) -> Operand:
+    """By its definition; in 16 bits what is beyond the last codes is clipped first."""
+    if not _is_of_16_bits(call):
+        return traced(call)
+    x = call.quantity(0)
+    if x.value is not None:
+        raise call.refusal("constants of 16 bits")
+    scale = np.abs(call.tracer.quantity(_parameters(call)[0]).numbers)
+    kind = call.node.outputs[0].dtype
+    codes = None if kind is None else FORMATS.get(kind.name)
+    if isinstance(codes, IntFormat) and codes.bits <= _BITS:
+        # An overflow gives the first or the last code, too.
+        x = call.tracer.clipped(x, -scale * _BEYOND_CODES, scale * _BEYOND_CODES)
+    return _defined(call, x)
+
+
+_BITS = 8
+_BEYOND_CODES = 2.0**14
+"""Steps beyond all codes of so many bits, and below the largest number of each type."""
+
+
+@bound_rule("DequantizeLinear", OpKey(MICROSOFT, "DequantizeLinear"))
+def dequantize_linear(call: NodeCall) -> Operand:
+    """By its definition; the result is stored in its type."""
+    return _defined(call, call.operand(0)) if _is_of_16_bits(call) else traced(call)
+
+
+def _is_of_16_bits(call: NodeCall) -> bool:
+    return call.tracer.arithmetic.unit != ARITHMETIC["FLOAT"].unit
+
+
+def _parameters(call: NodeCall) -> list[Any]:
+    shape = shape_of_data(call.node)
+    return [
+        parameter_array(call.node, value, shape, call.array)
+        for value in call.node.inputs[1:]
+        if value is not None
+    ]
+
+
+def _defined(call: NodeCall, x: Operand) -> Operand:
+    operator = operator_of(call.node)
+    if operator is None:
+        raise call.refusal()
+    try:
+        arguments = operator.half_arguments(call.node)
+    except OperatorError as error:
+        raise Undecidable(NOT_COMPUTED(str(error))) from error
+    result: Operand = operator.define(call.tracer, x, *_parameters(call), **arguments)
+    kind = call.node.outputs[0].dtype
+    if isinstance(result, Quantity) and kind is not None:
+        return stored(result, kind.name)
+    return result
