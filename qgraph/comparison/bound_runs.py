@@ -55,6 +55,9 @@ class BoundRuns:
         request: what is bounded, and the limits.
         backend: runs the segments.
 
+    Attributes:
+        conditions: what the bounds take for granted.
+
     Raises:
         OptionError: an option names no input or output.
     """
