@@ -37,6 +37,7 @@ PASSES = (
     "merge-activation",
     "shift-zero-points",
     "symmetric-weights",
+    "plain-pairs",
 )
 WHOLE = {"int8": (-128, 127), "uint8": (0, 255)}
 

@@ -48,6 +48,7 @@ PASSES = [
     "merge-activation",
     "shift-zero-points",
     "symmetric-weights",
+    "plain-pairs",
 ]
 
 

@@ -1,0 +1,100 @@
+"""Quantizers with float operators around Q/DQ become pairs, and every flipped input is counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qgraph.exactness import Exactness
+from qgraph.graph.constants import constant
+from qgraph.model import load
+from qgraph.reports import SiteStatus
+from qgraph.transforms.plain_pairs import PlainPairs
+
+F = np.float32
+NEAR = Exactness.NEAR
+PAIR = ["QuantizeLinear", "DequantizeLinear"]
+
+
+def graph(nodes: str, stored: str) -> str:
+    return f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[1, 2, 50] x) => (float[1, 2, 50] y) <{stored}> {{ {nodes} }}"""
+
+
+OFFSET = graph(
+    """d = Div (x, s)
+       a = Add (d, f)
+       q = QuantizeLinear (a, one, zero)
+       y = DequantizeLinear (q, s, z)""",
+    "float s = {0.25}, float f = {3}, float one = {1}, uint8 zero = {0}, uint8 z = {3}",
+)
+
+
+def near(thresholds: np.ndarray, ulps: int = 40) -> np.ndarray:
+    """Every float32 within some ulps of each threshold, and around zero all that round to it."""
+    found = [np.asarray(thresholds, F)]
+    for end in (-9e9, 9e9):
+        step = found[0]
+        for _ in range(ulps):
+            step = np.nextafter(step, F(end))
+            found.append(step)
+    return np.unique(np.concatenate(found))
+
+
+def test_flipped_inputs_are_counted(check_pass):
+    model, report = check_pass(PlainPairs(), OFFSET, ops=PAIR, exactly=NEAR)
+    (entry,) = report.sites
+    x = near((np.arange(-20, 300) - F(0.5)) * F(0.25))
+    before = np.clip(np.rint(x / F(0.25) + F(3)), 0, 255)
+    after = np.clip(np.rint(x / F(0.25)) + 3, 0, 255)
+    assert entry.verdict.differing_inputs == np.count_nonzero(before != after) > 100
+    assert entry.verdict.exactness is NEAR
+    found = model.run({"x": np.resize(x, 100).reshape(1, 2, 50)}, backend="numpy")["y"]
+    np.testing.assert_array_equal(found.reshape(-1), np.resize((after - 3) * F(0.25), 100))
+
+
+def test_an_exact_level_leaves_it():
+    (entry,) = load(ir.from_onnx_text(OFFSET)).apply(PlainPairs(exact="codes")).sites
+    assert (entry.outcome, entry.reason_id) == (SiteStatus.REFUSED, "QG001")
+    assert "exact=near accepts that" in entry.reason
+
+
+def test_channels_and_weights(check_pass):
+    text = graph(
+        """d = Div (x, r)
+           m = Mul (d, top)
+           q = QuantizeLinear (m, one, zero)
+           e = DequantizeLinear (q, one)
+           i = Div (e, top)
+           a = Mul (i, r)
+           c = DequantizeLinear (k, one)
+           f = Div (c, top)
+           g = Mul (f, span)
+           w = Add (g, low)
+           y = MatMul (w, a)""",
+        """float[1, 2, 1] r = {3.5, 0.7}, float top = {255}, float one = {1}, uint8 zero = {0},
+           uint8[2, 2] k = {0, 255, 128, 3}, float[2, 1] span = {2.55, 0.51},
+           float[2, 1] low = {-1.28, -0.256}""",
+    )
+    model, report = check_pass(
+        PlainPairs(), text, ops=[*PAIR, "DequantizeLinear", "MatMul"], exactly=NEAR
+    )
+    assert [site.verdict.exactness >= "codes" for site in report.sites] == [False, True]
+    data, weight = model.nodes("DequantizeLinear")
+    assert data.attributes["axis"].value == 1
+    np.testing.assert_allclose(constant(data.inputs[1]), F([3.5, 0.7]) / 255, rtol=1e-6)
+    points = constant(weight.inputs[2]).astype(int) if len(weight.inputs) > 2 else 0
+    codes = constant(weight.inputs[0]).astype(int) - np.reshape(points, (-1, 1))
+    np.testing.assert_array_equal(codes, [[-128, 127], [0, -125]])
+
+
+@pytest.mark.parametrize("zero", ["3.5"])
+def test_fractional_zero_points_are_refused(zero):
+    text = OFFSET.replace("f = {3}", f"f = {{{zero}}}").replace(
+        "y = DequantizeLinear (q, s, z)",
+        "e = DequantizeLinear (q, one)\n t = Sub (e, f)\n y = Mul (t, s)",
+    )
+    (entry,) = load(ir.from_onnx_text(text)).apply(PlainPairs()).sites
+    assert (entry.outcome, entry.reason_id) == (SiteStatus.REFUSED, "QG001")
+    assert "fractional zero point" in entry.reason
