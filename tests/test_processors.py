@@ -99,10 +99,8 @@ for computed, stored in zip(texts[::2], texts[1::2], strict=True):
     sides = [qgraph.load(onnx.parser.parse_model(text)) for text in (computed, stored)]
     certificate = qgraph.prove(*sides, evidence=True)
     show("constants " + certificate.verdict, json_text(certificate.to_json()))
-for path in map(Path, sys.argv[1:]):
-    treat(path.stem + " folded", path, transforms.FoldWeights())
-    for to in ("qdq", "openvino"):
-        treat(path.stem + " " + to, path, transforms.ConvertDialect(to=to))
+for path, to in zip(map(Path, sys.argv[1:]), ("qdq", "openvino"), strict=True):
+    treat(path.stem + " " + to, path, transforms.ConvertDialect(to=to), transforms.FoldWeights())
 """
 
 

@@ -250,7 +250,7 @@ def test_a_sum_whose_zero_has_a_sign_is_left_alone():
     assert qgraph.prove(text(ours), text(theirs)).verdict is not ProofVerdict.PROVED
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_float8_keeps_the_sign_of_a_zero_sum():
     """Where additions start at the first product, all of which are -0, the sum is -0."""
     head = """<ir_version: 10, opset_import: ["": 21]> g (uint8[1,1] q) => (float8e4m3fn[1,1] y)
