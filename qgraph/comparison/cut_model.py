@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.comparison.divergence import excerpt, frontier
-from qgraph.comparison.ideal import BeforeRounding, NumberTracer, traced
+from qgraph.comparison.ideal import NumberTracer, RoundsData, traced
 from qgraph.execution.executor import Executor
 from qgraph.execution.prepare import prepare
 from qgraph.graph.slices import ancestors, sources
@@ -243,6 +243,6 @@ def _before(
         return np.asarray(x, np.float64)
     try:
         traced(node, {value: x}, evaluation, tracer)
-    except BeforeRounding as found:
+    except RoundsData as found:
         return np.asarray(found.before, np.float64)
     raise Undecidable(NO_BOUND(f"{node.op_type} rounds nothing"))

@@ -29,7 +29,7 @@ _LIMITS = frozenset({"Min", "Max"})
 _ROUNDINGS = frozenset({"Round", "Floor", "Ceil"})
 
 
-class BeforeRounding(Exception):  # noqa: N818 - an end, not a fault
+class RoundsData(Exception):  # noqa: N818 - an end, not a fault
     """What a definition rounds first; nothing after it is computed."""
 
     def __init__(self, before: Array) -> None:
@@ -45,7 +45,7 @@ class NumberTracer:
 
     Args:
         kind: float32, as definitions are executed, or float64.
-        stops: raise :class:`BeforeRounding` at the first rounding of data.
+        stops: raise :class:`RoundsData` at the first rounding of data.
         limits: limit data where the definition does.
     """
 
@@ -78,7 +78,7 @@ class NumberTracer:
     def _call(self, name: str, *operands: Any, **attributes: Any) -> Any:
         is_data = any(isinstance(operand, _Data) for operand in operands)
         if self._stops and is_data and name in _ROUNDINGS:
-            raise BeforeRounding(np.asarray(operands[0]))
+            raise RoundsData(np.asarray(operands[0]))
         if is_data and name in _LIMITS and not self._limits:
             return next(operand for operand in operands if isinstance(operand, _Data))
         if name == "Cast" and self._kind is np.float64:
@@ -109,7 +109,7 @@ def traced(
         tracer: computes.
 
     Raises:
-        BeforeRounding: what is rounded first, if the tracer stops there.
+        RoundsData: what is rounded first, if the tracer stops there.
         Undecidable: the node has no definition on single values.
     """
     known: dict[ir.Value, Any] = {}
