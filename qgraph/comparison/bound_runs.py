@@ -27,7 +27,8 @@ from qgraph.numerics import Array, Float64
 from qgraph.proof.bounds.combination import SLACK
 from qgraph.proof.bounds.quantity import FLOAT32
 from qgraph.proof.bounds.regions import bound_conditions, bound_of, paired
-from qgraph.proof.bounds.segments import Pairing, Segment
+from qgraph.proof.bounds.segment import Segment
+from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.functions.expression import Undecidable
 
 _FLOAT64 = 2.0**-53

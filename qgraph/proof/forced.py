@@ -59,7 +59,7 @@ def forced(
     differing = [s for s in shown if s.outcome.differs(level)]
     if not differing:
         return None
-    proved = [_fact(s) for s in shown if s.verdict.reaches(level)]
+    proved = [fact_of(s) for s in shown if s.verdict.reaches(level)]
     closure = Closure(matching, proved)
     moved = [s for s in differing if _only_moves_thresholds(s)]
     attained = Attained(matching.reference.known, matching.reference.normalised.imports)
@@ -87,7 +87,8 @@ def _entries(s: Shown) -> tuple[Pair, ...]:
     return s.claim.entries if s.region is None else (s.region.entry,)
 
 
-def _fact(s: Shown) -> Implication:
+def fact_of(s: Shown) -> Implication:
+    """Return a claim as a fact, if it is proved."""
     return Implication(s.claim.values, _entries(s))
 
 

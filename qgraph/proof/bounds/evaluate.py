@@ -66,6 +66,7 @@ class Evaluation:
     Attributes:
         values: what is known of each value.
         reasons: why nothing is known of others.
+        named: the values of which something is known, by name.
     """
 
     def __init__(
@@ -92,18 +93,20 @@ class Evaluation:
             self.values[value] = self._input(value, key, ranges.get(key))
         for node in model.graph:
             self._enter(node)
+        self.named = {value.name: value for value in self.values}
 
     def _input(self, value: ir.Value, key: str, limits: tuple[float, float] | None) -> Quantity:
-        unit = None
+        unit, kind = None, "input"
         if value.dtype is not None and value.dtype.is_integer():
+            kind = "integers"
             ends, unit = ml_dtypes.iinfo(value.dtype.numpy()), 1.0  # type: ignore[no-untyped-call]
             limits = limits or (float(ends.min), float(ends.max))
         elif value.dtype is not None and value.dtype.name in MINIFLOATS:
-            kind = MINIFLOATS[value.dtype.name]
-            limits = limits or (kind.lo, kind.hi)
-            unit = 2.0 ** (1 - kind.bias - kind.mantissa_bits)
+            form = MINIFLOATS[value.dtype.name]
+            limits = limits or (form.lo, form.hi)
+            unit = 2.0 ** (1 - form.bias - form.mantissa_bits)
         low, high = (np.asarray(end, np.float64) for end in limits or (-np.inf, np.inf))
-        atom = self._atoms.make("input", key, (), (low, high))
+        atom = self._atoms.make(kind, key, (), (low, high))
         granule = None if unit is None else np.asarray(unit)
         return Quantity(Combination.of(atom), low, high, unit=granule)
 

@@ -13,8 +13,9 @@ that its type represents: sums of codes times a power of two.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -94,6 +95,7 @@ class Quantity:
         unit: powers of two of which the executed numbers of data are multiples; None if not known.
         value: the executed numbers of a constant, float64; None for data.
         factors: for a constant of codes, scales and whole numbers whose product is meant.
+        operation: of float32 that computes it; None if not known.
     """
 
     meant: Combination
@@ -104,6 +106,12 @@ class Quantity:
     unit: Float64 | None = None
     value: Float64 | None = None
     factors: tuple[Float64, Float64] | None = None
+    operation: Operation | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what is executed is what is meant, and multiples of a unit."""
+        return self.unit is not None and not (self.absolute.any() or self.relative.any())
 
     @property
     def is_constant(self) -> bool:
@@ -143,6 +151,28 @@ def holds_numbers(array: Array) -> bool:
     if array.dtype.kind in "cOSUmM":
         return False
     return bool(np.isfinite(array.astype(np.float64)).all())
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """An operation of float32, rounded once.
+
+    Attributes:
+        name: of the primitive.
+        operands: what it is applied to.
+        attributes: of the primitive.
+        result: what it computes.
+    """
+
+    name: str
+    operands: tuple[Quantity, ...]
+    attributes: Mapping[str, Any]
+    result: Quantity
+
+    def computes(self, q: Quantity) -> bool:
+        """Return whether a quantity is the result, with the same function and the same errors."""
+        names = "meant", "absolute", "relative"
+        return all(getattr(q, name) is getattr(self.result, name) for name in names)
 
 
 def constant(array: npt.ArrayLike) -> Quantity:

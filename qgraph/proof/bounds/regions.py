@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,19 +18,20 @@ from qgraph.bound import STEPS_OF_OUTPUT, Against, Bound, Bounding
 from qgraph.certificate import Certificate, ProofVerdict, RegionVerdict
 from qgraph.conditions import EQUAL_OPERATORS
 from qgraph.errors import member
-from qgraph.exactness import Exactness, Method
+from qgraph.exactness import Exactness, Method, Witness
 from qgraph.graph.constants import freeze_inputs
 from qgraph.graph.inference.walk import with_facts
 from qgraph.graph.interface import common_domain, interface
-from qgraph.graph.scopes import operands
 from qgraph.numerics import Float64
 from qgraph.ops.static_parameters import freeze_static_parameters
+from qgraph.proof.bounds.counted import Counted
+from qgraph.proof.bounds.equal_ends import EqualEnds
 from qgraph.proof.bounds.evaluate import written_out
-from qgraph.proof.bounds.segments import Pairing, Segment
+from qgraph.proof.bounds.segment import Segment
+from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.certify import Proof
-from qgraph.proof.discharge import Shown
+from qgraph.proof.forced import fact_of
 from qgraph.proof.functions.expression import Undecidable
-from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import flat
 from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, SIGN_OF_ZERO
 
@@ -49,12 +50,6 @@ ORDERS = {
 }
 ACCUMULATED = "sums of 16-bit types are added in float32"
 NO_SPECIALS = "no NaN and no infinity enters a segment, and inputs lie in the ranges given"
-
-
-@dataclass(frozen=True)
-class _Sides:
-    matching: Matching
-    failed: Sequence[Shown]
 
 
 def paired(
@@ -116,9 +111,12 @@ def bounded_regions(
         OptionError: a range or a limit names no input or output.
     """
     pairing = paired(models, request, keep_inputs=keep_inputs)
-    failed = [s for s in proof.shown if not s.verdict.reaches(level)]
-    sides = _Sides(proof.matching, failed)
-    regions = [_region(s, request, sides, level, evidence=evidence) for s in pairing.segments]
+    facts = [fact_of(s) for s in proof.shown if s.verdict.reaches(level)]
+    ends = EqualEnds(proof.matching, facts, pairing)
+    regions = [
+        _region(s, request, level, is_shown=ends.show(s), evidence=evidence)
+        for s in pairing.segments
+    ]
     return regions, _conditions(regions, request, pairing.conditions)
 
 
@@ -162,21 +160,24 @@ def with_bounds(
         logger.info("no bounds: %s", error)
         return found
     verdicts = {region.verdict for region in regions}
-    if ProofVerdict.BOUNDED not in verdicts or (
-        is_different and ProofVerdict.UNDECIDED in verdicts
-    ):
+    is_open, is_bounded = (v in verdicts for v in (ProofVerdict.UNDECIDED, ProofVerdict.BOUNDED))
+    if is_different and (is_open or not is_bounded):
         return found
-    is_open = ProofVerdict.UNDECIDED in verdicts
+    if not is_bounded and (is_open or level is not Exactness.VALUES):
+        return found
     if ProofVerdict.PROVED in verdicts:
         conditions.insert(0, EQUAL_OPERATORS)
     return replace(
         found,
-        verdict=ProofVerdict.UNDECIDED if is_open else ProofVerdict.BOUNDED,
-        exactness=None,
+        verdict=next(v for v in _WORST_FIRST if v in verdicts),
+        exactness=None if is_open or is_bounded else Exactness.VALUES,
         regions=tuple(regions),
         conditions=tuple(dict.fromkeys((*found.conditions, *conditions))),
         shown_by=None,
     )
+
+
+_WORST_FIRST = ProofVerdict.UNDECIDED, ProofVerdict.BOUNDED, ProofVerdict.PROVED
 
 
 def _conditions(
@@ -194,7 +195,7 @@ def bound_conditions(request: Bounding, others: Iterable[str]) -> list[str]:
 
 
 def _region(
-    segment: Segment, request: Bounding, sides: _Sides, level: Exactness, *, evidence: bool
+    segment: Segment, request: Bounding, level: Exactness, *, is_shown: bool, evidence: bool
 ) -> RegionVerdict:
     nodes = segment.reference, segment.candidate
     region = RegionVerdict(
@@ -204,7 +205,7 @@ def _region(
         candidate_value=_value(segment.values[1]),
         reason=segment.reason,
     )
-    if _is_proved(segment, sides):
+    if is_shown:
         return replace(
             region,
             verdict=ProofVerdict.PROVED,
@@ -217,7 +218,9 @@ def _region(
     if not np.isfinite(segment.deviation).all():
         return replace(region, reason=_unbounded(segment))
     bound = bound_of(segment, request, evidence=evidence)
-    if not segment.deviation.any() and not segment.extra.any():
+    if segment.counted is not None:
+        region = replace(region, **_counts(segment.counted))
+    if segment.is_equal:
         return replace(
             region,
             verdict=ProofVerdict.PROVED,
@@ -226,6 +229,15 @@ def _region(
             bound=bound,
         )
     return replace(region, verdict=ProofVerdict.BOUNDED, method=Method.BOUND, bound=bound)
+
+
+def _counts(counted: Counted) -> dict[str, Any]:
+    """Return what a region says about whole numbers that give other results."""
+    found: dict[str, Any] = {"counted": True, "differing_inputs": counted.differing}
+    if counted.differing:
+        found["witness"] = Witness(counted.at, counted.ours, counted.theirs)
+        found["witness_channel"] = counted.channel
+    return found
 
 
 def _unbounded(segment: Segment) -> str:
@@ -258,7 +270,7 @@ def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> 
     far, tie, ours, theirs, shift = (float(np.max(part)) for part in steps)
     count = segment.steps(ideal=is_ideal)
     if segment.is_output:
-        count = int(min(np.ceil(far), _MOST_STEPS))
+        count = 0 if segment.is_equal else int(min(np.ceil(far), _MOST_STEPS))
     return Bound(
         far,
         count,
@@ -279,79 +291,3 @@ def _channels(parts: Sequence[Float64]) -> tuple[tuple[float, float, float], ...
     flat_parts = np.broadcast_arrays(*parts)
     rows = zip(*(part.reshape(-1).tolist() for part in flat_parts), strict=True)
     return tuple((a, b, c) for a, b, c in rows)
-
-
-_FORWARD = 4
-"""How many values codes may go through until they are decoded."""
-
-_DECODING = frozenset({"Cast", "DequantizeLinear"})
-
-
-def _is_proved(segment: Segment, sides: _Sides) -> bool:
-    """Return whether the matching shows the ends of a segment equal, given equal starts."""
-    matching, ends = sides.matching, []
-    for value, side in zip(segment.values, (matching.reference, matching.candidate), strict=True):
-        own = {v.name: v for node in side.nodes for v in node.outputs}
-        end = None if value is None else own.get(value.name)
-        if end is None:
-            return False
-        ends.append(_forward(end) if not segment.is_output else [end])
-    codes = (_behind_clips(values) for values in ends)
-    pairs = [(a, b) for a, b in product(*codes) if matching.equal((a, b))]
-    if not pairs:
-        return False
-    a, b = pairs[0]
-    cones = _cone(a, ends[0]) | _cone(b, ends[1])
-    classes = {matching.class_of(matching.reference, a)}
-    for s in sides.failed:
-        if not cones.isdisjoint(s.claim.values):
-            return False
-        if matching.class_of(matching.reference, s.claim.reference) in classes:
-            return False
-    return True
-
-
-def _forward(end: ir.Value) -> list[ir.Value]:
-    """Return a value and those that only it is decoded to."""
-    found = [end]
-    while len(found) < _FORWARD:
-        users = list(found[-1].consumers())
-        kind = found[-1].dtype
-        is_clip = bool(users) and _is_clip(users[0])
-        limits_codes = is_clip and kind is not None and kind.is_integer()
-        if len(users) != 1 or not (users[0].op_type in _DECODING or limits_codes):
-            break
-        found.append(users[0].outputs[0])
-    return found
-
-
-def _behind_clips(values: Sequence[ir.Value]) -> Sequence[ir.Value]:
-    """Return the values from the last Clip on: codes before it may differ from those used."""
-    clips = [i for i, value in enumerate(values) if _is_clip(value.producer())]
-    return values[max(clips, default=0) :]
-
-
-def _is_clip(node: ir.Node | None) -> bool:
-    return node is not None and node.op_type == "Clip"
-
-
-def _cone(end: ir.Value, own: Sequence[ir.Value]) -> set[ir.Value]:
-    """Return the values that an end is computed from, up to what is rounded before."""
-    found: set[ir.Value] = set()
-    stack = [end]
-    while stack:
-        value = stack.pop()
-        if value in found:
-            continue
-        found.add(value)
-        node = value.producer()
-        if node is None or (node.op_type in _ROUNDING and value not in own):
-            continue
-        stack += operands(node)
-    return found
-
-
-_ROUNDING = frozenset(
-    {"Quant", "IntQuant", "BipolarQuant", "Trunc", "FloatQuant", "FakeQuantize"}
-    | {"QuantizeLinear", "Round", "Floor", "Ceil"}
-)

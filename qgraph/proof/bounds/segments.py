@@ -7,111 +7,27 @@ have one atom in both. So the functions before a pair of roundings are sums of t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.interface import Pair
-from qgraph.numerics import Float64
-from qgraph.proof.bounds.combination import Atoms, Combination, distance, product, zero
+from qgraph.numerics import Array, Float64
+from qgraph.proof.bounds.combination import Atoms, Combination, distance, product
+from qgraph.proof.bounds.counted import Counted, compare, finished
 from qgraph.proof.bounds.evaluate import Evaluation, Ranges
+from qgraph.proof.bounds.executed import Pick, codes_of, program_of
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.bounds.tracer import Event, Pending, Settle
+from qgraph.proof.bounds.segment import RoundedData, Segment
+from qgraph.proof.bounds.tracer import Pending, Settle
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import NOT_MATCHED, ExplainedReason
 
 SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
 """What makes the thresholds of a rounding those of the nearest whole number."""
-
-
-_JUMPS = {"Up": 2, "": 2}
-"""Thresholds in an interval shorter than a step, where there may be more than one."""
-
-
-@dataclass(frozen=True, eq=False)
-class RoundedData:
-    """A rounding of data whose codes are used.
-
-    Attributes:
-        event: the rounding.
-        low, high: ends to which its result is clipped.
-        function: what is rounded, where limits of data are part of ``ends``.
-        ends: the first and the last code that may occur.
-        clips: the first and the last code that limits leave.
-        reach: the first and the last code without limits.
-        codes: the function that the codes are.
-    """
-
-    event: Event
-    low: Float64
-    high: Float64
-    function: Combination
-    ends: tuple[Float64, Float64]
-    clips: tuple[Float64, Float64]
-    reach: tuple[Float64, Float64]
-    codes: Combination = field(default_factory=Combination)
-
-
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """The bound of one segment. Arrays are by channel, in steps or, at an output, in real units.
-
-    Attributes:
-        reference, candidate: nodes that end it; None where there is no counterpart.
-        is_output: whether it ends at an output that is not rounded.
-        reference_error, candidate_error: largest distance of what is executed and what is meant.
-        shift: largest distance of what both models mean.
-        steps: largest number of codes that lie between.
-        extra: what the ends of the codes lie apart.
-        span: number of steps between the first and the last code; at an output, its range.
-        largest: the largest magnitude of the reference at an output.
-        kind: how the values are rounded.
-        reason: why there is no bound.
-        roundings: what is compared; None at an output, or without a counterpart.
-        delta: what the code of the candidate is more than that of the reference.
-    """
-
-    reference: ir.Node | None
-    candidate: ir.Node | None
-    values: tuple[ir.Value | None, ir.Value | None]
-    is_output: bool = False
-    reference_error: Float64 = field(default_factory=zero)
-    candidate_error: Float64 = field(default_factory=zero)
-    shift: Float64 = field(default_factory=zero)
-    extra: Float64 = field(default_factory=zero)
-    span: Float64 = field(default_factory=zero)
-    largest: Float64 = field(default_factory=zero)
-    kind: str = "Round"
-    reason: ExplainedReason | None = None
-    roundings: tuple[RoundedData, RoundedData] | None = None
-    delta: Float64 = field(default_factory=zero)
-
-    @property
-    def deviation(self) -> Float64:
-        """Largest distance of both results as executed, before rounding."""
-        return self.reference_error + self.candidate_error + self.shift
-
-    @property
-    def from_ideal(self) -> Float64:
-        """Largest distance of the executed candidate from what the reference means."""
-        return self.candidate_error + self.shift
-
-    @property
-    def tie_distance(self) -> Float64:
-        """Codes differ only where the reference's ideal is so close to a threshold."""
-        return np.maximum(self.reference_error, self.from_ideal)
-
-    def steps(self, *, ideal: bool = False) -> int:
-        """Return the largest number of steps between the codes."""
-        far = self.from_ideal if ideal else self.deviation
-        jumps = np.floor(far) + _JUMPS.get(self.kind, 1)
-        if self.kind == "Sign":
-            jumps = np.ones(())
-        counts = np.where(far > 0, jumps, 0.0) + self.extra
-        return int(min(np.max(counts), 2.0**31))
 
 
 class Pairing:
@@ -185,8 +101,22 @@ class Pairing:
         except Undecidable as error:
             return error.reason
 
+    def are_equal(self, ours: str, theirs: str) -> bool:
+        """Return whether values of both models are equal if the codes of all roundings are."""
+        programs = []
+        for name, side in ((ours, self.reference), (theirs, self.candidate)):
+            found = side.values.get(side.named[name]) if name in side.named else None
+            if isinstance(found, Pending):
+                codes = self._settled.get(_key(found))
+                found = None if codes is None else _shifted(codes, found.offset)
+            programs.append(None if found is None else program_of(found))
+        if programs[0] is None or programs[1] is None:
+            return False
+        counted = compare(finished(programs[0]), finished(programs[1]), has_steps=False)
+        return counted is not None and not counted.differing
+
     def _of_reference(self, codes: Pending) -> Quantity:
-        key = (codes.event, codes.low.tobytes(), codes.high.tobytes())
+        key = _key(codes)
         if key not in self._settled:
             found = _rounding(codes)
             self._settled[key] = self._fresh(found)
@@ -201,7 +131,7 @@ class Pairing:
         return Quantity(made.codes, low, high, unit=np.ones(()))
 
     def _of_candidate(self, codes: Pending) -> Quantity:
-        key = (codes.event, codes.low.tobytes(), codes.high.tobytes())
+        key = _key(codes)
         if key not in self._settled:
             found = _rounding(codes)
             partners = [
@@ -213,7 +143,8 @@ class Pairing:
                 self._settled[key] = self._unpaired(found)
             else:
                 segment, partner, delta = min(partners, key=lambda p: _size(p[0]))
-                self.segments.append(segment)
+                counted = _counted(partner, found, float(delta))
+                self.segments.append(replace(segment, counted=counted))
                 meant = partner.codes.plus(Combination.constant(delta))
                 low, high = meant.range
                 self._settled[key] = Quantity(meant, low, high, unit=np.ones(()))
@@ -228,6 +159,10 @@ class Pairing:
         self._serial += 1
         atom = self._atoms.make("codes", self._serial, (), found.ends)
         return Quantity(Combination.of(atom), *found.ends, unit=np.ones(()))
+
+
+def _key(codes: Pending) -> Hashable:
+    return codes.event, codes.low.tobytes(), codes.high.tobytes()
 
 
 def _shifted(codes: Quantity, offset: Float64) -> Quantity:
@@ -318,6 +253,25 @@ def _bound(one: RoundedData, other: RoundedData, delta: Float64) -> Segment:
     )
 
 
+def _counted(one: RoundedData, other: RoundedData, delta: float) -> Counted | None:
+    """Return where codes differ, if both are computed from the same few whole numbers."""
+    models = []
+    for data, shift in ((one, 0.0), (other, -delta)):
+        program = program_of(data.event.before)
+        if program is None:
+            return None
+        models.append(finished(program, _codes(data, shift), (data.low, data.high)))
+    return compare(*models)
+
+
+def _codes(data: RoundedData, shift: float) -> Callable[[Array, Pick], Array]:
+    def codes(values: Array, pick: Pick) -> Array:
+        rounded = codes_of(data.event, values)
+        return np.clip(rounded, pick(data.low), pick(data.high)) + shift
+
+    return codes
+
+
 def _clipped_apart(code: Float64, one: RoundedData, other: RoundedData, delta: Float64) -> Float64:
     """Return how far apart the limits of both codes leave one code of the reference."""
     apart = np.abs(np.clip(code, *one.clips) + delta - np.clip(code + delta, *other.clips))
@@ -343,7 +297,10 @@ def _output(
     if not isinstance(theirs, Quantity):
         return Segment(*nodes, pair, is_output=True, reason=theirs)
     shift = distance(ours.meant, theirs.meant)
-    reason = None
+    programs = program_of(ours), program_of(theirs)
+    counted, reason = None, None
+    if programs[0] is not None and programs[1] is not None:
+        counted = compare(finished(programs[0]), finished(programs[1]), has_steps=False)
     if not np.isfinite(shift).all():
         reason = NOT_MATCHED("the output is computed from other values")
     return Segment(
@@ -356,4 +313,5 @@ def _output(
         span=ours.high - ours.low,
         largest=ours.largest,
         reason=reason,
+        counted=counted,
     )

@@ -31,6 +31,8 @@ def traced(call: NodeCall) -> Operand:
         is_parameter = is_defined and place > 0 and call.array(value) is not None
         if value is not None and not is_parameter:
             known[value] = call.of(value)
+    kind = node.outputs[0].dtype
+    tracer.is_whole = kind is not None and kind.is_integer() and node.op_type in _WRAPPING
     try:
         # Definitions are written over any primitives; expressions are one kind of them.
         primitives: Any = tracer
@@ -40,8 +42,7 @@ def traced(call: NodeCall) -> Operand:
         raise Undecidable(NOT_COMPUTED(str(error))) from error
     if not isinstance(result, Quantity | Pending):
         raise call.refusal()
-    kind = node.outputs[0].dtype
-    if kind is not None and kind.is_integer() and node.op_type in _WRAPPING:
+    if tracer.is_whole and kind is not None:
         return _expect_no_wrap(tracer.quantity(result), node, np.iinfo(kind.numpy()))
     if isinstance(result, Pending) or kind is None:
         return result

@@ -21,14 +21,15 @@ from qgraph.numerics.minifloat import MINIFLOATS
 from qgraph.numerics.primitives import NUMPY
 from qgraph.numerics.rounding import Rounding
 from qgraph.proof.bounds.combination import SLACK, ZERO, Atoms, Combination, product
+from qgraph.proof.bounds.constants import folded
 from qgraph.proof.bounds.quantity import (
     FLOAT32,
     FloatType,
+    Operation,
     Quantity,
     constant,
     granules,
     multiple_of,
-    of_constant,
     rounded,
     sum_of,
 )
@@ -114,9 +115,6 @@ class _SignOf:
 Operand = Quantity | Pending
 Settle = Callable[[Pending], Quantity]
 
-_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Min", "Max", "Relu"})
-"""Primitives whose results on constants are meant in real arithmetic."""
-
 
 class QuantityTracer:
     """Evaluates primitives on quantities.
@@ -126,11 +124,15 @@ class QuantityTracer:
         settle: gives codes their atom.
         node: the node whose definition is traced.
         arithmetic: of the type in which operations round.
+
+    Attributes:
+        is_whole: whether operations are of integers.
     """
 
     def __init__(
         self, atoms: Atoms, settle: Settle, node: ir.Node, arithmetic: FloatType = FLOAT32
     ) -> None:
+        self.is_whole = False
         self.atoms = atoms
         self.settle = settle
         self.node = node
@@ -161,29 +163,31 @@ class QuantityTracer:
         known = [None if _is_data(o) else self.quantity(o) for o in operands]
         constants = [q for q in known if q is not None and q.value is not None]
         if len(constants) == len(operands):
-            return self._folded(name, constants, attributes)
+            return folded(name, constants, attributes)
         rule = _RULES.get(name)
         if rule is None or (attributes and name != "Cast"):
             raise Undecidable(NO_BOUND(f"there is no bound for {name}"))
-        return rule(self, *operands, **attributes)
+        if self.is_whole:
+            return rule(self, *operands, **attributes)
+        given = [self._as_float(operand) for operand in operands]
+        result = rule(self, *given, **attributes)
+        return self._recorded(result, name, given, attributes)
 
-    def _folded(self, name: str, operands: Sequence[Quantity], attributes: dict[str, Any]) -> Any:
-        """Return an operation on constants: executed in float32, and as it is meant."""
-        values = [np.asarray(q.value, np.float32) for q in operands]
-        if name == "Where" or name in ("Not", "And", "Or"):
-            values[0] = values[0] != 0
-        with np.errstate(all="ignore"):
-            executed = np.asarray(NUMPY[name](*values, **attributes)).astype(np.float64)
-            if name not in _ARITHMETIC:
-                return constant(executed) if np.isfinite(executed).all() else _unlimited(executed)
-            meant = np.asarray(NUMPY[name](*[q.meant.offset for q in operands]))
-        made = of_constant(executed, meant)
-        factors = None
-        if name in ("Add", "Sub") and all(_is_whole(q) for q in operands):
-            factors = np.ones(()), meant
-        elif name in ("Mul", "Div"):
-            factors = _factors(name, *operands)
-        return replace(made, factors=factors)
+    def _as_float(self, operand: Any) -> Any:
+        """Return integers as the numbers to which an operation of floats converts them."""
+        if _is_data(operand) and isinstance(operand, Quantity) and operand.unit is not None:
+            return self.rounded(operand)
+        return operand
+
+    def _recorded(
+        self, result: Any, name: str, operands: Sequence[Any], attributes: dict[str, Any]
+    ) -> Any:
+        """Return the result of an operation, with what computes it."""
+        is_new = isinstance(result, Quantity) and not any(result is o for o in operands)
+        if not is_new or name not in _RECORDED or self.arithmetic.name != FLOAT32.name:
+            return result
+        known = tuple(map(self.quantity, operands))
+        return replace(result, operation=Operation(name, known, attributes, result))
 
     def rounded(self, exact: Quantity) -> Quantity:
         """Return an exact result as it is executed."""
@@ -431,6 +435,10 @@ def _sorted(x: Combination, y: Combination) -> tuple[Combination, Combination]:
     return (x, y) if x.serials <= y.serials else (y, x)
 
 
+_RECORDED = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Max", "Min", "Relu", "Cast"})
+"""Primitives whose results on few whole numbers can be evaluated as they are executed."""
+
+
 def _is_data(operand: Any) -> bool:
     if isinstance(operand, Quantity):
         return operand.value is None
@@ -441,30 +449,8 @@ def _are_whole(array: Float64) -> bool:
     return bool((array == np.rint(array)).all())
 
 
-def _is_whole(q: Quantity) -> bool:
-    return q.factors is not None and bool((q.factors[0] == 1).all())
-
-
 def _is_zero(q: Quantity) -> bool:
     return q.value is not None and not q.value.any() and not q.meant.offset.any()
-
-
-def _unlimited(executed: Float64) -> Quantity:
-    """Return constants that may be infinite, such as the ends of a clip."""
-    if np.isnan(executed).any():
-        raise Undecidable(NO_BOUND("a constant is NaN"))
-    return Quantity(Combination.constant(executed), executed, executed, value=executed)
-
-
-def _factors(name: str, x: Quantity, y: Quantity) -> tuple[Float64, Float64] | None:
-    """Return scales and whole numbers of a product or quotient of constants."""
-    if name == "Div":
-        return None if x.factors is None else (x.factors[0] / y.meant.offset, x.factors[1])
-    is_scale = x.factors is None or (y.factors is not None and x.meant.offset.size == 1)
-    scale, codes = (x, y) if is_scale else (y, x)
-    if codes.factors is None:
-        return None
-    return codes.factors[0] * scale.meant.offset, codes.factors[1]
 
 
 _ROUNDED_SIGNED = {("Ceil", 0.0): "Up", ("Floor", 0.5): "HalfUp", ("Ceil", -0.5): "HalfDown"}

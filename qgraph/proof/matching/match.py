@@ -317,6 +317,14 @@ class Closure:
     def __init__(self, matching: Matching, facts: Iterable[Implication]) -> None:
         self._classes = matching.without_claims()
         self._pending = [*facts, *(Implication(*pairs) for pairs in matching.runs_graphs)]
+        self._conclude()
+
+    def assume(self, pair: Pair) -> None:
+        """Add that two values are equal to the facts."""
+        self._classes.merge(pair)
+        self._conclude()
+
+    def _conclude(self) -> None:
         before = -1
         while len(self._pending) != before:  # merge facts until nothing more follows
             before = len(self._pending)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from qgraph.graph.schema import OpKey
 from qgraph.ops.integer.products import SIGNATURES, Result
-from qgraph.proof.bounds.quantity import Quantity, constant, rounded
+from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
 from qgraph.proof.bounds.sums import sum_of_products
 from qgraph.proof.bounds.tracer import Operand, QuantityTracer
@@ -50,7 +50,9 @@ def product_of_codes(call: NodeCall) -> Operand:
     if (total.reach >= 2.0**31).any():
         raise Undecidable(NO_BOUND("an int32 sum may wrap around"))
     kind = signature.result(found)
-    return total if kind is Result.SUMS else _scaled(call, rounded(total), kind, found, aligned)
+    if kind is Result.SUMS:
+        return total
+    return _scaled(call, call.tracer.Cast(total, to="FLOAT"), kind, found, aligned)
 
 
 def _total(

@@ -105,7 +105,8 @@ def test_a_bias_that_is_off_by_one_step_shifts_the_ideal_by_it():
     assert bound.ideal_shift == pytest.approx(1)
     # powers of two: nothing is rounded in any order
     assert bound.reference_error == bound.candidate_error == 0
-    assert bound.max_steps == 2
+    # so both codes are known for every sum, and a step before rounding is one after it
+    assert bound.max_steps == 1
 
 
 def test_codes_of_another_type_are_the_same_codes():

@@ -1,0 +1,221 @@
+"""What a model executes, as a function of whole numbers that both models compute exactly.
+
+Codes are whole numbers, and so are sums of products of codes while they stay below 2**24 units,
+whatever the order of additions. From there to the next rounding a model often does a few operations
+in float32: a multiplier, a bias, a clip. Such a function of few whole numbers is evaluated as it is
+executed, so two models can be compared on every whole number that may occur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.numerics import Array, Float64
+from qgraph.numerics.primitives import NUMPY
+from qgraph.proof.bounds.combination import Atom, Combination
+from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.tracer import Event
+
+_MOST = 2.0**40
+"""Largest number of units of a coefficient or an offset."""
+
+_NEAR = 2.0**-20
+"""How far a computed number of units may lie from a whole number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """A sum of whole multiples of atoms whose values are whole numbers.
+
+    Attributes:
+        key: equal for equal sums.
+        low, high: its range.
+    """
+
+    key: Hashable
+    low: Float64
+    high: Float64
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Exact numbers: ``whole * factor + offset``."""
+
+    whole: Whole
+    factor: Float64
+    offset: Float64
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One operation of float32.
+
+    Attributes:
+        name: of the primitive.
+        operands: programs, and constants as they are executed.
+        attributes: of the operation.
+    """
+
+    name: str
+    operands: tuple[Program | Array, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+Program: TypeAlias = Start | Step
+
+
+def program_of(q: Quantity) -> Program | None:
+    """Return what a model executes to get data, from whole numbers; None if it is not known."""
+    if q.is_exact and q.unit is not None:
+        start = start_of(q.meant, q.unit)
+        if start is not None:
+            return start
+    if q.operation is None or not q.operation.computes(q):
+        return None
+    operands: list[Program | Array] = []
+    for operand in q.operation.operands:
+        made = operand.value if operand.value is not None else program_of(operand)
+        if made is None:
+            return None
+        operands.append(made)
+    return Step(q.operation.name, tuple(operands), q.operation.attributes)
+
+
+def start_of(meant: Combination, unit: Float64) -> Start | None:
+    """Return a function that is executed exactly as one of whole numbers.
+
+    All its values are multiples of a unit, and the whole numbers have no common divisor. So its
+    coefficients are multiples of the unit, too, and are known although they were computed.
+
+    Args:
+        meant: the function.
+        unit: of which all executed numbers are multiples.
+    """
+    terms = [(c, atom) for c, atom in meant.terms if c.any()]
+    if not terms or not np.isfinite(unit).all() or not all(is_whole(a) for _, a in terms):
+        return None
+    counts = [_units(c, unit) for c, _ in terms]
+    offset = _units(meant.offset, unit)
+    if offset is None or any(count is None for count in counts):
+        return None
+    known = [count for count in counts if count is not None]
+    factor = known[0]
+    if len(known) > 1:
+        factor = reduce(np.gcd, known)
+        factor = np.where(factor == 0, 1, factor) * np.where(known[0] < 0, -1, 1)
+    ratios = [count // np.where(factor == 0, 1, factor) for count in known]
+    if len(known) == 1:
+        ratios = [np.ones((), np.int64)]
+    whole = Combination(
+        tuple((r.astype(np.float64), a) for r, (_, a) in zip(ratios, terms, strict=True))
+    )
+    low, high = whole.range
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        return None
+    return Start(Whole(whole.key, low, high), factor * unit, offset * unit)
+
+
+def _units(numbers: Float64, unit: Float64) -> npt.NDArray[np.int64] | None:
+    """Return numbers in units, if they are whole; None if they are not."""
+    counts = numbers / unit
+    whole = np.rint(counts)
+    near = np.abs(counts - whole) <= _NEAR
+    return whole.astype(np.int64) if (near & (np.abs(whole) <= _MOST)).all() else None
+
+
+def is_whole(atom: Atom) -> bool:
+    """Return whether the values of an atom are whole numbers without a common divisor."""
+    match atom.kind:
+        case "codes" | "integers" | "one" | "wrapped":
+            return True
+        case "moved":
+            return all(is_whole(a) for _, a in atom.arguments[0].terms)
+        case "sum" | "border":
+            numbers = atom.numbers[0]
+            is_plain = bool((numbers == np.rint(numbers)).all())
+            return is_plain and all(is_whole(a) for _, a in atom.arguments[0].terms)
+    return False
+
+
+def wholes_of(program: Program) -> list[Whole]:
+    """Return the whole numbers of which a program is a function."""
+    if isinstance(program, Start):
+        return [program.whole]
+    found: dict[Hashable, Whole] = {}
+    for operand in program.operands:
+        if isinstance(operand, Start | Step):
+            found.update((whole.key, whole) for whole in wholes_of(operand))
+    return list(found.values())
+
+
+def arrays_of(program: Program, *, ranges: bool = True) -> list[Array]:
+    """Return all arrays that a program reads, and those of the ranges of its whole numbers."""
+    if isinstance(program, Start):
+        ends = [program.whole.low, program.whole.high] if ranges else []
+        return [program.factor, program.offset, *ends]
+    found: list[Array] = []
+    for operand in program.operands:
+        if isinstance(operand, Start | Step):
+            found += arrays_of(operand, ranges=ranges)
+        else:
+            found.append(operand)
+    return found
+
+
+def is_monotone(program: Program) -> bool:
+    """Return whether a program of one whole number is monotone in it, in every channel."""
+    if isinstance(program, Start):
+        return True
+    data = [o for o in program.operands if isinstance(o, Start | Step)]
+    return len(data) == 1 and program.name in _MONOTONE and is_monotone(data[0])
+
+
+_MONOTONE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Neg", "Max", "Min", "Relu", "Cast", "Identity"}
+    | {"Round", "Floor", "Ceil"}
+)
+"""Operations that are monotone in each operand, with the others fixed."""
+
+Pick = Callable[[Array], Array]
+"""Returns the elements of an array that broadcasts to the tensor, for the points evaluated."""
+
+
+def run(program: Program, points: Mapping[Hashable, Float64], pick: Pick) -> Array:
+    """Return the results of a program as it is executed.
+
+    Args:
+        program: what is executed.
+        points: whole numbers, by key.
+        pick: see :data:`Pick`.
+    """
+    if isinstance(program, Start):
+        number = points[program.whole.key] * pick(program.factor) + pick(program.offset)
+        return np.asarray(number)
+    operands = [
+        run(o, points, pick) if isinstance(o, Start | Step) else pick(o) for o in program.operands
+    ]
+    # Exact numbers are float64 until the first operation of float32, which converts integers.
+    return np.asarray(
+        NUMPY[program.name](*[o.astype(np.float32) for o in operands], **program.attributes)
+    )
+
+
+def codes_of(event: Event, values: Array) -> Float64:
+    """Return the codes to which executed values are rounded."""
+    half = np.float32(0.5)
+    match event.kind:
+        case "HalfUp":
+            codes = np.sign(values) * np.floor(np.abs(values) + half)
+        case "HalfDown":
+            codes = np.sign(values) * np.ceil(np.abs(values) - half)
+        case "Sign":
+            codes = np.where(values >= 0, 1.0, -1.0)
+        case _:
+            codes = event.rounded(values.astype(np.float64))
+    return np.asarray(codes, np.float64)
