@@ -36,8 +36,11 @@ PASSES = (
     *("lower-microsoft", "raise-microsoft", "raise-microsoft{all=true}", "lower-vendor-operators"),
     *("fuse-output-scale", "split-fake-quantize", "split-fake-quantize{exact=codes}"),
     *("tune-ranges", "drop-rounding", "drop-rounding{clamp=true}", "make-portable"),
-    "strip-functions",
+    *("strip-functions", "fold-batch-norm", "quantize-bias", "fold-constants", "widen-codes"),
+    *("merge-activation", "shift-zero-points", "symmetric-weights"),
 )
+for _spec in PASSES:
+    parse_spec(_spec)  # an unknown option would count as a refusal
 Results = list[dict[str, Any]]
 
 

@@ -42,14 +42,18 @@ PASSES = [
     "fuse-output-scale",
     "tune-ranges",
     "drop-rounding",
-    "quantize-weights{bits=4}",
+    "quantize-weights{format=int4,min_elements=1}",
+    "fold-batch-norm",
     "fold-constants",
+    "quantize-bias",
     "widen-codes",
     "merge-activation",
     "shift-zero-points",
     "symmetric-weights",
     "plain-pairs",
 ]
+for _spec in PASSES:
+    parse_spec(_spec)  # an unknown option would count as a refusal
 
 
 def _module(name: str) -> ModuleType:

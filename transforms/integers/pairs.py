@@ -11,8 +11,9 @@ from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT
-from qgraph.numerics import Array
-from qgraph.ops.integer.codes import ratio, shifted
+from qgraph.numerics import Array, Float32
+from qgraph.numerics.float32 import multiply_add
+from qgraph.ops.integer.codes import fused_in_double, ratio, saturated, shifted
 from qgraph.ops.integer.decoded import decoder, parameters, result_parameters
 from qgraph.ops.integer.forms import compare_tables, draft_codes
 from qgraph.ops.integer.kernels import code_kernel
@@ -44,9 +45,11 @@ def lower_pair(node: ir.Node, *, reals: bool) -> Rebuild | None:
     if reals:
         verdict = compare_tables(pair.table_of_reals(), pair.table(), "pairs of codes")
         return Rebuild(node, (node,), verdict, pair.draft_reals, _OPSET)
+    if pair.operation == "Add":
+        verdict = compare_tables(pair.table_of_sums(), pair.table(), "pairs of codes")
+        return Rebuild(node, (node,), verdict, pair.draft_sum, _OPSET)
     verdict = Verdict(Exactness.BITS, Method.CONGRUENCE)
-    write = pair.draft_sum if pair.operation == "Add" else pair.draft_product
-    return Rebuild(node, (node,), verdict, write, _OPSET)
+    return Rebuild(node, (node,), verdict, pair.draft_product, _OPSET)
 
 
 def raise_pair(encode: ir.Node) -> Rebuild | None:
@@ -124,6 +127,22 @@ class Pair:
             raise AssertionError("there is a kernel of QuantizeLinear")
         return operator.run(quantize, [y, self.scale, self.zero])
 
+    def table_of_sums(self) -> Array:
+        """Return what :meth:`draft_sum` gives for every pair of codes, ``[256, 256]``."""
+        (left, _), (right, _) = self._every
+        with np.errstate(all="ignore"):
+            r_a, r_b, start = self._terms
+            y = fused_in_double(left, r_a, fused_in_double(right, r_b, start))
+        return saturated(y, self.zero)
+
+    @property
+    def _terms(self) -> tuple[Array, Array, Float32]:
+        """The factors of both codes, and what is added to the sum, in steps of the result."""
+        (s_a, z_a), (s_b, z_b) = self.a.stored_parameters, self.b.stored_parameters
+        r_a, r_b = s_a / self.scale, s_b / self.scale
+        own, other = (zero.astype(np.float32) for zero in (z_a, z_b))
+        return r_a, r_b, self.zero.astype(np.float32) - multiply_add(own, r_a, other * r_b)
+
     @property
     def _every(self) -> tuple[tuple[Array, tuple[Array, Array]], ...]:
         """All codes as a column and as a row, each with scale and zero point."""
@@ -148,13 +167,11 @@ class Pair:
     def draft_sum(self, draft: Draft) -> Operand:
         """Draft the sum as the kernel computes it, each fused operation in float64.
 
-        float64 holds the product of a code and a float32, so each sum is rounded once.
+        float64 holds the product of a code and a float32. Where it does not hold the sum, it is
+        rounded twice, which :meth:`table_of_sums` shows.
         """
-        (s_a, z_a), (s_b, z_b) = self.a.stored_parameters, self.b.stored_parameters
-        r_a, r_b = s_a / self.scale, s_b / self.scale
-        fixed = (z_a.astype(np.float64) * r_a + z_b.astype(np.float32) * r_b).astype(np.float32)
-        start = np.asarray(self.zero.astype(np.float32) - fixed, np.float64)
-        right = _fused(draft, self.b.codes, r_b, start)
+        r_a, r_b, fixed = self._terms
+        right = _fused(draft, self.b.codes, r_b, np.asarray(fixed, np.float64))
         y = _fused(draft, self.a.codes, r_a, cast(draft, right, _WIDE))
         return draft_codes(draft, y, np.zeros((), self.zero.dtype))
 
@@ -166,7 +183,7 @@ def draft_offset_codes(draft: Draft, steps: Operand, zero: Array) -> Operand:
 
 
 def _fused(draft: Draft, codes: ir.Value, factor: Array, added: Operand) -> ir.Value:
-    """Draft ``codes * factor + added``, rounded once to float32."""
+    """Draft ``codes * factor + added`` in float64, rounded to float32."""
     constant = draft.constant(np.asarray(factor, np.float64), "ratio")
     product = draft.node("Mul", [cast(draft, codes, _WIDE), constant], dtype=_WIDE)
     return cast(draft, draft.node("Add", [product, added], dtype=_WIDE), _REAL)

@@ -38,6 +38,12 @@ def saturated(y: Float32, zero_point: Array) -> Array:
     return codes
 
 
+def fused_in_double(codes: Array, factor: Array, added: Array) -> Float32:
+    """Return ``codes * factor + added``, rounded to float64 and then to float32."""
+    total = codes.astype(np.float64) * np.float64(factor) + added.astype(np.float64)
+    return np.asarray(total, np.float32)
+
+
 def ratio(s_a: Array, s_b: Array, s_y: Array) -> Float32:
     """Return ``s_a * s_b / s_y``, from left to right."""
     with np.errstate(all="ignore"):

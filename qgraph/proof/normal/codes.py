@@ -37,7 +37,7 @@ from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.graph.scopes import nodes_of
 from qgraph.numerics import Array
 from qgraph.numerics.float32 import multiply_add
-from qgraph.ops.integer.codes import ratio, saturated
+from qgraph.ops.integer.codes import fused_in_double, ratio, saturated
 from qgraph.ops.integer.kernels import code_kernel
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
 from qgraph.ops.integer.tables import averages_all, counts
@@ -95,7 +95,7 @@ def write_code_sum(graph: Rewriter, node: ir.Node) -> bool:
         return False
     every = np.arange(_LARGEST + 1).astype(np.uint8).view(zeros[2].dtype)
     given = every[:, None], scales[0], zeros[0], every, scales[1], zeros[1], scales[2], zeros[2]
-    result = _fused(every[:, None], first, _fused(every, second, fixed))
+    result = fused_in_double(every[:, None], first, fused_in_double(every, second, fixed))
     if not np.array_equal(code_kernel(node)(*given)[0], saturated(result, zeros[2])):
         return False
     right = _write_fused(
@@ -106,12 +106,6 @@ def write_code_sum(graph: Rewriter, node: ir.Node) -> bool:
     )
     total = _write_fused(graph, node, x, first, wide, of=node.outputs[0])
     return _encode(graph, node, total, np.zeros((), zeros[2].dtype))
-
-
-def _fused(codes: Array, factor: Array, added: Array) -> Array:
-    """Return what the nodes of :func:`_write_fused` compute."""
-    total = codes.astype(np.float64) * np.float64(factor) + added.astype(np.float64)
-    return np.asarray(total, np.float32)
 
 
 def _write_fused(

@@ -119,6 +119,28 @@ def test_all_pairs_of_codes_are_compared_for_sums_and_products(case, ort, name):
     assert counted > 0
 
 
+def test_a_sum_that_float64_rounds_twice_is_counted():
+    """130 r is 2**-25 + 2**-55, so that the exact sum with a half lies above the middle of floats.
+
+    float64 drops 2**-55, and the middle is rounded to one half, which is rounded to code 0.
+    """
+    r = 16519105 * 2.0**-56
+    assert 130 * 16519105 == 2**31 + 2
+    made = load(
+        ir.from_onnx_text(f"""<ir_version: 8, opset_import: ["": 19, "com.microsoft": 1]>
+        g (uint8[N] a, uint8[N] b) => (uint8[N] y)
+        <float r = {{{r!r}}}, uint8 z = {{0}}, float half = {{0.5}}, float one = {{1}}> {{
+            y = com.microsoft.QLinearAdd (a, r, z, b, half, z, one, z) }}""")
+    )
+    site = only(lowered(made.ir)[1])
+    assert (site.outcome, site.verdict.exactness) == (SiteStatus.REFUSED, Exactness.NEAR)
+    model, report = lowered(made.ir, exact="near")
+    feeds = {"a": np.array([130, 131], np.uint8), "b": np.array([1, 1], np.uint8)}
+    assert made.run(feeds, backend="numpy")["y"].tolist() == [1, 1]
+    assert model.run(feeds, backend="numpy")["y"].tolist() == [0, 1]
+    assert only(report).verdict.differing_inputs == 1
+
+
 def matmul(node_case, k: int, *, fed: tuple[int, ...] = (0,), name: str = "MatMulInteger") -> Any:
     random = np.random.default_rng(k)
     a = random.integers(0, 256, (2, k)).astype(np.uint8)
