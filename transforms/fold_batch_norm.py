@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -24,7 +25,7 @@ from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reasons import NOT_ABSORBED, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, transform
-from qgraph.transforms.drafts.choice import entry, label, opset_reason, raised, refused
+from qgraph.transforms.drafts.choice import entry, label, opset_reason, raise_and_replace, refused
 from qgraph.transforms.ranges.grids import carry_over
 from qgraph.transforms.weights.channel_steps import ChannelAffine, ChannelReader
 from qgraph.transforms.weights.output_scale import Stuck, title
@@ -75,11 +76,7 @@ class FoldBatchNorm(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Fold every chain that can be folded; report each of them and each BatchNormalization."""
-        editor = Editor(model.ir)
-        folds, others = raised(model, lambda: self._plan(model, editor), report)
-        report.sites += [fold.report() for fold in folds] + others
-        editor.learn()
-        editor.replace_all(fold.draft for fold in folds)
+        folds = raise_and_replace(model, functools.partial(self._plan, model), report)
         made = {old: new for fold in reversed(folds) for new, old in fold.copies.items()}
         for old, new in made.items():
             if old.graph is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
@@ -23,7 +24,7 @@ from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import NO_OPERATOR, UNSUITED_WEIGHT, UNSUPPORTED_TYPE, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, transform
-from qgraph.transforms.drafts.choice import entry, label, opset_reason, raised, refused
+from qgraph.transforms.drafts.choice import entry, label, opset_reason, raise_and_replace, refused
 from qgraph.transforms.ranges.grids import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded
@@ -56,12 +57,7 @@ class QuantizeBias(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Replace every bias that fits, and report each layer that has one."""
-        editor = Editor(model.ir)
-        plans, others = raised(model, lambda: self._plan(model, editor), report)
-        report.sites += [plan.report() for plan in plans] + others
-        editor.learn()
-        editor.replace_all(plan.draft for plan in plans)
-        for plan in plans:
+        for plan in raise_and_replace(model, functools.partial(self._plan, model), report):
             carry_over(plan.layer.node, plan.draft.nodes[-1])
 
     def _plan(self, model: Model, editor: Editor) -> tuple[list[_Bias], list[SiteReport]]:

@@ -33,6 +33,7 @@ DYNAMIC = "its scale is computed from the data at run time; it stays as it is"
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Planned")
+R = TypeVar("R", bound="Drafted")
 
 
 def entry(
@@ -242,6 +243,17 @@ class Planned(Protocol):
         """Whether all nodes that it is about are still in the graph."""
 
 
+class Drafted(Planned, Protocol):
+    """Nodes that a draft replaces."""
+
+    @property
+    def draft(self) -> Draft:
+        """The new nodes."""
+
+    def report(self) -> SiteReport:
+        """Return the entry for the report."""
+
+
 def raised(
     model: Model, propose: Callable[[], tuple[list[P], list[SiteReport]]], report: Report
 ) -> tuple[list[P], list[SiteReport]]:
@@ -252,6 +264,27 @@ def raised(
     plans, others = propose()
     report.notes += raise_opset(model.ir, (plan.opset for plan in plans))
     return (plans, others) if all(plan.stands for plan in plans) else propose()
+
+
+def raise_and_replace(
+    model: Model,
+    propose: Callable[[Editor], tuple[list[R], list[SiteReport]]],
+    report: Report,
+) -> list[R]:
+    """Raise the opset as far as the plans need, commit all drafts, and report every site.
+
+    Args:
+        model: is changed.
+        propose: returns the plans, whose drafts an editor makes, and the entries of all other
+            sites. It is called again if raising the opset rewrote a node of a plan.
+        report: gets an entry for each site.
+    """
+    editor = Editor(model.ir)
+    plans, others = raised(model, lambda: propose(editor), report)
+    report.sites += [plan.report() for plan in plans] + others
+    editor.learn()
+    editor.replace_all(plan.draft for plan in plans)
+    return plans
 
 
 def raise_and_settle(

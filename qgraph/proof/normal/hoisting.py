@@ -233,13 +233,8 @@ def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:
 
 def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
     """Pad the results of a function instead of its data."""
-    if not is_on_elements(node) or not is_elementwise(node):
-        return False
-    data = data_of(graph, node)
-    if len(data) != 1 or node.inputs[0] is not data[0] or node.inputs.count(data[0]) != 1:
-        return False
-    pad = data[0].producer()
-    if pad is None or (pad.domain, pad.op_type) != ("", "Pad") or pad.inputs[0] is None:
+    pad = _source(graph, node, "Pad")
+    if pad is None or pad.inputs[0] is None:
         return False
     if pad.attributes.get_string("mode", "constant") != "constant" or "pads" in pad.attributes:
         return False
@@ -274,13 +269,8 @@ def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
 
 def look_up(graph: Rewriter, node: ir.Node) -> bool:
     """Take elements of the results of a function of a constant, instead of elements of it."""
-    if not is_on_elements(node) or not is_elementwise(node):
-        return False
-    data = data_of(graph, node)
-    if len(data) != 1 or node.inputs[0] is not data[0] or node.inputs.count(data[0]) != 1:
-        return False
-    gather = data[0].producer()
-    if gather is None or (gather.domain, gather.op_type) != ("", "Gather"):
+    gather = _source(graph, node, "Gather")
+    if gather is None:
         return False
     table, indices = gather.inputs
     sizes = None if table is None else sizes_of(table)
@@ -302,6 +292,17 @@ def look_up(graph: Rewriter, node: ir.Node) -> bool:
         sizes=sizes_of(node.outputs[0]),
     )
     return graph.replace(node.outputs[0], chosen)
+
+
+def _source(graph: Rewriter, node: ir.Node, name: str) -> ir.Node | None:
+    """Return the operator ``name`` that gives the only data of a function of elements."""
+    if not is_on_elements(node) or not is_elementwise(node):
+        return None
+    data = data_of(graph, node)
+    if len(data) != 1 or node.inputs[0] is not data[0] or node.inputs.count(data[0]) != 1:
+        return None
+    source = data[0].producer()
+    return source if source is not None and (source.domain, source.op_type) == ("", name) else None
 
 
 def _computed(graph: Rewriter, node: ir.Node, value: Array) -> Array | None:
