@@ -82,7 +82,7 @@ def faults(path: Path, specs: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.runtime
-@pytest.mark.cases(fast=0, slow=16)
+@pytest.mark.cases(fast=0, slow=9)
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_real_models_load_after_every_pass(path: Path) -> None:
     assert faults(path, SPECS) == {}
