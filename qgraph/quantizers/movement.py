@@ -141,7 +141,7 @@ def _decoded(decode: ir.Node, codes: ir.Value, axis: _Axis, facts: Facts) -> _Wr
         return None
     parts = list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
     before = None if axis is None else axis_before(node, axis, facts)
-    if (before is None) != (axis is None) or not _keeps_order(node, decode, facts):
+    if (before is None) != (axis is None) or not keeps_order(node, decode, facts):
         return None
     writers = [None if part is None else _decoded(decode, part, before, facts) for part in parts]
     if any(write is None for write in writers):
@@ -155,7 +155,7 @@ def _decoded(decode: ir.Node, codes: ir.Value, axis: _Axis, facts: Facts) -> _Wr
     return write
 
 
-def _keeps_order(node: ir.Node, decode: ir.Node, facts: Facts) -> bool:
+def keeps_order(node: ir.Node, decode: ir.Node, facts: Facts) -> bool:
     """Return whether decoding may be exchanged with a node that may take maxima."""
     if node.op_type != "MaxPool":
         return True

@@ -38,6 +38,7 @@ PASSES = (
     "shift-zero-points",
     "symmetric-weights",
     "plain-pairs",
+    "move-channel-scales",
 )
 WHOLE = {"int8": (-128, 127), "uint8": (0, 255)}
 

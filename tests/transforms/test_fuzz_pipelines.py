@@ -51,6 +51,7 @@ PASSES = [
     "shift-zero-points",
     "symmetric-weights",
     "plain-pairs",
+    "move-channel-scales",
 ]
 for _spec in PASSES:
     parse_spec(_spec)  # an unknown option would count as a refusal

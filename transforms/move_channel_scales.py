@@ -1,0 +1,195 @@
+"""The pass ``move-channel-scales``: one scale for data instead of one for each channel."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Verdict
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.inference.rules import UNKNOWN
+from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.scopes import nodes_of, owners
+from qgraph.model import Model
+from qgraph.numerics import Array, Float64
+from qgraph.ops.steps import code_type
+from qgraph.proof.matching.known_values import KnownValues
+from qgraph.reasons import NOT_ABSORBED, explained
+from qgraph.reports import Report, SiteReport, SiteStatus
+from qgraph.transforms.base import Transform, transform
+from qgraph.transforms.drafts.choice import entry, refused
+from qgraph.transforms.ranges.grids import carry_over
+from qgraph.transforms.weights.output_scale import Scaling, Stuck, scaling, title
+from qgraph.transforms.weights.scaled_weights import NegativeFactor, WeightScaling, compact, present
+from qgraph.transforms.weights.stored_codes import DOMAINS
+from qgraph.transforms.weights.weighted_sums import WeightedSum
+
+_NOT_EQUAL = "products are rounded elsewhere now; bound the difference with 'qgraph prove --within'"
+
+
+@transform("move-channel-scales")
+class MoveChannelScales(Transform):
+    """Give quantizers of data one scale instead of one for each channel.
+
+    For a pair with scales ``s_c`` and one zero point, and with ``S`` the largest of them,
+
+    1. ``DQ(Q(x, s_c), s_c) -> DQ(Q(x * S / s_c, S), S) * s_c / S``: the codes stay. The weights and
+       the bias of the operators that compute ``x`` are multiplied by ``S / s_c``, through Relu and
+       pooling. The weights of each operator behind are multiplied by ``s_c / S``. Quantized weights
+       take that in their scales if the operator does not add channels up: a depthwise convolution.
+
+    Values change by roundings. A pair is left if an operator before or behind cannot take the
+    factors in.
+    """
+
+    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Move the scales of each pair that has several, and report it."""
+        editor = Editor(model.ir)
+        for owner in owners(model.ir):
+            for encode in list(nodes_of(owner)):
+                pair = _pair(encode)
+                if pair is None:
+                    continue
+                try:
+                    report.sites.append(_Move(pair, owner, infer(model.ir), editor).made())
+                except Stuck as stuck:
+                    report.sites.append(refused(encode, explained(stuck.reason, NOT_ABSORBED)))
+                editor.learn()
+
+
+def _pair(encode: ir.Node) -> tuple[ir.Node, ...] | None:
+    """Return the nodes of a pair of QuantizeLinear with several scales; None for other nodes."""
+    if encode.op_type != "QuantizeLinear" or encode.domain not in DOMAINS:
+        return None
+    scale = constant_expression(encode.inputs[1])
+    if scale is None or scale.ndim != 1 or scale.size == 1:
+        return None
+    nodes = [encode]
+    while nodes[-1].op_type != "DequantizeLinear":
+        users = list(nodes[-1].outputs[0].consumers())
+        if len(users) != 1 or users[0].op_type not in ("Clip", "DequantizeLinear"):
+            return None
+        nodes.append(users[0])
+    return tuple(nodes)
+
+
+def _parameters(node: ir.Node) -> tuple[Array, Array]:
+    """Return the scale and the zero point of a QuantizeLinear or DequantizeLinear.
+
+    Raises:
+        Stuck: they are computed at run time.
+    """
+    scale, stored = (constant_expression(value) for value in (*node.inputs, None)[1:3])
+    kind = code_type(node)
+    has_point = len(node.inputs) > 2 and node.inputs[2] is not None
+    if scale is None or kind is None or (has_point and stored is None):
+        raise Stuck(f"the scales of {title(node)} are computed at run time")
+    return scale, np.zeros(scale.shape, kind.numpy()) if stored is None else stored
+
+
+class _Move:
+    """The replacement of one pair, and of the constants before and behind it."""
+
+    def __init__(
+        self, pair: tuple[ir.Node, ...], owner: ir.Graph | ir.Function, facts: Facts, editor: Editor
+    ) -> None:
+        self._pair, self._facts, self._editor = pair, facts, editor
+        self._known = KnownValues(owner.opset_imports)
+        self._known.enter(nodes_of(owner))
+        first, last = pair[0], pair[-1]
+        scale, point = _parameters(first)
+        if not all(map(np.array_equal, (scale, point), _parameters(last))):
+            raise Stuck(f"the scales of {title(last)} are not those of {title(first)}")
+        if (point != point.reshape(-1)[0]).any():
+            raise Stuck("its channels have several zero points, and one scale needs one of them")
+        self._point = point.reshape(-1)[0]
+        wide = scale.astype(np.float64)
+        if not (np.isfinite(wide) & (wide > 0)).all():
+            raise Stuck("a scale is not above 0, so that it does not pass through Relu")
+        self._single = scale.max()
+        fact = facts.get(present(first, 0), UNKNOWN)
+        axis = first.attributes.get_int("axis", 1)
+        if fact.rank is None or axis % fact.rank != 1:
+            raise Stuck(f"its scales lie along axis {axis}, and not along the channels, axis 1")
+        self._shape = (1, -1, *[1] * (fact.rank - 2))
+        self._factors: Float64 = float(self._single) / wide
+
+    def made(self) -> SiteReport:
+        """Move the scales and return the entry of the report.
+
+        Raises:
+            Stuck: an operator does not take the factors in; nothing is changed.
+        """
+        first, last = self._pair[0], self._pair[-1]
+        data, y = present(first, 0), last.outputs[0]
+        if y.is_graph_output() or not y.uses():
+            raise Stuck("its result is an output of the graph, which would be multiplied")
+        before = scaling(data, first, self._factors.reshape(self._shape), self._facts)
+        layers: list[tuple[ir.Node, Draft]] = []
+        try:
+            for use in y.uses():
+                self._add_layer(use.node, use.idx, layers)
+        except Stuck:
+            for _, draft in layers:
+                draft.discard()
+            raise
+        self._commit(before, layers)
+        figures: dict[str, float | int | str] = {
+            "scale": float(self._single),
+            "factor_highest": float(self._factors.max()),
+            "before": ", ".join(map(title, before.absorbers)),
+            "behind": ", ".join(title(layer) for layer, _ in layers),
+        }
+        return entry(
+            first, SiteStatus.CHANGED, _NOT_EQUAL, verdict=Verdict(), figures=figures,
+            spelling="+".join(node.op_type for node in self._pair),
+        )  # fmt: skip
+
+    def _add_layer(self, node: ir.Node, place: int, layers: list[tuple[ir.Node, Draft]]) -> None:
+        """Draft an operator that takes the result, with weights that are multiplied."""
+        layer = WeightedSum.of(node, self._known, self._facts)
+        if layer is None or layer.data != place:
+            raise Stuck(f"{title(node)} behind it has no constant weights to multiply")
+        factor = compact(layer.input_factor(1 / self._factors))
+        weights = layer.weights_value
+        if layer.is_along_sums(factor) and constant_expression(weights) is None:
+            raise Stuck(
+                f"{title(node)} behind it adds channels up, and its quantized weights have no "
+                "scale for each of them"
+            )
+        draft = self._editor.draft(Region(self._pair[-1].outputs[0], node.outputs[0], (node,)))
+        layers.append((node, draft))
+        multiply = WeightScaling(draft, self._known, self._facts, NegativeFactor.SCALES)
+        operands: list[Operand | None] = list(node.inputs)
+        operands[layer.weights] = multiply.scaled(weights, factor)
+        operands[place] = draft.x
+        y = draft.node(node.op_type, operands, dict(node.attributes), dtype=layer.dtype)
+        draft.giving(y)
+
+    def _commit(self, before: Scaling, layers: list[tuple[ir.Node, Draft]]) -> None:
+        for node, draft in layers:
+            made = draft.nodes[-1]
+            draft.commit()
+            carry_over(node, made)
+        before.settle(self._editor)
+        first, last = self._pair[0], self._pair[-1]
+        pair = self._editor.draft(Region(present(first, 0), last.outputs[0], self._pair))
+        value: ir.Value = pair.x
+        for node in self._pair:
+            value = self._with_one_scale(pair, node, value)
+        pair.giving(value).commit()
+
+    def _with_one_scale(self, draft: Draft, node: ir.Node, value: ir.Value) -> ir.Value:
+        operands: list[Operand | None] = [value, *node.inputs[1:]]
+        attributes = dict(node.attributes)
+        if node.op_type != "Clip":
+            attributes.pop("axis", None)
+            operands[1] = draft.constant(np.asarray(self._single), "scale")
+            operands[2:] = [draft.constant(np.asarray(self._point), "zero_point")]
+        dtype = node.outputs[0].dtype
+        return draft.node(node.op_type, operands, attributes, domain=node.domain, dtype=dtype)
