@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from qgraph.bound import Bound
 from qgraph.deprecated import renamed
 from qgraph.errors import Choice, member
-from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.exactness import Exactness, Method, ProofVerdict, Verdict
 from qgraph.graph.deferred import SizeSummary
 from qgraph.reasons import OTHER, explained
 
@@ -40,6 +41,8 @@ class SiteReport:
         reason: why it was refused, or a remark.
         figures: numbers about the site, by name; each pass says which.
         size_summary: sizes before and after of a constant that is stored as codes.
+        bound: how far results lie apart at most, given equal codes before them, where the new form
+            is bounded and not equal.
         is_part: whether it is a node that the pass itself wrote for an operator that has an entry
             of its own; only a refusal of it is counted.
     """
@@ -53,6 +56,7 @@ class SiteReport:
     reason: str | None = None
     figures: Mapping[str, float | int | str] = field(default_factory=dict)
     size_summary: SizeSummary | None = None
+    bound: Bound | None = None
     is_part: bool = False
 
     @property
@@ -69,15 +73,18 @@ class SiteReport:
         """Return the fields that the JSON report has for each site."""
         verdict = self.verdict
         witness = verdict.witness if verdict else None
-        level = verdict.exactness if verdict else None
+        level = str(verdict.exactness) if verdict and verdict.exactness else None
+        method = verdict.method if verdict else Method.NONE
+        if self.bound is not None:
+            level, method = str(ProofVerdict.BOUNDED), Method.BOUND
         return {
             "node": self.node,
             "op": self.op,
             "pass": self.pass_name,
             "outcome": str(self.outcome),
             "spelling": self.spelling,
-            "exactness": str(level) if level else None,
-            "method": str(verdict.method if verdict else Method.NONE),
+            "exactness": level,
+            "method": str(method),
             "differing_inputs": verdict.differing_inputs if verdict else 0,
             "witness": None
             if witness is None
@@ -86,7 +93,7 @@ class SiteReport:
                 "reference": witness.reference,
                 "candidate": witness.candidate,
             },
-            "bound": None,
+            "bound": None if self.bound is None else self.bound.to_json(),
             "reason": None if self.why is None else str(self.why),
             "reason_id": self.reason_id,
             "figures": dict(self.figures),

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform, final
 import onnx_ir as ir
 
 from qgraph.errors import OptionError, closest, matching, meant, shown
-from qgraph.exactness import Exactness
+from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.graph.opset import versions
 from qgraph.model import Model
 from qgraph.registry import Registry
@@ -171,10 +171,12 @@ class Transform(ir.passes.InPlacePass):
     Attributes:
         name: the name under which it is registered, such as ``fold-weights``.
         preserves: the level of equality that the pass promises for whatever it changes.
+        bounded: whether what it changes is not equal, but within a bound that can be computed.
     """
 
     name: ClassVar[str] = ""
     preserves: ClassVar[Exactness] = Exactness.VALUES
+    bounded: ClassVar[bool] = False
 
     @final
     def __post_init__(self) -> None:
@@ -281,13 +283,14 @@ class PassInfo:
     Attributes:
         name: as in the specification.
         summary: what it does, in a sentence.
-        preserves: minimum level of equality that it accepts by default.
+        preserves: minimum level of equality that it accepts by default; "bounded" if what it
+            changes is within a bound.
         options: its options, in the order of the fields.
     """
 
     name: str
     summary: str
-    preserves: Exactness
+    preserves: Exactness | ProofVerdict
     options: tuple[Option, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -353,7 +356,8 @@ def parse_spec(text: str) -> Transform:
 def describe(cls: type[Transform]) -> PassInfo:
     """Return name, description and options of a pass."""
     summary = (cls.__doc__ or "").strip().splitlines()[0].replace("``", "")
-    return PassInfo(cls.name, summary, cls.preserves, options_of(cls))
+    kept = ProofVerdict.BOUNDED if cls.bounded else cls.preserves
+    return PassInfo(cls.name, summary, kept, options_of(cls))
 
 
 def _known(cls: type[Transform], names: Collection[str]) -> str:

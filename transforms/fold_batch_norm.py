@@ -38,10 +38,7 @@ from qgraph.transforms.weights.scaled_weights import (
 from qgraph.transforms.weights.weighted_sums import OPERATORS, WeightedSum
 
 _NORM = "BatchNormalization"
-_NOT_EQUAL = (
-    "sums are rounded elsewhere now, so this is not equal; bound the difference with 'qgraph prove "
-    "--within'"
-)
+_NOT_EQUAL = "sums are rounded elsewhere, which 'qgraph prove --within' bounds"
 
 
 @transform("fold-batch-norm")
@@ -73,6 +70,7 @@ class FoldBatchNorm(Transform):
     opset: int | None = opset_option()
 
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
+    bounded: ClassVar[bool] = True
 
     def apply(self, model: Model, report: Report) -> None:
         """Fold every chain that can be folded; report each of them and each BatchNormalization."""

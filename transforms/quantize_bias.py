@@ -54,6 +54,7 @@ class QuantizeBias(Transform):
     opset: int | None = opset_option()
 
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
+    bounded: ClassVar[bool] = True
 
     def apply(self, model: Model, report: Report) -> None:
         """Replace every bias that fits, and report each layer that has one."""

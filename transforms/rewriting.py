@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from qgraph.comparison.site_bounds import bound_sites
 from qgraph.deprecated import grouped
 from qgraph.errors import OptionError
 from qgraph.model import load
@@ -21,6 +22,7 @@ from qgraph.storage.outputs import HOLDS_OLD_WEIGHTS, HOLDS_WEIGHTS, Output, Out
 from qgraph.storage.places import is_same
 from qgraph.storage.reading import files_of
 from qgraph.text import json_text
+from qgraph.transforms.base import Transform
 from qgraph.version import head
 
 StrPath = str | os.PathLike[str]
@@ -107,6 +109,9 @@ def rewrite(
         tell(", ".join(getattr(step, "name", type(step).__name__) for step in steps), 0, 0)
         original = model.ir
         result = model.apply(*steps, keep_inputs=keep_inputs)
+        if bounded := {step.name for step in steps if isinstance(step, Transform) and step.bounded}:
+            tell("bounding", 0, 0)
+            bound_sites(original, model.ir, result, bounded)
         if prove:
             tell("proving", 0, 0)
             # The provers, and networkx with them, are loaded only where they are needed.

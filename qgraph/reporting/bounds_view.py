@@ -82,6 +82,18 @@ def bounded_sentence(document: Entry) -> str:
     return f"{text[0].upper()}{text[1:]}. {_next_step(document)}"
 
 
+def site_bound(bound: Entry) -> str:
+    """Return a bound as part of a sentence."""
+    if bound["absolute"] is not None:
+        return f"the output moves by at most {amount(bound['absolute'], 2)}"
+    if not bound["max_steps"]:
+        return "codes stay equal"
+    return (
+        f"codes move by at most {counted(bound['max_steps'], 'step')}, and only within "
+        f"{amount(bound['tie_distance_steps'], 2)} steps of a tie"
+    )
+
+
 def bound_text(region: Entry) -> str:
     """Return the bound of a region in a sentence."""
     bound, name = region["bound"], repr(region_name(region, "reference"))

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from qgraph.exactness import Exactness
+from qgraph.exactness import Exactness, Method, ProofVerdict
+from qgraph.reporting.bounds_view import site_bound
 from qgraph.reporting.charts import Charts, codes_section, steps_section
 from qgraph.reporting.view import (
     MANY,
@@ -64,7 +65,8 @@ def rewrite_page(document: Mapping[str, Any]) -> Page:
     ]
     if after and before > 1.05 * after:
         facts.append(KeyFigure("smaller by", _factor(before, after), Tone.GOOD))
-    moved = (s for s in sites if s["outcome"] == "changed" and s["method"] != "constant")
+    methods = (Method.CONSTANT, Method.BOUND)
+    moved = (s for s in sites if s["outcome"] == "changed" and s["method"] not in methods)
     if differing := sum(int(site["differing_inputs"]) for site in moved):
         facts.append(KeyFigure("inputs that differ", whole(differing), Tone.OPEN))
     files = [
@@ -96,13 +98,20 @@ def _verdict(sites: Sequence[Site], summary: Mapping[str, Any]) -> tuple[str, To
         what = "No quantizer was changed"
         what = what if sites else "There is nothing to change; 'qgraph info' shows what there is"
         return "unchanged", Tone.OPEN, f"{what}{refused}."
-    levels = [Exactness(site["exactness"]) for site in changed if site["exactness"]]
+    bounds = [site["bound"] for site in changed if site.get("bound")]
+    stated = [site["exactness"] for site in changed if not site.get("bound")]
+    levels = [Exactness(level) for level in stated if level]
     lowest = min(levels, default=Exactness.BITS)
     number = counted(summary["changed"], "site")
     sentence = f"{number} changed, {_EQUALITY[lowest]}{refused}."
-    if unclaimed := len(changed) - len(levels):
+    if unclaimed := len(stated) - len(levels):
         text = f"{number} changed, {whole(unclaimed)} of them not compared"
         return "not compared", Tone.OPEN, f"{text}; their remarks say why{refused}."
+    if bounds and lowest >= Exactness.NEAR:
+        others = f"the others are {_EQUALITY[lowest].removeprefix('all ')}; " if levels else ""
+        within = site_bound(max(bounds, key=lambda bound: float(bound["deviation_steps"])))
+        text = f"{number} changed; {others}given equal codes before each segment, {within}{refused}"
+        return str(ProofVerdict.BOUNDED), Tone.GOOD, f"{text}."
     if lowest >= Exactness.VALUES and levels:
         return "partly equal" if refused else "equal", Tone.GOOD, sentence
     return str(lowest), Tone.OPEN, sentence
@@ -155,11 +164,15 @@ def _site_table(sites: Sequence[Site]) -> Table:
     rows: list[Row] = []
     for site in sites:
         level, over = Cell(""), ""
-        if site["exactness"] is not None:
+        within = ""
+        if site.get("bound"):
+            level, over = Cell(str(site["exactness"]), Tone.GOOD), "every input"
+            within = site_bound(site["bound"])
+        elif site["exactness"] is not None:
             is_equal = Exactness(site["exactness"]) >= Exactness.VALUES
             level = Cell(str(site["exactness"]), Tone.GOOD if is_equal else Tone.OPEN)
             over = "its constant" if site["method"] == "constant" else "every input"
-        differing = site["differing_inputs"]
+        differing = 0 if site.get("bound") else site["differing_inputs"]
         such_as = example(site["witness"])[2:] if differing else ""
         rows.append(
             [
@@ -170,7 +183,7 @@ def _site_table(sites: Sequence[Site]) -> Table:
                 level,
                 over,
                 whole(differing) if differing else NONE,
-                "; ".join(filter(None, (such_as, site["reason"]))),
+                "; ".join(filter(None, (within, such_as, site["reason"]))),
             ]
         )
     return Table("sites", columns, rows, MANY)
@@ -287,7 +300,7 @@ def _findings(sites: Sequence[Site]) -> Iterator[Issue]:
         if site["outcome"] == "refused":
             text = f"{op} was left unchanged: {_reason(site)}"
             found.append(("quantizer-refused", text))
-        elif site["differing_inputs"]:
+        elif site["differing_inputs"] and not site.get("bound"):
             number = counted(int(site["differing_inputs"]), "input")
             such_as = example(site["witness"])
             text = f"{op} became {site['spelling']}, which differs for {number}{such_as}."
@@ -312,7 +325,9 @@ def passes_section(passes: Sequence[Mapping[str, Any]]) -> Section:
 def pass_sections(info: Mapping[str, Any]) -> list[Section]:
     """Return the description of one pass and the table of its options."""
     kept = f"Keeps models equal in {info['preserves']}, unless an option says otherwise."
-    if _changes_values(info):
+    if info["preserves"] == ProofVerdict.BOUNDED:
+        kept = "Results change by roundings; the report of 'qgraph transform' has their bounds."
+    elif _changes_values(info):
         kept = "Changes what a model computes; the report has the extent or the reason."
     rows: list[Row] = [
         [o["name"], o["kind"], "required" if o["default"] is None else o["default"], o["help"]]

@@ -13,6 +13,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 import qgraph
 from qgraph import transforms
 from qgraph.errors import ModelError, OptionError
+from qgraph.reporting.pages import page_of
+from qgraph.version import head
 
 TEXT = """
     <ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
@@ -102,3 +104,33 @@ def test_a_model_is_replaced_only_when_that_is_allowed(source):
 
 def _zeros(count: int) -> str:
     return "{" + ", ".join(["0"] * count) + "}"
+
+
+QUANTIZED = """<ir_version: 10, opset_import: ["": 21]>
+net (float[N,2] x) => (uint8[N,1] y)
+<float s = {0.5}, uint8 z = {0}, int8[2,1] w = {1, 3}, float one = {1}, int8 zw = {0},
+ float[1] b = {0.3}, float t = {2}> {
+    c = QuantizeLinear (x, s, z)
+    d = DequantizeLinear (c, s, z)
+    v = DequantizeLinear (w, one, zw)
+    [layer] p = Gemm (d, v, b)
+    y = QuantizeLinear (p, t, z)
+}"""
+
+
+def test_sites_that_are_not_equal_have_the_bound_of_their_segment(tmp_path):
+    ir.save(ir.from_onnx_text(QUANTIZED), tmp_path / "in.onnx")
+    report = transforms.rewrite(
+        tmp_path / "in.onnx", tmp_path / "out.onnx", transforms.QuantizeBias()
+    )
+    (site,) = report.to_json()["sites"]
+    # 0.3 becomes one step of 0.5: 0.2 more, a tenth of the quantizer's step of 2
+    assert (site["exactness"], site["method"]) == ("bounded", "bound")
+    assert site["bound"]["ideal_shift"] == pytest.approx(0.1, rel=1e-6)
+    assert site["bound"]["max_steps"] == 1
+    assert site["bound"]["conditions"]
+    page = page_of(head("transform") | report.to_json())
+    assert page.sentence == (
+        "1 site changed; given equal codes before each segment, codes move by at most 1 step, and "
+        "only within 0.1 steps of a tie."
+    )
