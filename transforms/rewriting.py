@@ -11,10 +11,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from qgraph.comparison.site_bounds import bound_sites
 from qgraph.deprecated import grouped
 from qgraph.errors import OptionError
 from qgraph.model import load
+from qgraph.proof.bounds.sites import bound_sites
 from qgraph.reports import Report
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
