@@ -13,7 +13,7 @@ from qgraph.bound import Bounding
 from qgraph.errors import QGraphError
 from qgraph.graph.slices import ancestors, sources
 from qgraph.proof.bounds.regions import bound_conditions, bound_of, paired
-from qgraph.proof.bounds.segments import Segment
+from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reports import Report, SiteReport, SiteStatus
 
