@@ -15,25 +15,33 @@ if TYPE_CHECKING:
     from qgraph.transforms.convert import ConvertDialect, FoldWeights
     from qgraph.transforms.drop_rounding import DropRounding
     from qgraph.transforms.fold_batch_norm import FoldBatchNorm
+    from qgraph.transforms.fold_constants import FoldConstants
     from qgraph.transforms.fuse_output_scale import FuseOutputScale
     from qgraph.transforms.integer_operators import LowerIntegerOperators, RaiseIntegerOperators
     from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
     from qgraph.transforms.lower_vendor_operators import LowerVendorOperators
     from qgraph.transforms.make_portable import MakePortable, StripFunctions
+    from qgraph.transforms.merge_activation import MergeActivation
     from qgraph.transforms.microsoft import LowerMicrosoft, RaiseMicrosoft
+    from qgraph.transforms.move_channel_scales import MoveChannelScales
+    from qgraph.transforms.plain_pairs import PlainPairs
     from qgraph.transforms.quantize_bias import QuantizeBias
     from qgraph.transforms.quantize_weights import QuantizeWeights
     from qgraph.transforms.raise_mat_mul_n_bits import RaiseMatMulNBits
     from qgraph.transforms.repack import Repack
     from qgraph.transforms.rewriting import Writing, rewrite
+    from qgraph.transforms.shift_zero_points import ShiftZeroPoints
     from qgraph.transforms.split_fake_quantize import SplitFakeQuantize
+    from qgraph.transforms.symmetric_weights import SymmetricWeights
     from qgraph.transforms.tune_ranges import TuneRanges
+    from qgraph.transforms.widen_codes import WidenCodes
 
 __all__ = [
     "TRANSFORMS",
     "ConvertDialect",
     "DropRounding",
     "FoldBatchNorm",
+    "FoldConstants",
     "FoldWeights",
     "FuseOutputScale",
     "LowerIntegerOperators",
@@ -41,16 +49,22 @@ __all__ = [
     "LowerMicrosoft",
     "LowerVendorOperators",
     "MakePortable",
+    "MergeActivation",
+    "MoveChannelScales",
+    "PlainPairs",
     "QuantizeBias",
     "QuantizeWeights",
     "RaiseIntegerOperators",
     "RaiseMatMulNBits",
     "RaiseMicrosoft",
     "Repack",
+    "ShiftZeroPoints",
     "SplitFakeQuantize",
     "StripFunctions",
+    "SymmetricWeights",
     "Transform",
     "TuneRanges",
+    "WidenCodes",
     "Writing",
     "describe",
     "parse_spec",
@@ -58,6 +72,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "WidenCodes": "widen_codes",
+    "SymmetricWeights": "symmetric_weights",
+    "ShiftZeroPoints": "shift_zero_points",
+    "PlainPairs": "plain_pairs",
+    "MoveChannelScales": "move_channel_scales",
+    "MergeActivation": "merge_activation",
+    "FoldConstants": "fold_constants",
     "ConvertDialect": "convert",
     "DropRounding": "drop_rounding",
     "FoldBatchNorm": "fold_batch_norm",
