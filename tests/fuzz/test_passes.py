@@ -39,6 +39,7 @@ PASSES = (
     "symmetric-weights",
     "plain-pairs",
     "move-channel-scales",
+    "move-quantizers",
 )
 WHOLE = {"int8": (-128, 127), "uint8": (0, 255)}
 

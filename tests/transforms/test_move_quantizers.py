@@ -1,0 +1,117 @@
+"""Data movement works on codes, and every value stays."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from qgraph.exactness import Exactness
+from qgraph.model import load
+from qgraph.reports import SiteStatus
+from qgraph.transforms.move_quantizers import MoveQuantizers
+
+BITS = Exactness.BITS
+Q, DQ = "QuantizeLinear", "DequantizeLinear"
+PAIR = "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)"
+
+
+def graph(nodes: str, more: str = "", opset: int = 17) -> str:
+    return f"""<ir_version: 8, opset_import: ["": {opset}]>
+        g (float[1, 4, 6, 6] x) => (float[n, c, h, w] y)
+        <float s = {{0.1}}, uint8 z = {{3}}, float[4] t = {{0.1, 0.2, 0.3, 0.5}},
+         uint8[4] p = {{3, 3, 0, 9}}, int64[4] r = {{1, 2, 12, 6}}, int64[1] i = {{2}} {more}> {{
+            {nodes}
+        }}"""
+
+
+FORMS = {
+    # nodes, operators afterwards
+    "decoded later": (f"{PAIR} m = Reshape (d, r) y = Neg (m)", [Q, "Reshape", DQ, "Neg"]),
+    "channels": (
+        """q = QuantizeLinear <axis = 1> (x, t, p)
+           d = DequantizeLinear <axis = 1> (q, t, p)
+           m = Transpose <perm = [0, 2, 3, 1]> (d)
+           y = Neg (m)""",
+        [Q, "Transpose", DQ, "Neg"],
+    ),
+    "encoded earlier": (
+        """a = Abs (x)
+           f = Flatten (a)
+           m = Reshape (f, r)
+           q = QuantizeLinear (m, s, z)
+           y = DequantizeLinear (q, s, z)""",
+        ["Abs", Q, "Flatten", "Reshape", DQ],
+    ),
+    "pool between pairs": (
+        f"""{PAIR}
+           m = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (d)
+           e = QuantizeLinear (m, s, z)
+           y = DequantizeLinear (e, s, z)""",
+        [Q, "MaxPool", DQ],
+    ),
+    "joined": (
+        """a = Abs (x)
+           b = Neg (x)
+           m = Concat <axis = 1> (a, b)
+           q = QuantizeLinear (m, s, z)
+           d = DequantizeLinear (q, s, z)
+           g = Gather <axis = 1> (d, i)
+           j = Concat <axis = 1> (g, d)
+           y = Neg (j)""",
+        ["Abs", Q, "Neg", Q, "Concat", "Gather", "Concat", DQ, "Neg"],
+    ),
+}
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("name", FORMS)
+def test_movement_is_on_codes(check_pass, name, opset):
+    nodes, ops = FORMS[name]
+    model, _ = check_pass(MoveQuantizers(), graph(nodes, opset=opset), exactly=BITS)
+    assert sorted(node.op_type for node in model.nodes()) == sorted(ops)
+    decoder = next(iter(model.nodes(DQ)))
+    if name == "channels":
+        assert decoder.attributes["axis"].value == 3
+
+
+KEPT = {
+    "a scale below 0": (
+        f"{PAIR} m = MaxPool <kernel_shape = [2, 2]> (d) y = Neg (m)".replace(", s,", ", v,"),
+        ", float v = {-0.5}",
+    ),
+    "scales that are joined": (
+        f"""{PAIR} e = QuantizeLinear (x, v, z) f = DequantizeLinear (e, v, z)
+            m = Concat <axis = 1> (d, f) y = Neg (m)""",
+        ", float v = {0.25}",
+    ),
+    "a scale that loses codes": (
+        f"{PAIR} e = QuantizeLinear (d, v, z) y = DequantizeLinear (e, v, z)",
+        ", float v = {0.11}",
+    ),
+    "an axis that a reshape merges": (
+        """q = QuantizeLinear <axis = 1> (x, t, p)
+           d = DequantizeLinear <axis = 1> (q, t, p)
+           m = Reshape (d, r)
+           y = Neg (m)""",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_other_movement_stays(name):
+    model = load(ir.from_onnx_text(graph(*KEPT[name])))
+    assert model.apply(MoveQuantizers()).count(SiteStatus.CHANGED) == 0
+
+
+def test_values_that_are_used_otherwise_stay_real():
+    nodes = """a = Abs (x) m = Reshape (a, r) q = QuantizeLinear (m, s, z)
+        d = DequantizeLinear (q, s, z) y = Add (d, m)"""
+    (entry,) = load(ir.from_onnx_text(graph(nodes))).apply(MoveQuantizers()).sites
+    assert (entry.outcome, entry.reason_id) == (SiteStatus.REFUSED, "QG008")
+
+
+def test_each_operator_gets_its_own_decoder(check_pass):
+    text = graph(f"{PAIR} a = Neg (d) b = Abs (d) y = Add (a, b)")
+    model, _ = check_pass(MoveQuantizers(dedicated=True), text, exactly=BITS)
+    assert [node.op_type for node in model.nodes()].count(DQ) == 2

@@ -1,0 +1,238 @@
+"""The pass ``move-quantizers``: data movement on codes instead of real values."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.constants import constant_expression, constant_stream
+from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.inference.rules import UNKNOWN, Fact
+from qgraph.graph.inference.walk import infer
+from qgraph.model import Model
+from qgraph.numerics import Array
+from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
+from qgraph.ops.operator import operator_of
+from qgraph.ops.steps import code_type
+from qgraph.quantizers.movement import MOVES, axis_before, axis_of, keeps_order
+from qgraph.reasons import USED_ELSEWHERE
+from qgraph.reports import Report, SiteStatus
+from qgraph.transforms.base import Transform, option, transform
+from qgraph.transforms.drafts.choice import entry, refused
+from qgraph.transforms.weights.output_scale import title
+from qgraph.transforms.weights.stored_codes import DOMAINS
+
+_Q, _DQ = "QuantizeLinear", "DequantizeLinear"
+_SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
+_MAXIMA = Verdict(Exactness.VALUES, Method.CONGRUENCE, reason="NaN may not be kept")
+_TRIED = Verdict(Exactness.BITS, Method.EXHAUSTIVE)
+_POOL_SINCE = 12
+"""Opset since which MaxPool takes codes."""
+
+
+@transform("move-quantizers")
+class MoveQuantizers(Transform):
+    """Let data movement work on codes.
+
+    ``move`` is Reshape, Flatten, Squeeze, Unsqueeze, Transpose, Slice, Gather, Concat, Expand,
+    Tile, DepthToSpace, Identity or MaxPool, the last for scales above 0.
+
+    1. ``move(DequantizeLinear(codes)) -> DequantizeLinear(move(codes))``; the operands of Concat
+       must have one scale and zero point.
+    2. ``QuantizeLinear(move(x)) -> move(QuantizeLinear(x))``, if nothing else uses ``move(x)``.
+    3. ``QuantizeLinear(DequantizeLinear(codes)) -> codes``, if it gives every code back.
+    4. ``dedicated``: each operator gets a DequantizeLinear of its own.
+    """
+
+    dedicated: bool = option(False, help="copy each DequantizeLinear for each operator behind it")
+
+    preserves: ClassVar[Exactness] = Exactness.VALUES
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Decode later, encode earlier, and drop what only repeats codes."""
+        mover = _Mover(model, report)
+        for node in list(model.nodes()):
+            if node.graph is not None:
+                mover.decode_later(node)
+        for node in reversed(list(model.nodes(_Q))):
+            mover.encode_earlier(node)
+        for node in list(model.nodes(_Q)):
+            mover.drop(node)
+        if self.dedicated:
+            for node in list(model.nodes(_DQ)):
+                mover.copy(node)
+
+
+class _Mover:
+    """Rewrites one model, with facts about the values that it makes."""
+
+    def __init__(self, model: Model, report: Report) -> None:
+        self._report, self._editor = report, Editor(model.ir)
+        self._facts: dict[ir.Value, Fact] = dict(infer(model.ir))
+        self._opset = model.ir.opset_imports.get("", 0)
+
+    def decode_later(self, node: ir.Node) -> None:
+        """Exchange a movement and the DequantizeLinear before it."""
+        parts = _parts(node, self._opset)
+        decoders = [None if v is None else _maker(v, _DQ) for v in parts]
+        if not parts or None in decoders or node.outputs[0].is_graph_output():
+            return
+        found = [each for each in decoders if each is not None]
+        first = found[0]
+        codes = [each.inputs[0] for each in found]
+        if any(constant_stream(each) is not None for each in codes):
+            return
+        axis = self._later_axis(node, first)
+        if axis is False or not keeps_order(node, first, self._facts):
+            return
+        if any(_parameters(each) != _parameters(first) for each in found[1:]):
+            return
+        y = node.outputs[0]
+        draft = self._editor.draft(Region(ir.Value(name=""), y, (*found, node)))
+        moved = self._moved(draft, node, [*codes, *node.inputs[len(parts) :]], code_type(first))
+        self._facts[moved] = self._facts.get(y, UNKNOWN)
+        made = _linear(draft, first, moved, axis)
+        self._commit(draft, made, node, _SAME)
+
+    def _later_axis(self, node: ir.Node, decode: ir.Node) -> int | bool | None:
+        """Return the axis of the parameters after a movement; False if it is none."""
+        axis = axis_of(decode, self._facts)
+        if axis is None:
+            return None
+        blocks = decode.attributes.get_int("block_size", 0)
+        if node.op_type == "Concat" or blocks:
+            return False
+        ranks = [self._facts.get(v, UNKNOWN).rank or 0 for v in (node.inputs[0], *node.outputs)
+                 if v is not None]  # fmt: skip
+        places = range(ranks[-1])
+        axes = [i for i in places if axis_before(node, i, self._facts) == axis % max(ranks[0], 1)]
+        return axes[0] if len(axes) == 1 else False
+
+    def encode_earlier(self, encode: ir.Node) -> None:
+        """Exchange a QuantizeLinear and the movement before it."""
+        value = encode.inputs[0]
+        node = None if value is None else value.producer()
+        parts = [] if node is None else _parts(node, self._opset)
+        makers = [None if v is None else v.producer() for v in parts]
+        if value is None or node is None or not parts or None in makers:
+            return
+        if any(maker is not None and maker.op_type == _DQ for maker in makers):
+            return
+        axis = axis_of(encode, self._facts)
+        blocks = encode.attributes.get_int("block_size", 0)
+        before = None if axis is None else axis_before(node, axis, self._facts)
+        if (before is None) != (axis is None) or blocks:
+            return
+        if encode.domain not in DOMAINS or not keeps_order(node, encode, self._facts):
+            return
+        if len(value.uses()) > 1 or value.is_graph_output():
+            reason = f"what {title(node)} gives is also used as real values"
+            self._report.sites.append(refused(encode, USED_ELSEWHERE(reason)))
+            return
+        draft = self._editor.draft(Region(ir.Value(name=""), encode.outputs[0], (node, encode)))
+        codes = []
+        for part in parts:
+            if part is not None:
+                codes.append(_linear(draft, encode, part, before))
+                self._facts[codes[-1]] = self._facts.get(part, UNKNOWN)
+        operands: list[Operand | None] = [*codes, *node.inputs[len(parts) :]]
+        made = self._moved(draft, node, operands, code_type(encode))
+        self._commit(draft, made, encode, _MAXIMA if node.op_type == "MaxPool" else _SAME)
+        for each in codes:
+            if (maker := each.producer()) is not None:
+                self.encode_earlier(maker)
+
+    def drop(self, encode: ir.Node) -> None:
+        """Replace a QuantizeLinear by the codes that it only repeats."""
+        decode = None if encode.inputs[0] is None else _maker(encode.inputs[0], _DQ)
+        codes = None if decode is None else decode.inputs[0]
+        y = encode.outputs[0]
+        if decode is None or codes is None or y.is_graph_output() or _differ(decode, encode):
+            return
+        self._report.sites.append(entry(encode, SiteStatus.CHANGED, verdict=_TRIED))
+        y.replace_all_uses_with(codes)
+        if encode.graph is not None:
+            encode.graph.remove(encode, safe=True)
+        if not decode.outputs[0].uses() and not decode.outputs[0].is_graph_output():
+            decode.graph.remove(decode, safe=True)  # type: ignore[union-attr]
+
+    def copy(self, decode: ir.Node) -> None:
+        """Give each operator behind a DequantizeLinear one of its own."""
+        y = decode.outputs[0]
+        for use in list(y.uses())[0 if y.is_graph_output() else 1 :]:
+            draft = self._editor.draft(Region(ir.Value(name=""), y, (decode,)))
+            made = _linear(draft, decode, decode.inputs[0], decode.attributes.get_int("axis", None))
+            node = made.producer()
+            if node is not None and decode.graph is not None:
+                made.name, node.name = (self._editor.fresh(f"{y.name}_{n}") for n in ("copy", "DQ"))
+                made.type, made.shape = y.type, y.shape
+                decode.graph.insert_after(decode, node)
+                use.node.replace_input_with(use.idx, made)
+                self._report.sites.append(entry(decode, SiteStatus.CHANGED, verdict=_SAME))
+
+    def _moved(
+        self, draft: Draft, node: ir.Node, operands: list[Operand | None], kind: ir.DataType | None
+    ) -> ir.Value:
+        return draft.node(node.op_type, operands, dict(node.attributes), dtype=kind)
+
+    def _commit(self, draft: Draft, made: ir.Value, node: ir.Node, verdict: Verdict) -> None:
+        self._facts[made] = self._facts.get(draft.region.y, UNKNOWN)
+        draft.giving(made).commit()
+        self._report.sites.append(
+            entry(node, SiteStatus.CHANGED, verdict=verdict, spelling=draft.spelling)
+        )
+
+
+def _parts(node: ir.Node, opset: int) -> list[ir.Value | None]:
+    """Return the data that a node moves; none if it does more."""
+    if node.op_type not in MOVES or node.domain or len(node.outputs) != 1:
+        return []
+    if node.op_type == "MaxPool" and opset < _POOL_SINCE:
+        return []
+    return list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
+
+
+def _maker(value: ir.Value, name: str) -> ir.Node | None:
+    node = value.producer()
+    return node if node is not None and node.op_type == name and node.domain in DOMAINS else None
+
+
+def _parameters(node: ir.Node) -> tuple[object, ...]:
+    """Return scale and zero point as what compares equal if they are equal."""
+    known = [constant_expression(value) for value in node.inputs[1:]]
+    kind = code_type(node)
+    return kind, *(None if a is None else (a.shape, a.tobytes()) for a in known)
+
+
+def _linear(draft: Draft, node: ir.Node, x: ir.Value | None, axis: int | None) -> ir.Value:
+    """Append a QuantizeLinear or DequantizeLinear with the parameters of another."""
+    attributes = {name: each for name, each in node.attributes.items() if name != "axis"}
+    attributes |= {} if axis is None else {"axis": ir.AttrInt64("axis", axis)}
+    dtype = code_type(node) if node.op_type == _Q else node.outputs[0].dtype
+    operands = [x, *node.inputs[1:]]
+    return draft.node(node.op_type, operands, attributes, domain=node.domain, dtype=dtype)
+
+
+def _differ(decode: ir.Node, encode: ir.Node) -> bool:
+    """Return whether a code is not given back by decoding and encoding."""
+    kind, known = code_type(decode), [constant_expression(v) for v in decode.inputs[1:]]
+    form = None if kind is None else FORMATS.get(kind.name)
+    if kind is None or code_type(encode) != kind or not isinstance(form, IntFormat):
+        return True
+    if form.bits > 8 or any(array is None or array.size > 1 for array in known):
+        return True
+    every = np.arange(form.lo, form.hi + 1).astype(np.int32).astype(numpy_dtype(kind.name))
+    given = _run(encode, _run(decode, every))
+    return given is None or given.dtype != every.dtype or not np.array_equal(given, every)
+
+
+def _run(node: ir.Node, data: Array | None) -> Array | None:
+    operator = operator_of(node)
+    known = [constant_expression(value) for value in node.inputs[1:]]
+    if operator is None or data is None or any(array is None for array in known):
+        return None
+    single = [array.reshape(()) for array in known if array is not None and array.size == 1]
+    return operator.run(node, [data, *single]) if len(single) == len(known) else None
