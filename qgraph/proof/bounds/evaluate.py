@@ -67,6 +67,7 @@ class Evaluation:
         values: what is known of each value.
         reasons: why nothing is known of others.
         named: the values of which something is known, by name.
+        decoded: codes less their zero points that are no values.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Evaluation:
     ) -> None:
         self.values: dict[ir.Value, Operand] = {}
         self.reasons: dict[ir.Value, ExplainedReason] = {}
+        self.decoded: list[Quantity] = []
         self._atoms = atoms
         self._settle = settle
         self._accumulate = accumulate
@@ -177,7 +179,7 @@ class Evaluation:
         sums = arithmetic
         if self._accumulate is not None:
             sums = replace(ARITHMETIC[self._accumulate], chunk=self._chunk)
-        return NodeCall(node, tracer, self.of, self.executed, self.imports, sums)
+        return NodeCall(node, tracer, self.of, self.executed, self.imports, sums, self.decoded)
 
     def _results(self, node: ir.Node) -> Sequence[Operand]:
         call, rule = self._call(node), rule_of(node)

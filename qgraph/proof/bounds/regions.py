@@ -257,7 +257,9 @@ def _value(value: ir.Value | None) -> str:
 def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> Bound:
     """Return the bound of a segment as a certificate states it."""
     is_ideal = member(Against, request.against, "against") is Against.IDEAL
-    deviation = segment.from_ideal if is_ideal else segment.deviation
+    # limits of codes that differ shift what both models mean
+    ends = segment.extra
+    deviation = ends + (segment.from_ideal if is_ideal else segment.deviation)
     unit, levels = np.ones(()), float(np.max(segment.span))
     absolute = ulps = None
     if segment.is_output:
@@ -265,8 +267,9 @@ def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> 
         unit, levels = span / STEPS_OF_OUTPUT, float(STEPS_OF_OUTPUT)
         absolute = float(np.max(deviation))
         ulps = float(np.max(deviation / np.spacing(segment.largest.astype(np.float32))))
-    parts = segment.reference_error, segment.candidate_error, segment.shift
-    steps = [np.asarray(part / unit) for part in (deviation, segment.tie_distance, *parts)]
+    parts = segment.reference_error, segment.candidate_error, segment.shift + ends
+    tie_distance = segment.tie_distance + ends
+    steps = [np.asarray(part / unit) for part in (deviation, tie_distance, *parts)]
     far, tie, ours, theirs, shift = (float(np.max(part)) for part in steps)
     count = segment.steps(ideal=is_ideal)
     if segment.is_output:

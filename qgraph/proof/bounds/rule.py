@@ -35,6 +35,7 @@ class NodeCall:
         array: returns the elements of a constant; None for other values.
         imports: domains and their versions.
         sums: arithmetic in which the node adds; ``tracer.arithmetic`` is that of its results.
+        decoded: gets codes less their zero points, where no value holds them.
     """
 
     node: ir.Node
@@ -43,6 +44,7 @@ class NodeCall:
     array: Callable[[ir.Value | None], Array | None]
     imports: Imports
     sums: FloatType
+    decoded: list[Quantity]
 
     @property
     def label(self) -> Hashable:

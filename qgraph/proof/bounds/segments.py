@@ -19,7 +19,8 @@ from qgraph.numerics import Array, Float64
 from qgraph.proof.bounds.combination import Atoms, Combination, distance, product
 from qgraph.proof.bounds.counted import Counted, compare, finished
 from qgraph.proof.bounds.evaluate import Evaluation, Ranges
-from qgraph.proof.bounds.executed import Pick, codes_of, program_of
+from qgraph.proof.bounds.executed import Pick, codes_of, program_of, wholes_of
+from qgraph.proof.bounds.numbering import moved_by, offset_of, zeros_of
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.segment import RoundedData, Segment
 from qgraph.proof.bounds.tracer import Pending, Settle
@@ -62,6 +63,7 @@ class Pairing:
         self._settled: dict[Hashable, Quantity] = {}
         self._roundings: dict[int, list[RoundedData]] = {}
         self._serial = 0
+        self._forced: dict[Hashable, Float64] = {}
         with np.errstate(all="ignore"):
             self._evaluate(
                 (reference, candidate), inputs, outputs, ranges, accumulate=accumulate, chunk=chunk
@@ -82,9 +84,13 @@ class Pairing:
             models[0], names[0], ranges, self._atoms, self._of_reference, **options
         )
         ends = [self._end(self.reference, pair[0], self._of_reference) for pair in outputs]
-        self.candidate = Evaluation(
-            models[1], names[1], ranges, self._atoms, self._of_candidate, **options
-        )
+        for _ in range(_MOST_ATTEMPTS):
+            self.segments = []
+            self.candidate = Evaluation(
+                models[1], names[1], ranges, self._atoms, self._of_candidate, **options
+            )
+            if not self._renumber():
+                break
         for pair, ours in zip(outputs, ends, strict=True):
             theirs = self._end(self.candidate, pair[1], self._of_candidate)
             self.segments.append(_output(pair, ours, theirs))
@@ -119,8 +125,32 @@ class Pairing:
         key = _key(codes)
         if key not in self._settled:
             found = _rounding(codes)
-            self._settled[key] = self._fresh(found)
+            self._settled[key] = _unchanged(found) or self._fresh(found)
         return _shifted(self._settled[key], codes.offset)
+
+    def _renumber(self) -> bool:
+        """Force the numbering of codes that are decoded otherwise; return whether any are.
+
+        Codes that still are decoded otherwise differ by so many steps.
+        """
+        sides = self.reference, self.candidate
+        ours, theirs = map(zeros_of, sides)
+        is_moved = False
+        for place, segment in enumerate(self.segments):
+            if segment.roundings is None:
+                continue
+            ((_, atom),) = segment.roundings[0].codes.terms
+            if atom not in ours or atom not in theirs:
+                continue
+            nodes = segment.reference, segment.candidate
+            offsets = offset_of(sides[0], nodes[0]), offset_of(sides[1], nodes[1])
+            by = moved_by(segment.delta, offsets, (ours[atom], theirs[atom]))
+            if by:
+                self._forced[_place(segment.roundings[1])] = np.asarray(segment.delta + by)
+                extra = segment.extra + abs(by)
+                self.segments[place] = replace(segment, extra=extra, counted=None)
+                is_moved = True
+        return is_moved
 
     def _fresh(self, found: RoundedData) -> Quantity:
         self._serial += 1
@@ -132,12 +162,15 @@ class Pairing:
 
     def _of_candidate(self, codes: Pending) -> Quantity:
         key = _key(codes)
-        if key not in self._settled:
-            found = _rounding(codes)
+        found = _rounding(codes)
+        same = None if key in self._settled else _unchanged(found)
+        if same is not None:
+            self._settled[key] = same
+        elif key not in self._settled:
             partners = [
                 (segment, rounding, delta)
                 for rounding in self._roundings.get(found.function.form, ())
-                for segment, delta in _compared(rounding, found)
+                for segment, delta in _compared(rounding, found, self._forced.get(_place(found)))
             ]
             if not partners:
                 self._settled[key] = self._unpaired(found)
@@ -159,6 +192,15 @@ class Pairing:
         self._serial += 1
         atom = self._atoms.make("codes", self._serial, (), found.ends)
         return Quantity(Combination.of(atom), *found.ends, unit=np.ones(()))
+
+
+_MOST_ATTEMPTS = 3
+"""Maximum number of evaluations of the candidate, with other numberings of codes."""
+
+
+def _place(rounding: RoundedData) -> Hashable:
+    """Return a key of a rounding that is the same whenever its model is evaluated."""
+    return rounding.event.node, rounding.low.tobytes(), rounding.high.tobytes()
 
 
 def _key(codes: Pending) -> Hashable:
@@ -209,7 +251,9 @@ def unlimited(function: Combination) -> tuple[Combination, Float64, Float64]:
     return function, low, high
 
 
-def _compared(one: RoundedData, other: RoundedData) -> list[tuple[Segment, Float64]]:
+def _compared(
+    one: RoundedData, other: RoundedData, forced: Float64 | None
+) -> list[tuple[Segment, Float64]]:
     """Return the bound of two roundings for each way in which their codes may correspond."""
     kinds = one.event.kind, other.event.kind
     if kinds[0] != kinds[1] and "Sign" in kinds:
@@ -218,6 +262,8 @@ def _compared(one: RoundedData, other: RoundedData) -> list[tuple[Segment, Float
         return []
     if one.event.mantissa is not None and kinds[0] != kinds[1]:
         return []
+    if forced is not None:
+        return [(_bound(one, other, forced), forced)]
     # Only limits tell that codes are numbered otherwise: ranges move with a bias, too.
     (low, high), (bottom, top) = one.clips, other.clips
     shifts = {0.0, float(bottom.min() - low.min()), float(top.max() - high.max())}
@@ -270,6 +316,27 @@ def _codes(data: RoundedData, shift: float) -> Callable[[Array, Pick], Array]:
         return np.clip(rounded, pick(data.low), pick(data.high)) + shift
 
     return codes
+
+
+def _unchanged(data: RoundedData) -> Quantity | None:
+    """Return the codes that data is decoded from, if it is rounded to these again."""
+    terms = [(c, atom) for c, atom in data.event.before.meant.terms if c.any()]
+    program = program_of(data.event.before)
+    if program is None or len(terms) != 1 or terms[0][1].kind not in ("codes", "integers"):
+        return None
+    ((_, atom),) = terms
+    low, high = atom.low, atom.high
+    rounded = finished(program, _codes(data, 0.0), (data.low, data.high))
+    with np.errstate(all="ignore"):
+        first = rounded({whole.key: low for whole in wholes_of(program)}, lambda array: array)
+    shift = first - low
+    if shift.size != 1:
+        return None
+    meant = Combination.of(atom).plus(Combination.constant(shift.reshape(())))
+    codes = Quantity(meant, low + shift, high + shift, unit=np.ones(()))
+    own = program_of(codes)
+    counted = None if own is None else compare(rounded, finished(own))
+    return codes if counted is not None and not counted.differing else None
 
 
 def _clipped_apart(code: Float64, one: RoundedData, other: RoundedData, delta: Float64) -> Float64:

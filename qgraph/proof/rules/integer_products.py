@@ -45,6 +45,7 @@ def product_of_codes(call: NodeCall) -> Operand:
         codes, is_turned = found[side], bool(call.whole(f"trans{side.upper()}"))
         if f"z_{side}" in found:
             codes = call.tracer.quantity(call.tracer.Sub(codes, aligned(f"z_{side}")))
+        call.decoded.append(codes)
         factors.append(transposed(call, places[side], (1, 0), codes) if is_turned else codes)
     total = _total(call, factors[0], factors[1], found.get("bias"), signature.kind)
     if (total.reach >= 2.0**31).any():

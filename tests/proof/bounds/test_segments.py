@@ -90,3 +90,66 @@ def test_a_bias_that_is_off_is_not_taken_for_another_zero_point(bias, steps):
     assert first.bound.max_steps >= steps
     assert first.bound.ideal_shift == pytest.approx(steps, rel=1e-6)
     assert bool(found.beyond)
+
+
+RENUMBERED = """<ir_version: 10, opset_import: ["": 21]>
+    net (int8[1,2] x) => (float[1,1] y)
+    <int8[2,1] w = {3, -5}, float s = {0.01}, float s_y = {0.25}, float big = {50}, int8 z = {0},
+     int8 low = {LOW}, int8 high = {HIGH}, int8 z_y = {ZERO}, float[1] b = {BIAS},
+     float[1,1] v = {1}> {
+        a = DequantizeLinear (x, s, z)
+        u = DequantizeLinear (w, s, z)
+        m = MatMul (a, u)
+        n = Add (m, b)
+        [first] q = QuantizeLinear (n, s_y, ROUNDED)
+        c = Clip (q, low, high)
+        d = DequantizeLinear (c, s_y, z_y)
+        k = MatMul (d, v)
+        p = QuantizeLinear (k, big, z)
+        y = DequantizeLinear (p, big, z)
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("change", "steps"),
+    [
+        # limits that differ by as much as the bias are no other numbering: 3 steps, and a tie
+        ({"BIAS": "1.75", "LOW": "-97", "HIGH": "103"}, 4),
+        # these are the same codes, which are numbered otherwise
+        ({"LOW": "-97", "HIGH": "103", "ZERO": "3", "ROUNDED": "z_y"}, 0),
+    ],
+)
+def test_the_decoded_zero_tells_how_codes_are_numbered(change, steps):
+    same = {"BIAS": "1", "LOW": "-100", "HIGH": "100", "ZERO": "0", "ROUNDED": "z"}
+    models = []
+    for values in (same, same | change):
+        text = RENUMBERED
+        for name, value in values.items():
+            text = text.replace(name, f"{value}")
+        models.append(ir.from_onnx_text(text))
+    found = qgraph.prove(*models, within="1step")
+    (first,) = (r for r in found.regions if "first" in r.reference_nodes)
+    assert (first.bound.max_steps if first.bound else 0) == steps
+    assert found.verdict == ("bounded" if steps else "proved")
+
+
+@pytest.mark.parametrize("zero", ["z", "zu"])
+def test_rounding_codes_to_themselves_is_no_segment(zero):
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (float[1,2] x) => (float[1,1] y)
+        <float s = {0.013}, float s_y = {0.25}, int8 z = {0}, uint8 zu = {128},
+         float[2,1] w = {0.3, LAST}> {
+            q = QuantizeLinear (x, s, z)
+            a = DequantizeLinear (q, s, z)
+            MORE
+            m = MatMul (DATA, w)
+            [end] p = QuantizeLinear (m, s_y, z)
+            y = DequantizeLinear (p, s_y, z)
+        }"""
+    again = f"r = QuantizeLinear (a, s, {zero}) c = DequantizeLinear (r, s, {zero})"
+    plain = text.replace("MORE", "").replace("DATA", "a").replace("LAST", "0.7")
+    twice = text.replace("MORE", again).replace("DATA", "c").replace("LAST", "0.70001")
+    for models in ((plain, twice), (twice, plain)):
+        found = qgraph.prove(*map(ir.from_onnx_text, models), within="1step")
+        assert found.verdict == "bounded"
+        assert not found.beyond

@@ -1,0 +1,59 @@
+"""How the codes of two roundings are numbered: which number of one is which of the other.
+
+A bias and the limits of codes may both differ by the same number. Then the codes may be numbered
+otherwise, or be other codes. What they are decoded to tells: equal codes have their real zero at
+equal places.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.numerics import Float64
+from qgraph.proof.bounds.combination import Atom
+from qgraph.proof.bounds.evaluate import Evaluation
+from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.tracer import Pending
+
+
+def zeros_of(side: Evaluation) -> dict[Atom, Float64]:
+    """Return the code that is decoded to 0, for the atoms of codes that are decoded."""
+    found: dict[Atom, Float64] = {}
+    kinds = ((value.dtype, q) for value, q in side.values.items())
+    reals = [q for kind, q in kinds if kind is not None and kind.is_floating_point()]
+    for q in (*side.decoded, *reals):
+        if not isinstance(q, Quantity) or q.value is not None:
+            continue
+        terms = [(c, atom) for c, atom in q.meant.terms if c.any()]
+        if len(terms) != 1 or not (terms[0][0] > 0).all():
+            continue
+        ((factor, atom),) = terms
+        while atom.kind == "moved" and len(atom.arguments[0].terms) == 1:
+            ((_, atom),) = atom.arguments[0].terms
+        if atom.kind == "codes":
+            found.setdefault(atom, -q.meant.offset / factor)
+    return found
+
+
+def offset_of(side: Evaluation, node: ir.Node | None) -> Float64 | None:
+    """Return what is added to rounded numbers in the codes that a node gives; None for no codes."""
+    found = None if node is None else side.values.get(node.outputs[0])
+    return found.offset if isinstance(found, Pending) else None
+
+
+def moved_by(
+    delta: Float64, offsets: tuple[Float64 | None, Float64 | None], zeros: tuple[Float64, Float64]
+) -> float:
+    """Return by how much the codes of the candidate are numbered otherwise than is assumed.
+
+    Args:
+        delta: what a code of the candidate is assumed to be more than that of the reference.
+        offsets: what is added to rounded numbers in the codes of both models, if they are stored.
+        zeros: codes that are decoded to 0, as they are numbered in the reference.
+    """
+    ours, theirs = offsets
+    if ours is not None and theirs is not None and not (delta + theirs - ours).any():
+        return 0.0  # stored codes are the same numbers
+    apart = np.rint(zeros[1] - zeros[0])
+    return float(apart.reshape(-1)[0]) if np.isfinite(apart).all() else 0.0
