@@ -37,6 +37,7 @@ PASSES = (
     "merge-activation",
     "shift-zero-points",
     "symmetric-weights",
+    "canonical-operators",
     "plain-pairs",
     "move-channel-scales",
     "move-quantizers",

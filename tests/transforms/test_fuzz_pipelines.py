@@ -50,6 +50,8 @@ PASSES = [
     "merge-activation",
     "shift-zero-points",
     "symmetric-weights",
+    "move-quantizers",
+    "canonical-operators",
     "plain-pairs",
     "move-channel-scales",
 ]

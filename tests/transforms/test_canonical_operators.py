@@ -1,0 +1,88 @@
+"""Operators on decoded codes in the forms of kernels; what runtimes compute stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qgraph.exactness import Exactness
+from qgraph.model import load
+from qgraph.reports import SiteStatus
+from qgraph.transforms.canonical_operators import CanonicalOperators, OperatorForm
+
+ANY = Exactness.DIFFERENT
+F = np.float32
+Q, DQ = "QuantizeLinear", "DequantizeLinear"
+
+
+def graph(nodes: str, *, opset: int = 17, data: str = "2, 3, 4, 4") -> str:
+    return f"""<ir_version: 8, opset_import: ["": {opset}]>
+        g (float[{data}] x) => (float[n, m] y)
+        <float s = {{0.1}}, uint8 z = {{3}}, int8[3, 2] k = {{1, 2, -3, 4, 5, 127}}, int8 e = {{0}},
+         float[1, 2] b = {{0.5, -2}}, int64[2] a = {{-1, -2}},
+         int64[2] r = {{2, 3}}> {{
+            q = QuantizeLinear (x, s, z)
+            d = DequantizeLinear (q, s, z)
+            w = DequantizeLinear (k, s, e)
+            {nodes}
+        }}"""
+
+
+MEAN = "m = ReduceMean <axes = [2, 3], keepdims = 0> (d) y = MatMul (m, w)"
+FORMS = {
+    "gemm": (graph("m = MatMul (d, w) y = Add (b, m)", data="5, 3"), [Q, DQ, DQ, "Gemm"]),
+    "mean": (graph(MEAN), [Q, DQ, DQ, "GlobalAveragePool", "Reshape", "MatMul"]),
+    "mean of axes as an operand": (
+        graph("i = ReduceMean (d, a) m = Reshape (i, r) y = MatMul (m, w)", opset=21),
+        [Q, DQ, DQ, "GlobalAveragePool", "Reshape", "MatMul"],
+    ),
+    "flatten": (
+        graph("p = GlobalAveragePool (d) t = Flatten (p) y = MatMul (t, w)"),
+        [Q, DQ, DQ, "GlobalAveragePool", "Reshape", "MatMul"],
+    ),
+}
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("name", FORMS)
+def test_runtimes_compute_the_same(check_pass, name):
+    runtime = pytest.importorskip("onnxruntime")
+    text, ops = FORMS[name]
+    model = load(ir.from_onnx_text(text))
+    shape = tuple(model.inputs[0].shape)
+    x = {"x": np.random.default_rng(0).normal(size=shape).astype(F) * 9}
+    model, report = check_pass(CanonicalOperators(), text, ops=ops, exactly=ANY, inputs=x)
+    assert report.count(SiteStatus.CHANGED) == 1
+    results = []
+    for each in (load(ir.from_onnx_text(text)), model):
+        session = runtime.InferenceSession(
+            each.to_proto().SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        results.append(session.run(["y"], x)[0])
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-4)
+
+
+def test_zero_points_are_written_where_runtimes_load_them(check_pass):
+    text = graph("v = DequantizeLinear (k, s) y = MatMul (d, v)", data="5, 3").replace(
+        "w = DequantizeLinear (k, s, e)", ""
+    )
+    step = CanonicalOperators(forms=OperatorForm.POINTS)
+    model, report = check_pass(step, text, exactly=Exactness.BITS)
+    assert report.count(SiteStatus.CHANGED) == 1
+    assert all(len(node.inputs) == 3 for node in model.nodes(Q, DQ))
+    moved = text.replace("y = MatMul (d, v)", "t = Transpose (v) y = MatMul (t, v)")
+    model = load(ir.from_onnx_text(moved.replace("17]", "21]").replace("5, 3", "3, 5")))
+    assert not model.apply(step).modified
+
+
+KEPT = (
+    graph("m = MatMul (d, w) c = Abs (b) y = Add (c, m)", data="5, 3"),
+    graph(MEAN.replace("[2, 3]", "[1, 2]").replace("MatMul (m, w)", "Neg (m)")),
+    graph("m = Flatten <axis = 0> (d) y = Neg (m)"),
+)
+
+
+@pytest.mark.parametrize("text", KEPT)
+def test_other_forms_stay(text):
+    assert not load(ir.from_onnx_text(text)).apply(CanonicalOperators()).modified

@@ -1,0 +1,186 @@
+"""The pass ``canonical-operators``: operators in the forms that integer kernels are written for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.errors import Choice
+from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.edit import Draft, Editor, Region
+from qgraph.graph.inference.rules import UNKNOWN, Fact
+from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.opset import versions
+from qgraph.model import Model
+from qgraph.ops.steps import code_type
+from qgraph.reports import Report, SiteStatus
+from qgraph.transforms.base import Transform, option, transform
+from qgraph.transforms.drafts.choice import entry
+from qgraph.transforms.weights.stored_codes import DOMAINS
+
+_SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
+_BOUND = "sums may be rounded in another order; bound the difference with 'qgraph prove --within'"
+_DECODER = "DequantizeLinear"
+_AXES_SINCE = 18
+"""Opset since which the axes of ReduceMean are an operand."""
+
+
+class OperatorForm(Choice):
+    """Operators to rewrite."""
+
+    ALL = "all"
+    GEMM = "gemm"
+    POOL = "pool"
+    FLATTEN = "flatten"
+    POINTS = "points"
+
+
+@transform("canonical-operators")
+class CanonicalOperators(Transform):
+    """Write operators on decoded codes in the forms that kernels on codes have.
+
+    1. ``gemm``: ``Add(MatMul(x, w), b) -> Gemm(x, w, b)`` for matrices, with decoded weights ``w``
+       and a constant ``b`` for each column.
+    2. ``pool``: ``ReduceMean`` of decoded data over all axes behind the channels becomes
+       ``GlobalAveragePool``, with a Reshape where the axes are dropped.
+    3. ``flatten``: ``Flatten(x) -> Reshape(x, [0, -1])`` for axis 1 of decoded data.
+    4. ``points``: QuantizeLinear and DequantizeLinear without a zero point get one of 0.
+
+    Rules 3 and 4 keep every bit. Rules 1 and 2 keep the exact sums; their rounding may differ.
+    """
+
+    forms: OperatorForm = option(OperatorForm.ALL, help="which of the rules to apply")
+
+    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Apply each rule to each node that it fits."""
+        facts, opset = dict(infer(model.ir)), model.ir.opset_imports.get("", 0)
+        editor = Editor(model.ir)
+        for node in list(model.nodes()):
+            rule = _RULES.get(node.op_type)
+            if rule is None or node.graph is None or node.domain not in DOMAINS:
+                continue
+            form, draft_of, verdict = rule
+            if self.forms not in (OperatorForm.ALL, form):
+                continue
+            draft = draft_of(node, editor, facts, opset)
+            if draft is None:
+                continue
+            facts[draft.y] = facts.get(draft.region.y, UNKNOWN)
+            reason = None if verdict.exactness else _BOUND
+            report.sites.append(
+                entry(node, SiteStatus.CHANGED, reason, spelling=draft.spelling, verdict=verdict)
+            )
+            draft.commit()
+
+
+def _gemm(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
+    del opset
+    x, w = node.inputs[:2]
+    users = list(node.outputs[0].consumers())
+    if x is None or w is None or len(users) != 1 or node.outputs[0].is_graph_output():
+        return None
+    (add,) = users
+    others = [value for value in add.inputs if value is not node.outputs[0]]
+    if add.op_type != "Add" or add.domain or len(others) != 1 or not _decodes(w):
+        return None
+    ranks = [facts.get(value, UNKNOWN).rank for value in (x, w)]
+    bias, columns = constant_expression(others[0]), facts.get(w, UNKNOWN).shape
+    if ranks != [2, 2] or bias is None or columns is None or bias.ndim > 2:
+        return None
+    sizes = (1,) * (2 - bias.ndim) + bias.shape
+    if sizes[0] != 1 or sizes[1] not in (1, columns[1]) or constant_expression(w) is not None:
+        return None
+    draft = editor.draft(Region(x, add.outputs[0], (node, add)))
+    stored = others[0] if bias.ndim == 1 else draft.constant(bias.reshape(-1), "bias")
+    return draft.giving(draft.node("Gemm", [draft.x, w, stored], dtype=add.outputs[0].dtype))
+
+
+def _pool(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
+    x, y = node.inputs[0], node.outputs[0]
+    rank = None if x is None else facts.get(x, UNKNOWN).rank
+    if opset >= _AXES_SINCE:
+        axes = constant_expression(node.inputs[1]) if len(node.inputs) > 1 else None
+        given = None if axes is None else axes.tolist()
+    else:
+        given = node.attributes.get_ints("axes", None)
+    if x is None or rank is None or rank < 3 or given is None or not _decodes(x):
+        return None
+    if sorted(axis % rank for axis in given) != list(range(2, rank)):
+        return None
+    draft = editor.draft(Region(x, y, (node,)))
+    pooled = draft.node("GlobalAveragePool", [draft.x], dtype=y.dtype or x.dtype)
+    if not node.attributes.get_int("keepdims", 1):
+        pooled = _reshaped(draft, pooled, [0, -1])
+    return draft.giving(pooled)
+
+
+def _flatten(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
+    del opset
+    x, y = node.inputs[0], node.outputs[0]
+    fact: Fact = UNKNOWN if x is None else facts.get(x, UNKNOWN)
+    if x is None or fact.rank is None or fact.rank < 2 or not _decodes(x):
+        return None
+    # Without elements, -1 stands for no certain size.
+    if node.attributes.get_int("axis", 1) % fact.rank != 1 or 0 in (fact.shape or ()):
+        return None
+    draft = editor.draft(Region(x, y, (node,)))
+    return draft.giving(_reshaped(draft, draft.x, [0, -1]))
+
+
+def _reshaped(draft: Draft, value: ir.Value, sizes: list[int]) -> ir.Value:
+    shape = draft.constant(np.array(sizes, np.int64), "shape")
+    return draft.node("Reshape", [value, shape], dtype=value.dtype)
+
+
+def _point(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
+    del facts
+    x, kind = node.inputs[0], code_type(node)
+    scale = constant_expression(node.inputs[1])
+    if any(value is not None for value in node.inputs[2:]) or x is None or scale is None:
+        return None
+    is_signed = kind in (ir.DataType.INT8, ir.DataType.INT4, ir.DataType.INT2)
+    if kind is None or not (is_signed or kind in _UNSIGNED):
+        return None
+    # ONNX Runtime copies signed pairs with zero points over movement, and then refuses them.
+    is_new = opset >= versions.SIGNED_CODES_SINCE
+    ends = [node.outputs[0]] if node.op_type == _DECODER else []
+    ends += [user.outputs[0] for user in node.outputs[0].consumers() if user.op_type == _DECODER]
+    if is_signed and is_new and any(map(versions.is_copied_over, ends)):
+        return None
+    draft = editor.draft(Region(x, node.outputs[0], (node,)))
+    zero = draft.constant(np.zeros(scale.shape, kind.numpy()), "zero_point")
+    attributes = dict(node.attributes)
+    if node.op_type != _DECODER:
+        attributes.pop("output_dtype", None)
+    dtype = node.outputs[0].dtype if node.op_type == _DECODER else kind
+    made = draft.node(
+        node.op_type, [draft.x, node.inputs[1], zero], attributes, domain=node.domain, dtype=dtype
+    )
+    return draft.giving(made)
+
+
+def _decodes(value: ir.Value) -> bool:
+    """Return whether DequantizeLinear gives a value, or an operator on such values does."""
+    node = value.producer()
+    while node is not None and node.op_type in _BETWEEN and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node is not None and node.op_type == _DECODER
+
+
+_UNSIGNED = (ir.DataType.UINT8, ir.DataType.UINT4, ir.DataType.UINT2)
+_BETWEEN = ("GlobalAveragePool", "AveragePool", "MaxPool", "Relu", "Transpose", "Identity")
+
+_Rule = Callable[[ir.Node, Editor, Facts, int], Draft | None]
+_RULES: dict[str, tuple[OperatorForm, _Rule, Verdict]] = {
+    "MatMul": (OperatorForm.GEMM, _gemm, Verdict()),
+    "ReduceMean": (OperatorForm.POOL, _pool, Verdict()),
+    "Flatten": (OperatorForm.FLATTEN, _flatten, _SAME),
+    "QuantizeLinear": (OperatorForm.POINTS, _point, _SAME),
+    _DECODER: (OperatorForm.POINTS, _point, _SAME),
+}
