@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from qgraph import prove
 from qgraph.errors import OptionError
 from qgraph.exactness import Exactness, Method
 from qgraph.graph.deferred import DeferredTensor
@@ -182,11 +183,15 @@ def test_16_bit_data_are_rounded_once(dtype: str, array: Any) -> None:
     after = before.clone()
     after.apply(LowerMatMulNBits())
     assert names(after) == ["DequantizeLinear", "Cast", "MatMul", "Cast", "Add", "Cast"]
+    proof = prove(before, after)
+    assert (proof.verdict, proof.exactness) == ("proved", Exactness.BITS)
     expected = weights(before, 40, array)
     assert expected.dtype == array
     np.testing.assert_array_equal(weights(after, 40, array), expected)
     if dtype == "FLOAT16":
         np.testing.assert_array_equal(ort(before, identity(40, array)), expected)
+    other = inputs | {"b": inputs["b"] + array(0.125)}
+    assert prove(model(other, 8, 40, 16, 3, dtype), after).verdict != "proved"
 
 
 def test_the_report_tells_of_data_that_were_rounded() -> None:

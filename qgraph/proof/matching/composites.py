@@ -4,7 +4,8 @@
 
 **Products with constant weights.** MatMulNBits becomes a MatMul with its decoded weights, and Gemm
 without factors becomes a MatMul. Both add a bias to the finished sum. ONNX does not define in which
-order any of them adds the products.
+order any of them adds the products. MatMulNBits of 16-bit floats computes in float32, and rounds
+the sum with its bias once.
 
 **Biases.** A Conv or ConvTranspose with a bias becomes the operator without it, then Add, where the
 other model has an Add. ONNX does not define when a bias is added, and with how many roundings. So
@@ -28,6 +29,8 @@ from qgraph.ops.composite import composite_of, write_out
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights, is_mat_mul_n_bits
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.packed_rows import PackedRows
+
+_REALS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 _BROADCASTS = 7
 """Opset since which Add broadcasts as NumPy does."""
@@ -77,11 +80,12 @@ def _write_packed(node: ir.Node) -> None:
     inputs = [*node.inputs, *[None] * (6 - len(node.inputs))]
     x, packed, bias = inputs[0], inputs[1:5], inputs[5]
     codes, scales, points, groups = streams = [constant_elements(value) for value in packed]
-    if x is None or codes is None or scales is None or x.dtype not in (None, ir.DataType.FLOAT):
+    if x is None or codes is None or scales is None:
         return
     if any(stream is None for stream, v in zip(streams, packed, strict=True) if v is not None):
         return
-    if scales.dtype != np.float32:  # data and product have the same type
+    kind = ir.DataType[scales.kind]  # data and product have the same type
+    if kind not in _REALS or x.dtype not in (None, kind):
         return
     zero = None if points is None else points.array()
     order = None if groups is None else groups.array()
@@ -96,14 +100,27 @@ def _write_packed(node: ir.Node) -> None:
         array = weights.values(codes.array(), scales.array(), zero, order)
         return ir.Tensor(np.ascontiguousarray(array.T))
 
-    shape, kind = ir.Shape((weights.k, weights.n)), ir.TensorType(ir.DataType.FLOAT)
+    shape, real = ir.Shape((weights.k, weights.n)), ir.TensorType(ir.DataType.FLOAT)
     tensor: ir.LazyTensor = PackedRows(weights, codes, scales, zero, name)
     if order is not None and not weights.is_sorted(order):
         tensor = ir.LazyTensor(values, dtype=ir.DataType.FLOAT, shape=shape, name=name)
-    value = ir.Value(name=name, type=kind, shape=shape, const_value=tensor)
+    value = ir.Value(name=name, type=real, shape=shape, const_value=tensor)
     if isinstance(node.graph, ir.Graph):
         node.graph.register_initializer(value)
-        _replace(node, ir.node("MatMul", [x, value]), bias)
+        is_narrow = kind is not ir.DataType.FLOAT
+        if is_narrow:
+            x, bias = _widened(x, node), None if bias is None else _widened(bias, node)
+        _replace(node, ir.node("MatMul", [x, value]), bias, narrowed=kind if is_narrow else None)
+
+
+def _widened(value: ir.Value, node: ir.Node) -> ir.Value:
+    """Return a value as float32."""
+    cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT.value})
+    (wide,) = cast.outputs
+    cast.name = wide.name = f"{node.outputs[0].name}_{value.name}_wide"
+    wide.type, wide.shape = ir.TensorType(ir.DataType.FLOAT), value.shape
+    node.prepend(cast)
+    return wide
 
 
 def _write_gemm(node: ir.Node) -> None:
@@ -122,7 +139,11 @@ def _write_gemm(node: ir.Node) -> None:
 
 
 def _replace(
-    node: ir.Node, total: ir.Node, bias: ir.Value | None, terms: Sequence[ir.Node] = ()
+    node: ir.Node,
+    total: ir.Node,
+    bias: ir.Value | None,
+    terms: Sequence[ir.Node] = (),
+    narrowed: ir.DataType | None = None,
 ) -> None:
     """Replace ``node`` by a sum, and an Add if there is a bias.
 
@@ -131,6 +152,7 @@ def _replace(
         total: the sum without bias.
         bias: the value to add; None for none.
         terms: new nodes that compute the bias.
+        narrowed: type to which the finished sum, in float32, is rounded; None if it has its type.
     """
     old, graph = node.outputs[0], node.graph
     if not isinstance(graph, ir.Graph):
@@ -143,6 +165,13 @@ def _replace(
         steps.append(ir.node("Add", [total.outputs[0], bias], name=f"{node.name}_bias"))
     for step in steps:
         step.outputs[0].type, step.outputs[0].shape = old.type, old.shape
+    if narrowed is not None:
+        for step in steps:
+            step.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        wide = steps[-1].outputs[0]
+        wide.name = f"{name}_wide"
+        steps.append(ir.node("Cast", [wide], {"to": narrowed.value}, name=f"{node.name}_narrowed"))
+        steps[-1].outputs[0].type, steps[-1].outputs[0].shape = old.type, old.shape
     last = steps[-1].outputs[0]
     last.name = name
     graph.insert_before(node, [total, *terms, *steps[1:]])

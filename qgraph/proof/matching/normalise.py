@@ -233,7 +233,8 @@ def _fact(side: NormalisedModel, value: ir.Value) -> ListedFact:
     if name in side.fixed and (array := constant(value)) is not None:
         held = tuple(array.reshape(-1).tolist())
     because = side.fixed.get(name) or side.domain.reasons[side.index].get(name) or origin(value)
-    kind = None if value.dtype is None else _type_name(value.dtype)
+    dtype = value.dtype
+    kind = None if dtype is None or dtype is ir.DataType.UNDEFINED else _type_name(dtype)
     return ListedFact(_SIDES[side.index], name, kind, stated_shape(value), because, held)
 
 

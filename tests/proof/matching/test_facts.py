@@ -258,3 +258,15 @@ def test_a_fact_that_is_changed_is_refused() -> None:
     changed["conditions"].pop()
     with pytest.raises(EquivalenceError, match=r"condition .* is missing"):
         verify(changed, *pair)
+
+
+def test_an_input_whose_type_is_stated_as_undefined():
+    text = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[2,4] x, uint8[2,4] u) => (float[2,4] v) <float s = {0.5}, uint8 z = {128}> {
+            q = QuantizeLinear (x, s, z)
+            a = com.microsoft.QLinearAdd (u, s, z, q, s, z, s, z)
+            v = DequantizeLinear (a, s, z) }"""
+    ours, theirs = ir.from_onnx_text(text), ir.from_onnx_text(text)
+    theirs.graph.inputs[0].type = ir.TensorType(ir.DataType.UNDEFINED)
+    theirs.graph[1].domain = "unknown"
+    assert qgraph.prove(ours, theirs).verdict is ProofVerdict.UNDECIDED
