@@ -152,6 +152,9 @@ class RegionVerdict(Verdict):
             "method": str(self.method),
             "counted": self.counted,
             "differing_inputs": self.differing_inputs,
+            "differing_codes": self.differing_codes,
+            "noise_ulps": self.noise_ulps,
+            "noise_steps": self.noise_steps,
             "zero_sign_inputs": self.zero_sign_inputs,
             "channels": self.channels,
             "differing_channels": [list(pair) for pair in self.differing_channels],
@@ -179,7 +182,8 @@ class RegionVerdict(Verdict):
         """Return what :meth:`to_json` gave."""
         witness = region["witness"]
         channel = None if witness is None else witness["channel"]
-        read = dict(region) | {"witness_channel": channel}
+        none = dict.fromkeys(("differing_codes", "noise_ulps", "noise_steps"))
+        read = none | dict(region) | {"witness_channel": channel}
         is_bounded = region["exactness"] == ProofVerdict.BOUNDED
         found = read_fields(cls, read | ({"exactness": None} if is_bounded else {}))
         if (found.verdict is ProofVerdict.BOUNDED) != is_bounded or (

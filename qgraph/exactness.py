@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from qgraph.errors import Choice, member
-from qgraph.text import counted, example
+from qgraph.text import amount, counted, example
 
 
 class Exactness(Choice):
@@ -116,6 +116,10 @@ class Verdict:
         witness_channel: channel of the witness; None where there are no channels.
         largest_steps: the largest difference in steps of the reference; None where not known.
         nan_differs, infinity_differs: whether NaN and infinities have other results.
+        differing_codes: number of the differing inputs that give another code; None if not known.
+        noise_ulps: the largest difference at the others, in units in the last place of float32;
+            None if there are none, or if it is not known.
+        noise_steps: the same in steps of the reference.
     """
 
     exactness: Exactness | None = None
@@ -128,6 +132,13 @@ class Verdict:
     largest_steps: float | None = None
     nan_differs: bool = False
     infinity_differs: bool = False
+    differing_codes: int | None = None
+    noise_ulps: int | None = None
+    noise_steps: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.exactness is not None and self.exactness >= Exactness.CODES:
+            object.__setattr__(self, "differing_codes", 0)
 
     @property
     def remarks(self) -> str | None:
@@ -251,4 +262,39 @@ def difference(region: Region) -> str:
     elif not is_counted(region):
         what = f"At least {what}"
     such_as = example(region["witness"])
+    if parts := codes_apart(region):
+        return f"{what} another value than {region_name(region, 'reference')!r}: {parts}{such_as}."
     return f"{what} another value than {region_name(region, 'reference')!r}{such_as}."
+
+
+_MANY_ULPS = 256
+"""From this number on, units in the last place say little: the values are close to zero."""
+
+
+def codes_apart(entry: Region) -> str:
+    """Return how many inputs of a site or region give another code, and how others differ.
+
+    The text is empty if all inputs that differ give another code, or if that is not known.
+    """
+    number, codes = int(entry["differing_inputs"]), entry.get("differing_codes")
+    if codes is None or codes == number or is_constant(entry):
+        return ""
+    some = f"{counted(codes, 'input')} pick{'s' if codes == 1 else ''} another code"
+    return f"{some if codes else 'all codes are equal'}, elsewhere {noise(entry)}"
+
+
+def noise(entry: Region) -> str:
+    """Return how far values of equal codes differ."""
+    ulps = int(entry.get("noise_ulps") or 0)
+    if ulps < _MANY_ULPS:
+        return f"at most {counted(ulps, 'ulp')}"
+    return f"at most {amount(entry.get('noise_steps'), 2)} steps"
+
+
+def apart(entry: Region) -> tuple[int, int]:
+    """Return how many inputs of a site or region give another code, and how many others differ.
+
+    All that differ give another code if nothing else is known.
+    """
+    differing, codes = int(entry["differing_inputs"]), entry.get("differing_codes")
+    return (differing, 0) if codes is None else (codes, differing - codes)

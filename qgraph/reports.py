@@ -86,6 +86,9 @@ class SiteReport:
             "exactness": level,
             "method": str(method),
             "differing_inputs": verdict.differing_inputs if verdict else 0,
+            "differing_codes": verdict.differing_codes if verdict else None,
+            "noise_ulps": verdict.noise_ulps if verdict else None,
+            "noise_steps": verdict.noise_steps if verdict else None,
             "witness": None
             if witness is None
             else {

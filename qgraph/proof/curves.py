@@ -23,6 +23,7 @@ from qgraph.proof.functions.expression import (
     rebuilt,
 )
 from qgraph.proof.functions.finding import Runs
+from qgraph.proof.functions.level import grade, other_codes
 from qgraph.proof.functions.search import Plateaus, plateaus
 
 _MAX_BOXES = 1 << 20
@@ -113,13 +114,16 @@ def _differences(
 ) -> dict[str, Any]:
     finding = decide(reference, candidate, max_boxes=_MAX_BOXES)
     runs = finding.runs
-    sizes = runs.hi - runs.lo
-    shown = np.sort(np.argsort(-sizes, kind="stable")[:_SHOWN_RUNS])
+    codes = other_codes(runs, reference)
+    # first those that give another code, then large ones
+    shown = np.sort(np.lexsort((runs.lo - runs.hi, ~codes))[:_SHOWN_RUNS])
     places = zip(*(from_keys(keys[shown]).tolist() for keys in (runs.lo, runs.hi)), strict=True)
     stretch = _stretch(reference, candidate, runs, near, ends)
     return {
         "differing": None if finding.undecided else finding.differing,
+        "differing_codes": None if finding.enumerated else grade(finding, reference).codes,
         "places": [list(pair) for pair in places],
+        "place_codes": codes[shown].tolist(),
         "near": None if stretch is None else _around(reference, candidate, stretch, ends),
     }
 

@@ -51,7 +51,7 @@ def layer_figure(
     figure = Figure(figsize=(theme.WIDTH, height), layout="constrained")
     axes = figure.subplots()
     rows_from = np.arange(rows, dtype=np.float64)
-    colours = (theme.BAD,) if is_error else (theme.REFERENCE, theme.CANDIDATE)
+    colours = (theme.BAD, theme.MUTED) if is_error else (theme.REFERENCE, theme.CANDIDATE)
     for number, (label, values) in enumerate(series.items()):
         shift = 1 - _BARS + (number + 0.5) * thick
         axes.barh(rows_from + shift, values, thick * 0.9, color=colours[number], label=label)
@@ -171,7 +171,7 @@ def steps_section(
     drawn = []
     for data in staircases:
         node, number = str(data["node"]), data.get("differing")
-        caption = "" if number is None else f"The values differ for {counted(number, 'input')}."
+        caption = "" if number is None else f"{staircase_chart.differing_inputs(data)}."
         figure = functools.partial(staircase_chart.whole_figure, data)
         drawn.append(charts.chart(f"{node}: both quantizers", figure, caption))
         if data.get("near") is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from qgraph.conditions import BIAS_LAST
-from qgraph.exactness import difference, is_constant, is_counted, region_name
+from qgraph.exactness import apart, difference, is_constant, is_counted, region_name
 from qgraph.reporting.bounds_view import (
     beyond,
     bound_text,
@@ -124,7 +124,10 @@ def _sections(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterato
         bars = []
         if len(known) > 1:
             names = [region_name(region, "reference") for region in known]
-            counts = {"inputs": [float(region["differing_inputs"]) for region in known]}
+            numbers_of = [apart(region) for region in known]
+            counts = {"another code": [float(codes) for codes, _ in numbers_of]}
+            if any(noise for _, noise in numbers_of):
+                counts["rounding only"] = [float(noise) for _, noise in numbers_of]
             label = "number of float32 inputs"
             bars = [charts.layers("Inputs that differ, by region", names, counts, label, True)]
         yield Section("Not proved equal", tables=[_open_table(others)], charts=bars)
@@ -149,13 +152,14 @@ def _sections(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterato
 
 def _open_table(regions: Sequence[Region]) -> Table:
     steps = Column("largest, in steps", number=True, spare=True)
-    columns: Columns = [*_NAMES, "verdict", *numbers("inputs that differ"), steps]
+    columns: Columns = [*_NAMES, "verdict", *numbers("inputs that differ", "another code"), steps]
     columns += [*numbers("such as x", "reference y", "candidate y"), "remark"]
     rows: list[Row] = [
         [
             *_cells(region),
             Cell(str(region["verdict"]), TONES[region["verdict"]]),
             _differing(region),
+            _codes(region),
             amount(region["largest_steps"] or None, 3),
             *_example(region),
             _remark(region),
@@ -194,6 +198,12 @@ def _differing(region: Region) -> str:
     if region["verdict"] != "different":
         return NONE
     return f"at least {whole(number)}" if number else "some"
+
+
+def _codes(region: Region) -> str:
+    """Return how many inputs pick another code, if fewer than differ."""
+    codes, others = apart(region)
+    return whole(codes) if others and not is_constant(region) else NONE
 
 
 def _example(region: Region) -> list[str]:

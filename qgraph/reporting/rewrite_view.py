@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from qgraph.exactness import Exactness, Method, ProofVerdict
+from qgraph.exactness import Exactness, Method, ProofVerdict, apart, codes_apart
+from qgraph.exactness import noise as noise_of
 from qgraph.reporting.bounds_view import site_bound
 from qgraph.reporting.charts import Charts, codes_section, steps_section
 from qgraph.reporting.view import (
@@ -67,8 +68,11 @@ def rewrite_page(document: Mapping[str, Any]) -> Page:
         facts.append(KeyFigure("smaller by", _factor(before, after), Tone.GOOD))
     methods = (Method.CONSTANT, Method.BOUND)
     moved = (s for s in sites if s["outcome"] == "changed" and s["method"] not in methods)
-    if differing := sum(int(site["differing_inputs"]) for site in moved):
-        facts.append(KeyFigure("inputs that differ", whole(differing), Tone.OPEN))
+    codes, noise = (sum(numbers) for numbers in zip((0, 0), *map(apart, moved), strict=True))
+    if codes:
+        facts.append(KeyFigure("inputs with another code", whole(codes), Tone.OPEN))
+    if noise:
+        facts.append(KeyFigure("inputs that differ by rounding", whole(noise), Tone.OPEN))
     files = [
         File(role, document[role]["path"], document[role]["sha256"])
         for role in ("input", "output")
@@ -112,6 +116,14 @@ def _verdict(sites: Sequence[Site], summary: Mapping[str, Any]) -> tuple[str, To
         within = site_bound(max(bounds, key=lambda bound: float(bound["deviation_steps"])))
         text = f"{number} changed; {others}given equal codes before each segment, {within}{refused}"
         return str(ProofVerdict.BOUNDED), Tone.GOOD, f"{text}."
+    if lowest is Exactness.NEAR:
+        near = [s for s in changed if s["exactness"] == Exactness.NEAR]
+        codes, noise = (sum(pair) for pair in zip(*map(apart, near), strict=True))
+        what = f"{counted(codes, 'input')} pick{'s' if codes == 1 else ''} another code, by 1 step"
+        if noise:
+            steps = max(float(site.get("noise_steps") or 0) for site in near)
+            what += f"; elsewhere values differ by at most {amount(steps, 2)} steps"
+        return str(lowest), Tone.OPEN, f"{number} changed: {what}{refused}."
     if lowest >= Exactness.VALUES and levels:
         return "partly equal" if refused else "equal", Tone.GOOD, sentence
     return str(lowest), Tone.OPEN, sentence
@@ -158,7 +170,7 @@ def _site_table(sites: Sequence[Site]) -> Table:
         "became",
         "equality",
         Column("compared on", spare=True),
-        *numbers("inputs that differ"),
+        *numbers("inputs with another code", "that differ by rounding"),
         "remark",
     ]
     rows: list[Row] = []
@@ -173,6 +185,8 @@ def _site_table(sites: Sequence[Site]) -> Table:
             level = Cell(str(site["exactness"]), Tone.GOOD if is_equal else Tone.OPEN)
             over = "its constant" if site["method"] == "constant" else "every input"
         differing = 0 if site.get("bound") else site["differing_inputs"]
+        codes, noise = (0, 0) if site.get("bound") else apart(site)
+        elsewhere = f"elsewhere {noise_of(site)}" if codes and noise else ""
         such_as = example(site["witness"])[2:] if differing else ""
         rows.append(
             [
@@ -182,8 +196,9 @@ def _site_table(sites: Sequence[Site]) -> Table:
                 _form(site),
                 level,
                 over,
-                whole(differing) if differing else NONE,
-                "; ".join(filter(None, (within, such_as, site["reason"]))),
+                whole(codes) if codes else NONE,
+                whole(noise) if noise else NONE,
+                "; ".join(filter(None, (within, such_as, elsewhere, site["reason"]))),
             ]
         )
     return Table("sites", columns, rows, MANY)
@@ -303,6 +318,8 @@ def _findings(sites: Sequence[Site]) -> Iterator[Issue]:
         elif site["differing_inputs"] and not site.get("bound"):
             number = counted(int(site["differing_inputs"]), "input")
             such_as = example(site["witness"])
+            if parts := codes_apart(site):
+                such_as = f": {parts}{such_as}"
             text = f"{op} became {site['spelling']}, which differs for {number}{such_as}."
             found.append(("values-moved", text))
         stored = site.get("stored")

@@ -11,7 +11,7 @@ import numpy as np
 
 from qgraph.errors import OptionError
 from qgraph.reporting import theme
-from qgraph.text import counted
+from qgraph.text import counted, whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +68,7 @@ def plot(data: Mapping[str, Any], *, format: str = "svg") -> bytes:  # noqa: A00
         raise OptionError(f"format={format!r}: expected svg or png. Use one of these.")
     title = f"{data['node']}: {data['op']}"
     if data.get("differing") is not None:
-        title = f"{data['node']}: {counted(data['differing'], 'input')} with other values"
+        title = f"{data['node']}: {differing_inputs(data)}"
     file = BytesIO()
     with theme.themed(opaque=True):
         figure = plot_figure(data, title)
@@ -194,23 +194,40 @@ def _cut(curve: Mapping[str, Any], low: float, high: float) -> dict[str, Any]:
     return {"x": [*starts.tolist(), end], "y": y[seen].tolist()}
 
 
+def differing_inputs(data: Mapping[str, Any]) -> str:
+    """Return how many inputs have another code, and how many other values."""
+    number, codes = int(data["differing"]), data.get("differing_codes")
+    if codes is None or codes == number:
+        return f"{counted(number, 'input')} with other values"
+    return f"{counted(codes, 'input')} with other codes, {whole(number - codes)} by rounding only"
+
+
 def _mark(axes: Axes, data: Mapping[str, Any]) -> None:
     """Mark the inputs on which two quantizers differ, at the bottom of the picture."""
     places = data.get("places") or []
     if not places:
         return
-    for low, high in places:
-        axes.axvspan(float(low), float(high), color=theme.BAD, alpha=0.16, lw=0)
-    axes.plot(
-        [(float(low) + float(high)) / 2 for low, high in places],
-        [0.03] * len(places),
-        transform=axes.get_xaxis_transform(),
-        color=theme.BAD,
-        marker="|",
-        ms=7,
-        lw=0,
-        label="values differ",
-    )
+    codes = data.get("place_codes") or [True] * len(places)
+    for kind, colour, label in (
+        (True, theme.BAD, "another code"),
+        (False, theme.MUTED, "rounding"),
+    ):
+        marked = [
+            pair for pair, is_code in zip(places, codes, strict=True) if bool(is_code) is kind
+        ]
+        for low, high in marked:
+            axes.axvspan(float(low), float(high), color=colour, alpha=0.16, lw=0)
+        if marked:
+            axes.plot(
+                [(float(low) + float(high)) / 2 for low, high in marked],
+                [0.03 if kind else 0.08] * len(marked),
+                transform=axes.get_xaxis_transform(),
+                color=colour,
+                marker="|",
+                ms=7,
+                lw=0,
+                label="values differ" if all(codes) else label,
+            )
 
 
 def _numbers(values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.float64]]:

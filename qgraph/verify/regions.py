@@ -98,6 +98,9 @@ def _check(region: RegionVerdict, sides: Sides, exit_: Pair, entries: tuple[Pair
     facts: Found = {
         "counted": True,
         "differing_inputs": 0,
+        "differing_codes": 0,
+        "noise_ulps": None,
+        "noise_steps": None,
         "channels": 1,
         "differing_channels": (),
         "largest_steps": None,

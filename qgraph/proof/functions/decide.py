@@ -152,7 +152,8 @@ def decide_pairs(
 
 def judge(pair: FunctionPair, finding: PairFinding) -> PairOutcome:
     """Return the outcome that follows from a finding about a pair of functions."""
-    level, largest = grade(finding, pair.reference)
+    graded = grade(finding, pair.reference)
+    level = graded.level
     method = Method.CONGRUENCE if pair.reference is pair.candidate else Method.INTERVALS
     reason, at_most = finding.undecided, Exactness.BITS
     witness, channel = finding.witness, finding.witness_channel
@@ -177,9 +178,12 @@ def judge(pair: FunctionPair, finding: PairFinding) -> PairOutcome:
         witness,
         remarks(reason, nan=finding.nan_differs, infinity=finding.infinity_differs),
         channel,
-        largest,
+        graded.largest,
         finding.nan_differs,
         finding.infinity_differs,
+        graded.codes,
+        graded.noise,
+        graded.noise_steps,
     )
     return PairOutcome(verdict, finding, pair, _distinguishes_zeros(pair), at_most)
 

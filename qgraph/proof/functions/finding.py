@@ -69,6 +69,7 @@ class PairFinding:
             constants. If all inputs were tried one by one, only some of them.
         at_infinity: the infinities of ``infinity_differs``, in the same form.
         by_channel: channel and number of differing inputs, for the channels of ``runs``.
+        alike: for each of these channels, how many have its constants.
         undecided: why there is no result; None if there is one.
         given_up: whether the only reason is that it takes too long.
         enumerated: whether all inputs were tried one by one.
@@ -88,6 +89,7 @@ class PairFinding:
     runs: Runs = NO_RUNS
     at_infinity: Runs = NO_RUNS
     by_channel: tuple[tuple[int, int], ...] = ()
+    alike: tuple[int, ...] = ()
     undecided: str | None = None
     given_up: bool = False
     enumerated: bool = False
@@ -198,6 +200,7 @@ class Collector:
             runs=runs,
             at_infinity=parts["infinity"],
             by_channel=tuple((int(first[k]), int(differing[k])) for k in np.flatnonzero(differing)),
+            alike=tuple(map(int, count[np.flatnonzero(differing)])),
             undecided=undecided,
         )
 

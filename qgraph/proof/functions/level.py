@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from qgraph.exactness import Exactness
-from qgraph.numerics import Float64
-from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys
+from qgraph.numerics import Float64, Mask
+from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys, to_keys
 from qgraph.proof.functions.expression import Expr, Undecidable
 from qgraph.proof.functions.finding import PairFinding, Runs
 from qgraph.proof.functions.program import PairProgram
@@ -27,8 +29,29 @@ _BOXES_OF_CHANNEL = 1 << 14
 """Functions that need more boxes count as functions without steps."""
 
 
-def grade(finding: PairFinding, reference: Expr) -> tuple[Exactness | None, float | None]:
-    """Return the highest level that a finding proves, and the largest difference in steps.
+@dataclass(frozen=True)
+class Graded:
+    """The level of a finding, and its differences in steps of the reference.
+
+    Attributes:
+        level: the highest level that it proves; None if it is undecided.
+        largest: the largest difference in steps. None if no finite input differs, a difference is
+            not finite, the reference is not a step function, or differing inputs were counted one
+            by one.
+        codes: number of inputs that give another code; None if not known.
+        noise: the largest difference at the other inputs, in units in the last place; likewise.
+        noise_steps: the same in steps.
+    """
+
+    level: Exactness | None
+    largest: float | None = None
+    codes: int | None = None
+    noise: int | None = None
+    noise_steps: float | None = None
+
+
+def grade(finding: PairFinding, reference: Expr) -> Graded:
+    """Return the highest level that a finding proves, and its differences in steps.
 
     ==========  ====================================================================================
     bits        nothing differs, including infinity, NaN and the signs of zeros
@@ -47,19 +70,15 @@ def grade(finding: PairFinding, reference: Expr) -> tuple[Exactness | None, floa
     Args:
         finding: the finding of a comparison with ``reference``.
         reference: the function whose steps are the unit.
-
-    Returns: None for the level if the finding is undecided. None for the difference if no finite
-        input differs, a difference is not finite, the reference is not a step function, or
-        differing inputs were counted one by one.
     """
     if finding.undecided is not None:
-        return None, None
+        return Graded(None)
     if not finding.differing and not finding.infinity_differs:
         signs = finding.zero_sign or finding.infinity_sign_differs
-        return (Exactness.VALUES if signs or finding.nan_differs else Exactness.BITS), None
+        return Graded(Exactness.VALUES if signs or finding.nan_differs else Exactness.BITS)
     steps = None if finding.enumerated else _steps(reference)
     if steps is None:
-        return Exactness.DIFFERENT, None
+        return Graded(Exactness.DIFFERENT)
     with np.errstate(all="ignore"):
         return _measure(finding, steps)
 
@@ -74,22 +93,49 @@ def _steps(reference: Expr) -> Plateaus | None:
         return None
 
 
-def _measure(finding: PairFinding, steps: Plateaus) -> tuple[Exactness, float | None]:
+def _measure(finding: PairFinding, steps: Plateaus) -> Graded:
     step, width = _local_measures(steps)
     level, largest = Exactness.CODES, None
+    codes, noise, noise_steps = 0, None, None
     for runs in (finding.runs, finding.at_infinity):
         at = _plateau_of(runs, steps)
-        gap = np.abs(runs.reference.astype(np.float64) - runs.candidate) / step[at]
-        if runs is finding.runs and len(runs) and np.isfinite(gap.max()):
-            largest = float(gap.max())
+        gap = _gap(runs, step[at])
         beyond = ~(gap <= SAME_LEVEL)
+        if runs is finding.runs and len(runs):
+            largest = float(gap.max()) if np.isfinite(gap.max()) else None
+            codes, noise = _counted(finding, beyond)
+            noise_steps = float(gap[~beyond].max()) if noise is not None else None
         if not beyond.any():
             continue
         wide = ~(_width(runs.lo, runs.hi) <= NARROW * width[at])
         if runs is finding.at_infinity or (beyond & (wide | ~(gap <= ONE_STEP))).any():
             level = Exactness.DIFFERENT
         level = min(level, Exactness.NEAR)
-    return level, largest
+    return Graded(level, largest, codes, noise, noise_steps)
+
+
+def other_codes(runs: Runs, reference: Expr) -> Mask:
+    """Return ``[n]`` whether each run gives another code; all do if that is not known."""
+    steps = _steps(reference) if len(runs) else None
+    if steps is None:
+        return np.ones(len(runs), np.bool_)
+    with np.errstate(all="ignore"):
+        return ~(_gap(runs, _local_measures(steps)[0][_plateau_of(runs, steps)]) <= SAME_LEVEL)
+
+
+def _gap(runs: Runs, step: Float64) -> Float64:
+    """Return the differences of runs in steps."""
+    return np.asarray(np.abs(runs.reference.astype(np.float64) - runs.candidate) / step)
+
+
+def _counted(finding: PairFinding, beyond: Mask) -> tuple[int, int | None]:
+    """Return how many inputs give another code, and the largest difference of others in ulps."""
+    runs = finding.runs
+    alike = {channel: n for (channel, _), n in zip(finding.by_channel, finding.alike, strict=True)}
+    copies = np.array([alike[int(channel)] for channel in runs.channel], np.int64)
+    codes = int(((runs.hi - runs.lo + 1) * copies)[beyond].sum())
+    ulps = np.abs(to_keys(runs.reference) - to_keys(runs.candidate))[~beyond]
+    return codes, int(ulps.max()) if len(ulps) else None
 
 
 def _plateau_of(runs: Runs, steps: Plateaus) -> npt.NDArray[np.int64]:

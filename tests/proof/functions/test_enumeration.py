@@ -14,7 +14,7 @@ from qgraph.proof.functions import enumeration
 from qgraph.proof.functions.decide import decide
 from qgraph.proof.functions.enumeration import effort, enumerate_inputs
 from qgraph.proof.functions.expression import Builder, Expr, Undecidable
-from qgraph.proof.functions.level import grade
+from qgraph.proof.functions.level import Graded, grade
 
 F = np.float32
 TENTH = F(0.1)
@@ -158,7 +158,7 @@ def test_a_sign_that_relu_leaves_open_is_counted(small: int) -> None:
     assert (found.differing, found.zero_sign) == (0, 1)
     assert found.witness is not None
     assert np.signbit(found.witness.input)
-    assert grade(found, b.Relu(b.input)) == (Exactness.VALUES, None)
+    assert grade(found, b.Relu(b.input)) == Graded(Exactness.VALUES)
 
 
 def test_what_is_left_open_is_undecidable_unless_it_is_not_taken(small: int) -> None:
@@ -213,7 +213,7 @@ def test_differences_that_were_counted_have_no_steps(small: int) -> None:
     reference = b.Round(b.Mul(b.Mul(b.input, F(2.0**127)), 4.0))
     found = enumerate_inputs(reference, b.Mul(reference, 2.0))
     assert found.differing > 0
-    assert grade(found, reference) == (Exactness.DIFFERENT, None)
+    assert grade(found, reference) == Graded(Exactness.DIFFERENT)
 
 
 def test_the_environment_of_each_thread_is_looked_at(small: int, monkeypatch) -> None:

@@ -17,7 +17,7 @@ ZERO = np.float32(0)
 
 
 def _grade(reference: Expr, candidate: Expr) -> Exactness | None:
-    return grade(decide(reference, candidate), reference)[0]
+    return grade(decide(reference, candidate), reference).level
 
 
 def _fake_quantize(b: Builder, low: Any, high: Any, levels: int, cones: SimpleNamespace) -> Expr:
@@ -167,3 +167,19 @@ def test_plateaus_of_a_line_are_refused() -> None:
     b = Builder()
     with pytest.raises(Undecidable):
         plateaus(b.Mul(b.input, 2.0), max_boxes=100_000)
+
+
+def test_other_codes_are_counted_apart_from_rounding():
+    b = Builder()
+    step, nudged = np.float32(0.1), np.nextafter(np.float32(0.1), np.float32(1))
+    reference = b.Mul(b.Min(b.Max(b.Round(b.input), 0.0), 1.0), step)
+    threshold = np.float32(0.5) + 8 * np.spacing(np.float32(0.5))
+    candidate = b.Mul(b.Where(b.GreaterOrEqual(b.input, threshold), 1.0, 0.0), nudged)
+    finding = decide(reference, candidate)
+    graded = grade(finding, reference)
+    # 0.5 is rounded to 0, so the seven floats behind it are another code; from the threshold to the
+    # largest float, values are one float apart
+    first, last = np.array([threshold, np.finfo(np.float32).max], np.float32).view(np.int32)
+    assert finding.differing == 7 + int(last - first) + 1
+    assert (graded.codes, graded.noise) == (7, 1)
+    assert graded.noise_steps == pytest.approx(float(nudged - step) / float(step))
