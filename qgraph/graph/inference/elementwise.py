@@ -257,6 +257,26 @@ def gemm(call: Call) -> list[Fact]:
     return [Fact(dtype, _gemm_shape(call, call[0].shape, call[1].shape))]
 
 
+@rule("FusedGemm", domain=MICROSOFT)
+def fused_gemm(call: Call) -> list[Fact]:
+    """As of Gemm."""
+    dtype = common_type(call[0], call[1])
+    return [Fact(dtype, _gemm_shape(call, call[0].shape, call[1].shape))]
+
+
+@rule("FusedMatMul", domain=MICROSOFT)
+def fused_matmul(call: Call) -> list[Fact]:
+    """As of MatMul, of matrices that may be transposed."""
+    if call.integer("transBatchA", 0) or call.integer("transBatchB", 0):
+        raise Unknown
+    shapes = []
+    for place, name in enumerate(("transA", "transB")):
+        shape = call[place].shape
+        is_turned = call.integer(name, 0) and shape is not None and len(shape) > 1
+        shapes.append((*shape[:-2], shape[-1], shape[-2]) if is_turned and shape else shape)
+    return [Fact(common_type(call[0], call[1]), product_shape(*shapes))]
+
+
 @rule("QGemm", domain=MICROSOFT)
 def q_gemm(call: Call) -> list[Fact]:
     """As of Gemm; codes if there is a scale of the result, else numbers of the type of a scale."""

@@ -26,6 +26,7 @@ from qgraph.graph.inference.dimensions import Dim, add, floor_divide, multiply, 
 from qgraph.graph.inference.elementwise import TypeSource, type_of
 from qgraph.graph.inference.movement import shape_in
 from qgraph.graph.inference.rules import Call, Fact, Rule, Shape, Unknown, places_of, rule
+from qgraph.graph.schema import MICROSOFT
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ def _convolution(source: TypeSource, weight: int) -> Rule:
 
 
 rule("Conv")(_convolution((0,), 1))
+rule("FusedConv", domain=MICROSOFT)(_convolution((0,), 1))
 rule("ConvInteger")(_convolution(ir.DataType.INT32, 1))
 rule("QLinearConv")(_convolution((7,), 3))
 
@@ -250,7 +252,7 @@ def global_pool(call: Call) -> list[Fact]:
     return [Fact(call[0].dtype, [*x[:2], *[1] * (len(x) - 2)])]
 
 
-@rule("QLinearAveragePool", "QLinearGlobalAveragePool", domain="com.microsoft")
+@rule("QLinearAveragePool", "QLinearGlobalAveragePool", domain=MICROSOFT)
 def q_linear_pool(call: Call) -> list[Fact]:
     """As of AveragePool and GlobalAveragePool."""
     if call.integer("channels_last", 0):
@@ -324,7 +326,7 @@ def _recurrent(call: Call, data: int = 0) -> list[Fact]:
 
 
 rule("GRU", "LSTM", "RNN")(_recurrent)
-rule("DynamicQuantizeLSTM", domain="com.microsoft")(_recurrent)
+rule("DynamicQuantizeLSTM", domain=MICROSOFT)(_recurrent)
 
 
 def im2_col(call: Call) -> list[Fact]:

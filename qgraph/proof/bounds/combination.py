@@ -251,7 +251,7 @@ def _paired(one: Combination, other: Combination) -> list[_Pair] | None:
         same = [t for t in rest if t[1] is term[1]]
         if same:
             pairs.append((term, same[0]))
-            rest.remove(same[0])
+            rest = [t for t in rest if t is not same[0]]
         else:
             left.append(term)
     for term in left:

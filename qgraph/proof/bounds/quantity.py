@@ -280,7 +280,7 @@ def multiple_of(a: Quantity, factor: Float64, executed: Float64) -> Quantity:
         share = np.where(factor == 0, 0.0, apart / np.abs(factor))
     lost = np.where(factor == 0, product(apart, a.largest), 0.0)
     relative = a.relative * (1 + share) + share
-    unit = None if a.unit is None else a.unit * granules(executed)
+    unit = None if a.granule is None else a.granule * granules(executed)
     return Quantity(meant, low, high, product(a.absolute, np.abs(executed)) + lost, relative, unit)
 
 

@@ -69,6 +69,7 @@ def sum_of_products(
     arithmetic: FloatType,
     *,
     bias: Quantity | None = None,
+    more: int = 0,
     is_integer: bool = False,
 ) -> Quantity:
     """Return the sums of products of data and weights.
@@ -80,6 +81,7 @@ def sum_of_products(
         layout: which elements of the data take part.
         arithmetic: in which products and sums are rounded.
         bias: one more term, which broadcasts to the result.
+        more: roundings of each term besides those of its product and of additions.
         is_integer: whether integers are added, without rounding.
 
     Raises:
@@ -112,7 +114,7 @@ def sum_of_products(
     reach = _total(np.abs(value) * (largest + error), layout)
     if bias is not None:
         counts, reach = counts + 1, reach + bias.reach
-    return added_up(result, layout.by_row(counts), reach, arithmetic)
+    return added_up(result, layout.by_row(counts), reach, arithmetic, more=more)
 
 
 def granules_of(weights: Quantity) -> Float64:
@@ -122,7 +124,9 @@ def granules_of(weights: Quantity) -> Float64:
     return np.broadcast_to(weights.granule, weights.value.shape)
 
 
-def added_up(exact: Quantity, counts: Float64, reach: Float64, arithmetic: FloatType) -> Quantity:
+def added_up(
+    exact: Quantity, counts: Float64, reach: Float64, arithmetic: FloatType, *, more: int = 0
+) -> Quantity:
     """Return an exact sum as it is executed in any order.
 
     Args:
@@ -130,6 +134,7 @@ def added_up(exact: Quantity, counts: Float64, reach: Float64, arithmetic: Float
         counts: number of terms.
         reach: sum of the magnitudes of the executed terms.
         arithmetic: in which products and sums are rounded.
+        more: roundings of each term besides those of its product and of additions.
 
     Raises:
         Undecidable: the sum may overflow, or has too many terms.
@@ -138,7 +143,7 @@ def added_up(exact: Quantity, counts: Float64, reach: Float64, arithmetic: Float
         whole = np.where(np.isfinite(exact.unit), reach / exact.unit, 0.0)
         if (whole <= arithmetic.whole).all() and (exact.unit >= 2 * arithmetic.tiny).all():
             return exact
-    share = arithmetic.roundings(counts) * arithmetic.unit
+    share = (arithmetic.roundings(counts) + more) * arithmetic.unit
     if (share >= 0.5).any():
         raise Undecidable(NO_BOUND(f"a sum of {counts.max():g} terms in {arithmetic.name}"))
     if not np.isfinite(reach).all():

@@ -10,20 +10,32 @@ import numpy as np
 
 from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import SLACK, Combination, product
-from qgraph.proof.bounds.quantity import Quantity, rounded
+from qgraph.proof.bounds.quantity import Quantity, granules, rounded, sum_of
 from qgraph.proof.bounds.rule import NodeCall, sizes_of
 from qgraph.proof.bounds.sums import added_up
 
+_ONE = np.ones(())
+
 
 def product_of_data(
-    call: NodeCall, a: Quantity, b: Quantity, *, is_integer: bool = False
+    call: NodeCall,
+    a: Quantity,
+    b: Quantity,
+    *,
+    factor: Float64 = _ONE,
+    bias: Quantity | None = None,
+    more: int = 0,
+    is_integer: bool = False,
 ) -> Quantity:
-    """Return ``a @ b``, with one bound for all its elements.
+    """Return ``factor * a @ b + bias``, with one bound for all elements of the product.
 
     Args:
         call: the node.
         a: its first operand.
         b: its second operand.
+        factor: of the product.
+        bias: one more term.
+        more: roundings of each term besides those of its product and of additions.
         is_integer: whether integers are added, without rounding.
 
     Raises:
@@ -33,15 +45,19 @@ def product_of_data(
     a, b = (_alike(each) for each in (a, b))
     (one, x), (other, y) = (_without_factor(each.meant) for each in (a, b))
     atom = call.tracer.atoms.make("matmul", None, (x, y), _ends(x, y, count), slope=float(count))
-    meant = Combination.of(atom).times(one * other)
+    meant = Combination.of(atom).times(one * other * factor)
     low, high = meant.range
     error = product(a.largest, b.error) + product(b.largest, a.error) + product(a.error, b.error)
     unit = None if a.unit is None or b.unit is None else a.unit * b.unit
-    exact = Quantity(meant, low, high, np.asarray(count * error), unit=unit)
+    if unit is not None:
+        unit = unit * granules(factor)
+    exact = Quantity(meant, low, high, count * error * np.abs(factor), unit=unit)
     if is_integer:
         return exact
-    counts = np.asarray(float(count))
-    total = added_up(exact, counts, count * product(a.reach, b.reach), call.sums)
+    counts, reach = float(count), count * product(a.reach, b.reach) * np.abs(factor)
+    if bias is not None:
+        exact, counts, reach = sum_of(exact, bias), counts + 1, reach + bias.reach
+    total = added_up(exact, np.asarray(counts), reach, call.sums, more=more)
     if call.sums.unit >= call.tracer.arithmetic.unit:
         return total
     return rounded(total, call.tracer.arithmetic)

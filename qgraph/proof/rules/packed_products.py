@@ -12,7 +12,10 @@ from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights
 from qgraph.proof.bounds.quantity import FLOAT32, Quantity, of_constant, stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
 from qgraph.proof.bounds.tracer import Operand
-from qgraph.proof.rules.products import RIGHT, added
+from qgraph.proof.rules.products import RIGHT, sum_in
+
+_DECODING = 2
+"""Roundings of a term if blocks are scaled after they are added."""
 
 
 @bound_rule(OpKey(MICROSOFT, "MatMulNBits"))
@@ -21,7 +24,7 @@ def mat_mul_n_bits(call: NodeCall) -> Operand:
     if call.whole("accuracy_level") == ROUNDS_DATA:
         raise call.refusal("accuracy level 4 rounds the data to 8 bits")
     weights, x = _weights(call), call.quantity(0)
-    total = added(call, x, weights, RIGHT, call.constant(5))
+    total = sum_in(call, x, weights, RIGHT, call.constant(5), _DECODING)
     arithmetic = call.tracer.arithmetic
     if arithmetic.unit == FLOAT32.unit:
         return total

@@ -14,22 +14,13 @@ import onnx_ir as ir
 
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.quantity import (
-    FloatType,
-    Quantity,
-    constant,
-    multiple_of,
-    of_constant,
-    rounded,
-)
+from qgraph.proof.bounds.quantity import Quantity, multiple_of, of_constant, rounded, sum_of
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
 from qgraph.proof.bounds.sums import Taps, sum_of_products
-from qgraph.proof.bounds.tracer import Operand, QuantityTracer
-from qgraph.proof.functions.expression import Undecidable
+from qgraph.proof.bounds.tracer import Operand
 from qgraph.proof.rules.curves import applied
 from qgraph.proof.rules.data_products import product_of_data
 from qgraph.proof.rules.movements import transposed
-from qgraph.reasons import NO_BOUND
 
 RIGHT = Taps(("MatMul",), 1, 0, 0, False)
 LEFT = Taps(("MatMul", "left"), 1, 1, 1, False)
@@ -45,38 +36,29 @@ def convolution(call: NodeCall) -> Operand:
     if weights is None:
         raise call.refusal("weights are missing")
     rows, layout = convolved(call.node, weights, len(shape_of(call.node.outputs[0])))
-    bias = call.constant(2)
-    total: Operand = added(call, call.quantity(0), rows, layout, bias)
-    if call.node.domain == MICROSOFT:
-        if call.value(3) is not None:
-            total = call.tracer.Add(total, call.operand(3))
-        total = _activated(call, total, "activation_params")
-    return total
+    bias, more = call.constant(2), 0
+    bias = None if bias is None else of_rows(bias, layout)
+    if call.node.domain == MICROSOFT and call.value(3) is not None:
+        # A tensor to add may be where the sum begins.
+        other, more = call.quantity(3), 1
+        bias = other if bias is None else sum_of(other, bias)
+    total = sum_in(call, call.quantity(0), rows, layout, bias, more)
+    return _activated(call, total, "activation_params") if call.node.domain else total
 
 
 @bound_rule("Gemm", OpKey(MICROSOFT, "FusedGemm"))
 def gemm(call: NodeCall) -> Operand:
-    """``alpha * a @ b + beta * c``, and an activation for FusedGemm."""
+    """``alpha * a @ b + beta * c`` in any order, and an activation for FusedGemm."""
     alpha, beta = (np.asarray(float(np.float32(call.number(n, 1.0)))) for n in ("alpha", "beta"))
     a, b = (
         transposed(call, place, (1, 0)) if call.whole(name) else call.quantity(place)
         for place, name in enumerate(("transA", "transB"))
     )
     c = None if call.value(2) is None else call.quantity(2)
-    if b.value is None or a.value is not None or alpha != 1 or beta != 1 or _is_data(c):
-        total: Operand = _of_factors(call, a, b)
-        if alpha != 1:
-            scaled = multiple_of(call.tracer.quantity(total), alpha, alpha)
-            total = call.tracer.rounded(scaled)
-        if c is not None:
-            total = call.tracer.Add(total, call.tracer.Mul(c, constant(beta)))
-    else:
-        total = added(call, a, mapped(b, np.transpose), RIGHT, c)
+    if c is not None:
+        c = multiple_of(c, beta, beta) if c.value is None else _times(c, beta)
+    total = _of_factors(call, a, b, alpha, c)
     return _activated(call, total, "") if call.node.domain else total
-
-
-def _is_data(c: Quantity | None) -> bool:
-    return c is not None and c.value is None
 
 
 @bound_rule("MatMul", OpKey(MICROSOFT, "FusedMatMul"), OpKey(MICROSOFT, "TransposeMatMul"))
@@ -90,44 +72,61 @@ def matmul(call: NodeCall) -> Operand:
         axes = (*range(rank - 2), rank - 1, rank - 2)
         is_turned = bool(call.whole(name)) and rank > 1
         factors.append(transposed(call, place, axes) if is_turned else call.quantity(place))
-    total = _of_factors(call, *factors)
     alpha = np.asarray(float(np.float32(call.number("alpha", 1.0))))
-    return total if alpha == 1 else call.tracer.rounded(multiple_of(total, alpha, alpha))
+    return _of_factors(call, factors[0], factors[1], alpha)
 
 
-def _of_factors(call: NodeCall, a: Quantity, b: Quantity) -> Quantity:
-    """Return ``a @ b``, of which one may be constant."""
-    if a.value is None and b.value is None:
-        return product_of_data(call, a, b)
-    if b.value is not None and b.value.ndim == 2:
-        return added(call, a, mapped(b, np.transpose), RIGHT)
-    if a.value is not None and a.value.ndim == 2 and call.rank(1) > 1:
-        return added(call, b, a, LEFT)
+_SCALING = 3
+"""Roundings of products with alpha and beta, wherever they are made."""
+
+
+def _of_factors(
+    call: NodeCall, a: Quantity, b: Quantity, alpha: Float64, c: Quantity | None = None
+) -> Quantity:
+    """Return ``alpha * a @ b + c``; one of both factors may be constant."""
+    more = 0 if alpha == 1 and c is None else _SCALING
     if a.value is not None and b.value is not None:
         raise call.refusal("two constants")
-    return product_of_data(call, a, b)
+    if b.value is not None and b.value.ndim == len(("rows", "columns")):
+        weights = _times(mapped(b, np.transpose), alpha)
+        return sum_in(call, a, weights, RIGHT, c, more)
+    if a.value is not None and a.value.ndim == len(("rows", "columns")) and call.rank(1) > 1:
+        return sum_in(call, b, _times(a, alpha), LEFT, c, more)
+    return product_of_data(call, a, b, factor=alpha, bias=c, more=more)
 
 
-def added(
-    call: NodeCall, data: Quantity, weights: Quantity, layout: Taps, bias: Quantity | None = None
-) -> Quantity:
-    """Return sums of products of data and weights ``[rows, taps, *places]``, and a bias."""
-    if bias is not None:
-        bias = of_rows(bias, layout)
-    return sum_in(call.tracer, data, weights, layout, call.sums, bias)
+def _times(weights: Quantity, factor: Float64) -> Quantity:
+    """Return a constant times a number, which is not rounded."""
+    if factor == 1:
+        return weights
+    factors = weights.factors and (weights.factors[0] * factor, weights.factors[1])
+    return of_constant(weights.numbers * factor, weights.meant.offset * factor, factors)
 
 
 def sum_in(
-    tracer: QuantityTracer,
+    call: NodeCall,
     data: Quantity,
     weights: Quantity,
     layout: Taps,
-    sums: FloatType,
     bias: Quantity | None = None,
+    more: int = 0,
 ) -> Quantity:
-    """Return sums that are added in one arithmetic and stored in that of the tracer."""
-    total = sum_of_products(tracer.atoms, data, weights, layout, sums, bias=bias)
-    return total if sums.unit >= tracer.arithmetic.unit else rounded(total, tracer.arithmetic)
+    """Return sums, added in the arithmetic of sums, and rounded to the type of the result.
+
+    Args:
+        call: the node.
+        data: what is multiplied.
+        weights: ``[rows, taps, *places]``.
+        layout: which elements of the data take part.
+        bias: one more term, which broadcasts to the result.
+        more: further roundings of each term.
+    """
+    dtype = call.node.outputs[0].dtype
+    if dtype is not None and dtype.is_integer():
+        raise call.refusal("integers")
+    atoms, arithmetic = call.tracer.atoms, call.tracer.arithmetic
+    total = sum_of_products(atoms, data, weights, layout, call.sums, bias=bias, more=more)
+    return total if call.sums.unit >= arithmetic.unit else rounded(total, arithmetic)
 
 
 def convolved(node: ir.Node, weights: Quantity, rank: int) -> tuple[Quantity, Taps]:
@@ -185,20 +184,12 @@ def mapped(weights: Quantity, change: Callable[[Float64], Float64]) -> Quantity:
 
 
 def of_rows(bias: Quantity, layout: Taps) -> Quantity:
-    """Return a constant bias ``[rows]`` so that it broadcasts to the result.
-
-    Raises:
-        Undecidable: it differs between samples.
-    """
+    """Return a constant bias ``[rows]`` so that it broadcasts to the result."""
     value = bias.numbers
-    if value.ndim > 1 and layout.trailing == 0:
-        if value.size != value.shape[-1]:
-            raise Undecidable(NO_BOUND("a bias that differs between samples has no bound"))
-        value = value.reshape(-1)
-    meant = np.broadcast_to(bias.meant.offset, bias.numbers.shape).reshape(value.shape)
-    if value.ndim == 1 and value.size > 1:
-        value, meant = layout.by_row(value), layout.by_row(meant)
-    return of_constant(value, meant)
+    if value.ndim != 1 or value.size == 1:
+        return bias
+    meant = np.broadcast_to(bias.meant.offset, value.shape)
+    return of_constant(layout.by_row(value), layout.by_row(meant))
 
 
 def _activated(call: NodeCall, total: Operand, parameters: str) -> Operand:
