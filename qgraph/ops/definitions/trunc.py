@@ -38,7 +38,7 @@ SCHEMA_2 = OpSchema(
 )
 
 # The float32 neighbours of sqrt(2) lie on different sides of it; this is the upper one.
-_ABOVE_SQRT_2 = float(np.uint32(0x3FB504F4).view(np.float32))
+ABOVE_SQRT_2 = float(np.uint32(0x3FB504F4).view(np.float32))
 
 
 def define(
@@ -133,7 +133,7 @@ def define_2(
     """Write version 2 in primitives; see :func:`trunc_2`."""
     ratio = op.Div(out_scale, scale)
     power = steps.floor_power_of_two(op, ratio)
-    upper = op.GreaterOrEqual(op.Div(ratio, power), _ABOVE_SQRT_2)
+    upper = op.GreaterOrEqual(op.Div(ratio, power), ABOVE_SQRT_2)
     nearest = op.Where(upper, op.Add(power, power), power)
     t = op.Where(op.Greater(ratio, 0.0), nearest, float("nan"))
     codes = op.Round(op.Add(op.Div(x, scale), zero_point))
@@ -221,5 +221,5 @@ def nearest_power_of_two(ratio: Array) -> Float32:
     """Return ``2**round(log2(ratio))``, exactly; NaN where a ratio is not positive."""
     values = np.asarray(ratio).astype(np.float32)
     power = floor_power_of_two(values)
-    power = np.where(values / power >= np.float32(_ABOVE_SQRT_2), power + power, power)
+    power = np.where(values / power >= np.float32(ABOVE_SQRT_2), power + power, power)
     return np.where(values > 0, power, np.float32(np.nan))

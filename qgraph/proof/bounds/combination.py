@@ -286,6 +286,7 @@ def _term_distance(c: Float64, atom: Atom, d: Float64, other: Atom) -> Float64:
     ends = [np.abs(a - b) for a, b in zip(atom.numbers, other.numbers, strict=True)]
     with np.errstate(invalid="ignore"):
         moved = reduce(np.maximum, (np.where(np.isnan(e), 0.0, e) for e in ends), ZERO)
+        moved = reduced(atom, moved)
     within = np.maximum(max(atom.slope, other.slope) * reduced(atom, apart), moved)
     return product(np.abs(c - d), atom.largest) + product(np.abs(d), within)
 

@@ -160,6 +160,11 @@ class QuantityTracer:
         return constant(np.asarray(operand, np.float32))
 
     def _call(self, name: str, *operands: Any, **attributes: Any) -> Any:
+        if name == "Where" and not _is_data(operands[0]):
+            # What is not chosen may be NaN.
+            chosen = self.quantity(operands[0]).numbers
+            if chosen.all() or not chosen.any():
+                return operands[1 if chosen.all() else 2]
         known = [None if _is_data(o) else self.quantity(o) for o in operands]
         constants = [q for q in known if q is not None and q.value is not None]
         if len(constants) == len(operands):
@@ -314,7 +319,10 @@ class QuantityTracer:
             finite = [granules(np.where(np.isfinite(end), end, 0.0)) for end in (low, high)]
             unit = np.minimum(x.unit, np.minimum(*finite))
         # A result beyond an end is the end, as meant, unless the error leads back inside.
-        return Quantity(Combination.of(atom), bottom, top, x.absolute, x.relative, unit)
+        wide = x.error > high - low
+        absolute = np.where(wide, high - low, x.absolute)
+        relative = np.where(wide, 0.0, x.relative)
+        return Quantity(Combination.of(atom), bottom, top, absolute, relative, unit)
 
     def _whole(self, kind: str, x: Any) -> Operand:
         if isinstance(x, Pending):

@@ -75,10 +75,28 @@ def identity(call: NodeCall) -> Operand:
 @bound_rule("SpaceToDepth", "MaxPool", "GlobalMaxPool", "Compress", "ReverseSequence")
 def selection(call: NodeCall) -> Operand:
     """Elements of the data, or for pools the largest of some."""
+    if call.node.op_type == "Gather" and call.quantity(0).value is not None:
+        return _rows(call)
     x = data_of(call)
     if call.node.op_type in ("MaxPool", "GlobalMaxPool"):
         return largest_of(call, x)
     return changed(call.tracer.atoms, x, _key(call), _along(call))
+
+
+def _rows(call: NodeCall) -> Quantity:
+    """Return elements of a constant table, chosen by data."""
+    table, indices = call.quantity(0), call.quantity(1)
+    if indices.value is not None:
+        raise call.refusal("constants")
+    numbers, scale = np.broadcast_to(table.meant.offset, table.numbers.shape), np.ones(())
+    if table.factors is not None and table.factors[0].size == 1:
+        scale, numbers = table.factors[0].reshape(()), table.factors[1]
+    ends = np.asarray(numbers.min()), np.asarray(numbers.max())
+    key = call.whole("axis"), numbers.shape, indices.meant.key
+    atom = call.tracer.atoms.make("rows", key, (indices.meant,), ends, (numbers,))
+    meant = Combination.of(atom).times(scale)
+    unit = None if table.granule is None else np.asarray(table.granule.min())
+    return Quantity(meant, *meant.range, np.asarray(np.max(table.error)), unit=unit)
 
 
 def data_of(call: NodeCall) -> Quantity:

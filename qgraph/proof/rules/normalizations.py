@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import onnx_ir as ir
 
 from qgraph.conditions import VARIANCE_OF_DIFFERENCES
 from qgraph.graph.schema import MICROSOFT, OpKey
@@ -31,10 +32,14 @@ from qgraph.proof.bounds.quantity import (
     sum_of,
 )
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, sizes_of
+from qgraph.proof.bounds.traced import traced
 from qgraph.proof.bounds.tracer import Operand
 from qgraph.proof.functions.expression import Undecidable
-from qgraph.proof.rules.means import summed
+from qgraph.proof.rules.means import reduced_axes, summed
 from qgraph.reasons import AT_RUN_TIME, NO_BOUND
+
+_IN_FLOAT32 = frozenset({"LayerNormalization", "RMSNormalization"})
+"""Operators that compute mean and variance in float32, unless an attribute says otherwise."""
 
 _SMALL = 1 / 16
 _PRODUCTS = 1.1
@@ -123,6 +128,43 @@ def group_normalization(call: NodeCall) -> Operand:
     return call.tracer.Add(call.tracer.Mul(y, scale), bias)  # type: ignore[no-any-return]
 
 
+@bound_rule("Div")
+def division(call: NodeCall) -> Operand:
+    """A division; by a root mean square of the same data it is a normalization."""
+    found = _root_mean_square(call)
+    if found is None:
+        return traced(call)
+    mean, epsilon = found
+    axes = reduced_axes(mean, mean.constant(1))
+    sizes = sizes_of(mean.value(0), axes)
+    return _normalized(call, call.quantity(0), sizes, epsilon, is_centred=False)
+
+
+def _root_mean_square(call: NodeCall) -> tuple[NodeCall, float] | None:
+    """Return the mean and the epsilon of ``sqrt(mean(x * x) + epsilon)``, by which x is divided."""
+    root = _made_by(call.value(1), "Sqrt")
+    total = None if root is None else _made_by(root.inputs[0], "Add")
+    if total is None:
+        return None
+    for value, other in (total.inputs, total.inputs[::-1]):
+        mean, number = _made_by(value, "ReduceMean"), call.array(other)
+        square = None if mean is None else mean.inputs[0]
+        power = _made_by(square, "Pow") or _made_by(square, "Mul")
+        if mean is None or power is None or number is None or number.size != 1:
+            continue
+        base, factor = power.inputs
+        exponent = call.array(factor) if power.op_type == "Pow" else None
+        is_square = factor is base or (exponent is not None and bool((exponent == 2).all()))
+        if is_square and base is call.value(0):
+            return replace(call, node=mean), float(number.reshape(()))
+    return None
+
+
+def _made_by(value: ir.Value | None, name: str) -> ir.Node | None:
+    node = None if value is None else value.producer()
+    return node if node is not None and (node.domain, node.op_type) == ("", name) else None
+
+
 def normalized(call: NodeCall, x: Quantity, sizes: Sequence[int], is_centred: bool) -> Quantity:
     """Return elements divided by their root mean square, or first less their mean.
 
@@ -135,15 +177,20 @@ def normalized(call: NodeCall, x: Quantity, sizes: Sequence[int], is_centred: bo
     Raises:
         Undecidable: rounding may change the variance by much of epsilon.
     """
-    count = math.prod(sizes)
     defaults = {"SkipLayerNormalization": 1e-12, "SkipSimplifiedLayerNormalization": 1e-12}
     epsilon = float(np.float32(call.number("epsilon", defaults.get(call.node.op_type, 1e-5))))
+    return _normalized(call, x, sizes, epsilon, is_centred=is_centred)
+
+
+def _normalized(
+    call: NodeCall, x: Quantity, sizes: Sequence[int], epsilon: float, *, is_centred: bool
+) -> Quantity:
+    count = math.prod(sizes)
     if epsilon <= 0 or not np.isfinite(x.reach).all():
         raise call.refusal("an epsilon that is not positive, or data of unknown range")
     arithmetic = call.tracer.arithmetic
-    inner = FLOAT32 if call.whole("stash_type", 1) == 1 else arithmetic
-    if call.node.op_type in ("InstanceNormalization", "GroupNormalization"):
-        inner = arithmetic
+    is_stashed = call.node.op_type in _IN_FLOAT32 and call.whole("stash_type", 1) == 1
+    inner = FLOAT32 if is_stashed else arithmetic
     unit, reach = inner.unit, float(np.max(x.reach))
     share = count * unit / (1 - count * unit) + 2 * unit if count * unit < _SMALL else 1.0
     mean = share * reach + count * inner.tiny if is_centred else 0.0

@@ -18,7 +18,10 @@ from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.definitions.fake_quantize import SCHEMA as FAKE_QUANTIZE
 from qgraph.ops.definitions.float_quant import SCHEMA as FLOAT_QUANT
 from qgraph.ops.definitions.quant import BIPOLAR_SCHEMA
+from qgraph.ops.definitions.trunc import ABOVE_SQRT_2
+from qgraph.ops.definitions.trunc import SCHEMA_2 as TRUNC
 from qgraph.ops.operator import operator_of
+from qgraph.ops.steps import code_range, round_to_integer
 from qgraph.proof.bounds.quantity import ARITHMETIC, Quantity, stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
 from qgraph.proof.bounds.traced import shape_of_data, traced
@@ -70,6 +73,26 @@ def float_quant(call: NodeCall) -> Operand:
     steps = call.tracer.quantity(call.tracer.Div(x, scale))
     mode = arguments["rounding_mode"]
     return call.tracer.Mul(call.tracer.snapped(steps, int(m), int(1 - bias), limit, mode), scale)  # type: ignore[no-any-return]
+
+
+@bound_rule(*TRUNC.keys)
+def trunc(call: NodeCall) -> Operand:
+    """Of version 2: ``q = round(clip(round(x / s + z) / t))``; t is a power of two."""
+    if not TRUNC.accepts(call.node):
+        return traced(call)
+    arguments = TRUNC.attributes_of(call.node)
+    x, scale, zero, _, result, bits = (call.quantity(place) for place in range(6))
+    if x.value is not None or (result.numbers / scale.numbers <= 0).any():
+        raise call.refusal("constants, or scales of two signs")
+    ratio = result.numbers.astype(np.float32) / scale.numbers.astype(np.float32)
+    mantissas, exponents = np.frexp(ratio)
+    t = np.ldexp(1.0, exponents - 1 + (2 * mantissas >= np.float32(ABOVE_SQRT_2)))
+    tracer: Any = call.tracer
+    codes = tracer.Div(tracer.Round(tracer.Add(tracer.Div(x, scale), zero)), t)
+    low, high = code_range(tracer, bits, signed=arguments["signed"], narrow=arguments["narrow"])
+    kept = tracer.Min(tracer.Max(codes, low), high)
+    q = round_to_integer(tracer, kept, arguments["rounding_mode"])
+    return tracer.Mul(tracer.Sub(q, tracer.Div(zero, t)), result)  # type: ignore[no-any-return]
 
 
 @bound_rule("QuantizeLinear", OpKey(MICROSOFT, "QuantizeLinear"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,13 +90,17 @@ class Form:
         return ir.from_proto(self.model(kind, nudge=nudge, stored=stored))
 
     def ideal(
-        self, feeds: Mapping[str, np.ndarray], *, nudge: float = 0.0, stored: str = "float32"
-    ) -> np.ndarray:
-        """Return what the model means, computed in float64."""
-        wide = {name: np.asarray(array, np.float64) for name, array in feeds.items()}
+        self, *, nudge: float = 0.0, stored: str = "float32"
+    ) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+        """Return what computes in float64 what the model means."""
         model = self.model("double", nudge=nudge, stored=stored)
-        (y,) = onnx.reference.ReferenceEvaluator(model).run(None, wide)
-        return np.asarray(y)
+        evaluator = onnx.reference.ReferenceEvaluator(model)
+
+        def run(feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+            wide = {name: np.asarray(array, np.float64) for name, array in feeds.items()}
+            return np.asarray(evaluator.run(None, wide)[0])
+
+        return run
 
 
 IMAGE = {"x": (1, 2, 5, 5)}

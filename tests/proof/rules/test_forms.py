@@ -16,6 +16,8 @@ RANGE = 3.0
 NUDGE = 2.0**-10
 WIDE = 2.0**-45
 """What float64 adds to errors here."""
+OF_REFERENCE = 1e-9
+"""What onnx.reference adds to differences; some of its functions have an error of 2e-8."""
 
 
 def segment_of(form: Form, kind: str = "float", stored: str = "float32") -> Segment:
@@ -53,12 +55,13 @@ def feeds_of(form: Form, count: int, kind: str = "float32"):
 
 def expect_inside(form: Form, count: int) -> None:
     segment, runs = segment_of(form), session(form.model())
+    ideal, other = form.ideal(), form.ideal(nudge=NUDGE)
     for feeds in feeds_of(form, count):
-        meant = form.ideal(feeds)
+        meant = ideal(feeds)
         executed = np.asarray(runs.run(None, feeds)[0], np.float64)
         assert (np.abs(executed - meant) <= segment.reference_error + WIDE).all()
-        moved = np.abs(form.ideal(feeds, nudge=NUDGE) - meant)
-        assert (moved <= segment.shift + WIDE).all()
+        moved = np.abs(other(feeds) - meant)
+        assert (moved <= segment.shift + OF_REFERENCE).all()
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -69,7 +72,7 @@ def test_execution_and_other_constants_stay_within_the_bound(name):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FORMS)
 def test_many_inputs_stay_within_the_bound(name):
-    expect_inside(FORMS[name], 2000)
+    expect_inside(FORMS[name], 500)
 
 
 HALVES = ("Conv", "Gemm", "MatMul", "MatMul, data", "Add", "Mul", "Div", "PRelu", "Sigmoid")
@@ -81,8 +84,9 @@ def test_float16_stays_within_the_bound(name):
     form = FORMS[name]
     segment = segment_of(form, "float16", "float16")
     runs = session(form.model("float16", stored="float16"))
+    ideal = form.ideal(stored="float16")
     for feeds in feeds_of(form, 8, "float16"):
-        meant = form.ideal(feeds, stored="float16")
+        meant = ideal(feeds)
         executed = np.asarray(runs.run(None, feeds)[0], np.float64)
         assert (np.abs(executed - meant) <= segment.reference_error).all()
 
@@ -91,11 +95,11 @@ def test_float16_stays_within_the_bound(name):
 def test_bounds_of_errors_are_not_beyond_use(name):
     """At most 2000 times the largest error found; twice the distance of other constants."""
     form = FORMS[name]
-    segment, runs = segment_of(form), session(form.model())
+    segment, runs, ideal = segment_of(form), session(form.model()), form.ideal()
     found = 0.0
     for feeds in feeds_of(form, 12):
         executed = np.asarray(runs.run(None, feeds)[0], np.float64)
-        found = max(found, np.abs(executed - form.ideal(feeds)).max())
+        found = max(found, np.abs(executed - ideal(feeds)).max())
     # quotients and powers forget that their operands belong together
     factor = 2e5 if name == "Div, data" else 2000
     assert segment.reference_error.max() <= factor * found
