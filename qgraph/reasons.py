@@ -10,6 +10,7 @@ Ids are never given to another cause, and a cause that is no longer used keeps i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -264,15 +265,15 @@ OUT_OF_RANGE = _cause(
 )
 
 
-def cause_of(name: str) -> Cause:
+def cause_of(name: str, known: Mapping[str, Cause] = CAUSES) -> Cause:
     """Return the cause with an id, in any case.
 
     Raises:
         OptionError: there is none; the message names the closest one.
     """
-    if name.upper() in CAUSES:
-        return CAUSES[name.upper()]
-    near = closest(name, CAUSES) or NO_EQUAL_FORM.id
+    if name.upper() in known:
+        return known[name.upper()]
+    near = closest(name, known) or NO_EQUAL_FORM.id
     raise OptionError(
         f"There is no id {shown(name)}, expected one from the field 'reason_id' of a report, such "
         f"as {near}. 'qgraph explain' lists all."

@@ -15,6 +15,7 @@ from qgraph.certificate import Certificate
 from qgraph.cli.main import main
 from qgraph.errors import ModelError, OptionError
 from qgraph.reasons import CAUSES, EFFORT, cause_of, id_of, restated
+from qgraph.targets.unmet import UNMET
 from qgraph.text import json_text
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>'
@@ -179,7 +180,10 @@ def test_explain_says_what_it_means_and_what_to_do(
 
 def test_explain_lists_all_ids(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain"]) == 0
-    assert [line[:5] for line in capsys.readouterr().out.splitlines()[1:]] == list(CAUSES)
+    assert [line[:5] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        *CAUSES,
+        *UNMET,
+    ]
 
 
 def test_an_unknown_id_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,12 +25,13 @@ from qgraph.graph.opset import versions
 from qgraph.model import Model
 from qgraph.registry import Registry
 from qgraph.reports import Report
-from qgraph.targets.matrix import QUANTIZES_DATA
+from qgraph.targets.reader import profile_of
 from qgraph.targets.rules import weight_form
 from qgraph.transforms.weights.shifted_pairs import keep_unsigned
 
 _BOOLEANS = {"true": True, "false": False}
 _NONE = "none"
+_RUNTIME, _QUANTIZES_DATA = "onnxruntime-cpu", "quantizes-data"
 
 _SPEC = re.compile(r"\s*([^{}\s]+)\s*(?:\{([^{}]*)\}\s*)?")
 
@@ -211,7 +212,8 @@ class Transform(ir.passes.InPlacePass):
             keep_unsigned(whole, versions.refused_pairs(model) - refused, report)
             if (more := _coded_products(whole) - products) > 0:
                 weights = "1 weight" if more == 1 else f"{more} weights"
-                report.notes.append(f"onnxruntime-cpu: {QUANTIZES_DATA.reason} ({weights})")
+                reason = profile_of(_RUNTIME).load_rule(_QUANTIZES_DATA).reason
+                report.notes.append(f"{_RUNTIME}: {reason} ({weights})")
         asked, found = getattr(self, "opset", None), model.opset_imports.get("", 0)
         if asked is not None and asked < found and not report.notes:
             logger.warning(
@@ -225,7 +227,8 @@ class Transform(ir.passes.InPlacePass):
 def _coded_products(model: Model) -> int:
     """Return the number of weights for whose products ONNX Runtime may quantize the data."""
     forms = map(weight_form, model.nodes("DequantizeLinear"))
-    return sum(form is not None and QUANTIZES_DATA.fits(form) for form in forms)
+    rule = profile_of(_RUNTIME).load_rule(_QUANTIZES_DATA)
+    return sum(form is not None and rule.fits(form) for form in forms)
 
 
 logger = logging.getLogger(__name__)

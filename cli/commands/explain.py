@@ -8,6 +8,7 @@ from qgraph.cli import options
 from qgraph.cli.output import show, show_paragraph, show_table
 from qgraph.reasons import CAUSES, cause_of
 from qgraph.reporting.view import Row, Table
+from qgraph.targets.unmet import UNMET
 
 
 @click.command(name="explain")
@@ -17,15 +18,17 @@ def command(reason_id: str | None) -> None:
     """Explain the id of a reason, such as QG001, or list all ids.
 
     Reports give an id to each refused site, and certificates to each undecided region: see
-    reason_id. Ids up to QG050 are refusals, those from QG051 on are undecided comparisons.
+    reason_id. Ids up to QG050 are refusals, those from QG051 on are undecided comparisons. Those
+    from QG201 on are conditions of kernels that a layer does not meet.
     """
+    known = CAUSES | UNMET
     if reason_id is None:
         rows: list[Row] = [
-            [cause.id, cause.name, _first(cause.meaning)] for cause in CAUSES.values()
+            [cause.id, cause.name, _first(cause.meaning)] for cause in known.values()
         ]
         show_table(Table("reasons", ["id", "name", "meaning"], rows))
         return
-    cause = cause_of(reason_id)
+    cause = cause_of(reason_id, known)
     show_paragraph(f"{cause.id} {cause.name}")
     show()
     show_paragraph(cause.meaning)

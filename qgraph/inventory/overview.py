@@ -25,8 +25,8 @@ from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.quantizers.sites import sites
 from qgraph.reports import operator_name
 from qgraph.storage.files import weight_bytes
-from qgraph.targets.matrix import TARGETS
-from qgraph.targets.rules import RuntimeVerdict, runtimes_of
+from qgraph.targets.loading import RuntimeVerdict, runtimes_of
+from qgraph.targets.reader import profiles
 
 __all__ = ["Overview", "QuantizerInfo", "ValueInfo", "overview"]
 
@@ -120,7 +120,7 @@ def overview(model: ir.Model) -> Overview:
         quantizers=quantizers,
         instead=None if quantizers else _instead(nodes),
         unsupported=dict(sorted(unsupported.items())),
-        runtimes=runtimes_of(model, TARGETS),
+        runtimes=runtimes_of(model, profiles()),
     )
 
 

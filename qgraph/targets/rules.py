@@ -1,9 +1,9 @@
-"""What is known of a runtime, put to a model: rules about nodes, and limits of versions."""
+"""Rules about the nodes that a runtime loads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -14,18 +14,11 @@ from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
 from qgraph.graph.schema import is_declared
 from qgraph.graph.scopes import node_name, owners
+from qgraph.targets.layer import Granularity
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _STANDARD = ("", "ai.onnx")
 _OPSET_OF_BLOCKS = 21
-
-
-class Granularity(StrEnum):
-    """Granularity of the scale."""
-
-    TENSOR = "tensor"
-    AXIS = "axis"
-    BLOCK = "block"
 
 
 @dataclass(frozen=True)
@@ -132,7 +125,7 @@ def _pair(node: ir.Node, common: NodeForm) -> NodeForm:
         granularity = Granularity.BLOCK
     elif scale is not None and scale.shape is not None and len(scale.shape) > 0:
         granularity = Granularity.TENSOR if scale.shape.dims == (1,) else Granularity.AXIS
-    codes = _codes(node)
+    codes = type_of_codes(node)
     since = max(QDQ_SINCE.get(codes, 0), _OPSET_OF_BLOCKS if block else 0)
     return replace(
         common,
@@ -147,8 +140,11 @@ def _pair(node: ir.Node, common: NodeForm) -> NodeForm:
     )
 
 
-def _codes(node: ir.Node) -> str:
-    """Return the type of the codes: of the zero point, of the input, or as the attribute says."""
+def type_of_codes(node: ir.Node) -> str:
+    """Return the ONNX type of the codes that QuantizeLinear gives or DequantizeLinear takes.
+
+    It is that of the zero point, of the input, or what the attribute says.
+    """
     values = [*node.inputs, None, None, None][:3]
     candidates = [values[2]]
     if node.op_type == "DequantizeLinear":
@@ -158,7 +154,7 @@ def _codes(node: ir.Node) -> str:
             return value.dtype.name
     source = values[0].producer() if node.op_type == "DequantizeLinear" and values[0] else None
     if source is not None and source.op_type == "QuantizeLinear":
-        return _codes(source)
+        return type_of_codes(source)
     wanted = node.attributes.get_int("output_dtype", 0)
     return ir.DataType(wanted).name if wanted and node.op_type == "QuantizeLinear" else "UINT8"
 
@@ -168,7 +164,7 @@ def _scale_type(scale: ir.Value | None) -> str | None:
         return None
     source = scale.producer()
     if source is not None and source.op_type == "DequantizeLinear":
-        return _codes(source)
+        return type_of_codes(source)
     return None if scale.dtype is None else scale.dtype.name
 
 
@@ -212,6 +208,8 @@ class LoadRule:
     Attributes:
         loads: the verdict.
         reason: why, or what to mind; empty where there is nothing to say.
+        source: names of the sources of the profile that it comes from.
+        id: name in the profile; empty if nobody asks for the rule.
         domains, names, codes, scales, granularities, blocks, bits: what the node has one of.
         readers: operators one of which reads the output.
         weight, offset, copied, call: as in :class:`qgraph.targets.rules.NodeForm`.
@@ -220,6 +218,8 @@ class LoadRule:
 
     loads: Loads
     reason: str = ""
+    source: tuple[str, ...] = ()
+    id: str = ""
     domains: frozenset[str] | None = None
     names: frozenset[str] | None = None
     codes: frozenset[str] | None = None
@@ -259,110 +259,3 @@ class LoadRule:
         return all(wanted is None or found in wanted for wanted, found in several) and all(
             wanted is None or found is wanted for wanted, found in single
         )
-
-
-@dataclass(frozen=True)
-class Target:
-    """A runtime, with the rules known about it.
-
-    Attributes:
-        name: to ask for it.
-        knowledge: the version that the rules were found with, and how.
-        opsets: lowest and highest version of the standard operators.
-        ir_version: highest version of the file format; None if not known.
-        rules: the first that fits a node counts; a node that none fits is taken.
-        by_name: whether it goes by the names of operators, so that functions are not looked into.
-        beyond: the verdict on other opsets and formats.
-    """
-
-    name: str
-    knowledge: str
-    opsets: tuple[int, int]
-    ir_version: int | None
-    rules: tuple[LoadRule, ...]
-    by_name: bool = False
-    beyond: Loads = Loads.NO
-
-
-@dataclass(frozen=True)
-class Reason:
-    """One reason, or remark, of a verdict.
-
-    Attributes:
-        loads: what follows of it; ``yes`` is a remark.
-        text: what it is.
-        nodes: how many nodes it is about; 0 for the model as a whole.
-        example: the first of them.
-    """
-
-    loads: Loads
-    text: str
-    nodes: int = 0
-    example: str | None = None
-
-
-@dataclass(frozen=True)
-class RuntimeVerdict:
-    """Whether a runtime can load a model.
-
-    Attributes:
-        runtime, knowledge: as in :class:`Target`.
-        loads: the worst of all reasons.
-        reasons: the worst first.
-    """
-
-    runtime: str
-    knowledge: str
-    loads: Loads
-    reasons: list[Reason] = field(default_factory=list)
-
-
-def runtimes_of(model: ir.Model, targets: Sequence[Target]) -> list[RuntimeVerdict]:
-    """Return for each runtime whether it can load ``model``.
-
-    Nothing is loaded or run: the verdicts follow from rules about operators, types and versions.
-    Parameters that are graph inputs too count as unknown; freeze them first.
-    """
-    found = list(node_forms(model))
-    return [_judge(target, model, found) for target in targets]
-
-
-def _judge(target: Target, model: ir.Model, found: Iterable[NodeForm]) -> RuntimeVerdict:
-    reasons = list(_of_versions(target, model.ir_version or 0, model.graph.opset_imports))
-    nodes: dict[tuple[Loads, str], list[NodeForm]] = {}
-    for form in found:
-        if form.inside and target.by_name:
-            continue
-        loads, text = _of_node(target, form)
-        if text:
-            nodes.setdefault((loads, text), []).append(form)
-    reasons += [
-        Reason(loads, text, len(group), group[0].label) for (loads, text), group in nodes.items()
-    ]
-    order = [Loads.NO, Loads.UNKNOWN, Loads.YES]
-    reasons.sort(key=lambda reason: order.index(reason.loads))
-    return RuntimeVerdict(
-        target.name, target.knowledge, reasons[0].loads if reasons else Loads.YES, reasons
-    )
-
-
-def _of_versions(target: Target, version: int, imports: Mapping[str, int]) -> Iterable[Reason]:
-    opset = imports.get("", imports.get("ai.onnx", 0))
-    low, high = target.opsets
-    if opset and not low <= opset <= high:
-        yield Reason(target.beyond, f"it takes opset {low} to {high}, the model has {opset}")
-    if target.ir_version is not None and version > target.ir_version:
-        yield Reason(
-            target.beyond,
-            f"it reads files up to IR version {target.ir_version}, the model has {version}",
-        )
-
-
-def _of_node(target: Target, form: NodeForm) -> tuple[Loads, str]:
-    if form.since > form.opset:
-        kind = f"codes of type {form.codes}" if not form.block else f"blocks of {form.codes}"
-        return Loads.NO, f"{kind} need opset {form.since}, the model has {form.opset}"
-    for rule in target.rules:
-        if rule.fits(form):
-            return rule.loads, rule.reason.format(**vars(form))
-    return Loads.YES, ""

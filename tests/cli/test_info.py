@@ -28,7 +28,7 @@ def test_info_shows_head_and_quantizers(qgraph, model):
     assert "weight Quant weight int4 narrow 10 B 0.5 0 per tensor ROUND" in rows
     (row,) = [row for row in rows if row.startswith("onnxruntime-cpu")]
     assert row.startswith("onnxruntime-cpu no it has no Quant; convert to qdq")
-    assert row.endswith("(2 nodes) ONNX Runtime 1.31, run")
+    assert row.endswith("(2 nodes) ONNX Runtime 1.32, run")
 
 
 def test_remarks_on_a_runtime_that_refuses_are_shown_on_demand(qgraph, write):

@@ -1,0 +1,228 @@
+"""Convolutions and matrix products of quantized operands, described for the profiles of targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.inference.dimensions import Dim
+from qgraph.graph.scopes import node_name, nodes_of, owners
+from qgraph.inventory.operands import OperandReader
+from qgraph.numerics import Float32
+from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.sites import sites
+from qgraph.targets.layer import (
+    LAYERS,
+    BehindLayer,
+    CodedOperand,
+    LayerBias,
+    ProductAxis,
+    QuantizedLayer,
+)
+from qgraph.targets.rules import type_of_codes
+
+_ATTRIBUTES = {"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0.0, "transB": 0.0}}
+_FURTHEST = 12
+"""Operators that are followed from a layer to the quantizer of its result."""
+
+_ENDS = LAYERS | {"QuantizeLinear", "DynamicQuantizeLinear"}
+
+
+@dataclass(frozen=True, eq=False)
+class FoundLayer:
+    """A layer in a graph.
+
+    Attributes:
+        node: the operator.
+        description: what it is.
+        follows: nodes between it and the quantizer of its result, and that quantizer's.
+    """
+
+    node: ir.Node
+    description: QuantizedLayer
+    follows: tuple[ir.Node, ...]
+
+
+def quantized_layers(model: ir.Model) -> Iterator[FoundLayer]:
+    """Yield each layer whose operands are all codes of 8 bits or fewer, in topological order.
+
+    The quantizer of an operand counts through operators that only move data.
+    """
+    found = [site for site in sites(model) if isinstance(site, Site)]
+    reader = OperandReader(model, found)
+    for owner in owners(model):
+        for node in nodes_of(owner):
+            if node.op_type in LAYERS and not node.domain:
+                layer = _layer(node, reader)
+                if layer is not None:
+                    yield layer
+
+
+def _layer(node: ir.Node, reader: OperandReader) -> FoundLayer | None:
+    inputs = node.inputs[:2]
+    x, w = map(reader.operand, inputs)
+    if x is None or w is None:
+        return None
+    data, weights = x.found, w.found
+    ranks = [None if (sizes := reader.sizes(value)) is None else len(sizes) for value in inputs]
+    if x.axis is not None:
+        data = replace(data, axis=_data_role(node, x.axis, ranks[0]))
+    if w.axis is not None:
+        weights = replace(weights, axis=_role(node, w.axis, ranks[1]))
+    scale = None if x.scale is None or w.scale is None else x.scale * w.scale.reshape(-1)
+    behind = _behind(node, reader)
+    group, sizes = node.attributes.get_int("group", 1) or 1, reader.sizes(inputs[1])
+    description = QuantizedLayer(
+        node_name(node),
+        node.op_type,
+        data,
+        weights,
+        behind.y,
+        _bias(_summand(node, reader), scale, reader),
+        _group(group, sizes),
+        ranks[0],
+        _attributes(node),
+        behind.operators,
+        behind.consumers,
+        behind.is_graph_output,
+    )
+    return FoundLayer(node, description, behind.nodes)
+
+
+def _group(group: int, sizes: tuple[Dim, ...] | None) -> str:
+    if group == 1:
+        return "dense"
+    return "depthwise" if sizes is not None and len(sizes) > 1 and sizes[1] == 1 else "grouped"
+
+
+def _attributes(node: ir.Node) -> dict[str, float]:
+    defaults = _ATTRIBUTES.get(node.op_type, {})
+    given = {name: node.attributes.get(name) for name in defaults}
+    return {
+        name: default if (found := given[name]) is None else float(found.value)
+        for name, default in defaults.items()
+    }
+
+
+def _role(node: ir.Node, axis: int, rank: int | None) -> ProductAxis:
+    """Return what a layer does with an axis of its weights."""
+    if rank is None:
+        return ProductAxis.OTHER
+    axis %= rank
+    match node.op_type:
+        case "Conv":
+            output, summed = 0, (1,)
+        case "ConvTranspose":
+            output, summed = 1, (0,)
+        case "Gemm":
+            output = 0 if node.attributes.get_int("transB", 0) else 1
+            summed = (1 - output,)
+        case _:
+            output, summed = rank - 1, (rank - 2,)
+    if axis == output:
+        return ProductAxis.OUTPUT
+    return ProductAxis.INPUT if axis in summed else ProductAxis.OTHER
+
+
+def _data_role(node: ir.Node, axis: int, rank: int | None) -> ProductAxis:
+    """Return what a layer does with an axis of its data."""
+    if rank is None:
+        return ProductAxis.OTHER
+    axis %= rank
+    if node.op_type in ("Conv", "ConvTranspose"):
+        return ProductAxis.INPUT if axis == 1 else ProductAxis.OTHER
+    return ProductAxis.INPUT if axis == rank - 1 else ProductAxis.OTHER
+
+
+def _summand(node: ir.Node, reader: OperandReader) -> ir.Value | None:
+    """Return the bias of a layer; that of a MatMul is the constant of an Add behind it."""
+    if node.op_type != "MatMul":
+        return node.inputs[2] if len(node.inputs) > 2 else None
+    result = node.outputs[0]
+    uses = [use.node for use in result.uses()]
+    if len(uses) != 1 or uses[0].op_type != "Add" or uses[0].domain:
+        return None
+    other = next((each for each in uses[0].inputs if each is not result), None)
+    return other if other is not None and reader.is_fixed(other) else None
+
+
+def _bias(
+    value: ir.Value | None, product: Float32 | None, reader: OperandReader
+) -> LayerBias | None:
+    if value is None:
+        return None
+    if not reader.is_fixed(value):
+        return LayerBias("computed")
+    maker = value.producer()
+    if maker is None or maker.op_type != "DequantizeLinear":
+        return LayerBias("FLOAT" if value.dtype is None else value.dtype.name)
+    scale, error = constant_expression(maker.inputs[1]), None
+    if scale is not None and product is not None and scale.size in (1, product.size):
+        with np.errstate(all="ignore"):
+            ratio = np.abs(scale.reshape(-1).astype(np.float64) / product - 1)
+        error = float(np.nan_to_num(ratio, nan=np.inf).max())
+    return LayerBias(type_of_codes(maker), error)
+
+
+@dataclass(frozen=True)
+class _Behind:
+    """What follows a layer."""
+
+    y: CodedOperand | None
+    operators: tuple[BehindLayer, ...]
+    nodes: tuple[ir.Node, ...]
+    consumers: int
+    is_graph_output: bool
+
+
+def _behind(node: ir.Node, reader: OperandReader) -> _Behind:
+    """Return what stands between a layer and the quantizer of its result."""
+    value, between = node.outputs[0], list[ir.Node]()
+    consumers, is_output, site = 1, False, None
+    while len(between) < _FURTHEST:
+        uses = list(value.uses())
+        consumers = max(consumers, len(uses))
+        is_output = is_output or value.is_graph_output()
+        site = next((s for use in uses if (s := reader.starting(use.node))), None)
+        if site is not None or len(uses) != 1 or uses[0].node.op_type in _ENDS:
+            break
+        after = uses[0].node
+        if after.graph is not node.graph or not after.outputs:
+            break
+        between.append(after)
+        value = after.outputs[0]
+    if site is None:
+        operators = tuple(BehindLayer(_name(each, reader)) for each in between)
+        readers = len(list(node.outputs[0].uses()))
+        return _Behind(None, operators, tuple(between), max(1, readers), is_output)
+    operand = reader.result(site)
+    low, high = reader.reach(site)
+    operators = tuple(
+        BehindLayer(_name(each, reader), _is_redundant(each, low, high)) for each in between
+    )
+    y = None if operand is None else operand.found
+    return _Behind(y, operators, (*between, *site.nodes), consumers, is_output)
+
+
+def _name(node: ir.Node, reader: OperandReader) -> str:
+    data = [value for value in node.inputs if value is not None and not reader.is_fixed(value)]
+    return node.op_type if len(data) <= 1 else f"{node.op_type} (data)"
+
+
+def _is_redundant(node: ir.Node, low: float, high: float) -> bool:
+    """Return whether a quantizer for reals from ``low`` to ``high`` makes an operator redundant."""
+    if node.op_type == "Identity":
+        return True
+    if node.op_type == "Relu":
+        return low >= 0
+    if node.op_type != "Clip":
+        return False
+    ends = [constant_expression(value) if value is not None else None for value in node.inputs[1:]]
+    least, most = [*ends, None, None][:2]
+    return (least is None or float(least.min()) <= low) and (
+        most is None or float(most.max()) >= high
+    )

@@ -1,0 +1,305 @@
+"""Quantized operands of layers: where their codes come from, and how they are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.inference.dimensions import Dim
+from qgraph.graph.inference.rules import UNKNOWN
+from qgraph.graph.inference.walk import infer
+from qgraph.graph.scopes import graphs_of, nodes_of, owners
+from qgraph.numerics import Array, Float32
+from qgraph.numerics.formats import IntFormat
+from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.quantizer import Affine, Bipolar, Ranged, Truncating
+from qgraph.targets.layer import CodedOperand, Granularity, ZeroPoint
+from qgraph.targets.rules import type_of_codes
+
+_MOVES = frozenset(
+    {
+        *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "Identity"),
+        *("MaxPool", "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze"),
+        *("Tile", "Transpose", "Unsqueeze", "ReduceMax", "ReduceMin"),
+    }
+)
+"""Operators that move elements, or choose some."""
+
+_ON_CODES = _MOVES | {"Clip", "Max", "Min", "Relu"}
+_ACTIVATIONS = frozenset({"Clip", "Identity", "Relu"})
+"""Operators that limit data: before a quantizer, they are no part of it here."""
+_MOST_LEVELS = 256
+_LIMITS = {
+    f"{'' if signed else 'U'}INT{bits}": (IntFormat(bits, signed).lo, IntFormat(bits, signed).hi)
+    for bits in (2, 4, 8)
+    for signed in (True, False)
+}
+_NARROW = tuple(_LIMITS)
+_MIDDLES = {"UINT2": 2, "UINT4": 8, "UINT8": 128}
+_NOISE = 1e-4
+
+
+@dataclass(frozen=True)
+class ReadOperand:
+    """An operand, and what the description of a layer has to compare.
+
+    Attributes:
+        found: its description; the axis is open.
+        axis: axis along which scales differ; None if they do not, or the axis is not known.
+        scale: its scales; None if they are not constant.
+    """
+
+    found: CodedOperand
+    axis: int | None
+    scale: Float32 | None
+
+
+class OperandReader:
+    """Reads the quantizers around layers.
+
+    Args:
+        model: the model.
+        found: all its quantizers.
+    """
+
+    def __init__(self, model: ir.Model, found: Iterable[Site]) -> None:
+        self._facts = infer(model)
+        self._fixed = _fixed(model)
+        self._ending = {site.y: site for site in found}
+        self._within = {node: site for site in self._ending.values() for node in site.nodes}
+
+    def is_fixed(self, value: ir.Value) -> bool:
+        """Return whether a value is computed of constants only."""
+        return value in self._fixed
+
+    def sizes(self, value: ir.Value | None) -> tuple[Dim, ...] | None:
+        """Return the inferred shape of a value; None if its rank is not known."""
+        return None if value is None else self._facts.get(value, UNKNOWN).shape
+
+    def starting(self, node: ir.Node) -> Site | None:
+        """Return the quantizer that begins with ``node``, apart from activations before it."""
+        site = self._within.get(node)
+        return None if site is None or node.op_type in _ACTIVATIONS else site
+
+    def operand(self, value: ir.Value | None) -> ReadOperand | None:
+        """Return a value as codes of 8 bits or fewer, through operators that move data."""
+        passed: list[str] = []
+        moves: list[ir.Node] = []
+        while value is not None:
+            read = self._read(value)
+            if read is not None:
+                is_constant = value in self._fixed
+                axis = _moved_axis(read.axis, moves)
+                before = tuple(reversed(passed))
+                found = replace(read.found, before=before, is_constant=is_constant)
+                return ReadOperand(found, axis, read.scale)
+            node = value.producer()
+            if node is None or node.op_type not in _MOVES or node.domain or not node.inputs:
+                return None
+            passed.append(node.op_type)
+            moves.insert(0, node)
+            value = node.inputs[0]
+        return None
+
+    def result(self, site: Site) -> ReadOperand | None:
+        """Return what a quantizer gives."""
+        read = self._read(site.y)
+        if read is None:
+            return None
+        names = [node.op_type for node in site.nodes]
+        while names[0] in _ACTIVATIONS:
+            names.pop(0)
+        return replace(read, found=replace(read.found, written="+".join(names)))
+
+    def reach(self, site: Site) -> tuple[float, float]:
+        """Return the smallest and largest real number that the type of the codes stands for."""
+        match site.quantizer:
+            case Affine(scale, zero_point, lo, hi):
+                kind = _code_limits(site)
+                low, high = (lo, hi) if kind is None else kind
+                ends = (low - zero_point) * scale, (high - zero_point) * scale
+                return float(np.max(ends[0])), float(np.min(ends[1]))
+            case Ranged(input_low=low, input_high=high):
+                return float(low.max()), float(high.min())
+        return -math.inf, math.inf
+
+    def _read(self, value: ir.Value) -> ReadOperand | None:
+        node = value.producer()
+        if node is None:
+            return None
+        site = self._ending.get(value)
+        if node.op_type == "DequantizeLinear":
+            return _decoded(node)
+        return None if site is None else _of_site(site)
+
+
+def _fixed(model: ir.Model) -> set[ir.Value]:
+    """Return the values that are constant, or computed of constants only.
+
+    Initializers that are inputs of the model too count as constants, as they do for conversions.
+    """
+    fixed: set[ir.Value] = set()
+    for owner in owners(model):
+        for node in nodes_of(owner):
+            given = [value for value in node.inputs if value is not None]
+            fixed.update(value for value in given if value.is_initializer())
+            if graphs_of(node) or not (given or node.op_type == "Constant"):
+                continue
+            if fixed.issuperset(given):
+                fixed.update(node.outputs)
+    return fixed
+
+
+def _decoded(node: ir.Node) -> ReadOperand | None:
+    """Return the result of a DequantizeLinear, whatever gives its codes."""
+    codes, names = node.inputs[0], [node.op_type]
+    is_direct = len(list(node.outputs[0].uses())) + node.outputs[0].is_graph_output() == 1
+    while codes is not None and (maker := codes.producer()) is not None:
+        names.append(maker.op_type)
+        if maker.op_type not in _ON_CODES or maker.domain or not maker.inputs:
+            break
+        codes = maker.inputs[0]
+    names = [name for name in reversed(names) if name != "Constant"]
+    kind = type_of_codes(node)
+    if kind not in _NARROW:
+        return None
+    is_pair = names == ["QuantizeLinear", "DequantizeLinear"]
+    source = node.inputs[0].producer() if node.inputs[0] is not None else None
+    uses = 1 if source is None else len(list(source.outputs[0].uses()))
+    scale, zero = constant_expression(node.inputs[1]), None
+    if len(node.inputs) > 2:
+        zero = constant_expression(node.inputs[2])
+    block = node.attributes.get_int("block_size", 0) or 0
+    stated = node.inputs[1].dtype if node.inputs[1] is not None else None
+    found = CodedOperand(
+        kind,
+        "+".join(names),
+        zero=_zero(zero, kind, has_input=len(node.inputs) > 2 and node.inputs[2] is not None),
+        has_zero_input=len(node.inputs) > 2 and node.inputs[2] is not None,
+        scale="FLOAT" if stated is None else stated.name,
+        is_direct=is_pair and is_direct and uses == 1,
+    )
+    axis: int | None = node.attributes.get_int("axis", 1)
+    array = None if scale is None else np.asarray(scale, np.float32)
+    if block:
+        found = replace(found, granularity=Granularity.BLOCK, block=block)
+    elif array is None or array.size == 1:
+        axis = None
+    else:
+        found = replace(found, granularity=Granularity.AXIS)
+    return ReadOperand(_scaled(found, array), axis, array)
+
+
+def _of_site(site: Site) -> ReadOperand | None:
+    """Return the result of a quantizer of any dialect."""
+    quantizer = site.quantizer
+    match quantizer:
+        case Affine(scale=scale, zero_point=zero, lo=lo, hi=hi):
+            scale, zero = quantizer.to_real.scale, quantizer.to_real.zero_point
+        case Truncating(out_scale=scale, out_zero_point=zero, lo=lo, hi=hi):
+            pass
+        case Bipolar(scale=scale):
+            zero, lo, hi = np.zeros((3, 1), np.float32)
+            lo, hi = lo - 1, hi + 1
+        case Ranged(output_low=low, output_high=high, levels=number):
+            scale, zero, lo, hi = _of_range(low, high, number)
+        case _:
+            return None
+    levels = float(hi.max()) - float(lo.min()) + 1
+    if not levels <= _MOST_LEVELS:
+        return None
+    array = np.asarray(scale, np.float32)
+    kind = _narrowest(float(lo.min()), float(hi.max()))
+    found = CodedOperand(
+        kind,
+        "+".join(node.op_type for node in site.nodes),
+        int(levels),
+        zero=_zero(np.asarray(zero), kind, has_input=True),
+        is_direct=False,
+    )
+    rank, axis = len(site.shape), None
+    varying = [i for i, size in enumerate(array.shape) if size > 1]
+    if len(varying) == 1:
+        axis = varying[0] + max(rank - array.ndim, 0)
+        found = replace(found, granularity=Granularity.AXIS)
+    elif varying:
+        found = replace(found, granularity=Granularity.BLOCK)
+    return ReadOperand(_scaled(found, array), axis, array)
+
+
+def _of_range(
+    low: Float32, high: Float32, levels: int
+) -> tuple[Float32, Float32, Float32, Float32]:
+    """Return scale, zero point and codes of FakeQuantize, signed where zero is in the middle."""
+    with np.errstate(all="ignore"):
+        scale = np.asarray((high - low) / np.float32(levels - 1), np.float32)
+        zero = np.nan_to_num(-low / scale)
+    whole = np.round(zero)
+    zero = np.where(np.abs(zero - whole) <= _NOISE * levels, whole, zero)
+    first = np.zeros(1, np.float32)
+    if (zero == levels // 2).all():
+        first, zero = first - levels // 2, zero * 0
+    return scale, zero.astype(np.float32), first, first + np.float32(levels - 1)
+
+
+def _scaled(found: CodedOperand, scale: Float32 | None) -> CodedOperand:
+    if scale is None:
+        return replace(found, is_constant_scale=False, is_positive=False)
+    mantissas = np.frexp(np.abs(scale))[0]
+    return replace(
+        found,
+        is_positive=bool((scale > 0).all()),
+        is_power_of_two=bool((mantissas == 0.5).all()),
+    )
+
+
+def _zero(zero: Array | None, kind: str, *, has_input: bool) -> ZeroPoint:
+    if zero is None:
+        return ZeroPoint.DIFFER if has_input else ZeroPoint.NONE
+    values = np.asarray(zero, np.float32)
+    if (values != np.round(values)).any():
+        return ZeroPoint.FRACTION
+    if not values.any():
+        return ZeroPoint.ZERO
+    if (values != values.flat[0]).any():
+        return ZeroPoint.DIFFER
+    return ZeroPoint.MIDDLE if values.flat[0] == _MIDDLES.get(kind) else ZeroPoint.EQUAL
+
+
+def _narrowest(low: float, high: float) -> str:
+    """Return the narrowest integer type of ONNX for codes."""
+    for name in _NARROW:
+        least, most = _LIMITS[name]
+        if least <= low and high <= most:
+            return name
+    return "INT16"
+
+
+def _code_limits(site: Site) -> tuple[Float32, Float32] | None:
+    """Return the limits of the type of the codes of a pair; None without one."""
+    decode = site.nodes[-1]
+    if decode.op_type != "DequantizeLinear":
+        return None
+    kind = type_of_codes(decode)
+    if kind not in _NARROW:
+        return None
+    least, most = _LIMITS[kind]
+    return np.asarray(least, np.float32), np.asarray(most, np.float32)
+
+
+def _moved_axis(axis: int | None, moves: list[ir.Node]) -> int | None:
+    """Return where operators move an axis; Transpose only changes it."""
+    for node in moves:
+        order = node.attributes.get("perm")
+        if axis is None or node.op_type != "Transpose":
+            continue
+        if order is not None:
+            axis = list(order.as_ints()).index(axis % len(order.as_ints()))
+        else:
+            axis = -1 - axis
+    return axis

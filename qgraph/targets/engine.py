@@ -1,0 +1,300 @@
+"""Which kernel of a target takes a layer, or which of its conditions fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from qgraph.reasons import ExplainedReason
+from qgraph.targets import unmet
+from qgraph.targets.kernels import ANY, KernelRule, OperandRule, TypeRule
+from qgraph.targets.layer import CodedOperand, Granularity, QuantizedLayer, ZeroPoint
+from qgraph.targets.profile import Profile, SlowForm
+from qgraph.targets.rules import Loads
+
+_CODES = "codes"
+"""Stands, in ``before``, for all operators through which codes pass."""
+
+
+@dataclass(frozen=True)
+class KernelMatch:
+    """A kernel takes the layer.
+
+    Attributes:
+        kernel: the kernel.
+        unknown: conditions of which the profile does not say whether the layer meets them; the
+            kernel takes the layer for certain if there are none.
+        slower: forms like this one that were measured to be slower than others.
+    """
+
+    kernel: KernelRule
+    unknown: tuple[ExplainedReason, ...] = ()
+    slower: tuple[SlowForm, ...] = ()
+
+
+@dataclass(frozen=True)
+class NoKernel:
+    """No kernel of the target takes the layer.
+
+    Attributes:
+        reasons: the failing conditions of the kernel that comes closest.
+        kernel: that kernel; None if there is none for the operator.
+        is_certain: whether the profile says so; if not, it says nothing about such layers.
+    """
+
+    reasons: tuple[ExplainedReason, ...]
+    kernel: KernelRule | None = None
+    is_certain: bool = True
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the conditions of one kernel say: those that fail, and those that are not known."""
+
+    failed: tuple[ExplainedReason, ...]
+    unknown: tuple[ExplainedReason, ...]
+
+
+Answer: TypeAlias = tuple[bool | None, ExplainedReason]
+"""Whether a condition holds, None if it is not known, and the reason where it does not."""
+
+
+def kernel_of(
+    layer: QuantizedLayer, profile: Profile, processor: str | None = None
+) -> KernelMatch | NoKernel:
+    """Return the first kernel of a target that takes a layer, or why none does.
+
+    Args:
+        layer: the layer.
+        profile: what is known of the target.
+        processor: where it runs; the one that the profile means by default.
+    """
+    place = processor or profile.processor
+    kernels = [each for each in profile.kernel if layer.op in each.operators]
+    here = [each for each in kernels if not each.processors or place in each.processors]
+    kernels = here or kernels
+    tried: list[tuple[KernelRule, _Found]] = []
+    for kernel in kernels:
+        if kernel.exists is Loads.NO:
+            continue
+        found = _found(layer, kernel, profile, place)
+        if found.failed:
+            tried.append((kernel, found))
+        elif kernel.exists is Loads.UNKNOWN:
+            return NoKernel((unmet.NOT_RECORDED(kernel.reason),), kernel, is_certain=False)
+        else:
+            slower = tuple(form for form in profile.slower if _is_slow(layer, form))
+            return KernelMatch(kernel, found.unknown, slower)
+    tried = [each for each in tried if each[0].exists is Loads.YES]
+    if tried:
+        kernel, found = min(tried, key=lambda each: len(each[1].failed))
+        return NoKernel(found.failed, kernel)
+    for kernel in kernels:
+        if kernel.exists is Loads.NO:
+            return NoKernel((unmet.NO_KERNEL(kernel.reason),), kernel)
+    text = f"whether {profile.name} has an integer kernel for {layer.op} is not recorded"
+    return NoKernel((unmet.NOT_RECORDED(text),), is_certain=False)
+
+
+def _found(layer: QuantizedLayer, kernel: KernelRule, profile: Profile, processor: str) -> _Found:
+    answers = list(_answers(layer, kernel, profile, processor))
+    return _Found(
+        tuple(text for holds, text in answers if holds is False),
+        tuple(text for holds, text in answers if holds is None),
+    )
+
+
+def _answers(
+    layer: QuantizedLayer, kernel: KernelRule, profile: Profile, processor: str
+) -> Iterator[Answer]:
+    if kernel.processors:
+        listed = ", ".join(kernel.processors)
+        yield processor in kernel.processors, unmet.PROCESSOR(f"{kernel.id} is known of {listed}")
+    yield from _form(layer, kernel)
+    yield from _types(layer, kernel)
+    yield from _operand("data", layer.x, kernel.x, profile)
+    yield from _operand("weights", layer.w, kernel.w, profile)
+    if layer.y is not None:
+        yield from _operand("result", layer.y, kernel.y, profile)
+    yield from _bias(layer, kernel)
+    yield from _result(layer, kernel, profile)
+
+
+def _form(layer: QuantizedLayer, kernel: KernelRule) -> Iterator[Answer]:
+    if kernel.groups is not None:
+        yield layer.group in kernel.groups, unmet.ATTRIBUTES(f"{layer.group} {layer.op}")
+    if kernel.ranks is not None and layer.rank is not None:
+        yield layer.rank in kernel.ranks, unmet.ATTRIBUTES(f"data of {layer.rank} axes")
+    for name, allowed in kernel.attributes.items():
+        value = layer.attributes.get(name)
+        if value is not None:
+            yield value in allowed, unmet.ATTRIBUTES(f"{name} is {value:g}")
+
+
+def _types(layer: QuantizedLayer, kernel: KernelRule) -> Iterator[Answer]:
+    """Yield whether any of the combinations of types fits, as one answer for the closest."""
+    result = "FLOAT" if layer.y is None else layer.y.codes
+    close = None
+    for rule in kernel.types:
+        if not (_in(layer.x.codes, rule.x) and _in(layer.w.codes, rule.w)):
+            continue
+        if layer.y is not None and not _in(result, rule.y):
+            continue
+        indirect = _indirect(layer, rule)
+        if indirect is None:
+            return
+        close = close or indirect
+    if close is not None:
+        yield False, unmet.INDIRECT(close)
+        return
+    text = f"{layer.op} of {layer.x.codes} and {layer.w.codes}"
+    yield False, unmet.TYPES(text if layer.y is None else f"{text} to {result}")
+
+
+def _indirect(layer: QuantizedLayer, rule: TypeRule) -> str | None:
+    """Return which quantizer is not direct, although it has to be."""
+    for name, operand in (("x", layer.x), ("y", layer.y)):
+        if rule.direct in (name, "both") and operand is not None and not operand.is_direct:
+            place = "before" if name == "x" else "behind"
+            return f"{operand.codes} {place} the layer: {operand.written} is not a direct pair"
+    return None
+
+
+def _operand(
+    what: str, found: CodedOperand, rule: OperandRule, profile: Profile
+) -> Iterator[Answer]:
+    def asks(
+        allowed: Sequence[object] | None, value: object, cause: Callable[[str], ExplainedReason],
+        text: str,
+    ) -> Answer:  # fmt: skip
+        return None if allowed is None else _in(value, allowed), cause(f"{what}: {text}")
+
+    if found.granularity is not Granularity.TENSOR:
+        text = f"one scale per {found.granularity}"
+        yield asks(rule.granularity, found.granularity, unmet.GRANULARITY, text)
+    if found.granularity is Granularity.AXIS and rule.granularity is not None:
+        text = f"scales differ along the {found.axis} axis"
+        yield asks(rule.axis, found.axis, unmet.AXIS, text)
+    if found.granularity is Granularity.BLOCK and rule.blocks is not None:
+        yield _fits_blocks(found, rule), unmet.BLOCKS(f"{what}: blocks of {found.block}")
+    if found.zero not in (ZeroPoint.NONE, ZeroPoint.ZERO):
+        zero = found.zero
+        if zero is ZeroPoint.MIDDLE and zero not in (rule.zero or ()):
+            zero = ZeroPoint.EQUAL
+        yield asks(rule.zero, zero, unmet.ZERO_POINT, _ZEROS[zero])
+    if rule.zero_input:
+        yield found.has_zero_input, unmet.ZERO_INPUT(f"{what}: no zero point is stated")
+    if rule.written is None:
+        yield None, unmet.WRITTEN(f"{what}: {found.written}")
+    else:
+        fits = any(fnmatchcase(found.written, form) for form in rule.written)
+        yield fits, unmet.WRITTEN(f"{what}: {found.written}")
+    if "FakeQuantize" in found.written:
+        yield asks(rule.levels, found.levels, unmet.LEVELS, f"{found.levels} levels")
+    if rule.scale_types is not None:
+        text = f"scales of {found.scale}"
+        yield asks(rule.scale_types, found.scale, unmet.SCALE, text)
+    for name in rule.scale:
+        yield _SCALES[name](found), unmet.SCALE(f"{what}: a scale is not {_WORDS[name]}")
+    if rule.constant != ANY:
+        text = "codes are data" if rule.constant == "yes" else "codes are constant"
+        yield found.is_constant == (rule.constant == "yes"), unmet.CONSTANT(f"{what}: {text}")
+    for name in found.before:
+        text = f"{name} between quantizer and layer"
+        passes = name in profile.passing and _CODES in (rule.before or ())
+        yield (
+            passes or asks(rule.before, name, unmet.BEFORE, text)[0],
+            unmet.BEFORE(f"{what}: {text}"),
+        )
+
+
+def _fits_blocks(found: CodedOperand, rule: OperandRule) -> bool:
+    blocks = rule.blocks
+    return blocks is None or (
+        (not blocks.sizes or found.block in blocks.sizes)
+        and found.block >= blocks.least
+        and not (blocks.power_of_two and found.block & (found.block - 1))
+        and (not blocks.axis or found.axis in blocks.axis)
+    )
+
+
+def _bias(layer: QuantizedLayer, kernel: KernelRule) -> Iterator[Answer]:
+    bias, rule = layer.bias, kernel.bias
+    if bias is None:
+        return
+    holds = None if rule.types is None else _in(bias.codes, rule.types)
+    yield holds, unmet.BIAS_TYPE(f"bias of {bias.codes}")
+    if bias.codes == "FLOAT":
+        return
+    error = bias.scale_error
+    text = "its scale is not known" if error is None else f"its scale is off by {error:.3g}"
+    if rule.scale is None:
+        yield None, unmet.BIAS_SCALE(f"bias: {text}")
+    elif rule.scale == "product":
+        yield error is not None and error <= rule.within, unmet.BIAS_SCALE(f"bias: {text}")
+
+
+def _result(layer: QuantizedLayer, kernel: KernelRule, profile: Profile) -> Iterator[Answer]:
+    rule, output = kernel.behind, kernel.output
+    counted = [
+        each
+        for each in layer.behind
+        if not (rule.moves and each.op in profile.passing)
+        and each.op not in rule.first
+        and not (each.is_redundant and _in(each.op, rule.redundant))
+    ]
+    text = f"no quantizer behind {layer.op}"
+    if layer.y is None:
+        holds = None if output.quantizer is None else output.quantizer != "required"
+        yield holds, unmet.NO_QUANTIZER(text)
+    elif output.quantizer == "none" and not counted:
+        yield False, unmet.QUANTIZED(f"a quantizer directly behind {layer.op}")
+    if rule.first:
+        wanted = " or ".join(rule.first)
+        is_first = bool(layer.behind) and layer.behind[0].op in rule.first
+        yield is_first, unmet.BEHIND(f"no {wanted} directly behind {layer.op}")
+    others = [each.op for each in layer.behind if each.op not in rule.first]
+    if others and others[0] in rule.never:
+        yield False, unmet.BEHIND(f"{others[0]} directly behind {layer.op}")
+    for each in counted if layer.y is not None else ():
+        holds = None if rule.operators is None else _in(each.op, rule.operators)
+        yield holds, unmet.BEHIND(f"{each.op} between {layer.op} and its quantizer")
+    if layer.consumers > 1:
+        holds = None if output.one_consumer is None else not output.one_consumer
+        yield holds, unmet.CONSUMERS(f"{layer.consumers} readers of the result")
+    if layer.is_graph_output and layer.y is not None:
+        yield output.graph_output, unmet.GRAPH_OUTPUT("the result is an output of the model")
+
+
+def _is_slow(layer: QuantizedLayer, form: SlowForm) -> bool:
+    conditions: tuple[tuple[Sequence[object] | None, object], ...] = (
+        (form.operators, layer.op),
+        (form.groups, layer.group),
+        (form.x_types, layer.x.codes),
+        (form.w_types, layer.w.codes),
+        (form.x_zero, layer.x.zero),
+        (form.w_zero, layer.w.zero),
+    )
+    return any(allowed is not None for allowed, _ in conditions) and all(
+        allowed is None or _in(value, allowed) for allowed, value in conditions
+    )
+
+
+def _in(value: object, allowed: Sequence[object]) -> bool:
+    return value in allowed or ANY in allowed
+
+
+_ZEROS = {
+    ZeroPoint.EQUAL: "a zero point other than 0",
+    ZeroPoint.MIDDLE: "a zero point in the middle",
+    ZeroPoint.DIFFER: "zero points that differ",
+    ZeroPoint.FRACTION: "a zero point that is no whole number",
+}
+_SCALES: dict[str, Callable[[CodedOperand], bool]] = {
+    "constant": lambda found: found.is_constant_scale,
+    "positive": lambda found: found.is_positive,
+    "power-of-two": lambda found: found.is_power_of_two,
+}
+_WORDS = {"constant": "constant", "positive": "positive", "power-of-two": "a power of two"}

@@ -1,0 +1,174 @@
+"""Kernels of a target, and what they ask of a layer: ``[[kernel]]`` of a profile.
+
+A key that is left out, or whose value is ``unknown``, says that nothing is known. ``any`` in a list
+stands for everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from qgraph.targets.layer import Granularity, ProductAxis, ZeroPoint
+from qgraph.targets.rules import Loads
+
+ANY = "any"
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TypeRule:
+    """Types of codes that go together: an entry of ``types``.
+
+    Attributes:
+        x, w: of the operands.
+        y: of the result; ``FLOAT`` without a quantizer.
+        direct: whether data and result have to go straight from QuantizeLinear, with one reader,
+            to DequantizeLinear: ``both``, or only ``x``, or only ``y``.
+    """
+
+    x: Names
+    w: Names
+    y: Names = (ANY,)
+    direct: str | None = None
+
+
+@dataclass(frozen=True)
+class BlockRule:
+    """Blocks of scales that a kernel takes.
+
+    Attributes:
+        sizes: elements of a block; empty for any.
+        least: smallest number of elements.
+        power_of_two: whether it has to be a power of two.
+        axis: axes that are cut into blocks.
+    """
+
+    sizes: tuple[int, ...] = ()
+    least: int = 1
+    power_of_two: bool = False
+    axis: tuple[ProductAxis, ...] = ()
+
+
+@dataclass(frozen=True)
+class OperandRule:
+    """What a kernel asks of an operand or its result: ``x``, ``w`` and ``y`` of a kernel.
+
+    Attributes:
+        granularity: of the scale.
+        axis: along which scales per axis may differ.
+        blocks: which blocks it takes.
+        zero: zero points.
+        zero_input: whether the zero point has to be stated.
+        written: forms of the quantizer, such as ``QuantizeLinear+DequantizeLinear``; an asterisk
+            stands for any operators.
+        levels: numbers of levels of FakeQuantize.
+        before: operators that may stand between quantizer and kernel.
+        scale_types: types of the scales.
+        scale: what scales have to be: ``constant``, ``positive``, ``power-of-two``.
+        constant: whether codes have to be constant: ``yes``, ``no`` or ``any``.
+    """
+
+    granularity: tuple[Granularity | str, ...] | None = None
+    axis: tuple[ProductAxis | str, ...] | None = None
+    blocks: BlockRule | None = None
+    zero: tuple[ZeroPoint | str, ...] | None = None
+    zero_input: bool = False
+    written: Names | None = None
+    levels: tuple[int | str, ...] | None = None
+    before: Names | None = None
+    scale_types: Names | None = None
+    scale: Names = ()
+    constant: str = ANY
+
+
+@dataclass(frozen=True)
+class BiasRule:
+    """What a kernel asks of a bias.
+
+    Attributes:
+        types: of the bias; ``none`` without one.
+        scale: ``as written``; ``product`` where it has to be that of the operands' scales;
+            ``ignored`` where it is taken for that product.
+        within: relative deviation from the product that is allowed.
+    """
+
+    types: Names | None = None
+    scale: str | None = None
+    within: float = 0.0
+
+
+@dataclass(frozen=True)
+class BehindRule:
+    """What may stand between a kernel and the quantizer of its result.
+
+    Attributes:
+        operators: these, whatever they compute.
+        redundant: these, if the quantizer alone gives the same codes.
+        first: one of these has to be the first.
+        never: these may not be the first other than those.
+        moves: whether operators through which codes pass may stand there too.
+    """
+
+    operators: Names | None = None
+    redundant: Names = ()
+    first: Names = ()
+    never: Names = ()
+    moves: bool = False
+
+
+@dataclass(frozen=True)
+class OutputRule:
+    """What a kernel asks of its result.
+
+    Attributes:
+        quantizer: ``required``; ``none`` where none may be directly behind; or ``any``.
+        one_consumer: whether one reader is allowed only.
+        graph_output: whether it may be an output of the model.
+    """
+
+    quantizer: str | None = None
+    one_consumer: bool | None = None
+    graph_output: bool | None = None
+
+
+@dataclass(frozen=True)
+class KernelRule:
+    """A kernel, or that there is none: ``[[kernel]]``.
+
+    Attributes:
+        id: name in the profile.
+        source: where it comes from.
+        operators: of the layers that it computes.
+        exists: whether there is such a kernel.
+        reason: why there is none.
+        runs: what executed graphs name it.
+        precision: what executed graphs call its type.
+        processors: on which it was found; empty for all.
+        groups, ranks, attributes: of the layers.
+        types: types of codes that go together.
+        x, w, y, bias, behind, output: conditions.
+        computes: name of the definition of its arithmetic.
+        note: what to mind.
+    """
+
+    id: str
+    source: Names
+    operators: Names
+    exists: Loads = Loads.YES
+    reason: str = ""
+    runs: Names = ()
+    precision: Names = ()
+    processors: Names = ()
+    groups: Names | None = None
+    ranks: tuple[int, ...] | None = None
+    attributes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    types: tuple[TypeRule, ...] = ()
+    x: OperandRule = OperandRule()
+    w: OperandRule = OperandRule()
+    y: OperandRule = OperandRule()
+    bias: BiasRule = BiasRule()
+    behind: BehindRule = BehindRule()
+    output: OutputRule = OutputRule()
+    computes: str | None = None
+    note: str = ""

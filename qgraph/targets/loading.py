@@ -1,0 +1,96 @@
+"""Which runtimes can load a model: what profiles know, put to its nodes and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from qgraph.targets.profile import Profile
+from qgraph.targets.rules import Loads, NodeForm, node_forms
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One reason, or remark, of a verdict.
+
+    Attributes:
+        loads: what follows of it; ``yes`` is a remark.
+        text: what it is.
+        nodes: how many nodes it is about; 0 for the model as a whole.
+        example: the first of them.
+    """
+
+    loads: Loads
+    text: str
+    nodes: int = 0
+    example: str | None = None
+
+
+@dataclass(frozen=True)
+class RuntimeVerdict:
+    """Whether a runtime can load a model.
+
+    Attributes:
+        runtime, knowledge: as in :class:`qgraph.targets.profile.Profile`.
+        loads: the worst of all reasons.
+        reasons: the worst first.
+    """
+
+    runtime: str
+    knowledge: str
+    loads: Loads
+    reasons: list[Reason] = field(default_factory=list)
+
+
+def runtimes_of(model: ir.Model, targets: Sequence[Profile]) -> list[RuntimeVerdict]:
+    """Return for each runtime whether it can load ``model``.
+
+    Nothing is loaded or run: the verdicts follow from rules about operators, types and versions.
+    Parameters that are graph inputs too count as unknown; freeze them first.
+    """
+    found = list(node_forms(model))
+    return [_judge(target, model, found) for target in targets]
+
+
+def _judge(target: Profile, model: ir.Model, found: Iterable[NodeForm]) -> RuntimeVerdict:
+    reasons = list(_of_versions(target, model.ir_version or 0, model.graph.opset_imports))
+    nodes: dict[tuple[Loads, str], list[NodeForm]] = {}
+    for form in found:
+        if form.inside and target.by_name:
+            continue
+        loads, text = _of_node(target, form)
+        if text:
+            nodes.setdefault((loads, text), []).append(form)
+    reasons += [
+        Reason(loads, text, len(group), group[0].label) for (loads, text), group in nodes.items()
+    ]
+    order = [Loads.NO, Loads.UNKNOWN, Loads.YES]
+    reasons.sort(key=lambda reason: order.index(reason.loads))
+    return RuntimeVerdict(
+        target.name, target.knowledge, reasons[0].loads if reasons else Loads.YES, reasons
+    )
+
+
+def _of_versions(target: Profile, version: int, imports: Mapping[str, int]) -> Iterable[Reason]:
+    opset = imports.get("", imports.get("ai.onnx", 0))
+    known = target.versions
+    low, high = known.opsets or (opset, opset)
+    if opset and not low <= opset <= high:
+        yield Reason(known.beyond, f"it takes opset {low} to {high}, the model has {opset}")
+    if known.ir_version is not None and version > known.ir_version:
+        yield Reason(
+            known.beyond,
+            f"it reads files up to IR version {known.ir_version}, the model has {version}",
+        )
+
+
+def _of_node(target: Profile, form: NodeForm) -> tuple[Loads, str]:
+    if form.since > form.opset:
+        kind = f"codes of type {form.codes}" if not form.block else f"blocks of {form.codes}"
+        return Loads.NO, f"{kind} need opset {form.since}, the model has {form.opset}"
+    for rule in target.load:
+        if rule.fits(form):
+            return rule.loads, rule.reason.format(**vars(form))
+    return Loads.YES, ""

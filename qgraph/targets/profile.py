@@ -1,0 +1,261 @@
+"""What is known of a target: the contents of its TOML file.
+
+A key that is left out, or whose value is ``unknown``, says that nothing is known. ``any`` in a list
+stands for everything. Every table that states a fact names its sources.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
+from enum import StrEnum
+from typing import Any
+
+from qgraph.targets.kernels import KernelRule, Names
+from qgraph.targets.layer import ZeroPoint
+from qgraph.targets.rules import LoadRule, Loads
+
+
+class Evidence(StrEnum):
+    """How a fact was found out."""
+
+    RUN = "run"
+    """Measured or executed with the version that is named."""
+
+    SOURCE = "source"
+    """Read in a file of the runtime."""
+
+    PAGE = "documentation"
+    """Read on a page of its documentation."""
+
+    PULL = "pull request"
+
+
+@dataclass(frozen=True)
+class FactSource:
+    """Where facts come from: ``[sources.NAME]``.
+
+    Attributes:
+        kind: how they were found out.
+        what: version, file or page.
+        date: when it was run or read.
+    """
+
+    kind: Evidence
+    what: str
+    date: datetime.date
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Which files a runtime reads: ``[versions]``.
+
+    Attributes:
+        seen: versions of the runtime that the profile speaks of.
+        opsets: lowest and highest version of the standard operators.
+        ir_version: highest version of the file format.
+        beyond: verdict on other opsets and formats.
+    """
+
+    source: Names
+    seen: Names = ()
+    opsets: tuple[int, int] | None = None
+    ir_version: int | None = None
+    beyond: Loads = Loads.NO
+
+
+@dataclass(frozen=True)
+class OperatorsOnCodes:
+    """Operators that a runtime computes on codes, or through which codes pass: ``[[codes]]``.
+
+    Attributes:
+        operators: their types.
+        source: where it comes from.
+        passes: whether codes pass through unchanged.
+        quantizer: whether a quantizer behind is ``required``, or not: ``any``.
+        runs: what executed graphs name them.
+        types: of the codes.
+        equal_parameters: whether scale and zero point have to be equal on both sides.
+        computes: name of the definition.
+        note: what to mind.
+    """
+
+    operators: Names
+    source: Names
+    passes: bool
+    quantizer: str | None = None
+    runs: Names = ()
+    types: Names | None = None
+    equal_parameters: bool | None = None
+    computes: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Whether kernels take weights that are stored in a type: ``[[storage]]``.
+
+    Attributes:
+        codes: types of the codes.
+        operators: whose weights they are.
+        taken: the verdict.
+        source: where it comes from.
+        note: what to mind.
+    """
+
+    codes: Names
+    operators: Names
+    taken: Loads
+    source: Names
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Trap:
+    """Something that changes values or time silently: ``[[trap]]``.
+
+    Attributes:
+        id: name in the profile.
+        text: what happens, and what to do.
+        source: where it comes from.
+        processors: on which; empty for all.
+        option: the session option that prevents it, as ``key=value``.
+    """
+
+    id: str
+    text: str
+    source: Names
+    processors: Names = ()
+    option: str | None = None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Order in which kernels add float numbers: ``[[sums]]``.
+
+    Attributes:
+        operators: which.
+        order: ``any``, or ``chunk:N``.
+        source: where it comes from.
+        when: under which circumstances.
+        processors: on which; empty for all.
+    """
+
+    operators: Names
+    order: str
+    source: Names
+    when: str = ""
+    processors: Names = ()
+
+
+@dataclass(frozen=True)
+class SlowForm:
+    """A form that was measured to be slower: ``[[slower]]``; conditions are joined.
+
+    Attributes:
+        text: the form.
+        source: where it comes from.
+        ratio: time divided by the time of ``than``.
+        than: what it was compared with: ``float``, or a form in words.
+        operators, groups: of the layer.
+        x_types, w_types: types of the codes.
+        x_zero, w_zero: zero points.
+    """
+
+    text: str
+    source: Names
+    ratio: float
+    than: str = "float"
+    operators: Names | None = None
+    groups: Names | None = None
+    x_types: Names | None = None
+    w_types: Names | None = None
+    x_zero: tuple[ZeroPoint, ...] | None = None
+    w_zero: tuple[ZeroPoint, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SessionOption:
+    """An option of a session: ``[[option]]``.
+
+    Attributes:
+        key: its name.
+        default: its default.
+        effect: what other values do.
+        source: where it comes from.
+        needed: value that models need to be computed as they are written; None if none.
+    """
+
+    key: str
+    effect: str
+    source: Names
+    default: str | None = None
+    needed: str | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All that is known of a target.
+
+    Attributes:
+        name: to ask for it.
+        knowledge: in a few words, what the profile speaks of and how that was found out.
+        sources: by name.
+        versions: which files it reads.
+        processor: the one that is meant where none is named.
+        processors: processors that differ.
+        executed: Python module that shows the executed graph; None if there is none.
+        by_name: whether it goes by the names of operators, so that functions are not looked into.
+        load: which nodes it loads; the first rule that fits counts.
+        kernel: its kernels; the first that takes a layer counts.
+        codes, storage, trap, sums, slower, option: what else is known.
+        note: remarks about the whole.
+        path: file that it was read from.
+        digest: SHA-256 of the file.
+    """
+
+    name: str
+    knowledge: str
+    sources: Mapping[str, FactSource]
+    versions: Versions
+    processor: str = "any"
+    processors: Mapping[str, str] = field(default_factory=dict)
+    executed: str | None = None
+    by_name: bool = False
+    note: str = ""
+    load: tuple[LoadRule, ...] = ()
+    kernel: tuple[KernelRule, ...] = ()
+    codes: tuple[OperatorsOnCodes, ...] = ()
+    storage: tuple[Storage, ...] = ()
+    trap: tuple[Trap, ...] = ()
+    sums: tuple[Sums, ...] = ()
+    slower: tuple[SlowForm, ...] = ()
+    option: tuple[SessionOption, ...] = ()
+    path: str = ""
+    digest: str = ""
+
+    @property
+    def passing(self) -> frozenset[str]:
+        """Operators through which codes pass unchanged."""
+        return frozenset(name for each in self.codes if each.passes for name in each.operators)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that is known; null where nothing is, lists without order sorted."""
+        return {key: _plain(value) for key, value in vars(self).items()}
+
+    def load_rule(self, name: str) -> LoadRule:
+        """Return the rule with an id."""
+        return next(rule for rule in self.load if rule.id == name)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {key: _plain(each) for key, each in vars(value).items()}
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(map(_plain, value))
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value.isoformat() if isinstance(value, datetime.date) else value

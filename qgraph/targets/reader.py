@@ -1,0 +1,252 @@
+"""Read the profile of a target from its TOML file; errors name file and line."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from qgraph.errors import ModelError, OptionError, matching, meant
+from qgraph.targets.contradictions import contradictions
+from qgraph.targets.profile import Profile
+
+UNKNOWN = "unknown"
+Place = tuple[str | int, ...]
+"""Keys and indices that lead to a value of a TOML document."""
+
+_FOLDER = Path(__file__).parent
+_DERIVED = ("path", "digest")
+_WORDS = {
+    str: "text", bool: "true or false", int: "a whole number", float: "a number",
+    tuple: "a list", frozenset: "a list", dict: "a table",
+}  # fmt: skip
+
+
+def target_names() -> list[str]:
+    """Return the names of the profiles that qgraph has, in alphabetical order."""
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def profiles() -> list[Profile]:
+    """Return the profiles that qgraph has, in alphabetical order."""
+    return [profile_of(name) for name in target_names()]
+
+
+def profile_of(target: str | Profile) -> Profile:
+    """Return the profile of a target, by its name or by the path of a TOML file.
+
+    Raises:
+        OptionError: there is no target of that name; the message lists the names.
+        ModelError: the file cannot be read, or says something wrong; the message names the line.
+    """
+    if isinstance(target, Profile):
+        return target
+    known = matching(target_names(), target)
+    if known is not None:
+        return _read(_FOLDER / f"{known}.toml")
+    if not target.endswith(".toml") and "/" not in target:
+        names = ", ".join(target_names())
+        raise OptionError(
+            f"There is no target {target!r}, expected one of {names}, or the path of a profile, "
+            f"such as ./mychip.toml.{meant(target, target_names())}"
+        )
+    return read_profile(Path(target))
+
+
+def read_profile(path: Path) -> Profile:
+    """Return the profile in a file.
+
+    Raises:
+        ModelError: the file cannot be read, or says something wrong; the message names the line.
+    """
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: the profile cannot be read ({error}).") from error
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ModelError(f"{path}: this is not TOML: {error}. Correct the file.") from error
+    try:
+        profile = _checked(document | {"path": str(path)})
+    except _WrongError as error:
+        line = _line(text, error.place)
+        raise ModelError(f"{path}:{line}: {error}") from error
+    return _with_digest(profile, hashlib.sha256(data).hexdigest())
+
+
+def _checked(document: dict[str, Any]) -> Profile:
+    """Return the profile of a document of TOML."""
+    profile = typing.cast("Profile", _made(Profile, document, ()))
+    for place, what in contradictions(profile):
+        raise _WrongError(place, what)
+    return profile
+
+
+@functools.cache
+def _read(path: Path) -> Profile:
+    return read_profile(path)
+
+
+def _with_digest(profile: Profile, digest: str) -> Profile:
+    return Profile(**(vars(profile) | {"digest": digest}))
+
+
+class _WrongError(Exception):
+    """A value that is wrong: where it stands, and what was expected."""
+
+    def __init__(self, place: Place, what: str) -> None:
+        super().__init__(f"{_spelled(place)}: {what}" if place else what)
+        self.place = place
+
+
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _made(kind: Any, table: object, place: Place) -> object:
+    """Return a dataclass from a table of TOML."""
+    if not isinstance(table, dict):
+        raise _WrongError(place, f"{table!r} is not a table. Write its keys.")
+    known = {each.name: each for each in fields(kind)}
+    shown = [name for name in known if name not in _DERIVED]
+    for key in table:
+        if key not in known or (key in _DERIVED and place):
+            listed = ", ".join(shown)
+            raise _WrongError(
+                (*place, key), f"unknown key, expected one of {listed}.{meant(key, shown)}"
+            )
+    for name, each in known.items():
+        if each.default is MISSING and each.default_factory is MISSING and name not in table:
+            raise _WrongError(place, f"{name!r} is missing. Add it.")
+    hints = _hints(kind)
+    given = {key: _value(hints[key], value, (*place, key)) for key, value in table.items()}
+    return kind(**given)
+
+
+def _value(kind: Any, value: object, place: Place) -> object:
+    """Return a value of TOML as a type."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        choices = [each for each in inner if each is not types.NoneType]
+        if value == UNKNOWN and types.NoneType in inner:
+            return None
+        return _chosen(choices, value, place)
+    if origin in (tuple, frozenset):
+        return _list(origin, inner, value, place)
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise _WrongError(place, f"{value!r} is not a table. Write its keys.")
+        return {key: _value(inner[1], each, (*place, key)) for key, each in value.items()}
+    if is_dataclass(kind):
+        return _made(kind, value, place)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        found = matching(kind, value)
+        if found is None:
+            raise _WrongError(place, f"{value!r}, expected one of {', '.join(kind)}.")
+        return kind(found)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        expected = _WORDS.get(kind, kind.__name__)
+        raise _WrongError(place, f"{value!r}, expected {expected}.")
+    return value
+
+
+def _chosen(choices: list[Any], value: object, place: Place) -> object:
+    """Return a value as the first of several types that it fits; words of enumerations first."""
+    for choice in choices:
+        try:
+            return _value(choice, value, place)
+        except _WrongError as error:
+            last = error
+            enumeration = isinstance(choice, type) and issubclass(choice, StrEnum)
+            # A word that is in no enumeration is a slip, and not just any text.
+            if enumeration and isinstance(value, str) and value != "any":
+                break
+    raise last
+
+
+def _list(origin: Any, inner: tuple[Any, ...], value: object, place: Place) -> object:
+    if not isinstance(value, list):
+        raise _WrongError(place, f"{value!r}, expected a list.")
+    if origin is tuple and inner[-1] is not ...:
+        if len(value) != len(inner):
+            raise _WrongError(place, f"{value!r}, expected {len(inner)} values.")
+        return tuple(_value(k, v, place) for k, v in zip(inner, value, strict=True))
+    return origin(_value(inner[0], each, (*place, i)) for i, each in enumerate(value))
+
+
+def _spelled(place: Place) -> str:
+    """Return a place as people write it: ``kernel[2].x.zero``."""
+    text = ""
+    for part in place:
+        text += f"[{part + 1}]" if isinstance(part, int) else f".{part}"
+    return text.lstrip(".")
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """Finds where keys stand in the text of a document, which is known to be TOML."""
+
+    text: str
+
+    def keys(self) -> Iterator[tuple[Place, int]]:
+        """Yield the place of each table and key that begins a line, and its line from 1."""
+        prefix: Place = ()
+        counts: dict[Place, int] = {}
+        depth = 0
+        for number, line in enumerate(self.text.splitlines(), 1):
+            header = _HEADER.match(line)
+            if header and depth == 0:
+                prefix = self._header(header, counts)
+                yield prefix, number
+                continue
+            key = _KEY.match(line)
+            if key and depth == 0:
+                yield (*prefix, *_parts(key[1])), number
+            bare = _STRING.sub("", line).split("#")[0]
+            depth += bare.count("[") - bare.count("]")
+
+    @staticmethod
+    def _header(header: re.Match[str], counts: dict[Place, int]) -> Place:
+        """Return the place of a header; elements of arrays of tables are counted."""
+        prefix: Place = ()
+        parts = _parts(header[2])
+        for index, part in enumerate(parts):
+            prefix = (*prefix, part)
+            is_last = index == len(parts) - 1
+            if is_last and header[1] == "[[":
+                counts[prefix] = counts.get(prefix, -1) + 1
+            if prefix in counts:
+                prefix = (*prefix, counts[prefix])
+        return prefix
+
+
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]")
+_KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
+_PART = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'')
+
+
+def _parts(name: str) -> list[str]:
+    return [part.strip("\"'") for part in _PART.findall(name)]
+
+
+def _line(text: str, place: Place) -> int:
+    """Return the line of the longest beginning of a place that is written in a line of its own."""
+    lines = dict(reversed(list(_Scan(text).keys())))
+    for length in range(len(place), 0, -1):
+        if place[:length] in lines:
+            return lines[place[:length]]
+    return 1
