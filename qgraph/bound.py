@@ -45,6 +45,7 @@ class Bound:
         levels: how many steps the range of the codes has.
         absolute: the deviation of an output in real units; None for codes.
         ulps: the same in units in the last place of its largest number.
+        code_shift: the codes of the candidate are those of the reference plus this number.
         channels: ``[reference_error, candidate_error, ideal_shift]`` of each channel.
     """
 
@@ -60,6 +61,7 @@ class Bound:
     conditions: tuple[str, ...] = ()
     absolute: float | None = None
     ulps: float | None = None
+    code_shift: int = 0
     channels: tuple[tuple[float, float, float], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +72,7 @@ class Bound:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Bound:
         """Return what :meth:`to_json` gave."""
-        return read_fields(cls, dict(document))
+        return read_fields(cls, {"code_shift": 0, **document})
 
 
 @dataclass(frozen=True)

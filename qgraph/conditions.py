@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 BIAS_LAST = "the bias is added last, with one rounding"
 """The condition of a proof that is printed with its verdict."""
@@ -61,6 +61,30 @@ VARIANCE_OF_DIFFERENCES = (
     "normalizations compute the variance as the mean of the squared differences from the mean"
 )
 LARGEST_FIRST = "Softmax and its like subtract the largest element first"
+GIVEN_CODES = (
+    "bounds hold for each segment by itself: given equal codes at its start, codes at its end lie "
+    "so far apart at most; nothing is said about how differences grow from segment to segment"
+)
+ANY_ORDER = (
+    "sums are added in any order, with or without fused operations, but one term at a time: "
+    "no Winograd, FFT or Strassen convolutions, no TF32, no 8-bit products that saturate"
+)
+IN_CHUNKS = "sums are added in chunks of at most {} terms in sequence, and the chunks in sequence"
+ACCUMULATED = "sums of 16-bit types are added in float32"
+NO_SPECIALS = "no NaN and no infinity enters a segment, and inputs lie in the ranges given"
+
+
+def of_bounds(chunk: int | None, accumulate: str, others: Iterable[str] = ()) -> list[str]:
+    """Return what all bounds take for granted, and what some operators add to it.
+
+    Args:
+        chunk: number of terms that are added in sequence; None for any order.
+        accumulate: type in which sums of 16-bit types are added: own or float32.
+        others: conditions of operators.
+    """
+    order = ANY_ORDER if chunk is None else IN_CHUNKS.format(chunk)
+    found = [GIVEN_CODES, order, *sorted(others), NO_SPECIALS]
+    return found + ([ACCUMULATED] if accumulate != "own" else [])
 
 
 _ZEROS = "zeros count as equal whatever their sign; "

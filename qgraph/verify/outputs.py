@@ -66,6 +66,12 @@ class EqualValues:
                 return f"no region proves output {a.name!r} equal in both models{first}"
         return None
 
+    def are_equal(self, pairs: Sequence[tuple[ir.Value | None, ir.Value | None]]) -> bool:
+        """Return whether values of both models are in one class, each pair in its own."""
+        return all(
+            a is not None and b is not None and self._class(a) == self._class(b) for a, b in pairs
+        )
+
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from qgraph.errors import QGraphError
 from qgraph.graph.constants import constant, constant_tensor, freeze_inputs
+from qgraph.graph.inference.walk import infer, open_interface
 from qgraph.graph.schema import versions_of
 from qgraph.graph.scopes import inline_functions, nodes_of
 from qgraph.graph.slices import between
@@ -17,6 +18,8 @@ from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import OPERATORS, operator_of
 from qgraph.verify import shapes
 from qgraph.verify.operators import graphs_of, is_apart
+
+Sizes = tuple[int | str | None, ...]
 
 _COMPUTED = frozenset(NUMPY) - {"Cast", "Gather", "Pow"}
 _KEPT_BYTES = 1 << 16
@@ -45,6 +48,7 @@ class Reading:
         copy = model.clone()
         inline_functions(copy)
         self.graph = copy.graph
+        self._model = copy
         self.imports = versions_of(copy.opset_imports)
         self.frozen = 0 if keep_inputs else freeze_inputs(copy)
         self.nodes = list(nodes_of(self.graph))
@@ -73,6 +77,15 @@ class Reading:
                 shapes.write(value, kind if is_read else None, shape if is_read else None)
             for inner in graphs_of(node):
                 self._enter(inner)
+
+    def shapes(self) -> dict[ir.Value, Sizes]:
+        """Return the inferred shapes; sizes are numbers, texts that are equal, or None."""
+        found = {}
+        for value, fact in infer(self._model, open_interface(self._model)).items():
+            if fact.shape is not None:
+                sizes = (n if n is None or isinstance(n, int) else str(n) for n in fact.shape)
+                found[value] = tuple(sizes)
+        return found
 
     def named(self, name: str) -> list[ir.Value]:
         """Return the values of a name; subgraphs may use the same name."""

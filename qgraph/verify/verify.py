@@ -13,6 +13,7 @@ from qgraph.errors import EquivalenceError, UnsupportedError
 from qgraph.exactness import Exactness, Method, PartFinding, Status, Verification
 from qgraph.graph.interface import Interface, are_equal_defaults, conflict, interface
 from qgraph.numerics.float32 import check_float_environment
+from qgraph.verify.bounds import BoundCheck
 from qgraph.verify.outputs import EqualValues
 from qgraph.verify.reading import Reading
 from qgraph.verify.regions import Equality, check
@@ -47,19 +48,31 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
             node.op_type in ("Shape", "Size") for side in (one, other) for node in side.nodes
         )
     )
+    paired = interface(one.graph, other.graph)
     findings: list[PartFinding] = []
     claims: list[Equality] = []
+    bounds = None
+    if any(region.method is Method.BOUND for region in certificate.regions):
+        bounds = BoundCheck(certificate, (one, other), paired)
     for region in certificate.regions:
+        if bounds is not None and region.method is Method.BOUND:
+            findings.append(bounds.check(region))
+            continue
         finding, claim = check(region, (one, other), as_written=as_written)
         findings.append(finding)
         claims += [] if claim is None else [claim]
-    paired = interface(one.graph, other.graph)
-    outputs = _conclude(certificate, (one, other), claims, paired)
+    is_bounded = any(region.verdict is ProofVerdict.BOUNDED for region in certificate.regions)
+    if bounds is None or certificate.verdict not in (ProofVerdict.PROVED, ProofVerdict.BOUNDED):
+        outputs = _conclude(certificate, (one, other), claims, paired)
+    else:
+        missing = bounds.problem()
+        outputs = PartFinding(Status.REFUTED if missing else Status.CHECKED, missing)
     problem = next(iter(_overclaims(certificate, (one, other), paired)), None)
     check_float_environment()
-    proved = all(finding.status is Status.CHECKED for finding in (*findings, outputs))
+    decided = all(finding.status is Status.CHECKED for finding in (*findings, outputs))
+    reached = ProofVerdict.BOUNDED if is_bounded else ProofVerdict.PROVED
     return Verification(
-        ProofVerdict.PROVED if proved else ProofVerdict.UNDECIDED,
+        reached if decided else ProofVerdict.UNDECIDED,
         tuple(findings),
         outputs,
         PartFinding(Status.REFUTED if problem else Status.CHECKED, problem),
@@ -113,6 +126,9 @@ def _overclaims(
         schema.AFTER_DIFFERENCE: certificate.verdict is ProofVerdict.DIFFERENT,
         schema.EQUAL_OPERATORS: any(region.method is Method.CONGRUENCE for region in regions),
     }
+    if ProofVerdict.BOUNDED in verdicts:
+        bounding = certificate.bounding
+        needed |= dict.fromkeys(schema.of_bounds(bounding.chunk, bounding.accumulate), True)
     for condition, is_needed in needed.items():
         if is_needed and condition not in certificate.conditions:
             yield f"the condition {condition!r} is missing"

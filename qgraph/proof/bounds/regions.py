@@ -7,7 +7,7 @@ its values hold, and its ends are in one class of the matching.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,14 @@ import onnx_ir as ir
 
 from qgraph.bound import STEPS_OF_OUTPUT, Against, Bound, Bounding
 from qgraph.certificate import Certificate, ProofVerdict, RegionVerdict
-from qgraph.conditions import EQUAL_OPERATORS
+from qgraph.conditions import EQUAL_OPERATORS, of_bounds
 from qgraph.errors import member
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.graph.constants import freeze_inputs
 from qgraph.graph.inference.walk import with_facts
 from qgraph.graph.interface import common_domain, interface
+from qgraph.graph.scopes import operands
+from qgraph.graph.slices import reached, sources
 from qgraph.numerics import Float64
 from qgraph.ops.static_parameters import freeze_static_parameters
 from qgraph.proof.bounds.counted import Counted
@@ -38,18 +40,8 @@ from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, SIGN_OF_ZERO
 logger = logging.getLogger(__name__)
 
 _MOST_STEPS = 2**31
-
-GIVEN_CODES = (
-    "bounds hold for each segment by itself: given equal codes at its start, codes at its end lie "
-    "so far apart at most; nothing is said about how differences grow from segment to segment"
-)
-ORDERS = {
-    "any": "sums are added in any order, with or without fused operations, but one term at a time: "
-    "no Winograd, FFT or Strassen convolutions, no TF32, no 8-bit products that saturate",
-    "chunk": "sums are added in chunks of at most {} terms in sequence, and the chunks in sequence",
-}
-ACCUMULATED = "sums of 16-bit types are added in float32"
-NO_SPECIALS = "no NaN and no infinity enters a segment, and inputs lie in the ranges given"
+_MARGIN = 2.0**-13
+"""More than what is lost by writing a number with five digits."""
 
 
 def paired(
@@ -114,8 +106,10 @@ def bounded_regions(
     facts = [fact_of(s) for s in proof.shown if s.verdict.reaches(level)]
     ends = EqualEnds(proof.matching, facts, pairing)
     regions = [
-        _region(s, request, level, is_shown=ends.show(s), evidence=evidence)
-        for s in pairing.segments
+        replace(
+            _region(s, request, level, is_shown=ends.show(s), evidence=evidence), entries=entries
+        )
+        for s, entries in zip(pairing.segments, _entries(pairing), strict=True)
     ]
     return regions, _conditions(regions, request, pairing.conditions)
 
@@ -189,9 +183,32 @@ def _conditions(
 
 def bound_conditions(request: Bounding, others: Iterable[str]) -> list[str]:
     """Return what all bounds take for granted, and what some operators add to it."""
-    order = ORDERS["any"] if request.chunk is None else ORDERS["chunk"].format(request.chunk)
-    found = [GIVEN_CODES, order, *sorted(others), NO_SPECIALS]
-    return found + ([ACCUMULATED] if request.accumulate != "own" else [])
+    return of_bounds(request.chunk, request.accumulate, others)
+
+
+def _entries(pairing: Pairing) -> list[tuple[tuple[str, str], ...]]:
+    """Return the names of the pairs of codes and inputs that each segment starts from."""
+    exits = [s.values for s in pairing.segments if not s.is_output]
+    found = []
+    for segment in pairing.segments:
+        starts = [_starts(segment, side, {values[side] for values in exits}) for side in (0, 1)]
+        pairs = [pair for pair in (*exits, *pairing.inputs) if pair[0] in starts[0]]
+        names = [(_value(a), _value(b)) for a, b in pairs if b in starts[1]]
+        found.append(tuple(dict.fromkeys(names)))
+    return found
+
+
+def _starts(
+    segment: Segment, side: int, exits: Collection[ir.Value | None]
+) -> set[ir.Value | None]:
+    """Return the codes and inputs that one side of a segment is computed from."""
+    end = segment.values[side]
+    if end is None:
+        return set()
+    node = end.producer()
+    first = [end] if segment.is_output or node is None else operands(node)
+    seen = reached(first, lambda value: () if value in exits else sources(value))
+    return {value for value in seen if value in exits or value.is_graph_input()}
 
 
 def _region(
@@ -257,6 +274,12 @@ def _value(value: ir.Value | None) -> str:
 def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> Bound:
     """Return the bound of a segment as a certificate states it."""
     is_ideal = member(Against, request.against, "against") is Against.IDEAL
+    segment = replace(
+        segment,
+        reference_error=_stated(segment.reference_error),
+        candidate_error=_stated(segment.candidate_error),
+        shift=_stated(segment.shift),
+    )
     # limits of codes that differ shift what both models mean
     ends = segment.extra
     deviation = ends + (segment.from_ideal if is_ideal else segment.deviation)
@@ -286,8 +309,15 @@ def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> 
         levels,
         absolute=absolute,
         ulps=ulps,
+        code_shift=int(segment.delta),
         channels=_channels(steps[2:]) if evidence else (),
     )
+
+
+def _stated(errors: Float64) -> Float64:
+    """Return numbers of few digits, a little larger, so that other arithmetic confirms them."""
+    numbers = np.ravel(errors * (1 + _MARGIN))
+    return np.array([float(f"{number:.4e}") for number in numbers]).reshape(np.shape(errors))
 
 
 def _channels(parts: Sequence[Float64]) -> tuple[tuple[float, float, float], ...]:

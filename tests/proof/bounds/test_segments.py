@@ -88,7 +88,7 @@ def test_a_bias_that_is_off_is_not_taken_for_another_zero_point(bias, steps):
     found = qgraph.prove(*models, within="1step")
     (first,) = (region for region in found.regions if region.reference_nodes == ("first",))
     assert first.bound.max_steps >= steps
-    assert first.bound.ideal_shift == pytest.approx(steps, rel=1e-6)
+    assert first.bound.ideal_shift == pytest.approx(steps, rel=1e-3)
     assert bool(found.beyond)
 
 

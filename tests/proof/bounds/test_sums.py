@@ -102,7 +102,7 @@ def test_a_bias_that_is_off_by_one_step_shifts_the_ideal_by_it():
             y = QuantizeLinear (n, s_y, z)
         }"""
     bound = bound_of(*(ir.from_onnx_text(text.replace("B", b)) for b in ("1", "1.25")))
-    assert bound.ideal_shift == pytest.approx(1)
+    assert bound.ideal_shift == pytest.approx(1, rel=1e-3)
     # powers of two: nothing is rounded in any order
     assert bound.reference_error == bound.candidate_error == 0
     # so both codes are known for every sum, and a step before rounding is one after it

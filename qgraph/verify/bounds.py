@@ -1,0 +1,308 @@
+"""Check the bounded regions of a certificate: recompute what bounds state, without any search.
+
+The certificate says which roundings correspond. The reference is evaluated on codes, then the
+candidate on the same codes, and the ends of each region are compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.bound import STEPS_OF_OUTPUT, Against, Bound
+from qgraph.certificate import Certificate, RegionVerdict
+from qgraph.errors import EquivalenceError, UnsupportedError
+from qgraph.exactness import Exactness, PartFinding, ProofVerdict, Status
+from qgraph.graph.interface import Interface, Pair
+from qgraph.graph.scopes import node_name
+from qgraph.numerics import Float64
+from qgraph.verify.executed import Executed
+from qgraph.verify.ideals import Basis, Ideal, distance, distance_within, largest, times
+from qgraph.verify.operators import meaning
+from qgraph.verify.outputs import EqualValues
+from qgraph.verify.reading import Reading
+from qgraph.verify.regions import Equality
+from qgraph.verify.rules import ROUNDINGS, RULES
+from qgraph.verify.traces import FAILURES, Rounded, Trace
+
+_MOST_STEPS = 2.0**31
+
+
+class _Found(NamedTuple):
+    """Figures of a bound: errors and shift by channel, in steps; steps between codes."""
+
+    reference_error: Float64
+    candidate_error: Float64
+    ideal_shift: Float64
+    max_steps: float
+    levels: float
+    absolute: float | None = None
+    ulps: float | None = None
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """A region of a certificate that begins and ends at codes, inputs and outputs."""
+
+    region: RegionVerdict
+    ends: Pair
+    is_output: bool
+
+
+class BoundCheck:
+    """Checks the regions of a certificate with bounds.
+
+    Args:
+        certificate: what is checked.
+        sides: the models.
+        paired: their inputs and outputs.
+    """
+
+    def __init__(
+        self, certificate: Certificate, sides: tuple[Reading, Reading], paired: Interface
+    ) -> None:
+        self._certificate, self._sides, self._paired = certificate, sides, paired
+        self._segments: dict[int, _Segment] = {}
+        for region in certificate.regions:
+            self._enter(region)
+        self._exits = [s for s in self._segments.values() if not s.is_output]
+        bounding = certificate.bounding
+        inputs = [{}, {}]  # type: list[dict[ir.Value, Executed]]
+        for a, b in paired.inputs:
+            made = _input(a, bounding.ranges.get(str(a.name)))
+            inputs[0][a], inputs[1][b] = made, made
+        order = bounding.chunk, bounding.accumulate
+        self._one = Trace(sides[0], inputs[0], lambda _: None, order, RULES)
+        self._other = Trace(sides[1], inputs[1], self._settled, order, RULES)
+        claims = [Equality(s.ends, (), False, True) for s in self._exits if self._is_alike(s)]
+        self._equal = EqualValues(sides, claims, paired.inputs)
+
+    def _enter(self, region: RegionVerdict) -> None:
+        names = region.reference_value, region.candidate_value
+        found = [side.named(name) for side, name in zip(self._sides, names, strict=True)]
+        if [len(values) for values in found] == [1, 1]:
+            ends = found[0][0], found[1][0]
+            is_own = region.entries == (names,)  # an output that is codes begins at itself
+            is_output = is_own or (ends in self._paired.outputs and not _rounds(ends[0]))
+            self._segments[id(region)] = _Segment(region, ends, is_output)
+
+    def _settled(self, value: ir.Value) -> Ideal | None:
+        """Return the codes of a rounding of the candidate, as those of the reference."""
+        for segment in self._exits:
+            rounding = self._one.roundings.get(segment.ends[0])
+            if segment.ends[1] is value and rounding is not None:
+                bound = segment.region.bound
+                shift = np.asarray(0.0 if bound is None else float(bound.code_shift))
+                return rounding.codes.plus(Ideal.fixed(shift))
+        return None
+
+    def _is_alike(self, segment: _Segment) -> bool:
+        """Return whether equal codes of two quantizers are equal results."""
+        if segment.region.bound is not None and segment.region.bound.code_shift:
+            return False
+        nodes = [value.producer() for value in segment.ends]
+        return nodes[0] is not None and nodes[1] is not None and self._agree(nodes[0], nodes[1])
+
+    def _agree(self, one: ir.Node, other: ir.Node) -> bool:
+        """Return whether two nodes are one operator with equal parameters."""
+        sides = self._sides
+        if meaning(one, sides[0].imports) != meaning(other, sides[1].imports):
+            return False
+        for a, b in list(zip(one.inputs, other.inputs, strict=False))[1:]:
+            x, y = sides[0].array(a), sides[1].array(b)
+            is_equal = x is not None and y is not None and np.array_equal(x, y)
+            if not (is_equal or (a is None and b is None)):
+                return False
+        return True
+
+    def problem(self) -> str | None:
+        """Return why regions do not cover the models; None if they do."""
+        ended = {s.ends for s in self._segments.values() if s.is_output}
+        missing = [a for a, b in self._paired.outputs if (a, b) not in ended]
+        return f"no region ends at output {missing[0].name!r}" if missing else None
+
+    def check(self, region: RegionVerdict) -> PartFinding:
+        """Return the finding about a region that was decided by a bound."""
+        try:
+            if id(region) not in self._segments:
+                raise UnsupportedError("there is no value of its name, or several")
+            self._check(self._segments[id(region)])
+        except EquivalenceError as error:
+            return PartFinding(Status.REFUTED, str(error))
+        except FAILURES as error:
+            return PartFinding(Status.UNCHECKED, str(error))
+        return PartFinding(Status.CHECKED)
+
+    def _check(self, segment: _Segment) -> None:
+        region, ends = segment.region, segment.ends
+        stated = region.reference_nodes, region.candidate_nodes
+        nodes = tuple(() if (n := v.producer()) is None else (node_name(n),) for v in ends)
+        if stated != nodes:
+            raise EquivalenceError("it does not end at the named nodes")
+        entries = self._entries(segment)
+        if set(region.entries) != entries or len(region.entries) != len(entries):
+            names = ", ".join(sorted(f"{a} -> {b}" for a, b in entries)) or "none"
+            raise EquivalenceError(f"its entries are others: {names}")
+        if region.counted and region.verdict is ProofVerdict.BOUNDED:
+            raise UnsupportedError(
+                "its codes were compared for each sum, which the checker does not do"
+            )
+        if region.verdict is ProofVerdict.BOUNDED:
+            with np.errstate(all="ignore"):
+                self._compare(segment)
+        elif not self._is_congruent(segment) or region.exactness is not Exactness.VALUES:
+            raise UnsupportedError("the checker does not find its two sides to be one function")
+
+    def _entries(self, segment: _Segment) -> set[tuple[str, str]]:
+        """Return the names of the pairs of codes and inputs that a segment starts from."""
+        starts = [self._starts(segment, side) for side in (0, 1)]
+        pairs = [s.ends for s in self._exits] + list(self._paired.inputs)
+        return {(str(a.name), str(b.name)) for a, b in pairs if a in starts[0] and b in starts[1]}
+
+    def _starts(self, segment: _Segment, side: int) -> set[ir.Value]:
+        exits = {s.ends[side] for s in self._exits}
+        value, reading = segment.ends[side], self._sides[side]
+        node = value.producer()
+        stack = [value] if segment.is_output or node is None else reading.sources(node)
+        seen: set[ir.Value] = set()
+        while stack:
+            value = stack.pop()
+            node = value.producer()
+            if value not in seen:
+                seen.add(value)
+                stack += [] if value in exits or node is None else reading.sources(node)
+        return {v for v in seen if v in exits or v.producer() is None}
+
+    def _is_congruent(self, segment: _Segment) -> bool:
+        if segment.is_output:
+            return self._equal.are_equal([segment.ends])
+        one, other = (value.producer() for value in segment.ends)
+        if one is None or other is None or not self._agree(one, other):
+            return False
+        return self._equal.are_equal([(one.inputs[0], other.inputs[0])])
+
+    def _compare(self, segment: _Segment) -> None:
+        """Check that a bound is at least what is found.
+
+        Raises:
+            EquivalenceError: a figure is too small.
+        """
+        bound = segment.region.bound
+        if bound is None:
+            raise EquivalenceError("it states no bound")
+        if segment.is_output:
+            ours, theirs = self._one.of(segment.ends[0]), self._other.of(segment.ends[1])
+            found, weak = _of_output(ours, theirs, bound), ours.weak or theirs.weak
+        else:
+            one, other = (
+                trace.roundings.get(value) or _missing(trace.of(value))
+                for trace, value in zip((self._one, self._other), segment.ends, strict=True)
+            )
+            found = _of_roundings(one, other, bound)
+            weak = one.before.weak or other.before.weak
+        given = self._certificate.bounding
+        if (bound.against, bound.order) != (given.against, given.order):
+            raise EquivalenceError("it answers another question than the certificate")
+        problem = _too_small(found, bound)
+        if problem is not None:
+            raise (
+                EquivalenceError(problem)
+                if weak is None
+                else UnsupportedError(f"{problem}; {weak}")
+            )
+
+
+def _missing(found: Executed) -> Rounded:
+    raise UnsupportedError("it ends at no rounding that the checker knows")
+
+
+def _rounds(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type in ROUNDINGS
+
+
+def _input(value: ir.Value, limits: tuple[float, float] | None) -> Executed:
+    kind = value.dtype
+    is_whole = kind is not None and kind.is_integer()
+    if limits is None and kind is not None and is_whole:
+        bits, signed = int(kind.bitwidth), kind.is_signed()
+        first = -(2.0 ** (bits - 1)) if signed else 0.0
+        limits = first, first + 2.0**bits - 1
+    low, high = map(np.asarray, (-np.inf, np.inf) if limits is None else limits)
+    basis = Basis(("input", str(value.name)), low, high)
+    granule = np.ones(()) if is_whole else None
+    return Executed(Ideal.of(basis), low, high, granule=granule)
+
+
+def _of_roundings(one: Rounded, other: Rounded, bound: Bound) -> _Found:
+    """Return the bound of two roundings, whose codes differ by a constant shift."""
+    if one.kind != other.kind:
+        raise UnsupportedError("the models round in different ways")
+    delta = np.asarray(float(bound.code_shift))
+    # Beyond these values both codes are clipped, each to its own limit.
+    window = (
+        np.minimum(one.ends[0], other.ends[0] - delta) - 1,
+        np.maximum(one.ends[1], other.ends[1] - delta) + 1,
+    )
+    moved = window[0] + delta, window[1] + delta
+    shift = distance_within(one.function.plus(Ideal.fixed(delta)), other.function, moved)
+    ours, theirs = _error(one.before, window), _error(other.before, moved)
+    apart = [
+        np.abs(np.clip(end, *one.clips) + delta - np.clip(end + delta, *other.clips))
+        for end in one.reach
+    ]
+    extra = np.nan_to_num(np.maximum(*apart), nan=0.0, posinf=np.inf)
+    far = theirs + shift + (ours if bound.against == Against.EXECUTION else 0.0)
+    steps = np.max(np.where(far > 0, np.floor(far) + 1, 0.0) + extra)
+    levels = float(np.max(one.ends[1] - one.ends[0]))
+    # Limits of codes that differ shift what both models mean.
+    return _Found(ours, theirs, shift + extra, float(min(steps, _MOST_STEPS)), levels)
+
+
+def _error(before: Executed, window: tuple[Float64, Float64]) -> Float64:
+    reach = np.minimum(largest(*window), before.largest)
+    return before.absolute + times(before.relative, reach)
+
+
+def _of_output(ours: Executed, theirs: Executed, bound: Bound) -> _Found:
+    parts = ours.error, theirs.error, distance(ours.meant, theirs.meant)
+    span = ours.high - ours.low
+    unit = np.where(span > 0, span, np.inf) / STEPS_OF_OUTPUT
+    far = parts[1] + parts[2] + (parts[0] if bound.against == Against.EXECUTION else 0.0)
+    ulps = float(np.max(far / np.spacing(ours.largest.astype(np.float32))))
+    steps = min(np.ceil(np.max(far / unit)), _MOST_STEPS)
+    levels = float(STEPS_OF_OUTPUT)
+    one, other, shift = (part / unit for part in parts)
+    return _Found(one, other, shift, float(steps), levels, float(np.max(far)), ulps)
+
+
+def _too_small(found: _Found, bound: Bound) -> str | None:
+    """Return which figure of a bound is smaller than what was found; None if none is."""
+    ours, theirs, shift = found[:3]
+    far = theirs + shift + (ours if bound.against == Against.EXECUTION else 0.0)
+    least: dict[str, float | None] = {
+        "deviation_steps": float(np.max(far)),
+        "tie_distance_steps": float(np.max(np.maximum(ours, theirs + shift))),
+        "reference_error": float(np.max(ours)),
+        "candidate_error": float(np.max(theirs)),
+        "ideal_shift": float(np.max(shift)),
+        "max_steps": found.max_steps,
+        "absolute": found.absolute,
+        "ulps": found.ulps,
+    }
+    for name, number in least.items():
+        stated = getattr(bound, name)
+        if (number is None) != (stated is None) or (number is not None and not stated >= number):
+            return f"{name.replace('_', ' ')}: {number!s:.12} was found, not {stated!s:.12}"
+    if not bound.levels <= found.levels:
+        return f"levels: {found.levels:g} were found, not {bound.levels:g}"
+    if not bound.channels:
+        return None
+    rows = np.stack([np.ravel(part) for part in np.broadcast_arrays(ours, theirs, shift)], axis=1)
+    listed = np.asarray(bound.channels, np.float64)
+    if len(listed) not in (1, len(rows)) and len(rows) > 1:
+        return f"{len(rows)} channels were found, not {len(listed)}"
+    return None if (listed >= rows).all() else "an error of a channel is too small"

@@ -1,0 +1,339 @@
+"""What a model means in real arithmetic, as a function of codes, and how far two models lie apart.
+
+A function is a sum of multiples of bases, and an offset. A basis is made of codes alone: codes, the
+sum of their products with weights, a limited sum, a mean, moved elements. Both models share the
+codes, so the distance of two functions follows from their numbers.
+
+Numbers are float64. ``depth`` counts the roundings that a factor or an offset went through, so the
+results of this arithmetic are known within ``depth * 2**-52`` of what they stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from qgraph.errors import UnsupportedError
+from qgraph.numerics import Float64
+
+ULP = 2.0**-52
+NOTHING: Float64 = np.zeros(())
+_WHOLE = 2.0**26
+_ELEMENTWISE = ("limit", "LeakyRelu")
+
+
+def zero() -> Float64:
+    """Return 0."""
+    return NOTHING
+
+
+def times(one: Float64, other: Float64) -> Float64:
+    """Return the product, where 0 times infinity is 0."""
+    with np.errstate(invalid="ignore"):
+        return np.where((one == 0) | (other == 0), 0.0, one * other)
+
+
+def largest(low: Float64, high: Float64) -> Float64:
+    """Return the largest magnitude between two ends."""
+    return np.maximum(np.abs(low), np.abs(high))
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """A function of codes.
+
+    Attributes:
+        kind: what it computes, without its numbers.
+        low, high: bounds of its values.
+        inner: what it is computed from; None for codes.
+        weights: of a sum, ``[rows, taps, *places]``.
+        reach: largest magnitudes of what the weights multiply, likewise.
+        ends: of a limit.
+        slope: largest ratio of a change of the result and a change of what it is computed from.
+    """
+
+    kind: tuple[Hashable, ...]
+    low: Float64
+    high: Float64
+    inner: Ideal | None = None
+    weights: Float64 | None = None
+    reach: Float64 = field(default_factory=zero)
+    ends: tuple[Float64, Float64] | None = None
+    slope: float = 1.0
+
+    @cached_property
+    def key(self) -> Hashable:
+        """A key that is equal for functions that differ in numbers only."""
+        return self.kind, None if self.inner is None else self.inner.key
+
+    @property
+    def is_border(self) -> bool:
+        """Whether it is a sum of weights whose data is not padding."""
+        return self.inner is not None and self.inner.key == ((ONE.key,))
+
+    @property
+    def largest(self) -> Float64:
+        """The largest magnitude."""
+        return largest(self.low, self.high)
+
+
+@dataclass(frozen=True, eq=False)
+class Ideal:
+    """A function in real arithmetic.
+
+    Attributes:
+        terms: factors and bases.
+        offset: what is added.
+        size: at least the sum of the magnitudes that were added to get the offset.
+        depth: number of roundings of each factor and of the offset.
+    """
+
+    terms: tuple[tuple[Float64, Basis], ...] = ()
+    offset: Float64 = field(default_factory=zero)
+    size: Float64 = field(default_factory=zero)
+    depth: int = 1
+
+    @classmethod
+    def of(cls, basis: Basis) -> Ideal:
+        """Return a basis as a function."""
+        return cls(((np.ones(()), basis),))
+
+    @classmethod
+    def fixed(cls, numbers: Float64) -> Ideal:
+        """Return a constant."""
+        return cls((), numbers, np.abs(numbers))
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """The keys of the bases."""
+        return tuple(basis.key for _, basis in self.terms if not basis.is_border)
+
+    @property
+    def range(self) -> tuple[Float64, Float64]:
+        """Bounds of the values."""
+        low = high = self.offset
+        for factor, basis in self.terms:
+            ends = times(factor, basis.low), times(factor, basis.high)
+            low, high = low + np.minimum(*ends), high + np.maximum(*ends)
+        return low, high
+
+    def plus(self, other: Ideal, sign: float = 1.0) -> Ideal:
+        """Return a sum, or a difference for the sign -1.
+
+        Raises:
+            UnsupportedError: multiples of one function cancel.
+        """
+        terms = {id(basis): (factor, basis) for factor, basis in self.terms}
+        for factor, basis in other.terms:
+            before = terms.get(id(basis), (NOTHING, basis))[0]
+            if (before * factor * sign < 0).any():
+                raise UnsupportedError("multiples of one function are subtracted")
+            terms[id(basis)] = before + sign * factor, basis
+        depth = max(self.depth, other.depth) + 1
+        offset, size = self.offset + sign * other.offset, self.size + other.size
+        return Ideal(tuple(terms.values()), offset, size, depth)
+
+    def scaled(self, factor: Float64, roundings: int = 1) -> Ideal:
+        """Return a multiple.
+
+        Args:
+            factor: of the function.
+            roundings: number of roundings of the factor and the product.
+        """
+        terms = tuple((before * factor, basis) for before, basis in self.terms)
+        depth = self.depth + roundings
+        return Ideal(terms, self.offset * factor, self.size * np.abs(factor), depth)
+
+
+ONE = Basis(("one",), np.ones(()), np.ones(()))
+"""The number 1, which padding replaces by 0."""
+
+_Term = tuple[Float64, Basis]
+
+
+def distance(one: Ideal, other: Ideal) -> Float64:
+    """Return a bound of the distance of two functions, one of each model.
+
+    Raises:
+        UnsupportedError: they are built of different operators.
+    """
+    noise = max(one.depth, other.depth) * ULP
+    found = np.abs(one.offset - other.offset) + noise * (one.size + other.size)
+    for first, second in _pairs(one, other):
+        found = found + _apart(first, second, noise)
+    return np.asarray(found * (1 + 64 * ULP))
+
+
+def distance_within(one: Ideal, other: Ideal, window: tuple[Float64, Float64]) -> Float64:
+    """Return a bound of the distance where the first function lies in a window.
+
+    If all sums of the second are r times those of the first, the distance is
+    ``|(r - 1) * (one - its offset) + difference of the offsets|``. A sum of weights at the border
+    of padded data may be left over.
+
+    Raises:
+        UnsupportedError: they are built of different operators.
+    """
+    plain = distance(one, other)
+    pairs = _pairs(one, other)
+    noise = max(one.depth, other.depth) * ULP
+    sizes = [float(np.max(times(np.abs(c), p.largest))) for (c, p), _ in pairs]
+    ratios = [_ratio(first, second) for first, second in pairs]
+    main = int(np.argmax(sizes)) if sizes else 0
+    ratio = ratios[main] if ratios else None
+    if ratio is None:
+        return plain
+    reach = largest(*(end - one.offset for end in window))
+    found = times(np.abs(ratio - 1), reach) + np.abs(one.offset - other.offset)
+    found = found + 4 * noise * (reach + one.size + other.size)
+    for index, ((c, p), second) in enumerate(pairs):
+        if index != main:
+            found = found + _apart((ratio * c, p), second, 4 * noise)
+    usable = np.isfinite(found) & np.isfinite(ratio) & (ratio > 0)
+    return np.minimum(plain, np.where(usable, found * (1 + 64 * ULP), np.inf))
+
+
+def _pairs(one: Ideal, other: Ideal) -> list[tuple[_Term, _Term]]:
+    """Return the terms of two functions in pairs; sums at borders may have no counterpart."""
+    rest = list(other.terms)
+    pairs: list[tuple[_Term, _Term]] = []
+    for term in one.terms:
+        alike = [t for t in rest if t[1].key == term[1].key]
+        if len(alike) != 1 and not (term[1].is_border and not alike):
+            raise UnsupportedError("the models compute it by different operators")
+        rest = [t for t in rest if not alike or t is not alike[0]]
+        pairs.append((term, alike[0] if alike else (NOTHING, term[1])))
+    if not all(basis.is_border for _, basis in rest):
+        raise UnsupportedError("the models compute it by different operators")
+    return pairs + [((NOTHING, basis), (factor, basis)) for factor, basis in rest]
+
+
+def _ratio(first: _Term, second: _Term) -> Float64 | None:
+    """Return the ratio of the second term and the first, by channel, if they are proportional."""
+    (c, p), (d, q) = first, second
+    share = _share(p, q)
+    if share is None or not np.any(c):
+        return None
+    with np.errstate(all="ignore"):
+        return np.where(c == d * share, 1.0, d * share / c)
+
+
+def _share(p: Basis, q: Basis) -> Float64 | None:
+    """Return the ratio of the second basis and the first, by channel; None if there is none."""
+    if _is_one(p, q):
+        return np.ones(())
+    if p.weights is None or q.weights is None or not _is_one_inner(p, q):
+        return None
+    return _proportion(p.weights, q.weights, p.low)
+
+
+def _is_one_inner(p: Basis, q: Basis) -> bool:
+    """Return whether two bases are made of one function."""
+    if p.inner is None or q.inner is None:
+        return False
+    one, other = p.inner.terms, q.inner.terms
+    return (
+        np.array_equal(p.inner.offset, q.inner.offset)
+        and len(one) == len(other)
+        and all(
+            np.array_equal(c, d) and _is_one(a, b)
+            for (c, a), (d, b) in zip(one, other, strict=True)
+        )
+    )
+
+
+def _is_one(p: Basis, q: Basis) -> bool:
+    """Return whether two bases are one function, with all its numbers."""
+    if p is q or p.key != q.key:
+        return p is q
+    numbers = [(() if b.weights is None else (b.weights,), b.ends or ()) for b in (p, q)]
+    pairs = zip((*numbers[0][0], *numbers[0][1]), (*numbers[1][0], *numbers[1][1]), strict=True)
+    return _is_one_inner(p, q) and all(np.array_equal(a, b) for a, b in pairs)
+
+
+def _proportion(one: Float64, other: Float64, like: Float64) -> Float64 | None:
+    """Return the exact ratio of the rows of weights, None if one row is not proportional."""
+    if one.shape != other.shape:
+        return None
+    if np.array_equal(one, other):
+        return np.ones(())
+    a, b = (array.reshape(len(array), -1) for array in (one, other))
+    if not all((np.abs(x) < _WHOLE).all() and (x == np.rint(x)).all() for x in (a, b)):
+        return None
+    rows, place = np.arange(len(a)), np.argmax(np.abs(a), axis=1)
+    first, second = a[rows, place][:, None], b[rows, place][:, None]
+    if not (a * second == b * first).all():
+        return None
+    with np.errstate(all="ignore"):
+        ratio = np.where(first == 0, 1.0, second / first)
+    return np.asarray(ratio.reshape(like.shape) if ratio.size == like.size else None)
+
+
+def _apart(first: _Term, second: _Term, noise: float) -> Float64:
+    """Return a bound of the distance of two terms.
+
+    Args:
+        first: a factor and a basis.
+        second: the same of the other model, with an equal key.
+        noise: the relative error of the factors.
+    """
+    (c, p), (d, q) = first, second
+    slack = noise * times(np.abs(c) + np.abs(d), np.maximum(p.largest, q.largest))
+    share = _share(p, q)
+    if share is not None:
+        return np.asarray(times(np.abs(c - d * share), p.largest) + slack)
+    if p.inner is None or q.inner is None:
+        raise UnsupportedError("the models compute it from different codes")
+    inner = NOTHING if _is_one_inner(p, q) else distance(p.inner, q.inner)
+    if p.weights is not None and q.weights is not None:
+        return _sums_apart(first, second, float(np.max(inner)), noise)
+    if p.kind[0] not in _ELEMENTWISE:
+        inner = np.asarray(np.max(inner))
+    elif p.ends is not None and q.ends is not None:
+        moved = [np.abs(a - b) for a, b in zip(p.ends, q.ends, strict=True)]
+        inner = np.maximum(inner, np.fmax(np.fmax(*moved), 0.0))  # equal infinities give NaN
+    return np.asarray(times(np.abs(c - d), p.largest) + times(np.abs(d), p.slope * inner) + slack)
+
+
+def _sums_apart(first: _Term, second: _Term, inner: float, noise: float) -> Float64:
+    (c, p), (d, q) = first, second
+    if p.weights is None or q.weights is None or p.weights.shape != q.weights.shape:
+        raise UnsupportedError("the weights of the models have different shapes")
+    rows = (-1, *(1,) * (p.weights.ndim - 1))
+    a, b = (rows_of(factor, len(p.weights)).reshape(rows) for factor in (c, d))
+    one, other = a * p.weights, b * q.weights
+    parts = np.abs(one - other) * p.reach + noise * (np.abs(one) + np.abs(other)) * p.reach
+    return total(parts + np.abs(other) * inner).reshape(p.low.shape)
+
+
+def rows_of(numbers: Float64, count: int) -> Float64:
+    """Return numbers that broadcast to the rows of a sum, as a list of one or of ``count``.
+
+    Raises:
+        UnsupportedError: they differ within a row.
+    """
+    if numbers.size not in (1, count):
+        raise UnsupportedError("factors differ within a channel of a sum")
+    return numbers.reshape(-1)
+
+
+def total(parts: Float64) -> Float64:
+    """Return sums of magnitudes over the taps of each row, rounded up: ``[rows]``."""
+    rows = parts.reshape(len(parts), -1)
+    return np.asarray(rows.sum(axis=1) * (1 + rows.shape[1] * ULP))
+
+
+def unlimited(function: Ideal) -> tuple[Ideal, Float64, Float64]:
+    """Return a function without the limits of its values, and these limits."""
+    low, high = np.full((), -np.inf), np.full((), np.inf)
+    while len(function.terms) == 1 and function.terms[0][1].ends is not None:
+        ((factor, basis),) = function.terms
+        ends: Sequence[Float64] = [times(factor, e) + function.offset for e in basis.ends or ()]
+        low, high = (np.clip(pick(*ends), low, high) for pick in (np.minimum, np.maximum))
+        inner = Ideal() if basis.inner is None else basis.inner
+        shift = Ideal((), function.offset, function.size, function.depth)
+        function = inner.scaled(factor).plus(shift)
+    return function, low, high

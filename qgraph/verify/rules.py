@@ -1,0 +1,366 @@
+"""What each operator executes and means, for the checker of bounds: own rules, of one node each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.errors import UnsupportedError
+from qgraph.numerics import Float64
+from qgraph.verify.executed import (
+    SINGLE,
+    Executed,
+    Layout,
+    added,
+    fixed,
+    limited,
+    products,
+    rounded,
+    scaled,
+)
+from qgraph.verify.ideals import NOTHING, Basis, Ideal, largest
+from qgraph.verify.operators import names
+from qgraph.verify.reading import Sizes
+from qgraph.verify.traces import ENDLESS, WHOLE, Change, Rule, Trace, changed, precision_of
+
+_INTEGER = names("QLinearConv QLinearMatMul")
+ROUNDINGS = names("FakeQuantize IntQuant Quant QuantizeLinear") | _INTEGER | frozenset(WHOLE)
+
+
+def product(trace: Trace, node: ir.Node) -> Executed:
+    """Return the result of a Conv, ConvTranspose, MatMul or Gemm."""
+    data, weights = map(trace.of, node.inputs[:2])
+    bias = trace.of(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
+    factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+    if factors != [1.0, 1.0] or node.attributes.get_int("transA", 0) != 0:
+        raise UnsupportedError("the checker has no bound for a Gemm with factors")
+    weights, layout = _arranged(trace, node, weights)
+    if bias is not None:
+        if bias.numbers.size != bias.numbers.shape[-1]:
+            raise UnsupportedError("a bias differs between samples")
+        bias = changed(bias, lambda a: layout.by_row(a.reshape(-1)))
+    made = products(data, weights, layout, trace.adding(node), bias)
+    return replace(made, weak=data.weak or weights.weak)
+
+
+def integer_product(trace: Trace, node: ir.Node) -> Executed:
+    """Return the codes of a QLinearConv or QLinearMatMul."""
+    data, s_a, z_a, weights, s_b, z_b, s_y, z_y = map(trace.of, node.inputs[:8])
+    after = weights.numbers.ndim - 1 if node.op_type == "QLinearConv" else 0
+    zero = z_b.numbers.reshape((-1, *(1,) * after) if z_b.numbers.size > 1 else ())
+    weights, layout = _arranged(trace, node, fixed(weights.numbers - zero))
+    bias = None
+    if len(node.inputs) > len("asabsbsy"):
+        bias = changed(trace.of(node.inputs[8]), lambda a: layout.by_row(a.reshape(-1)))
+    found = products(added(data, z_a, -1.0), weights, layout, None, bias)
+    if not (found.reach < 2.0**31).all():
+        raise UnsupportedError("an int32 sum may wrap around")
+    a, b, y = (
+        changed(s, layout.by_row if s.numbers.size > 1 else np.squeeze) for s in (s_a, s_b, s_y)
+    )
+    steps = _folded(np.divide, _folded(np.multiply, a, b), y)
+    before = replace(trace.times(node, rounded(found, SINGLE), steps), weak=data.weak)
+    zero = z_y.numbers.reshape(())
+    return trace.quantized(node, before, "Round", (*_code_range(trace, node), zero))
+
+
+def _arranged(trace: Trace, node: ir.Node, weights: Executed) -> tuple[Executed, Layout]:
+    """Return weights as ``[rows, taps, *places]``, and the layout of the sums."""
+    axes, ints = weights.numbers.ndim, node.attributes.get_ints
+    if not node.op_type.endswith(("Conv", "ConvTranspose")):
+        if axes != 2:
+            raise UnsupportedError(f"the checker has no bound for weights of {axes} axes")
+        turned = weights if node.attributes.get_int("transB", 0) else changed(weights, np.transpose)
+        return turned, Layout(("MatMul",))
+    places = weights.numbers.shape[2:]
+    groups, pads = node.attributes.get_int("group", 1), ints("pads", (0,) * 2 * len(places))
+    automatic = node.attributes.get_string("auto_pad", "NOTSET")
+    is_turned = node.op_type == "ConvTranspose"
+    extra = (tuple(ints(name, ())) for name in ("output_padding", "output_shape"))
+    steps = (tuple(ints(name, (1,) * len(places))) for name in ("strides", "dilations"))
+    if is_turned:
+        weights = changed(weights, lambda array: _turned(array, groups))
+    padded = is_turned or any(pads) or automatic not in ("NOTSET", "VALID")
+    kind = is_turned, *steps, tuple(pads), automatic, groups, places, *extra
+    return weights, Layout(kind, groups, len(places), padded)
+
+
+def add(trace: Trace, node: ir.Node) -> Executed:
+    """Return a sum or difference of two tensors."""
+    a, b = map(trace.of, node.inputs)
+    return trace.sum(node, a, b, -1.0 if node.op_type == "Sub" else 1.0)
+
+
+def multiply(trace: Trace, node: ir.Node) -> Executed:
+    """Return a product with a constant."""
+    a, b = map(trace.of, node.inputs)
+    return trace.times(node, *((b, a) if a.value is not None else (a, b)))
+
+
+def divide(trace: Trace, node: ir.Node) -> Executed:
+    """Return a quotient by a constant."""
+    return trace.over(node, *map(trace.of, node.inputs))
+
+
+def limit(trace: Trace, node: ir.Node) -> Executed:
+    """Return data between constant ends: Relu, Clip, Max, Min."""
+    if node.op_type in ("Max", "Min"):
+        a, b = map(trace.of, node.inputs)
+        x, end = (a, b.numbers) if b.value is not None else (b, a.numbers)
+        return limited(x, *((end, ENDLESS) if node.op_type == "Max" else (-ENDLESS, end)))
+    ends = (NOTHING, ENDLESS) if node.op_type == "Relu" else trace.ends(node)
+    return limited(trace.of(node.inputs[0]), *ends)
+
+
+def normalize(trace: Trace, node: ir.Node) -> Executed:
+    """Return a BatchNormalization, computed in any order of its operations."""
+    x, *parameters = map(trace.of, node.inputs)
+    if node.attributes.get_int("training_mode", 0) or len(node.outputs) > 1:
+        raise UnsupportedError("a BatchNormalization in training")
+    after = len(trace.shape(node.inputs[0])) - 2
+    constants = [p.meant.offset for p in parameters if p.value is not None]
+    g, b, m, v = (array.reshape(-1, *(1,) * after) for array in constants)
+    v = v + float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
+    if not (v > 0).all():
+        raise UnsupportedError("a variance is not positive")
+    factor, unit = g / np.sqrt(v), precision_of(node)
+    exact = added(scaled(x, factor, factor, 4), fixed(b - m * factor))
+    size, share = np.abs(m * factor) + np.abs(b), 8 * unit.unit
+    meant = replace(exact.meant, size=exact.meant.size + size, depth=exact.meant.depth + 4)
+    absolute = exact.absolute * (1 + share) + 3 * share * size + 8 * unit.tiny
+    made = replace(exact, meant=meant, absolute=absolute, granule=None)
+    return rounded(replace(made, relative=exact.relative + share), unit)
+
+
+def leaky(trace: Trace, node: ir.Node) -> Executed:
+    """Return a LeakyRelu."""
+    x, unit = trace.of(node.inputs[0]), precision_of(node)
+    alpha = float(np.float32(node.attributes.get_float("alpha", 0.01)))
+    if not 0 <= alpha <= 1:
+        raise UnsupportedError("a LeakyRelu that is not between 0 and the identity")
+    low, high = (np.where(end >= 0, end, alpha * end) for end in (x.low, x.high))
+    basis = Basis(("LeakyRelu", alpha), low, high, x.meant)
+    meant = replace(Ideal.of(basis), depth=x.meant.depth + 1)
+    error = x.error + 2 * unit.unit * (largest(low, high) + x.reach + 1) + unit.tiny
+    return Executed(meant, low, high, error, weak=x.weak)
+
+
+def _code_range(trace: Trace, node: ir.Node) -> tuple[Float64, Float64]:
+    kind = node.outputs[0].dtype
+    if kind is None or not kind.is_integer():
+        raise UnsupportedError("the type of codes is not known")
+    low = -(2.0 ** (kind.bitwidth - 1)) if kind.is_signed() else 0.0
+    return np.asarray(low), np.asarray(low + 2.0**kind.bitwidth - 1)
+
+
+def whole(trace: Trace, node: ir.Node) -> Executed:
+    """Return the whole numbers that Round, Floor and Ceil give."""
+    ends = -ENDLESS, ENDLESS, NOTHING
+    return trace.quantized(node, trace.of(node.inputs[0]), node.op_type, ends)
+
+
+def quant(trace: Trace, node: ir.Node) -> Executed:
+    """Return the result of a Quant."""
+    x, scale, zero, bits = map(trace.of, node.inputs)
+    mode = str(node.attributes.get_string("rounding_mode", "ROUND")).capitalize()
+    signed, narrow = (node.attributes.get_int(n, d) for n, d in (("signed", 1), ("narrow", 0)))
+    if mode not in WHOLE or (bits.numbers < 2).any():
+        raise UnsupportedError(f"the checker has no bound for {node.op_type} of this rounding")
+    half = 2.0 ** (bits.numbers - 1)
+    low, high = (narrow - half, half - 1) if signed else (0 * half, 2 * half - 1 - narrow)
+    before = limited(trace.sum(node, trace.over(node, x, scale), zero), low, high)
+    codes = trace.quantized(node, before, mode, (low, high, NOTHING))
+    return trace.times(node, trace.sum(node, codes, zero, -1.0), scale)
+
+
+def quantize_linear(trace: Trace, node: ir.Node) -> Executed:
+    """Return the codes of a QuantizeLinear."""
+    scale, zero = _encoding(trace, node)
+    before = trace.over(node, trace.of(node.inputs[0]), scale)
+    limits = *_code_range(trace, node), zero.numbers
+    return trace.quantized(node, before, "Round", limits)
+
+
+def dequantize(trace: Trace, node: ir.Node) -> Executed:
+    """Return the numbers of codes."""
+    scale, zero = _encoding(trace, node)
+    return trace.times(node, trace.sum(node, trace.of(node.inputs[0]), zero, -1.0), scale)
+
+
+def _encoding(trace: Trace, node: ir.Node) -> tuple[Executed, Executed]:
+    """Return scale and zero point, so that they broadcast to the data."""
+    rank, ints = len(trace.shape(node.inputs[0])), node.attributes.get_int
+    found = []
+    for value in (*node.inputs[1:], None)[:2]:
+        array = NOTHING if value is None else trace.of(value).numbers
+        if array.ndim > 1 or ints("block_size", 0) + ints("precision", 0):
+            raise UnsupportedError(f"a {node.op_type} in blocks, or of another precision")
+        after = rank - 1 - ints("axis", 1) % rank if array.size > 1 else 0
+        found.append(
+            fixed(array.reshape(-1, *(1,) * after) if array.size > 1 else array.reshape(()))
+        )
+    return found[0], found[1]
+
+
+def fake_quantize(trace: Trace, node: ir.Node) -> Executed:
+    """Return the result of a FakeQuantize."""
+    x, low, high, bottom, top = map(trace.of, node.inputs)
+    last = fixed(np.asarray(node.attributes.get_int("levels", 0) - 1.0))
+    if not (low.numbers < high.numbers).all():
+        raise UnsupportedError("a FakeQuantize without an input range")
+    span, step = _folded(np.subtract, high, low), _folded(np.subtract, top, bottom)
+    share = trace.over(node, trace.sum(node, x, low, -1.0), span)
+    limits = NOTHING, last.numbers, NOTHING
+    codes = trace.quantized(node, trace.times(node, share, last), "Round", limits)
+    return trace.sum(node, trace.times(node, trace.over(node, codes, last), step), bottom)
+
+
+def mean(trace: Trace, node: ir.Node) -> Executed:
+    """Return means over windows or whole axes."""
+    x, shape = trace.of(node.inputs[0]), trace.shape(node.inputs[0])
+    rank, keeps, sizes = len(shape), True, shape[2:]
+    axes: list[int] = list(range(2, rank))
+    kind: tuple[Hashable, ...] = "mean", rank
+    if node.op_type == "ReduceMean":
+        stated = trace.of(node.inputs[1]).numbers if len(node.inputs) > 1 else NOTHING[None][:0]
+        every = tuple(map(int, stated.ravel())) or node.attributes.get_ints(
+            "axes", tuple(range(rank))
+        )
+        axes, keeps = (
+            sorted(a % rank for a in every),
+            node.attributes.get_int("keepdims", 1) == 1,
+        )
+        sizes = tuple(shape[axis] for axis in axes)
+    if node.op_type == "AveragePool":
+        if node.attributes.get_int("count_include_pad", 0):
+            raise UnsupportedError("an AveragePool that counts its padding")
+        sizes, kind = tuple(node.attributes.get_ints("kernel_shape", ())), _plain(node)
+    known = [size for size in sizes if isinstance(size, int)]
+    if len(known) < len(sizes) or any(_varies(a, axes, rank) for a in _arrays(x)):
+        raise UnsupportedError("a mean of data with several scales, or of unknown size")
+    count = float(math.prod(known))
+    meant = _rebased(x.meant, (*kind, *axes), lambda array: array)
+    exact = replace(x, meant=meant, absolute=count * x.error, relative=NOTHING)
+    sums = trace.adding(node).noise(exact, np.asarray(count), count * x.reach)
+    made = replace(exact, absolute=sums.absolute / count, granule=None)
+    made = rounded(made, precision_of(node), 2)
+    if keeps:
+        return made
+    return _moved(
+        trace,
+        node,
+        made,
+        lambda a: np.squeeze(a, tuple(i - rank for i in axes if rank - i <= a.ndim)),
+    )
+
+
+def move(trace: Trace, node: ir.Node) -> Executed:
+    """Return moved elements, or maxima of them."""
+    x, name = trace.of(node.inputs[0]), node.op_type
+    if name == "Identity" or (name == "Dropout" and len(node.inputs) < 3):
+        return x
+    before, after = map(trace.shape, (node.inputs[0], node.outputs[0]))
+    rank = len(before)
+    if name == "Transpose":
+        perm = node.attributes.get_ints("perm", tuple(range(rank))[::-1])
+        return _moved(
+            trace, node, x, lambda a: a.reshape((1,) * (rank - a.ndim) + a.shape).transpose(perm)
+        )
+    if name in ("MaxPool", "GlobalMaxPool"):
+        if len(x.meant.terms) != 1 or not (x.meant.terms[0][0] > 0).all():
+            raise UnsupportedError(f"a {name} of several terms")
+        if any(_varies(a, range(2, rank), rank) for a in _arrays(x)):
+            raise UnsupportedError(f"a {name} of data with several scales")
+        x = replace(x, absolute=x.error, relative=NOTHING)
+        return _moved(trace, node, x, lambda array: array)
+    return _moved(trace, node, x, lambda array: _reshaped(array, before, after))
+
+
+def _moved(trace: Trace, node: ir.Node, x: Executed, change: Change) -> Executed:
+    def wide(array: Float64) -> Float64:
+        return array.reshape(()) if array.size == 1 else change(array)
+
+    kind = _plain(node)
+    if node.op_type not in ("Transpose", "MaxPool", "GlobalMaxPool"):
+        kind = "Reshape", trace.shape(node.outputs[0])
+        if None in kind[1]:
+            raise UnsupportedError(f"the shape of a {node.op_type} is not known")
+    granule = None if x.granule is None else wide(x.granule)
+    ends = wide(x.low), wide(x.high), wide(x.absolute), wide(x.relative)
+    return Executed(_rebased(x.meant, kind, wide), *ends, granule, weak=x.weak)
+
+
+def _plain(node: ir.Node) -> tuple[Hashable, ...]:
+    return node.op_type, *((n, repr(a.value)) for n, a in sorted(node.attributes.items()))
+
+
+def _folded(operation: Callable[..., Float64], a: Executed, b: Executed) -> Executed:
+    """Return an operation on two constants, in float32 and as it is meant."""
+    executed = operation(*(c.numbers.astype(np.float32) for c in (a, b)))
+    return fixed(executed.astype(np.float64), np.asarray(operation(a.meant.offset, b.meant.offset)))
+
+
+def _turned(array: Float64, groups: int) -> Float64:
+    channels, rows, *places = array.shape
+    parts = array.reshape(groups, channels // groups, rows, *places).swapaxes(1, 2)
+    return parts.reshape(groups * rows, channels // groups, *places)
+
+
+def _arrays(x: Executed) -> list[Float64]:
+    return [c for c, _ in x.meant.terms] + [x.low, x.high, x.absolute, x.relative, x.meant.offset]
+
+
+def _varies(array: Float64, axes: range | list[int], rank: int) -> bool:
+    places = [axis - rank for axis in axes]
+    return any(-place <= array.ndim and array.shape[place] > 1 for place in places)
+
+
+def _rebased(function: Ideal, kind: tuple[Hashable, ...], change: Change) -> Ideal:
+    """Return a function of moved elements, as one of moved bases."""
+    terms = []
+    for factor, basis in function.terms:
+        inner = Ideal.of(basis)
+        if kind[0] == "Reshape" and basis.kind[0] == "Reshape" and basis.inner is not None:
+            inner = basis.inner
+        ends = change(basis.low), change(basis.high)
+        terms.append((change(factor), Basis(kind, *ends, replace(inner, depth=function.depth))))
+    offset, size = change(function.offset), change(function.size)
+    return Ideal(tuple(terms), offset, size, function.depth)
+
+
+def _reshaped(array: Float64, before: Sizes, after: Sizes) -> Float64:
+    """Return an array in the new shape of the data; the samples of a batch are alike."""
+    wide = array.reshape((1,) * (len(before) - array.ndim) + array.shape)
+    same = [a == b for a, b in zip(before, after, strict=False)]
+    kept = min(
+        next((i for i, is_same in enumerate(same) if not is_same), len(same)),
+        next(axis for axis, size in enumerate(wide.shape) if size > 1),
+    )
+    old, new = (tuple(n for n in s[kept:] if isinstance(n, int)) for s in (before, after))
+    if len(old) < len(before) - kept or len(new) < len(after) - kept:
+        raise UnsupportedError("a shape is not known")
+    return np.broadcast_to(wide[(0,) * kept], old).reshape(new)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "MatMul", "Gemm"), product),
+    **dict.fromkeys(_INTEGER, integer_product),
+    **dict.fromkeys(("Add", "Sub", "Sum"), add),
+    **dict.fromkeys(("Relu", "Clip", "Max", "Min"), limit),
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), mean),
+    **dict.fromkeys(names("Identity Dropout Transpose MaxPool GlobalMaxPool"), move),
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), move),
+    **dict.fromkeys(WHOLE, whole),
+    **dict.fromkeys(("Quant", "IntQuant"), quant),
+    "QuantizeLinear": quantize_linear,
+    "FakeQuantize": fake_quantize,
+    "Mul": multiply,
+    "Div": divide,
+    "BatchNormalization": normalize,
+    "LeakyRelu": leaky,
+    "DequantizeLinear": dequantize,
+}

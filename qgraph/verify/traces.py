@@ -1,0 +1,243 @@
+"""What is known of the values of one model, for the checker of bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError, UnsupportedError
+from qgraph.numerics import Float64
+from qgraph.verify.executed import (
+    PRECISIONS,
+    SINGLE,
+    Adding,
+    Executed,
+    Precision,
+    added,
+    fixed,
+    rounded,
+    scaled,
+)
+from qgraph.verify.ideals import NOTHING, Basis, Ideal, largest, times, unlimited
+from qgraph.verify.reading import Reading, Sizes
+
+Change = Callable[[Float64], Float64]
+Rule = Callable[["Trace", ir.Node], Executed]
+
+ENDLESS: Float64 = np.full((), np.inf)
+WHOLE = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}
+FAILURES = (UnsupportedError, OperatorError, ValueError, TypeError, IndexError)
+
+
+@dataclass(frozen=True, eq=False)
+class Rounded:
+    """A rounding of data to codes.
+
+    Attributes:
+        kind: Round, Floor or Ceil.
+        before: what is rounded, in steps.
+        function: what it means, without limits.
+        clips: the first and the last code that limits leave.
+        ends: the first and the last code that occur.
+        reach: the first and the last code without limits.
+        codes: the codes, as a function.
+    """
+
+    kind: str
+    before: Executed
+    function: Ideal
+    clips: tuple[Float64, Float64]
+    ends: tuple[Float64, Float64]
+    reach: tuple[Float64, Float64]
+    codes: Ideal
+
+
+class Trace:
+    """What is known of the values of a model.
+
+    Args:
+        side: the model.
+        inputs: what is known of its inputs.
+        settle: returns the codes of the rounding that has a result, or None for new ones.
+        order: the number of terms in a chunk, and the type in which 16-bit types are added.
+        rules: what is executed by each operator.
+
+    Attributes:
+        roundings: by their results.
+    """
+
+    def __init__(
+        self,
+        side: Reading,
+        inputs: Mapping[ir.Value, Executed],
+        settle: Callable[[ir.Value], Ideal | None],
+        order: tuple[int | None, str],
+        rules: Mapping[str, Rule],
+    ) -> None:
+        self.roundings: dict[ir.Value, Rounded] = {}
+        self._side, self._settle, self._order, self._rules = side, settle, order, rules
+        self._shapes = side.shapes()
+        self._values: dict[ir.Value, Executed] = dict(inputs)
+        self._unknown: dict[ir.Value, str] = {}
+        with np.errstate(all="ignore"):
+            for node in side.graph:
+                if not all(map(side.has, node.outputs)):
+                    self._enter(node)
+
+    def of(self, value: ir.Value | None) -> Executed:
+        """Return what is known of a value.
+
+        Raises:
+            UnsupportedError: nothing is.
+        """
+        if value is None or value in self._unknown:
+            raise UnsupportedError(
+                "an operand is missing" if value is None else self._unknown[value]
+            )
+        if value not in self._values:
+            self._values[value] = self._constant(value)
+        return self._values[value]
+
+    def _enter(self, node: ir.Node) -> None:
+        rule = self._rules.get(node.op_type)
+        try:
+            if rule is None or node.domain in ("com.microsoft", "ai.onnx.ml"):
+                raise UnsupportedError(f"the checker has no bound for {node.op_type}")
+            self._values[node.outputs[0]] = rule(self, node)
+        except FAILURES as error:
+            self._unknown.update(dict.fromkeys(node.outputs, str(error)))
+
+    def shape(self, value: ir.Value | None) -> Sizes:
+        """Return the shape of a value."""
+        shape = None if value is None else self._shapes.get(value)
+        if shape is None:
+            raise UnsupportedError("the rank of a tensor is not known")
+        return shape
+
+    def _constant(self, value: ir.Value) -> Executed:
+        array, node = self._side.array(value), value.producer()
+        if array is None or array.dtype.kind not in "iubfV":
+            raise UnsupportedError(f"{value.name!r} has no numbers that the checker knows")
+        executed = array.astype(np.float64)
+        if node is None or not node.inputs:
+            return fixed(executed)
+        match node.op_type:
+            case "Transpose":
+                perm = node.attributes.get_ints("perm", tuple(range(executed.ndim))[::-1])
+                return changed(self.of(node.inputs[0]), lambda a: a.transpose(perm))
+            case "Reshape" | "Identity":
+                return changed(self.of(node.inputs[0]), lambda a: a.reshape(executed.shape))
+            case "Mul" | "Div":
+                a, b = (self.of(v).meant.offset for v in node.inputs)
+                return fixed(executed, a * b if node.op_type == "Mul" else a / b)
+            case "DequantizeLinear":
+                codes, scale, zero = (
+                    (self.of(v).numbers for v in (*node.inputs, None)[:3] if v)
+                    if (len(node.inputs) > 2)
+                    else (*(self.of(v).numbers for v in node.inputs), NOTHING)
+                )
+                axis = node.attributes.get_int("axis", 1) % max(codes.ndim, 1)
+                size = node.attributes.get_int("block_size", 0)
+                shape = [-1 if place == axis else 1 for place in range(codes.ndim)]
+                scale, zero = (
+                    np.repeat(a, size, axis)
+                    if size and a.size > 1
+                    else a.reshape(shape if a.size > 1 else ())
+                    for a in (scale, zero)
+                )
+                return fixed(executed, scale * (codes - zero), scale, codes - zero)
+            case "Quant" | "IntQuant" | "BipolarQuant":
+                step = np.broadcast_to(self.of(node.inputs[1]).numbers, executed.shape)
+                codes = np.rint(executed / step)
+                if np.array_equal((codes * step).astype(np.float32), executed):
+                    return fixed(executed, codes * step, step, codes)
+            case "FakeQuantize":
+                _, _, bottom, top = (self.of(v).numbers for v in node.inputs[1:])
+                last = node.attributes.get_int("levels", 0) - 1
+                codes = np.rint((executed - bottom) / (top - bottom) * last)
+                return fixed(executed, codes / last * (top - bottom) + bottom)
+        reason = f"constants that {node.op_type} computes are taken as they are"
+        return replace(fixed(executed), weak=reason)
+
+    def adding(self, node: ir.Node) -> Adding:
+        """Return how a node adds."""
+        chunk, accumulate = self._order
+        return Adding(SINGLE if accumulate != "own" else precision_of(node), chunk)
+
+    def times(self, node: ir.Node, x: Executed, factor: Executed) -> Executed:
+        """Return a product with a constant, rounded."""
+        return rounded(scaled(x, factor.meant.offset, factor.numbers), precision_of(node))
+
+    def sum(self, node: ir.Node, a: Executed, b: Executed, sign: float = 1.0) -> Executed:
+        """Return a sum or difference, rounded."""
+        for x, other in ((a, b), (b, a)):
+            is_zero = other.value is not None and not (
+                other.value.any() or other.meant.offset.any()
+            )
+            if is_zero and (x is a or sign > 0):
+                return x
+        return rounded(added(a, b, sign), precision_of(node))
+
+    def over(self, node: ir.Node, x: Executed, by: Executed) -> Executed:
+        """Return a quotient by a constant, rounded."""
+        if not (by.numbers.all() and by.meant.offset.all()):
+            raise UnsupportedError("a division by 0 has no bound")
+        exact = scaled(x, 1 / by.meant.offset, 1 / by.numbers, 2)
+        if (np.abs(np.frexp(by.numbers)[0]) != 0.5).any():
+            exact = replace(exact, granule=None)
+        return rounded(exact, precision_of(node))
+
+    def ends(self, node: ir.Node) -> tuple[Float64, Float64]:
+        """Return the ends of a Clip."""
+        found = []
+        for place, (name, missing) in enumerate((("min", -ENDLESS), ("max", ENDLESS)), 1):
+            value = node.inputs[place] if len(node.inputs) > place else None
+            stated = node.attributes.get_float(name, None)
+            end = missing if stated is None else np.asarray(float(np.float32(stated)))
+            found.append(end if value is None else self.of(value).numbers.reshape(()))
+        return found[0], found[1]
+
+    def quantized(
+        self, node: ir.Node, before: Executed, kind: str, ends: tuple[Float64, Float64, Float64]
+    ) -> Executed:
+        """Return ``clip(round(before) + zero, low, high)``; limits that follow count."""
+        value, (low, high, zero) = node.outputs[0], ends
+        users = list(value.consumers())
+        while len(users) == 1 and users[0].op_type == "Clip" and not value.is_graph_output():
+            first, last = self.ends(users[0])
+            low, high = np.maximum(low, first), np.minimum(high, last)
+            value = users[0].outputs[0]
+            users = list(value.consumers())
+        value, low, high = node.outputs[0], low - zero, high - zero
+        function, bottom, top = unlimited(before.meant)
+        clips = [np.clip(WHOLE[kind](end), low, high) for end in (bottom, top)]
+        reach = np.floor(before.low - before.error), np.ceil(before.high + before.error)
+        first, last = (np.clip(end, *clips) for end in reach)
+        codes = self._settle(value) or Ideal.of(Basis(("codes", id(value)), first, last))
+        bare = function.range
+        off = before.absolute + times(before.relative, largest(*bare))
+        far = np.floor(bare[0] - off), np.ceil(bare[1] + off)
+        self.roundings[value] = Rounded(
+            kind, before, function, (clips[0], clips[1]), (first, last), far, codes
+        )
+        made = Executed(codes, *codes.range, granule=np.ones(()), weak=before.weak)
+        return added(made, fixed(zero)) if zero.any() else made
+
+
+def changed(x: Executed, change: Change) -> Executed:
+    """Return a constant with its axes changed."""
+    shape = x.numbers.shape
+    value, meant = change(x.numbers), change(np.broadcast_to(x.meant.offset, shape))
+    if x.scale is None or x.codes is None:
+        return replace(fixed(value, meant), weak=x.weak)
+    scale, codes = (change(np.broadcast_to(a, shape)) for a in (x.scale, x.codes))
+    return replace(fixed(value, meant, scale, codes), weak=x.weak)
+
+
+def precision_of(node: ir.Node) -> Precision:
+    """Return the type in which a node rounds."""
+    kinds = [v.dtype.name for v in (*node.inputs[:1], *node.outputs) if v and v.dtype]
+    return next((PRECISIONS[kind] for kind in kinds if kind in PRECISIONS), SINGLE)
