@@ -22,7 +22,7 @@ from qgraph.verify.executed import (
     rounded,
     scaled,
 )
-from qgraph.verify.ideals import NOTHING, Basis, Ideal, largest
+from qgraph.verify.ideals import NOTHING, Basis, Ideal
 from qgraph.verify.operators import names
 from qgraph.verify.reading import Sizes
 from qgraph.verify.traces import ENDLESS, WHOLE, Change, Rule, Trace, changed, precision_of
@@ -145,8 +145,7 @@ def leaky(trace: Trace, node: ir.Node) -> Executed:
     low, high = (np.where(end >= 0, end, alpha * end) for end in (x.low, x.high))
     basis = Basis(("LeakyRelu", alpha), low, high, x.meant)
     meant = replace(Ideal.of(basis), depth=x.meant.depth + 1)
-    error = x.error + 2 * unit.unit * (largest(low, high) + x.reach + 1) + unit.tiny
-    return Executed(meant, low, high, error, weak=x.weak)
+    return rounded(Executed(meant, low, high, x.error, weak=x.weak), unit)
 
 
 def _code_range(trace: Trace, node: ir.Node) -> tuple[Float64, Float64]:

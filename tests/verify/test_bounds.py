@@ -1,0 +1,179 @@
+"""Bounds of a certificate, recomputed by the checker alone."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.util
+import itertools
+import json
+import re
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph import transforms
+from qgraph.bound import Bounding
+from qgraph.text import json_text
+from tests.verify.checking import checked
+
+MAKE_MOBILENET = Path(__file__).parents[1] / "benchmarks" / "make_mobilenet.py"
+
+LAYER = """<ir_version: 10, opset_import: ["": 21]>
+    net (uint4[1,3] x) => (int8[1,2] y)
+    <int8[3,2] w = {3, -5, 7, 2, -1, 6}, float s = {0.3}, float s_y = {0.11}, uint4 z = {2},
+     int8 z_y = {0}, float[2] f = {1.7, 0.9}, float[2] b = {0.5, -0.3}, float[2] c = {0.6, -0.3},
+     float s_w = {0.07}, float[2] s_v = {0.119, 0.0631}> {
+        a = DequantizeLinear (x, s, z)
+        FORM
+        r = Relu (n)
+        [end] y = QuantizeLinear (r, s_y, z_y)
+    }"""
+FORMS = (
+    "v = DequantizeLinear (w, s_w) m = MatMul (a, v) k = Mul (m, f) n = Add (k, b)",
+    "v = DequantizeLinear <axis = 1> (w, s_v) n = Gemm (a, v, c)",
+)
+
+
+def layer(form: int, scale: str = "0.0631") -> ir.Model:
+    return ir.from_onnx_text(LAYER.replace("FORM", FORMS[form]).replace("0.0631", scale))
+
+
+def pair() -> tuple[ir.Model, ir.Model]:
+    return layer(0), layer(1)
+
+
+@functools.cache
+def proved() -> str:
+    proof = qgraph.prove(*pair(), evidence=True, within="8step")
+    return json_text(proof.to_json())
+
+
+def proof_of_pair() -> dict[str, Any]:
+    return dict(json.loads(proved()))
+
+
+def true_shift() -> list[Fraction]:
+    """How far both layers lie apart in real numbers, in steps of the codes, by channel."""
+    exact = lambda text: Fraction(float(np.float32(text)))  # noqa: E731
+    weights = [[3, -5], [7, 2], [-1, 6]]
+    found = []
+    numbers = [(1.7, 0.5, 0.6, 0.119), (0.9, -0.3, -0.3, 0.0631)]
+    for channel, (f, b, c, scale) in enumerate(numbers):
+        apart = []
+        for codes in itertools.product(range(16), repeat=3):
+            total = sum((x - 2) * w[channel] for x, w in zip(codes, weights, strict=True))
+            real = total * exact(0.3)
+            one = max(real * exact(0.07) * exact(f) + exact(b), 0) / exact(0.11)
+            other = max(real * exact(scale) + exact(c), 0) / exact(0.11)
+            apart.append(abs(min(one, 128) - min(other, 128)))
+        found.append(max(apart))
+    return found
+
+
+def stated(document: dict[str, Any]) -> dict[str, Any]:
+    return next(r["bound"] for r in document["regions"] if r["verdict"] == "bounded")
+
+
+def test_a_bound_is_checked_and_lies_above_exact_arithmetic():
+    document = proof_of_pair()
+    found = checked(document, *pair())
+    assert str(found.verdict) == "bounded"
+    assert found.counts == {"checked": 2, "unchecked": 0, "refuted": 0}
+    bound = stated(document)
+    for row, exact in zip(bound["channels"], true_shift(), strict=True):
+        assert exact <= row[2] <= exact * Fraction(5, 4)
+
+
+@pytest.mark.parametrize("share", [0.999, 0.5])
+@pytest.mark.parametrize(
+    "name",
+    ["deviation_steps", "tie_distance_steps", "reference_error", "candidate_error", "ideal_shift"],
+)
+def test_a_smaller_figure_is_refuted(name, share):
+    document = proof_of_pair()
+    stated(document)[name] *= share
+    assert "refuted" in [part.status for part in checked(document, *pair()).regions]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"max_steps": 0}, "max steps"),
+        ({"order": "chunk:2"}, "another question"),
+        ({"against": "ideal"}, "another question"),
+        ({"levels": 1000.0}, "levels"),
+        ({"absolute": 1e-9}, "absolute"),
+        ({"channels": [[0.0, 0.0, 0.0]] * 2}, "of a channel"),
+        ({"channels": [[9.0, 9.0, 9.0]] * 3}, "2 channels"),
+        ({"code_shift": 1}, "ideal shift|max steps|deviation"),
+    ],
+)
+def test_a_changed_bound_is_refuted(changes, reason):
+    document = proof_of_pair()
+    stated(document).update(changes)
+    reasons = [str(part.reason) for part in checked(document, *pair()).regions]
+    assert any(re.search(reason, text) for text in reasons), reasons
+
+
+def test_a_looser_bound_is_checked():
+    document = proof_of_pair()
+    bound = stated(document)
+    bound |= {
+        name: 2 * bound[name] for name in bound if name.endswith(("_steps", "error", "shift"))
+    }
+    bound["channels"] = []
+    assert str(checked(document, *pair()).verdict) == "bounded"
+
+
+def test_a_bound_for_chunks_is_no_bound_for_any_order():
+    models = [qgraph.load(model) for model in pair()]
+    proof = qgraph.prove(*models, evidence=True, within=Bounding("8step", order="chunk:1"))
+    document = copy.deepcopy(proof.to_json())
+    document["order"] = stated(document)["order"] = "any"
+    found = checked(document, *models)
+    assert found.is_refuted
+
+
+def test_other_models_have_other_bounds():
+    document = proof_of_pair()
+    for others in ((layer(0), layer(1, "0.0633")), pair()[::-1]):
+        assert str(checked(document, *others).verdict) == "undecided"
+
+
+def test_all_entries_and_outputs_are_needed():
+    document = proof_of_pair()
+    for place in range(len(document["regions"])):
+        changed = copy.deepcopy(document)
+        del changed["regions"][place]
+        assert str(checked(changed, *pair()).verdict) == "undecided"
+    changed = copy.deepcopy(document)
+    changed["regions"][0]["entries"] = []
+    assert "its entries are others" in str(checked(changed, *pair()).regions[0].reason)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["folded", "with codes as biases"])
+def test_all_regions_of_a_mobilenet_are_checked(change, monkeypatch):
+    spec = importlib.util.spec_from_file_location("make_mobilenet", MAKE_MOBILENET)
+    assert spec is not None
+    assert spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "make_mobilenet", maker)
+    spec.loader.exec_module(maker)
+    model = qgraph.load(maker.make_mobilenet(0.125))
+    if change != "folded":
+        model.apply(transforms.FoldBatchNorm(), transforms.ConvertDialect(to="qdq"))
+    changed = model.clone()
+    changed.apply(transforms.FoldBatchNorm() if change == "folded" else transforms.QuantizeBias())
+    proof = qgraph.prove(model, changed, evidence=True, hashes=False, within="1step")
+    assert sum(region.verdict == "bounded" for region in proof.regions) == 27
+    found = checked(proof.to_json(), model, changed)
+    assert found.counts == {"checked": 29, "unchecked": 0, "refuted": 0}
+    assert str(found.verdict) == "bounded"
