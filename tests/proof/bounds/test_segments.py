@@ -133,6 +133,7 @@ def test_the_decoded_zero_tells_how_codes_are_numbered(change, steps):
     assert found.verdict == ("bounded" if steps else "proved")
 
 
+@pytest.mark.slow
 def test_rounding_codes_to_themselves_is_no_segment():
     text = """<ir_version: 10, opset_import: ["": 21]>
         net (int8[1,2] x) => (float[1,1] y)
