@@ -263,6 +263,13 @@ OUT_OF_RANGE = _cause(
     "A result may exceed the range of its type, or the range of an input is not known.",
     "State the ranges of inputs that are not quantized: qgraph prove --range NAME=LOW:HIGH.",
 )
+OVERFLOW = _cause(
+    65,
+    "int32-overflow",
+    "A sum of products of codes exceeds int32 for some codes and wraps around, in one of the "
+    "models only.",
+    "Divide the sum into parts, take fewer bits for weights, or keep float operators there.",
+)
 
 
 def cause_of(name: str, known: Mapping[str, Cause] = CAUSES) -> Cause:

@@ -57,6 +57,7 @@ STABLE = {
     "sign-of-zero": "QG062",
     "no-bound": "QG063",
     "out-of-range": "QG064",
+    "int32-overflow": "QG065",
 }
 """Ids that users script against: a new cause is added here, no other line ever changes."""
 

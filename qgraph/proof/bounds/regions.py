@@ -35,7 +35,7 @@ from qgraph.proof.certify import Proof
 from qgraph.proof.forced import fact_of
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.matching.normalise import flat
-from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, SIGN_OF_ZERO
+from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, OVERFLOW, SIGN_OF_ZERO
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,8 @@ def with_bounds(
     is_open, is_bounded = (v in verdicts for v in (ProofVerdict.UNDECIDED, ProofVerdict.BOUNDED))
     if is_different and (is_open or not is_bounded):
         return found
-    if not is_bounded and (is_open or level is not Exactness.VALUES):
+    has_cause = any(region.reason_id == OVERFLOW.id for region in regions)
+    if not is_bounded and not has_cause and (is_open or level is not Exactness.VALUES):
         return found
     if ProofVerdict.PROVED in verdicts:
         conditions.insert(0, EQUAL_OPERATORS)

@@ -25,7 +25,7 @@ from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.segment import RoundedData, Segment
 from qgraph.proof.bounds.tracer import Pending, Settle
 from qgraph.proof.functions.expression import Undecidable
-from qgraph.reasons import NOT_MATCHED, ExplainedReason
+from qgraph.reasons import NOT_MATCHED, OVERFLOW, ExplainedReason
 
 SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
 """What makes the thresholds of a rounding those of the nearest whole number."""
@@ -188,6 +188,11 @@ class Pairing:
         reason = NOT_MATCHED(
             f"no quantizer of the reference rounds what {node.name or node.op_type!r} does"
         )
+        others = (one.function for rounded in self._roundings.values() for one in rounded)
+        for function in (found.function, *others):
+            for _, atom in function.terms:
+                if atom.kind == "wrapped":
+                    reason = OVERFLOW(str(atom.attributes))
         self.segments.append(Segment(None, node, (None, node.outputs[0]), reason=reason))
         self._serial += 1
         atom = self._atoms.make("codes", self._serial, (), found.ends)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from qgraph.graph.schema import OpKey
 from qgraph.ops.integer.products import SIGNATURES, Result
+from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
 from qgraph.proof.bounds.sums import sum_of_products
@@ -21,7 +22,7 @@ from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.rules.data_products import product_of_data
 from qgraph.proof.rules.movements import transposed
 from qgraph.proof.rules.products import convolved, multiplied, of_rows
-from qgraph.reasons import AT_RUN_TIME, NO_BOUND
+from qgraph.reasons import AT_RUN_TIME, OVERFLOW
 
 
 @bound_rule(*SIGNATURES)
@@ -48,12 +49,39 @@ def product_of_codes(call: NodeCall) -> Operand:
         call.decoded.append(codes)
         factors.append(transposed(call, places[side], (1, 0), codes) if is_turned else codes)
     total = _total(call, factors[0], factors[1], found.get("bias"), signature.kind)
-    if (total.reach >= 2.0**31).any():
-        raise Undecidable(NO_BOUND("an int32 sum may wrap around"))
+    if (total.low < -_HALF).any() or (total.high >= _HALF).any():
+        total = _wrapped(call, total, factors[0])
     kind = signature.result(found)
     if kind is Result.SUMS:
         return total
     return _scaled(call, call.tracer.Cast(total, to="FLOAT"), kind, found, aligned)
+
+
+_HALF = 2.0**31
+
+
+def _wrapped(call: NodeCall, total: Quantity, data: Quantity) -> Quantity:
+    """Return integers modulo 2**32; they are equal in both models if the sums are.
+
+    Raises:
+        Undecidable: they are not exact.
+    """
+    atoms = call.tracer.atoms
+    if not total.is_exact:
+        raise Undecidable(OVERFLOW("an int32 sum may wrap around"))
+    row = int(np.argmax(np.maximum(-total.low, total.high + 1)))
+    ends = total.low.reshape(-1)[row], total.high.reshape(-1)[row]
+    is_low = -ends[0] > ends[1] + 1
+    first, last = (float(pick(end)) for pick, end in ((np.min, data.low), (np.max, data.high)))
+    where = (first, last) if is_low else (last, first)
+    text = (
+        f"an int32 sum wraps around: in channel {row} it is {ends[not is_low]:.0f} where codes "
+        f"less their zero point are {where[0]:g} for positive weights and {where[1]:g} for others"
+    )
+    atoms.conditions.add(text)
+    ends = -np.full((), _HALF), np.full((), _HALF - 1)
+    atom = atoms.make("wrapped", text, (total.meant,), ends, slope=np.inf)
+    return Quantity(Combination.of(atom), *ends, unit=np.ones(()))
 
 
 def _total(

@@ -139,3 +139,35 @@ def test_exchanged_weights_are_no_proof_of_the_second_layer():
     # sums of a first channel for codes of -9 to 15: 3 * 15 + 5 * 9 there, or 9 * 15 + 50 * 15
     assert regions["second"].verdict == "bounded"
     assert regions["second"].bound.max_steps > 1
+
+
+WRAPPING = """<ir_version: 10, opset_import: ["": 21]>
+    net (int8[1,1,2] x) => (int8[1,1,2] y)
+    <int8[1,1,1] w = {100}, float s = {0.5}, float[1] t = {0.25}, float s_y = {STEP}, int8 z = {0},
+     int8[1] z_w = {0}, int32[1] b = {2147480000}, float[1] c = {268435000}> """
+WRAPS = "{ [end] y = QLinearConv (x, s, z, w, t, z_w, s_y, z, b) }"
+GOES_ON = """{
+    a = DequantizeLinear (x, s, z)
+    v = DequantizeLinear <axis = 0> (w, t, z_w)
+    m = Conv (a, v, c)
+    [end] y = QuantizeLinear (m, s_y, z)
+}"""
+
+
+def wrapping(*bodies: tuple[str, str]):
+    texts = [WRAPPING.replace("STEP", step) + body for body, step in bodies]
+    return qgraph.prove(*map(ir.from_onnx_text, texts), within="1step")
+
+
+def test_sums_that_wrap_around_alike_are_bounded_and_named():
+    found = wrapping((WRAPS, "2.5e6"), (WRAPS, "2.500001e6"))
+    assert found.verdict == "bounded"
+    # 100 * 127 + 2147480000 is beyond 2**31 - 1
+    assert any("it is 2147492700 where" in condition for condition in found.conditions)
+
+
+@pytest.mark.parametrize("bodies", [(WRAPS, GOES_ON), (GOES_ON, WRAPS)])
+def test_a_sum_that_wraps_around_in_one_model_is_named(bodies):
+    found = wrapping(*((body, "2.5e6") for body in bodies))
+    assert found.verdict == "undecided"
+    assert "QG065" in [region.reason_id for region in found.regions]
