@@ -161,36 +161,41 @@ def mutated(random: np.random.Generator, layers: list[Layer], mutation: str) -> 
     return made if all(a <= zero <= b for zero, (a, b) in ends) else None
 
 
+def session(layers: list[Layer], first: int) -> ort.InferenceSession:
+    """Return layers from one on, as they are executed."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    made = onnx.parser.parse_model(model(layers, first, codes=True)).SerializeToString()
+    return ort.InferenceSession(made, options, providers=["CPUExecutionProvider"])
+
+
+def extremes(random: np.random.Generator, layer: Layer, low: object, high: object) -> list:
+    """Return codes between two ends: random ones, and those of the largest and smallest sums."""
+    found = [random.integers(low, np.asarray(high) + 1, SIZE) for _ in range(24)]
+    for sign in (1, -1):
+        found += [np.where(sign * column > 0, high, low) for column in layer.weights.T]
+    return found
+
+
 def farthest(random: np.random.Generator, layers: tuple[list[Layer], list[Layer]], k: int) -> int:
     """Return the largest number of steps between results of one layer, as it is executed."""
     ours, theirs = (each[k] for each in layers)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    sessions = [
-        ort.InferenceSession(
-            onnx.parser.parse_model(model(each[: k + 1], k, codes=True)).SerializeToString(),
-            options,
-            providers=["CPUExecutionProvider"],
-        )
-        for each in layers
-    ]
+    sides = [session(each[: k + 1], k) for each in layers]
     shift = theirs.zeros[0] - ours.zeros[0]
-    ends = np.array([LIMITS[ours.kinds[0]], np.array(LIMITS[theirs.kinds[0]]) - shift])
-    low, high = ends[:, 0].max(), ends[:, 1].min()
-    if k:  # codes that the layer before can give
-        before = layers[0][k - 1]
-        first = max(before.limits[0], before.zeros[1]) if before.has_relu else before.limits[0]
-        low, high = (np.clip(end, *sorted((first, before.limits[1]))) for end in (low, high))
-    inputs = [random.integers(low, high + 1, SIZE) for _ in range(24)]
-    for weights in (ours.weights, theirs.weights):
-        for sign in (1, -1):
-            inputs += [np.where(sign * column > 0, high, low) for column in weights.T]
+    (low, high), (first, last) = (LIMITS[each.kinds[0]] for each in (ours, theirs))
+    low, high = max(low, first - shift), min(high, last - shift)
+    if k:  # codes that the layers before give
+        before, start = session(layers[0][:k], 0), layers[0][0]
+        ends = LIMITS[start.kinds[0]]
+        given = [x.astype(start.kinds[0])[None] for x in extremes(random, start, *ends)]
+        codes = np.concatenate([before.run(None, {"q0": x})[0] for x in given]).astype(int)
+        low, high = (np.clip(end, low, high) for end in (codes.min(axis=0), codes.max(axis=0)))
     worst = 0
-    for x in inputs:
+    for x in extremes(random, ours, low, high) + extremes(random, theirs, low, high):
         results = []
-        for session, layer, more in zip(sessions, (ours, theirs), (0, shift), strict=True):
-            codes = (x + more).astype(layer.kinds[0])[None]
-            (found,) = session.run(None, {f"q{k}": codes})
+        for side, layer, more in zip(sides, (ours, theirs), (0, shift), strict=True):
+            (found,) = side.run(None, {f"q{k}": (x + more).astype(layer.kinds[0])[None]})
             results.append(found.astype(int) - layer.zeros[1])
         worst = max(worst, int(np.abs(results[0] - results[1]).max()))
     return worst
