@@ -43,8 +43,8 @@ class OperatorForm(Choice):
 class CanonicalOperators(Transform):
     """Write operators on decoded codes in the forms that kernels on codes have.
 
-    1. ``gemm``: ``Add(MatMul(x, w), b) -> Gemm(x, w, b)`` for matrices, with decoded weights ``w``
-       and a constant ``b`` for each column.
+    1. ``gemm``: ``Add(MatMul(x, w), b) -> Gemm(x, w, b)`` for decoded matrices ``x`` and ``w``, and
+       a constant or decoded ``b`` for each column.
     2. ``pool``: ``ReduceMean`` of decoded data over all axes behind the channels becomes
        ``GlobalAveragePool``, with a Reshape where the axes are dropped.
     3. ``flatten``: ``Flatten(x) -> Reshape(x, [0, -1])`` for axis 1 of decoded data.
@@ -86,18 +86,21 @@ def _gemm(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | No
     if x is None or w is None or len(users) != 1 or node.outputs[0].is_graph_output():
         return None
     (add,) = users
-    others = [value for value in add.inputs if value is not node.outputs[0]]
+    others = [v for v in add.inputs if v is not None and v is not node.outputs[0]]
     if add.op_type != "Add" or add.domain or len(others) != 1 or not _decodes(w):
         return None
     ranks = [facts.get(value, UNKNOWN).rank for value in (x, w)]
-    bias, columns = constant_expression(others[0]), facts.get(w, UNKNOWN).shape
-    if ranks != [2, 2] or bias is None or columns is None or bias.ndim > 2:
+    summand, sizes = facts.get(others[0], UNKNOWN).shape, facts.get(w, UNKNOWN).shape
+    if ranks != [2, 2] or not summand or sizes is None or not _decodes(x):
         return None
-    sizes = (1,) * (2 - bias.ndim) + bias.shape
-    if sizes[0] != 1 or sizes[1] not in (1, columns[1]) or constant_expression(w) is not None:
+    bias = constant_expression(others[0])
+    rows = summand[:-1] if bias is not None and len(summand) == 2 else ()
+    if (bias is None and not _decodes(others[0])) or summand[len(rows) :] != sizes[1:]:
+        return None
+    if set(rows) - {1}:
         return None
     draft = editor.draft(Region(x, add.outputs[0], (node, add)))
-    stored = others[0] if bias.ndim == 1 else draft.constant(bias.reshape(-1), "bias")
+    stored = others[0] if bias is None or not rows else draft.constant(bias.reshape(-1), "bias")
     return draft.giving(draft.node("Gemm", [draft.x, w, stored], dtype=add.outputs[0].dtype))
 
 

@@ -20,7 +20,7 @@ def graph(nodes: str, *, opset: int = 17, data: str = "2, 3, 4, 4") -> str:
     return f"""<ir_version: 8, opset_import: ["": {opset}]>
         g (float[{data}] x) => (float[n, m] y)
         <float s = {{0.1}}, uint8 z = {{3}}, int8[3, 2] k = {{1, 2, -3, 4, 5, 127}}, int8 e = {{0}},
-         float[1, 2] b = {{0.5, -2}}, int64[2] a = {{-1, -2}},
+         float[1, 2] b = {{0.5, -2}}, int8[2] u = {{7, -9}}, int64[2] a = {{-1, -2}},
          int64[2] r = {{2, 3}}> {{
             q = QuantizeLinear (x, s, z)
             d = DequantizeLinear (q, s, z)
@@ -32,6 +32,10 @@ def graph(nodes: str, *, opset: int = 17, data: str = "2, 3, 4, 4") -> str:
 MEAN = "m = ReduceMean <axes = [2, 3], keepdims = 0> (d) y = MatMul (m, w)"
 FORMS = {
     "gemm": (graph("m = MatMul (d, w) y = Add (b, m)", data="5, 3"), [Q, DQ, DQ, "Gemm"]),
+    "gemm with codes as bias": (
+        graph("c = DequantizeLinear (u, s, e) m = MatMul (d, w) y = Add (m, c)", data="5, 3"),
+        [Q, DQ, DQ, DQ, "Gemm"],
+    ),
     "mean": (graph(MEAN), [Q, DQ, DQ, "GlobalAveragePool", "Reshape", "MatMul"]),
     "mean of axes as an operand": (
         graph("i = ReduceMean (d, a) m = Reshape (i, r) y = MatMul (m, w)", opset=21),
@@ -78,6 +82,7 @@ def test_zero_points_are_written_where_runtimes_load_them(check_pass):
 
 KEPT = (
     graph("m = MatMul (d, w) c = Abs (b) y = Add (c, m)", data="5, 3"),
+    graph("m = MatMul (x, w) y = Add (m, b)", data="5, 3"),
     graph(MEAN.replace("[2, 3]", "[1, 2]").replace("MatMul (m, w)", "Neg (m)")),
     graph("m = Flatten <axis = 0> (d) y = Neg (m)"),
 )
