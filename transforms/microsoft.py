@@ -6,7 +6,7 @@ opsets that have types of codes, and in attributes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.schema import MICROSOFT
+from qgraph.graph.scopes import nodes_of
 from qgraph.model import Model
 from qgraph.ops.steps import code_type, element_type
 from qgraph.quantizers.dialects.dialect import Refusal
@@ -73,6 +74,8 @@ class RaiseMicrosoft(Transform):
     ONNX Runtime has them there below opset 21, which introduced these codes in the standard domain.
     Codes of 8 bits stay, unless ``all`` is given. With ``opset`` the model is lowered to that
     version afterwards, if all nodes exist there with the meaning and the types that they have.
+    Nodes in functions stay: ONNX infers no types behind operators of com.microsoft there, which
+    operators that follow may need.
     """
 
     opset: int | None = option(None, help="opset to lower the standard operators to afterwards")
@@ -85,12 +88,14 @@ class RaiseMicrosoft(Transform):
         nodes = (node for node in model.nodes(*_PAIR) if not node.domain)
         now = model.ir.opset_imports.get("", 0)
         with inferred_operands(model, lambda node: node.op_type in _PAIR):
-            found = read_all(model, nodes, self._raised)
+            functions = model.ir.functions.values()
+            inner = {node for function in functions for node in nodes_of(function)}
+            found = read_all(model, nodes, lambda node: self._raised(node, inner))
             rebuild(model, found, Exactness.BITS, report, limit=now)
         if self.opset is not None:
             report.notes += lower_opset(model.ir, ceiling(model.ir, self.opset))
 
-    def _raised(self, node: ir.Node) -> Found:
+    def _raised(self, node: ir.Node, inner: Container[ir.Node]) -> Found:
         codes = code_type(node)
         if codes is None:
             return Refusal(
@@ -110,6 +115,12 @@ class RaiseMicrosoft(Transform):
                 node,
                 f"codes of type {codes.name} are standard below opset {_OPSET_OF_NARROW}",
             )
+        if node in inner:
+            reason = (
+                f"{where(node)}: it is in a function, in which ONNX infers no types behind "
+                "operators of com.microsoft; inline the functions first, as onnx.inliner does"
+            )
+            return Refusal(node, NO_OPERATOR(reason))
         others = [name for name in _ONLY_STANDARD if _is_set(node, name)]
         if others:
             way = "keep it in the standard domain"

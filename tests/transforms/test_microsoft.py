@@ -196,6 +196,27 @@ def test_nodes_in_subgraphs_and_functions_move_too() -> None:
         np.testing.assert_array_equal(model.run(each, backend="numpy")["y"], expected)
 
 
+def test_nodes_in_functions_are_not_moved_where_their_types_would_be_lost() -> None:
+    """AveragePool needs the type of what the function returns."""
+    text = """<ir_version: 10, opset_import: ["": 13, "local": 1]>
+        g (float[1,1,4] x) => (float[1,1,3] y) {
+            k = local.f (x)
+            y = AveragePool <kernel_shape = [2]> (k)
+        }
+        <domain: "local", opset_import: ["": 13]>
+        f (x) => (y) {
+            s = Constant <value = float {0.5}> ()
+            z = Constant <value = uint8 {3}> ()
+            q = QuantizeLinear (x, s, z)
+            y = DequantizeLinear (q, s, z)
+        }"""
+    model = load(ir.from_onnx_text(text))
+    report = model.apply(RaiseMicrosoft(all=True))
+    assert [site.outcome for site in report] == [SiteStatus.REFUSED] * 2
+    assert "inline the functions first" in report.sites[0].reason
+    onnx.checker.check_model(model.to_proto(), full_check=True)
+
+
 def test_a_limit_of_the_opset_is_kept() -> None:
     model = pair("int16", 17)
     report = model.apply(LowerMicrosoft(opset=20))
