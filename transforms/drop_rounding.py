@@ -66,7 +66,9 @@ class DropRounding(Transform):
                 reason = "its input is constant, so its rounding costs no time at run time"
                 others.append(entry(fake.node, SiteStatus.KEPT, reason))
             elif (fake.ranged.output_low == fake.ranged.output_high).any():
-                reason = "its output range is a point, so there is no linear function to use"
+                reason = (
+                    "its output range is a point, so there is no linear function to use; correct it"
+                )
                 others.append(refused(fake.node, UNSUITED_RANGE(reason)))
             else:
                 lines.append(_Line.of(fake, editor, clamp=self.clamp))

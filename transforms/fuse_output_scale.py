@@ -38,6 +38,8 @@ from qgraph.transforms.ranges.grids import (
 )
 from qgraph.transforms.weights.output_scale import Scaling, Stuck, is_power, scaling, title
 
+_ALONE = "; leave it, or write it without the operators before it with convert{to=onnx}"
+
 
 @transform("fuse-output-scale")
 class FuseOutputScale(Transform):
@@ -86,7 +88,8 @@ class FuseOutputScale(Transform):
             try:
                 planned = self._fuse(fake, editor, comparer, limit, facts)
             except Stuck as stuck:
-                planned = refused(fake.node, explained(stuck.reason, NOT_ABSORBED))
+                reason = stuck.reason if ";" in stuck.reason else stuck.reason + _ALONE
+                planned = refused(fake.node, explained(reason, NOT_ABSORBED))
             if isinstance(planned, _Fusion):
                 fusions.append(planned)
             else:

@@ -119,7 +119,9 @@ class _Bias:
             raise Stuck(UNSUPPORTED_TYPE(f"its bias is {layer.dtype.name}, expected FLOAT"))
         stored = known.array(present(node, 2))
         if stored is None:
-            raise Stuck("its bias is computed at run time, expected a constant")
+            raise Stuck(
+                "its bias is computed at run time, expected a constant; fold constants first"
+            )
         if stored.size not in (1, size) or stored.shape[-1:] not in ((1,), (size,), ()):
             raise Stuck(f"its bias has shape {list(stored.shape)}, expected [{size}]")
         bias = np.broadcast_to(stored.reshape(-1), size)

@@ -153,7 +153,10 @@ class _Decoded:
             raise OperatorError(f"{where(node)}: MatMulNBits accepts matrices only")
         form = FORMATS.get(ir.DataType.from_numpy(codes.dtype).name)
         if not isinstance(form, IntFormat) or form.bits not in _WIDTHS:
-            raise OperatorError(f"{where(decode)}: MatMulNBits has codes of 2, 4 or 8 bits only")
+            raise OperatorError(
+                f"{where(decode)}: MatMulNBits has codes of 2, 4 or 8 bits only; if they fit, "
+                "store them so with repack{to=int8} first"
+            )
         values = operator.run(decode, [codes, scale, zero])
         attributes = operator.schema.attributes_of(decode)
         points = np.zeros(scale.shape, np.int32) if zero is None else zero.astype(np.int32)

@@ -35,6 +35,8 @@ _REAL = ir.DataType.FLOAT
 _OPSET, _OPSET_OF_NEGATIVE_INDICES, _OPSET_OF_PADS, _OPSET_OF_AXES = 10, 11, 11, 13
 _MOST = 64
 """Maximum number of elements of a window that are added one by one."""
+_AS_REALS = "lower-integer-operators{form=qdq,exact=near} writes real numbers"
+
 _RUNS = "; ONNX Runtime computes the node, also with --backend numpy"
 
 _END = np.iinfo(np.int64).max
@@ -113,7 +115,7 @@ def _activation(node: ir.Node, reals: bool) -> Lowered:
 def _softmax(node: ir.Node, reals: bool) -> Lowered:
     x, encoding = _read(node)
     if not reals:
-        reason = "it sums powers from a table in float32, one after the other; exact=near writes it"
+        reason = f"it sums powers from a table in float32, one after the other; {_AS_REALS}"
         return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
     step = encoding[0]
     whole = np.float32(1) / step
@@ -203,7 +205,7 @@ def _average_pool(node: ir.Node, reals: bool) -> Lowered:
     windows = Windows.of(node, sizes, node.attributes.get_ints("kernel_shape", []))
     size = math.prod(windows.kernel)
     if size > _MOST:
-        reason = f"windows of more than {_MOST} elements have no exact form; exact=near writes one"
+        reason = f"windows of more than {_MOST} elements have no exact form; {_AS_REALS}"
         return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
 
     def write(draft: Draft) -> Operand:

@@ -77,7 +77,10 @@ class Scaling:
         if before is None:
             raise Stuck(f"input {index} of {title(node)} is not constant; fold constants first")
         if before.dtype != np.float32:
-            raise Stuck(f"input {index} of {title(node)} is {before.dtype}, not float32")
+            raise Stuck(
+                f"input {index} of {title(node)} is {before.dtype}, not float32; convert the model "
+                "to float32 first"
+            )
         product = before.astype(np.float64) * factor
         if product.shape != before.shape and not grows:
             raise Stuck(f"the shape of the scales does not fit input {index} of {title(node)}")
@@ -155,7 +158,8 @@ def _push(value: ir.Value, user: ir.Node, factor: Float64, moved: Scaling) -> No
     if node.graph is not user.graph:
         raise Stuck(f"{value.name!r} is computed outside of the graph of {title(user)}")
     if value.dtype not in (None, ir.DataType.FLOAT):
-        raise Stuck(f"{value.name!r} is {value.dtype.name if value.dtype else ''}, not float32")
+        kind = value.dtype.name if value.dtype else "unknown"
+        raise Stuck(f"{value.name!r} is {kind}, not float32; convert the model to float32 first")
     if node.op_type in _OUTPUT_SCALES and _is_known(value):
         for index in _OUTPUT_SCALES[node.op_type]:
             grows = node.op_type == "FakeQuantize"

@@ -141,6 +141,19 @@ def test_a_sum_that_float64_rounds_twice_is_counted():
     assert only(report).verdict.differing_inputs == 1
 
 
+def test_the_option_that_a_refused_softmax_names_writes_it():
+    made = load(
+        ir.from_onnx_text("""<ir_version: 8, opset_import: ["": 19, "com.microsoft": 1]>
+        g (uint8[2,8] x) => (uint8[2,8] y) <float s = {0.1}, uint8 z = {10},
+        float t = {0.00390625}, uint8 e = {0}> {
+            y = com.microsoft.QLinearSoftmax <axis = 1, opset = 13> (x, s, z, t, e) }""")
+    )
+    refused = only(made.clone().apply(LowerIntegerOperators(exact="near")))
+    assert "lower-integer-operators{form=qdq,exact=near}" in refused.reason
+    made.apply(LowerIntegerOperators(form="qdq", exact="near"))
+    assert names(made) == ["DequantizeLinear", "Softmax", "QuantizeLinear"]
+
+
 def matmul(node_case, k: int, *, fed: tuple[int, ...] = (0,), name: str = "MatMulInteger") -> Any:
     random = np.random.default_rng(k)
     a = random.integers(0, 256, (2, k)).astype(np.uint8)
