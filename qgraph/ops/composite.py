@@ -6,6 +6,7 @@ and unfolded in proofs, so that all three agree.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from qgraph.errors import OperatorError, UnsupportedError, where
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.opset.versions import require
 from qgraph.graph.schema import OpKey
+from qgraph.graph.scopes import nodes_of
 from qgraph.numerics import Array
 from qgraph.registry import Registry
 
@@ -102,7 +104,26 @@ def region_of(node: ir.Node) -> Region:
     return Region(ir.Value(name=""), node.outputs[0], (node,))
 
 
-def write_out(model: ir.Model, nodes: Iterable[ir.Node]) -> None:
+def differing(models: Sequence[ir.Model], wanted: Callable[[ir.Node], object]) -> frozenset[OpKey]:
+    """Return the operators of wanted nodes that not all models have equally often."""
+    counts = [Counter(OpKey.of(n) for n in nodes_of(m.graph) if wanted(n)) for m in models]
+    keys = {key for each in counts for key in each}
+    return frozenset(key for key in keys if len({each[key] for each in counts}) > 1)
+
+
+def write_composite(draft: Draft, node: ir.Node) -> Operand:
+    """Write the graph that defines a node, see :meth:`Composite.write`."""
+    entry = composite_of(node)
+    if entry is None:
+        raise OperatorError(f"{where(node)}: its operator is not defined by a graph")
+    return entry.write(draft, node)
+
+
+def write_out(
+    model: ir.Model,
+    nodes: Iterable[ir.Node],
+    write: Callable[[Draft, ir.Node], Operand] = write_composite,
+) -> None:
     """Replace nodes of ``model`` by their graphs, in place; its opset is raised if needed.
 
     Nodes that their definition does not describe stay, and all if the opset cannot be raised.
@@ -110,10 +131,9 @@ def write_out(model: ir.Model, nodes: Iterable[ir.Node]) -> None:
     editor = Editor(model)
     drafts = []
     for node in nodes:
-        entry, draft = composite_of(node), editor.draft(region_of(node))
+        draft = editor.draft(region_of(node))
         try:
-            if entry is not None:
-                drafts.append(draft.giving(entry.write(draft, node)))
+            drafts.append(draft.giving(write(draft, node)))
         except OperatorError:
             draft.discard()
     try:

@@ -28,6 +28,7 @@ from qgraph.evidence import Division
 from qgraph.exactness import Exactness, Method
 from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between
+from qgraph.ops.integer.definitions import conditions
 from qgraph.proof.discharge import Shown, discharge, names, try_all_inputs
 from qgraph.proof.forced import Demonstrate, Established, adds_bias, establish
 from qgraph.proof.functions.decide import Key, PairOutcome
@@ -99,8 +100,14 @@ def certify(
             f"exact={level} cannot be proved for whole models, expected values or bits. Ask for "
             "one of these."
         )
-    sides = normalised_models(reference, candidate, keep_inputs=keep_inputs, open_sums=True)
-    (matching, shown, shown_by), form = _show(sides, level, demonstrate)
+    sides = normalised_models(
+        reference, candidate, keep_inputs=keep_inputs, open_sums=True, defines=True
+    )
+    runs = None if sides[0].defined else demonstrate
+    (matching, shown, shown_by), form = _show(sides, level, runs)
+    if sides[0].defined and _failed(shown, level):
+        sides = normalised_models(reference, candidate, keep_inputs=keep_inputs, open_sums=True)
+        (matching, shown, shown_by), form = _show(sides, level, demonstrate)
     if sides[0].has_open_sums and any(s.outcome.differs(level) for s in shown):
         # They may differ only at numbers that no sum of codes is.
         sides = normalised_models(reference, candidate, keep_inputs=keep_inputs)
@@ -128,7 +135,7 @@ def certify(
         Identity(None, None),
         tuple(regions),
         (
-            *_conditions(regions, sides),
+            *dict.fromkeys([*_conditions(regions, sides), *conditions(sides[0].defined)]),
             *(() if form is None else form.conditions),
             *_of_constants(matching),
             *of_sizes,

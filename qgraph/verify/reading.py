@@ -1,8 +1,9 @@
-"""Read a model for the checker: functions are inlined, constants frozen, nothing is rewritten."""
+"""Read a model for the checker: functions inlined, constants frozen, definitions written out."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -10,13 +11,14 @@ import onnx_ir as ir
 from qgraph.errors import QGraphError
 from qgraph.graph.constants import constant, constant_tensor, freeze_inputs
 from qgraph.graph.inference.walk import infer, open_interface
-from qgraph.graph.schema import versions_of
+from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import inline_functions, nodes_of
 from qgraph.graph.slices import between
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import OPERATORS, operator_of
 from qgraph.verify import shapes
+from qgraph.verify.definitions import with_definitions
 from qgraph.verify.operators import graphs_of, is_apart
 
 Sizes = tuple[int | str | None, ...]
@@ -32,6 +34,7 @@ class Reading:
     Args:
         model: the model.
         keep_inputs: do not treat initializers that are also graph inputs as constants.
+        defined: operators to replace by their definitions.
 
     Attributes:
         graph: the main graph. Its values have the types and shapes that the checker reads.
@@ -43,14 +46,17 @@ class Reading:
         UnsupportedError: functions cannot be inlined.
     """
 
-    def __init__(self, model: ir.Model, *, keep_inputs: bool) -> None:
+    def __init__(
+        self, model: ir.Model, *, keep_inputs: bool, defined: Collection[OpKey] = ()
+    ) -> None:
         OPERATORS.names()  # loads the operators
         copy = model.clone()
         inline_functions(copy)
+        self.frozen = 0 if keep_inputs else freeze_inputs(copy)
+        copy = with_definitions(copy, defined) if defined else copy
         self.graph = copy.graph
         self._model = copy
         self.imports = versions_of(copy.opset_imports)
-        self.frozen = 0 if keep_inputs else freeze_inputs(copy)
         self.nodes = list(nodes_of(self.graph))
         self._values: dict[str, list[ir.Value]] = {}
         self._constants: dict[ir.Value, Array | None] = {}

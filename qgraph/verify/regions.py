@@ -21,6 +21,7 @@ from qgraph.verify.reading import Reading
 from qgraph.verify.shapes import merged, shape_of
 
 Sides = tuple[Reading, Reading]
+Parts = Sequence[Sequence[ir.Node]]
 Found = dict[str, Any]
 
 _MOST_BITS = 16
@@ -67,7 +68,10 @@ def check(
             (_named(sides[0], a), _named(sides[1], b))
             for a, b in ((region.reference_value, region.candidate_value), *region.entries)
         )
-        return PartFinding(Status.CHECKED), _check(region, sides, exit_, tuple(entries))
+        parts = _parts(sides, exit_, entries)
+        _check_nodes(region, parts, as_written=as_written)
+        claim = _check(region, sides, exit_, tuple(entries), parts)
+        return PartFinding(Status.CHECKED), claim
     except EquivalenceError as error:
         if as_written or not isinstance(error, _OtherFormError):
             return PartFinding(Status.REFUTED, str(error)), None
@@ -86,15 +90,19 @@ def _named(side: Reading, name: str) -> ir.Value:
     return values[0]
 
 
-def _check(region: RegionVerdict, sides: Sides, exit_: Pair, entries: tuple[Pair, ...]) -> Equality:
+def _check(
+    region: RegionVerdict,
+    sides: Sides,
+    exit_: Pair,
+    entries: tuple[Pair, ...],
+    parts: Parts,
+) -> Equality:
     """Return the equality that a region states, after checking all its fields.
 
     Raises:
         EquivalenceError: a statement is false.
         UnsupportedError: the checker cannot decide the region.
     """
-    if len(entries) > 1:
-        raise UnsupportedError("it has several inputs")
     facts: Found = {
         "counted": True,
         "differing_inputs": 0,
@@ -109,7 +117,7 @@ def _check(region: RegionVerdict, sides: Sides, exit_: Pair, entries: tuple[Pair
         "apart": False,
     }
     if entries:
-        facts |= _of_data(region, sides, exit_, entries[0])
+        facts |= _of_data(region, sides, exit_, entries[0], parts)
     else:
         facts |= _of_constants(region, sides, exit_)
     tells_zeros_apart, lossy = facts.pop("apart"), facts.pop("lossy") or facts["nan_differs"]
@@ -121,15 +129,31 @@ def _check(region: RegionVerdict, sides: Sides, exit_: Pair, entries: tuple[Pair
     return Equality(exit_, entries, tells_zeros_apart, lossy)
 
 
-def _check_nodes(region: RegionVerdict, parts: Sequence[Sequence[ir.Node]]) -> None:
+def _parts(sides: Sides, exit_: Pair, entries: Sequence[Pair]) -> Parts:
+    """Return the nodes of both sides."""
+    if len(entries) > 1:
+        raise UnsupportedError("it has several inputs")
+    parts: list[Sequence[ir.Node]] = []
+    for index, (side, end) in enumerate(zip(sides, exit_, strict=True)):
+        producer = end.producer()
+        alone = [] if producer is None else [producer]
+        nodes = side.between(end, entries[0][index]) if entries else alone
+        if nodes is None:
+            raise _OtherFormError("it is not computed from its entry alone")
+        parts.append(nodes)
+    return parts
+
+
+def _check_nodes(region: RegionVerdict, parts: Parts, *, as_written: bool) -> None:
+    """Check the names of the nodes; rules of the prover may have made several nodes of one."""
     stated = region.reference_nodes, region.candidate_nodes
-    if any(sorted(map(node_name, p)) != sorted(s) for p, s in zip(parts, stated, strict=True)):
-        raise _OtherFormError("it does not consist of the named nodes")
+    for nodes, names in zip(parts, stated, strict=True):
+        own = [node_name(node) for node in nodes]
+        if sorted(own) != sorted(names) and (as_written or set(own) != set(names)):
+            raise _OtherFormError("it does not consist of the named nodes")
 
 
 def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> Found:
-    producers = (value.producer() for value in exit_)
-    _check_nodes(region, [[] if node is None else [node] for node in producers])
     if not all(side.has(value) for side, value in zip(sides, exit_, strict=True)):
         raise _OtherFormError("its values are not constant")
     a, b = (side.array(value) for side, value in zip(sides, exit_, strict=True))
@@ -146,15 +170,8 @@ def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> Found:
     return {"method": Method.CONSTANT, "zero_sign_inputs": comparison.zero_sign, "lossy": lossy}
 
 
-def _of_data(region: RegionVerdict, sides: Sides, exit_: Pair, entry: Pair) -> Found:
+def _of_data(region: RegionVerdict, sides: Sides, exit_: Pair, entry: Pair, parts: Parts) -> Found:
     """Return the recomputed fields of a region with an entry."""
-    parts = []
-    for side, end, start in zip(sides, exit_, entry, strict=True):
-        nodes = side.between(end, start)
-        if nodes is None:
-            raise _OtherFormError("it is not computed from its entry alone")
-        parts.append(nodes)
-    _check_nodes(region, parts)
     kinds = [{value.dtype for value in pair} for pair in (entry, exit_)]
     if any(len(kind - {None}) > 1 for kind in kinds):
         raise EquivalenceError("values that should be equal have different types")

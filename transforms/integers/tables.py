@@ -16,16 +16,16 @@ from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import kernel_for
-from qgraph.ops.integer.forms import compare_tables, draft_codes, unproved
+from qgraph.ops.integer.definitions import read_average
+from qgraph.ops.integer.forms import compare_tables, draft_offset_codes, unproved
 from qgraph.ops.integer.kernels import code_kernel
 from qgraph.ops.integer.products import read_encoding, read_single, refuse_references
-from qgraph.ops.integer.sums import EXACT_IN_FLOAT32, Factor, cast
+from qgraph.ops.integer.sums import Factor, cast
 from qgraph.ops.integer.tables import averages_all, counts, recode
 from qgraph.ops.kernels.standard import Windows
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_OPERATOR
 from qgraph.transforms.drafts.rebuilding import Rebuild
-from qgraph.transforms.integers.pairs import draft_offset_codes
 
 Lowered = Rebuild | Refusal
 Encoding = tuple[Array, Array]
@@ -137,33 +137,13 @@ def _softmax(node: ir.Node, reals: bool) -> Lowered:
 
 def _global_average_pool(node: ir.Node, reals: bool) -> Lowered:
     """Average whole images: ``m * sum (x - z_x)`` with ``m = s_x / (s_y * n)``."""
-    x, (step, zero) = _read(node)
-    rank, is_last = len(x.codes.shape or ()), node.attributes.get_int("channels_last", 0)
-    if x.codes.shape is None:
-        raise OperatorError(
-            f"{where(node)}: the shape of its input is unknown; run shape inference."
-        )
     if reals:
-        if is_last:
+        x, (step, zero) = _read(node)
+        if node.attributes.get_int("channels_last", 0):
             raise OperatorError(f"{where(node)}: GlobalAveragePool has no channels_last.")
         verdict = unproved("sums are rounded in another order, codes may differ by a step")
         return _by_reals(node, x, (step, zero), "GlobalAveragePool", {}, verdict)
-    axes = list(range(1, rank - 1) if is_last else range(2, rank))
-    sizes = [x.codes.shape[axis] for axis in axes]
-    known = [size for size in sizes if isinstance(size, int)]
-    count = math.prod(known)
-    if len(known) < len(sizes) or count * 255 >= EXACT_IN_FLOAT32:
-        raise OperatorError(
-            f"{where(node)}: it sums over {sizes} elements, expected a known number of elements "
-            f"whose sums stay below 2**24. Run shape inference with fixed sizes first."
-        )
-
-    def write(draft: Draft) -> Operand:
-        operands = [x.draft_difference(draft, _REAL), draft.constant(np.array(axes), "axes")]
-        total = draft.node("ReduceSum", operands, {"keepdims": 1}, dtype=_REAL)
-        multiplier = x.stored_parameters[0] / (step * np.float32(count))
-        return draft_codes(draft, draft.op.Mul(total, multiplier), zero)
-
+    count, write = read_average(node)
     reason = f"sums of at most {count * 255} are exact in float32"
     verdict = Verdict(Exactness.BITS, Method.CONGRUENCE, reason=reason)
     return Rebuild(node, (node,), verdict, write, _OPSET_OF_AXES)

@@ -53,6 +53,12 @@ def draft_codes(draft: Draft, steps: Operand, zero: Parameter) -> ir.Value:
     return draft.node("QuantizeLinear", [steps, one, zero], dtype=type_of(zero))
 
 
+def draft_offset_codes(draft: Draft, steps: Operand, zero: Array) -> ir.Value:
+    """Draft codes from steps, with the zero point added before rounding."""
+    shifted = draft.op.Add(steps, zero.astype(np.float32)) if zero else steps
+    return draft_codes(draft, shifted, np.zeros((), zero.dtype))
+
+
 def draft_reals(draft: Draft, product: Product, *, subtracts: bool = False) -> Operand:
     """Draft the product of real numbers, between DequantizeLinear and QuantizeLinear.
 

@@ -15,7 +15,6 @@ changed: in narrower types hardly any runtime rounds the sum before it adds the 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,7 +24,7 @@ from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant_elements
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import nodes_of
-from qgraph.ops.composite import composite_of, write_out
+from qgraph.ops.composite import composite_of, differing, write_out
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights, is_mat_mul_n_bits
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.packed_rows import PackedRows
@@ -48,12 +47,10 @@ def unfold(models: Sequence[ir.Model]) -> bool:
     Returns:
         Whether a model was changed.
     """
-    found = [[node for node in nodes_of(model.graph) if composite_of(node)] for model in models]
-    counts = [Counter(map(OpKey.of, nodes)) for nodes in found]
-    differing = {key for each in counts for key in each if any(c[key] != each[key] for c in counts)}
-    for model, nodes in zip(models, found, strict=True):
-        write_out(model, [node for node in nodes if OpKey.of(node) in differing])
-    return bool(differing)
+    keys = differing(models, composite_of)
+    for model in models:
+        write_out(model, [node for node in nodes_of(model.graph) if OpKey.of(node) in keys])
+    return bool(keys)
 
 
 def has_packed_products(model: ir.Model) -> bool:

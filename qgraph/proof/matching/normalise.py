@@ -27,9 +27,10 @@ from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.inference.walk import infer, with_facts
 from qgraph.graph.interface import Domain, common_domain, stated_shape
 from qgraph.graph.opset.versions import declare_domains, require
-from qgraph.graph.schema import versions_of
+from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import inline_functions, nodes_of, owners
 from qgraph.graph.slices import ancestors
+from qgraph.ops.integer.definitions import define
 from qgraph.ops.static_parameters import freeze_static_parameters
 from qgraph.proof.matching.composites import (
     has_packed_products,
@@ -63,6 +64,7 @@ class NormalisedModel:
         bias_sums: names of sums whose bias was split off into an Add.
         open_clips: names of the results of each Clip of real numbers that lacks a bound.
         has_open_sums: whether nothing says that those sums are whole and bounded.
+        defined: operators on codes that were replaced by their definitions, in both models.
     """
 
     model: ir.Model
@@ -74,6 +76,7 @@ class NormalisedModel:
     bias_sums: frozenset[str] = frozenset()
     open_clips: frozenset[str] = frozenset()
     has_open_sums: bool = False
+    defined: frozenset[OpKey] = frozenset()
 
     @property
     def graph(self) -> ir.Graph:
@@ -87,7 +90,12 @@ class NormalisedModel:
 
 
 def normalised_models(
-    reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool, open_sums: bool = False
+    reference: ir.Model,
+    candidate: ir.Model,
+    *,
+    keep_inputs: bool,
+    open_sums: bool = False,
+    defines: bool = False,
 ) -> tuple[NormalisedModel, NormalisedModel]:
     """Return copies of two models that can be matched node by node.
 
@@ -103,6 +111,8 @@ def normalised_models(
         candidate: the candidate model.
         keep_inputs: do not treat initializers that are also graph inputs as constants.
         open_sums: see :func:`with_common_sums`.
+        defines: first replace the operators on codes in which the models differ by their
+            definitions.
 
     Raises:
         UnsupportedError: a function cannot be inlined.
@@ -117,7 +127,9 @@ def normalised_models(
     for index, copy in enumerate(copies):
         fixed.append(fix_static_values(copy.graph, infer(copy, domain.interfaces[index])))
         copies[index] = with_facts(copy, domain.interfaces[index])
-    if unfold(copies):
+    is_unfolded = unfold(copies)
+    defined = define(copies) if defines else frozenset()
+    if is_unfolded or defined:
         copies = [
             with_facts(copy, interface)
             for copy, interface in zip(copies, domain.interfaces, strict=True)
@@ -148,6 +160,7 @@ def normalised_models(
                 biased,
                 frozenset(_open_clips(model)),
                 has_open_sums,
+                defined,
             )
         )
     return made[0], made[1]

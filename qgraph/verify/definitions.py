@@ -1,0 +1,89 @@
+"""Replace operators by their definitions, for two models of which one has the definitions.
+
+A definition is a graph of standard operators in ``qgraph.ops``. All nodes of an operator are
+replaced in both models, or none. A MatMulNBits becomes a MatMul with its decoded weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph import conditions as schema
+from qgraph.errors import OperatorError, UnsupportedError, where
+from qgraph.graph.constants import constant
+from qgraph.graph.edit import Draft, Operand
+from qgraph.graph.inference.walk import with_facts
+from qgraph.graph.schema import OpKey
+from qgraph.graph.scopes import nodes_of
+from qgraph.ops.composite import composite_of, differing, write_composite, write_out
+from qgraph.ops.integer import definitions
+from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights, is_mat_mul_n_bits
+
+
+def differing_operators(models: Sequence[ir.Model]) -> frozenset[OpKey]:
+    """Return the operators with definitions that not all models have equally often."""
+    return differing(models, _writer)
+
+
+def conditions(models: Sequence[ir.Model], defined: Collection[OpKey]) -> Iterable[str]:
+    """Yield the conditions under which operators are equal to their definitions."""
+    yield from definitions.conditions(defined)
+    nodes = (node for model in models for node in nodes_of(model.graph))
+    for node in nodes:
+        if OpKey.of(node) in defined and is_mat_mul_n_bits(node):
+            yield schema.SUMMED_ALIKE
+            if node.attributes.get_int("accuracy_level", 0) == ROUNDS_DATA:
+                yield schema.DATA_NOT_ROUNDED
+
+
+def with_definitions(model: ir.Model, defined: Collection[OpKey]) -> ir.Model:
+    """Return a copy of a model in which operators are replaced by their definitions.
+
+    Nodes that their definition does not describe stay. The types and shapes that definitions
+    depend on follow from the inputs alone.
+    """
+    for write in (write_composite, definitions.write, _write_packed):
+        model = with_facts(model)
+        nodes = [node for node in nodes_of(model.graph) if OpKey.of(node) in defined]
+        write_out(model, [node for node in nodes if _writer(node) is write], write)
+    return model
+
+
+def _writer(node: ir.Node) -> object:
+    """Return what writes the definition of a node; None if it has none."""
+    if is_mat_mul_n_bits(node):
+        return _write_packed
+    if composite_of(node) is not None:
+        return write_composite
+    return definitions.write if definitions.is_defined(node) else None
+
+
+def _write_packed(draft: Draft, node: ir.Node) -> Operand:
+    """Write a MatMulNBits as a MatMul with its weights, then Add with its bias.
+
+    Raises:
+        OperatorError: a parameter is not constant or of another form, or the data are not float32.
+    """
+    x, *packed, bias = [*node.inputs, *[None] * (6 - len(node.inputs))]
+    codes, scales, points, groups = (constant(value) for value in packed)
+    is_known = (points is None) == (packed[2] is None) and packed[3] is groups is None
+    if codes is None or scales is None or scales.dtype != np.float32 or not is_known:
+        raise OperatorError(f"{where(node)}: it has unknown weights, groups, or other data")
+    try:
+        weights = Weights.of(node)
+        weights.check(codes, scales)
+        weights.zero_points(points)
+    except (UnsupportedError, ValueError) as error:
+        raise OperatorError(f"{where(node)}: {error}") from error
+
+    def decoded() -> ir.TensorProtocol:
+        return ir.Tensor(np.ascontiguousarray(weights.values(codes, scales, points).T))
+
+    shape = ir.Shape((weights.k, weights.n))
+    matrix = ir.LazyTensor(decoded, dtype=ir.DataType.FLOAT, shape=shape, name="weights")
+    operands = [x, draft.stored(matrix, "weights")]
+    total = draft.node("MatMul", operands, dtype=ir.DataType.FLOAT)
+    return total if bias is None else draft.op.Add(total, bias)
