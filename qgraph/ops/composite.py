@@ -6,6 +6,7 @@ and unfolded in proofs, so that all three agree.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -123,19 +124,26 @@ def write_out(
     model: ir.Model,
     nodes: Iterable[ir.Node],
     write: Callable[[Draft, ir.Node], Operand] = write_composite,
+    limit: float = math.inf,
 ) -> None:
     """Replace nodes of ``model`` by their graphs, in place; its opset is raised if needed.
 
-    Nodes that their definition does not describe stay, and all if the opset cannot be raised.
+    Nodes that their definition does not describe stay, and all if the opset cannot be raised. So do
+    those whose graph needs an opset above ``limit``.
     """
     editor = Editor(model)
     drafts = []
     for node in nodes:
         draft = editor.draft(region_of(node))
         try:
-            drafts.append(draft.giving(write(draft, node)))
+            draft.giving(write(draft, node))
         except OperatorError:
             draft.discard()
+            continue
+        if draft.opset > limit:
+            draft.discard()
+        else:
+            drafts.append(draft)
     try:
         require(model, max((draft.opset for draft in drafts), default=0))
     except UnsupportedError:

@@ -6,7 +6,7 @@ replaced in both models, or none. A MatMulNBits becomes a MatMul with its decode
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -16,39 +16,42 @@ from qgraph.errors import OperatorError, UnsupportedError, where
 from qgraph.graph.constants import constant
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.inference.walk import with_facts
-from qgraph.graph.schema import OpKey
+from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import nodes_of
 from qgraph.ops.composite import composite_of, differing, write_composite, write_out
 from qgraph.ops.integer import definitions
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights, is_mat_mul_n_bits
 
 
-def differing_operators(models: Sequence[ir.Model]) -> frozenset[OpKey]:
-    """Return the operators with definitions that not all models have equally often."""
-    return differing(models, _writer)
+def replaced(models: Sequence[ir.Model], stated: Collection[str]) -> frozenset[OpKey]:
+    """Return the operators with definitions that not all models have equally often.
 
-
-def conditions(models: Sequence[ir.Model], defined: Collection[OpKey]) -> Iterable[str]:
-    """Yield the conditions under which operators are equal to their definitions."""
-    yield from definitions.conditions(defined)
-    nodes = (node for model in models for node in nodes_of(model.graph))
-    for node in nodes:
-        if OpKey.of(node) in defined and is_mat_mul_n_bits(node):
-            yield schema.SUMMED_ALIKE
+    Args:
+        models: the models.
+        stated: conditions. If one is missing under which an operator is equal to its definition,
+            none is replaced.
+    """
+    keys = differing(models, _writer)
+    needed = definitions.conditions(keys)
+    for node in (node for model in models for node in nodes_of(model.graph)):
+        if OpKey.of(node) in keys and is_mat_mul_n_bits(node):
+            needed.append(schema.SUMMED_ALIKE)
             if node.attributes.get_int("accuracy_level", 0) == ROUNDS_DATA:
-                yield schema.DATA_NOT_ROUNDED
+                needed.append(schema.DATA_NOT_ROUNDED)
+    return keys if set(needed) <= set(stated) else frozenset()
 
 
 def with_definitions(model: ir.Model, defined: Collection[OpKey]) -> ir.Model:
     """Return a copy of a model in which operators are replaced by their definitions.
 
-    Nodes that their definition does not describe stay. The types and shapes that definitions
-    depend on follow from the inputs alone.
+    Nodes stay that their definition does not describe, or that need a later opset. The types and
+    shapes that definitions depend on follow from the inputs alone.
     """
+    opset = versions_of(model.opset_imports).get("", 0)
     for write in (write_composite, definitions.write, _write_packed):
         model = with_facts(model)
         nodes = [node for node in nodes_of(model.graph) if OpKey.of(node) in defined]
-        write_out(model, [node for node in nodes if _writer(node) is write], write)
+        write_out(model, [node for node in nodes if _writer(node) is write], write, opset)
     return model
 
 

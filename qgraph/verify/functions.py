@@ -19,6 +19,7 @@ from qgraph.verify.reading import Reading
 from qgraph.verify.shapes import Shape
 
 _REAL = HALVES | {ir.DataType.FLOAT}
+_WIDE = ir.DataType.DOUBLE
 _ZEROS = (-0.0, 0.0)
 _SMALL = 16
 """Boxes with at most this many inputs are evaluated input by input."""
@@ -126,19 +127,20 @@ class Function:
             operator.run(node, [np.zeros(sizes, np.float32), *parameters])  # refuses bad values
             return {} if data in HALVES else operator.arguments(node)
         arguments = operator.schema.attributes_of(node)
-        fits = True
+        fits = operator.schema.name == "Cast" or _WIDE not in (data, result)
         match operator.schema.name:
             case "QuantizeLinear":
                 division = _division(node)
-                fits = data in _REAL and (division not in HALVES or data is division)
-                fits = fits and division is not ir.DataType.DOUBLE and result is not None
+                fits = fits and data in _REAL and (division not in HALVES or data is division)
+                fits = fits and division is not _WIDE and result is not None
                 arguments |= {"to": result}
             case "DequantizeLinear":
                 zero = self._side.array(node.inputs[2]) if len(node.inputs) > 2 else None
-                fits = zero is None or zero.dtype != np.int32 or not zero.any()
+                fits = fits and (zero is None or zero.dtype != np.int32 or not zero.any())
                 fits = fits and result in _REAL
             case "Clip":
-                fits = bool(node.attributes) or None not in (*node.inputs[1:], None, None)[:2]
+                bounds = (*node.inputs[1:], None, None)[:2]
+                fits = fits and (bool(node.attributes) or None not in bounds)
         if not fits:
             raise UnsupportedError(f"{node.op_type} of these types, or without its bounds")
         return arguments
@@ -148,7 +150,8 @@ class Function:
         array = self._side.array(value)
         if array is None or array.dtype.kind in "OSU":
             raise UnsupportedError(f"the constant {value.name!r} cannot be computed by the checker")
-        wide = array if array.dtype == np.bool_ else array.astype(np.float32)
+        is_kept = array.dtype == np.bool_ or (array.dtype == np.float64 and array.size == 1)
+        wide = array if is_kept else array.astype(np.float32)
         if not np.array_equal(wide.astype(np.float64), array.astype(np.float64), equal_nan=True):
             raise UnsupportedError(f"a constant of type {array.dtype} is not exact in float32")
         if node.op_type in ("Clip", "DequantizeLinear", "QuantizeLinear") and wide.size == 1:
@@ -181,6 +184,7 @@ def _check_types(node: ir.Node) -> None:
     else:
         data = set(kinds[1:] if name == "Where" else kinds)
         fits = len(data) == 1 and (data <= _REAL or name == "Identity") and None not in data
+        fits = fits or (data == {_WIDE} and name in ("Add", "Mul", "Sub"))
         fits = fits and truth is (name == "Where")
     if not fits:
         types = ", ".join("unknown" if kind is None else kind.name for kind in kinds)
@@ -265,7 +269,7 @@ class Both:
     def at(self, channel: Keys, x: Array) -> Compared:
         """Return the results at inputs ``[n]``; one possible result where ONNX allows several."""
         results = [r for tie in _ZEROS for r in self._run(channel, x, x, tie)]
-        a, b, c, d = (r.lo.astype(np.float32) for r in results)
+        a, b, c, d = (r.lo.astype("f8" if r.lo.dtype == "f8" else "f4") for r in results)
         is_open = np.logical_or.reduce([r.bad for r in results]) | ~_same(a, c) | ~_same(b, d)
         differ, bits = ~_same(a, b), [np.signbit(result) for result in (a, b, c, d)]
         tied = np.asarray((bits[0] != bits[2]) | (bits[1] != bits[3]))

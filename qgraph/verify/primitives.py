@@ -1,6 +1,6 @@
 """Evaluate the definitions of operators on ranges of numbers.
 
-All numbers are float32, which represents codes and float16 exactly.
+Ranges are of float32, which represents codes and float16 exactly. Single numbers may be float64.
 """
 
 from __future__ import annotations
@@ -32,8 +32,13 @@ _MONOTONE = frozenset(
 
 
 def _compute(name: str, operands: list[Array], attributes: Attributes) -> Array:
-    if name == "Cast" and (kind := _type(attributes)) in HALVES:
+    kind = _type(attributes) if name == "Cast" else None
+    if kind in HALVES and operands[0].dtype != np.float64:
         return operands[0].astype(numpy_dtype(kind.name)).astype(np.float32)
+    if kind is ir.DataType.DOUBLE:
+        return operands[0].astype(np.float64)
+    if kind not in (None, ir.DataType.FLOAT) and operands[0].dtype == np.float64:
+        raise UnsupportedError("a Cast from float64, other than to float32")
     return np.asarray(NUMPY[name](*operands, **attributes))
 
 
@@ -138,6 +143,8 @@ class Ranges:
             return self._other(name, operands, attributes, bad, points)
         ends = itertools.product(*((o.lo,) if o.lo is o.hi else (o.lo, o.hi) for o in operands))
         corners = [_compute(name, list(corner), attributes) for corner in ends]
+        if len(corners) > 1 and np.float64 in (a.lo.dtype, corners[0].dtype):
+            raise UnsupportedError("float64 is computed for single inputs only, not for ranges")
         if corners[0].dtype == np.bool_:
             known = [np.isnan(o.lo) | np.isnan(o.hi) for o in operands]
             nan = functools.reduce(np.logical_or, known)

@@ -14,7 +14,7 @@ from qgraph.exactness import Exactness, Method, PartFinding, Status, Verificatio
 from qgraph.graph.interface import Interface, are_equal_defaults, conflict, interface
 from qgraph.numerics.float32 import check_float_environment
 from qgraph.verify.bounds import BoundCheck
-from qgraph.verify.definitions import conditions, differing_operators
+from qgraph.verify.definitions import replaced
 from qgraph.verify.outputs import EqualValues
 from qgraph.verify.reading import Reading
 from qgraph.verify.regions import Equality, check
@@ -33,7 +33,7 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
     """
     check_float_environment()
     models = reference, candidate
-    defined = differing_operators(models)
+    defined = replaced(models, certificate.conditions)
     try:
         sides = tuple(
             Reading(model, keep_inputs=certificate.kept_inputs, defined=defined) for model in models
