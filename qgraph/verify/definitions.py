@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from qgraph import conditions as schema
 from qgraph.errors import OperatorError, UnsupportedError, where
-from qgraph.graph.constants import constant
+from qgraph.graph.constants import constant_elements
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.inference.walk import with_facts
 from qgraph.graph.schema import OpKey, versions_of
@@ -70,20 +70,24 @@ def _write_packed(draft: Draft, node: ir.Node) -> Operand:
     Raises:
         OperatorError: a parameter is not constant or of another form, or the data are not float32.
     """
-    x, *packed, bias = [*node.inputs, *[None] * (6 - len(node.inputs))]
-    codes, scales, points, groups = (constant(value) for value in packed)
-    is_known = (points is None) == (packed[2] is None) and packed[3] is groups is None
-    if codes is None or scales is None or scales.dtype != np.float32 or not is_known:
-        raise OperatorError(f"{where(node)}: it has unknown weights, groups, or other data")
+    inputs: list[ir.Value | None] = [*node.inputs, *[None] * (6 - len(node.inputs))]
+    x, *_, order, bias = inputs
+    codes, scales, points = (constant_elements(value) for value in inputs[1:4])
+    if codes is None or scales is None or (points is None and inputs[3] is not None):
+        raise OperatorError(f"{where(node)}: its weights are not constant")
+    if scales.dtype != np.float32 or order is not None:
+        raise OperatorError(f"{where(node)}: its scales are not float32, or it has groups")
+    zero = None if points is None else points.array()
     try:
         weights = Weights.of(node)
         weights.check(codes, scales)
-        weights.zero_points(points)
+        weights.zero_points(zero)
     except (UnsupportedError, ValueError) as error:
         raise OperatorError(f"{where(node)}: {error}") from error
 
     def decoded() -> ir.TensorProtocol:
-        return ir.Tensor(np.ascontiguousarray(weights.values(codes, scales, points).T))
+        array = weights.values(codes.array(), scales.array(), zero)
+        return ir.Tensor(np.ascontiguousarray(array.T))
 
     shape = ir.Shape((weights.k, weights.n))
     matrix = ir.LazyTensor(decoded, dtype=ir.DataType.FLOAT, shape=shape, name="weights")
