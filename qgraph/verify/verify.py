@@ -33,7 +33,9 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
     """
     check_float_environment()
     models = reference, candidate
-    defined = replaced(models, certificate.conditions)
+    is_bound = any(region.method is Method.BOUND for region in certificate.regions)
+    # a segment of a bound starts and ends at operators as they are written
+    defined = frozenset() if is_bound else replaced(models, certificate.conditions)
     try:
         sides = tuple(
             Reading(model, keep_inputs=certificate.kept_inputs, defined=defined) for model in models
@@ -54,9 +56,7 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
     paired = interface(one.graph, other.graph)
     findings: list[PartFinding] = []
     claims: list[Equality] = []
-    bounds = None
-    if any(region.method is Method.BOUND for region in certificate.regions):
-        bounds = BoundCheck(certificate, (one, other), paired)
+    bounds = BoundCheck(certificate, (one, other), paired) if is_bound else None
     for region in certificate.regions:
         if bounds is not None and region.method is Method.BOUND:
             findings.append(bounds.check(region))
