@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, UnsupportedError, word
-from qgraph.inventory.layers import quantized_layers
+from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.storage.files import save
+from qgraph.targets.layer import LAYERS
 
 _INTEGERS = {
     "onnxruntime": ("QLinear", "QGemm", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul"),
@@ -94,11 +96,7 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
     copy = model.clone()
     layers = list(quantized_layers(copy))
     known = [each.description for each in layers]
-    for number, layer in enumerate(layers):
-        for node in (layer.node, *layer.follows):
-            node.name = f"{_tag(number)}{node.op_type}_{node.name or ''}"
-            for value in node.outputs:
-                value.name = f"{_tag(number)}{value.name or ''}"
+    _mark(copy, layers)
     with tempfile.TemporaryDirectory(prefix="qgraph-") as folder:
         path = Path(folder) / "model.onnx"
         save(copy, path)
@@ -108,7 +106,8 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
             first = (str(error).splitlines() or [""])[0]
             raise ExecutionError(f"{name} refuses the model: {first}") from error
     kernels = tuple(
-        _kernel(layer.node, layer.op, _of(number, products)) for number, layer in enumerate(known)
+        _kernel(layer.node, layer.op, product)
+        for layer, product in zip(known, _assigned(len(known), products), strict=True)
     )
     integers = sum(each.is_integer for each in products)
     version = getattr(module, "__version__", "").split("-")[0]
@@ -116,14 +115,62 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
     return ExecutedGraph(f"{name} {version}", kernels, counts, integers, len(products) - integers)
 
 
-def _tag(number: int) -> str:
-    return f"qgraph{number}layer_"
+_LAYER, _BEHIND = "qgraph{}layer_", "qgraph{}behind_"
+_ANY_LAYER, _ANY_NAME = re.compile(r"qgraph\d+layer_"), re.compile(r"qgraph(\d+layer|other)_")
 
 
-def _of(number: int, products: Sequence[_Product]) -> _Product | None:
-    """Return the product of a layer: the first that has its name, on codes if there is one."""
-    found = [each for each in products if _tag(number) in each.names]
-    return next((each for each in found if each.is_integer), found[0] if found else None)
+def _mark(model: ir.Model, layers: Sequence[FoundLayer]) -> None:
+    """Give each layer, what follows it, and all other products names that runtimes hand on."""
+    for node in model.graph.all_nodes():
+        if node.op_type in LAYERS:
+            for each in _chain(node):
+                _rename(each, "qgraphother_")
+    for number, layer in enumerate(layers):
+        for node in layer.follows:
+            _rename(node, _BEHIND.format(number))
+    for number, layer in enumerate(layers):
+        _rename(layer.node, _LAYER.format(number))
+
+
+def _chain(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield a product, and the operators behind it up to a branch or the next product."""
+    while True:
+        yield node
+        uses = list(node.outputs[0].uses())
+        if len(uses) != 1 or uses[0].node.op_type in LAYERS or not uses[0].node.outputs:
+            return
+        node = uses[0].node
+
+
+def _rename(node: ir.Node, mark: str) -> None:
+    node.name = mark + _MARKS.sub("", node.name or f"{node.op_type}_{node.outputs[0].name}")
+    for value in node.outputs:
+        value.name = mark + _MARKS.sub("", value.name) if value.name else value.name
+
+
+_MARKS = re.compile(r"qgraph(\d+layer|\d+behind|other)_")
+
+
+def _assigned(count: int, products: Sequence[_Product]) -> list[_Product | None]:
+    """Return the product of each layer; None for those that are not found.
+
+    A product has the name of its layer, or that of an operator behind which it computes, too. The
+    products that are left belong to the layers that are left, if all of these are alike.
+    """
+    found: list[_Product | None] = []
+    for number in range(count):
+        own = [each for each in products if _LAYER.format(number) in each.names]
+        own = own or [
+            each
+            for each in products
+            if _BEHIND.format(number) in each.names and not _ANY_NAME.search(each.names)
+        ]
+        found.append(next((each for each in own if each.is_integer), own[0] if own else None))
+    rest = [each for each in products if each not in found and not _ANY_NAME.search(each.names)]
+    if len(rest) == found.count(None) and len({each.is_integer for each in rest}) == 1:
+        left = iter(rest)
+        found = [next(left) if each is None else each for each in found]
+    return found
 
 
 def _kernel(node: str, op: str, product: _Product | None) -> ExecutedKernel:
@@ -162,8 +209,8 @@ def _of_openvino(module: Any, path: Path) -> list[_Product]:
     for node in compiled.get_runtime_model().get_ops():
         about = node.get_rt_info()
         kind, precision = (about[key].astype(str) for key in ("layerType", "runtimePrecision"))
-        if kind in _PRODUCTS["openvino"]:
-            names = about["originalLayersNames"].astype(str)
+        names = about["originalLayersNames"].astype(str)
+        if kind in _PRODUCTS["openvino"] or (kind == "Subgraph" and _ANY_LAYER.search(names)):
             # Of weights that are codes alone, the precision is that of the weights.
             data = node.input(0).get_element_type().get_type_name()
             is_integer = {precision, data} <= {*_INTEGERS["openvino"]}
