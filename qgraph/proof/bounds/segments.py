@@ -25,7 +25,7 @@ from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.segment import RoundedData, Segment
 from qgraph.proof.bounds.tracer import Pending, Settle
 from qgraph.proof.functions.expression import Undecidable
-from qgraph.reasons import NOT_MATCHED, OVERFLOW, ExplainedReason
+from qgraph.reasons import DO_NOT_FIT, NOT_MATCHED, OVERFLOW, ExplainedReason
 
 SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
 """What makes the thresholds of a rounding those of the nearest whole number."""
@@ -360,6 +360,15 @@ def _size(segment: Segment) -> float:
     return float(np.max(segment.deviation + segment.extra))
 
 
+def _alike(one: ir.Value, other: ir.Value) -> bool:
+    """Return whether two values are known to have one type and one shape."""
+    shapes = [
+        value.shape and [getattr(n, "value", n) for n in value.shape] for value in (one, other)
+    ]
+    is_known = shapes[0] is not None and None not in shapes[0]
+    return one.dtype == other.dtype and is_known and shapes[0] == shapes[1]
+
+
 def _output(
     pair: Pair, ours: Quantity | ExplainedReason, theirs: Quantity | ExplainedReason
 ) -> Segment:
@@ -368,6 +377,9 @@ def _output(
         return Segment(*nodes, pair, is_output=True, reason=ours)
     if not isinstance(theirs, Quantity):
         return Segment(*nodes, pair, is_output=True, reason=theirs)
+    if not _alike(*pair):
+        unlike = DO_NOT_FIT("the results are of different types or shapes")
+        return Segment(*nodes, pair, is_output=True, reason=unlike)
     shift = distance(ours.meant, theirs.meant)
     programs = program_of(ours), program_of(theirs)
     counted, reason = None, None

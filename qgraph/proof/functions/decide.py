@@ -29,12 +29,7 @@ from qgraph.proof.functions.expression import (
     rebuilt,
     text,
 )
-from qgraph.proof.functions.finding import (
-    Collector,
-    PairFinding,
-    compare_special_inputs,
-    sample,
-)
+from qgraph.proof.functions.finding import Collector, PairFinding, compare_special_inputs, sample
 from qgraph.proof.functions.level import grade
 from qgraph.proof.functions.program import PairProgram
 from qgraph.proof.functions.search import MAX_BOXES, BoxSearch
@@ -152,8 +147,7 @@ def decide_pairs(
 
 def judge(pair: FunctionPair, finding: PairFinding) -> PairOutcome:
     """Return the outcome that follows from a finding about a pair of functions."""
-    graded = grade(finding, pair.reference)
-    level = graded.level
+    level, largest = (graded := grade(finding, pair.reference))[:2]
     method = Method.CONGRUENCE if pair.reference is pair.candidate else Method.INTERVALS
     reason, at_most = finding.undecided, Exactness.BITS
     witness, channel = finding.witness, finding.witness_channel
@@ -168,8 +162,8 @@ def judge(pair: FunctionPair, finding: PairFinding) -> PairOutcome:
             at_most, witness, channel = shown.at_most, shown.witness, shown.channel
         if at_most is Exactness.DIFFERENT:
             level = at_most
-            text = f"the inputs that differ are not counted, there are more: {reason}"
-            reason = restated(reason, text)
+            more = "the inputs that differ are not counted, there are more"
+            reason = restated(reason, f"{more}: {reason}")
     verdict = Verdict(
         level,
         method,
@@ -178,12 +172,10 @@ def judge(pair: FunctionPair, finding: PairFinding) -> PairOutcome:
         witness,
         remarks(reason, nan=finding.nan_differs, infinity=finding.infinity_differs),
         channel,
-        graded.largest,
+        largest,
         finding.nan_differs,
         finding.infinity_differs,
-        graded.codes,
-        graded.noise,
-        graded.noise_steps,
+        *graded[2:],
     )
     return PairOutcome(verdict, finding, pair, _distinguishes_zeros(pair), at_most)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,7 @@ _BOXES_OF_CHANNEL = 1 << 14
 """Functions that need more boxes count as functions without steps."""
 
 
-@dataclass(frozen=True)
-class Graded:
+class Graded(NamedTuple):
     """The level of a finding, and its differences in steps of the reference.
 
     Attributes:
