@@ -32,6 +32,8 @@ NOT_INSTALLED = (
     ("QKeras 0.9.0", "it has no export to ONNX of its own; converters of others write QONNX"),
     ("Neural Compressor 3.10", "this version has no ONNX quantizer any more"),
     ("Olive 0.13.0", "it calls the quantizers of ONNX Runtime and others in this table"),
+    ("da4ml", "it compiles models of Keras and HGQ2 to HLS and RTL, and writes no ONNX"),
+    ("hls4ml", "it reads ONNX with operators of QONNX, and writes HLS only"),
 )
 
 WHY_NONE = {
