@@ -21,6 +21,7 @@ from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.composite import composite_of, write_out
 from qgraph.ops.operator import operator_of
 from qgraph.proof.bounds.combination import Atoms, Combination
+from qgraph.proof.bounds.events import Operand, Pending, Settle
 from qgraph.proof.bounds.quantity import (
     ARITHMETIC,
     FloatType,
@@ -31,7 +32,7 @@ from qgraph.proof.bounds.quantity import (
 )
 from qgraph.proof.bounds.rule import NodeCall, rule_of
 from qgraph.proof.bounds.traced import traced
-from qgraph.proof.bounds.tracer import Operand, Pending, QuantityTracer, Settle
+from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, ExplainedReason
@@ -195,7 +196,9 @@ def _arithmetic(node: ir.Node) -> FloatType:
     """Return the arithmetic of the coarsest type among operands and results."""
     values = (*node.inputs, *node.outputs)
     names = [value.dtype.name for value in values if value is not None and value.dtype is not None]
-    return coarsest([ARITHMETIC[name] for name in names if name in ARITHMETIC])
+    found = coarsest([ARITHMETIC[name] for name in names if name in ARITHMETIC])
+    # float64 rounds less than float32 does, but is not float32
+    return replace(found, name="DOUBLE") if "DOUBLE" in names else found
 
 
 def _expect_fit(value: ir.Value, result: Operand) -> None:

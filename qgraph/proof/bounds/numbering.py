@@ -13,8 +13,8 @@ import onnx_ir as ir
 from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Atom
 from qgraph.proof.bounds.evaluate import Evaluation
+from qgraph.proof.bounds.events import Pending
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.bounds.tracer import Pending
 
 
 def zeros_of(side: Evaluation) -> dict[Atom, Float64]:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Combination, zero
 from qgraph.proof.bounds.counted import Counted
-from qgraph.proof.bounds.tracer import Event
+from qgraph.proof.bounds.events import Event
 from qgraph.reasons import ExplainedReason
 
 _JUMPS = {"Up": 2, "": 2}

@@ -19,11 +19,11 @@ from qgraph.numerics import Array, Float64
 from qgraph.proof.bounds.combination import Atoms, Combination, distance, product
 from qgraph.proof.bounds.counted import Counted, compare, finished
 from qgraph.proof.bounds.evaluate import Evaluation, Ranges
+from qgraph.proof.bounds.events import Pending, Settle
 from qgraph.proof.bounds.executed import Pick, codes_of, program_of, wholes_of
 from qgraph.proof.bounds.numbering import moved_by, offset_of, zeros_of
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.segment import RoundedData, Segment
-from qgraph.proof.bounds.tracer import Pending, Settle
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import DO_NOT_FIT, NOT_MATCHED, OVERFLOW, ExplainedReason
 

@@ -16,12 +16,19 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Float64
-from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.minifloat import MINIFLOATS
 from qgraph.numerics.primitives import NUMPY
 from qgraph.numerics.rounding import Rounding
 from qgraph.proof.bounds.combination import SLACK, ZERO, Atoms, Combination, product
 from qgraph.proof.bounds.constants import folded
+from qgraph.proof.bounds.events import (
+    MINIFLOAT_ROUNDINGS,
+    Event,
+    Operand,
+    Pending,
+    Settle,
+    expect_inside,
+)
 from qgraph.proof.bounds.quantity import (
     FLOAT32,
     FloatType,
@@ -40,64 +47,6 @@ ENDLESS = np.full((), np.inf)
 
 
 @dataclass(frozen=True, eq=False)
-class Event:
-    """A rounding of data to whole numbers in one model.
-
-    Attributes:
-        kind: "Round", "Floor", "Ceil", another rounding mode, or "Sign", which gives -1 and 1.
-        before: what is rounded, in steps.
-        node: what rounds it.
-        mantissa: bits of the mantissa of a minifloat, whose smallest step is 1; None for integers.
-    """
-
-    kind: str
-    before: Quantity
-    node: ir.Node
-    mantissa: int | None = None
-
-    def rounded(self, numbers: Float64) -> Float64:
-        """Return the codes of exact numbers."""
-        step = self.spacing(numbers)
-        return np.asarray(_round(self.kind, numbers / step) * step)
-
-    def spacing(self, numbers: Float64) -> Float64:
-        """Return the distances of codes next to numbers; the larger one at a power of two."""
-        if self.mantissa is None:
-            return np.ones(())
-        _, exponents = np.frexp(np.where(np.isfinite(numbers), numbers, 1.0))
-        return np.asarray(np.ldexp(1.0, np.maximum(exponents - 1 - self.mantissa, 0)))
-
-
-def _round(kind: str, numbers: Float64) -> Float64:
-    match kind:
-        case "Floor":
-            return np.floor(numbers)
-        case "Ceil":
-            return np.ceil(numbers)
-        case "Down":
-            return np.trunc(numbers)
-        case "Up":
-            return np.asarray(np.sign(numbers) * np.ceil(np.abs(numbers)))
-    return np.rint(numbers)
-
-
-@dataclass(frozen=True, eq=False)
-class Pending:
-    """Whole numbers ``clip(round(before), low, high) + offset`` that nothing was computed from."""
-
-    event: Event
-    low: Float64
-    high: Float64
-    offset: Float64
-
-    def limited(self, name: str, end: Float64) -> Pending:
-        """Return their maximum or minimum with whole numbers."""
-        pick = np.maximum if name == "Max" else np.minimum
-        code = end - self.offset
-        return replace(self, low=pick(self.low, code), high=pick(self.high, code))
-
-
-@dataclass(frozen=True, eq=False)
 class _Condition:
     """A comparison of data with zero."""
 
@@ -110,10 +59,6 @@ class _SignOf:
     """The sign of data."""
 
     data: Quantity
-
-
-Operand = Quantity | Pending
-Settle = Callable[[Pending], Quantity]
 
 
 class QuantityTracer:
@@ -343,7 +288,7 @@ class QuantityTracer:
         """
         step = np.asarray(2.0 ** (exponent - mantissa))
         last = np.asarray(largest) / step
-        kind = _MINIFLOAT_ROUNDINGS.get(mode)
+        kind = MINIFLOAT_ROUNDINGS.get(mode)
         if kind is None or not _are_whole(last):
             raise Undecidable(NO_BOUND(f"a minifloat rounded by {mode} has no bound"))
         event = Event(kind, multiple_of(x, 1 / step, 1 / step), self.node, mantissa)
@@ -378,7 +323,7 @@ class QuantityTracer:
     def _cast(self, x: Any, *, to: Any, **more: Any) -> Operand:
         name = to if isinstance(to, str) else ir.DataType(to).name
         if isinstance(x, Pending):
-            _expect_inside(x, name)
+            expect_inside(x, name)
             return x
         q = self.quantity(x)
         if name in ("FLOAT", "DOUBLE"):
@@ -389,31 +334,6 @@ class QuantityTracer:
         lowest = 1 - kind.bias
         return self.snapped(q, kind.mantissa_bits, lowest, kind.max_value, Rounding.ROUND)
 
-
-def _expect_inside(codes: Pending, name: str) -> None:
-    """Check that whole numbers lie in the range of a type.
-
-    Raises:
-        Undecidable: they may not, and the result is not defined.
-    """
-    kind = FORMATS.get(name)
-    if not isinstance(kind, IntFormat):
-        return
-    before = codes.event.before
-    reach = np.floor(before.low - before.error), np.ceil(before.high + before.error)
-    low, high = (np.clip(end, codes.low, codes.high) + codes.offset for end in reach)
-    if not ((low >= kind.lo).all() and (high <= kind.hi).all()):
-        raise Undecidable(OUT_OF_RANGE(f"a Cast to {name} of numbers beyond it is not defined"))
-
-
-_MINIFLOAT_ROUNDINGS = {
-    Rounding.ROUND: "Round",
-    Rounding.CEIL: "Ceil",
-    Rounding.FLOOR: "Floor",
-    Rounding.UP: "Up",
-    Rounding.DOWN: "Down",
-}
-"""Kinds of roundings that are exact on quotients of powers of two."""
 
 _RULES: dict[str, Callable[..., Any]] = {
     "Identity": lambda _, x: x,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import ARITHMETIC, rounded, stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
 from qgraph.proof.bounds.traced import traced
-from qgraph.proof.bounds.tracer import Operand
 
 _REALS = frozenset({*ARITHMETIC, "DOUBLE"})
 

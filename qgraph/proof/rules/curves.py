@@ -7,7 +7,7 @@ How runtimes compute exp and its like is not defined; their results are taken to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import erf
 
 import numpy as np
@@ -16,9 +16,10 @@ from qgraph.conditions import CURVES_WITHIN, FUNCTION_ERROR
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import SLACK, ZERO, Combination
+from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity, constant, multiple_of
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
-from qgraph.proof.bounds.tracer import Operand, QuantityTracer
+from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE
 
@@ -205,7 +206,7 @@ def _hard_sigmoid(tracer: QuantityTracer, x: Quantity, numbers: Numbers) -> Quan
     )
     line = tracer.Add(tracer.Mul(x, alpha), beta)
     result: Quantity = tracer.quantity(tracer.Min(tracer.Max(line, 0.0), 1.0))
-    return result
+    return replace(result, operation=None)  # the operations may be fused
 
 
 _ENDLESS = np.full((), np.inf)

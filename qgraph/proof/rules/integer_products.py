@@ -14,10 +14,11 @@ import onnx_ir as ir
 from qgraph.graph.schema import OpKey
 from qgraph.ops.integer.products import SIGNATURES, Result
 from qgraph.proof.bounds.combination import Combination
+from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
 from qgraph.proof.bounds.sums import sum_of_products
-from qgraph.proof.bounds.tracer import Operand, QuantityTracer
+from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.rules.data_products import product_of_data
 from qgraph.proof.rules.movements import transposed

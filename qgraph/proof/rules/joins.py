@@ -12,9 +12,9 @@ import numpy as np
 
 from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Combination
+from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
-from qgraph.proof.bounds.tracer import Operand
 
 
 @bound_rule("Concat")

@@ -16,9 +16,9 @@ import onnx_ir as ir
 
 from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Atom, Atoms, Combination
+from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity, granules, of_constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
-from qgraph.proof.bounds.tracer import Operand
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import AT_RUN_TIME, NO_BOUND
 

@@ -23,6 +23,7 @@ import onnx_ir as ir
 from qgraph.conditions import VARIANCE_OF_DIFFERENCES
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.proof.bounds.combination import Combination
+from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import (
     FLOAT32,
     Quantity,
@@ -33,7 +34,6 @@ from qgraph.proof.bounds.quantity import (
 )
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, sizes_of
 from qgraph.proof.bounds.traced import traced
-from qgraph.proof.bounds.tracer import Operand
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.rules.means import reduced_axes, summed
 from qgraph.reasons import AT_RUN_TIME, NO_BOUND

@@ -9,9 +9,9 @@ import numpy as np
 from qgraph.errors import UnsupportedError
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights
+from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import FLOAT32, Quantity, of_constant, stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
-from qgraph.proof.bounds.tracer import Operand
 from qgraph.proof.rules.products import RIGHT, sum_in
 
 _DECODING = 2

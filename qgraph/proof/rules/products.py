@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
+from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity, multiple_of, of_constant, rounded, sum_of
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
 from qgraph.proof.bounds.sums import Taps, sum_of_products
-from qgraph.proof.bounds.tracer import Operand
 from qgraph.proof.rules.curves import applied
 from qgraph.proof.rules.data_products import product_of_data
 from qgraph.proof.rules.movements import transposed

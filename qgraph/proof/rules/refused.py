@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
-from qgraph.proof.bounds.tracer import Operand
 
 _CELLS = "errors of its steps add up along the sequence"
 _DYNAMIC = "its scale is computed from the data"

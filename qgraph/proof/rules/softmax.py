@@ -16,9 +16,9 @@ import numpy as np
 
 from qgraph.conditions import CURVES_WITHIN, FUNCTION_ERROR, LARGEST_FIRST
 from qgraph.proof.bounds.combination import Combination
+from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, sizes_of
-from qgraph.proof.bounds.tracer import Operand
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.rules.means import reduced_axes, without_axes
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE
