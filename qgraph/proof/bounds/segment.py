@@ -50,7 +50,6 @@ class Segment:
         is_output: whether it ends at an output that is not rounded.
         reference_error, candidate_error: largest distance of what is executed and what is meant.
         shift: largest distance of what both models mean.
-        steps: largest number of codes that lie between.
         extra: what the ends of the codes lie apart.
         span: number of steps between the first and the last code; at an output, its range.
         largest: the largest magnitude of the reference at an output.
