@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from qgraph.transforms.base import TRANSFORMS, Transform, describe, parse_spec
+    from qgraph.transforms.canonical_operators import CanonicalOperators
     from qgraph.transforms.convert import ConvertDialect, FoldWeights
     from qgraph.transforms.drop_rounding import DropRounding
     from qgraph.transforms.fold_batch_norm import FoldBatchNorm
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.merge_activation import MergeActivation
     from qgraph.transforms.microsoft import LowerMicrosoft, RaiseMicrosoft
     from qgraph.transforms.move_channel_scales import MoveChannelScales
+    from qgraph.transforms.move_quantizers import MoveQuantizers
     from qgraph.transforms.plain_pairs import PlainPairs
     from qgraph.transforms.quantize_bias import QuantizeBias
     from qgraph.transforms.quantize_weights import QuantizeWeights
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TRANSFORMS",
+    "CanonicalOperators",
     "ConvertDialect",
     "DropRounding",
     "FoldBatchNorm",
@@ -51,6 +54,7 @@ __all__ = [
     "MakePortable",
     "MergeActivation",
     "MoveChannelScales",
+    "MoveQuantizers",
     "PlainPairs",
     "QuantizeBias",
     "QuantizeWeights",
@@ -76,7 +80,9 @@ _HOMES = {
     "SymmetricWeights": "symmetric_weights",
     "ShiftZeroPoints": "shift_zero_points",
     "PlainPairs": "plain_pairs",
+    "CanonicalOperators": "canonical_operators",
     "MoveChannelScales": "move_channel_scales",
+    "MoveQuantizers": "move_quantizers",
     "MergeActivation": "merge_activation",
     "FoldConstants": "fold_constants",
     "ConvertDialect": "convert",
