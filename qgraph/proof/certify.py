@@ -91,8 +91,7 @@ def certify(
     Raises:
         ModelError: the models have different inputs or outputs.
         OptionError: ``exact`` is neither values nor bits.
-        UnsupportedError: a function cannot be inlined, or this thread does not follow IEEE$
-            says.
+        UnsupportedError: a function cannot be inlined, or this thread does not follow IEEE 754.
     """
     level = member(Exactness, exact, "exact")
     if level < Exactness.VALUES:
@@ -221,7 +220,7 @@ def _concluded(
     matching, shown, example = established
     if any(s.outcome.differs(level) for s in shown):
         return (matching, try_all_inputs(shown), example), form
-    if any(s.verdict.exactness is None and not _is_given_up(s) for s in shown):
+    if any(s.verdict.exactness is None and not s.is_given_up for s in shown):
         return established, form  # the models are undecided, whatever the other regions give
     return _established(matching, try_all_inputs(shown), level, known, demonstrate), form
 
@@ -242,10 +241,6 @@ def _established(
 def _is_decided(established: Established, level: Exactness) -> bool:
     shown = established[1]
     return not _failed(shown, level) or any(s.outcome.differs(level) for s in shown)
-
-
-def _is_given_up(s: Shown) -> bool:
-    return s.outcome.finding is not None and s.outcome.finding.given_up
 
 
 def _normal_forms(sides: _Sides, level: Exactness) -> list[NormalForm]:
@@ -285,9 +280,7 @@ def _zero_sign_nodes(matching: Matching, shown: Sequence[Shown]) -> list[tuple[i
     found = []
     # all values of a class that some claim proves except for the sign of zero, on both sides
     lossy = {
-        matching.class_of(matching.reference, s.claim.reference)
-        for s in shown
-        if _loses_zero_sign(s)
+        matching.class_of(matching.reference, s.claim.reference) for s in shown if s.loses_zero_sign
     }
     for index, side in enumerate((matching.reference, matching.candidate)):
         exits = {value for value in side.classes if matching.class_of(side, value) in lossy}
@@ -303,12 +296,6 @@ def _zero_sign_nodes(matching: Matching, shown: Sequence[Shown]) -> list[tuple[i
         ]
         found += zero_sign_nodes(side.nodes, side.normalised.graph.outputs, exits, steps)
     return found
-
-
-def _loses_zero_sign(s: Shown) -> bool:
-    finding = s.outcome.finding
-    at_infinity = finding is not None and finding.infinity_sign_differs
-    return s.verdict.zero_sign_inputs > 0 or at_infinity
 
 
 def _is_trivial(s: Shown) -> bool:

@@ -41,6 +41,18 @@ class Shown:
         """The verdict on the claim."""
         return self.outcome.verdict
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the comparison of the region was given up."""
+        return self.outcome.finding is not None and self.outcome.finding.given_up
+
+    @property
+    def loses_zero_sign(self) -> bool:
+        """Whether the values may be zeros of different signs."""
+        finding = self.outcome.finding
+        at_infinity = finding is not None and finding.infinity_sign_differs
+        return self.verdict.zero_sign_inputs > 0 or at_infinity
+
 
 def discharge(matching: Matching, level: Exactness, known: Decided | None = None) -> list[Shown]:
     """Return the outcome of each claim, in the order of the claims.
