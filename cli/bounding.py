@@ -30,7 +30,7 @@ def bounding_options(*, question: bool) -> Callable[[Callable[..., Any]], Callab
             against: str = Against.EXECUTION,
             **others: Any,
         ) -> Any:
-            request = Bounding(within, against, order, accumulate, dict(map(_range, ranges)))
+            request = Bounding(within, against, order, accumulate, dict(map(named_range, ranges)))
             return function(request=request, **others)
 
         for option in reversed([_WITHIN, *more, _ORDER, _ACCUMULATE, _RANGE]):
@@ -78,7 +78,7 @@ _RANGE = click.option(
 )
 
 
-def _range(text: str) -> tuple[str, tuple[float, float]]:
+def named_range(text: str) -> tuple[str, tuple[float, float]]:
     """Return the name and the range of an input, ``NAME=LO:HI``."""
     name, _, ends = text.rpartition("=")
     parts = ends.split(":")

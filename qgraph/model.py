@@ -144,6 +144,11 @@ class Model:
         copy._external_data = self._external_data
         return copy
 
+    def replace(self, other: Model) -> None:
+        """Take over the graph and the weights of another model; its file stays that of this one."""
+        self._ir, self._prepared = other.ir, None
+        self._lent = True
+
     def nodes(self, *operators: str) -> Iterator[onnx_ir.Node]:
         """Yield the nodes of the main graph, its subgraphs and the functions.
 

@@ -15,6 +15,7 @@ import typing
 from abc import abstractmethod
 from collections.abc import Callable, Collection
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, TypeVar, dataclass_transform, final
 
 import onnx_ir as ir
@@ -277,6 +278,25 @@ def exact_option(
 def opset_option() -> Any:
     """Return the option ``opset``, the highest one that a pass may raise a model to."""
     return option(None, help="highest opset to use; default: 21, or the model's if it is higher")
+
+
+def selects(patterns: str, name: str) -> bool:
+    """Return whether patterns select a name: one of them fits, and none that begins with ``!``.
+
+    Args:
+        patterns: with ``*`` and ``?``, joined by ``|``; only such with ``!`` select all the others.
+        name: of a node.
+    """
+    listed = re.split(r"\|(?!\])", patterns)
+    wanted = [pattern for pattern in listed if not pattern.startswith("!")] or ["*"]
+    unwanted = [pattern[1:] for pattern in listed if pattern.startswith("!")]
+    fits = functools.partial(fnmatchcase, name)
+    return any(map(fits, wanted)) and not any(map(fits, unwanted))
+
+
+def escaped(name: str) -> str:
+    """Return the pattern that fits a name only."""
+    return re.sub(r"([*?\[|])", r"[\1]", name)
 
 
 @dataclasses.dataclass(frozen=True)

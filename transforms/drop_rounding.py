@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +17,7 @@ from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.quantizers.dialects.parts import clip
 from qgraph.reasons import UNSUITED_RANGE
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.base import Transform, option, transform
+from qgraph.transforms.base import Transform, option, selects, transform
 from qgraph.transforms.drafts.choice import Decision, entry, label, readable, refused, settle
 from qgraph.transforms.ranges.grids import (
     CodeGrid,
@@ -52,7 +51,7 @@ class DropRounding(Transform):
     clamp: bool = option(
         False, help="clamp to the input range first; default: no bound on values outside the range"
     )
-    nodes: str = option("*", help="pattern of node names to replace, with * and ?")
+    nodes: str = option("*", help="node names to replace, such as *relu*|!*/relu_3")
 
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
 
@@ -79,7 +78,7 @@ class DropRounding(Transform):
 
     def _has(self, found: FakeQuantize | Refusal) -> bool:
         node = found.root if isinstance(found, Refusal) else found.node
-        return fnmatchcase(label(node), self.nodes)
+        return selects(self.nodes, label(node))
 
 
 @dataclass(frozen=True, eq=False)

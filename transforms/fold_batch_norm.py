@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +23,7 @@ from qgraph.quantizers.quantizer import Quantizer, Ranged
 from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reasons import NOT_ABSORBED, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.base import Transform, opset_option, option, transform
+from qgraph.transforms.base import Transform, opset_option, option, selects, transform
 from qgraph.transforms.drafts.choice import entry, label, opset_reason, raise_and_replace, refused
 from qgraph.transforms.ranges.grids import carry_over
 from qgraph.transforms.weights.channel_steps import ChannelAffine, ChannelReader
@@ -66,7 +65,7 @@ class FoldBatchNorm(Transform):
         NegativeFactor.SCALES,
         help="scales: negative factors make scales negative; codes: they negate stored codes",
     )
-    nodes: str = option("*", help="pattern of names of operators to fold into, with * and ?")
+    nodes: str = option("*", help="names of operators to fold into, such as *conv*|!conv1")
     opset: int | None = opset_option()
 
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
@@ -92,7 +91,7 @@ class FoldBatchNorm(Transform):
             reader = ChannelReader(known, owner.opset_imports.get("", 0), closed)
             planner = _Planner(reader, facts, editor, self.negative, limit)
             for node in nodes:
-                if fnmatchcase(label(node), self.nodes):
+                if selects(self.nodes, label(node)):
                     planner.visit(node)
             folds += planner.folds
             others += planner.refusals(nodes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +22,7 @@ from qgraph.numerics.values import compare_values
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import NO_OPERATOR, UNSUITED_WEIGHT, UNSUPPORTED_TYPE, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.base import Transform, opset_option, option, transform
+from qgraph.transforms.base import Transform, opset_option, option, selects, transform
 from qgraph.transforms.drafts.choice import entry, label, opset_reason, raise_and_replace, refused
 from qgraph.transforms.ranges.grids import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
@@ -50,7 +49,7 @@ class QuantizeBias(Transform):
     products and its code, could exceed int32.
     """
 
-    nodes: str = option("*", help="pattern of names of operators, with * and ?")
+    nodes: str = option("*", help="names of operators, such as *conv*|!conv1")
     opset: int | None = opset_option()
 
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
@@ -70,7 +69,7 @@ class QuantizeBias(Transform):
             known = KnownValues(owner.opset_imports)
             known.enter(nodes)
             for node in nodes:
-                if not fnmatchcase(label(node), self.nodes):
+                if not selects(self.nodes, label(node)):
                     continue
                 try:
                     planned = _planned(node, known, facts, editor, limit)

@@ -18,7 +18,7 @@ from qgraph.proof.bounds.sites import bound_sites
 from qgraph.reports import Report
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
-from qgraph.storage.outputs import HOLDS_OLD_WEIGHTS, HOLDS_WEIGHTS, Output, Outputs, joined
+from qgraph.storage.outputs import HOLDS_OLD_WEIGHTS, HOLDS_WEIGHTS, Outputs, joined
 from qgraph.storage.places import is_same
 from qgraph.storage.reading import files_of
 from qgraph.text import json_text
@@ -133,13 +133,13 @@ def rewrite(
             outputs=together,
         )
         if report is not None:
-            files = {"input": before, "output": _described(out, output)}
+            files = {"input": before, "output": described(out, output.file)}
             together.write_text(report, json_text(head(command) | files | result.to_json()))
     return result
 
 
-def _described(path: Path, output: Output) -> dict[str, Any]:
-    """Describe the model that was written, whose file does not have its final name yet."""
-    model, digest = load(output.file).ir, storage.sha256(output.file)
+def described(path: Path, file: Path) -> dict[str, Any]:
+    """Describe a model that was written to a file, which does not have its final name yet."""
+    model, digest = load(file).ir, storage.sha256(file)
     opset = model.opset_imports.get("")
     return {"path": str(path), "sha256": digest, "opset": opset, "ir_version": model.ir_version}

@@ -1,0 +1,136 @@
+"""``qgraph deploy``: a model that its target executes in integers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from qgraph.cli import options
+from qgraph.cli.bounding import named_range
+from qgraph.cli.files import Views, planned, view_options
+from qgraph.cli.output import ProgressBar, Talk, show_page, show_paragraph
+
+
+@click.command(name="deploy")
+@options.model_argument
+@click.option(
+    "-o", "--output", "out", type=options.file_path, metavar="OUT", help="Model to write."
+)
+@click.option(
+    "--target",
+    required=True,
+    metavar="TARGET",
+    help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml.",
+)
+@click.option(
+    "--within",
+    multiple=True,
+    metavar="LIMIT",
+    help="How far a segment may be from what MODEL means: 1step, 0.05step, 0.1%, or for an output "
+    "NAME:0.01, NAME:2ulp. Repeatable [1step].",
+)
+@click.option(
+    "--range",
+    "ranges",
+    type=named_range,
+    multiple=True,
+    metavar="NAME=LO:HI",
+    help="Range of an input that is not quantized, for bounds. Repeatable.",
+)
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="PATTERN",
+    help="Names of layers that no factor and no bias is moved into, with * and ?. Repeatable.",
+)
+@click.option(
+    "--require-all", is_flag=True, help="Exit with 1, and write nothing, if a layer is left."
+)
+@click.option("--explain", metavar="LAYER", help="Show why a layer has its kernel, or none.")
+@click.option("--measure", is_flag=True, help="Time MODEL and the result in the runtime.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
+@click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
+@click.option(
+    "--certificate", type=options.file_path, metavar="FILE", help="Write the certificate (JSON)."
+)
+@view_options("html", "markdown")
+@options.talk_options
+@click.pass_obj
+def command(
+    talk: Talk,
+    model: Path,
+    out: Path | None,
+    target: str,
+    within: tuple[str, ...],
+    ranges: tuple[tuple[str, tuple[float, float]], ...],
+    keep: tuple[str, ...],
+    require_all: bool,
+    explain: str | None,
+    measure: bool,
+    dry_run: bool,
+    report: Path | None,
+    certificate: Path | None,
+    views: Views,
+) -> int:
+    """Rewrite MODEL so that TARGET executes its quantized layers in integer kernels.
+
+    Every rewrite is proved equal, or bounded: given equal codes before a segment, the executed
+    codes behind it lie within the limit of what MODEL means in real numbers. A rewrite that cannot
+    be shown within the limit is not done, and its layer says why.
+
+    Exit status: 0 good, also if layers are left; 1 with --require-all if a layer is left; 4 if no
+    form could be shown within the limit.
+    """
+    from qgraph.model import load
+    from qgraph.reporting.pages import page_of
+    from qgraph.text import json_text
+    from qgraph.transforms.deployment.deploy import deploy
+    from qgraph.transforms.deployment.timing import measured
+    from qgraph.transforms.rewriting import described
+
+    views.check()
+    if out is None and not (dry_run or explain):
+        raise click.UsageError("There is no -o OUT, the model to write. Add it, or --dry-run.")
+    written = None if dry_run or explain else out
+    targets = (written, report, certificate, *views.paths)
+    with planned(targets, models=[model]) as outputs:
+        with ProgressBar(talk) as bar:
+            bar.tell(f"reading {model.name}", 0, 0)
+            loaded = load(model)
+            identity = loaded.identity()
+            reference = loaded.clone()
+            bar.tell(f"deploying {model.name}", 0, 0)
+            found = deploy(
+                loaded,
+                target,
+                within=within or "1step",
+                ranges=dict(ranges),
+                keep=keep,
+                require_all=require_all,
+            )
+            if measure:
+                bar.tell("timing", 0, 0)
+                found = measured(found, reference, loaded)
+            if written is not None:
+                bar.tell(f"writing {written.name}", 0, 0)
+                loaded.save(written, outputs=outputs)
+            document = found.to_json()
+            document["input"] = dict(vars(identity))
+            document["output"] = None
+            if written is not None:
+                document["output"] = described(written, outputs.written(written))
+            if report is not None:
+                outputs.write_text(report, json_text(document))
+            if certificate is not None:
+                outputs.write_text(certificate, json_text(found.certificate.to_json()))
+            if views.are_wanted:
+                views.write(document, None, outputs)
+        if explain is not None:
+            for line in found.explained(explain):
+                show_paragraph(line)
+            return 0
+        show_page(talk, page_of(document))
+        if written is not None:
+            talk.note(f"wrote {written}")
+    return 0

@@ -1,0 +1,145 @@
+"""View of a deployment: the page of the JSON document of ``qgraph deploy``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from qgraph.reporting.view import (
+    MANY,
+    Cell,
+    Column,
+    Columns,
+    File,
+    KeyFigure,
+    Page,
+    Row,
+    Section,
+    Table,
+    Tone,
+)
+from qgraph.text import amount, counted, size, whole
+
+Layer = Mapping[str, Any]
+
+
+def deploy_page(document: Mapping[str, Any]) -> Page:
+    """Return the page of a deployment."""
+    layers, summary = document["layers"], document["summary"]
+    done, all_layers = summary["integer_layers"], summary["quantized_layers"]
+    facts = [
+        KeyFigure("integer layers before", whole(summary["integer_layers_before"])),
+        KeyFigure("integer layers", f"{done} of {all_layers}"),
+        KeyFigure("weights before", size(summary["weight_bytes_before"])),
+        KeyFigure("weights after", size(summary["weight_bytes_after"])),
+        *_times(document["measured"]),
+    ]
+    files = [
+        File(role, document[role]["path"], document[role]["sha256"])
+        for role in ("input", "output")
+        if document.get(role)
+    ]
+    if document.get("output"):
+        written = document["output"]
+        remark = f"opset {written['opset']}, IR version {written['ir_version']}"
+        files[-1] = replace(files[-1], remark=remark)
+    tone = Tone.GOOD if done == all_layers and layers else Tone.OPEN
+    return Page(
+        "deploy",
+        str(document["qgraph"]),
+        f"{done} of {all_layers} quantized layers in integer kernels",
+        tone,
+        _sentence(document),
+        files,
+        facts,
+        list(_sections(document, layers)),
+        [],
+    )
+
+
+def _times(measured: Mapping[str, Any] | None) -> Iterator[KeyFigure]:
+    if measured is None:
+        return
+    ratio = float(measured["ratio_to_float"])
+    tone = Tone.GOOD if ratio < 1 else Tone.OPEN
+    text = f"{amount(measured['milliseconds'], 4)} ms, {ratio:.2f} of float"
+    yield KeyFigure(f"time in {measured['runtime']}", text, tone)
+    if measured["input_milliseconds"] is not None:
+        ratio = measured["milliseconds"] / measured["input_milliseconds"]
+        yield KeyFigure("to the time of the input", f"{ratio:.2f}", tone)
+
+
+def _sentence(document: Mapping[str, Any]) -> str:
+    source = "as executed" if document["executed"] else "as the profile predicts"
+    if not document["layers"]:
+        return (
+            "The model has no convolution or matrix product of codes with 8 bits or fewer; quantize "
+            "it first, as with Brevitas, NNCF or onnxruntime.quantization."
+        )
+    bounds = [layer["bound"] for layer in document["layers"] if layer["bound"]]
+    if not bounds:
+        equal = "every segment is proved equal"
+    else:
+        steps = max(bound["max_steps"] for bound in bounds)
+        distance = max(float(bound["tie_distance_steps"]) for bound in bounds)
+        equal = (
+            f"given equal codes before a segment, codes behind it differ by at most "
+            f"{counted(steps, 'step')}, and only within {amount(distance, 2)} steps of a tie, from "
+            f"what the input means"
+        )
+    return f"{document['target']}, {source}; {equal}."
+
+
+def _sections(document: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[Section]:
+    if layers:
+        columns: Columns = [
+            Column("layer", code=True),
+            "operator",
+            "kernel",
+            "before",
+            Column("equality"),
+            Column("steps", number=True),
+            Column("tie distance", number=True),
+            Column("rewrites", spare=True),
+        ]
+        table = Table("layers", columns, [_row(layer) for layer in layers], MANY)
+        yield Section("Layers", tables=[table])
+    reasons = Counter(
+        (layer["reason"], layer["reason_id"]) for layer in layers if layer["kernel"] is None
+    )
+    if reasons:
+        points = []
+        for (reason, reason_id), count in reasons.most_common():
+            names = [
+                str(e["node"])
+                for e in layers
+                if (e["reason"], e["reason_id"]) == (reason, reason_id)
+            ]
+            more = f" and {count - 1} more" if count > 1 else ""
+            points.append(f"{names[0]}{more}: {reason} [{reason_id}]")
+        text = "These stay in float. 'qgraph explain ID' tells more about a cause."
+        yield Section("Layers that are left", [text], points)
+    if document["session_options"]:
+        points = [f"{key}={value}" for key, value in document["session_options"].items()]
+        yield Section("Session options", ["The model needs these."], points)
+    if document["conditions"]:
+        yield Section("Conditions", points=list(map(str, document["conditions"])))
+    if document["notes"]:
+        yield Section("Notes", points=list(map(str, document["notes"])))
+
+
+def _row(layer: Layer) -> Row:
+    bound = layer["bound"]
+    tone = Tone.GOOD if layer["kernel"] else Tone.OPEN
+    return [
+        str(layer["node"]),
+        str(layer["op"]),
+        Cell(layer["kernel"] or "float", tone),
+        layer["before"] or "float",
+        str(layer["exactness"] or "undecided"),
+        str(bound["max_steps"]) if bound else "0",
+        amount(bound["tie_distance_steps"], 2) if bound else "0",
+        ", ".join(layer["rewrites"]),
+    ]

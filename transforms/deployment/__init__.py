@@ -1,0 +1,1 @@
+"""Rewrite models so that their runtime executes them in integers."""

@@ -1,0 +1,272 @@
+"""Rewrite a model so that its target executes it in integers, and say how equal the result is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qgraph.bound import Against, Bounding, Limit
+from qgraph.certificate import Certificate, RegionVerdict
+from qgraph.comparison.prove import prove
+from qgraph.errors import EquivalenceError, ExecutionError, UndecidedError, UnsupportedError
+from qgraph.exactness import Exactness, ProofVerdict
+from qgraph.inventory.executed import executed
+from qgraph.inventory.layers import quantized_layers
+from qgraph.model import Model, Source, load
+from qgraph.reasons import OTHER, ExplainedReason, id_of
+from qgraph.reports import Report, SiteStatus
+from qgraph.targets.engine import KernelMatch, kernel_of
+from qgraph.targets.profile import Profile
+from qgraph.targets.reader import profile_of
+from qgraph.transforms.base import escaped
+from qgraph.transforms.deployment.pipeline import steps_for
+from qgraph.transforms.deployment.report import DeployedLayer, Deployment
+from qgraph.transforms.drafts.choice import label
+from qgraph.transforms.integer_operators import LowerIntegerOperators
+from qgraph.version import __version__
+
+Within = str | Limit | Sequence[str | Limit]
+
+KERNELS = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger")
+"""Operators of the input that are integer kernels as they are written."""
+
+_NOTHING = "!*"
+"""Pattern of no layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Attempt:
+    """One way to rewrite the model.
+
+    Attributes:
+        model: the result.
+        report: of the passes.
+        certificate: how equal the result is to the input.
+    """
+
+    model: Model
+    report: Report
+    certificate: Certificate
+
+    @property
+    def failing(self) -> list[RegionVerdict]:
+        """The regions that are neither proved nor within the limits."""
+        beyond = self.certificate.beyond
+        settled = (ProofVerdict.PROVED, ProofVerdict.BOUNDED)
+        return beyond + [r for r in self.certificate.regions if r.verdict not in settled]
+
+
+def deploy(
+    source: Source,
+    target: str,
+    *,
+    within: Within = "1step",
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    keep: Sequence[str] = (),
+    require_all: bool = False,
+) -> Deployment:
+    """Rewrite a model so that a target executes its quantized layers in integer kernels.
+
+    Each rewrite is proved or bounded against what the input means in real numbers. What cannot be
+    shown within the limit is not done: the layer keeps its form, and says why.
+
+    Args:
+        source: the model; a :class:`qgraph.Model` is changed, as a whole or not at all.
+        target: name or path of a profile, see ``qgraph targets``.
+        within: limits, see :meth:`qgraph.bound.Limit.parse`.
+        ranges: of inputs that are not quantized, by name.
+        keep: patterns of names of layers that no factor and no bias is moved into.
+        require_all: raise if a quantized layer is left in float.
+
+    Raises:
+        OptionError: an option is wrong, or there is no such target.
+        ModelError: the model, or the profile, is not usable.
+        EquivalenceError: no form of the model could be shown to be within the limits, or
+            ``require_all`` is set and layers are left.
+    """
+    profile, model = profile_of(target), load(source)
+    reference = model.clone()
+    request = Bounding(within, Against.IDEAL, _order(profile), ranges=dict(ranges or {}))
+    attempt = _best(reference, profile, request, list(keep))
+    found = _reported(reference, attempt, profile)
+    if require_all and found.left:
+        first = found.left[0]
+        raise EquivalenceError(
+            f"{first.op} {first.node!r}: {first.reason}; {len(found.left)} of {len(found.layers)} "
+            "quantized layers are left in float, expected none. Leave require_all out, or mend "
+            "the model there."
+        )
+    if attempt.report.modified:
+        _sign(attempt.model, profile, reference)
+        model.replace(attempt.model)
+    return found
+
+
+def _best(reference: Model, profile: Profile, request: Bounding, kept: list[str]) -> _Attempt:
+    """Return the first form that is within the limits; each leaves more layers as they were.
+
+    Raises:
+        EquivalenceError: there is none.
+    """
+    names = [layer.description.node for layer in quantized_layers(reference.ir)]
+    while True:
+        attempt = _attempt(reference, profile, request, kept)
+        failing = attempt.failing
+        if not failing:
+            return attempt
+        touched = {name for r in failing for name in (*r.reference_nodes, *r.candidate_nodes)}
+        more = [escaped(name) for name in names if name in touched and escaped(name) not in kept]
+        if not more:
+            break
+        kept = [*kept, *more]
+    attempt = _attempt(reference, profile, request, [_NOTHING])
+    if attempt.failing:
+        first = attempt.failing[0]
+        raise UndecidedError(
+            f"{'+'.join(first.candidate_nodes)}: {first.reason or 'beyond the limit'}; expected a "
+            f"form within {', '.join(map(str, request.limits))}. Set another limit, or ranges of "
+            "inputs that are not quantized.",
+            report=attempt.certificate,
+        )
+    return attempt
+
+
+def _attempt(
+    reference: Model, profile: Profile, request: Bounding, kept: Sequence[str]
+) -> _Attempt:
+    model = reference.clone()
+    bounded = _NOTHING not in kept
+    nodes = "|".join(f"!{name}" for name in kept) or "*"
+    report = model.apply(*steps_for(profile, nodes=nodes, bounded=bounded))
+    return _Attempt(model, report, prove(reference, model, within=request))
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What computes a layer: a kernel, or the reason why there is none."""
+
+    kernel: str | None
+    reason: str | None = None
+
+
+def _kernels(model: Model, profile: Profile, *, run: bool) -> dict[str, _Taken]:
+    """Return what computes each quantized layer, by name.
+
+    Args:
+        model: the model.
+        profile: what predicts it.
+        run: read it from the graph that the runtime executes.
+
+    Raises:
+        ExecutionError: the runtime refuses the model.
+        UnsupportedError: the runtime is not installed.
+    """
+    found: dict[str, _Taken] = {}
+    for layer in quantized_layers(model.ir):
+        match = kernel_of(layer.description, profile)
+        if isinstance(match, KernelMatch):
+            found[layer.description.node] = _Taken("/".join(match.kernel.runs) or match.kernel.id)
+        else:
+            ids = match.reasons[:1]
+            text = "; ".join(dict.fromkeys(map(str, match.reasons)))
+            reason = ExplainedReason(text, ids[0].id) if ids else None
+            found[layer.description.node] = _Taken(None, reason)
+    if not run or profile.executed is None:
+        return found
+    for layer in executed(model.ir, profile.executed).layers:
+        predicted = found[layer.node]
+        if layer.is_integer:
+            found[layer.node] = _Taken(layer.kernel)
+        elif predicted.kernel is not None:
+            text = f"the profile predicts {predicted.kernel}, the runtime executes {layer.kernel}"
+            found[layer.node] = _Taken(None, OTHER(text))
+    return found
+
+
+def _reported(reference: Model, attempt: _Attempt, profile: Profile) -> Deployment:
+    plain = reference.clone()
+    plain.apply(LowerIntegerOperators())
+    layers = [layer.description for layer in quantized_layers(plain.ir)]
+    own = {label(node): node.op_type for node in reference.nodes() if node.op_type in KERNELS}
+    notes: list[str] = []
+    try:
+        after, run = _kernels(attempt.model, profile, run=True), profile.executed is not None
+    except (ExecutionError, UnsupportedError) as error:
+        notes.append(f"kernels are predicted by the profile, not read from the runtime: {error}")
+        after, run = _kernels(attempt.model, profile, run=False), False
+    try:
+        before = _kernels(reference, profile, run=run)
+    except ExecutionError:
+        before = {}  # it does not load, so nothing runs in integers
+    rows = [
+        _row(
+            layer.node,
+            layer.op,
+            after,
+            before.get(layer.node, _Taken(own.get(layer.node))),
+            attempt,
+        )
+        for layer in layers
+    ]
+    return Deployment(
+        profile.name,
+        profile.digest,
+        profile.path,
+        rows,
+        run,
+        attempt.certificate,
+        attempt.report.weight_bytes_before,
+        attempt.report.weight_bytes_after,
+        {each.key: each.needed for each in profile.option if each.needed is not None},
+        [*notes, *attempt.report.notes],
+    )
+
+
+def _row(
+    node: str, op: str, after: Mapping[str, _Taken], before: _Taken, attempt: _Attempt
+) -> DeployedLayer:
+    """Return the line of one layer."""
+    taken = after.get(node, _Taken(None, OTHER("it is no quantized layer of the result any more")))
+    regions = [
+        region
+        for region in attempt.certificate.regions
+        if node in (*region.reference_nodes, *region.candidate_nodes)
+    ]
+    bounds = [region.bound for region in regions if region.bound is not None]
+    near = {name for r in regions for name in (*r.reference_nodes, *r.candidate_nodes)} | {node}
+    rewrites = dict.fromkeys(
+        site.pass_name
+        for site in attempt.report
+        if site.outcome is SiteStatus.CHANGED and near & {site.node, *_named(site.figures)}
+    )
+    levels = [region.exactness for region in regions if region.exactness is not None]
+    exactness = str(min(levels, default=Exactness.BITS))
+    return DeployedLayer(
+        node,
+        op,
+        taken.kernel,
+        taken.reason,
+        id_of(taken.reason),
+        list(rewrites),
+        str(ProofVerdict.BOUNDED) if bounds else exactness,
+        max(bounds, key=lambda bound: bound.deviation_steps, default=None),
+        before.kernel,
+    )
+
+
+def _named(figures: Mapping[str, object]) -> set[str]:
+    """Return the names of nodes among the figures of a site."""
+    return {part for text in figures.values() for part in str(text).split(", ")}
+
+
+def _order(profile: Profile) -> str:
+    """Return the order of additions that all float sums of a target keep."""
+    orders = {rule.order for rule in profile.sums if not rule.when}
+    return orders.pop() if len(orders) == 1 else "any"
+
+
+def _sign(model: Model, profile: Profile, reference: Model) -> None:
+    """Write into the model what made it."""
+    facts = {"version": __version__, "target": profile.name, "profile": profile.digest}
+    facts["input"] = reference.identity().sha256 or ""
+    model.ir.metadata_props.update({f"qgraph.deploy.{k}": v for k, v in facts.items()})

@@ -1,0 +1,95 @@
+"""Which passes bring a model into the form that the kernels of a target take, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from qgraph.exactness import Exactness
+from qgraph.targets.profile import OperandRule, Profile
+from qgraph.transforms.base import Transform
+from qgraph.transforms.convert import ConvertDialect, FoldWeights
+from qgraph.transforms.fold_batch_norm import FoldBatchNorm
+from qgraph.transforms.fold_constants import FoldConstants
+from qgraph.transforms.integer_operators import LowerIntegerOperators
+from qgraph.transforms.merge_activation import MergeActivation
+from qgraph.transforms.move_channel_scales import MoveChannelScales
+from qgraph.transforms.plain_pairs import PlainPairs
+from qgraph.transforms.quantize_bias import QuantizeBias
+from qgraph.transforms.repack import Repack
+from qgraph.transforms.shift_zero_points import ShiftZeroPoints
+from qgraph.transforms.symmetric_weights import SymmetricWeights
+from qgraph.transforms.widen_codes import WidenCodes
+
+_HIGHEST_OPSET = 21
+"""Nothing in the forms below needs a higher one."""
+
+_LIMITED_CODES = "QuantizeLinear+Clip+DequantizeLinear"
+
+
+def steps_for(profile: Profile, *, nodes: str = "*", bounded: bool = True) -> list[Transform]:
+    """Return the passes for a target, in the order in which they are applied.
+
+    Constants are computed first, since the rules of the other passes see stored codes only. Weight
+    codes are widened before biases become int32, whose scale is that of the products.
+
+    Args:
+        profile: what is known of the target.
+        nodes: patterns of names of the layers into which factors and biases may go.
+        bounded: apply passes whose results are not equal but bounded, too.
+    """
+    highest = profile.versions.opsets
+    opset = _HIGHEST_OPSET if highest is None else min(_HIGHEST_OPSET, highest[1])
+    if not _takes(profile, "DequantizeLinear"):
+        return [ConvertDialect(to="qonnx")]
+    return [*_plain(opset, bounded=bounded), *_shaped(profile, opset, nodes, bounded=bounded)]
+
+
+def _plain(opset: int, *, bounded: bool) -> Iterator[Transform]:
+    """Yield what gives each quantizer the plain form, and each weight stored codes."""
+    exact = Exactness.NEAR if bounded else Exactness.VALUES
+    yield LowerIntegerOperators(opset=opset)
+    yield ConvertDialect(to="qdq", exact=exact, opset=opset)
+    yield FoldWeights(opset=opset)
+    if bounded:
+        yield PlainPairs(opset=opset)
+    yield FoldConstants()
+    yield SymmetricWeights(opset=opset)
+
+
+def _shaped(profile: Profile, opset: int, nodes: str, *, bounded: bool) -> Iterator[Transform]:
+    """Yield what leaves only a layer between two quantizers, in types that kernels take."""
+    if bounded:
+        yield FoldBatchNorm(nodes=nodes, opset=opset)
+        yield MoveChannelScales()
+    if _takes(profile, _LIMITED_CODES):
+        yield MergeActivation(opset=opset)
+    yield Repack(to="int8", activations=False, operators="Conv*|Gemm|MatMul", opset=opset)
+    yield ShiftZeroPoints(activations=_data_type(profile), weights=_weight_type(profile))
+    yield WidenCodes(opset=opset)
+    if bounded:
+        yield QuantizeBias(nodes=nodes, opset=opset)
+
+
+def _operands(profile: Profile) -> Iterator[OperandRule]:
+    for kernel in profile.kernel:
+        yield from (kernel.x, kernel.y)
+
+
+def _takes(profile: Profile, written: str) -> bool:
+    """Return whether a kernel takes quantizers of a form, or nothing is known of forms."""
+    known = [form for rule in _operands(profile) for form in rule.written or ()]
+    return not known or any(fnmatchcase(written, form) or written in form for form in known)
+
+
+def _data_type(profile: Profile) -> str:
+    """Return the type of codes of data that kernels take under the fewest conditions."""
+    free = {name for kernel in profile.kernel for r in kernel.types if not r.direct for name in r.x}
+    if "INT8" in free:
+        return "int8" if "UINT8" not in free else "keep"
+    return "uint8" if "UINT8" in free else "keep"
+
+
+def _weight_type(profile: Profile) -> str:
+    types = {name for kernel in profile.kernel for rule in kernel.types for name in rule.w}
+    return "int8" if "INT8" in types else "keep"

@@ -1,0 +1,137 @@
+"""What ``deploy`` reports: each quantized layer, its kernel, and how far it may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qgraph.bound import Bound
+from qgraph.certificate import Certificate
+from qgraph.errors import OptionError, meant, shown
+from qgraph.version import head
+
+
+@dataclass(frozen=True)
+class DeployedLayer:
+    """A convolution or matrix product whose operands are codes of 8 bits or fewer.
+
+    Attributes:
+        node: its name in the input.
+        op: its operator.
+        kernel: the integer kernel that takes it; None if none does.
+        reason: why no integer kernel takes it, or what else is to be known.
+        reason_id: stable id of the reason; None if there is none.
+        rewrites: the passes that changed it, or something between it and its quantizers.
+        exactness: level that its segments keep, ``bounded`` included; None if not decided.
+        bound: of its segment that may differ most; None where none is bounded.
+        before: the integer kernel that takes it in the input; None if none does.
+    """
+
+    node: str
+    op: str
+    kernel: str | None
+    reason: str | None = None
+    reason_id: str | None = None
+    rewrites: Sequence[str] = ()
+    exactness: str | None = None
+    bound: Bound | None = None
+    before: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        bound = None if self.bound is None else self.bound.to_json()
+        return vars(self) | {"rewrites": list(self.rewrites), "bound": bound}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The result of :func:`qgraph.deploy`.
+
+    Attributes:
+        target: name of the profile.
+        profile: its SHA-256.
+        profile_path: its file.
+        layers: the quantized layers of the input, in order.
+        is_executed: whether kernels were read from the graph that the runtime executes; if not,
+            they are what the profile predicts.
+        certificate: how equal the result is to the input.
+        weight_bytes_before, weight_bytes_after: sizes of all weights.
+        session_options: what a session has to set for the result.
+        notes: remarks.
+        accuracy: on the data that was given; None without any.
+        measured: times; None if not measured.
+    """
+
+    target: str
+    profile: str
+    profile_path: str
+    layers: Sequence[DeployedLayer]
+    is_executed: bool
+    certificate: Certificate
+    weight_bytes_before: int
+    weight_bytes_after: int
+    session_options: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    accuracy: Mapping[str, Any] | None = None
+    measured: Mapping[str, Any] | None = None
+
+    def explained(self, name: str) -> list[str]:
+        """Return sentences about a layer.
+
+        Raises:
+            OptionError: no quantized layer has this name.
+        """
+        names = [layer.node for layer in self.layers]
+        if name not in names:
+            known = ", ".join(names) or "none"
+            raise OptionError(
+                f"There is no quantized layer {shown(name)}, expected one of {known}."
+                f"{meant(name, names)}"
+            )
+        layer = self.layers[names.index(name)]
+        told = [f"{layer.op} {name!r} runs in {layer.kernel or 'float'} on {self.target}."]
+        told.append(f"In the input it runs in {layer.before or 'float'}.")
+        if layer.reason is not None:
+            told.append(f"No integer kernel takes it: {layer.reason} [{layer.reason_id}].")
+        if layer.rewrites:
+            told.append(f"Rewritten by {', '.join(layer.rewrites)}.")
+        if layer.bound is not None:
+            told.append(
+                f"Codes behind it differ by at most {layer.bound.max_steps} steps from what the "
+                f"input means, and only within {layer.bound.tie_distance_steps:.2g} steps of a tie."
+            )
+        elif layer.exactness is not None:
+            told.append(f"Its segments are equal: {layer.exactness}.")
+        return told
+
+    @property
+    def left(self) -> list[DeployedLayer]:
+        """The layers that no integer kernel takes."""
+        return [layer for layer in self.layers if layer.kernel is None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON report, without the files."""
+        return {
+            **head("deploy"),
+            "target": self.target,
+            "profile": self.profile,
+            "layers": [layer.to_json() for layer in self.layers],
+            "executed": self.is_executed,
+            "verdict": str(self.certificate.verdict),
+            "limits": list(map(str, self.certificate.bounding.limits)),
+            "against": str(self.certificate.bounding.against),
+            "order": self.certificate.bounding.order,
+            "summary": {
+                "quantized_layers": len(self.layers),
+                "integer_layers": len(self.layers) - len(self.left),
+                "integer_layers_before": sum(layer.before is not None for layer in self.layers),
+                "weight_bytes_before": self.weight_bytes_before,
+                "weight_bytes_after": self.weight_bytes_after,
+            },
+            "conditions": list(self.certificate.conditions),
+            "session_options": dict(self.session_options),
+            "notes": list(self.notes),
+            "accuracy": None if self.accuracy is None else dict(self.accuracy),
+            "measured": None if self.measured is None else dict(self.measured),
+        }
