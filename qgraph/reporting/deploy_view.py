@@ -75,19 +75,18 @@ def _sentence(document: Mapping[str, Any]) -> str:
     source = "as executed" if document["executed"] else "as the profile predicts"
     if not document["layers"]:
         return (
-            "The model has no convolution or matrix product of codes with 8 bits or fewer; quantize "
-            "it first, as with Brevitas, NNCF or onnxruntime.quantization."
+            "The model has no convolution or matrix product of codes with 8 bits or fewer; "
+            "quantize it first, as with Brevitas, NNCF or onnxruntime.quantization."
         )
-    bounds = [layer["bound"] for layer in document["layers"] if layer["bound"]]
-    if not bounds:
-        equal = "every segment is proved equal"
+    summary = document["summary"]
+    steps, distance = summary["max_steps"], summary["tie_distance_steps"]
+    if document["verdict"] != "bounded":
+        equal = f"every segment is {document['verdict']} equal"
     else:
-        steps = max(bound["max_steps"] for bound in bounds)
-        distance = max(float(bound["tie_distance_steps"]) for bound in bounds)
+        far, near = counted(int(steps), "step"), amount(distance, 2)
         equal = (
-            f"given equal codes before a segment, codes behind it differ by at most "
-            f"{counted(steps, 'step')}, and only within {amount(distance, 2)} steps of a tie, from "
-            f"what the input means"
+            f"given equal codes before a segment, codes behind it differ by at most {far}, and "
+            f"only within {near} steps of a tie, from what the input means"
         )
     return f"{document['target']}, {source}; {equal}."
 

@@ -11,11 +11,12 @@ from qgraph.comparison.prove import prove
 from qgraph.errors import EquivalenceError, ExecutionError, UndecidedError, UnsupportedError
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.inventory.executed import executed
-from qgraph.inventory.layers import quantized_layers
+from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.model import Model, Source, load
 from qgraph.reasons import OTHER, ExplainedReason, id_of
 from qgraph.reports import Report, SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
+from qgraph.targets.layer import QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
 from qgraph.transforms.base import escaped
@@ -186,7 +187,8 @@ def _kernels(model: Model, profile: Profile, *, run: bool) -> dict[str, _Taken]:
 def _reported(reference: Model, attempt: _Attempt, profile: Profile) -> Deployment:
     plain = reference.clone()
     plain.apply(LowerIntegerOperators())
-    layers = [layer.description for layer in quantized_layers(plain.ir)]
+    layers = list(quantized_layers(plain.ir))
+    ends = {found.description.node: _names(found) for found in quantized_layers(attempt.model.ir)}
     own = {label(node): node.op_type for node in reference.nodes() if node.op_type in KERNELS}
     notes: list[str] = []
     try:
@@ -198,16 +200,13 @@ def _reported(reference: Model, attempt: _Attempt, profile: Profile) -> Deployme
         before = _kernels(reference, profile, run=run)
     except ExecutionError:
         before = {}  # it does not load, so nothing runs in integers
-    rows = [
-        _row(
-            layer.node,
-            layer.op,
-            after,
-            before.get(layer.node, _Taken(own.get(layer.node))),
-            attempt,
-        )
-        for layer in layers
-    ]
+    rows = []
+    for layer in layers:
+        name = layer.description.node
+        names = _names(layer) | ends.get(name, set())
+        was = before.get(name, _Taken(own.get(name))).kernel
+        taken = after.get(name, _Taken(None, OTHER("the result has no such quantized layer")))
+        rows.append(_row(layer.description, names, taken, was, attempt))
     return Deployment(
         profile.name,
         profile.digest,
@@ -222,35 +221,45 @@ def _reported(reference: Model, attempt: _Attempt, profile: Profile) -> Deployme
     )
 
 
+def _names(layer: FoundLayer) -> set[str]:
+    """Return the names of a layer, of what follows it, and of the quantizer of its result."""
+    return {label(node) for node in (layer.node, *layer.follows)}
+
+
 def _row(
-    node: str, op: str, after: Mapping[str, _Taken], before: _Taken, attempt: _Attempt
+    layer: QuantizedLayer, names: set[str], taken: _Taken, before: str | None, attempt: _Attempt
 ) -> DeployedLayer:
-    """Return the line of one layer."""
-    taken = after.get(node, _Taken(None, OTHER("it is no quantized layer of the result any more")))
+    """Return the line of one layer.
+
+    Args:
+        layer: what it is in the input.
+        names: of its nodes up to the quantizer of its result, in both models.
+        taken: what computes it.
+        before: the integer kernel that takes it in the input.
+        attempt: what was done.
+    """
     regions = [
         region
         for region in attempt.certificate.regions
-        if node in (*region.reference_nodes, *region.candidate_nodes)
+        if names & {*region.reference_nodes, *region.candidate_nodes}
     ]
-    bounds = [region.bound for region in regions if region.bound is not None]
-    near = {name for r in regions for name in (*r.reference_nodes, *r.candidate_nodes)} | {node}
     rewrites = dict.fromkeys(
         site.pass_name
         for site in attempt.report
-        if site.outcome is SiteStatus.CHANGED and near & {site.node, *_named(site.figures)}
+        if site.outcome is SiteStatus.CHANGED and names & {site.node, *_named(site.figures)}
     )
     levels = [region.exactness for region in regions if region.exactness is not None]
-    exactness = str(min(levels, default=Exactness.BITS))
+    bounds = [region.bound for region in regions if region.bound is not None]
     return DeployedLayer(
-        node,
-        op,
+        layer.node,
+        layer.op,
         taken.kernel,
         taken.reason,
         id_of(taken.reason),
         list(rewrites),
-        str(ProofVerdict.BOUNDED) if bounds else exactness,
+        str(ProofVerdict.BOUNDED) if bounds else str(min(levels, default=Exactness.BITS)),
         max(bounds, key=lambda bound: bound.deviation_steps, default=None),
-        before.kernel,
+        before,
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from qgraph.exactness import Exactness
-from qgraph.targets.profile import OperandRule, Profile
+from qgraph.targets.kernels import OperandRule
+from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.fold_batch_norm import FoldBatchNorm
@@ -48,7 +49,7 @@ def steps_for(profile: Profile, *, nodes: str = "*", bounded: bool = True) -> li
 def _plain(opset: int, *, bounded: bool) -> Iterator[Transform]:
     """Yield what gives each quantizer the plain form, and each weight stored codes."""
     exact = Exactness.NEAR if bounded else Exactness.VALUES
-    yield LowerIntegerOperators(opset=opset)
+    yield LowerIntegerOperators()
     yield ConvertDialect(to="qdq", exact=exact, opset=opset)
     yield FoldWeights(opset=opset)
     if bounded:

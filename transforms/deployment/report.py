@@ -112,6 +112,7 @@ class Deployment:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON report, without the files."""
+        bounds = [each.bound for each in self.certificate.regions if each.bound is not None]
         return {
             **head("deploy"),
             "target": self.target,
@@ -128,6 +129,8 @@ class Deployment:
                 "integer_layers_before": sum(layer.before is not None for layer in self.layers),
                 "weight_bytes_before": self.weight_bytes_before,
                 "weight_bytes_after": self.weight_bytes_after,
+                "max_steps": max((bound.max_steps for bound in bounds), default=0),
+                "tie_distance_steps": max((b.tie_distance_steps for b in bounds), default=0.0),
             },
             "conditions": list(self.certificate.conditions),
             "session_options": dict(self.session_options),
