@@ -9,12 +9,14 @@ from qgraph.exactness import Exactness
 from qgraph.targets.kernels import OperandRule
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform
+from qgraph.transforms.canonical_operators import CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.fold_batch_norm import FoldBatchNorm
 from qgraph.transforms.fold_constants import FoldConstants
 from qgraph.transforms.integer_operators import LowerIntegerOperators
 from qgraph.transforms.merge_activation import MergeActivation
 from qgraph.transforms.move_channel_scales import MoveChannelScales
+from qgraph.transforms.move_quantizers import MoveQuantizers
 from qgraph.transforms.plain_pairs import PlainPairs
 from qgraph.transforms.quantize_bias import QuantizeBias
 from qgraph.transforms.repack import Repack
@@ -61,15 +63,18 @@ def _plain(opset: int, *, bounded: bool) -> Iterator[Transform]:
 def _shaped(profile: Profile, opset: int, nodes: str, *, bounded: bool) -> Iterator[Transform]:
     """Yield what leaves only a layer between two quantizers, in types that kernels take."""
     if bounded:
+        yield CanonicalOperators()
         yield FoldBatchNorm(nodes=nodes, opset=opset)
         yield MoveChannelScales()
     if _takes(profile, _LIMITED_CODES):
         yield MergeActivation(opset=opset)
+    yield MoveQuantizers()
     yield Repack(to="int8", activations=False, operators="Conv*|Gemm|MatMul", opset=opset)
     yield ShiftZeroPoints(activations=_data_type(profile), weights=_weight_type(profile))
     yield WidenCodes(opset=opset)
     if bounded:
         yield QuantizeBias(nodes=nodes, opset=opset)
+    yield CanonicalOperators(forms="points")
 
 
 def _operands(profile: Profile) -> Iterator[OperandRule]:
