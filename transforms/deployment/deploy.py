@@ -31,8 +31,12 @@ Within = str | Limit | Sequence[str | Limit]
 KERNELS = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger")
 """Operators of the input that are integer kernels as they are written."""
 
-_NOTHING = "!*"
-"""Pattern of no layer."""
+_PAIRED = ("move-quantizers", "canonical-operators", "move-channel-scales", "plain-pairs")
+_WITHOUT = (
+    *(_PAIRED[:count] for count in range(5)),
+    (*_PAIRED, "fold-batch-norm", "quantize-bias"),
+)
+"""Passes that are left out, in the order of the attempts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,43 +107,40 @@ def deploy(
     return found
 
 
-def _best(reference: Model, profile: Profile, request: Bounding, kept: list[str]) -> _Attempt:
-    """Return the first form that is within the limits; each leaves more layers as they were.
+def _best(reference: Model, profile: Profile, request: Bounding, kept: Sequence[str]) -> _Attempt:
+    """Return the first form that is within the limits.
+
+    All passes are tried first, then without those that change what is paired, then the exact ones
+    alone. Layers in regions that are not within the limits are left as they were, and tried again.
 
     Raises:
-        EquivalenceError: there is none.
+        UndecidedError: there is none.
     """
-    names = [layer.description.node for layer in quantized_layers(reference.ir)]
-    while True:
-        attempt = _attempt(reference, profile, request, kept)
-        failing = attempt.failing
-        if not failing:
-            return attempt
-        touched = {name for r in failing for name in (*r.reference_nodes, *r.candidate_nodes)}
-        more = [escaped(name) for name in names if name in touched and escaped(name) not in kept]
-        if not more:
-            break
-        kept = [*kept, *more]
-    attempt = _attempt(reference, profile, request, [_NOTHING])
-    if attempt.failing:
-        first = attempt.failing[0]
-        raise UndecidedError(
-            f"{'+'.join(first.candidate_nodes)}: {first.reason or 'beyond the limit'}; expected a "
-            f"form within {', '.join(map(str, request.limits))}. Set another limit, or ranges of "
-            "inputs that are not quantized.",
-            report=attempt.certificate,
-        )
-    return attempt
-
-
-def _attempt(
-    reference: Model, profile: Profile, request: Bounding, kept: Sequence[str]
-) -> _Attempt:
-    model = reference.clone()
-    bounded = _NOTHING not in kept
-    nodes = "|".join(f"!{name}" for name in kept) or "*"
-    report = model.apply(*steps_for(profile, nodes=nodes, bounded=bounded))
-    return _Attempt(model, report, prove(reference, model, within=request))
+    names = [escaped(layer.description.node) for layer in quantized_layers(reference.ir)]
+    for without in _WITHOUT:
+        left = list(kept)
+        while True:
+            model = reference.clone()
+            nodes = "|".join(f"!{name}" for name in left) or "*"
+            steps = [s for s in steps_for(profile, nodes=nodes) if s.name not in without]
+            report = model.apply(*steps)
+            attempt = _Attempt(model, report, prove(reference, model, within=request))
+            failing = attempt.failing
+            if not failing:
+                return attempt
+            near = {name for r in failing for name in (*r.reference_nodes, *r.candidate_nodes)}
+            touched = set(map(escaped, near))
+            more = [name for name in names if name in touched and name not in left]
+            if not more:
+                break
+            left += more
+    first = failing[0]
+    raise UndecidedError(
+        f"{'+'.join(first.candidate_nodes)}: {first.reason or 'beyond the limit'}; expected a "
+        f"form within {', '.join(map(str, request.limits))}. Set another limit, or ranges of "
+        "inputs that are not quantized.",
+        report=attempt.certificate,
+    )
 
 
 @dataclass(frozen=True)

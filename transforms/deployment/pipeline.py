@@ -30,7 +30,7 @@ _HIGHEST_OPSET = 21
 _LIMITED_CODES = "QuantizeLinear+Clip+DequantizeLinear"
 
 
-def steps_for(profile: Profile, *, nodes: str = "*", bounded: bool = True) -> list[Transform]:
+def steps_for(profile: Profile, *, nodes: str = "*") -> list[Transform]:
     """Return the passes for a target, in the order in which they are applied.
 
     Constants are computed first, since the rules of the other passes see stored codes only. Weight
@@ -39,41 +39,36 @@ def steps_for(profile: Profile, *, nodes: str = "*", bounded: bool = True) -> li
     Args:
         profile: what is known of the target.
         nodes: patterns of names of the layers into which factors and biases may go.
-        bounded: apply passes whose results are not equal but bounded, too.
     """
     highest = profile.versions.opsets
     opset = _HIGHEST_OPSET if highest is None else min(_HIGHEST_OPSET, highest[1])
     if not _takes(profile, "DequantizeLinear"):
         return [ConvertDialect(to="qonnx")]
-    return [*_plain(opset, bounded=bounded), *_shaped(profile, opset, nodes, bounded=bounded)]
+    return [*_plain(opset), *_shaped(profile, opset, nodes)]
 
 
-def _plain(opset: int, *, bounded: bool) -> Iterator[Transform]:
+def _plain(opset: int) -> Iterator[Transform]:
     """Yield what gives each quantizer the plain form, and each weight stored codes."""
-    exact = Exactness.NEAR if bounded else Exactness.VALUES
     yield LowerIntegerOperators()
-    yield ConvertDialect(to="qdq", exact=exact, opset=opset)
+    yield ConvertDialect(to="qdq", exact=Exactness.VALUES, opset=opset)
     yield FoldWeights(opset=opset)
-    if bounded:
-        yield PlainPairs(opset=opset)
+    yield PlainPairs(opset=opset)
     yield FoldConstants()
     yield SymmetricWeights(opset=opset)
 
 
-def _shaped(profile: Profile, opset: int, nodes: str, *, bounded: bool) -> Iterator[Transform]:
+def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
     """Yield what leaves only a layer between two quantizers, in types that kernels take."""
-    if bounded:
-        yield CanonicalOperators()
-        yield FoldBatchNorm(nodes=nodes, opset=opset)
-        yield MoveChannelScales()
+    yield CanonicalOperators()
+    yield FoldBatchNorm(nodes=nodes, opset=opset)
+    yield MoveChannelScales()
     if _takes(profile, _LIMITED_CODES):
         yield MergeActivation(opset=opset)
     yield MoveQuantizers()
     yield Repack(to="int8", activations=False, operators="Conv*|Gemm|MatMul", opset=opset)
     yield ShiftZeroPoints(activations=_data_type(profile), weights=_weight_type(profile))
     yield WidenCodes(opset=opset)
-    if bounded:
-        yield QuantizeBias(nodes=nodes, opset=opset)
+    yield QuantizeBias(nodes=nodes, opset=opset)
     yield CanonicalOperators(forms="points")
 
 

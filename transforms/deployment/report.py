@@ -112,7 +112,11 @@ class Deployment:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON report, without the files."""
-        bounds = [each.bound for each in self.certificate.regions if each.bound is not None]
+        bounds = [
+            each.bound
+            for each in self.certificate.regions
+            if each.bound is not None and each.bound.absolute is None
+        ]
         return {
             **head("deploy"),
             "target": self.target,
