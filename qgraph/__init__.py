@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from qgraph.exactness import Exactness
     from qgraph.model import Model, load
     from qgraph.reports import Report
+    from qgraph.transforms.deployment.deploy import deploy
 
 __all__ = [
     "Exactness",
@@ -42,6 +43,7 @@ __all__ = [
     "__version__",
     "bench",
     "check",
+    "deploy",
     "load",
     "prove",
     "reduce",
@@ -58,6 +60,7 @@ _HOMES = {
     "Tolerances": "qgraph.comparison.tolerance",
     "bench": "qgraph.comparison.bench.measure",
     "check": "qgraph.comparison.check",
+    "deploy": "qgraph.transforms.deployment.deploy",
     "load": "qgraph.model",
     "prove": "qgraph.comparison.prove",
     "reduce": "qgraph.comparison.reduce",

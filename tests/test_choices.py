@@ -17,6 +17,7 @@ import pytest
 
 import qgraph
 from qgraph import Exactness, Model, Report
+from qgraph.bound import Limit
 from qgraph.cli import commands
 from qgraph.cli.options import Word
 from qgraph.errors import Choice, OptionError, member
@@ -245,8 +246,14 @@ def test_metrics_match_in_any_case(model: Model) -> None:
             qgraph.check(wide, wide, rows, scoring=qgraph.Scoring(labels=[0], metric=wrong))  # type: ignore[arg-type]
 
 
+def test_units_of_limits_match_in_any_case() -> None:
+    assert Limit.parse("2STEP") == Limit.parse("2step")
+    assert Limit.parse("y:3ULP") == Limit.parse("y:3ulp")
+
+
 COVERED = {
     ("check", "backend"),
+    ("deploy", "within"),
     ("Scoring", "metric"),
     ("prove", "exact"),
     ("reduce", "backend"),

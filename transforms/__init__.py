@@ -76,6 +76,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "MoveQuantizers": "move_quantizers",
+    "CanonicalOperators": "canonical_operators",
     "WidenCodes": "widen_codes",
     "SymmetricWeights": "symmetric_weights",
     "ShiftZeroPoints": "shift_zero_points",

@@ -63,6 +63,10 @@ class Blocks(Choice):
     ROWS = "rows"
 
 
+BIAS = 2
+"""Place of the bias among the inputs of Conv, ConvTranspose and Gemm."""
+
+
 @transform("repack")
 class Repack(Transform):
     """Store codes in the smallest type that holds them.
@@ -126,13 +130,13 @@ class Repack(Transform):
         return plans, others
 
     def _concerns(self, decode: ir.Node) -> bool:
-        """Return whether an operator that takes the weight, moved or not, is to be considered."""
+        """Return whether an operator takes the codes, moved or not, and not as its bias."""
         if self.operators == "*":
             return True
         users: set[str] = set()
         pending = [decode]
         while pending:
-            found = [use.node for use in pending.pop().outputs[0].uses()]
+            found = [use.node for use in pending.pop().outputs[0].uses() if use.idx != BIAS]
             pending += [node for node in found if node.op_type in MOVES]
             users.update(node.op_type for node in found)
         patterns = self.operators.split("|")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qgraph.bound import Against, Bounding, Limit
 from qgraph.certificate import Certificate, RegionVerdict
 from qgraph.comparison.prove import prove
-from qgraph.errors import EquivalenceError, ExecutionError, UndecidedError, UnsupportedError
+from qgraph.errors import EquivalenceError, ExecutionError, UnsupportedError
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.inventory.executed import executed
 from qgraph.inventory.layers import FoundLayer, quantized_layers
@@ -112,9 +112,7 @@ def _best(reference: Model, profile: Profile, request: Bounding, kept: Sequence[
 
     All passes are tried first, then without those that change what is paired, then the exact ones
     alone. Layers in regions that are not within the limits are left as they were, and tried again.
-
-    Raises:
-        UndecidedError: there is none.
+    If nothing is within the limits, the model stays as it is, with a note that says why.
     """
     names = [escaped(layer.description.node) for layer in quantized_layers(reference.ir)]
     for without in _WITHOUT:
@@ -134,13 +132,14 @@ def _best(reference: Model, profile: Profile, request: Bounding, kept: Sequence[
             if not more:
                 break
             left += more
-    first = failing[0]
-    raise UndecidedError(
-        f"{'+'.join(first.candidate_nodes)}: {first.reason or 'beyond the limit'}; expected a "
-        f"form within {', '.join(map(str, request.limits))}. Set another limit, or ranges of "
-        "inputs that are not quantized.",
-        report=attempt.certificate,
+    first, report = failing[0], Report()
+    where = "+".join(first.candidate_nodes) or first.candidate_value
+    report.notes.append(
+        f"nothing was changed, since no form is within {', '.join(map(str, request.limits))}: "
+        f"{where}: {first.reason or 'beyond the limit'}"
     )
+    same = reference.clone()
+    return _Attempt(same, report, prove(reference, same, within=request))
 
 
 @dataclass(frozen=True)
@@ -175,13 +174,13 @@ def _kernels(model: Model, profile: Profile, *, run: bool) -> dict[str, _Taken]:
             found[layer.description.node] = _Taken(None, reason)
     if not run or profile.executed is None:
         return found
-    for layer in executed(model.ir, profile.executed).layers:
-        predicted = found[layer.node]
-        if layer.is_integer:
-            found[layer.node] = _Taken(layer.kernel)
-        elif predicted.kernel is not None:
-            text = f"the profile predicts {predicted.kernel}, the runtime executes {layer.kernel}"
-            found[layer.node] = _Taken(None, OTHER(text))
+    for each in executed(model.ir, profile.executed).layers:
+        predicted = found[each.node].kernel
+        if each.is_integer:
+            found[each.node] = _Taken(each.kernel)
+        elif predicted is not None:
+            text = f"the profile predicts {predicted}, the runtime executes {each.kernel}"
+            found[each.node] = _Taken(None, OTHER(text))
     return found
 
 

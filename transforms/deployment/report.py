@@ -112,11 +112,7 @@ class Deployment:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON report, without the files."""
-        bounds = [
-            each.bound
-            for each in self.certificate.regions
-            if each.bound is not None and each.bound.absolute is None
-        ]
+        bounds = [layer.bound for layer in self.layers if layer.bound is not None]
         return {
             **head("deploy"),
             "target": self.target,

@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from qgraph.comparison.bench.measure import Timing, bench
 from qgraph.errors import ExecutionError, UnsupportedError
-from qgraph.graph.constants import constant_expression
 from qgraph.graph.scopes import nodes_of, owners, remove_unused
 from qgraph.model import Model
 from qgraph.quantizers.dialects.dialect import Site
@@ -65,10 +64,8 @@ def float_network(model: Model) -> Model:
             continue
         value = site.x
         if site.weight is not None:
-            array = constant_expression(site.y)
-            if array is None:
-                continue
-            value = ir.Value(name=f"{site.y.name}_float", const_value=ir.tensor(array))
+            stored = ir.tensor(site.values)
+            value = ir.Value(name=f"{site.y.name}_float", const_value=stored)
             graph.initializers[str(value.name)] = value
         site.y.replace_all_uses_with(value, replace_graph_outputs=True)
     for owner in owners(plain.ir):

@@ -1,0 +1,184 @@
+"""Models that ONNX Runtime executes in integers: kernels, bounds, and what is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import qgraph
+from qgraph.cli.main import main
+from qgraph.errors import EquivalenceError, OptionError
+from qgraph.transforms.base import escaped, selects
+
+pytest.importorskip("onnxruntime")
+
+NETWORK = """<ir_version: 8, opset_import: ["": 17]>
+    net (float[N,2,6,6] x) => (float[N,3,4,4] y)
+    <float s = {0.05}, uint8 z = {128}, float[3] sw = {0.01, 0.02, 0.015}, int8[3] zw = {0, 0, 0},
+     float t = {0.1}, uint8 u = {0}, float[3] b = {0.1, -0.2, 0.3},
+     float[3] gamma = {1.5, 0.7, 1.1}, float[3] beta = {0.2, 0.1, -0.4},
+     float[3] mean = {0.3, -0.1, 0.2}, float[3] var = {1.2, 0.8, 0.5}> {
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        e = DequantizeLinear <axis = 0> (w, sw, zw)
+        [conv] c = Conv (d, e, b)
+        n = BatchNormalization (c, gamma, beta, mean, var)
+        r = Relu (n)
+        p = QuantizeLinear (r, t, u)
+        y = DequantizeLinear (p, t, u)
+    }"""
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    proto = onnx.parser.parse_model(NETWORK)
+    weights = np.random.default_rng(0).integers(-127, 128, (3, 2, 3, 3)).astype(np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    path = tmp_path / "network.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+def executed(path: Path, tmp_path: Path) -> list[str]:
+    """Return the operators of the graph that ONNX Runtime executes by default."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+
+
+def test_a_convolution_with_its_normalization_becomes_integer(network, tmp_path):
+    import onnxruntime
+
+    model, out = qgraph.load(network), tmp_path / "out.onnx"
+    found = qgraph.deploy(model, "onnxruntime-cpu")
+    model.save(out)
+    assert "QLinearConv" not in executed(network, tmp_path)
+    assert "QLinearConv" in executed(out, tmp_path)
+    (layer,) = found.layers
+    assert (layer.node, layer.before, layer.kernel) == ("conv", None, "QLinearConv")
+    assert {"fold-batch-norm", "quantize-bias"} <= set(layer.rewrites)
+    assert layer.exactness == "bounded"
+    assert layer.bound is not None
+    assert layer.bound.max_steps == 1
+
+    x = np.random.default_rng(1).normal(0, 3, (64, 2, 6, 6)).astype(np.float32)
+    before, after = (
+        onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(
+            None, {"x": x}
+        )[0]
+        for path in (network, out)
+    )
+    steps = np.abs(np.rint(before / np.float32(0.1)) - np.rint(after / np.float32(0.1)))
+    assert steps.max() <= 1
+    assert np.mean(steps != 0) < 0.05
+    assert len(np.unique(after)) > 10
+
+
+def test_what_was_deployed_stays_as_it_is(network):
+    model = qgraph.load(network)
+    qgraph.deploy(model, "onnxruntime-cpu")
+    once = model.to_proto()
+    again = qgraph.deploy(model, "onnxruntime-cpu")
+    assert model.to_proto() == once
+    assert again.certificate.verdict == "proved"
+    assert [layer.before for layer in again.layers] == ["QLinearConv"]
+
+
+def test_a_layer_that_is_kept_is_left_with_its_reason(network):
+    found = qgraph.deploy(network, "onnxruntime-cpu", keep=["con*"])
+    (layer,) = found.layers
+    assert layer.kernel is None
+    assert "BatchNormalization" in str(layer.reason)
+    assert layer.reason_id == "QG217"
+    with pytest.raises(EquivalenceError, match=r"Conv 'conv': .*1 of 1 quantized layers are left"):
+        qgraph.deploy(network, "onnxruntime-cpu", keep=["conv"], require_all=True)
+
+
+def test_a_rewrite_beyond_the_limit_is_not_done(network):
+    model = qgraph.load(network)
+    found = qgraph.deploy(model, "onnxruntime-cpu", within="0.00001step")
+    (layer,) = found.layers
+    assert layer.kernel is None
+    assert "fold-batch-norm" not in layer.rewrites
+    assert not found.certificate.beyond
+
+
+def test_a_refused_request_changes_nothing(network):
+    model = qgraph.load(network)
+    before = model.to_proto()
+    with pytest.raises(EquivalenceError):
+        qgraph.deploy(model, "onnxruntime-cpu", keep=["*"], require_all=True)
+    with pytest.raises(OptionError, match="onnxruntime-cpu"):
+        qgraph.deploy(model, "onnxruntime-cup")
+    assert model.to_proto() == before
+
+
+def test_the_command_writes_model_report_and_certificate(network, tmp_path, capsys):
+    out, report, proof = (tmp_path / name for name in ("out.onnx", "r.json", "c.json"))
+    command = ["deploy", str(network), "--target", "onnxruntime-cpu"]
+    files = ["-o", str(out), "--report", str(report), "--certificate", str(proof)]
+    assert main([*command, *files]) == 0
+    assert "1 OF 1 QUANTIZED LAYERS IN INTEGER KERNELS" in capsys.readouterr().out
+    document = json.loads(report.read_text())
+    assert document["summary"]["integer_layers_before"] == 0
+    assert document["output"]["path"] == str(out)
+    properties = {each.key: each.value for each in onnx.load(out).metadata_props}
+    assert properties["qgraph.deploy.target"] == "onnxruntime-cpu"
+    assert properties["qgraph.deploy.input"] == document["input"]["sha256"]
+    assert main(["prove", "--verify", str(proof), str(network), str(out)]) in (0, 1)
+
+    assert main([*command, "--explain", "conv"]) == 0
+    assert "runs in QLinearConv on onnxruntime-cpu" in capsys.readouterr().out
+    assert main([*command, "--explain", "cnv"]) == 2
+    assert main(command) == 2
+    assert main([*command, "-o", str(network)]) == 2
+    kept = tmp_path / "kept.onnx"
+    assert main([*command, "--keep", "*", "--require-all", "-o", str(kept)]) == 1
+    assert not kept.exists()
+
+
+def test_a_float_model_is_told_what_to_do(tmp_path, capsys):
+    path = tmp_path / "float.onnx"
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        net (float[N,4] x) => (float[N,4] y) { y = Relu (x) }"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    assert main(["deploy", str(path), "--target", "onnxruntime-cpu", "--dry-run"]) == 0
+    assert "quantize it first" in capsys.readouterr().out.replace("\n", " ")
+
+
+@pytest.mark.slow
+def test_the_example_runs_in_integers_and_can_be_timed():
+    from qgraph.transforms.deployment.timing import float_network, measured
+
+    path = Path(__file__).parents[2] / "examples" / "digits_brevitas.onnx"
+    reference, model = qgraph.load(path), qgraph.load(path)
+    found = qgraph.deploy(model, "onnxruntime-cpu")
+    assert not found.left
+    plain = float_network(reference)
+    assert {node.op_type for node in plain.nodes()}.isdisjoint({"Quant", "QuantizeLinear"})
+    times = measured(found, reference, model).measured
+    assert times is not None
+    assert times["integer_nodes"] == len(found.layers)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "selected"),
+    [
+        ("*", ["a", "b|c", "d[0]"]),
+        ("a|d*", ["a", "d[0]"]),
+        ("!a", ["b|c", "d[0]"]),
+        ("*|!d*", ["a", "b|c"]),
+        (escaped("b|c"), ["b|c"]),
+        (f"!{escaped('d[0]')}|!{escaped('b|c')}", ["a"]),
+    ],
+)
+def test_patterns_select_names(patterns, selected):
+    assert [name for name in ("a", "b|c", "d[0]") if selects(patterns, name)] == selected
