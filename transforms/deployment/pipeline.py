@@ -9,7 +9,7 @@ from qgraph.exactness import Exactness
 from qgraph.targets.kernels import OperandRule
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform
-from qgraph.transforms.canonical_operators import CanonicalOperators
+from qgraph.transforms.canonical_operators import CanonicalOperators, OperatorForm
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.fold_batch_norm import FoldBatchNorm
 from qgraph.transforms.fold_constants import FoldConstants
@@ -19,8 +19,8 @@ from qgraph.transforms.move_channel_scales import MoveChannelScales
 from qgraph.transforms.move_quantizers import MoveQuantizers
 from qgraph.transforms.plain_pairs import PlainPairs
 from qgraph.transforms.quantize_bias import QuantizeBias
-from qgraph.transforms.repack import Repack
-from qgraph.transforms.shift_zero_points import ShiftZeroPoints
+from qgraph.transforms.repack import CodeTarget, Repack
+from qgraph.transforms.shift_zero_points import CodeSign, ShiftZeroPoints
 from qgraph.transforms.symmetric_weights import SymmetricWeights
 from qgraph.transforms.widen_codes import WidenCodes
 
@@ -65,11 +65,11 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
     if _takes(profile, _LIMITED_CODES):
         yield MergeActivation(opset=opset)
     yield MoveQuantizers()
-    yield Repack(to="int8", activations=False, operators="Conv*|Gemm|MatMul", opset=opset)
+    yield Repack(to=CodeTarget.INT8, activations=False, operators="Conv*|Gemm|MatMul", opset=opset)
     yield ShiftZeroPoints(activations=_data_type(profile), weights=_weight_type(profile))
     yield WidenCodes(opset=opset)
     yield QuantizeBias(nodes=nodes, opset=opset)
-    yield CanonicalOperators(forms="points")
+    yield CanonicalOperators(forms=OperatorForm.POINTS)
 
 
 def _operands(profile: Profile) -> Iterator[OperandRule]:
@@ -83,14 +83,14 @@ def _takes(profile: Profile, written: str) -> bool:
     return not known or any(fnmatchcase(written, form) or written in form for form in known)
 
 
-def _data_type(profile: Profile) -> str:
+def _data_type(profile: Profile) -> CodeSign:
     """Return the type of codes of data that kernels take under the fewest conditions."""
     free = {name for kernel in profile.kernel for r in kernel.types if not r.direct for name in r.x}
     if "INT8" in free:
-        return "int8" if "UINT8" not in free else "keep"
-    return "uint8" if "UINT8" in free else "keep"
+        return CodeSign.KEEP if "UINT8" in free else CodeSign.INT8
+    return CodeSign.UINT8 if "UINT8" in free else CodeSign.KEEP
 
 
-def _weight_type(profile: Profile) -> str:
+def _weight_type(profile: Profile) -> CodeSign:
     types = {name for kernel in profile.kernel for rule in kernel.types for name in rule.w}
-    return "int8" if "INT8" in types else "keep"
+    return CodeSign.INT8 if "INT8" in types else CodeSign.KEEP

@@ -63,9 +63,8 @@ def float_network(model: Model) -> Model:
         if not isinstance(site, Site) or site.x is None:
             continue
         value = site.x
-        if site.weight is not None:
-            stored = ir.tensor(site.values)
-            value = ir.Value(name=f"{site.y.name}_float", const_value=stored)
+        if (stored := site.values) is not None:
+            value = ir.Value(name=f"{site.y.name}_float", const_value=ir.tensor(stored))
             graph.initializers[str(value.name)] = value
         site.y.replace_all_uses_with(value, replace_graph_outputs=True)
     for owner in owners(plain.ir):
