@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from qgraph.bound import Bound, Bounding, is_within
@@ -15,7 +17,7 @@ from qgraph.exactness import Exactness, Verdict, difference
 from qgraph.exactness import ProofVerdict as ProofVerdict
 from qgraph.reasons import ExplainedReason, id_of
 from qgraph.text import read_fields, read_json
-from qgraph.version import head
+from qgraph.version import SEMANTICS, head
 
 if not TYPE_CHECKING:
     __getattr__ = renamed(__name__)
@@ -254,6 +256,7 @@ class Certificate:
         """Return the certificate as ``qgraph prove`` writes it."""
         return {
             **head("prove"),
+            "semantics": SEMANTICS,
             "verdict": str(self.verdict),
             "exactness": self.level,
             "reference": dict(vars(self.reference)),
@@ -273,9 +276,14 @@ class Certificate:
         """Return the certificate that a file of schema 1 or 2 holds.
 
         Raises:
-            ModelError: something is missing, or of another type or schema.
+            ModelError: something is missing, or of another type, schema or semantics.
         """
         document = _current(document)
+        if document.get("semantics", SEMANTICS) != SEMANTICS:
+            raise ModelError(
+                f"The certificate rests on version {document['semantics']!r:.20} of the "
+                f"definitions of operators, expected {SEMANTICS}. Write it again."
+            )
         nothing = {"path": None, "sha256": None}
         models = {name: document.get(name, nothing) for name in ("reference", "candidate")}
         try:
@@ -330,6 +338,12 @@ class Certificate:
                 "limit with within='1step'.",
                 report=self,
             )
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of certificates, draft 2020-12."""
+    text = resources.files("qgraph").joinpath("certificate.schema.json").read_text("utf-8")
+    return dict(json.loads(text))
 
 
 def _current(document: Mapping[str, Any]) -> Mapping[str, Any]:

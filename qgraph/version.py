@@ -12,6 +12,9 @@ SCHEMA = 2
 READABLE = (1, 2)
 """Versions that can be read."""
 
+SEMANTICS = 1
+"""Version of the definitions of operators and of the rules for bounds that certificates rest on."""
+
 
 def head(command: str) -> dict[str, Any]:
     """Return the fields that every JSON report begins with: versions, and who writes it."""

@@ -6,7 +6,7 @@ candidate on the same codes, and the ends of each region are compared.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,13 @@ from qgraph.verify.rules import ROUNDINGS, RULES
 from qgraph.verify.traces import FAILURES, Rounded, Trace
 
 _MOST_STEPS = 2.0**31
+
+
+_STATED = frozenset(
+    {"reference_nodes", "candidate_nodes", "reference_value", "candidate_value", "entries"}
+    | {"verdict", "exactness", "method", "bound", "reason", "boxes", "cases"}
+)
+"""Fields of a region that has a bound; the others have their defaults."""
 
 
 class _Found(NamedTuple):
@@ -146,10 +153,12 @@ class BoundCheck:
         if set(region.entries) != entries or len(region.entries) != len(entries):
             names = ", ".join(sorted(f"{a} -> {b}" for a, b in entries)) or "none"
             raise EquivalenceError(f"its entries are others: {names}")
-        if region.counted and region.verdict is ProofVerdict.BOUNDED:
-            raise UnsupportedError(
-                "its codes were compared for each sum, which the checker does not do"
-            )
+        if region.counted:
+            raise UnsupportedError("its codes were compared for each sum")
+        stated = {f.name: getattr(region, f.name) for f in fields(region)}
+        blank = RegionVerdict(**{name: stated[name] for name in _STATED})
+        if region != blank:
+            raise EquivalenceError("it states figures that a bound does not have")
         if region.verdict is ProofVerdict.BOUNDED:
             with np.errstate(all="ignore"):
                 self._compare(segment)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import onnx_ir as ir
 
 import qgraph
-from qgraph.certificate import Certificate
+from qgraph.certificate import Certificate, json_schema
 from qgraph.comparison.prove import replay
 from qgraph.errors import EquivalenceError
 from qgraph.exactness import Verification
@@ -20,7 +21,9 @@ Model = ir.Model | qgraph.Model
 
 def certificate(ours: Model, theirs: Model) -> dict[str, Any]:
     """What the file would hold."""
-    return dict(json.loads(json_text(qgraph.prove(ours, theirs, evidence=True).to_json())))
+    document = dict(json.loads(json_text(qgraph.prove(ours, theirs, evidence=True).to_json())))
+    jsonschema.validate(document, json_schema())
+    return document
 
 
 def checked(document: dict[str, Any], ours: Model, theirs: Model) -> Verification:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ Path = tuple[str | int, ...]
 FREE = {
     "facts",  # compared with what the checker reads, see test_facts.py
     "qgraph",  # the version that wrote it
+    "semantics",  # read with the file; the present version if it is missing
     "schema",  # read with the file, as are the command and the hashes
     "command",
     "reference",
@@ -19,16 +21,19 @@ FREE = {
 }
 """Entries of a certificate that ``verify`` does not look at."""
 
-RUNGS = [None, "bits", "values", "codes", "near", "different"]
-VERDICTS = ["proved", "different", "undecided"]
-METHODS = ["constant", "congruence", "intervals", "thresholds", "exhaustive", "none"]
+HOW = {"boxes", "cases", "reason"}
+"""How the prover divided inputs, and the wording of its reasons."""
+
+RUNGS = [None, "bits", "values", "codes", "near", "different", "bounded"]
+VERDICTS = ["proved", "bounded", "different", "undecided"]
+METHODS = ["constant", "congruence", "intervals", "thresholds", "exhaustive", "bound", "none"]
 CHOICES = {"exactness": RUNGS, "verdict": VERDICTS, "method": METHODS}
 
 
 def tamperings(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what was changed and the changed document."""
     for path in _paths(document):
-        if path and (path[0] in FREE or {"boxes", "cases", "reason"} & set(path)):
+        if path and (path[0] in FREE or HOW & set(path)):
             continue  # how the prover divided the inputs, and the wording of reasons
         for what, value in _others(path, _at(document, path)):
             changed = copy.deepcopy(document)
@@ -38,6 +43,50 @@ def tamperings(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
             changed = copy.deepcopy(document)
             del _at(changed, path[:-1])[path[-1]]
             yield f"{'.'.join(map(str, path))}: left out", changed
+
+
+def mutant(document: dict[str, Any], rng: random.Random) -> tuple[list[str], dict[str, Any]]:
+    """Return one to three random changes, and the document with them."""
+    changed, done = copy.deepcopy(document), []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        regions = changed.get("regions")
+        if rng.random() < 0.3 and isinstance(regions, list) and regions:
+            done.append(_mixed(regions, rng))
+        elif rng.random() < 0.1:
+            side = rng.choice(("reference", "candidate"))
+            changed[side] = {"path": None, "sha256": rng.choice((None, "0" * 64))}
+            done.append(f"{side}: another hash")
+        else:
+            paths = [p for p in _paths(changed) if p[0] not in FREE and not HOW & set(p)]
+            path = rng.choice(paths)
+            others = list(_others(path, _at(changed, path)))
+            if others:
+                what, value = rng.choice(others)
+                _at(changed, path[:-1])[path[-1]] = value
+                done.append(f"{'.'.join(map(str, path))}: {what}")
+    return done, changed
+
+
+def _mixed(regions: list[Any], rng: random.Random) -> str:
+    """Drop, double or exchange regions, or parts of two of them, in place."""
+    one, other = (rng.randrange(len(regions)) for _ in range(2))
+    match rng.randrange(4):
+        case 0:
+            del regions[one]
+            return "regions: one missing"
+        case 1:
+            regions.insert(other, copy.deepcopy(regions[one]))
+            return "regions: one twice"
+        case 2:
+            regions[one], regions[other] = regions[other], regions[one]
+            return "regions: exchanged"
+    pair = regions[one], regions[other]
+    if not all(isinstance(region, dict) for region in pair):
+        return "regions: exchanged"
+    name = rng.choice(sorted(set(pair[0]) & set(pair[1])) or ["bound"])
+    parts = [region.get(name) for region in pair]
+    pair[0][name], pair[1][name] = parts[1], parts[0]
+    return f"regions: {name} exchanged" if parts[0] != parts[1] else "regions: exchanged"
 
 
 def _paths(node: Any, path: Path = ()) -> Iterator[Path]:
@@ -76,6 +125,11 @@ def _others(path: Path, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, bool):
         yield "the opposite", not value
         yield "a number", int(value)
+    elif isinstance(value, int | float) and "bound" in path and name != "code_shift":
+        # more would be a looser bound, which claims less; but "levels" make percents
+        yield from (("less", value * 0.9 - 1e-9), ("a text", "many"))
+        yield from [("NaN", "NaN"), ("none", None)]
+        yield from [("more", value * 1.5)] if name == "levels" else []
     elif isinstance(value, int):
         yield from (("1 more", value + 1), ("1 less", value - 1), ("a text", str(value)))
     elif isinstance(value, float):

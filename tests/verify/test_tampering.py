@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import onnx_ir as ir
 import pytest
 
 import qgraph
 from qgraph import transforms
+from qgraph.certificate import Certificate, json_schema
+from qgraph.comparison.prove import prove, read
 from qgraph.errors import QGraphError
 from qgraph.text import json_text
 from tests.verify.checking import verify
-from tests.verify.tampering import tamperings
+from tests.verify.tampering import HOW, RUNGS, mutant, tamperings
+from tests.verify.test_bounds import pair as bounded_pair
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>'
 
@@ -77,6 +82,7 @@ HARMLESS = {
     # none of its initializers can be fed; equal operators need no region; values are less than bits
     "half": {"keep_inputs: the opposite", "regions: 0 missing", "exactness: values"},
     "residual": {"keep_inputs: the opposite", "regions: 0 missing"},
+    "bounded": {"keep_inputs: the opposite"},
 }
 """Changes after which a certificate says no more than before."""
 
@@ -85,12 +91,15 @@ MAKERS = {
     "different": lambda: chain(differs=True),
     "half": lambda: pair(HALF),
     "residual": lambda: pair(RESIDUAL),
+    "bounded": bounded_pair,
 }
 
 
 def certificate(models: tuple[ir.Model, ir.Model]) -> dict[str, Any]:
     found = qgraph.prove(*models, evidence=True)
-    return json.loads(json_text(found.to_json()))
+    document = json.loads(json_text(found.to_json()))
+    jsonschema.validate(document, json_schema())
+    return document
 
 
 def survivors(
@@ -111,7 +120,8 @@ def survivors(
 def test_few_of_all_changes(name):
     models = MAKERS[name]()
     document = certificate(models)
-    assert verify(document, *models) == ("different" if name == "different" else "proved")
+    expected = name if name in ("bounded", "different") else "proved"
+    assert verify(document, *models) == expected
     count, found = survivors(document, models, step=17)
     assert count >= 6
     assert set(found) <= HARMLESS[name]
@@ -133,6 +143,66 @@ def test_all_changes(name):
     count, found = survivors(certificate(models), models)
     assert count > 100
     assert set(found) == HARMLESS[name]
+
+
+def accepted(
+    name: str, count: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[list[str]]:
+    """Return the changes of mutants that claim more, and are confirmed all the same."""
+    models = [folder / f"{side}.onnx" for side in ("reference", "candidate")]
+    for model, path in zip(MAKERS[name](), models, strict=True):
+        qgraph.load(model).save(path)
+    known: dict[str, Certificate] = {}
+
+    def once(*sides: Any, **options: Any) -> Certificate:
+        key = repr(options)
+        if key not in known:
+            known[key] = prove(*sides, **options)
+        return known[key]
+
+    monkeypatch.setattr("qgraph.comparison.prove.prove", once)
+    sides = [qgraph.load(path) for path in models]
+    document = json.loads(json_text(prove(*models, evidence=True, hashes=True).to_json()))
+    rng, found = random.Random(name), []
+    for _ in range(count):
+        changes, changed = mutant(document, rng)
+        path = folder / "mutant.json"
+        path.write_text(json.dumps(changed))
+        with contextlib.suppress(QGraphError):
+            verdict = verify(read(path, *models).to_json(), *sides)
+            if verdict != "undecided" and not claims_no_more(changed, document):
+                found.append(changes)
+    return found
+
+
+def claims_no_more(changed: dict[str, Any], document: dict[str, Any]) -> bool:
+    """Whether a certificate says nothing that another one does not say.
+
+    Regions that others make needless may be missing, but none where all have bounds.
+    """
+    same = ("verdict", "limits", "against", "order", "accumulate", "ranges", "shown_by")
+    regions, kept = (
+        [{k: v for k, v in r.items() if k not in HOW} for r in d["regions"]]
+        for d in (document, changed)
+    )
+    levels = [[*RUNGS[1:], None].index(d["exactness"]) for d in (document, changed)]
+    return (
+        all(changed.get(name, document[name]) == document[name] for name in same)
+        and all(changed[side] == document[side] for side in ("reference", "candidate"))
+        and all(set(document[name]) <= set(changed[name]) for name in ("conditions", "notes"))
+        and all(region in regions for region in kept)
+        and (document["verdict"] != "bounded" or len(kept) == len(regions))
+        and levels[1] >= levels[0]
+    )
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(60, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.exhaustive)],
+)
+def test_no_mutant_of_a_file_is_accepted(name, count, tmp_path, monkeypatch):
+    assert accepted(name, count, tmp_path, monkeypatch) == []
 
 
 @pytest.mark.cases(fast=0, slow=1)
