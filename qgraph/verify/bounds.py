@@ -312,6 +312,6 @@ def _too_small(found: _Found, bound: Bound) -> str | None:
         return None
     rows = np.stack([np.ravel(part) for part in np.broadcast_arrays(ours, theirs, shift)], axis=1)
     listed = np.asarray(bound.channels, np.float64)
-    if len(listed) not in (1, len(rows)) and len(rows) > 1:
+    if len(listed) != len(rows) > 1:
         return f"{len(rows)} channels were found, not {len(listed)}"
     return None if (listed >= rows).all() else "an error of a channel is too small"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from qgraph import conditions as schema
-from qgraph.certificate import Certificate, ListedFact, ProofVerdict
+from qgraph.certificate import Certificate, ListedFact, ProofVerdict, RegionVerdict
 from qgraph.errors import EquivalenceError, UnsupportedError
 from qgraph.exactness import Exactness, Method, PartFinding, Status, Verification
 from qgraph.graph.interface import Interface, are_equal_defaults, conflict, interface
@@ -127,7 +127,7 @@ def _overclaims(
         schema.NO_NAN.format(nan): nan,
         schema.ZERO_SIGNS.format(signs): signs,
         schema.AFTER_DIFFERENCE: certificate.verdict is ProofVerdict.DIFFERENT,
-        schema.EQUAL_OPERATORS: any(region.method is Method.CONGRUENCE for region in regions),
+        schema.EQUAL_OPERATORS: any(map(_is_congruent, regions)),
     }
     if ProofVerdict.BOUNDED in verdicts:
         bounding = certificate.bounding
@@ -142,6 +142,11 @@ def _overclaims(
         values = sides[fact.model == "candidate"].named(fact.tensor)
         if values and not any(_agrees(fact, value) for value in values):
             yield f"{fact.tensor!r} of the {fact.model} has another type or shape"
+
+
+def _is_congruent(region: RegionVerdict) -> bool:
+    is_shown = region.method is Method.BOUND and region.verdict is ProofVerdict.PROVED
+    return is_shown or region.method is Method.CONGRUENCE
 
 
 def _agrees(fact: ListedFact, value: ir.Value) -> bool:
