@@ -6,8 +6,8 @@ candidate on the same codes, and the ends of each region are compared.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -155,8 +155,8 @@ class BoundCheck:
             raise EquivalenceError(f"its entries are others: {names}")
         if region.counted:
             raise UnsupportedError("its codes were compared for each sum")
-        stated = {f.name: getattr(region, f.name) for f in fields(region)}
-        blank = RegionVerdict(**{name: stated[name] for name in _STATED})
+        known: dict[str, Any] = {name: getattr(region, name) for name in _STATED}
+        blank = RegionVerdict(**known)
         if region != blank:
             raise EquivalenceError("it states figures that a bound does not have")
         if region.verdict is ProofVerdict.BOUNDED:
