@@ -29,7 +29,7 @@ _AXES_SINCE = 18
 """Opset since which the axes of ReduceMean are an operand."""
 
 
-class OperatorForm(Choice):
+class CanonicalForm(Choice):
     """Operators to rewrite."""
 
     ALL = "all"
@@ -53,7 +53,7 @@ class CanonicalOperators(Transform):
     Rules 3 and 4 keep every bit. Rules 1 and 2 keep the exact sums; their rounding may differ.
     """
 
-    forms: OperatorForm = option(OperatorForm.ALL, help="which of the rules to apply")
+    forms: CanonicalForm = option(CanonicalForm.ALL, help="which of the rules to apply")
 
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
 
@@ -66,7 +66,7 @@ class CanonicalOperators(Transform):
             if rule is None or node.graph is None or node.domain not in DOMAINS:
                 continue
             form, draft_of, verdict = rule
-            if self.forms not in (OperatorForm.ALL, form):
+            if self.forms not in (CanonicalForm.ALL, form):
                 continue
             draft = draft_of(node, editor, facts, opset)
             if draft is None:
@@ -180,10 +180,10 @@ _UNSIGNED = (ir.DataType.UINT8, ir.DataType.UINT4, ir.DataType.UINT2)
 _BETWEEN = ("GlobalAveragePool", "AveragePool", "MaxPool", "Relu", "Transpose", "Identity")
 
 _Rule = Callable[[ir.Node, Editor, Facts, int], Draft | None]
-_RULES: dict[str, tuple[OperatorForm, _Rule, Verdict]] = {
-    "MatMul": (OperatorForm.GEMM, _gemm, Verdict()),
-    "ReduceMean": (OperatorForm.POOL, _pool, Verdict()),
-    "Flatten": (OperatorForm.FLATTEN, _flatten, _SAME),
-    "QuantizeLinear": (OperatorForm.POINTS, _point, _SAME),
-    _DECODER: (OperatorForm.POINTS, _point, _SAME),
+_RULES: dict[str, tuple[CanonicalForm, _Rule, Verdict]] = {
+    "MatMul": (CanonicalForm.GEMM, _gemm, Verdict()),
+    "ReduceMean": (CanonicalForm.POOL, _pool, Verdict()),
+    "Flatten": (CanonicalForm.FLATTEN, _flatten, _SAME),
+    "QuantizeLinear": (CanonicalForm.POINTS, _point, _SAME),
+    _DECODER: (CanonicalForm.POINTS, _point, _SAME),
 }

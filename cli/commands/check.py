@@ -135,13 +135,13 @@ def command(
                     max_ulp=_limits(max_ulp, names),
                     min_sqnr=_limits(min_sqnr, names),
                     min_top1=_limits(min_top1, names),
+                    within=request if request.limits else None,
                 ),
                 scoring=Scoring(
                     None if labels is None else arrays.labels(labels, inputs), metric, max_drop
                 ),
                 runtimes=runtimes,
                 tensors=tensors,
-                within=request if request.limits else None,
             )
             document = found.to_json()
             if views.are_wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -73,20 +74,21 @@ def command(
     certificate: Path | None,
     views: Views,
 ) -> int:
-    """Rewrite MODEL so that TARGET executes its quantized layers in integer kernels.
+    """Rewrite MODEL so that TARGET runs it in integers.
 
-    Every rewrite is proved equal, or bounded: given equal codes before a segment, the executed
-    codes behind it lie within the limit of what MODEL means in real numbers. A rewrite that cannot
-    be shown within the limit is not done, and its layer says why.
+    Quantized layers get the forms that integer kernels of the target take. Every rewrite is proved
+    equal, or bounded: given equal codes before a segment, the executed codes behind it lie within
+    the limit of what MODEL means in real numbers. A rewrite that cannot be shown within the limit
+    is not done, and its layer says why.
 
-    Exit status: 0 good, also if layers are left; 1 with --require-all if a layer is left; 4 if no
-    form could be shown within the limit.
+    Exit status: 0 good, also if layers are left; 1 with --require-all if a layer is left.
     """
+    from qgraph.comparison.bench.measure import Timing, beside_float
     from qgraph.model import load
     from qgraph.reporting.pages import page_of
     from qgraph.text import json_text
     from qgraph.transforms.deployment.deploy import deploy
-    from qgraph.transforms.deployment.timing import measured
+    from qgraph.transforms.deployment.float_network import float_network
     from qgraph.transforms.rewriting import described
 
     views.check()
@@ -111,7 +113,11 @@ def command(
             )
             if measure:
                 bar.tell("timing", 0, 0)
-                found = measured(found, reference, loaded)
+                if found.runtime is None:
+                    raise click.UsageError(f"{target} has no runtime that can be timed here.")
+                timing = Timing(found.runtime, options=dict(found.session_options))
+                times = beside_float(float_network(reference), loaded, reference, timing)
+                found = replace(found, measured=times)
             if written is not None:
                 bar.tell(f"writing {written.name}", 0, 0)
                 loaded.save(written, outputs=outputs)
@@ -123,7 +129,10 @@ def command(
             if report is not None:
                 outputs.write_text(report, json_text(document))
             if certificate is not None:
-                outputs.write_text(certificate, json_text(found.certificate.to_json()))
+                proof = found.certificate.to_json()
+                if document["output"] is not None:
+                    proof["candidate"] = {n: document["output"][n] for n in ("path", "sha256")}
+                outputs.write_text(certificate, json_text(proof))
             if views.are_wanted:
                 views.write(document, None, outputs)
         if explain is not None:

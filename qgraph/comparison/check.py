@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.bound import Bounding, Within
+from qgraph.bound import Bounding
 from qgraph.comparison.bound_report import BoundsReport
 from qgraph.comparison.bound_runs import BoundRuns
 from qgraph.comparison.divergence import ModelRun, compare_tensors, correspondence, first_divergence
@@ -82,7 +82,6 @@ def check(
     backend: str = Backend.AUTO,
     runtimes: bool = False,
     tensors: bool = False,
-    within: Within | None = None,
 ) -> CheckReport:
     """Run both models in one backend on the same inputs and compare every output.
 
@@ -102,8 +101,6 @@ def check(
             tell what each of them changes.
         tensors: compare the tensors of both models on the first batch even if no output differs:
             later quantizers may hide a difference.
-        within: compute bounds of all segments, see :func:`qgraph.prove`, and compare them with what
-            the segments compute on the inputs. Outputs may differ then if there is no tolerance.
 
     Raises:
         ModelError: a model is not usable, or their numbers of inputs or outputs differ.
@@ -119,7 +116,8 @@ def check(
     paired = interface.interface(first.ir.graph, second.ir.graph)
     notes = paired.notes
     feeds, names = interface.names(paired.inputs), interface.names(paired.outputs)
-    allowed = tolerances_of(names, tolerances or Tolerances())
+    tolerances = tolerances or Tolerances()
+    allowed, within = tolerances_of(names, tolerances), tolerances.within
     _check_options(inputs, scoring)
     ours, theirs = (prepare(m.ir, backend) for m in (first, second))
     given, seed, shapes = inputs.feeds, inputs.seed, inputs.shapes

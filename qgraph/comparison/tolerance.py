@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.bound import Within
 from qgraph.comparison.metrics import OutputComparison, within
 from qgraph.errors import ExecutionError, OptionError, shown
 from qgraph.numerics import Array
@@ -34,6 +35,9 @@ class Tolerances:
         max_ulp: largest difference in units in the last place.
         min_sqnr: smallest ratio of signal to error, in decibels.
         min_top1: smallest share of rows whose largest value is at the same place.
+        within: limits of bounds, for all outputs: the bounds of all segments are computed, see
+            :func:`qgraph.prove`, and compared with what the segments compute on the inputs. Outputs
+            may differ then if there is no other tolerance.
     """
 
     atol: Limit = 0.0
@@ -42,6 +46,7 @@ class Tolerances:
     max_ulp: Limit | None = None
     min_sqnr: Limit | None = None
     min_top1: Limit | None = None
+    within: Within | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,8 @@ def tolerances_of(outputs: Collection[str], limits: Tolerances) -> dict[str, Tol
         OptionError: a limit is out of range, or names an output that there is not.
     """
     chosen: dict[str, dict[str, float]] = {name: {} for name in outputs}
-    for field, limit in vars(limits).items():
+    numbers = {field: limit for field, limit in vars(limits).items() if field != "within"}
+    for field, limit in numbers.items():
         entries = limit if isinstance(limit, Mapping) else dict.fromkeys(outputs, limit)
         for name, number in entries.items():
             if name not in chosen:

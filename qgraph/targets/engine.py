@@ -50,7 +50,7 @@ class NoKernel:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Conditions:
     """What the conditions of one kernel say: those that fail, and those that are not known."""
 
     failed: tuple[ExplainedReason, ...]
@@ -75,7 +75,7 @@ def kernel_of(
     kernels = [each for each in profile.kernel if layer.op in each.operators]
     here = [each for each in kernels if not each.processors or place in each.processors]
     kernels = here or kernels
-    tried: list[tuple[KernelRule, _Found]] = []
+    tried: list[tuple[KernelRule, _Conditions]] = []
     for kernel in kernels:
         if kernel.exists is Loads.NO:
             continue
@@ -98,9 +98,11 @@ def kernel_of(
     return NoKernel((unmet.NOT_RECORDED(text),), is_certain=False)
 
 
-def _found(layer: QuantizedLayer, kernel: KernelRule, profile: Profile, processor: str) -> _Found:
+def _found(
+    layer: QuantizedLayer, kernel: KernelRule, profile: Profile, processor: str
+) -> _Conditions:
     answers = list(_answers(layer, kernel, profile, processor))
-    return _Found(
+    return _Conditions(
         tuple(text for holds, text in answers if holds is False),
         tuple(text for holds, text in answers if holds is None),
     )

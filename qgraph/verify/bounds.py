@@ -26,7 +26,7 @@ from qgraph.verify.outputs import EqualValues
 from qgraph.verify.reading import Reading
 from qgraph.verify.regions import Equality
 from qgraph.verify.rules import ROUNDINGS, RULES
-from qgraph.verify.traces import FAILURES, Rounded, Trace
+from qgraph.verify.traces import FAILURES, Trace, TracedRounding
 
 _MOST_STEPS = 2.0**31
 
@@ -224,7 +224,7 @@ class BoundCheck:
             )
 
 
-def _missing(found: Executed) -> Rounded:
+def _missing(found: Executed) -> TracedRounding:
     raise UnsupportedError("it ends at no rounding that the checker knows")
 
 
@@ -246,7 +246,7 @@ def _input(value: ir.Value, limits: tuple[float, float] | None) -> Executed:
     return Executed(Ideal.of(basis), low, high, granule=granule)
 
 
-def _of_roundings(one: Rounded, other: Rounded, bound: Bound) -> _Found:
+def _of_roundings(one: TracedRounding, other: TracedRounding, bound: Bound) -> _Found:
     """Return the bound of two roundings, whose codes differ by a constant shift."""
     if one.kind != other.kind:
         raise UnsupportedError("the models round in different ways")

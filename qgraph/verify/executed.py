@@ -198,7 +198,7 @@ def limited(x: Executed, low: Float64, high: Float64) -> Executed:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SumLayout:
     """Which elements a sum of products reads; weights are ``[rows, taps, *places]``.
 
     Attributes:
@@ -256,7 +256,7 @@ class Adding(NamedTuple):
 def products(
     data: Executed,
     weights: Executed,
-    layout: Layout,
+    layout: SumLayout,
     adding: Adding | None,
     bias: Executed | None = None,
 ) -> Executed:
@@ -289,7 +289,7 @@ def products(
     return result if adding is None else adding.noise(result, counts, size)
 
 
-def _sum(data: Ideal, weights: Executed, layout: Layout) -> Ideal:
+def _sum(data: Ideal, weights: Executed, layout: SumLayout) -> Ideal:
     """Return sums as multiples of one basis for each term of the data."""
     value = weights.numbers
     numbers, scale = np.broadcast_to(weights.meant.offset, value.shape), np.ones(len(value))
@@ -311,7 +311,7 @@ def _sum(data: Ideal, weights: Executed, layout: Layout) -> Ideal:
 
 
 def _sum_of_basis(
-    factor: Float64, basis: Basis, weights: tuple[Float64, Float64], layout: Layout
+    factor: Float64, basis: Basis, weights: tuple[Float64, Float64], layout: SumLayout
 ) -> Ideal:
     numbers, scale = weights
     if factor.size == 1:

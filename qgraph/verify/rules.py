@@ -14,7 +14,7 @@ from qgraph.numerics import Float64
 from qgraph.verify.executed import (
     SINGLE,
     Executed,
-    Layout,
+    SumLayout,
     added,
     fixed,
     limited,
@@ -68,14 +68,14 @@ def integer_product(trace: Trace, node: ir.Node) -> Executed:
     return trace.quantized(node, before, "Round", (*_code_range(trace, node), zero))
 
 
-def _arranged(trace: Trace, node: ir.Node, weights: Executed) -> tuple[Executed, Layout]:
+def _arranged(trace: Trace, node: ir.Node, weights: Executed) -> tuple[Executed, SumLayout]:
     """Return weights as ``[rows, taps, *places]``, and the layout of the sums."""
     axes, ints = weights.numbers.ndim, node.attributes.get_ints
     if not node.op_type.endswith(("Conv", "ConvTranspose")):
         if axes != 2:
             raise UnsupportedError(f"the checker has no bound for weights of {axes} axes")
         turned = weights if node.attributes.get_int("transB", 0) else changed(weights, np.transpose)
-        return turned, Layout(("MatMul",))
+        return turned, SumLayout(("MatMul",))
     places = weights.numbers.shape[2:]
     groups, pads = node.attributes.get_int("group", 1), ints("pads", (0,) * 2 * len(places))
     automatic = node.attributes.get_string("auto_pad", "NOTSET")
@@ -86,7 +86,7 @@ def _arranged(trace: Trace, node: ir.Node, weights: Executed) -> tuple[Executed,
         weights = changed(weights, lambda array: _turned(array, groups))
     padded = is_turned or any(pads) or automatic not in ("NOTSET", "VALID")
     kind = is_turned, *steps, tuple(pads), automatic, groups, places, *extra
-    return weights, Layout(kind, groups, len(places), padded)
+    return weights, SumLayout(kind, groups, len(places), padded)
 
 
 def add(trace: Trace, node: ir.Node) -> Executed:

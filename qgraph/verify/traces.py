@@ -33,7 +33,7 @@ FAILURES = (UnsupportedError, OperatorError, ValueError, TypeError, IndexError)
 
 
 @dataclass(frozen=True, eq=False)
-class Rounded:
+class TracedRounding:
     """A rounding of data to codes.
 
     Attributes:
@@ -77,7 +77,7 @@ class Trace:
         order: tuple[int | None, str],
         rules: Mapping[str, Rule],
     ) -> None:
-        self.roundings: dict[ir.Value, Rounded] = {}
+        self.roundings: dict[ir.Value, TracedRounding] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
         self._shapes = side.shapes()
         self._values: dict[ir.Value, Executed] = dict(inputs)
@@ -220,7 +220,7 @@ class Trace:
         bare = function.range
         off = before.absolute + times(before.relative, largest(*bare))
         far = np.floor(bare[0] - off), np.ceil(bare[1] + off)
-        self.roundings[value] = Rounded(
+        self.roundings[value] = TracedRounding(
             kind, before, function, (clips[0], clips[1]), (first, last), far, codes
         )
         made = Executed(codes, *codes.range, granule=np.ones(()), weak=before.weak)

@@ -179,7 +179,7 @@ def test_a_report_of_another_command_is_refused(qgraph, tmp_path):
     for option in ("--html", "--sarif"):
         found = qgraph("report", report, option, tmp_path / "out")
         assert found.status == 2
-        assert "expected one of check" in found.error
+        assert "expected one of bench, check" in found.error
 
 
 def test_a_report_has_to_become_something(qgraph, tmp_path):

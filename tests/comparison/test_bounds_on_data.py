@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
+from qgraph import Tolerances
 from qgraph.bound import Bounding
 from qgraph.comparison import bound_runs
 from qgraph.errors import EquivalenceError, ExecutionError, OptionError
@@ -23,6 +24,7 @@ net (float[N,2] x) => (float[N,1] y)
     [q_real] r = DequantizeLinear (e, t, z)
     [last] y = Mul (r, s)
 }"""
+ONE, TENTH = (Tolerances(within=limit) for limit in ("1step", "0.1step"))
 X = np.array([[0.5, 0.0], [0.5, 0.5], [1.5, 0.5], [200, 200]], np.float32)
 
 
@@ -34,7 +36,7 @@ def model(bias: str) -> ir.Model:
 def test_codes_and_distances_are_those_computed_by_hand(backend: str) -> None:
     # codes of x: (1, 0), (1, 1), (3, 1), (255, 255); sums before the bias: 0.5, 2, 3, 510
     # in steps of 2, without a bias: 0.25, 1, 1.5 (a tie: 2), 255; with 0.6 more: 0.3 steps more
-    report = qgraph.check(model("0"), model("0.6"), {"x": X}, backend=backend, within="1step")
+    report = qgraph.check(model("0"), model("0.6"), {"x": X}, backend=backend, tolerances=ONE)
     assert report.bounds is not None
     first, second, output = report.bounds.segments
     assert (first.elements, first.differing_codes, first.accumulated_codes) == (8, 0, 0)
@@ -52,7 +54,7 @@ def test_codes_and_distances_are_those_computed_by_hand(backend: str) -> None:
 
 
 def test_a_limit_that_the_data_exceeds_is_named() -> None:
-    report = qgraph.check(model("0"), model("0.6"), {"x": X}, within="0.1step")
+    report = qgraph.check(model("0"), model("0.6"), {"x": X}, tolerances=TENTH)
     assert report.verdict == "different"
     assert report.bounds is not None
     assert [segment.beyond for segment in report.bounds.segments] == [None, "0.1step", None]
@@ -69,7 +71,7 @@ def test_a_violated_bound_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         return pairing
 
     monkeypatch.setattr(bound_runs, "paired", halved)
-    report = qgraph.check(model("0"), model("0.6"), {"x": X}, within="1step")
+    report = qgraph.check(model("0"), model("0.6"), {"x": X}, tolerances=ONE)
     assert report.verdict == "different"
     assert report.example is not None
     assert np.array_equal(report.example["x"], X)
@@ -97,7 +99,7 @@ def test_codes_of_other_numbers_and_integer_kernels_are_compared() -> None:
         [k] y = QLinearMatMul (c, s, z, w, one, zw, t, zy)
     }"""
     x = np.random.default_rng(0).uniform(0, 60, (64, 2)).astype(np.float32)
-    report = qgraph.check(*map(ir.from_onnx_text, (text, kernel)), {"x": x}, within="1step")
+    report = qgraph.check(*map(ir.from_onnx_text, (text, kernel)), {"x": x}, tolerances=ONE)
     assert report.bounds is not None
     first, second, *_ = report.bounds.segments
     assert first.differing_codes == second.differing_codes == 0
@@ -113,12 +115,12 @@ def test_inputs_beyond_their_range_and_unknown_names_are_errors() -> None:
         )
         for scale in ("1", "1.5")
     )
-    within = Bounding("y:1", ranges={"x": (-1, 1)})
-    report = qgraph.check(one, other, {"x": np.ones(3, np.float32)}, within=within)
+    within = Tolerances(within=Bounding("y:1", ranges={"x": (-1, 1)}))
+    report = qgraph.check(one, other, {"x": np.ones(3, np.float32)}, tolerances=within)
     assert report.bounds is not None
     (segment,) = report.bounds.segments
     assert (segment.distance, segment.violated) == (0.5, None)
     with pytest.raises(ExecutionError, match="expected the range of --range, -1 to 1"):
-        qgraph.check(one, other, {"x": np.full(3, 2, np.float32)}, within=within)
+        qgraph.check(one, other, {"x": np.full(3, 2, np.float32)}, tolerances=within)
     with pytest.raises(OptionError, match=r"no output 'z', expected one of y"):
-        qgraph.check(one, other, within="z:1")
+        qgraph.check(one, other, tolerances=Tolerances(within="z:1"))

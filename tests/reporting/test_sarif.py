@@ -296,5 +296,5 @@ def test_rules_have_the_names_that_tools_show() -> None:
 
 
 def test_other_documents_are_refused() -> None:
-    with pytest.raises(OptionError, match="expected one of check, convert"):
+    with pytest.raises(OptionError, match="expected one of bench, check, convert"):
         sarif_log({"command": "info"})

@@ -9,7 +9,7 @@ import pytest
 from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.reports import SiteStatus
-from qgraph.transforms.canonical_operators import CanonicalOperators, OperatorForm
+from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 
 ANY = Exactness.DIFFERENT
 F = np.float32
@@ -71,7 +71,7 @@ def test_zero_points_are_written_where_runtimes_load_them(check_pass):
     text = graph("v = DequantizeLinear (k, s) y = MatMul (d, v)", data="5, 3").replace(
         "w = DequantizeLinear (k, s, e)", ""
     )
-    step = CanonicalOperators(forms=OperatorForm.POINTS)
+    step = CanonicalOperators(forms=CanonicalForm.POINTS)
     model, report = check_pass(step, text, exactly=Exactness.BITS)
     assert report.count(SiteStatus.CHANGED) == 1
     assert all(len(node.inputs) == 3 for node in model.nodes(Q, DQ))

@@ -133,7 +133,7 @@ def test_the_command_writes_model_report_and_certificate(network, tmp_path, caps
     properties = {each.key: each.value for each in onnx.load(out).metadata_props}
     assert properties["qgraph.deploy.target"] == "onnxruntime-cpu"
     assert properties["qgraph.deploy.input"] == document["input"]["sha256"]
-    assert main(["prove", "--verify", str(proof), str(network), str(out)]) in (0, 1)
+    assert main(["prove", "--verify", str(proof), str(network), str(out)]) == 0
 
     assert main([*command, "--explain", "conv"]) == 0
     assert "runs in QLinearConv on onnxruntime-cpu" in capsys.readouterr().out
@@ -156,7 +156,8 @@ def test_a_float_model_is_told_what_to_do(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_example_runs_in_integers_and_can_be_timed():
-    from qgraph.transforms.deployment.timing import float_network, measured
+    from qgraph.comparison.bench.measure import Timing, beside_float
+    from qgraph.transforms.deployment.float_network import float_network
 
     path = Path(__file__).parents[2] / "examples" / "digits_brevitas.onnx"
     reference, model = qgraph.load(path), qgraph.load(path)
@@ -164,8 +165,8 @@ def test_the_example_runs_in_integers_and_can_be_timed():
     assert not found.left
     plain = float_network(reference)
     assert {node.op_type for node in plain.nodes()}.isdisjoint({"Quant", "QuantizeLinear"})
-    times = measured(found, reference, model).measured
-    assert times is not None
+    times = beside_float(plain, model, reference, Timing(rounds=2))
+    assert times["input_milliseconds"] is None  # ONNX Runtime has no Quant
     assert times["integer_nodes"] == len(found.layers)
 
 

@@ -126,7 +126,7 @@ def test_sites_that_are_not_equal_have_the_bound_of_their_segment(tmp_path):
     (site,) = report.to_json()["sites"]
     # 0.3 becomes one step of 0.5: 0.2 more, a tenth of the quantizer's step of 2
     assert (site["exactness"], site["method"]) == ("bounded", "bound")
-    assert site["bound"]["ideal_shift"] == pytest.approx(0.1, rel=1e-6)
+    assert site["bound"]["ideal_shift"] == pytest.approx(0.1, rel=2e-4)  # rounded up
     assert site["bound"]["max_steps"] == 1
     assert site["bound"]["conditions"]
     page = page_of(head("transform") | report.to_json())

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qgraph.bound import Against, Bounding, Limit
 from qgraph.certificate import Certificate, RegionVerdict
-from qgraph.comparison.prove import prove
 from qgraph.errors import EquivalenceError, ExecutionError, UnsupportedError
 from qgraph.exactness import Exactness, ProofVerdict
+from qgraph.execution.demonstration import demonstrate
 from qgraph.inventory.executed import executed
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.model import Model, Source, load
+from qgraph.proof.bounds.regions import with_bounds
+from qgraph.proof.certify import certify
 from qgraph.reasons import OTHER, ExplainedReason, id_of
 from qgraph.reports import Report, SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
@@ -122,7 +124,7 @@ def _best(reference: Model, profile: Profile, request: Bounding, kept: Sequence[
             nodes = "|".join(f"!{name}" for name in left) or "*"
             steps = [s for s in steps_for(profile, nodes=nodes) if s.name not in without]
             report = model.apply(*steps)
-            attempt = _Attempt(model, report, prove(reference, model, within=request))
+            attempt = _Attempt(model, report, _proved(reference, model, request))
             failing = attempt.failing
             if not failing:
                 return attempt
@@ -139,7 +141,15 @@ def _best(reference: Model, profile: Profile, request: Bounding, kept: Sequence[
         f"{where}: {first.reason or 'beyond the limit'}"
     )
     same = reference.clone()
-    return _Attempt(same, report, prove(reference, same, within=request))
+    return _Attempt(same, report, _proved(reference, same, request))
+
+
+def _proved(reference: Model, candidate: Model, request: Bounding) -> Certificate:
+    """Return how equal two models are; the candidate is in no file yet."""
+    sides = reference.ir, candidate.ir
+    proof = certify(*sides, evidence=True, demonstrate=demonstrate)
+    found = with_bounds(proof, sides, request, Exactness.VALUES, evidence=True)
+    return replace(found, reference=reference.identity())
 
 
 @dataclass(frozen=True)
@@ -210,7 +220,7 @@ def _reported(reference: Model, attempt: _Attempt, profile: Profile) -> Deployme
     return Deployment(
         profile.name,
         profile.digest,
-        profile.path,
+        profile.executed,
         rows,
         run,
         attempt.certificate,

@@ -9,7 +9,7 @@ from qgraph.exactness import Exactness
 from qgraph.targets.kernels import OperandRule
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform
-from qgraph.transforms.canonical_operators import CanonicalOperators, OperatorForm
+from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.fold_batch_norm import FoldBatchNorm
 from qgraph.transforms.fold_constants import FoldConstants
@@ -69,7 +69,7 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
     yield ShiftZeroPoints(activations=_data_type(profile), weights=_weight_type(profile))
     yield WidenCodes(opset=opset)
     yield QuantizeBias(nodes=nodes, opset=opset)
-    yield CanonicalOperators(forms=OperatorForm.POINTS)
+    yield CanonicalOperators(forms=CanonicalForm.POINTS)
 
 
 def _operands(profile: Profile) -> Iterator[OperandRule]:

@@ -51,7 +51,7 @@ class Deployment:
     Attributes:
         target: name of the profile.
         profile: its SHA-256.
-        profile_path: its file.
+        runtime: module of the runtime, where there is one; None if not.
         layers: the quantized layers of the input, in order.
         is_executed: whether kernels were read from the graph that the runtime executes; if not,
             they are what the profile predicts.
@@ -65,7 +65,7 @@ class Deployment:
 
     target: str
     profile: str
-    profile_path: str
+    runtime: str | None
     layers: Sequence[DeployedLayer]
     is_executed: bool
     certificate: Certificate

@@ -181,6 +181,36 @@ def bench(
     return BenchReport(f"{chosen} {timers[0].version}", timing, times)
 
 
+def beside_float(plain: Source, result: Source, source: Source, timing: Timing) -> dict[str, Any]:
+    """Return the times of a deployed model beside those of its network in float, and of its input.
+
+    Args:
+        plain: the network in float.
+        result: the deployed model.
+        source: what it was made of; left out if the runtime does not know its dialect.
+        timing: how.
+
+    Raises:
+        UnsupportedError: the runtime is not installed.
+        ExecutionError: the runtime does not run the first two.
+    """
+    try:
+        times = bench([plain, result, source], timing)
+    except ExecutionError:
+        times = bench([plain, result], timing)
+    first, own, *given = times.models
+    return {
+        "runtime": times.runtime,
+        "threads": timing.threads,
+        "integer_nodes": own.kernels.integer_nodes,
+        "float_nodes": own.kernels.float_nodes,
+        "milliseconds": own.median_ms,
+        "float_milliseconds": first.median_ms,
+        "ratio_to_float": own.ratio,
+        "input_milliseconds": given[0].median_ms if given else None,
+    }
+
+
 def _feeds(model: Model, timing: Timing, first: Sequence[Array]) -> dict[str, Array]:
     """Return random inputs: those of the first model where they fit, so that all run on the same.
 

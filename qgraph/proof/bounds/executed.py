@@ -53,7 +53,7 @@ class Start:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class TailStep:
     """One operation of float32.
 
     Attributes:
@@ -67,7 +67,7 @@ class Step:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
-Program: TypeAlias = Start | Step
+Program: TypeAlias = Start | TailStep
 
 
 def program_of(q: Quantity) -> Program | None:
@@ -84,7 +84,7 @@ def program_of(q: Quantity) -> Program | None:
         if made is None:
             return None
         operands.append(made)
-    return Step(q.operation.name, tuple(operands), q.operation.attributes)
+    return TailStep(q.operation.name, tuple(operands), q.operation.attributes)
 
 
 def start_of(meant: Combination, unit: Float64) -> Start | None:
@@ -149,7 +149,7 @@ def wholes_of(program: Program) -> list[Whole]:
         return [program.whole]
     found: dict[Hashable, Whole] = {}
     for operand in program.operands:
-        if isinstance(operand, Start | Step):
+        if isinstance(operand, Start | TailStep):
             found.update((whole.key, whole) for whole in wholes_of(operand))
     return list(found.values())
 
@@ -161,7 +161,7 @@ def arrays_of(program: Program, *, ranges: bool = True) -> list[Array]:
         return [program.factor, program.offset, *ends]
     found: list[Array] = []
     for operand in program.operands:
-        if isinstance(operand, Start | Step):
+        if isinstance(operand, Start | TailStep):
             found += arrays_of(operand, ranges=ranges)
         else:
             found.append(operand)
@@ -172,7 +172,7 @@ def is_monotone(program: Program) -> bool:
     """Return whether a program of one whole number is monotone in it, in every channel."""
     if isinstance(program, Start):
         return True
-    data = [o for o in program.operands if isinstance(o, Start | Step)]
+    data = [o for o in program.operands if isinstance(o, Start | TailStep)]
     return len(data) == 1 and program.name in _MONOTONE and is_monotone(data[0])
 
 
@@ -198,7 +198,8 @@ def run(program: Program, points: Mapping[Hashable, Float64], pick: Pick) -> Arr
         number = points[program.whole.key] * pick(program.factor) + pick(program.offset)
         return np.asarray(number)
     operands = [
-        run(o, points, pick) if isinstance(o, Start | Step) else pick(o) for o in program.operands
+        run(o, points, pick) if isinstance(o, Start | TailStep) else pick(o)
+        for o in program.operands
     ]
     # Exact numbers are float64 until the first operation of float32, which converts integers.
     return np.asarray(

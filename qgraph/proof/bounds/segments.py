@@ -362,11 +362,8 @@ def _size(segment: Segment) -> float:
 
 def _alike(one: ir.Value, other: ir.Value) -> bool:
     """Return whether two values are known to have one type and one shape."""
-    shapes = [
-        value.shape and [getattr(n, "value", n) for n in value.shape] for value in (one, other)
-    ]
-    is_known = shapes[0] is not None and None not in shapes[0]
-    return one.dtype == other.dtype and is_known and shapes[0] == shapes[1]
+    is_known = one.shape is not None and not one.shape.has_unknown_dim()
+    return is_known and one.dtype == other.dtype and one.shape == other.shape
 
 
 def _output(

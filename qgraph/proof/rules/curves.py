@@ -28,7 +28,7 @@ Numbers = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Curve:
+class BoundedCurve:
     """A function of one value.
 
     Attributes:
@@ -97,27 +97,29 @@ def _inverse(_: Numbers, low: Float64, high: Float64) -> tuple[Float64, Float64]
 
 
 _SOFT = {"alpha": 1.0}
-CURVES: dict[str, Curve] = {
-    "Sigmoid": Curve(_at_most(0.25), _rising(_logistic), {}),
-    "Tanh": Curve(_at_most(1.0), _rising(np.tanh), {}),
-    "Atan": Curve(_at_most(1.0), _rising(np.arctan), {}),
-    "Erf": Curve(_at_most(1.1284), _rising(_erf), {}),
-    "Softplus": Curve(_at_most(1.0), _rising(lambda x: np.logaddexp(x, 0.0)), {}),
-    "Softsign": Curve(_at_most(1.0), _rising(lambda x: x / (1 + np.abs(x))), {}, 2),
-    "Elu": Curve(_steep_elu, _rising(_elu), _SOFT),
-    "Celu": Curve(_at_most(1.0), _rising(lambda x, alpha: _elu(x / alpha, 1.0, alpha)), _SOFT),
-    "Selu": Curve(
+CURVES: dict[str, BoundedCurve] = {
+    "Sigmoid": BoundedCurve(_at_most(0.25), _rising(_logistic), {}),
+    "Tanh": BoundedCurve(_at_most(1.0), _rising(np.tanh), {}),
+    "Atan": BoundedCurve(_at_most(1.0), _rising(np.arctan), {}),
+    "Erf": BoundedCurve(_at_most(1.1284), _rising(_erf), {}),
+    "Softplus": BoundedCurve(_at_most(1.0), _rising(lambda x: np.logaddexp(x, 0.0)), {}),
+    "Softsign": BoundedCurve(_at_most(1.0), _rising(lambda x: x / (1 + np.abs(x))), {}, 2),
+    "Elu": BoundedCurve(_steep_elu, _rising(_elu), _SOFT),
+    "Celu": BoundedCurve(
+        _at_most(1.0), _rising(lambda x, alpha: _elu(x / alpha, 1.0, alpha)), _SOFT
+    ),
+    "Selu": BoundedCurve(
         _steep_elu, _rising(_elu), {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
     ),
-    "HardSwish": Curve(_at_most(1.5), _dipping(0.376), {}, 4, 12.0),
-    "Gelu": Curve(_at_most(1.1290), _dipping(0.1701), {}),
-    "Gelu-tanh": Curve(_at_most(1.1291), _dipping(0.1701), {}),
-    "Swish": Curve(_at_most(1.0999), _dipping(0.2785), _SOFT),
-    "Mish": Curve(_at_most(1.0885), _dipping(0.3089), {}),
-    "Exp": Curve(lambda _, __, high: np.exp(high), _rising(np.exp), {}),
-    "Log": Curve(lambda _, low, __: 1 / low, _rising(np.log), {}),
-    "Sqrt": Curve(lambda _, low, __: 0.5 / np.sqrt(low), _rising(np.sqrt), {}, 1),
-    "Reciprocal": Curve(
+    "HardSwish": BoundedCurve(_at_most(1.5), _dipping(0.376), {}, 4, 12.0),
+    "Gelu": BoundedCurve(_at_most(1.1290), _dipping(0.1701), {}),
+    "Gelu-tanh": BoundedCurve(_at_most(1.1291), _dipping(0.1701), {}),
+    "Swish": BoundedCurve(_at_most(1.0999), _dipping(0.2785), _SOFT),
+    "Mish": BoundedCurve(_at_most(1.0885), _dipping(0.3089), {}),
+    "Exp": BoundedCurve(lambda _, __, high: np.exp(high), _rising(np.exp), {}),
+    "Log": BoundedCurve(lambda _, low, __: 1 / low, _rising(np.log), {}),
+    "Sqrt": BoundedCurve(lambda _, low, __: 0.5 / np.sqrt(low), _rising(np.sqrt), {}, 1),
+    "Reciprocal": BoundedCurve(
         lambda _, low, high: 1 / np.minimum(np.abs(low), np.abs(high)) ** 2, _inverse, {}, 2
     ),
 }

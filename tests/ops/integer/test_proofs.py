@@ -240,14 +240,17 @@ def test_decoded_products_are_sums_where_nothing_is_rounded(k, weight, s, verdic
     assert qgraph.prove(text(head + OURS), text(head + THEIRS)).verdict is verdict
 
 
-def test_a_sum_whose_zero_has_a_sign_is_left_alone():
+def test_a_sum_whose_zero_has_a_sign_is_equal_in_value_only():
     head = HEAD.format(k=1, weights="2, 3", s=0.125, out="float")
     ours = (
         head + "i = MatMulInteger (q, w, z, o) f = Cast <to = 1> (i) u = Mul (s, t) "
         "y = Mul (f, u) }"
     )
     theirs = head + THEIRS.replace("y = QuantizeLinear (m, r, e)", "y = Identity (m)")
-    assert qgraph.prove(text(ours), text(theirs)).verdict is not ProofVerdict.PROVED
+    found = qgraph.prove(text(ours), text(theirs))
+    assert (found.verdict, found.exactness) == (ProofVerdict.PROVED, Exactness.VALUES)
+    found = qgraph.prove(text(ours), text(theirs), exact=Exactness.BITS)
+    assert found.verdict is not ProofVerdict.PROVED
 
 
 @pytest.mark.exhaustive

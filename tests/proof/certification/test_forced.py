@@ -102,7 +102,7 @@ def half(body: str) -> ir.Model:
 def test_equal_models_are_never_different(name):
     pair = tuple(map(half, EQUAL[name]))
     found = qgraph.prove(*pair, evidence=True)
-    assert found.verdict in ("proved", "undecided")
+    assert found.verdict in ("proved", "bounded", "undecided")
     assert verify(found.to_json(), *pair) == found.verdict
 
 
@@ -111,7 +111,7 @@ def test_equal_models_are_never_different(name):
 def test_equal_models_of_float32_are_never_different(name):
     constants = f"{SCALE}, float two = {{2}}, float half = {{0.5}}"
     pair = [model(body, constants) for body in EQUAL[name]]
-    assert qgraph.prove(*pair).verdict in ("proved", "undecided")
+    assert qgraph.prove(*pair).verdict in ("proved", "bounded", "undecided")
 
 
 def test_weights_that_are_permuted_are_not_different():

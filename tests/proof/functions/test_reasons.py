@@ -63,8 +63,8 @@ def texts(tree: ast.AST) -> Iterator[ast.expr]:
 def reasons() -> set[str]:
     found = set()
     package = ROOT / "qgraph"
-    bounds = package / "proof" / "bounds"  # its reasons are those of QG063 and QG064
-    proof = [path for path in (package / "proof").rglob("*.py") if path.parent != bounds]
+    bounds = ("bounds", "rules")  # their reasons are those of QG063 and QG064
+    proof = [path for path in (package / "proof").rglob("*.py") if path.parent.name not in bounds]
     for path in [*proof, package / "graph" / "interface.py"]:
         for node in texts(ast.parse(path.read_text("utf-8"))):
             is_caused = isinstance(node, ast.Call) and getattr(node.func, "id", "").isupper()

@@ -85,6 +85,24 @@ def q_gemm(name: str, rng: Rng) -> Case:
     return Case(name, operands, {"transB": int(flip)}, domain=MICROSOFT)
 
 
+@makes("FusedMatMul", domain=MICROSOFT)
+def fused_mat_mul(name: str, rng: Rng) -> Case:
+    rows, depth, columns = dims(rng, 3, low=1)
+    flips = [bool(rng.random() < 0.5) for _ in range(2)]
+    one = [depth, rows] if flips[0] else [rows, depth]
+    other = [columns, depth] if flips[1] else [depth, columns]
+    stack = dims(rng, int(rng.integers(0, 2)), low=1)
+    attributes = {"transA": int(flips[0]), "transB": int(flips[1])}
+    operands = [data(rng, [*stack, *one]), data(rng, [*stack, *other])]
+    return Case(name, operands, attributes, domain=MICROSOFT)
+
+
+@makes("FusedGemm", domain=MICROSOFT)
+def fused_gemm(name: str, rng: Rng) -> Case:
+    case = gemm(name, rng)
+    return Case(name, case.operands, case.attributes, domain=MICROSOFT)
+
+
 @makes("Gemm")
 def gemm(name: str, rng: Rng) -> Case:
     rows, depth, columns = dims(rng, 3, low=1)

@@ -73,6 +73,13 @@ def conv(name: str, rng: Rng) -> Case:
     )
 
 
+@makes("FusedConv", domain=MICROSOFT)
+def fused_conv(name: str, rng: Rng) -> Case:
+    shape, weight = [*dims(rng, 1, low=1), 2, *rng.integers(5, 9, 2).tolist()], [3, 2, 3, 3]
+    attributes = windows(rng, 2) | {"activation": "Relu"}
+    return Case(name, [data(rng, shape), data(rng, weight)], attributes, domain=MICROSOFT)
+
+
 @makes("AveragePool", "LpPool", "MaxPool")
 def pool(name: str, rng: Rng) -> Case:
     rank = int(anything(rng, 1, 2, 2))

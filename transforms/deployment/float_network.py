@@ -1,0 +1,29 @@
+"""The network that a quantized model was made of, as far as the model tells it."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from qgraph.graph.scopes import nodes_of, owners, remove_unused
+from qgraph.model import Model
+from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.sites import sites
+from qgraph.transforms.integer_operators import LowerIntegerOperators
+
+
+def float_network(model: Model) -> Model:
+    """Return the model without its quantizers: data pass as they are, weights are stored floats."""
+    plain = model.clone()
+    plain.apply(LowerIntegerOperators())
+    graph = plain.ir.graph
+    for site in list(sites(plain.ir)):
+        if not isinstance(site, Site) or site.x is None:
+            continue
+        value = site.x
+        if (stored := site.values) is not None:
+            value = ir.Value(name=f"{site.y.name}_float", const_value=ir.tensor(stored))
+            graph.initializers[str(value.name)] = value
+        site.y.replace_all_uses_with(value, replace_graph_outputs=True)
+    for owner in owners(plain.ir):
+        remove_unused(reversed(list(nodes_of(owner))))
+    return plain
