@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import onnx_ir as ir
+
 from qgraph.bound import Against, Bounding, Limit
 from qgraph.certificate import Certificate, RegionVerdict
 from qgraph.errors import EquivalenceError, ExecutionError, UnsupportedError
@@ -17,21 +19,28 @@ from qgraph.proof.bounds.regions import with_bounds
 from qgraph.proof.certify import certify
 from qgraph.reasons import OTHER, ExplainedReason, id_of
 from qgraph.reports import Report, SiteStatus
+from qgraph.storage.files import weight_bytes
 from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
 from qgraph.transforms.base import escaped
-from qgraph.transforms.deployment.pipeline import steps_for
+from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
 from qgraph.transforms.drafts.choice import label
-from qgraph.transforms.integer_operators import LowerIntegerOperators
 from qgraph.version import __version__
 
 Within = str | Limit | Sequence[str | Limit]
 
-KERNELS = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger")
-"""Operators of the input that are integer kernels as they are written."""
+KERNELS = (
+    "ConvInteger",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "QGemm",
+    "QLinearConv",
+    "QLinearMatMul",
+)
+"""Operators that are integer kernels as they are written."""
 
 _PAIRED = ("move-quantizers", "canonical-operators", "move-channel-scales", "plain-pairs")
 _WITHOUT = (
@@ -94,8 +103,13 @@ def deploy(
     profile, model = profile_of(target), load(source)
     reference = model.clone()
     request = Bounding(within, Against.IDEAL, _order(profile), ranges=dict(ranges or {}))
-    attempt = _best(reference, profile, request, list(keep))
+    attempt = _unchanged(
+        reference, request, "every quantized layer runs in an integer kernel already"
+    )
     found = _reported(reference, attempt, profile)
+    if found.left or not found.layers:
+        attempt = _best(reference, profile, request, list(keep))
+        found = _reported(reference, attempt, profile)
     if require_all and found.left:
         first = found.left[0]
         raise EquivalenceError(
@@ -103,7 +117,7 @@ def deploy(
             "quantized layers are left in float, expected none. Leave require_all out, or mend "
             "the model there."
         )
-    if attempt.report.modified:
+    if attempt.report.count(SiteStatus.CHANGED):
         _sign(attempt.model, profile, reference)
         model.replace(attempt.model)
     return found
@@ -116,7 +130,9 @@ def _best(reference: Model, profile: Profile, request: Bounding, kept: Sequence[
     alone. Layers in regions that are not within the limits are left as they were, and tried again.
     If nothing is within the limits, the model stays as it is, with a note that says why.
     """
-    names = [escaped(layer.description.node) for layer in quantized_layers(reference.ir)]
+    plain = reference.clone()
+    plain.apply(as_pairs())
+    names = [escaped(layer.description.node) for layer in quantized_layers(plain.ir)]
     for without in _WITHOUT:
         left = list(kept)
         while True:
@@ -134,12 +150,20 @@ def _best(reference: Model, profile: Profile, request: Bounding, kept: Sequence[
             if not more:
                 break
             left += more
-    first, report = failing[0], Report()
+    first = failing[0]
     where = "+".join(first.candidate_nodes) or first.candidate_value
-    report.notes.append(
+    return _unchanged(
+        reference,
+        request,
         f"nothing was changed, since no form is within {', '.join(map(str, request.limits))}: "
-        f"{where}: {first.reason or 'beyond the limit'}"
+        f"{where}: {first.reason or 'beyond the limit'}",
     )
+
+
+def _unchanged(reference: Model, request: Bounding, note: str) -> _Attempt:
+    """Return the model as it is, with a note that says why."""
+    size = weight_bytes(reference.ir)
+    report = Report(notes=[note], weight_bytes_before=size, weight_bytes_after=size)
     same = reference.clone()
     return _Attempt(same, report, _proved(reference, same, request))
 
@@ -196,10 +220,10 @@ def _kernels(model: Model, profile: Profile, *, run: bool) -> dict[str, _Taken]:
 
 def _reported(reference: Model, attempt: _Attempt, profile: Profile) -> Deployment:
     plain = reference.clone()
-    plain.apply(LowerIntegerOperators())
+    plain.apply(as_pairs())
     layers = list(quantized_layers(plain.ir))
     ends = {found.description.node: _names(found) for found in quantized_layers(attempt.model.ir)}
-    own = {label(node): node.op_type for node in reference.nodes() if node.op_type in KERNELS}
+    own, left = _coded(reference), _coded(attempt.model)
     notes: list[str] = []
     try:
         after, run = _kernels(attempt.model, profile, run=True), profile.executed is not None
@@ -213,10 +237,16 @@ def _reported(reference: Model, attempt: _Attempt, profile: Profile) -> Deployme
     rows = []
     for layer in layers:
         name = layer.description.node
+        made = {value.name for node in (layer.node, *layer.follows) for value in node.outputs}
+        source, stayed = (next((each[v] for v in made if v in each), None) for each in (own, left))
         names = _names(layer) | ends.get(name, set())
-        was = before.get(name, _Taken(own.get(name))).kernel
-        taken = after.get(name, _Taken(None, OTHER("the result has no such quantized layer")))
-        rows.append(_row(layer.description, names, taken, was, attempt))
+        was = before.get(name, _Taken(source and source.op_type)).kernel
+        other = _Taken(None, OTHER("the result has no such quantized layer"))
+        taken = after.get(name, other if stayed is None else _Taken(stayed.op_type))
+        description = layer.description
+        if source is not None:
+            description = replace(description, node=label(source))
+        rows.append(_row(description, names, taken, was, attempt))
     return Deployment(
         profile.name,
         profile.digest,
@@ -229,6 +259,11 @@ def _reported(reference: Model, attempt: _Attempt, profile: Profile) -> Deployme
         {each.key: each.needed for each in profile.option if each.needed is not None},
         [*notes, *attempt.report.notes],
     )
+
+
+def _coded(model: Model) -> dict[str | None, ir.Node]:
+    """Return the operators of a model that are integer kernels as written, by their result."""
+    return {node.outputs[0].name: node for node in model.nodes(*KERNELS)}
 
 
 def _names(layer: FoundLayer) -> set[str]:

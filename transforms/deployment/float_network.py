@@ -8,13 +8,13 @@ from qgraph.graph.scopes import nodes_of, owners, remove_unused
 from qgraph.model import Model
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites
-from qgraph.transforms.integer_operators import LowerIntegerOperators
+from qgraph.transforms.deployment.pipeline import as_pairs
 
 
 def float_network(model: Model) -> Model:
     """Return the model without its quantizers: data pass as they are, weights are stored floats."""
     plain = model.clone()
-    plain.apply(LowerIntegerOperators())
+    plain.apply(as_pairs())
     graph = plain.ir.graph
     for site in list(sites(plain.ir)):
         if not isinstance(site, Site) or site.x is None:

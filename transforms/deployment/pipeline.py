@@ -13,7 +13,7 @@ from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperat
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.fold_batch_norm import FoldBatchNorm
 from qgraph.transforms.fold_constants import FoldConstants
-from qgraph.transforms.integer_operators import LowerIntegerOperators
+from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
 from qgraph.transforms.merge_activation import MergeActivation
 from qgraph.transforms.move_channel_scales import MoveChannelScales
 from qgraph.transforms.move_quantizers import MoveQuantizers
@@ -47,9 +47,14 @@ def steps_for(profile: Profile, *, nodes: str = "*") -> list[Transform]:
     return [*_plain(opset), *_shaped(profile, opset, nodes)]
 
 
+def as_pairs() -> LowerIntegerOperators:
+    """Return the pass that writes operators on codes as layers between quantizers."""
+    return LowerIntegerOperators(form=SumForm.QDQ, exact=Exactness.NEAR)
+
+
 def _plain(opset: int) -> Iterator[Transform]:
     """Yield what gives each quantizer the plain form, and each weight stored codes."""
-    yield LowerIntegerOperators()
+    yield as_pairs()
     yield ConvertDialect(to="qdq", exact=Exactness.VALUES, opset=opset)
     yield FoldWeights(opset=opset)
     yield PlainPairs(opset=opset)
