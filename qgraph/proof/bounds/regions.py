@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from qgraph.bound import STEPS_OF_OUTPUT, Against, Bound, Bounding
 from qgraph.certificate import Certificate, ProofVerdict, RegionVerdict
-from qgraph.conditions import EQUAL_OPERATORS, of_bounds
+from qgraph.conditions import AFTER_DIFFERENCE, EQUAL_OPERATORS, of_bounds
 from qgraph.errors import member
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.graph.constants import freeze_inputs
@@ -162,12 +162,13 @@ def with_bounds(
         return found
     if ProofVerdict.PROVED in verdicts:
         conditions.insert(0, EQUAL_OPERATORS)
+    stated = (*found.conditions, *conditions)
     return replace(
         found,
         verdict=next(v for v in _WORST_FIRST if v in verdicts),
         exactness=None if is_open or is_bounded else Exactness.VALUES,
         regions=tuple(regions),
-        conditions=tuple(dict.fromkeys((*found.conditions, *conditions))),
+        conditions=tuple(name for name in dict.fromkeys(stated) if name != AFTER_DIFFERENCE),
         shown_by=None,
     )
 

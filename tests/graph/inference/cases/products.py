@@ -100,7 +100,8 @@ def fused_mat_mul(name: str, rng: Rng) -> Case:
 @makes("FusedGemm", domain=MICROSOFT)
 def fused_gemm(name: str, rng: Rng) -> Case:
     case = gemm(name, rng)
-    return Case(name, case.operands, case.attributes, domain=MICROSOFT)
+    attributes = case.attributes | {"activation": "Relu"}
+    return Case(name, case.operands, attributes, domain=MICROSOFT)
 
 
 @makes("Gemm")
