@@ -198,15 +198,17 @@ def _claims(region: dict[str, Any]) -> dict[str, Any]:
 def claims_no_more(changed: dict[str, Any], document: dict[str, Any]) -> bool:
     """Whether a certificate says nothing that another one does not say.
 
-    Regions that others make needless may be missing, but none where all have bounds.
+    Regions that others make needless may be missing, but none where all have bounds. Without a
+    limit, no bound is within it.
     """
-    same = ("verdict", "limits", "against", "order", "accumulate", "ranges", "shown_by")
+    same = ("verdict", "against", "order", "accumulate", "ranges", "shown_by")
     regions, kept = ([_claims(region) for region in d["regions"]] for d in (document, changed))
     levels = [[*RUNGS[1:], None].index(d["exactness"]) for d in (document, changed)]
     return (
         all(changed.get(name, document[name]) == document[name] for name in same)
         and all(changed[side] == document[side] for side in ("reference", "candidate"))
         and all(set(document[name]) <= set(changed[name]) for name in ("conditions", "notes"))
+        and changed["limits"] in ([], document["limits"])
         and all(region in regions for region in kept)
         and (document["verdict"] != "bounded" or len(kept) == len(regions))
         and levels[1] >= levels[0]

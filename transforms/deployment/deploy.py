@@ -240,7 +240,7 @@ def _reported(reference: Model, attempt: _Attempt, profile: Profile) -> Deployme
         made = {value.name for node in (layer.node, *layer.follows) for value in node.outputs}
         source, stayed = (next((each[v] for v in made if v in each), None) for each in (own, left))
         names = _names(layer) | ends.get(name, set())
-        was = before.get(name, _Taken(source and source.op_type)).kernel
+        was = before.get(name, _Taken(None if source is None else source.op_type)).kernel
         other = _Taken(None, OTHER("the result has no such quantized layer"))
         taken = after.get(name, other if stayed is None else _Taken(stayed.op_type))
         description = layer.description
