@@ -79,7 +79,7 @@ def of_operator(operator: str) -> list[Quantizer]:
     return [quantizer for quantizer in rows() if quantizer.row.operator == operator]
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_sample_of_all_rows_is_equal_or_refused_for_a_good_reason(count):
     every = list(rows())
     chosen = np.random.default_rng(0).permutation(len(every))[:count]

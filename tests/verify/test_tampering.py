@@ -218,7 +218,7 @@ def claims_no_more(changed: dict[str, Any], document: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(
     "count",
-    [pytest.param(60, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.exhaustive)],
+    [pytest.param(30, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.exhaustive)],
 )
 def test_no_mutant_of_a_file_is_accepted(name, count, tmp_path, monkeypatch):
     assert accepted(name, count, tmp_path, monkeypatch) == []

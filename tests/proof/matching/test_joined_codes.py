@@ -43,7 +43,7 @@ def test_operands_of_an_operator_on_two_codes_are_shown_first():
     assert qgraph.prove(ours, other).verdict is not ProofVerdict.PROVED
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_network_on_codes_is_equal_to_its_lowered_form(models):
     """Averages and products of codes whose operands differ in form, 28 of them as x * g(x)."""
     path = models / "field" / "ort_mbv3_qop_u8u8.onnx"
