@@ -136,6 +136,9 @@ def show_page(talk: Talk, page: Page) -> None:
             show()
         show_paragraph("; ".join(f"{fact.name} {fact.value}" for fact in page.facts))
     show_paragraph(f"{page.verdict.upper()}: {page.sentence}", page.tone, is_bold=True)
+    if not talk.quiet:
+        for line in page.closing:
+            show_paragraph(line)
 
 
 def show_sections(talk: Talk, sections: Iterable[Section]) -> bool:

@@ -87,6 +87,7 @@ def command(
     from qgraph.model import load
     from qgraph.reporting.pages import page_of
     from qgraph.text import json_text
+    from qgraph.transforms.deployment.advice import advice, proof_command
     from qgraph.transforms.deployment.deploy import deploy
     from qgraph.transforms.deployment.float_network import float_network
     from qgraph.transforms.rewriting import described
@@ -123,9 +124,12 @@ def command(
                 loaded.save(written, outputs=outputs)
             document = found.to_json()
             document["input"] = dict(vars(identity))
-            document["output"] = None
+            document |= {"output": None, "prove": None}
             if written is not None:
                 document["output"] = described(written, outputs.written(written))
+                request = found.certificate.bounding
+                document["prove"] = proof_command(request, str(model), str(written))
+            document["next"] = advice(document)
             if report is not None:
                 outputs.write_text(report, json_text(document))
             if certificate is not None:

@@ -56,7 +56,15 @@ def deploy_page(document: Mapping[str, Any]) -> Page:
         facts,
         list(_sections(document, layers)),
         [],
+        list(_closing(document)),
     )
+
+
+def _closing(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the command that proves the claim again, and the next step."""
+    for name, mark in (("prove", "prove it again"), ("next", "next")):
+        if document.get(name):
+            yield f"{mark}: {document[name]}"
 
 
 def _times(measured: Mapping[str, Any] | None) -> Iterator[KeyFigure]:
@@ -76,7 +84,7 @@ def _sentence(document: Mapping[str, Any]) -> str:
     if not document["layers"]:
         return (
             "The model has no convolution or matrix product of codes with 8 bits or fewer; "
-            "quantize it first, as with Brevitas, NNCF or onnxruntime.quantization."
+            "quantize it first."
         )
     summary = document["summary"]
     steps, distance = summary["max_steps"], summary["tie_distance_steps"]

@@ -115,6 +115,9 @@ def _page(page: Page) -> Iterator[str]:
     for section in page.sections:
         if not section.is_drawn_only:
             yield from _section(section)
+    if page.closing:
+        yield ""
+        yield from (f"- {markdown(line)}" for line in page.closing)
 
 
 def _section(section: Section) -> Iterator[str]:

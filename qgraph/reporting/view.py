@@ -216,6 +216,7 @@ class Page:
         facts: the most important numbers.
         sections: everything else.
         findings: the same for scanners and test servers.
+        closing: what to do now: lines behind everything else.
     """
 
     command: str
@@ -227,6 +228,7 @@ class Page:
     facts: Sequence[KeyFigure]
     sections: Sequence[Section]
     findings: Sequence[Issue]
+    closing: Sequence[str] = ()
 
 
 def numbers(*names: str, spare: bool = False) -> list[Column]:

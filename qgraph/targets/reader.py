@@ -70,8 +70,17 @@ def read_profile(path: Path) -> Profile:
     try:
         data = path.read_bytes()
         text = data.decode("utf-8")
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"{path}: there is no such file, expected the profile of a target. Correct the path, "
+            "or give a name that 'qgraph targets' lists."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: the profile cannot be read ({error}).") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise ModelError(
+            f"{path}: the profile cannot be read ({reason}), expected a file in TOML. Correct the "
+            "path, or the file."
+        ) from error
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

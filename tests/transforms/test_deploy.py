@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +127,8 @@ def test_the_command_writes_model_report_and_certificate(network, tmp_path, caps
     command = ["deploy", str(network), "--target", "onnxruntime-cpu"]
     files = ["-o", str(out), "--report", str(report), "--certificate", str(proof)]
     assert main([*command, *files]) == 0
-    assert "1 OF 1 QUANTIZED LAYERS IN INTEGER KERNELS" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "1 OF 1 QUANTIZED LAYERS IN INTEGER KERNELS" in printed
     document = json.loads(report.read_text())
     assert document["summary"]["integer_layers_before"] == 0
     assert document["output"]["path"] == str(out)
@@ -134,6 +136,8 @@ def test_the_command_writes_model_report_and_certificate(network, tmp_path, caps
     assert properties["qgraph.deploy.target"] == "onnxruntime-cpu"
     assert properties["qgraph.deploy.input"] == document["input"]["sha256"]
     assert main(["prove", "--verify", str(proof), str(network), str(out)]) == 0
+    assert f"prove it again: {document['prove']}\nnext: --inputs" in printed
+    assert repeated(document, tmp_path) == ("bounded", 0)
 
     assert main([*command, "--explain", "conv"]) == 0
     assert "runs in QLinearConv on onnxruntime-cpu" in capsys.readouterr().out
@@ -145,13 +149,36 @@ def test_the_command_writes_model_report_and_certificate(network, tmp_path, caps
     assert not kept.exists()
 
 
+def repeated(document, folder: Path) -> tuple[str, int]:
+    """Return verdict and exit status of the command that a report names."""
+    program, *arguments = shlex.split(document["prove"])
+    assert program == "qgraph"
+    status = main([*arguments, "--certificate", str(folder / "again.json")])
+    return json.loads((folder / "again.json").read_text())["verdict"], status
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["brev_cnn_w4a4", "nncf_cnn_int8_sym", "brev_mlp_w1a2_bipolar"])
+def test_the_command_that_is_printed_repeats_the_verdict(name, models, tmp_path):
+    source, out, report = models / f"{name}.onnx", tmp_path / "o u t.onnx", tmp_path / "r.json"
+    command = ["deploy", str(source), "-o", str(out), "--target", "onnxruntime-cpu"]
+    assert main([*command, "--range", "x=-4:4", "--report", str(report)]) == 0
+    document = json.loads(report.read_text())
+    assert repeated(document, tmp_path) == (document["verdict"], 0)
+
+
+def test_a_profile_that_is_not_there_is_named(network, capsys):
+    assert main(["deploy", str(network), "--target", "./none.toml", "--dry-run"]) == 3
+    assert capsys.readouterr().err.startswith("error: none.toml: there is no such file, expected")
+
+
 def test_a_float_model_is_told_what_to_do(tmp_path, capsys):
     path = tmp_path / "float.onnx"
     text = """<ir_version: 8, opset_import: ["": 17]>
         net (float[N,4] x) => (float[N,4] y) { y = Relu (x) }"""
     onnx.save(onnx.parser.parse_model(text), path)
     assert main(["deploy", str(path), "--target", "onnxruntime-cpu", "--dry-run"]) == 0
-    assert "quantize it first" in capsys.readouterr().out.replace("\n", " ")
+    assert "next: quantize the operands" in capsys.readouterr().out
 
 
 @pytest.mark.slow

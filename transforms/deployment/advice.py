@@ -1,0 +1,56 @@
+"""What to do after a deployment: the command that proves it again, and the next step."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from qgraph.bound import Bounding
+from qgraph.text import counted
+
+
+def proof_command(request: Bounding, source: str, result: str) -> str:
+    """Return the command line that proves the claim of a deployment again.
+
+    Args:
+        request: what was proved or bounded.
+        source: path of the input.
+        result: path of the deployed model.
+    """
+    words = ["qgraph", "prove", source, result]
+    for limit in request.limits:
+        words += ["--within", str(limit)]
+    words += ["--against", str(request.against), "--order", request.order]
+    for name, (low, high) in request.ranges.items():
+        words += ["--range", f"{name}={low!r}:{high!r}"]
+    return shlex.join(words)
+
+
+def advice(document: Mapping[str, Any]) -> str:
+    """Return the most useful next step after a deployment, in one line.
+
+    Args:
+        document: the JSON report.
+    """
+    left = [layer for layer in document["layers"] if layer["kernel"] is None]
+    options = [f"{key}={value}" for key, value in document["session_options"].items()]
+    measured = document["measured"]
+    if not document["layers"]:
+        return (
+            "quantize the operands of convolutions and matrix products to integers of 8 bits or "
+            "fewer, as with Brevitas, NNCF or onnxruntime.quantization"
+        )
+    if left:
+        ids = dict.fromkeys(layer["reason_id"] for layer in left if layer["reason_id"])
+        what = counted(len(left), "layer")
+        return f"'qgraph explain {next(iter(ids))}' says what to do about {what} in float"
+    if measured is not None and measured["ratio_to_float"] >= 1:
+        return "the result is not faster than float; try --tune"
+    if options:
+        return f"set {', '.join(options)} in the session that runs the result"
+    if document["accuracy"] is None:
+        return "--inputs DATA.npz --labels NAME shows the accuracy before and after on your data"
+    if measured is None:
+        return "--measure shows the time beside that of the input and of the network in float"
+    return "--certificate FILE keeps the proof, which 'qgraph prove --verify FILE' checks"
