@@ -46,6 +46,17 @@ from qgraph.cli.output import ProgressBar, Talk, show_page, show_paragraph
     help="Names of layers that no factor and no bias is moved into, with * and ?. Repeatable.",
 )
 @click.option(
+    "--inputs",
+    type=options.file_path,
+    metavar="FILE",
+    help="Arrays of all inputs (.npz), on which MODEL and the result are compared.",
+)
+@click.option(
+    "--labels",
+    metavar="FILE|NAME",
+    help="Labels of the rows of --inputs: a file (.npy), or a name in --inputs.",
+)
+@click.option(
     "--require-all", is_flag=True, help="Exit with 1, and write nothing, if a layer is left."
 )
 @click.option("--explain", metavar="LAYER", help="Show why a layer has its kernel, or none.")
@@ -66,6 +77,8 @@ def command(
     within: tuple[str, ...],
     ranges: tuple[tuple[str, tuple[float, float]], ...],
     keep: tuple[str, ...],
+    inputs: Path | None,
+    labels: str | None,
     require_all: bool,
     explain: str | None,
     measure: bool,
@@ -83,6 +96,8 @@ def command(
 
     Exit status: 0 good, also if layers are left; 1 with --require-all if a layer is left.
     """
+    from qgraph.bound import Bounding
+    from qgraph.cli import arrays
     from qgraph.comparison.bench.measure import Timing, beside_float
     from qgraph.model import load
     from qgraph.reporting.pages import page_of
@@ -93,24 +108,30 @@ def command(
     from qgraph.transforms.rewriting import described
 
     views.check()
+    if labels is not None and inputs is None:
+        raise click.UsageError("--labels needs --inputs, the data that they belong to. Add it.")
+    data = options.InputOptions({}, inputs, None, 0, {}, None)
     if out is None and not (dry_run or explain):
         raise click.UsageError("There is no -o OUT, the model to write. Add it, or --dry-run.")
     written = None if dry_run or explain else out
     targets = (written, report, certificate, *views.paths)
-    with planned(targets, models=[model]) as outputs:
+    read = (inputs, arrays.labels_file(labels, data))
+    with planned(targets, models=[model], files=read) as outputs:
         with ProgressBar(talk) as bar:
             bar.tell(f"reading {model.name}", 0, 0)
             loaded = load(model)
             identity = loaded.identity()
             reference = loaded.clone()
+            given = arrays.feeds(talk, data, loaded, besides=labels)
             bar.tell(f"deploying {model.name}", 0, 0)
             found = deploy(
                 loaded,
                 target,
-                within=within or "1step",
-                ranges=dict(ranges),
+                within=Bounding(within or "1step", ranges=dict(ranges)),
                 keep=keep,
                 require_all=require_all,
+                inputs=given,
+                labels=None if labels is None else arrays.labels(labels, data),
             )
             if measure:
                 bar.tell("timing", 0, 0)

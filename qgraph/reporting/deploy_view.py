@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from qgraph.reporting.bounds_view import bounds_sentence, measured_sections
+from qgraph.reporting.charts import Charts
 from qgraph.reporting.view import (
     MANY,
     Cell,
@@ -20,7 +22,7 @@ from qgraph.reporting.view import (
     Table,
     Tone,
 )
-from qgraph.text import amount, counted, size, whole
+from qgraph.text import amount, counted, percent, size, whole
 
 Layer = Mapping[str, Any]
 
@@ -34,6 +36,7 @@ def deploy_page(document: Mapping[str, Any]) -> Page:
         KeyFigure("integer layers", f"{done} of {all_layers}"),
         KeyFigure("weights before", size(summary["weight_bytes_before"])),
         KeyFigure("weights after", size(summary["weight_bytes_after"])),
+        *_scores(document["accuracy"]),
         *_times(document["measured"]),
     ]
     files = [
@@ -65,6 +68,17 @@ def _closing(document: Mapping[str, Any]) -> Iterator[str]:
     for name, mark in (("prove", "prove it again"), ("next", "next")):
         if document.get(name):
             yield f"{mark}: {document[name]}"
+
+
+def _scores(accuracy: Mapping[str, Any] | None) -> Iterator[KeyFigure]:
+    if accuracy is None:
+        return
+    before, after = accuracy["before"], accuracy["after"]
+    if before is not None and after is not None:
+        tone = Tone.GOOD if after >= before else Tone.OPEN
+        text = f"{percent(before)} -> {percent(after)}"
+        yield KeyFigure(f"accuracy on {whole(accuracy['samples'])} samples", text, tone)
+    yield KeyFigure("codes that differ", percent(accuracy["codes_that_differ"]))
 
 
 def _times(measured: Mapping[str, Any] | None) -> Iterator[KeyFigure]:
@@ -113,6 +127,10 @@ def _sections(document: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[
         ]
         table = Table("layers", columns, [_row(layer) for layer in layers], MANY)
         yield Section("Layers", tables=[table])
+    if document["accuracy"]:
+        bounds = document["accuracy"]["bounds"]
+        measured, *_ = measured_sections(bounds, Charts())
+        yield replace(measured, title="On your data", text=[bounds_sentence(bounds)], detail=True)
     reasons = Counter(
         (layer["reason"], layer["reason_id"]) for layer in layers if layer["kernel"] is None
     )

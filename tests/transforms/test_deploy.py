@@ -181,6 +181,50 @@ def test_a_float_model_is_told_what_to_do(tmp_path, capsys):
     assert "next: quantize the operands" in capsys.readouterr().out
 
 
+def test_data_shows_codes_that_differ_and_keeps_the_bounds(network, tmp_path, capsys):
+    x = np.random.default_rng(1).normal(0, 3, (40, 2, 6, 6)).astype(np.float32)
+    model = qgraph.load(network)
+    found = qgraph.deploy(model, "onnxruntime-cpu", inputs={"x": x})
+    before, after = (
+        each.run({"x": x}, backend="numpy")["y"] for each in (qgraph.load(network), model)
+    )
+    shown = found.accuracy
+    assert shown is not None
+    assert (shown.samples, shown.before, shown.after) == (40, None, None)
+    (segment,) = [each for each in shown.bounds.segments if each.reference == "p"]
+    assert segment.accumulated_codes == np.count_nonzero(before != after)
+    assert segment.distance <= segment.distance_bound
+    document = shown.to_json()
+    assert document["violated_bounds"] == 0
+
+    np.savez(tmp_path / "data.npz", x=x)
+    command = ["deploy", str(network), "--target", "onnxruntime-cpu", "--dry-run"]
+    assert main([*command, "--labels", "y"]) == 2
+    assert main([*command, "--inputs", str(tmp_path / "data.npz"), "--labels", "label"]) == 3
+    assert "has no array 'label' with labels" in capsys.readouterr().err
+    assert main([*command, "--range", "z=0:1"]) == 2
+    with pytest.raises(OptionError, match="Labels are given without inputs"):
+        qgraph.deploy(network, "onnxruntime-cpu", labels=[1])
+
+
+@pytest.mark.slow
+def test_the_accuracy_is_that_of_both_models(tmp_path):
+    examples = Path(__file__).parents[2] / "examples"
+    source, data = examples / "digits_brevitas.onnx", examples / "digits_test.npz"
+    out, report = tmp_path / "out.onnx", tmp_path / "r.json"
+    command = ["deploy", str(source), "-o", str(out), "--target", "onnxruntime-cpu"]
+    given = ["--inputs", str(data), "--labels", "label"]
+    assert main([*command, *given, "--report", str(report)]) == 0
+    with np.load(data) as arrays:
+        x, labels = arrays["x"], arrays["label"]
+    scores = [qgraph.load(path).run({"x": x})["scores"] for path in (source, out)]
+    shares = [float(np.mean(each.argmax(axis=1) == labels)) for each in scores]
+    document = json.loads(report.read_text())["accuracy"]
+    assert [document["before"], document["after"]] == shares
+    assert document["samples"] == 360
+    assert 0 < document["codes_that_differ"] < 0.01
+
+
 @pytest.mark.slow
 def test_the_example_runs_in_integers_and_can_be_timed():
     from qgraph.comparison.bench.measure import Timing, beside_float

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.bound import Against, Bounding, Limit
+from qgraph.bound import Against, Bounding, Within
 from qgraph.certificate import Certificate, RegionVerdict
-from qgraph.errors import EquivalenceError, ExecutionError, UnsupportedError
+from qgraph.comparison.check import Feeds, Inputs
+from qgraph.errors import EquivalenceError, ExecutionError, OptionError, UnsupportedError
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.execution.demonstration import demonstrate
 from qgraph.inventory.executed import executed
@@ -25,12 +27,11 @@ from qgraph.targets.layer import QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
 from qgraph.transforms.base import escaped
+from qgraph.transforms.deployment.accuracy import accuracy
 from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
 from qgraph.transforms.drafts.choice import label
 from qgraph.version import __version__
-
-Within = str | Limit | Sequence[str | Limit]
 
 KERNELS = (
     "ConvInteger",
@@ -77,9 +78,10 @@ def deploy(
     target: str,
     *,
     within: Within = "1step",
-    ranges: Mapping[str, tuple[float, float]] | None = None,
     keep: Sequence[str] = (),
     require_all: bool = False,
+    inputs: Inputs | Feeds | None = None,
+    labels: npt.ArrayLike | None = None,
 ) -> Deployment:
     """Rewrite a model so that a target executes its quantized layers in integer kernels.
 
@@ -89,20 +91,27 @@ def deploy(
     Args:
         source: the model; a :class:`qgraph.Model` is changed, as a whole or not at all.
         target: name or path of a profile, see ``qgraph targets``.
-        within: limits, see :meth:`qgraph.bound.Limit.parse`.
-        ranges: of inputs that are not quantized, by name.
+        within: limits, see :meth:`qgraph.bound.Limit.parse`; or :class:`qgraph.bound.Bounding` for
+            ranges of inputs too. What bounds compare with, and the order of additions, are those of
+            a deployment.
         keep: patterns of names of layers that no factor and no bias is moved into.
         require_all: raise if a quantized layer is left in float.
+        inputs: arrays by name, on which the result is compared with the input.
+        labels: the right answers for the rows of the inputs.
 
     Raises:
         OptionError: an option is wrong, or there is no such target.
         ModelError: the model, or the profile, is not usable.
-        EquivalenceError: no form of the model could be shown to be within the limits, or
-            ``require_all`` is set and layers are left.
+        ExecutionError: the model cannot be run on the inputs.
+        EquivalenceError: ``require_all`` is set and layers are left, or the inputs show that a
+            bound is violated.
     """
     profile, model = profile_of(target), load(source)
     reference = model.clone()
-    request = Bounding(within, Against.IDEAL, _order(profile), ranges=dict(ranges or {}))
+    if labels is not None and inputs is None:
+        raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
+    asked = Bounding.of(within, model.inputs, model.outputs)
+    request = replace(asked, against=Against.IDEAL, order=_order(profile))
     attempt = _unchanged(
         reference, request, "every quantized layer runs in an integer kernel already"
     )
@@ -117,6 +126,9 @@ def deploy(
             "quantized layers are left in float, expected none. Leave require_all out, or mend "
             "the model there."
         )
+    if inputs is not None:
+        shown = accuracy(reference, attempt.model, request, inputs, labels)
+        found = replace(found, accuracy=shown)
     if attempt.report.count(SiteStatus.CHANGED):
         _sign(attempt.model, profile, reference)
         model.replace(attempt.model)

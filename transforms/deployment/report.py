@@ -9,6 +9,7 @@ from typing import Any
 from qgraph.bound import Bound
 from qgraph.certificate import Certificate
 from qgraph.errors import OptionError, meant, shown
+from qgraph.transforms.deployment.accuracy import Accuracy
 from qgraph.version import head
 
 
@@ -73,7 +74,7 @@ class Deployment:
     weight_bytes_after: int
     session_options: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    accuracy: Mapping[str, Any] | None = None
+    accuracy: Accuracy | None = None
     measured: Mapping[str, Any] | None = None
 
     def explained(self, name: str) -> list[str]:
@@ -135,6 +136,6 @@ class Deployment:
             "conditions": list(self.certificate.conditions),
             "session_options": dict(self.session_options),
             "notes": list(self.notes),
-            "accuracy": None if self.accuracy is None else dict(self.accuracy),
+            "accuracy": None if self.accuracy is None else self.accuracy.to_json(),
             "measured": None if self.measured is None else dict(self.measured),
         }

@@ -1,0 +1,92 @@
+"""What the data of a user shows of a deployed model: accuracy, codes that differ, and bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qgraph.bound import Bounding
+from qgraph.comparison.bound_report import BoundsReport
+from qgraph.comparison.check import Feeds, Inputs, check
+from qgraph.comparison.tolerance import Scoring, Tolerances
+from qgraph.errors import EquivalenceError
+from qgraph.model import Model
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What data shows of a deployed model, beside its input.
+
+    Attributes:
+        samples: rows of the inputs.
+        before, after: share of the samples whose largest score is that of the label; None without
+            labels.
+        bounds: of each segment, codes that differ, and distances beside their bound.
+    """
+
+    samples: int
+    before: float | None
+    after: float | None
+    bounds: BoundsReport
+
+    @property
+    def codes_that_differ(self) -> float | None:
+        """Share of all codes that differ if each model goes on with its own; None without codes."""
+        coded = [each for each in self.bounds.segments if not each.is_output]
+        total = sum(each.elements for each in coded)
+        return sum(each.accumulated_codes for each in coded) / total if total else None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields, and the number of bounds that are violated."""
+        violated = sum(each.violated is not None for each in self.bounds.segments)
+        return {
+            "samples": self.samples,
+            "before": self.before,
+            "after": self.after,
+            "codes_that_differ": self.codes_that_differ,
+            "violated_bounds": violated,
+            "bounds": self.bounds.to_json(),
+        }
+
+
+def accuracy(
+    reference: Model,
+    candidate: Model,
+    request: Bounding,
+    inputs: Inputs | Feeds,
+    labels: npt.ArrayLike | None,
+) -> Accuracy:
+    """Return what data shows of two models.
+
+    Args:
+        reference: the input of a deployment.
+        candidate: its result.
+        request: the limits that were kept.
+        inputs: arrays by name, or how they are drawn.
+        labels: the right answers for the rows; None if they are not known.
+
+    Raises:
+        OptionError: labels and outputs do not fit.
+        ExecutionError: a model cannot be run on the inputs.
+        EquivalenceError: a bound is violated, which is an error of qgraph.
+    """
+    tolerances, scoring = Tolerances(within=request), Scoring(labels)
+    found = check(reference, candidate, inputs, tolerances=tolerances, scoring=scoring)
+    if found.bounds is None:
+        raise AssertionError("limits are given, so bounds are computed")
+    for segment in found.bounds.segments:
+        if segment.violated:
+            raise EquivalenceError(
+                f"{segment.candidate or segment.reference!r}: {segment.violated}. This is an error "
+                "of qgraph: please report the model and the inputs, and do not deploy the result.",
+                found,
+            )
+    given = inputs.feeds if isinstance(inputs, Inputs) else inputs
+    rows = [np.shape(array)[0] for array in (given or {}).values() if np.ndim(array)]
+    samples = max(rows, default=found.batches)
+    if found.metric is None:
+        return Accuracy(samples, None, None, found.bounds)
+    scores = found.metric.reference, found.metric.candidate
+    return Accuracy(found.metric.samples, *scores, found.bounds)
