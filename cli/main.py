@@ -6,24 +6,17 @@ import difflib
 import importlib
 import pkgutil
 import sys
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
 from qgraph.cli import commands
+from qgraph.cli.failures import BROKEN_PIPE, INTERRUPTED, UNUSABLE, USAGE, told
 from qgraph.cli.options import talk_options
 from qgraph.cli.output import Talk
-from qgraph.cli.process import Interrupted, guarded_streams, interruptible, tune
-from qgraph.errors import EquivalenceError, OptionError, QGraphError, UndecidedError, unexpected
+from qgraph.cli.process import SIGNALLED, Interrupted, guarded_streams, interruptible, tune
+from qgraph.errors import QGraphError
 from qgraph.version import __version__
-
-DIFFERENT, USAGE, UNUSABLE, UNDECIDED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 4, 130, 141
-"""Exit codes; the last two are those of a process ended by SIGINT or SIGPIPE."""
-
-SIGNALLED = 128
-"""Added to the number of a signal that ends the process."""
 
 
 class Commands(click.Group):
@@ -116,44 +109,8 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         return BROKEN_PIPE
     except Exception as error:
-        return _failed(error, talk)
+        return told(error, talk).status
     return int(status or 0)
-
-
-def _failed(error: Exception, talk: Talk) -> int:
-    if talk.debug:
-        traceback.print_exc()
-    if isinstance(error, QGraphError):
-        talk.error(str(error), *getattr(error, "__notes__", ()))
-        if isinstance(error, UndecidedError):
-            return UNDECIDED
-        if isinstance(error, EquivalenceError):
-            return DIFFERENT
-        return USAGE if isinstance(error, OptionError) else UNUSABLE
-    if isinstance(error, MemoryError):
-        talk.error("there is not enough memory for this model. Use a machine with more.")
-    elif isinstance(error, OSError):
-        talk.error(f"{error}. Correct this and run the command again.")
-    else:
-        talk.error(
-            f"{_models(error)} could not be handled ({unexpected(error)}). If onnx.checker accepts "
-            "it, this is a bug in qgraph; please report it with the model and the traceback that "
-            "--debug shows."
-        )
-    return UNUSABLE
-
-
-def _models(error: Exception) -> str:
-    """Return the paths of the models that the command was given, as its function has them."""
-    trace = error.__traceback__
-    while trace is not None:
-        known = trace.tb_frame.f_locals
-        paths = map(known.get, ("model", "reference", "candidate"))
-        names = [str(path) for path in paths if isinstance(path, Path)]
-        if names:
-            return " or ".join(names)
-        trace = trace.tb_next
-    return "the input"
 
 
 if __name__ == "__main__":

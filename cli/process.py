@@ -174,6 +174,9 @@ def _take_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
+SIGNALLED = 128
+"""Added to the number of a signal that ends the process."""
+
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 
 

@@ -16,6 +16,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.files import Views, planned
 from qgraph.cli.output import ProgressBar, Talk, show_page, show_paragraph
+from qgraph.cli.several import output_folder, several_models
 from qgraph.reporting.view import Tone
 from qgraph.text import counted
 from qgraph.version import head
@@ -51,7 +52,8 @@ class RewriteFiles:
 def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add MODEL and the options for its result, which the command gets as ``files``."""
 
-    @options.model_argument
+    @several_models
+    @output_folder
     @click.option(
         "-o", "--output", "out", type=options.file_path, metavar="OUT", help="Model to write."
     )

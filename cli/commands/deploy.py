@@ -11,10 +11,12 @@ from qgraph.cli import options
 from qgraph.cli.bounding import named_range
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.output import ProgressBar, Talk, show_page, show_paragraph
+from qgraph.cli.several import output_folder, several_models
 
 
 @click.command(name="deploy")
-@options.model_argument
+@several_models
+@output_folder
 @click.option(
     "-o", "--output", "out", type=options.file_path, metavar="OUT", help="Model to write."
 )

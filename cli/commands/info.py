@@ -8,10 +8,11 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.output import Talk, show, show_sections
+from qgraph.cli.several import several_models
 
 
 @click.command(name="info")
-@options.model_argument
+@several_models
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @options.talk_options
 @click.pass_obj

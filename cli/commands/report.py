@@ -15,6 +15,9 @@ from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 from qgraph.errors import QGraphError
 from qgraph.version import READABLE
 
+_OF_SEVERAL = ("convert", "deploy", "fold", "transform")
+"""Commands that write a list of reports for several models."""
+
 
 @click.command(name="report")
 @click.argument("report", type=options.file_path)
@@ -69,6 +72,11 @@ def _read(path: Path) -> dict[str, Any]:
         raise QGraphError(
             f"{path}: is not a report of qgraph: the field 'command' is missing. Write a report "
             f"with --report, or with --certificate of 'qgraph prove'."
+        )
+    if document["command"] in _OF_SEVERAL and "models" in document:
+        raise QGraphError(
+            f"{path}: is a list of reports, expected one report. Each entry of its field 'models' "
+            f"is one: write that to a file of its own."
         )
     schema = document.get("schema", READABLE[0])
     if schema not in READABLE:

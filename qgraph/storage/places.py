@@ -29,14 +29,16 @@ def is_same(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool
     letters do not matter. Two names that do not exist yet, in one folder, are the same if they
     differ in case or Unicode form only: some file systems make one file of them.
     """
-    one, two = os.path.realpath(path), os.path.realpath(other)
-    if one == two:
-        return True
-    there = _status(one), _status(two)
-    if there == (None, None) and _folded(one) == _folded(two):
-        there = _status(os.path.dirname(one)), _status(os.path.dirname(two))
-    first, second = there
-    return first is not None and second is not None and os.path.samestat(first, second)
+    return key_of(path) == key_of(other)
+
+
+def key_of(path: str | os.PathLike[str]) -> tuple[int, int, str]:
+    """Return what two paths have in common exactly if :func:`is_same` holds for them."""
+    real = os.path.realpath(path)
+    name, status = "", _status(real)
+    if status is None:
+        name, status = _folded(real), _status(os.path.dirname(real))
+    return (0, 0, real) if status is None else (status.st_dev, status.st_ino, name)
 
 
 def expect_place(path: str | os.PathLike[str], *, follow_links: bool = True) -> Path:
