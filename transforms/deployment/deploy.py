@@ -9,26 +9,21 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.bound import Against, Bounding, Within
-from qgraph.certificate import Certificate, RegionVerdict
 from qgraph.comparison.check import Feeds, Inputs
 from qgraph.errors import EquivalenceError, ExecutionError, OptionError, UnsupportedError
 from qgraph.exactness import Exactness, ProofVerdict
-from qgraph.execution.demonstration import demonstrate
 from qgraph.inventory.executed import executed
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.model import Model, Source, load
-from qgraph.proof.bounds.regions import with_bounds
-from qgraph.proof.certify import certify
 from qgraph.reasons import OTHER, ExplainedReason, id_of
-from qgraph.reports import Report, SiteStatus
-from qgraph.storage.files import weight_bytes
+from qgraph.reports import SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
-from qgraph.transforms.base import escaped
 from qgraph.transforms.deployment.accuracy import accuracy
-from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
+from qgraph.transforms.deployment.attempts import Attempt, best_form, order_of, unchanged
+from qgraph.transforms.deployment.pipeline import as_pairs
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
 from qgraph.transforms.drafts.choice import label
 from qgraph.version import __version__
@@ -42,35 +37,6 @@ KERNELS = (
     "QLinearMatMul",
 )
 """Operators that are integer kernels as they are written."""
-
-_PAIRED = ("move-quantizers", "canonical-operators", "move-channel-scales", "plain-pairs")
-_WITHOUT = (
-    *(_PAIRED[:count] for count in range(5)),
-    (*_PAIRED, "fold-batch-norm", "quantize-bias"),
-)
-"""Passes that are left out, in the order of the attempts."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Attempt:
-    """One way to rewrite the model.
-
-    Attributes:
-        model: the result.
-        report: of the passes.
-        certificate: how equal the result is to the input.
-    """
-
-    model: Model
-    report: Report
-    certificate: Certificate
-
-    @property
-    def failing(self) -> list[RegionVerdict]:
-        """The regions that are neither proved nor within the limits."""
-        beyond = self.certificate.beyond
-        settled = (ProofVerdict.PROVED, ProofVerdict.BOUNDED)
-        return beyond + [r for r in self.certificate.regions if r.verdict not in settled]
 
 
 def deploy(
@@ -111,13 +77,13 @@ def deploy(
     if labels is not None and inputs is None:
         raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
     asked = Bounding.of(within, model.inputs, model.outputs)
-    request = replace(asked, against=Against.IDEAL, order=_order(profile))
-    attempt = _unchanged(
+    request = replace(asked, against=Against.IDEAL, order=order_of(profile))
+    attempt = unchanged(
         reference, request, "every quantized layer runs in an integer kernel already"
     )
     found = _reported(reference, attempt, profile)
     if found.left or not found.layers:
-        attempt = _best(reference, profile, request, list(keep))
+        attempt = best_form(reference, profile, request, list(keep))
         found = _reported(reference, attempt, profile)
     if require_all and found.left:
         first = found.left[0]
@@ -133,59 +99,6 @@ def deploy(
         _sign(attempt.model, profile, reference)
         model.replace(attempt.model)
     return found
-
-
-def _best(reference: Model, profile: Profile, request: Bounding, kept: Sequence[str]) -> _Attempt:
-    """Return the first form that is within the limits.
-
-    All passes are tried first, then without those that change what is paired, then the exact ones
-    alone. Layers in regions that are not within the limits are left as they were, and tried again.
-    If nothing is within the limits, the model stays as it is, with a note that says why.
-    """
-    plain = reference.clone()
-    plain.apply(as_pairs())
-    names = [escaped(layer.description.node) for layer in quantized_layers(plain.ir)]
-    for without in _WITHOUT:
-        left = list(kept)
-        while True:
-            model = reference.clone()
-            nodes = "|".join(f"!{name}" for name in left) or "*"
-            steps = [s for s in steps_for(profile, nodes=nodes) if s.name not in without]
-            report = model.apply(*steps)
-            attempt = _Attempt(model, report, _proved(reference, model, request))
-            failing = attempt.failing
-            if not failing:
-                return attempt
-            near = {name for r in failing for name in (*r.reference_nodes, *r.candidate_nodes)}
-            touched = set(map(escaped, near))
-            more = [name for name in names if name in touched and name not in left]
-            if not more:
-                break
-            left += more
-    first = failing[0]
-    where = "+".join(first.candidate_nodes) or first.candidate_value
-    return _unchanged(
-        reference,
-        request,
-        f"nothing was changed, since no form is within {', '.join(map(str, request.limits))}: "
-        f"{where}: {first.reason or 'beyond the limit'}",
-    )
-
-
-def _unchanged(reference: Model, request: Bounding, note: str) -> _Attempt:
-    """Return the model as it is, with a note that says why."""
-    size = weight_bytes(reference.ir)
-    report = Report(notes=[note], weight_bytes_before=size, weight_bytes_after=size)
-    same = reference.clone()
-    return _Attempt(same, report, _proved(reference, same, request))
-
-
-def _proved(reference: Model, candidate: Model, request: Bounding) -> Certificate:
-    """Return how equal two models are; the candidate is in no file yet."""
-    sides = reference.ir, candidate.ir
-    proof = certify(*sides, evidence=True, demonstrate=demonstrate)
-    found = with_bounds(proof, sides, request, Exactness.VALUES, evidence=True)
-    return replace(found, reference=reference.identity())
 
 
 @dataclass(frozen=True)
@@ -230,7 +143,7 @@ def _kernels(model: Model, profile: Profile, *, run: bool) -> dict[str, _Taken]:
     return found
 
 
-def _reported(reference: Model, attempt: _Attempt, profile: Profile) -> Deployment:
+def _reported(reference: Model, attempt: Attempt, profile: Profile) -> Deployment:
     plain = reference.clone()
     plain.apply(as_pairs())
     layers = list(quantized_layers(plain.ir))
@@ -284,7 +197,7 @@ def _names(layer: FoundLayer) -> set[str]:
 
 
 def _row(
-    layer: QuantizedLayer, names: set[str], taken: _Taken, before: str | None, attempt: _Attempt
+    layer: QuantizedLayer, names: set[str], taken: _Taken, before: str | None, attempt: Attempt
 ) -> DeployedLayer:
     """Return the line of one layer.
 
@@ -323,12 +236,6 @@ def _row(
 def _named(figures: Mapping[str, object]) -> set[str]:
     """Return the names of nodes among the figures of a site."""
     return {part for text in figures.values() for part in str(text).split(", ")}
-
-
-def _order(profile: Profile) -> str:
-    """Return the order of additions that all float sums of a target keep."""
-    orders = {rule.order for rule in profile.sums if not rule.when}
-    return orders.pop() if len(orders) == 1 else "any"
 
 
 def _sign(model: Model, profile: Profile, reference: Model) -> None:

@@ -1,0 +1,110 @@
+"""Ways to rewrite a model, tried until one is within the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from qgraph.bound import Bounding
+from qgraph.certificate import Certificate, RegionVerdict
+from qgraph.exactness import Exactness, ProofVerdict
+from qgraph.execution.demonstration import demonstrate
+from qgraph.inventory.layers import quantized_layers
+from qgraph.model import Model
+from qgraph.proof.bounds.regions import with_bounds
+from qgraph.proof.certify import certify
+from qgraph.reports import Report
+from qgraph.storage.files import weight_bytes
+from qgraph.targets.profile import Profile
+from qgraph.transforms.base import escaped
+from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
+
+_PAIRED = ("move-quantizers", "canonical-operators", "move-channel-scales", "plain-pairs")
+_WITHOUT = (
+    *(_PAIRED[:count] for count in range(5)),
+    (*_PAIRED, "fold-batch-norm", "quantize-bias"),
+)
+"""Passes that are left out, in the order of the attempts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """One way to rewrite the model.
+
+    Attributes:
+        model: the result.
+        report: of the passes.
+        certificate: how equal the result is to the input.
+    """
+
+    model: Model
+    report: Report
+    certificate: Certificate
+
+    @property
+    def failing(self) -> list[RegionVerdict]:
+        """The regions that are neither proved nor within the limits."""
+        beyond = self.certificate.beyond
+        settled = (ProofVerdict.PROVED, ProofVerdict.BOUNDED)
+        return beyond + [r for r in self.certificate.regions if r.verdict not in settled]
+
+
+def best_form(
+    reference: Model, profile: Profile, request: Bounding, kept: Sequence[str]
+) -> Attempt:
+    """Return the first form that is within the limits.
+
+    All passes are tried first, then without those that change what is paired, then the exact ones
+    alone. Layers in regions that are not within the limits are left as they were, and tried again.
+    If nothing is within the limits, the model stays as it is, with a note that says why.
+    """
+    plain = reference.clone()
+    plain.apply(as_pairs())
+    names = [escaped(layer.description.node) for layer in quantized_layers(plain.ir)]
+    for without in _WITHOUT:
+        left = list(kept)
+        while True:
+            model = reference.clone()
+            nodes = "|".join(f"!{name}" for name in left) or "*"
+            steps = [s for s in steps_for(profile, nodes=nodes) if s.name not in without]
+            report = model.apply(*steps)
+            attempt = Attempt(model, report, proved(reference, model, request))
+            failing = attempt.failing
+            if not failing:
+                return attempt
+            near = {name for r in failing for name in (*r.reference_nodes, *r.candidate_nodes)}
+            touched = set(map(escaped, near))
+            more = [name for name in names if name in touched and name not in left]
+            if not more:
+                break
+            left += more
+    first = failing[0]
+    where = "+".join(first.candidate_nodes) or first.candidate_value
+    return unchanged(
+        reference,
+        request,
+        f"nothing was changed, since no form is within {', '.join(map(str, request.limits))}: "
+        f"{where}: {first.reason or 'beyond the limit'}",
+    )
+
+
+def unchanged(reference: Model, request: Bounding, note: str) -> Attempt:
+    """Return the model as it is, with a note that says why."""
+    size = weight_bytes(reference.ir)
+    report = Report(notes=[note], weight_bytes_before=size, weight_bytes_after=size)
+    same = reference.clone()
+    return Attempt(same, report, proved(reference, same, request))
+
+
+def proved(reference: Model, candidate: Model, request: Bounding) -> Certificate:
+    """Return how equal two models are; the candidate is in no file yet."""
+    sides = reference.ir, candidate.ir
+    proof = certify(*sides, evidence=True, demonstrate=demonstrate)
+    found = with_bounds(proof, sides, request, Exactness.VALUES, evidence=True)
+    return replace(found, reference=reference.identity())
+
+
+def order_of(profile: Profile) -> str:
+    """Return the order of additions that all float sums of a target keep."""
+    orders = {rule.order for rule in profile.sums if not rule.when}
+    return orders.pop() if len(orders) == 1 else "any"
