@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from qgraph.comparison.prove import prove
     from qgraph.comparison.reduce import reduce
     from qgraph.comparison.tolerance import Scoring, Tolerances
+    from qgraph.comparison.why.report import WhyReport
+    from qgraph.comparison.why.why import why
     from qgraph.errors import QGraphError
     from qgraph.exactness import Exactness
     from qgraph.model import Model, load
@@ -40,6 +42,7 @@ __all__ = [
     "Scoring",
     "Timing",
     "Tolerances",
+    "WhyReport",
     "__version__",
     "bench",
     "check",
@@ -47,6 +50,7 @@ __all__ = [
     "load",
     "prove",
     "reduce",
+    "why",
 ]
 
 _HOMES = {
@@ -58,12 +62,14 @@ _HOMES = {
     "Scoring": "qgraph.comparison.tolerance",
     "Timing": "qgraph.comparison.bench.measure",
     "Tolerances": "qgraph.comparison.tolerance",
+    "WhyReport": "qgraph.comparison.why.report",
     "bench": "qgraph.comparison.bench.measure",
     "check": "qgraph.comparison.check",
     "deploy": "qgraph.transforms.deployment.deploy",
     "load": "qgraph.model",
     "prove": "qgraph.comparison.prove",
     "reduce": "qgraph.comparison.reduce",
+    "why": "qgraph.comparison.why.why",
 }
 
 

@@ -5,24 +5,21 @@ Statistics of tensors that come by in parts: nothing is kept of them but numbers
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.graph.scopes import node_name
+from qgraph.inventory.codes import codes_of, is_clipped, levels_of
 from qgraph.inventory.info import format_of
-from qgraph.numerics import Array, Float32
-from qgraph.numerics.minifloat import snap
-from qgraph.numerics.rounding import Rounding, round_to_integer
+from qgraph.numerics import Array
 from qgraph.ops.static_parameters import settled
 from qgraph.quantizers.dialects.dialect import Refusal, Site
-from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Quantizer, Ranged, Recipe
+from qgraph.quantizers.quantizer import Bipolar, Floating, Quantizer
 from qgraph.quantizers.sites import sites
 from qgraph.reports import operator_name
 from qgraph.storage.archive import common, tensors
@@ -95,10 +92,6 @@ def _joined(whole: tuple[int, ...] | None, part: tuple[int, ...]) -> tuple[int, 
     return ((whole[0] if whole else 1) + (part[0] if part else 1), *part[1:])
 
 
-_MOST_LEVELS = 1 << 16
-"""Codes of formats with more levels are not counted one by one."""
-
-
 class QuantizerStatistics:
     """Statistics of one quantizer over the parts of its input and output added so far.
 
@@ -138,7 +131,7 @@ class QuantizerStatistics:
         self.tensor = self.values.name = str(found.y.name)
         self._quantizer = found.quantizer
         self.format, self.bits = format_of(found.quantizer)
-        self.levels = _levels(found.quantizer)
+        self.levels = levels_of(found.quantizer)
         self.weight = found.weight is not None
         decoded = found.x.dtype is not None and not found.x.dtype.is_floating_point()
         if not isinstance(found.quantizer, Bipolar) and self.format is not None and not decoded:
@@ -165,7 +158,7 @@ class QuantizerStatistics:
             return
         self.inputs += x.size
         with np.errstate(all="ignore"):
-            beyond = _is_clipped(self._quantizer, x.astype(np.float32, copy=False))
+            beyond = is_clipped(self._quantizer, x.astype(np.float32, copy=False))
         self.clipped += int(np.count_nonzero(beyond))
 
     def see_output(self, y: Array) -> None:
@@ -174,7 +167,7 @@ class QuantizerStatistics:
         if self.levels is None or self._quantizer is None:
             return
         with np.errstate(all="ignore"):
-            codes = _codes_of(self._quantizer, y.astype(np.float32, copy=False))
+            codes = codes_of(self._quantizer, y.astype(np.float32, copy=False))
         codes = codes[np.isfinite(codes)]
         if not isinstance(self._quantizer, Floating) and codes.size:
             # Counting is several times faster than sorting.
@@ -270,57 +263,3 @@ class Statistics:
                 self._outputs[quantizer.tensor] = quantizer
                 if quantizer.clipped is not None:
                     self._inputs.setdefault(str(found.x.name), []).append(quantizer)
-
-
-def _levels(quantizer: Quantizer) -> int | None:
-    match quantizer:
-        case Affine(_, _, lo, hi):
-            levels = float(hi.max()) - float(lo.min()) + 1
-        case Ranged(levels=given):
-            levels = given
-        case Floating(format=grid):
-            exponent = math.frexp(grid.max_value)[1] - 1
-            places = exponent + grid.bias + grid.max_value / 2.0**exponent - 1
-            levels = 2 * float(np.ceil(places * 2**grid.mantissa_bits)) + 1
-        case Bipolar():
-            levels = 2
-        case _:
-            return None
-    return int(levels) if 0 < levels <= _MOST_LEVELS else None
-
-
-def _is_clipped(quantizer: Quantizer, x: Float32) -> npt.NDArray[np.bool_]:
-    match quantizer:
-        case Affine(scale, zero_point, lo, hi, rounding, recipe):
-            q = x / scale
-            if recipe is Recipe.OFFSET_FIRST:
-                q = round_to_integer(q + zero_point, rounding)
-            else:
-                q = round_to_integer(q, rounding) + zero_point
-            return (q < lo) | (q > hi)
-        case Ranged(low, high, _, _, levels):
-            top = np.float32(levels - 1)
-            q = round_to_integer((x - low) / (high - low) * top, Rounding.ROUND)
-            return (q < 0) | (q > top)
-        case Floating(scale, grid, rounding):
-            q = snap(x / scale, grid.mantissa_bits, 1 - grid.bias, np.inf, rounding)
-            return np.abs(q) > np.float32(grid.max_value)
-    return np.zeros(x.shape, np.bool_)
-
-
-def _codes_of(quantizer: Quantizer, y: Float32) -> Array:
-    """Return the codes of dequantized values, as floats; NaN stays NaN."""
-    match quantizer:
-        case Affine(scale, zero_point, lo, hi):
-            codes: Array = np.clip(np.rint(y / scale + zero_point), lo, hi)
-            return codes
-        case Ranged(_, _, low, high, levels):
-            top = np.float32(levels - 1)
-            places: Array = np.rint((y - low) / (high - low) * top)
-            return np.clip(places, 0, top)
-        case Floating(scale, grid):
-            return grid.snap(y / scale)
-        case Bipolar(scale):
-            signs: Array = np.sign(y / scale)
-            return signs
-    return y

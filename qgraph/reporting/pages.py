@@ -15,6 +15,7 @@ from qgraph.reporting.prove_view import prove_page
 from qgraph.reporting.rewrite_view import rewrite_page
 from qgraph.reporting.theme import require_drawing
 from qgraph.reporting.view import Cell, Column, Page, Section, Table, Tone
+from qgraph.reporting.why_view import why_page
 from qgraph.text import json_text, markdown, markdown_code, one_line
 
 _PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {
@@ -25,6 +26,7 @@ _PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {
     "fold": rewrite_page,
     "prove": prove_page,
     "transform": rewrite_page,
+    "why": why_page,
 }
 
 

@@ -1,0 +1,96 @@
+"""``qgraph why``: which quantizer costs accuracy."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from qgraph.bound import Bounding
+from qgraph.cli import options
+from qgraph.cli.bounding import bounding_options
+from qgraph.cli.files import Views, planned, view_options
+from qgraph.cli.output import ProgressBar, Talk, show, show_page
+
+
+@click.command(name="why")
+@click.argument("reference", type=options.file_path)
+@click.argument("candidate", type=options.file_path)
+@options.input_options
+@click.option(
+    "--labels",
+    metavar="FILE|NAME",
+    help="Labels of the rows of the inputs: a file (.npy), or a name in --inputs.",
+)
+@click.option(
+    "--metric",
+    metavar="NAME",
+    default="top1",
+    show_default=True,
+    help="Accuracy metric: top1, or module:function with arguments (outputs, labels).",
+)
+@options.backend_option
+@bounding_options(question=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
+@view_options("html", "markdown")
+@options.talk_options
+@click.pass_obj
+def command(
+    talk: Talk,
+    reference: Path,
+    candidate: Path,
+    inputs: options.InputOptions,
+    labels: str | None,
+    metric: str,
+    backend: str,
+    request: Bounding,
+    as_json: bool,
+    report: Path | None,
+    views: Views,
+) -> None:
+    """Show which quantizers of CANDIDATE cost accuracy, the most harmful first.
+
+    REFERENCE is the float network, or a model with other quantizers. Each quantizer of CANDIDATE is
+    exchanged alone for what REFERENCE has in its place, and the reverse. Its layer is also run on
+    the values of REFERENCE, which separates its own error from errors that come with its data.
+
+    Without --labels, rows count as right whose largest output is where REFERENCE has it.
+    """
+    from qgraph.cli import arrays
+    from qgraph.comparison.why.why import why
+    from qgraph.model import load
+    from qgraph.reporting.pages import page_of
+    from qgraph.text import json_text
+
+    views.check()
+    if ":" in metric and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as Python itself does for a script
+    read = (inputs.bundle, *inputs.files.values(), arrays.labels_file(labels, inputs))
+    models = (reference, candidate)
+    with planned((report, *views.paths), models=models, files=read) as outputs:
+        with ProgressBar(talk) as bar:
+            bar.tell(f"reading {reference.name}", 0, 0)
+            first, second = load(reference), load(candidate)
+            given = arrays.feeds(talk, inputs, first, besides=labels)
+            found = why(
+                first,
+                second,
+                arrays.checked(inputs, given),
+                labels=None if labels is None else arrays.labels(labels, inputs),
+                metric=metric,
+                backend=backend,
+                within=request if request.limits else None,
+                progress=lambda done, total: bar.tell("exchanging quantizers", done, total),
+            )
+        document = found.to_json()
+        if report is not None:
+            outputs.write_text(report, json_text(document))
+        if views.are_wanted:
+            views.write(document, None, outputs)
+        if as_json:
+            show(json_text(document).rstrip())
+        else:
+            show_page(talk, page_of(document))

@@ -1,0 +1,240 @@
+"""Pair the quantizers of a candidate with what a reference has in their places.
+
+Both models are read without their quantizers. The nodes that are left are paired in order if their
+operators are the same, else by name and by operator. A quantizer belongs to the operand of the node
+behind it, so a reference without quantizers is paired too::
+
+    reference   Conv --> Relu ---------------> Conv
+    candidate   Conv --> QuantizeLinear... --> Conv      the Relu is part of the quantizer's place
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+
+import onnx_ir as ir
+
+from qgraph.graph.interface import Pair, fixed_sizes
+from qgraph.graph.scopes import inline_functions, operands
+from qgraph.ops.static_parameters import settled
+from qgraph.quantizers.dialects.dialect import Refusal, Site
+from qgraph.quantizers.sites import sites
+
+Use = tuple[ir.Node, int]
+"""A node, and which of its operands."""
+
+_KINDS = {"Gemm": "MatMul"}
+_WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_ACTIVATIONS = frozenset({"Clip", "Identity", "Relu"})
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a quantizer is, or would be, in one model.
+
+    Attributes:
+        start: the data, before activation functions that only this model has; None for constants.
+        end: the quantized value, or the same value without a quantizer.
+        uses: the operands that read it.
+        is_output: whether it is an output of the model.
+    """
+
+    start: ir.Value | None
+    end: ir.Value
+    uses: tuple[Use, ...]
+    is_output: bool
+
+
+@dataclass(frozen=True, eq=False)
+class PairedQuantizer:
+    """A quantizer of the candidate, and its place in both models.
+
+    Attributes:
+        site: the quantizer.
+        reference, candidate: the places; None if the reference has none.
+        reason: why it has none.
+    """
+
+    site: Site
+    reference: Place | None = None
+    candidate: Place | None = None
+    reason: str | None = None
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether its data are constant."""
+        return self.site.weight is not None
+
+
+@dataclass(eq=False)
+class Skeleton:
+    """The main graph of a model, read without its quantizers.
+
+    Attributes:
+        graph: the main graph.
+        sites: the quantizers by what they return.
+        refused: the quantizers that cannot be read.
+        nodes: the nodes outside of quantizers that depend on inputs, in order.
+        constants: the values that depend on constants alone.
+        inside: the nodes of quantizers.
+    """
+
+    graph: ir.Graph
+    sites: dict[ir.Value, Site] = field(default_factory=dict)
+    refused: list[Refusal] = field(default_factory=list)
+    nodes: list[ir.Node] = field(default_factory=list)
+    constants: set[ir.Value] = field(default_factory=set)
+    inside: set[ir.Node] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, model: ir.Model) -> Skeleton:
+        """Return the skeleton of a model without functions."""
+        made = cls(model.graph)
+        for found in sites(model):
+            if isinstance(found, Refusal):
+                made.refused.append(found)
+            elif found.root.graph is model.graph:
+                made.sites[found.y] = found
+        made.inside.update(node for site in made.sites.values() for node in site.nodes)
+        made.constants.update(
+            v for v in model.graph.initializers.values() if not v.is_graph_input()
+        )
+        for node in model.graph:
+            if made.constants.issuperset(operands(node)):
+                made.constants.update(node.outputs)
+            elif node not in made.inside:
+                made.nodes.append(node)
+        return made
+
+    def kinds(self) -> list[tuple[str, str]]:
+        """Return the operators of the nodes; a Gemm counts as MatMul."""
+        return [(_KINDS.get(node.op_type, node.op_type), node.domain) for node in self.nodes]
+
+    def forms(self) -> list[tuple[object, ...]]:
+        """Return the operators of the nodes with the sizes of weights, in any order of axes."""
+        return [(*kind, self._sizes(n)) for kind, n in zip(self.kinds(), self.nodes, strict=True)]
+
+    def _sizes(self, node: ir.Node) -> object:
+        weights = node.inputs[1] if node.op_type in _WEIGHTED and len(node.inputs) > 1 else None
+        if weights is None or weights not in self.constants:
+            return None
+        sizes = self.sites[weights].shape if weights in self.sites else fixed_sizes(weights)
+        if weights.const_value is not None:
+            sizes = tuple(weights.const_value.shape.numpy())
+        return None if sizes is None else tuple(sorted(map(str, sizes)))
+
+
+def prepared(model: ir.Model) -> ir.Model:
+    """Return a copy of a model without functions, whose initializers are constants.
+
+    Raises:
+        UnsupportedError: a function cannot be inlined.
+    """
+    copy = model.clone()
+    inline_functions(copy)
+    return settled(copy)
+
+
+def paired_quantizers(
+    reference: Skeleton, candidate: Skeleton, outputs: Sequence[Pair]
+) -> list[PairedQuantizer]:
+    """Return all quantizers of the candidate's main graph, in order.
+
+    Args:
+        reference: one model.
+        candidate: the other one.
+        outputs: pairs of their outputs.
+    """
+    partners = _partners(reference, candidate)
+    ends = {there: here for here, there in outputs}
+    return [
+        _paired(site, reference, candidate, partners, ends) for site in candidate.sites.values()
+    ]
+
+
+def _partners(reference: Skeleton, candidate: Skeleton) -> dict[ir.Node, ir.Node]:
+    """Return the node of the reference for each node of the candidate that has one."""
+    if reference.kinds() == candidate.kinds():
+        return dict(zip(candidate.nodes, reference.nodes, strict=True))
+    kinds = reference.forms(), candidate.forms()
+    named = {(n.name, kind): n for n, kind in zip(reference.nodes, kinds[0], strict=True) if n.name}
+    found = {
+        node: named[node.name, kind]
+        for node, kind in zip(candidate.nodes, kinds[1], strict=True)
+        if node.name and (node.name, kind) in named
+    }
+    taken = set(found.values())
+    ours = [p for p in zip(reference.nodes, kinds[0], strict=True) if p[0] not in taken]
+    theirs = [p for p in zip(candidate.nodes, kinds[1], strict=True) if p[0] not in found]
+    matcher = SequenceMatcher(None, [k for _, k in ours], [k for _, k in theirs], autojunk=False)
+    for a, b, size in matcher.get_matching_blocks():
+        for n in range(size):
+            found[theirs[b + n][0]] = ours[a + n][0]
+    return found
+
+
+def _paired(
+    site: Site,
+    reference: Skeleton,
+    candidate: Skeleton,
+    partners: Mapping[ir.Node, ir.Node],
+    outputs: Mapping[ir.Value, ir.Value],
+) -> PairedQuantizer:
+    uses = list(_uses(site.y, candidate))
+    known = [(node, place) for node, place in uses if node in partners]
+    counterparts = [
+        (partners[node], place) for node, place in known if place < len(partners[node].inputs)
+    ]
+    if site.y in outputs:
+        end: ir.Value | None = outputs[site.y]
+    else:
+        end = counterparts[0][0].inputs[counterparts[0][1]] if counterparts else None
+    if end is None:
+        reason = "no node behind it has a counterpart in the reference"
+        if not uses:
+            reason = "another quantizer follows it"
+        return PairedQuantizer(site, reason=reason)
+    is_weight = site.weight is not None
+    if is_weight is not (end in reference.constants):
+        return PairedQuantizer(site, reason="it quantizes constants in one of the models only")
+    own_end = known[0][0].inputs[known[0][1]] if is_weight and known else site.y
+    if own_end is None:
+        raise AssertionError("an operand that is used is there")
+    theirs = tuple((n, place) for n, place in counterparts if n.inputs[place] is end)
+    ours = tuple((n, place) for n, place in uses if n.inputs[place] is own_end)
+    paired = set(partners.values())
+    return PairedQuantizer(
+        site,
+        Place(_start(reference, end, paired), end, theirs, end in outputs.values()),
+        Place(_start(candidate, own_end, partners), own_end, ours, own_end in outputs),
+    )
+
+
+def _uses(value: ir.Value, side: Skeleton) -> Iterator[Use]:
+    """Yield the operands that read a value, or what constant nodes make of it."""
+    for node, place in value.uses():
+        if node.outputs and node.outputs[0] in side.constants:
+            for made in node.outputs:
+                yield from _uses(made, side)
+        elif node not in side.inside:
+            yield node, place
+
+
+def _start(side: Skeleton, end: ir.Value, paired: Collection[ir.Node]) -> ir.Value | None:
+    """Return the data of the quantizers, and of activation functions of this model alone."""
+    if end in side.constants:
+        return None
+    value = end
+    while True:
+        node = value.producer()
+        if value in side.sites:
+            value = side.sites[value].x
+        elif node is not None and node.op_type in _ACTIVATIONS and node not in paired:
+            data = node.inputs[0]
+            if data is None:
+                return value
+            value = data
+        else:
+            return value

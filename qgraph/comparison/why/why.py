@@ -1,0 +1,372 @@
+"""Find the quantizers that cost accuracy: exchange them one at a time, and look at each alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.bound import Bounding
+from qgraph.comparison.bound_runs import BoundRuns
+from qgraph.comparison.check import Feeds, Inputs
+from qgraph.comparison.divergence import excerpt, frontier
+from qgraph.comparison.metrics import Comparing
+from qgraph.comparison.tolerance import TOP1, Metric, Score, metric_of
+from qgraph.comparison.why.pairing import (
+    PairedQuantizer,
+    Place,
+    Skeleton,
+    paired_quantizers,
+    prepared,
+)
+from qgraph.comparison.why.report import QuantizerCost, WhyReport
+from qgraph.comparison.why.switches import SELECTED, with_switches
+from qgraph.comparison.why.tally import CodeTally
+from qgraph.errors import OptionError, UnsupportedError
+from qgraph.execution.executor import Backend, Executor
+from qgraph.execution.prepare import Batches, RandomBatches, prepare
+from qgraph.graph import interface
+from qgraph.graph.opset.versions import require
+from qgraph.graph.scopes import node_name
+from qgraph.model import Model, Source, load
+from qgraph.numerics import Array
+from qgraph.reports import operator_name
+
+_AT_ONCE = 32
+"""Quantizers whose values are held at a time."""
+_DECIBELS_OF_ZERO = -999.0
+
+Outputs = list[Array]
+
+
+def why(
+    reference: Source,
+    candidate: Source,
+    inputs: Inputs | Feeds | None = None,
+    *,
+    labels: npt.ArrayLike | None = None,
+    metric: str | Score = TOP1,
+    backend: str = Backend.AUTO,
+    within: Bounding | str | Sequence[str] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> WhyReport:
+    """Return which quantizer of the candidate costs what, compared with a reference.
+
+    The reference may be a float network, or a model with other quantizers. Each quantizer of the
+    candidate is exchanged alone for what the reference has in its place, and the reverse; its layer
+    is run on the reference's values, too.
+
+    Args:
+        reference: a path or a model.
+        candidate: a path or a model.
+        inputs: arrays by the names of the reference, or :class:`Inputs`; None for one random batch.
+        labels: the right answers for the rows of the inputs. Without them, rows count as right
+            whose largest output is where the reference has it.
+        metric: "top1", "module:function", or a function ``score(outputs, labels)``.
+        backend: "auto", "numpy" or "ort".
+        within: a limit such as "1step": bounds of the segments are computed and shown beside what
+            data shows.
+        progress: is told how many runs are done, and how many there are.
+
+    Raises:
+        ModelError: a model is not usable, or their numbers of inputs or outputs differ.
+        OptionError: an option is wrong.
+        UnsupportedError: the models cannot be raised to a common opset, or be run.
+        ExecutionError: a model cannot be run on the inputs.
+    """
+    inputs = inputs if isinstance(inputs, Inputs) else Inputs(inputs)
+    if labels is not None and inputs.feeds is None:
+        raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
+    sources = load(reference), load(candidate)
+    identities = sources[0].identity(), sources[1].identity()
+    one, other = (prepared(source.ir) for source in sources)
+    one, other = _of_one_opset(one, other)
+    given = inputs.feeds
+    arrays = () if given is None else Batches(one.graph, given, inputs.batch)
+    random = inputs.random or int(given is None)
+    drawn = RandomBatches(Model(one).inputs, random, inputs.seed, inputs.shapes)
+    batches = [*arrays, *drawn]
+    study = _Study(one, other, backend)
+    judge = None if labels is None else metric_of(metric)
+    scoring = _Scores(study, judge, None if labels is None else np.asarray(labels), len(arrays))
+    bounds = None
+    if within is not None:
+        request = Bounding.of(within, sources[0].inputs, sources[0].outputs)
+        bounds = BoundRuns((sources[0].ir, sources[1].ir), request, backend)
+    done, total = 0, len(batches) * (2 * len(study.switched) + 3)
+    for feeds in batches:
+        for _ in scoring.run(feeds):
+            done += 1
+            progress(done, total)
+        study.measure(feeds)
+        if bounds is not None:
+            bounds.add(feeds)
+        done += 1
+        progress(done, total)
+    costs = [study.cost(quantizer) for quantizer in study.quantizers]
+    scoring.enter(dict(zip(study.quantizers, costs, strict=True)))
+    if bounds is not None:
+        _enter_bounds(bounds, costs)
+    costs.sort(key=lambda cost: cost.order)
+    return WhyReport(
+        scoring.metric,
+        *scoring.ends(),
+        scoring.sqnr(),
+        costs,
+        len(batches),
+        study.notes,
+        identities,
+    )
+
+
+def _of_one_opset(one: ir.Model, other: ir.Model) -> tuple[ir.Model, ir.Model]:
+    """Return both models in the higher of their opsets."""
+    opset = max(model.opset_imports.get("", 1) for model in (one, other))
+    raised = []
+    for model in (one, other):
+        copy = model.clone()
+        try:
+            require(copy, opset)
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                f"The models have different opsets, and one cannot be raised to {opset}: {error}"
+            ) from error
+        raised.append(copy)
+    return raised[0], raised[1]
+
+
+class _Study:
+    """The two models, their paired quantizers, and what is measured of each quantizer."""
+
+    def __init__(self, reference: ir.Model, candidate: ir.Model, backend: str) -> None:
+        self.models = reference, candidate
+        paired = interface.interface(reference.graph, candidate.graph)
+        self.names = interface.names(paired.inputs)
+        skeletons = Skeleton.of(reference), Skeleton.of(candidate)
+        self.quantizers = paired_quantizers(*skeletons, paired.outputs)
+        self.notes = [
+            f"{node_name(found.root)} is no quantizer that can be read: {found.reason}"
+            for found in skeletons[1].refused
+        ]
+        if not self.quantizers:
+            raise UnsupportedError(
+                "The candidate has no quantizer in its main graph, expected one or more. Lower "
+                "operators on codes first, as with 'qgraph convert --to qdq'."
+            )
+        self.reasons = {q: q.reason for q in self.quantizers}
+        for quantizer in self.quantizers:
+            if quantizer.reason is None and not _are_alike(quantizer):
+                self.reasons[quantizer] = "its values have another type in the reference"
+        self.switched = [q for q in self.quantizers if self.reasons[q] is None]
+        places = [(_known(q.candidate), _known(q.reference)) for q in self.switched]
+        self.executors = [prepare(model, backend) for model in self.models]
+        turned = [(there, here) for here, there in places]
+        self.boards = [
+            prepare(with_switches(reference, turned, candidate), backend),
+            prepare(with_switches(candidate, places, reference), backend),
+        ]
+        self._alone = [self._excerpt(q, backend) for q in self.switched]
+        self._local = {q: Comparing("") for q in self.switched}
+        self._accumulated = {q: Comparing("") for q in self.switched}
+        self._tallies = {
+            q: CodeTally(q.site.quantizer, is_weight=q.is_weight) for q in self.quantizers
+        }
+        self._is_first = True
+
+    def renamed(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return inputs by the names of the candidate."""
+        return {self.names.get(name, name): x for name, x in feeds.items()}
+
+    def _excerpt(
+        self, quantizer: PairedQuantizer, backend: str
+    ) -> tuple[Executor, dict[str, str]] | None:
+        """Return what computes the end of a layer, and the reference's values that it takes."""
+        end = _known(quantizer.candidate).end
+        if quantizer.is_weight:
+            return None
+        ends = {
+            _known(q.candidate).end: _known(q.reference).end
+            for q in self.switched
+            if not q.is_weight
+        }
+        graph = self.models[1].graph
+        starts = [value for value in frontier(graph, end, ends) if value is not end]
+        taken = {f"layer_input_{n}": value for n, value in enumerate(starts)}
+        part = excerpt(
+            Model(self.models[1]),
+            [(str(value.name), name) for name, value in taken.items()],
+            (str(end.name), "layer_output"),
+            [],
+        )
+        theirs = {there: here for here, there in self.names.items()}
+        fed = {
+            name: str(ends[value].name) if value in ends else theirs[str(value.name)]
+            for name, value in taken.items()
+        }
+        return prepare(part, backend), fed
+
+    def measure(self, feeds: Mapping[str, Any]) -> None:
+        """Compare the values of each quantizer on one batch, a few quantizers at a time."""
+        chosen = [q for q in self.switched if self._is_first or not q.is_weight]
+        for start in range(0, len(chosen), _AT_ONCE):
+            block = chosen[start : start + _AT_ONCE]
+            self._measure(block, feeds)
+        self._is_first = False
+
+    def _measure(self, block: Sequence[PairedQuantizer], feeds: Mapping[str, Any]) -> None:
+        alone = dict(zip(self.switched, self._alone, strict=True))
+        wanted = [str(_known(q.reference).end.name) for q in block]
+        for quantizer in block:
+            part = alone[quantizer]
+            wanted += [] if part is None else part[1].values()
+        ours = _run(self.executors[0], feeds, wanted)
+        own = [n for q in block for n in (str(_known(q.candidate).end.name), str(q.site.x.name))]
+        own += [str(q.site.y.name) for q in block]
+        theirs = _run(self.executors[1], self.renamed(feeds), own)
+        for quantizer in block:
+            there = ours[str(_known(quantizer.reference).end.name)]
+            here = theirs[str(_known(quantizer.candidate).end.name)]
+            if here.shape != there.shape:
+                reason = f"it has shape {list(here.shape)}, in the reference {list(there.shape)}"
+                self.reasons[quantizer] = reason
+                continue
+            self._accumulated[quantizer].add(there, here)
+            part = alone[quantizer]
+            layer = here
+            if part is not None:
+                inputs = {name: ours[value] for name, value in part[1].items()}
+                layer = part[0].run(inputs)["layer_output"]
+            self._local[quantizer].add(there, layer)
+            site = quantizer.site
+            y = theirs[str(site.y.name)]
+            is_same = _known(quantizer.candidate).end is site.y
+            self._tallies[quantizer].add(theirs[str(site.x.name)], y, there if is_same else None)
+
+    def cost(self, quantizer: PairedQuantizer) -> QuantizerCost:
+        """Return what was measured of a quantizer."""
+        site = quantizer.site
+        found = QuantizerCost(
+            node_name(site.root),
+            operator_name(site.root),
+            str(site.y.name),
+            quantizer.is_weight,
+            codes=self._tallies[quantizer].to_json(),
+            reason=self.reasons[quantizer],
+        )
+        if found.reason is None:
+            found.local_sqnr_db = self._local[quantizer].result().sqnr_db
+            found.accumulated_sqnr_db = self._accumulated[quantizer].result().sqnr_db
+        return found
+
+
+class _Scores:
+    """Scores of both models with one quantizer exchanged at a time.
+
+    Args:
+        study: the models.
+        judge: scores outputs by labels; None for agreement with the reference.
+        labels: of the rows.
+        labelled: number of batches that have labels.
+    """
+
+    def __init__(
+        self, study: _Study, judge: Metric | None, labels: Array | None, labelled: int
+    ) -> None:
+        self._study, self._judge, self._labels, self._labelled = study, judge, labels, labelled
+        count = len(study.switched) + 1
+        self._names = [str(value.name) for value in study.models[0].graph.outputs]
+        # of each board, first as it is, then with each quantizer exchanged
+        self._noise = [[[Comparing(n) for n in self._names] for _ in range(count)] for _ in "rc"]
+        self._kept: list[list[list[Outputs]]] = [[[] for _ in range(count)] for _ in "rc"]
+        self._batches = 0
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric."""
+        if self._judge is not None:
+            return self._judge.name
+        return "sqnr" if self._score(0, 0) is None else "agreement"
+
+    def run(self, feeds: Mapping[str, Any]) -> Iterator[None]:
+        """Run one batch with every switch, and yield after each run."""
+        meant: Outputs = []
+        for side, board in enumerate(self._study.boards):
+            own = feeds if side == 0 else self._study.renamed(feeds)
+            for number in range(len(self._study.switched) + 1):
+                selected = np.asarray(number - 1, np.int64)
+                found = list(board.run({**own, SELECTED: selected}).values())
+                meant = meant or found
+                for comparing, x, y in zip(self._noise[side][number], meant, found, strict=True):
+                    comparing.add(x, y)
+                if self._judge is not None and self._batches < self._labelled:
+                    self._kept[side][number].append(found)
+                yield
+        self._batches += 1
+
+    def ends(self) -> tuple[float | None, float | None]:
+        """Return the metric of the reference and of the candidate."""
+        if self.metric == "sqnr":
+            return None, self.sqnr()
+        return self._score(0, 0), self._score(1, 0)
+
+    def sqnr(self) -> float | None:
+        """Return the ratio of the candidate's outputs, in dB."""
+        return self._sqnr(1, 0)
+
+    def enter(self, costs: Mapping[PairedQuantizer, QuantizerCost]) -> None:
+        """Enter the scores of each quantizer that was exchanged."""
+        for number, quantizer in enumerate(self._study.switched, 1):
+            cost = costs[quantizer]
+            if cost.reason is not None:
+                continue
+            cost.alone_sqnr_db, cost.restored_sqnr_db = self._sqnr(0, number), self._sqnr(1, number)
+            scores = [self._score(side, n) for side in (0, 1) for n in (0, number)]
+            if None not in scores:
+                whole, alone, own, restored = (float(score or 0.0) for score in scores)
+                cost.drop_alone, cost.gain_if_restored = whole - alone, restored - own
+
+    def _score(self, side: int, number: int) -> float | None:
+        if self._judge is None or self._labels is None:
+            shares = [comparing.result().top1 for comparing in self._noise[side][number]]
+            return next((share for share in shares if share is not None), None)
+        columns = zip(*self._kept[side][number], strict=True)
+        joined = [np.concatenate([np.atleast_1d(x) for x in column]) for column in columns]
+        return self._judge.of(dict(zip(self._names, joined, strict=True)), self._labels)
+
+    def _sqnr(self, side: int, number: int) -> float | None:
+        powers = [comparing.power for comparing in self._noise[side][number]]
+        signal, noise = (math.fsum(column) for column in zip(*powers, strict=True))
+        if not noise:
+            return None
+        if not math.isfinite(noise) or not signal:
+            return _DECIBELS_OF_ZERO
+        return 10 * math.log10(signal / noise)
+
+
+def _enter_bounds(bounds: BoundRuns, costs: Iterable[QuantizerCost]) -> None:
+    segments = {segment.candidate: segment for segment in bounds.results()}
+    for cost in costs:
+        segment = segments.get(cost.node)
+        if segment is not None:
+            cost.bound = segment.to_json()
+
+
+def _run(executor: Executor, feeds: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return executor.run(feeds, taps=list(dict.fromkeys(names)))
+
+
+def _known(place: Place | None) -> Place:
+    if place is None:
+        raise AssertionError("a quantizer that is exchanged has places")
+    return place
+
+
+def _are_alike(quantizer: PairedQuantizer) -> bool:
+    """Return whether the values of both places have one type, as far as it is known."""
+    kinds = {_known(place).end.dtype for place in (quantizer.reference, quantizer.candidate)}
+    starts = {_known(p).start is None for p in (quantizer.reference, quantizer.candidate)}
+    return len(kinds - {None}) < 2 and len(starts) == 1
