@@ -223,7 +223,7 @@ def test_backends_match_in_any_case(
         assert qgraph.reduce(model, other, X, backend=text).tensor == "y"
         assert assert_onnx_equivalent(model, model, X, backend=text).verdict == "equal"
     for wrong in ("numpi", "", 3, None):
-        for call in (qgraph.check, qgraph.reduce, assert_onnx_equivalent):
+        for call in (qgraph.check, qgraph.reduce, qgraph.why, assert_onnx_equivalent):
             with pytest.raises(OptionError, match="expected one of auto, numpy, ort"):
                 call(model, model, X, backend=wrong)
         with pytest.raises(OptionError, match="expected one of auto, numpy, ort"):
@@ -244,6 +244,8 @@ def test_metrics_match_in_any_case(model: Model) -> None:
     for wrong in ("top2", 3):
         with pytest.raises(OptionError, match="top1"):
             qgraph.check(wide, wide, rows, scoring=qgraph.Scoring(labels=[0], metric=wrong))  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match="top1"):
+            qgraph.why(wide, wide, rows, labels=[0], metric=wrong)  # type: ignore[arg-type]
 
 
 def test_units_of_limits_match_in_any_case() -> None:
@@ -258,6 +260,8 @@ COVERED = {
     ("prove", "exact"),
     ("reduce", "backend"),
     ("run", "backend"),
+    ("why", "backend"),
+    ("why", "metric"),
 }
 """Parameters of public functions that take words; each has a test above."""
 

@@ -26,7 +26,7 @@ from qgraph.comparison.why.pairing import (
 from qgraph.comparison.why.report import QuantizerCost, WhyReport
 from qgraph.comparison.why.switches import SELECTED, with_switches
 from qgraph.comparison.why.tally import CodeTally
-from qgraph.errors import OptionError, UnsupportedError
+from qgraph.errors import OptionError, UnsupportedError, member
 from qgraph.execution.executor import Backend, Executor
 from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
@@ -81,6 +81,7 @@ def why(
     inputs = inputs if isinstance(inputs, Inputs) else Inputs(inputs)
     if labels is not None and inputs.feeds is None:
         raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
+    chosen, judge = member(Backend, backend, "backend"), metric_of(metric)
     sources = load(reference), load(candidate)
     identities = sources[0].identity(), sources[1].identity()
     one, other = (prepared(source.ir) for source in sources)
@@ -90,13 +91,13 @@ def why(
     random = inputs.random or int(given is None)
     drawn = RandomBatches(Model(one).inputs, random, inputs.seed, inputs.shapes)
     batches = [*arrays, *drawn]
-    study = _Study(one, other, backend)
-    judge = None if labels is None else metric_of(metric)
-    scoring = _Scores(study, judge, None if labels is None else np.asarray(labels), len(arrays))
+    study = _Study(one, other, chosen)
+    right = None if labels is None else np.asarray(labels)
+    scoring = _Scores(study, None if right is None else judge, right, len(arrays))
     bounds = None
     if within is not None:
         request = Bounding.of(within, sources[0].inputs, sources[0].outputs)
-        bounds = BoundRuns((sources[0].ir, sources[1].ir), request, backend)
+        bounds = BoundRuns((sources[0].ir, sources[1].ir), request, chosen)
     done, total = 0, len(batches) * (2 * len(study.switched) + 3)
     for feeds in batches:
         for _ in scoring.run(feeds):
