@@ -33,7 +33,7 @@ ALLOWED = {
 }
 """Components that the checker may reach, also by way of others."""
 
-MOST_LINES = 3280
+MOST_LINES = 3320
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.rewriting import Writing, rewrite
     from qgraph.transforms.shift_zero_points import ShiftZeroPoints
     from qgraph.transforms.split_fake_quantize import SplitFakeQuantize
+    from qgraph.transforms.split_zero_points import SplitZeroPoints
     from qgraph.transforms.symmetric_weights import SymmetricWeights
     from qgraph.transforms.tune_ranges import TuneRanges
     from qgraph.transforms.widen_codes import WidenCodes
@@ -64,6 +65,7 @@ __all__ = [
     "Repack",
     "ShiftZeroPoints",
     "SplitFakeQuantize",
+    "SplitZeroPoints",
     "StripFunctions",
     "SymmetricWeights",
     "Transform",
@@ -96,6 +98,7 @@ _HOMES = {
     "LowerVendorOperators": "lower_vendor_operators",
     "MakePortable": "make_portable",
     "SplitFakeQuantize": "split_fake_quantize",
+    "SplitZeroPoints": "split_zero_points",
     "QuantizeBias": "quantize_bias",
     "QuantizeWeights": "quantize_weights",
     "Repack": "repack",

@@ -39,8 +39,8 @@ class FoldConstants(Transform):
 
     1. An operand of QuantizeLinear and DequantizeLinear that is computed from constants, without
        DequantizeLinear, is stored: ``DequantizeLinear(Clip(codes)) -> DequantizeLinear(codes')``,
-       and ``DequantizeLinear(QuantizeLinear(bias)) -> DequantizeLinear(codes')``. Likewise a bias
-       that Identity, Transpose and reshapes give.
+       and ``DequantizeLinear(QuantizeLinear(bias)) -> DequantizeLinear(codes')``, also if ``bias``
+       is decoded itself. Likewise a bias that Identity, Transpose and reshapes give.
     2. ``move(DequantizeLinear(codes, s, z)) -> DequantizeLinear(move(codes), s, z)`` for constant
        codes; ``move`` is Identity, Transpose, Flatten, Reshape, Squeeze or Unsqueeze.
 
@@ -85,7 +85,8 @@ def _computed(nodes: list[ir.Node], known: KnownValues) -> Iterator[ir.Value]:
             is_bias = node.op_type in OPERATORS and place == 2 and value in moved
             if is_linear or is_bias:
                 yield value
-        if _decodes(node) or not decoded.isdisjoint(node.inputs):
+        gives_codes = node.op_type == "QuantizeLinear" and node.domain in DOMAINS
+        if not gives_codes and (_decodes(node) or not decoded.isdisjoint(node.inputs)):
             decoded.update(node.outputs)
         elif node.op_type in _MOVES and not node.domain:
             source = node.inputs[0]

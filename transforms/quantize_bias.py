@@ -27,10 +27,8 @@ from qgraph.transforms.drafts.choice import entry, label, opset_reason, raise_an
 from qgraph.transforms.ranges.grids import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded
-from qgraph.transforms.weights.weighted_sums import OPERATORS, WeightedSum
+from qgraph.transforms.weights.weighted_sums import WeightedSum, decoders
 
-_MOVES = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose"})
-_MOVES |= {"Unsqueeze"}
 _MOST = 2**31 - 1
 
 
@@ -103,7 +101,7 @@ class _Bias:
     def of(
         cls,
         layer: WeightedSum,
-        decoders: tuple[ir.Node, ir.Node],
+        sources: tuple[ir.Node, ir.Node],
         known: KnownValues,
         facts: Facts,
         editor: Editor,
@@ -124,10 +122,10 @@ class _Bias:
         if stored.size not in (1, size) or stored.shape[-1:] not in ((1,), (size,), ()):
             raise Stuck(f"its bias has shape {list(stored.shape)}, expected [{size}]")
         bias = np.broadcast_to(stored.reshape(-1), size)
-        scale = rounded(_unit(layer, *decoders), bias.dtype, "the scale of its bias", normal=True)
+        scale = rounded(_unit(layer, *sources), bias.dtype, "the scale of its bias", normal=True)
         wide = np.broadcast_to(scale.astype(np.float64), size)
         exact = np.rint(bias.astype(np.float64) / wide)
-        largest = np.abs(exact) + _largest_sums(layer, *decoders, facts)
+        largest = np.abs(exact) + _largest_sums(layer, *sources, facts)
         if not (largest <= _MOST).all():
             channel = int(np.argmax(~(largest <= _MOST)))
             raise Stuck(
@@ -187,37 +185,19 @@ def _planned(
     node: ir.Node, known: KnownValues, facts: Facts, editor: Editor, limit: int
 ) -> _Bias | SiteReport | None:
     """Return the codes of a node's bias, or an entry of the report; None if it has no such bias."""
-    decoders = _decoders(node)
-    layer = None if decoders is None else WeightedSum.of(node, known, facts)
-    if decoders is None or layer is None:
+    if node.inputs[2:] in ((), (None,)):
+        return None
+    found = decoders(node)
+    layer = None if found is None else WeightedSum.of(node, known, facts)
+    if found is None or layer is None:
         return None
     if _is_coded(node):
         return entry(node, SiteStatus.KEPT, "its bias is int32 codes")
-    found = _Bias.of(layer, decoders, known, facts, editor)
-    if found.opset > limit:
-        found.draft.discard()
-        raise Stuck(opset_reason("one scale for each channel", found.opset, limit))
-    return found
-
-
-def _decoders(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
-    """Return the DequantizeLinear of the data and of the weights of a layer with a bias, or None.
-
-    Operators that only move codes may lie between the data and theirs.
-    """
-    if node.domain or node.op_type not in OPERATORS or node.inputs[2:] in ((), (None,)):
-        return None
-    found = []
-    for index in (0, 1):
-        value = node.inputs[index]
-        decoder = None if value is None else value.producer()
-        while index == 0 and decoder is not None and decoder.op_type in _MOVES:
-            source = decoder.inputs[0]
-            decoder = None if source is None else source.producer()
-        if decoder is None or decoder.op_type != "DequantizeLinear":
-            return None
-        found.append(decoder)
-    return found[0], found[1]
+    bias = _Bias.of(layer, found, known, facts, editor)
+    if bias.opset > limit:
+        bias.draft.discard()
+        raise Stuck(opset_reason("one scale for each channel", bias.opset, limit))
+    return bias
 
 
 def _is_coded(node: ir.Node) -> bool:

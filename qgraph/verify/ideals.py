@@ -11,7 +11,7 @@ results of this arithmetic are known within ``depth * 2**-52`` of what they stan
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -160,6 +160,7 @@ def distance(one: Ideal, other: Ideal) -> Float64:
     Raises:
         UnsupportedError: they are built of different operators.
     """
+    one, other = _summed(one), _summed(other)
     noise = max(one.depth, other.depth) * ULP
     found = np.abs(one.offset - other.offset) + noise * (one.size + other.size)
     for first, second in _pairs(one, other):
@@ -177,6 +178,7 @@ def distance_within(one: Ideal, other: Ideal, window: tuple[Float64, Float64]) -
     Raises:
         UnsupportedError: they are built of different operators.
     """
+    one, other = _summed(one), _summed(other)
     plain = distance(one, other)
     pairs = _pairs(one, other)
     noise = max(one.depth, other.depth) * ULP
@@ -194,6 +196,38 @@ def distance_within(one: Ideal, other: Ideal, window: tuple[Float64, Float64]) -
             found = found + _apart((ratio * c, p), second, 4 * noise)
     usable = np.isfinite(found) & np.isfinite(ratio) & (ratio > 0)
     return np.minimum(plain, np.where(usable, found * (1 + 64 * ULP), np.inf))
+
+
+def _summed(function: Ideal) -> Ideal:
+    """Return a function in which sums of weights times the same data are one sum."""
+    terms: list[_Term] = []
+    for term in function.terms:
+        alike = [i for i, t in enumerate(terms) if _is_one_sum(t[1], term[1])]
+        if alike:
+            terms[alike[0]] = np.ones(()), _sum_of(terms[alike[0]], term)
+        else:
+            terms.append(term)
+    # a product of factor and weight, and a sum, for each that was joined
+    depth = function.depth + 2 * (len(function.terms) - len(terms))
+    return replace(function, terms=tuple(terms), depth=depth)
+
+
+def _is_one_sum(p: Basis, q: Basis) -> bool:
+    has_weights = p.weights is not None and q.weights is not None
+    return has_weights and p.key == q.key and _is_one_inner(p, q)
+
+
+def _sum_of(*terms: _Term) -> Basis:
+    """Return the sum of sums of weights; weights of one row stand for all rows."""
+    given = [(factor, b.weights, b.reach) for factor, b in terms if b.weights is not None]
+    shape = max((weights.shape for _, weights, _ in given))
+    if any(weights.shape not in (shape, (1, *shape[1:])) for _, weights, _ in given):
+        raise UnsupportedError("the weights of the models have different shapes")
+    rows = (-1, *(1,) * (len(shape) - 1))
+    weights = np.add(*(rows_of(f, shape[0]).reshape(rows) * weights for f, weights, _ in given))
+    low, high = Ideal(terms).range
+    reach = np.maximum(given[0][2], given[1][2])
+    return replace(terms[0][1], low=low, high=high, weights=weights, reach=reach)
 
 
 def _pairs(one: Ideal, other: Ideal) -> list[tuple[_Term, _Term]]:

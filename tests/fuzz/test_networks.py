@@ -37,7 +37,7 @@ PASSES = (
     *("fuse-output-scale", "split-fake-quantize", "split-fake-quantize{exact=codes}"),
     *("tune-ranges", "drop-rounding", "drop-rounding{clamp=true}", "make-portable"),
     *("strip-functions", "fold-batch-norm", "quantize-bias", "fold-constants", "widen-codes"),
-    *("merge-activation", "shift-zero-points", "symmetric-weights"),
+    *("merge-activation", "shift-zero-points", "symmetric-weights", "split-zero-points"),
 )
 for _spec in PASSES:
     parse_spec(_spec)  # an unknown option would count as a refusal

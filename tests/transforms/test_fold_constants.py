@@ -52,6 +52,16 @@ FORMS = {
         ["DequantizeLinear", "MatMul"],
         [[[2], [4], [127]], [[2], [5], [39]]],
     ),
+    "weight that is encoded anew": (
+        """d = DequantizeLinear <axis = 0> (c, s)
+           i = Identity (d)
+           q = QuantizeLinear (i, v)
+           w = DequantizeLinear (q, v)
+           y = Gemm <transB = 1> (x, w)""",
+        "float v = {0.25}",
+        ["DequantizeLinear", "Gemm"],
+        [[0, 254, 6], [8, 0, 0]],
+    ),
     "bias and cast": (
         """q = QuantizeLinear (b, v)
            e = DequantizeLinear (q, v)

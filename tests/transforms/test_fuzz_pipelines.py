@@ -50,6 +50,7 @@ PASSES = [
     "merge-activation",
     "shift-zero-points",
     "symmetric-weights",
+    "split-zero-points",
     "move-quantizers",
     "canonical-operators",
     "plain-pairs",

@@ -148,7 +148,7 @@ def _reported(reference: Model, attempt: Attempt, profile: Profile) -> Deploymen
     plain.apply(as_pairs())
     layers = list(quantized_layers(plain.ir))
     ends = {found.description.node: _names(found) for found in quantized_layers(attempt.model.ir)}
-    own, left = _coded(reference), _coded(attempt.model)
+    own, left = _coded(reference, profile), _coded(attempt.model, profile)
     notes: list[str] = []
     try:
         after, run = _kernels(attempt.model, profile, run=True), profile.executed is not None
@@ -186,8 +186,13 @@ def _reported(reference: Model, attempt: Attempt, profile: Profile) -> Deploymen
     )
 
 
-def _coded(model: Model) -> dict[str | None, ir.Node]:
-    """Return the operators of a model that are integer kernels as written, by their result."""
+def _coded(model: Model, profile: Profile) -> dict[str | None, ir.Node]:
+    """Return the operators that a target has as kernels and that are written so, by their result.
+
+    A target that names none of them in its executed graphs takes layers between quantizers alone.
+    """
+    if not any(set(kernel.runs) & set(KERNELS) for kernel in profile.kernel):
+        return {}
     return {node.outputs[0].name: node for node in model.nodes(*KERNELS)}
 
 
@@ -218,14 +223,22 @@ def _row(
         for site in attempt.report
         if site.outcome is SiteStatus.CHANGED and names & {site.node, *_named(site.figures)}
     )
+    reason = taken.reason
+    if reason is not None:
+        found = {
+            f"{site.pass_name}: {site.reason}": None
+            for site in attempt.report
+            if site.outcome is SiteStatus.REFUSED and site.node in names
+        }
+        reason = ExplainedReason("; ".join([reason, *found]), id_of(reason) or OTHER.id)
     levels = [region.exactness for region in regions if region.exactness is not None]
     bounds = [region.bound for region in regions if region.bound is not None]
     return DeployedLayer(
         layer.node,
         layer.op,
         taken.kernel,
-        taken.reason,
-        id_of(taken.reason),
+        reason,
+        id_of(reason),
         list(rewrites),
         str(ProofVerdict.BOUNDED) if bounds else str(min(levels, default=Exactness.BITS)),
         max(bounds, key=lambda bound: bound.deviation_steps, default=None),

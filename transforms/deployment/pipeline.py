@@ -7,7 +7,9 @@ from fnmatch import fnmatchcase
 
 from qgraph.exactness import Exactness
 from qgraph.targets.kernels import OperandRule
+from qgraph.targets.layer import ZeroPoint
 from qgraph.targets.profile import Profile
+from qgraph.targets.rules import Loads
 from qgraph.transforms.base import Transform
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
@@ -21,6 +23,7 @@ from qgraph.transforms.plain_pairs import PlainPairs
 from qgraph.transforms.quantize_bias import QuantizeBias
 from qgraph.transforms.repack import CodeTarget, Repack
 from qgraph.transforms.shift_zero_points import CodeSign, ShiftZeroPoints
+from qgraph.transforms.split_zero_points import SplitZeroPoints
 from qgraph.transforms.symmetric_weights import SymmetricWeights
 from qgraph.transforms.widen_codes import WidenCodes
 
@@ -72,6 +75,8 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
     yield MoveQuantizers()
     yield Repack(to=CodeTarget.INT8, activations=False, operators="Conv*|Gemm|MatMul", opset=opset)
     yield ShiftZeroPoints(activations=_data_type(profile), weights=_weight_type(profile))
+    if not _takes_zero_points(profile):
+        yield SplitZeroPoints(nodes=nodes, opset=opset)
     yield WidenCodes(opset=opset)
     yield QuantizeBias(nodes=nodes, opset=opset)
     yield CanonicalOperators(forms=CanonicalForm.POINTS)
@@ -86,6 +91,13 @@ def _takes(profile: Profile, written: str) -> bool:
     """Return whether a kernel takes quantizers of a form, or nothing is known of forms."""
     known = [form for rule in _operands(profile) for form in rule.written or ()]
     return not known or any(fnmatchcase(written, form) or written in form for form in known)
+
+
+def _takes_zero_points(profile: Profile) -> bool:
+    """Return whether kernels take constant weights with zero points, or nothing is known of it."""
+    rules = [k.w for k in profile.kernel if k.exists is Loads.YES and k.w.constant != "no"]
+    known = {zero for rule in rules for zero in rule.zero or ()}
+    return not known or not known <= {ZeroPoint.NONE, ZeroPoint.ZERO}
 
 
 def _data_type(profile: Profile) -> CodeSign:

@@ -21,6 +21,9 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose")
 OPERATORS = frozenset({*_CONVOLUTIONS, "Gemm", "MatMul"})
 """Operators that add products of data and weights."""
 
+_MOVES = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose"})
+_MOVES |= {"Unsqueeze"}
+
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum:
@@ -192,6 +195,26 @@ class WeightedSum:
 
     def _flag(self, name: str) -> bool:
         return self.node.op_type == "Gemm" and bool(self.node.attributes.get_int(name, 0))
+
+
+def decoders(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
+    """Return the DequantizeLinear of the data and of the weights of a sum; None without both.
+
+    Operators that only move codes may lie between the data and theirs.
+    """
+    if node.domain or node.op_type not in OPERATORS:
+        return None
+    found = []
+    for index in (0, 1):
+        value = node.inputs[index]
+        decoder = None if value is None else value.producer()
+        while index == 0 and decoder is not None and decoder.op_type in _MOVES:
+            source = decoder.inputs[0]
+            decoder = None if source is None else source.producer()
+        if decoder is None or decoder.op_type != "DequantizeLinear":
+            return None
+        found.append(decoder)
+    return found[0], found[1]
 
 
 def _decoded(value: ir.Value) -> Float64 | None:

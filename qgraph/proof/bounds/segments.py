@@ -16,8 +16,9 @@ import onnx_ir as ir
 
 from qgraph.graph.interface import Pair
 from qgraph.numerics import Array, Float64
-from qgraph.proof.bounds.combination import Atoms, Combination, distance, product
+from qgraph.proof.bounds.combination import Atoms, Combination, product
 from qgraph.proof.bounds.counted import Counted, compare, finished
+from qgraph.proof.bounds.distances import distance
 from qgraph.proof.bounds.evaluate import Evaluation, Ranges
 from qgraph.proof.bounds.events import Pending, Settle
 from qgraph.proof.bounds.executed import Pick, codes_of, program_of, wholes_of

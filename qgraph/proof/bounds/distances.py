@@ -1,0 +1,237 @@
+"""How far two functions in real arithmetic lie apart, for all values of their atoms."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+
+from qgraph.numerics import Float64
+from qgraph.proof.bounds.combination import BORDER, SLACK, ZERO, Atom, Combination, product
+
+_NO_MATCH = np.full((), np.inf)
+
+Window = tuple[Float64, Float64]
+"""Ends of the values of the reference that matter; beyond them both results are clipped alike."""
+
+
+def distance(one: Combination, other: Combination, window: Window | None = None) -> Float64:
+    """Return a bound of the distance of two functions, infinite where none is known.
+
+    Args:
+        one: a function of the reference.
+        other: a function of the candidate.
+        window: values of ``one`` that matter, where both are continued by their ends.
+    """
+    one, other = joined(one), joined(other)
+    pairs = _paired(one, other)
+    if pairs is None:
+        return _NO_MATCH
+    apart = np.abs(one.offset - other.offset)
+    slack = SLACK * (one.size + other.size)
+    plain = apart + slack
+    for (c, atom), (d, counterpart) in pairs:
+        plain = plain + _term_distance(c, atom, d, counterpart)
+        slack = slack + SLACK * product(np.abs(c), atom.largest)
+        if counterpart is not atom:
+            slack = slack + SLACK * product(np.abs(d), counterpart.largest)
+    plain = plain + slack
+    if window is None or not all(a is b for (_, a), (_, b) in pairs) or not pairs:
+        return plain
+    return np.minimum(plain, _in_window(one, other, pairs, window))
+
+
+def joined(function: Combination) -> Combination:
+    """Return a function in which sums of products of the same data are one sum.
+
+    Weights may be given as two tensors, such as codes without zero points and what is missing.
+    """
+    groups: dict[Hashable, list[tuple[Float64, Atom]]] = {}
+    for number, (coefficient, atom) in enumerate(function.terms):
+        is_sum = atom.kind in ("sum", BORDER) and len(atom.numbers) == 2
+        arguments = tuple(argument.key for argument in atom.arguments)
+        key = (atom.kind, atom.attributes, arguments) if is_sum else number
+        groups.setdefault(key, []).append((coefficient, atom))
+    if len(groups) == len(function.terms):
+        return function
+    terms = [terms[0] if len(terms) == 1 else _one_sum(terms) for terms in groups.values()]
+    if None in terms:
+        return function
+    return replace(function, terms=tuple(term for term in terms if term is not None))
+
+
+def _one_sum(terms: Sequence[tuple[Float64, Atom]]) -> tuple[Float64, Atom] | None:
+    """Return a sum whose weights are those of several; None if they do not lie along its rows."""
+    first = max((atom for _, atom in terms), key=lambda atom: len(atom.numbers[0]))
+    shape = np.shape(first.numbers[0])
+    rows, weights = (-1, *(1,) * (len(shape) - 1)), np.zeros(shape)
+    for coefficient, atom in terms:
+        if coefficient.size not in (1, shape[0]) or len(atom.numbers[0]) not in (1, shape[0]):
+            return None
+        weights = weights + coefficient.reshape(rows) * atom.numbers[0]
+    if weights.shape != shape:
+        return None
+    reach = reduce(np.maximum, (atom.numbers[1] for _, atom in terms))
+    low, high = Combination(tuple(terms)).range
+    return np.ones(()), replace(first, low=low, high=high, numbers=(weights, reach))
+
+
+_Pair = tuple[tuple[Float64, Atom], tuple[Float64, Atom]]
+
+
+def _in_window(
+    one: Combination, other: Combination, pairs: Sequence[_Pair], window: Window
+) -> Float64:
+    """Return the distance where the values of ``one`` lie in a window.
+
+    With the ratio r of the coefficients of one atom, ``other - one`` is
+    ``(r - 1) * (one - its offset) + offsets' difference`` plus what the other atoms leave.
+    """
+    sizes = [np.max(product(np.abs(c), a.largest)) for (c, a), _ in pairs]
+    main = int(np.argmax(sizes))
+    (c, _), (d, _) = pairs[main]
+    with np.errstate(all="ignore"):
+        ratio = np.where(c == d, 1.0, d / c)
+    ends = [np.abs(end - one.offset) for end in window]
+    reach = np.maximum(*ends)
+    found = product(np.abs(ratio - 1), reach) + np.abs(other.offset - one.offset)
+    for index, ((c, atom), (d, _)) in enumerate(pairs):
+        if index != main:
+            found = found + product(np.abs(d - ratio * c), atom.largest)
+            found = found + SLACK * product(np.abs(c), atom.largest)
+    found = found + SLACK * (reach + one.size + other.size)
+    return np.where(np.isfinite(ratio) & (ratio > 0), found, np.inf)
+
+
+def _paired(one: Combination, other: Combination) -> list[_Pair] | None:
+    """Return the terms of two functions in pairs of the same atom, or else of the same form."""
+    rest = list(other.terms)
+    pairs: list[_Pair] = []
+    left = []
+    for term in one.terms:
+        same = [t for t in rest if t[1] is term[1]]
+        if same:
+            pairs.append((term, same[0]))
+            rest = [t for t in rest if t is not same[0]]
+        else:
+            left.append(term)
+    for term in left:
+        alike = [t for t in rest if t[1].form == term[1].form]
+        if not alike and term[1].kind == BORDER:
+            pairs.append((term, (ZERO, term[1])))
+            continue
+        if not alike:
+            return None
+        pairs.append((term, alike[0]))
+        rest = [t for t in rest if t is not alike[0]]
+    if any(atom.kind != BORDER for _, atom in rest):
+        return None
+    return pairs + [((ZERO, atom), (d, atom)) for d, atom in rest]
+
+
+def _term_distance(c: Float64, atom: Atom, d: Float64, other: Atom) -> Float64:
+    """Return a bound of ``|c * atom - d * other|``."""
+    if atom is other:
+        return product(np.abs(c - d), atom.largest)
+    if (atom.kind, atom.attributes) != (other.kind, other.attributes):
+        return _NO_MATCH
+    if atom.kind in ("sum", BORDER):
+        return sum_distance(c, atom, d, other)
+    if atom.kind in _OF_TWO:
+        apart = _OF_TWO[atom.kind](atom, other)
+        return product(np.abs(c - d), atom.largest) + product(np.abs(d), apart)
+    apart = _arguments_apart(atom.arguments, other.arguments)
+    if len(atom.arguments) > 1 and atom.kind in ELEMENTWISE:  # these are commutative
+        turned = _arguments_apart(atom.arguments, other.arguments[::-1])
+        apart = np.minimum(apart, turned)
+    ends = [np.abs(a - b) for a, b in zip(atom.numbers, other.numbers, strict=True)]
+    with np.errstate(invalid="ignore"):
+        moved = reduce(np.maximum, (np.where(np.isnan(e), 0.0, e) for e in ends), ZERO)
+        moved = reduced(atom, moved)
+    within = np.maximum(max(atom.slope, other.slope) * reduced(atom, apart), moved)
+    return product(np.abs(c - d), atom.largest) + product(np.abs(d), within)
+
+
+def _arguments_apart(ours: Sequence[Combination], theirs: Sequence[Combination]) -> Float64:
+    return reduce(np.maximum, (distance(a, b) for a, b in zip(ours, theirs, strict=True)))
+
+
+def _products_apart(atom: Atom, other: Atom) -> Float64:
+    """Return how far products of elements lie apart."""
+    in_order = _sums_apart(atom, other)
+    turned = replace(other, arguments=other.arguments[::-1])
+    return np.minimum(in_order, _sums_apart(atom, turned))
+
+
+def _sums_apart(atom: Atom, other: Atom) -> Float64:
+    """Return how far sums of as many products as the slope says lie apart."""
+    (a, b), (x, y) = atom.arguments, other.arguments
+    parts = [distance(a, x), largest(b), distance(b, y), largest(x)]
+    if atom.kind not in ELEMENTWISE:
+        parts = [np.asarray(np.max(part)) for part in parts]
+    return atom.slope * (product(parts[0], parts[1]) + product(parts[2], parts[3]))
+
+
+def _quotients_apart(atom: Atom, other: Atom) -> Float64:
+    """Return how far quotients lie apart: ``|a - x| / |b| + |x / y| |b - y| / |b|``."""
+    (a, b), (x, y) = atom.arguments, other.arguments
+    apart = distance(a, x) + product(other.largest, distance(b, y))
+    return apart / np.minimum(*map(np.abs, b.range))
+
+
+_OF_TWO = {
+    "product": _products_apart,
+    "matmul": _sums_apart,
+    "quotient": _quotients_apart,
+}
+"""How far atoms of two arguments lie apart."""
+
+
+def largest(function: Combination) -> Float64:
+    """Return the largest magnitude of a function."""
+    low, high = function.range
+    return np.maximum(np.abs(low), np.abs(high))
+
+
+def reduced(atom: Atom, bound: Float64) -> Float64:
+    """Return a bound on the arguments of an atom as one on its result.
+
+    Atoms that mix elements of different places have one bound for all.
+    """
+    return bound if atom.kind in ELEMENTWISE else np.asarray(np.max(bound))
+
+
+ELEMENTWISE = frozenset({"clip", "product", "function", "quotient"})
+"""Kinds of atoms whose elements depend on the elements of the same place only."""
+
+
+def sum_distance(c: Float64, atom: Atom, d: Float64, other: Atom) -> Float64:
+    """Return a bound of the distance of multiples of two sums with different weights."""
+    (x,), (y,) = atom.arguments, other.arguments
+    if len(atom.numbers) != 2 or atom.numbers[0].shape != other.numbers[0].shape:
+        return _NO_MATCH
+    (weights, reach), (others, _) = atom.numbers, other.numbers
+    rows = (-1, *(1,) * (weights.ndim - 1))
+    first, second = _by_row(c, rows, atom), _by_row(d, rows, other)
+    if first is None or second is None:
+        return _NO_MATCH
+    apart = np.abs(first * weights - second * others) * reach
+    moved = np.max(distance(x, y)) if x is not y else 0.0
+    if moved:
+        apart = apart + np.abs(second * others) * moved
+    total = apart.reshape(len(weights), -1).sum(axis=1) * (1 + SLACK)
+    return np.asarray(total.reshape(_shape_of_rows(atom, len(weights))))
+
+
+def _by_row(coefficient: Float64, rows: tuple[int, ...], atom: Atom) -> Float64 | None:
+    count = len(atom.numbers[0])
+    if coefficient.size == 1:
+        return coefficient.reshape(())
+    return coefficient.reshape(rows) if coefficient.size == count else None
+
+
+def _shape_of_rows(atom: Atom, count: int) -> tuple[int, ...]:
+    shape = np.shape(atom.low)
+    return shape if int(np.prod(shape)) == count else (count,)

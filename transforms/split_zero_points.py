@@ -1,0 +1,215 @@
+"""The pass ``split-zero-points``: zero points of weights as a sum of the data beside the layer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Verdict
+from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.opset.history import QDQ_SINCE
+from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.scopes import nodes_of, owners
+from qgraph.model import Model
+from qgraph.numerics import Array, Float64
+from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.proof.matching.known_values import KnownValues
+from qgraph.reasons import UNSUITED_WEIGHT, UNSUPPORTED_TYPE, explained
+from qgraph.reports import Report, SiteReport, SiteStatus
+from qgraph.transforms.base import Transform, opset_option, option, selects, transform
+from qgraph.transforms.drafts.choice import entry, label, opset_reason, raise_and_replace, refused
+from qgraph.transforms.ranges.grids import carry_over
+from qgraph.transforms.weights.output_scale import Stuck, title
+from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded
+from qgraph.transforms.weights.stored_codes import Stored, Whole, stored_codes
+from qgraph.transforms.weights.weighted_sums import WeightedSum, decoders
+
+_CODES = FORMATS["INT8"]
+
+
+@transform("split-zero-points")
+class SplitZeroPoints(Transform):
+    """Give weights with zero points codes without any, and add what is missing to the result.
+
+    For Conv, ConvTranspose, Gemm and MatMul of decoded data, whose weights are
+    ``DequantizeLinear(q, s, z)`` with zero points that ``symmetric-weights`` cannot subtract,
+
+    1. ``op(x, w, b) -> op(x, DequantizeLinear(q - c, s), b) + op(x, ones) * ((c - z) * s)``. ``c``
+       is the number nearest to ``z`` for which all codes of a channel fit in INT8. The second
+       operator has one output channel: it adds up the data.
+    2. With groups, the second operator has the weights ``DequantizeLinear(c - z, s)`` instead.
+
+    The factors are computed in float64 and rounded once. Values change by roundings, since sums are
+    rounded elsewhere. Depthwise convolutions are left: two of them take longer than one in float.
+    """
+
+    nodes: str = option("*", help="names of operators, such as *conv*|!conv1")
+    opset: int | None = opset_option()
+
+    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
+    bounded: ClassVar[bool] = True
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Split every layer whose weights keep a zero point otherwise, and report it."""
+        for plan in raise_and_replace(model, functools.partial(self._plan, model), report):
+            carry_over(plan.layer.node, plan.draft.nodes[plan.place])
+
+    def _plan(self, model: Model, editor: Editor) -> tuple[list[_Split], list[SiteReport]]:
+        facts, limit = infer(model.ir), ceiling(model.ir, self.opset)
+        weights = {s.decode: s for s in stored_codes(model) if s.zero_point is not None}
+        plans: list[_Split] = []
+        others: list[SiteReport] = []
+        for owner in owners(model.ir):
+            nodes = list(nodes_of(owner))
+            known = KnownValues(owner.opset_imports)
+            known.enter(nodes)
+            for node, stored in _layers(nodes, weights):
+                if not selects(self.nodes, label(node)):
+                    continue
+                try:
+                    plans += _Split.of(node, stored, known, facts, editor, limit)
+                except Stuck as stuck:
+                    others.append(refused(node, explained(stuck.reason, UNSUITED_WEIGHT)))
+        return plans, others
+
+
+def _layers(
+    nodes: list[ir.Node], weights: dict[ir.Node, Stored]
+) -> Iterator[tuple[ir.Node, Stored]]:
+    for node in nodes:
+        found = decoders(node)
+        if found is not None and found[1] in weights:
+            yield node, weights[found[1]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """A layer, and what takes its place.
+
+    Attributes:
+        layer: the operator.
+        factor: of the sums of the data, one for each output channel.
+        draft: both operators and their sum.
+        place: of the operator without zero points among the nodes of the draft.
+    """
+
+    layer: WeightedSum
+    factor: Float64
+    draft: Draft
+    place: int
+
+    @classmethod
+    def of(
+        cls,
+        node: ir.Node,
+        stored: Stored,
+        known: KnownValues,
+        facts: Facts,
+        editor: Editor,
+        limit: int,
+    ) -> Iterator[_Split]:
+        """Yield the form without zero points; nothing if they need only be subtracted.
+
+        Raises:
+            Stuck: there is none.
+        """
+        layer = WeightedSum.of(node, known, facts)
+        if layer is None or layer.weights != 1:
+            return
+        codes, points, nearest, aligned = _numbers(layer, stored)
+        if (nearest == points).all():
+            return
+        if layer.dtype is not ir.DataType.FLOAT:
+            raise Stuck(UNSUPPORTED_TYPE(f"its result is {layer.dtype.name}, expected FLOAT"))
+        scale = real_constant(stored.decode.inputs[1], f"the scale of {title(stored.decode)}")
+        offset = nearest - points
+        factor = offset.astype(np.float64).reshape(-1) * aligned.astype(np.float64).reshape(-1)
+        by_channel = rounded(factor, np.dtype(np.float32), "a factor")
+        draft = editor.draft(Region(present(node, 0), node.outputs[0], (node,)))
+        attributes, dtype = dict(node.attributes), layer.dtype
+        with draft.in_float32():
+            weights = _decoded(draft, codes - nearest, scale, layer)
+            operands: list[Operand | None] = [draft.x, weights, *node.inputs[2:]]
+            first = draft.node(node.op_type, operands, attributes, dtype=dtype)
+            place = len(draft.nodes) - 1
+            if layer.groups > 1:
+                rest = _decoded(draft, np.broadcast_to(offset, layer.shape), scale, layer)
+                missing = draft.node(node.op_type, [draft.x, rest], attributes, dtype=dtype)
+            else:
+                shape = [1 if i == layer.output_axis else n for i, n in enumerate(layer.shape)]
+                ones = _decoded(draft, np.ones(shape), np.ones((), scale.dtype), layer)
+                sums = draft.node(node.op_type, [draft.x, ones], attributes, dtype=dtype)
+                trailing = layer.outputs.rank - 1 - layer.outputs.axis
+                step = draft.constant(by_channel.reshape(-1, *[1] * trailing), "factor")
+                missing = draft.node("Mul", [sums, step], dtype=dtype)
+        draft.giving(draft.node("Add", [first, missing], dtype=dtype))
+        if draft.opset > limit:
+            needed = draft.opset
+            draft.discard()
+            raise Stuck(opset_reason("one scale for each channel", needed, limit))
+        yield cls(layer, factor, draft, place)
+
+    @property
+    def opset(self) -> int:
+        """The lowest opset that has the new nodes."""
+        return self.draft.opset
+
+    @property
+    def stands(self) -> bool:
+        """Whether the operator is still in the graph."""
+        return self.draft.region.stands
+
+    def report(self) -> SiteReport:
+        """Return the entry of the report."""
+        changed = int(np.count_nonzero(self.factor))
+        return entry(
+            self.layer.node,
+            SiteStatus.CHANGED,
+            f"zero points of {changed} of {self.factor.size} channels are factors of a sum of the "
+            "data now; sums are rounded elsewhere, which 'qgraph prove --within' bounds",
+            spelling=self.draft.spelling,
+            verdict=Verdict(),
+            figures={"channels": changed, "largest_factor": float(np.abs(self.factor).max())},
+        )
+
+
+def _numbers(layer: WeightedSum, stored: Stored) -> tuple[Whole, Whole, Whole, Array]:
+    """Return codes, zero points, the nearest numbers that leave codes of INT8, and scales.
+
+    Raises:
+        Stuck: the zero points differ within an output channel, or the operator has groups.
+    """
+    axis, rank = layer.output_axis, len(layer.shape)
+    others = tuple(i for i in range(rank) if i != axis)
+    form, points = FORMATS[stored.stream.kind], stored.zero_point
+    if not isinstance(form, IntFormat) or form.bits > _CODES.bits or points is None:
+        raise Stuck("its codes are no integers of 8 bits")
+    if len(stored.nodes) > 1:
+        raise Stuck("its codes are limited by a Clip; fold constants first")
+    scale = stored.scale
+    if scale is None or any(points.shape[i] > 1 or scale.shape[i] > 1 for i in others):
+        raise Stuck("its scales or zero points differ within an output channel")
+    codes = stored.stream.array().astype(np.int32)
+    low, high = (pick(axis=others, keepdims=True) for pick in (codes.min, codes.max))
+    points = np.broadcast_to(points, low.shape)
+    nearest = np.clip(points, high - int(_CODES.hi), low - int(_CODES.lo)).astype(np.int32)
+    apart = nearest - points
+    if layer.groups > 1 and apart.any():
+        if layer.shape[1] == 1:
+            raise Stuck("two depthwise convolutions were measured to take longer than one in float")
+        if apart.min() < _CODES.lo or apart.max() > _CODES.hi:
+            raise Stuck(f"zero points up to {np.abs(apart).max()} from codes do not fit in INT8")
+    return codes, points, nearest, scale
+
+
+def _decoded(draft: Draft, codes: Array, scale: Array, layer: WeightedSum) -> ir.Value:
+    attributes = {"axis": layer.output_axis} if scale.size > 1 else {}
+    draft.needs(AXIS_SINCE if scale.size > 1 else QDQ_SINCE["INT8"])
+    operands = [draft.constant(codes.astype(np.int8), "codes"), draft.constant(scale, "scale")]
+    return draft.node("DequantizeLinear", operands, attributes, dtype=layer.dtype)
