@@ -39,14 +39,15 @@ class Operator:
         resolve: what ``define`` has to know beyond the attributes, such as the type of a
             zero point.
         stages: ``stages(dtype, *parameters, **attributes)`` gives the steps of the kernel, for a
-            quantizer whose levels can be computed without its data; None for others.
+            quantizer whose levels can be computed without its data; None for others, and for
+            parameters for which there are none.
     """
 
     schema: OpSchema
     define: Definition
     kernel: Kernel
     resolve: Resolve = _nothing
-    stages: Callable[..., Stages] | None = None
+    stages: Callable[..., Stages | None] | None = None
 
     def arguments(self, node: ir.Node) -> dict[str, Any]:
         """Return the keyword arguments of ``define`` for ``node``.
@@ -95,7 +96,7 @@ def operator(
     *,
     define: Definition,
     resolve: Resolve = _nothing,
-    stages: Callable[..., Stages] | None = None,
+    stages: Callable[..., Stages | None] | None = None,
 ) -> Callable[[Kernel], Kernel]:
     """Return a decorator that registers the kernel it is put on as that of an operator.
 

@@ -8,6 +8,7 @@ what becomes of each level can be found without visiting each element.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -17,6 +18,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
 from qgraph.numerics import Array, Float32, chunks
+from qgraph.numerics.float32 import representatives
 from qgraph.numerics.rounding import Rounding
 
 MOST_LEVELS = 1 << 16
@@ -201,6 +203,10 @@ class Stages(Protocol):
         are whole numbers.
         """
 
+    @property
+    def shift(self) -> int | None:
+        """Which of the parameters, added to places, gives places in codes; None for none."""
+
     def place(self, y: Array, x: Array, *arrays: Array) -> None:
         """Write where ``x`` lies, in units of the levels, neither rounded nor clipped."""
 
@@ -215,6 +221,18 @@ class Stages(Protocol):
 
         None if they cannot be listed.
         """
+
+
+def grid_levels(level: Callable[[Array], None]) -> Array | None:
+    """Return the points of a coarse grid, zeros of both signs and infinities included.
+
+    None if a number becomes NaN. ``level`` rounds numbers in place.
+    """
+    y = representatives()
+    y = y[~np.isnan(y)]
+    level(y)
+    grid = np.unique(y.view(np.uint32)).view(np.float32)
+    return None if np.isnan(grid).any() else grid
 
 
 def fill(stages: Stages, shape: tuple[int, ...], x: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -224,7 +224,83 @@ def _multiply_add(a: Array, b: Array, c: Array, *, fused: bool) -> Float32:
     return multiply_add(a, b, c) if fused else np.asarray(a * b + c)
 
 
-@operator(SCHEMA, define=define)
+@dataclass(frozen=True, eq=False)
+class RangeStages:
+    """The operations of FakeQuantize.
+
+    Parameters are input low, input width, input high, output low, output height and output high.
+    Where ``low + height`` is not ``high``, data above the range has a level of its own.
+    """
+
+    arrays: tuple[Array, ...]
+    last: int
+    has_top: bool
+
+    by_upper_half: ClassVar[bool] = False
+    shift: ClassVar[int | None] = None
+
+    @classmethod
+    def of(
+        cls,
+        dtype: np.dtype[Any],
+        input_low: Array,
+        input_high: Array,
+        output_low: Array,
+        output_high: Array,
+        *,
+        levels: int,
+        auto_broadcast: str,
+    ) -> RangeStages | None:
+        """Return the operations on data of ``dtype``; None for ranges without an order of levels.
+
+        Those are reversed, empty, infinite, or end at -0, which the formula does not give.
+        """
+        del auto_broadcast  # the kernel checks it
+        ends = input_low, input_high, output_low, output_high
+        il, ih, ol, oh = (np.asarray(end).astype(dtype, copy=False) for end in ends)
+        width, height = np.asarray(ih - il), np.asarray(oh - ol)
+        if not ((il < ih).all() and np.isfinite(width).all() and np.isfinite(height).all()):
+            return None
+        if any(((end == 0) & np.signbit(end)).any() for end in (ol, oh)):
+            return None
+        has_top = not (height + ol == oh).all()
+        return cls((il, width, ih, ol, height, oh), levels - 1, has_top)
+
+    def place(self, y: Array, x: Array, *arrays: Array) -> None:
+        """Write where data lies in the input range, in units of the levels."""
+        low, width, high, *_ = arrays
+        above = x > high if self.has_top else None
+        np.subtract(x, low, out=y)
+        np.divide(y, width, out=y)
+        np.multiply(y, y.dtype.type(self.last), out=y)
+        if above is not None:
+            # Data within the range is at the last level at most.
+            np.add(y, above + above, out=y)
+
+    def level(self, y: Array, *arrays: Array) -> None:
+        """Round and clamp."""
+        np.rint(y, out=y)
+        np.maximum(y, y.dtype.type(0), out=y)
+        np.minimum(y, y.dtype.type(self.last + self.has_top), out=y)
+
+    def value(self, y: Array, *arrays: Array) -> None:
+        """Write where a level lies in the output range."""
+        *_, low, height, high = arrays
+        last = y.dtype.type(self.last)
+        above = y > last if self.has_top else None
+        np.divide(y, last, out=y)
+        np.multiply(y, height, out=y)
+        np.add(y, low, out=y)
+        if above is not None:
+            chunks.put(y, high, above)
+
+    def levels(self) -> Array | None:
+        """Return all levels."""
+        count = self.last + 1 + self.has_top
+        return np.arange(count, dtype=np.float32) if count <= steps.MOST_LEVELS else None
+
+
+@operator(SCHEMA, define=define, stages=RangeStages.of)
 def fake_quantize(
     x: Array,
     input_low: Array,
@@ -273,8 +349,11 @@ def fake_quantize(
             f"its ranges would enlarge the data from shape {list(x.shape)} to {list(shape)}, "
             "expected ranges that broadcast to the data. Reshape them"
         )
+    ranges: dict[str, Any] = {"levels": levels, "auto_broadcast": auto_broadcast}
+    stages = RangeStages.of(x.dtype, il, ih, ol, oh, **ranges) if x.size > _LITTLE else None
+    if stages is not None:
+        return steps.fill(stages, shape, x)
     last = x.dtype.type(levels - 1)
-    plain = x.size > _LITTLE and _clamps(il, ih, ol, oh)
 
     def work(
         y: Array,
@@ -287,32 +366,15 @@ def fake_quantize(
         lowest: Array,
         highest: Array,
     ) -> None:
-        inside = x
-        if plain:
-            inside = np.maximum(x, lowest, out=y)
-            np.minimum(y, highest, out=y)
-        np.subtract(inside, il, out=y)
+        np.subtract(x, il, out=y)
         np.divide(y, width, out=y)
         np.multiply(y, last, out=y)
         np.rint(y, out=y)
         np.divide(y, last, out=y)
         np.multiply(y, height, out=y)
         np.add(y, ol, out=y)
-        if not plain:
-            chunks.put(y, oh, x > highest)
-            chunks.put(y, ol, x <= lowest)
+        chunks.put(y, oh, x > highest)
+        chunks.put(y, ol, x <= lowest)
 
     ends = np.minimum(il, ih), np.maximum(il, ih)
     return chunks.fill(work, np.empty(shape, x.dtype), x, il, ol, oh, ih - il, oh - ol, *ends)
-
-
-def _clamps(il: Array, ih: Array, ol: Array, oh: Array) -> bool:
-    """Return whether the formula for the inside, of data clamped to the range, gives the ends, too.
-
-    That saves two choices, which are slower than everything else together.
-    """
-    width, height = ih - il, oh - ol
-    ends = (height + ol == oh) & np.isfinite(height)
-    # A sum that is zero is +0.
-    ends &= ~((ol == 0) & np.signbit(ol)) & ~((oh == 0) & np.signbit(oh))
-    return bool(np.all(ends)) and bool(np.all((il < ih) & np.isfinite(width)))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.schema import QONNX_DOMAINS, Attribute, OpSchema
 from qgraph.numerics import Array, minifloat
-from qgraph.numerics.float32 import representatives
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
 from qgraph.ops.operator import operator
@@ -82,6 +81,8 @@ class FloatStages:
     saturation: bool
     rounding_mode: Rounding
 
+    shift: ClassVar[int | None] = None
+
     @classmethod
     def of(
         cls,
@@ -148,11 +149,8 @@ class FloatStages:
         """Return all points of a coarse grid, zeros of both signs and infinities included."""
         if not self.by_upper_half:
             return None
-        y = representatives()
-        y = y[~np.isnan(y)]
-        self.level(y, *(array.reshape(()) for array in (np.zeros(1), *self.arrays[1:])))
-        grid = np.unique(y.view(np.uint32)).view(np.float32)
-        return None if np.isnan(grid).any() else grid
+        parameters = [array.reshape(()) for array in (np.zeros(1), *self.arrays[1:])]
+        return steps.grid_levels(lambda y: self.level(y, *parameters))
 
 
 @operator(SCHEMA, define=define, stages=FloatStages.of)

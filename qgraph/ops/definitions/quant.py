@@ -61,6 +61,7 @@ class QuantStages:
     has_bipolar: bool
 
     by_upper_half: ClassVar[bool] = False
+    shift: ClassVar[int | None] = None
 
     @classmethod
     def of(
@@ -192,7 +193,44 @@ def define_bipolar(op: Any, x: Any, scale: Any) -> Any:
     return op.Mul(op.Where(op.GreaterOrEqual(x, 0.0), 1.0, -1.0), scale)
 
 
-@operator(BIPOLAR_SCHEMA, define=define_bipolar)
+@dataclass(frozen=True, eq=False)
+class BipolarStages:
+    """The operations of BipolarQuant; parameters are the magnitude of the scale, and the scale.
+
+    Data is divided by a scale that is at most 1, so that none becomes zero. Places are then in
+    units of the scale, as those of other quantizers are.
+    """
+
+    arrays: tuple[Array, ...]
+
+    by_upper_half: ClassVar[bool] = False
+    shift: ClassVar[int | None] = None
+
+    @classmethod
+    def of(cls, dtype: np.dtype[Any], scale: Array) -> BipolarStages | None:
+        """Return the operations on data of ``dtype``; None for scales beyond 1."""
+        s = np.asarray(scale).astype(dtype, copy=False)
+        magnitude = np.abs(s)
+        return cls((magnitude, s)) if (magnitude <= 1).all() else None
+
+    def place(self, y: Array, x: Array, *arrays: Array) -> None:
+        """Divide by the magnitude of the scale, which keeps the sign of ``x``."""
+        np.divide(x, arrays[0], out=y)
+
+    def level(self, y: Array, *arrays: Array) -> None:
+        """Replace places by their signs."""
+        np.copyto(y, bipolar(y >= 0, y.dtype))
+
+    def value(self, y: Array, *arrays: Array) -> None:
+        """Multiply by the scale."""
+        np.multiply(y, arrays[1], out=y)
+
+    def levels(self) -> Array:
+        """Return -1 and 1."""
+        return np.asarray([-1, 1], np.float32)
+
+
+@operator(BIPOLAR_SCHEMA, define=define_bipolar, stages=BipolarStages.of)
 def bipolar_quant(x: Array, scale: Array) -> Array:
     """Replace values by plus or minus the scale (QONNX BipolarQuant).
 

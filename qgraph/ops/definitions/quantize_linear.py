@@ -15,6 +15,7 @@ from qgraph.graph.schema import Attribute, OpSchema
 from qgraph.numerics import Array, blocks, chunks, minifloat
 from qgraph.numerics.formats import FORMATS, IntFormat, NumberFormat, container, numpy_dtype
 from qgraph.ops import steps
+from qgraph.ops.linear_stages import linear_stages
 from qgraph.ops.operator import operator
 
 SCHEMA = OpSchema(
@@ -85,7 +86,7 @@ def define(
     return op.Cast(op.Add(q, z), to=to)
 
 
-@operator(SCHEMA, define=define, resolve=resolve)
+@operator(SCHEMA, define=define, resolve=resolve, stages=linear_stages)
 def quantize_linear(
     x: Array,
     scale: Array,

@@ -271,6 +271,9 @@ class _Packer:
                 return None
             case Floating() if _is_integer(coding):
                 return None
+            case Ranged() if coding.low is None:
+                # Codes are counted from the zero point, levels from the lowest one.
+                return None
         return LevelTable.of(quantize, dequantize, coding.kind, coding.ends)
 
     def _range(self, coding: Coding) -> tuple[float, float]:

@@ -73,9 +73,12 @@ class LevelTable:
             kind: ONNX type of the codes.
             ends: places beyond them count as clipped.
         """
-        plan = quantize.stages()
+        plan, halves = quantize.stages(), quantize.split()
+        if plan is None or halves is None:
+            return None
+        counts = [len(half.parameters) for half in halves]
         views = [_viewed(p) for p in (*quantize.parameters, *dequantize.parameters)]
-        if plan is None or any(view is None for view in views):
+        if any(view is None for view in views):
             return None
         known = [view for view in views if view is not None]
         shape = _common([quantize.shape, *(view for view, _ in known)])
@@ -83,14 +86,14 @@ class LevelTable:
             return None
         laid = [_laid(array, view, shape) for view, array in known]
         shape, laid = _merged(shape, laid)
-        count = len(quantize.parameters)
-        stages = plan(laid[:count])
-        levels = stages.levels()
+        stages = plan(laid[: counts[0]])
+        levels = None if stages is None else stages.levels()
         form = FORMATS[kind]
-        if levels is None or isinstance(form, IntFormat) == stages.by_upper_half:
+        if stages is None or levels is None or isinstance(form, IntFormat) == stages.by_upper_half:
             return None
         table = cls(shape, stages, stages.arrays, kind, ends, None)
-        if not table._proves(levels, dequantize, laid[count:]):
+        decoders = (halves[1], laid[counts[0] :][: counts[1]]), (dequantize, laid[sum(counts) :])
+        if not table._proves(levels, *decoders):
             return None
         if not stages.by_upper_half:
             return table
@@ -116,22 +119,33 @@ class LevelTable:
         with np.errstate(all="ignore"):
             arrays = [spread(i, _cut(a, corner, sizes), sizes) for i, a in enumerate(self.arrays)]
             self.stages.place(y, y, *arrays)
-            low, high = data.min(), data.max()
-            if np.isnan(low):
+            shift = self.stages.shift
+            clipped = self._beyond(y if shift is None else y + arrays[shift])
+            if clipped is None:
                 return None
-            clipped = 0
-            if low < self.ends[0]:
-                clipped += int(np.count_nonzero(data < np.float32(self.ends[0])))
-            if high > self.ends[1]:
-                clipped += int(np.count_nonzero(data > np.float32(self.ends[1])))
             if self.codes is not None:
                 return look_up(data, self.codes), clipped
             self.stages.level(y, *arrays)
             return data.astype(container(self.kind)), clipped
 
-    def _proves(self, levels: Array, dequantize: ElementProgram, others: Sequence[Array]) -> bool:
-        """Return whether each level with each parameter has the value that its code decodes to."""
-        arrays = [*self.arrays, *others]
+    def _beyond(self, places: Array) -> int | None:
+        """Return the number of places beyond the ends; None if one is NaN."""
+        least, most = places.min(), places.max()
+        if np.isnan(least):
+            return None
+        low, high = (np.float32(end) for end in self.ends)
+        count = int(np.count_nonzero(places < low)) if least < low else 0
+        return count + (int(np.count_nonzero(places > high)) if most > high else 0)
+
+    def _proves(self, levels: Array, rest: _Applied, dequantize: _Applied) -> bool:
+        """Return whether each level with each parameter has the value that its code decodes to.
+
+        Args:
+            levels: ``[n]``.
+            rest: what follows the stages, and its parameters.
+            dequantize: what is made of the codes, and its parameters.
+        """
+        arrays = [*self.arrays, *rest[1], *dequantize[1]]
         joint = np.broadcast_shapes(*(array.shape for array in arrays))
         flat = _distinct([np.broadcast_to(a, joint).reshape(-1) if a.ndim else a for a in arrays])
         entries = max((array.size for array in flat), default=1)
@@ -145,24 +159,36 @@ class LevelTable:
         else:
             codes = encode(levels, self.kind).view(np.uint8)
         numbers = numbers_of(codes, self.kind)[:, None]
-        count, step = len(self.arrays), max(_COMPARED // levels.size, 1)
+        keeps_zeros = self.stages.by_upper_half and getattr(form, "has_negative_zero", False)
+        first, last = len(self.arrays), len(self.arrays) + len(rest[1])
+        step = max(_COMPARED // levels.size, 1)
         for start in range(0, entries, step):
             part = [a[start : start + step] if a.ndim else a for a in flat]
             width = min(step, entries - start)
             values = np.empty((levels.size, width), np.float32)
             values[...] = levels[:, None]
             with np.errstate(all="ignore"):
-                self.stages.value(values, *part[:count])
-                decoded = np.broadcast_to(dequantize.apply(numbers, part[count:]), values.shape)
-                if decoded.dtype != values.dtype:
-                    return False
-                if self.stages.by_upper_half and getattr(form, "has_negative_zero", False):
-                    same = values.view(np.int32) == np.ascontiguousarray(decoded).view(np.int32)
-                else:
-                    same = values == decoded
-            if not same.all():
+                self.stages.value(values, *part[:first])
+                wanted = rest[0].apply(values, part[first:last])
+                decoded = dequantize[0].apply(numbers, part[last:])
+            if not _equal(wanted, decoded, values.shape, keeps_zeros=keeps_zeros):
                 return False
         return True
+
+
+_Applied = tuple[ElementProgram, Sequence[Array]]
+"""A program and the values of its parameters."""
+
+
+def _equal(wanted: Array, decoded: Array, shape: Shape, *, keeps_zeros: bool) -> bool:
+    """Return whether two arrays that broadcast to ``shape`` are equal, maybe in all bits."""
+    if decoded.dtype != wanted.dtype or wanted.dtype != np.float32:
+        return False
+    if not keeps_zeros:
+        return bool((wanted == decoded).all())
+    sides = (np.ascontiguousarray(np.broadcast_to(each, shape)) for each in (wanted, decoded))
+    one, other = (side.view(np.int32) for side in sides)
+    return bool((one == other).all())
 
 
 class Spread:

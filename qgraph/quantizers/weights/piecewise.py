@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -201,18 +201,36 @@ class ElementProgram:
                 results.append(call.compute(results, lambda _: next(values)))
         return results[-1]
 
-    def stages(self) -> Callable[[Sequence[Array]], Stages] | None:
-        """Return the function for the stages of the operator, if it has stages.
+    def stages(self) -> Callable[[Sequence[Array]], Stages | None] | None:
+        """Return the function for the stages of the first operator, if it may have stages.
 
-        The function is given the values of :attr:`parameters`.
+        The function is given the values of the operator's :attr:`parameters`.
         """
-        call, *more = self.calls
-        if more or not call.registered or call.operands[0] != 0:
+        call = self.calls[0]
+        if not call.registered or call.operands[0] != 0:
             return None
         known, arguments = OPERATORS.find(call.name).stages, call.arguments
-        if known is None or not all(isinstance(p, Parameter) for p in call.operands[1:]):
+        if known is None or any(isinstance(p, int) for p in call.operands[1:]):
             return None
-        return lambda arrays: known(np.dtype(np.float32), *arrays, **arguments)
+
+        def given(arrays: Sequence[Array]) -> Stages | None:
+            values = iter(arrays)
+            operands = [None if p is None else next(values) for p in call.operands[1:]]
+            return known(np.dtype(np.float32), *operands, **arguments)
+
+        return given
+
+    def split(self) -> tuple[ElementProgram, ElementProgram] | None:
+        """Return the first operator, and what follows; None if that uses the data again."""
+        first, *others = self.calls
+        rest = []
+        for call in others:
+            operands = tuple(p - 1 if isinstance(p, int) else p for p in call.operands)
+            if -1 in operands:
+                return None
+            rest.append(replace(call, operands=operands))
+        one, more = (replace(self, calls=tuple(calls)) for calls in ([first], rest))
+        return one, more
 
 
 def pieces(shapes: Sequence[Shape], start: int, stop: int, most: int) -> Iterable[tuple[int, int]]:

@@ -22,7 +22,7 @@ from qgraph.quantizers.weights.codes_job import CodesJob, CodesPlan
 from qgraph.quantizers.weights.level_table import LevelTable
 from qgraph.transforms.convert import FoldWeights
 
-IMPORTS = '["": 24, "qonnx.custom_op.general": 1]'
+IMPORTS = '["": 24, "qonnx.custom_op.general": 1, "org.openvinotoolkit": 1]'
 ROWS, COLUMNS = 96, 288
 QUANT = "qonnx.custom_op.general.Quant"
 FLOAT = "qonnx.custom_op.general.FloatQuant <has_nan = 1>"
@@ -162,6 +162,67 @@ def test_blocks_that_are_an_axis_of_their_own(tmp_path):
     assert plan.table is not None
     assert plan.table.shape == (ROWS * COLUMNS // 32, 32)
     both(plan)
+
+
+RANGE = "org.openvinotoolkit.FakeQuantize"
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "rows", "columns"])
+@pytest.mark.parametrize(("low", "high", "is_exact"), [(-8, 7, True), (-7.7, 8.3, False)])
+def test_ranges(tmp_path, granularity, low, high, is_exact):
+    scale = GRANULARITIES[granularity]
+    scale = scale if is_exact else (scale * np.float32(1.1)).astype(np.float32)
+    ends = {"low": (low * scale).astype(np.float32), "high": (high * scale).astype(np.float32)}
+    body = f"q = {RANGE} <levels = 16> (w, low, high, low, high)"
+    plan = planned(stored(tmp_path, body, {"w": weights(scale, 4), **ends}))
+    assert plan.table is not None
+    codes, tally = carried_out(plan)
+    expected, slow = carried_out(replace(plan, table=None))
+    assert codes == expected
+    assert tally.elements == tally.unchanged == slow.unchanged == ROWS * COLUMNS
+    np.testing.assert_array_equal(tally.used, slow.used)
+
+
+@pytest.mark.parametrize("granularity", ["rows", "negative"])
+def test_signs(tmp_path, granularity):
+    scale = GRANULARITIES[granularity]
+    body = "q = qonnx.custom_op.general.BipolarQuant (w, s)"
+    w = weights(np.abs(scale), 6)
+    w[:2, :4] = np.float32([[-1e-45, 1e-45, -0.0, 0.0]] * 2)
+    both(planned(stored(tmp_path, body, {"w": w, "s": scale})))
+
+
+def test_signs_of_numbers_that_a_large_scale_makes_zero(tmp_path):
+    body = "q = qonnx.custom_op.general.BipolarQuant (w, s)"
+    scale = np.float32([[1e30]])
+    plan = planned(stored(tmp_path, body, {"w": weights(SCALAR, 6), "s": scale}))
+    assert plan.table is None
+
+
+@pytest.mark.parametrize("granularity", ["rows", "columns"])
+@pytest.mark.parametrize("code", [ir.DataType.INT4, ir.DataType.UINT8, ir.DataType.FLOAT4E2M1])
+def test_pairs(tmp_path, granularity, code):
+    scale = GRANULARITIES[granularity]
+    axis = int(granularity == "columns")
+    points = np.arange(scale.size) % 7 if code is ir.DataType.UINT8 else np.zeros(scale.size)
+    body = f"""c = QuantizeLinear <axis = {axis}> (w, s, z)
+        q = DequantizeLinear <axis = {axis}> (c, s, z)"""
+    arrays = {"w": weights(scale, 8), "s": scale.reshape(-1), "z": points.astype(code.numpy())}
+    plan = planned(stored(tmp_path, body, arrays))
+    if (code, axis) == (ir.DataType.UINT8, 1):
+        # The table of all codes of all columns would be longer than the weight.
+        assert plan.table is None
+        return
+    both(plan)
+
+
+def test_operators_behind_the_quantizer_count_as_its_values(tmp_path):
+    arrays = {"w": weights(SCALAR, 1), "one": np.float32(1), "z": np.float32(0)}
+    arrays |= {"b": np.float32(4), "s": PER_ROW}
+    body = f"r = {QUANT} <signed = 1> (w, one, z, b)  q = Mul (r, s)"
+    plan = planned(stored(tmp_path, body, arrays))
+    codes, _ = carried_out(plan)
+    assert codes == carried_out(replace(plan, table=None))[0]
 
 
 @pytest.mark.parametrize("place", [0, 7, ROWS - 1])
