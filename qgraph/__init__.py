@@ -15,60 +15,124 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from qgraph.version import __version__
 
 if TYPE_CHECKING:
-    from qgraph.comparison.bench.measure import Timing, bench
+    from qgraph.api import (
+        check_lock,
+        convert,
+        diff,
+        explain,
+        fold,
+        info,
+        lock,
+        passes,
+        plot,
+        report,
+        targets,
+        transform,
+        verify,
+    )
+    from qgraph.bound import Bounding
+    from qgraph.certificate import Certificate
+    from qgraph.comparison.bench.measure import BenchReport, Timing, bench
     from qgraph.comparison.check import Inputs, check
     from qgraph.comparison.prove import prove
     from qgraph.comparison.reduce import reduce
+    from qgraph.comparison.report import CheckReport
     from qgraph.comparison.tolerance import Scoring, Tolerances
     from qgraph.comparison.why.report import WhyReport
     from qgraph.comparison.why.why import why
     from qgraph.errors import QGraphError
-    from qgraph.exactness import Exactness
+    from qgraph.exactness import Exactness, Verification
+    from qgraph.inventory.differences import ModelDifferences
+    from qgraph.inventory.overview import Overview
     from qgraph.model import Model, load
     from qgraph.reports import Report
     from qgraph.transforms.deployment.deploy import deploy
+    from qgraph.transforms.deployment.report import Deployment
 
 __all__ = [
+    "BenchReport",
+    "Bounding",
+    "Certificate",
+    "CheckReport",
+    "Deployment",
     "Exactness",
     "Inputs",
     "Model",
+    "ModelDifferences",
+    "Overview",
     "QGraphError",
     "Report",
     "Scoring",
     "Timing",
     "Tolerances",
+    "Verification",
     "WhyReport",
     "__version__",
     "bench",
     "check",
+    "check_lock",
+    "convert",
     "deploy",
+    "diff",
+    "explain",
+    "fold",
+    "info",
     "load",
+    "lock",
+    "passes",
+    "plot",
     "prove",
     "reduce",
+    "report",
+    "targets",
+    "transform",
+    "verify",
     "why",
 ]
 
 _HOMES = {
+    "BenchReport": "qgraph.comparison.bench.measure",
+    "Bounding": "qgraph.bound",
+    "Certificate": "qgraph.certificate",
+    "CheckReport": "qgraph.comparison.report",
+    "Deployment": "qgraph.transforms.deployment.report",
     "Exactness": "qgraph.exactness",
     "Inputs": "qgraph.comparison.check",
     "Model": "qgraph.model",
+    "ModelDifferences": "qgraph.inventory.differences",
+    "Overview": "qgraph.inventory.overview",
     "QGraphError": "qgraph.errors",
     "Report": "qgraph.reports",
     "Scoring": "qgraph.comparison.tolerance",
     "Timing": "qgraph.comparison.bench.measure",
     "Tolerances": "qgraph.comparison.tolerance",
+    "Verification": "qgraph.exactness",
     "WhyReport": "qgraph.comparison.why.report",
     "bench": "qgraph.comparison.bench.measure",
     "check": "qgraph.comparison.check",
+    "check_lock": "qgraph.api",
+    "convert": "qgraph.api",
     "deploy": "qgraph.transforms.deployment.deploy",
+    "diff": "qgraph.api",
+    "explain": "qgraph.api",
+    "fold": "qgraph.api",
+    "info": "qgraph.api",
     "load": "qgraph.model",
+    "lock": "qgraph.api",
+    "passes": "qgraph.api",
+    "plot": "qgraph.api",
     "prove": "qgraph.comparison.prove",
     "reduce": "qgraph.comparison.reduce",
+    "report": "qgraph.api",
+    "targets": "qgraph.api",
+    "transform": "qgraph.api",
+    "verify": "qgraph.api",
     "why": "qgraph.comparison.why.why",
 }
 
@@ -77,6 +141,11 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'qgraph' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    submodules = (name for name in globals() if f"qgraph.{name}" in sys.modules)
+    return sorted({*__all__, *submodules, *(n for n in globals() if n[:2] == n[-2:] == "__")})
 
 
 def _checkout(init: str) -> list[str]:

@@ -16,6 +16,7 @@ from qgraph.evidence import Cases, Division
 from qgraph.exactness import Exactness, Verdict, difference
 from qgraph.exactness import ProofVerdict as ProofVerdict
 from qgraph.reasons import ExplainedReason, id_of
+from qgraph.shown import Shown
 from qgraph.text import read_fields, read_json
 from qgraph.version import SEMANTICS, head
 
@@ -200,8 +201,8 @@ class RegionVerdict(Verdict):
         return found
 
 
-@dataclass(frozen=True)
-class Certificate:
+@dataclass(frozen=True, repr=False)
+class Certificate(Shown):
     """Certificate of a proof about two models.
 
     Attributes:
@@ -233,6 +234,12 @@ class Certificate:
     facts: tuple[ListedFact, ...] = ()
     shown_by: Demonstration | None = None
     bounding: Bounding = field(default_factory=Bounding)
+
+    @property
+    def summary(self) -> str:
+        """The verdict, and about how many regions."""
+        level = f" in {self.level}" if self.level not in (None, str(self.verdict)) else ""
+        return f"{self.verdict}{level}, {len(self.regions)} regions"
 
     @property
     def level(self) -> str | None:

@@ -14,13 +14,14 @@ import onnx_ir
 import onnx_ir as ir
 
 from qgraph.certificate import Identity
-from qgraph.errors import QGraphError, unexpected
+from qgraph.errors import OptionError, QGraphError, unexpected
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.opset.versions import declare_domains
 from qgraph.graph.scopes import check_names, nodes_of, owners
 from qgraph.graph.structure import check_structure
 from qgraph.graph.tensors import slots
 from qgraph.reports import Report
+from qgraph.shown import Shown
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
 from qgraph.storage.identity import Origin, hash_in_memory
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from qgraph.execution.prepare import Prepared
 
 
-class Model:
+class Model(Shown):
     """A thin wrapper of an onnx_ir model.
 
     Attributes:
@@ -58,6 +59,13 @@ class Model:
         # Weights may leave their files (folded weights are recomputed); the request for data files
         # stays.
         self._external_data = any(isinstance(s.tensor, ir.ExternalTensor) for s in slots(ir_model))
+
+    @property
+    def summary(self) -> str:
+        """Where it is from, the number of its nodes, and its opset."""
+        place = "in memory" if self.path is None else str(self.path)
+        count = sum(len(owner) for owner in owners(self._ir))
+        return f"{place}, {count} nodes, opset {self._ir.opset_imports.get('', 'none')}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a pickled copy, without its file and caches."""
@@ -261,6 +269,7 @@ def load(source: Source) -> Model:
 
     Raises:
         ModelError: the source is no usable model.
+        OptionError: it is something else.
     """
     if isinstance(source, Model):
         if source._lent:
@@ -274,6 +283,11 @@ def load(source: Source) -> Model:
         own = onnx.ModelProto()
         own.CopyFrom(source)
         return Model(storage.from_proto(own), lent=False)
+    if not isinstance(source, str | os.PathLike):
+        raise OptionError(
+            f"The model is {type(source).__name__}, expected a path, an onnx.ModelProto, an "
+            "onnx_ir.Model or a qgraph.Model. Bytes are read by onnx.load_model_from_string."
+        )
     model, origin = storage.read(source)
     return Model(model, Path(source), lent=False, origin=origin)
 

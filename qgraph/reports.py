@@ -14,6 +14,7 @@ from qgraph.errors import Choice, member
 from qgraph.exactness import Exactness, Method, ProofVerdict, Verdict
 from qgraph.graph.deferred import SizeSummary
 from qgraph.reasons import OTHER, explained
+from qgraph.shown import Shown
 
 if not TYPE_CHECKING:
     __getattr__ = renamed(__name__)
@@ -110,8 +111,8 @@ def operator_name(node: ir.Node) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
-@dataclass
-class Report:
+@dataclass(repr=False)
+class Report(Shown):
     """Report of a sequence of passes, in order.
 
     Attributes:
@@ -126,6 +127,11 @@ class Report:
     frozen_inputs: int = 0
     weight_bytes_before: int = 0
     weight_bytes_after: int = 0
+
+    @property
+    def summary(self) -> str:
+        """How many sites were changed, kept and refused."""
+        return ", ".join(f"{self.count(status)} {status}" for status in SiteStatus)
 
     def __iter__(self) -> Iterator[SiteReport]:
         return iter(self.sites)

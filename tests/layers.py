@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph.cli"}
 
 ORDER = (
-    ("errors", "version", "deprecated"),
+    ("errors", "version", "deprecated", "shown"),
     ("text", "reasons", "conditions"),
     ("exactness", "evidence", "bound"),
     ("numerics", "registry", "certificate", "reporting"),
@@ -29,6 +29,7 @@ ORDER = (
     ("inventory", "model"),
     ("comparison", "verify", "lint"),
     ("transforms",),
+    ("api", "notebook"),
     ("cli", "pytest_plugin", "__init__"),
     ("__main__",),
 )

@@ -253,12 +253,34 @@ def test_units_of_limits_match_in_any_case() -> None:
     assert Limit.parse("y:3ULP") == Limit.parse("y:3ulp")
 
 
+def test_words_of_rewrites_match_in_any_case(model: Model) -> None:
+    for text in cases("bits"):
+        assert qgraph.convert(model.clone(), to="QDQ", exact=text).count("refused") == 0
+        assert qgraph.fold(model.clone(), exact=text).count("refused") == 0
+    for call in (
+        lambda word: qgraph.convert(model.clone(), to="qdq", exact=word),
+        lambda word: qgraph.convert(model.clone(), to="qdq", fake_quantize=word),
+        lambda word: qgraph.fold(model.clone(), exact=word),
+        lambda word: qgraph.fold(model.clone(), scale_type=word),
+        lambda word: qgraph.report({}, form=word),
+        lambda word: qgraph.plot(model, "q", form=word),
+    ):
+        with pytest.raises(OptionError, match="expected one of"):
+            call("sideways")
+
+
 COVERED = {
     ("check", "backend"),
+    ("convert", "exact"),
+    ("convert", "fake_quantize"),
     ("deploy", "within"),
     ("Scoring", "metric"),
+    ("fold", "exact"),
+    ("fold", "scale_type"),
+    ("plot", "form"),
     ("prove", "exact"),
     ("reduce", "backend"),
+    ("report", "form"),
     ("run", "backend"),
     ("why", "backend"),
     ("why", "metric"),

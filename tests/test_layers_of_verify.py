@@ -20,6 +20,7 @@ ALLOWED = {
     "exactness",
     "reports",
     "registry",
+    "shown",
     "text",
     "version",
     "bound",

@@ -84,7 +84,7 @@ def prove(
     Raises:
         ModelError: a model is not usable, or their inputs or outputs differ.
         OptionError: ``exact`` is neither values nor bits, or ``within`` names no input or output.
-        UnsupportedError: a function cannot be inlined, or this thread does not follow IEEE$
+        UnsupportedError: a function cannot be inlined, or this thread does not follow IEEE
             says.
     """
     models = load(reference), load(candidate)

@@ -16,6 +16,7 @@ from qgraph.reporting.check_view import origin
 from qgraph.reporting.findings import junit_report
 from qgraph.reporting.pages import markdown_report
 from qgraph.reporting.runtimes_view import runtime_sentence
+from qgraph.shown import Shown
 from qgraph.version import head
 
 
@@ -281,8 +282,8 @@ class CheckVerdict(StrEnum):
     DIFFERENT = "different"
 
 
-@dataclass(frozen=True)
-class CheckReport:
+@dataclass(frozen=True, repr=False)
+class CheckReport(Shown):
     """The outcome of running two models on the same inputs.
 
     Attributes:
@@ -316,6 +317,13 @@ class CheckReport:
     example: Mapping[str, Any] | None = field(default=None, repr=False)
     bounds: BoundsReport | None = None
     files: tuple[Identity | None, Identity | None] = (None, None)
+
+    @property
+    def summary(self) -> str:
+        """The verdict, and how many values differ."""
+        differ = sum(output.mismatches for output in self.outputs)
+        whole = sum(output.elements for output in self.outputs)
+        return f"{self.verdict}, {differ} of {whole} values differ"
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as ``qgraph check`` writes it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from qgraph.graph.interface import fits, fixed_sizes
 from qgraph.numerics import Array, Float32, blocks
 from qgraph.ops.operator import operator_of
 
+logger = logging.getLogger(__name__)
+
 
 def check_feeds(
     graph: ir.Graph, inputs: Mapping[str, npt.ArrayLike | Sequence[Any]]
@@ -26,15 +30,19 @@ def check_feeds(
 
     Arrays have to have the type and the static dimensions of the input exactly; Python numbers
     and lists are converted when that changes no kind of number. Initializers that are listed as
-    inputs may be fed, too; sequences and optionals are passed on unchecked.
+    inputs may be fed, too; sequences and optionals are passed on unchecked. If all needed inputs
+    are there, arrays under other names are left out, with a warning in the log.
 
     Raises:
-        ExecutionError: a name is unknown, a needed input is missing, or an array does not fit.
+        ExecutionError: a needed input is missing, or an array does not fit.
     """
-    known = {value.name: value for value in graph.inputs}
-    for name in inputs:
-        if name not in known:
-            raise ExecutionError(_unknown(graph, name))
+    known = {value.name for value in graph.inputs}
+    spare = tuple(name for name in inputs if name not in known)
+    needed = {value.name for value in graph.inputs if not value.is_initializer()}
+    if spare and not needed <= set(inputs):
+        raise ExecutionError(_unknown(graph, spare[0]))
+    if spare:
+        _tell(str(graph.name), spare)
     fed = {}
     for value in graph.inputs:
         name = str(value.name)
@@ -46,6 +54,12 @@ def check_feeds(
                 f"{sorted(inputs) or 'no inputs'}. Feed an array under this name."
             )
     return fed
+
+
+@functools.cache
+def _tell(graph: str, spare: tuple[str, ...]) -> None:
+    names = ", ".join(map(repr, spare))
+    logger.warning("graph %r has no such inputs, their arrays are left out: %s", graph, names)
 
 
 def _unknown(graph: ir.Graph, name: str) -> str:
@@ -60,7 +74,13 @@ def _fit(graph: ir.Graph, value: ir.Value, given: Any) -> Any:
         return given
     expected = f"Input {describe(value)} of graph {graph.name!r} is fed"
     wanted = None if value.dtype is None else value.dtype.numpy()
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ExecutionError(
+            f"{expected} {type(given).__name__}, which is no array ({error}). Convert it to a "
+            "NumPy array first."
+        ) from error
     if value.dtype == ir.DataType.STRING and array.dtype.kind in "UT":
         array = array.astype(object)
     if wanted is not None and array.dtype != wanted:

@@ -19,6 +19,7 @@ from qgraph.inventory.description import Described, Description, descriptions
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import normalised_models
+from qgraph.shown import Shown
 from qgraph.text import one_line
 from qgraph.version import head
 
@@ -203,8 +204,8 @@ class QuantizerChange:
         }
 
 
-@dataclass(frozen=True)
-class ModelDifferences:
+@dataclass(frozen=True, repr=False)
+class ModelDifferences(Shown):
     """All quantizers of two models.
 
     Attributes:
@@ -259,10 +260,11 @@ class ModelDifferences:
                         f"!     {field}: {old or 'none'} -> {new or 'none'}"
                         for field, (old, new) in change.fields.items()
                     ]
-        return "\n".join([*lines, self.summary()]) + "\n"
+        return "\n".join([*lines, self.summary]) + "\n"
 
+    @property
     def summary(self) -> str:
-        """Return the number of quantizers of each kind, as text."""
+        """The number of quantizers of each kind, as text."""
         numbers = {kind: len(self.of_kind(kind)) for kind in ChangeKind}
         told = [f"{number} {kind}" for kind, number in numbers.items() if number]
         return ", ".join(told) or "no quantizers"

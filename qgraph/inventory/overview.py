@@ -24,6 +24,7 @@ from qgraph.quantizers.movement import prepared
 from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.quantizers.sites import sites
 from qgraph.reports import operator_name
+from qgraph.shown import Shown
 from qgraph.storage.files import weight_bytes
 from qgraph.targets.loading import RuntimeVerdict, runtimes_of
 from qgraph.targets.reader import profiles
@@ -43,8 +44,8 @@ class ValueInfo:
     shape: list[int | str | None] | None
 
 
-@dataclass(frozen=True)
-class Overview:
+@dataclass(frozen=True, repr=False)
+class Overview(Shown):
     """Result of :func:`overview`.
 
     Attributes:
@@ -76,6 +77,12 @@ class Overview:
     instead: str | None
     unsupported: dict[str, int]
     runtimes: list[RuntimeVerdict]
+
+    @property
+    def summary(self) -> str:
+        """Number of nodes and quantizers, and the opset."""
+        opset = self.opsets.get("", "none")
+        return f"{self.nodes} nodes, {len(self.quantizers)} quantizers, opset {opset}"
 
     @property
     def dialects(self) -> dict[str, int]:

@@ -9,6 +9,8 @@ from qgraph.reporting.view import (
     Cell,
     Column,
     Columns,
+    File,
+    Page,
     Row,
     Section,
     Table,
@@ -25,6 +27,17 @@ _MUCH_CLIPPED = 0.05
 
 BARS = " ▁▂▃▄▅▆▇█"
 """Bars of growing height; the first is 0."""
+
+
+def info_page(document: Part) -> Page:
+    """Return the page of a model."""
+    count = len(document["quantizers"])
+    sections = list(info_sections(document))
+    sentence = f"{counted(document['nodes'], 'node')}, {counted(count, 'quantizer')}."
+    file = File("model", document["path"])
+    return Page(
+        "info", str(document["qgraph"]), "model", Tone.PLAIN, sentence, [file], [], sections, []
+    )
 
 
 def info_sections(document: Part) -> Iterator[Section]:

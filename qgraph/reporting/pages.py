@@ -11,6 +11,7 @@ from qgraph.errors import OptionError
 from qgraph.reporting.bench_view import bench_page
 from qgraph.reporting.check_view import check_page
 from qgraph.reporting.deploy_view import deploy_page
+from qgraph.reporting.model_view import info_page
 from qgraph.reporting.prove_view import prove_page
 from qgraph.reporting.rewrite_view import rewrite_page
 from qgraph.reporting.theme import require_drawing
@@ -24,6 +25,7 @@ _PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {
     "convert": rewrite_page,
     "deploy": deploy_page,
     "fold": rewrite_page,
+    "info": info_page,
     "prove": prove_page,
     "transform": rewrite_page,
     "why": why_page,

@@ -1,1 +1,5 @@
-"""The operators and types that runtimes support."""
+"""The operators and types that runtimes support; called, it is ``qgraph.targets``."""
+
+from qgraph.shown import let_call
+
+let_call(__name__)

@@ -30,7 +30,6 @@ from qgraph.verify.traces import FAILURES, Trace, TracedRounding
 
 _MOST_STEPS = 2.0**31
 
-
 _STATED = frozenset(
     {"reference_nodes", "candidate_nodes", "reference_value", "candidate_value", "entries"}
     | {"verdict", "exactness", "method", "bound", "reason", "boxes", "cases"}

@@ -9,6 +9,7 @@ from typing import Any
 from qgraph.bound import Bound
 from qgraph.certificate import Certificate
 from qgraph.errors import OptionError, meant, shown
+from qgraph.shown import Shown
 from qgraph.transforms.deployment.accuracy import Accuracy
 from qgraph.version import head
 
@@ -45,8 +46,8 @@ class DeployedLayer:
         return vars(self) | {"rewrites": list(self.rewrites), "bound": bound}
 
 
-@dataclass(frozen=True)
-class Deployment:
+@dataclass(frozen=True, repr=False)
+class Deployment(Shown):
     """The result of :func:`qgraph.deploy`.
 
     Attributes:
@@ -76,6 +77,12 @@ class Deployment:
     notes: Sequence[str] = ()
     accuracy: Accuracy | None = None
     measured: Mapping[str, Any] | None = None
+
+    @property
+    def summary(self) -> str:
+        """How many layers are in integer kernels, and how equal the result is."""
+        done = sum(layer.kernel is not None for layer in self.layers)
+        return f"{done} of {len(self.layers)} layers in integer kernels, {self.certificate.verdict}"
 
     def explained(self, name: str) -> list[str]:
         """Return sentences about a layer.

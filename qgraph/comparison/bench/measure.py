@@ -27,6 +27,7 @@ from qgraph.execution.prepare import RandomBatches
 from qgraph.graph.interface import static
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
+from qgraph.shown import Shown
 from qgraph.version import head
 
 _WORKER = "qgraph.comparison.bench.worker"
@@ -108,8 +109,8 @@ class ModelTime:
         }
 
 
-@dataclass(frozen=True)
-class BenchReport:
+@dataclass(frozen=True, repr=False)
+class BenchReport(Shown):
     """The times of some models in one runtime.
 
     Attributes:
@@ -121,6 +122,12 @@ class BenchReport:
     runtime: str
     timing: Timing
     models: Sequence[ModelTime]
+
+    @property
+    def summary(self) -> str:
+        """The medians of all models."""
+        times = ", ".join(f"{model.median_ms:.4g} ms" for model in self.models)
+        return f"{times} in {self.runtime}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON report."""

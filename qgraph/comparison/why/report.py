@@ -9,6 +9,7 @@ from typing import Any
 
 from qgraph.certificate import Identity
 from qgraph.comparison.metrics import finite
+from qgraph.shown import Shown
 from qgraph.version import head
 
 
@@ -67,8 +68,8 @@ class QuantizerCost:
         )
 
 
-@dataclass(frozen=True)
-class WhyReport:
+@dataclass(frozen=True, repr=False)
+class WhyReport(Shown):
     """Which quantizer costs what, the most harmful first.
 
     Attributes:
@@ -90,6 +91,12 @@ class WhyReport:
     batches: int
     notes: Sequence[str]
     files: tuple[Identity, Identity]
+
+    @property
+    def summary(self) -> str:
+        """The quantizer that costs most."""
+        worst = "no quantizer was exchanged" if self.guilty is None else self.guilty.node
+        return f"{worst}, first of {len(self.quantizers)} quantizers"
 
     @property
     def guilty(self) -> QuantizerCost | None:

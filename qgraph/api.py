@@ -1,0 +1,329 @@
+"""The commands of qgraph as functions: each takes paths or models, and returns its report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from qgraph.certificate import Certificate
+from qgraph.comparison.prove import read, replay
+from qgraph.errors import Choice, OptionError, QGraphError, member
+from qgraph.exactness import Exactness, Verification
+from qgraph.inventory.differences import ModelDifferences
+from qgraph.inventory.differences import diff as differences
+from qgraph.inventory.lockfile import check_lock as compared_with_lock
+from qgraph.inventory.lockfile import lock_text
+from qgraph.inventory.overview import Overview, overview
+from qgraph.model import Model, Source, load
+from qgraph.ops.definitions.fake_quantize import Arithmetic
+from qgraph.quantizers.dialects.parts import Scales
+from qgraph.reasons import CAUSES, Cause, cause_of
+from qgraph.reports import Report
+from qgraph.targets.profile import Profile
+from qgraph.targets.reader import profile_of, profiles
+from qgraph.targets.unmet import UNMET
+from qgraph.transforms.base import TRANSFORMS, PassInfo, describe, parse_spec
+from qgraph.transforms.convert import ConvertDialect, FoldWeights
+from qgraph.transforms.rewriting import rewrite
+from qgraph.verify.verify import verify as checked
+
+PathLike = str | os.PathLike[str]
+Level = Literal["bits", "values", "codes", "near"]
+PageForm = Literal["html", "markdown", "sarif", "junit"]
+
+
+class _Form(Choice):
+    """Forms of a report."""
+
+    HTML = "html"
+    MARKDOWN = "markdown"
+    SARIF = "sarif"
+    JUNIT = "junit"
+
+
+class _PictureForm(Choice):
+    """Forms of a picture."""
+
+    SVG = "svg"
+    PNG = "png"
+
+
+def info(model: Source) -> Overview:
+    """Return what a model contains, and which runtimes can load it.
+
+    Args:
+        model: a path or a model.
+
+    Raises:
+        ModelError: it is not usable.
+    """
+    return overview(load(model).ir)
+
+
+def convert(
+    model: Source,
+    to: str,
+    *,
+    exact: Level | Exactness = "values",
+    opset: int | None = None,
+    fake_quantize: Literal["reference", "plugin"] | Arithmetic = "reference",
+    keep_inputs: bool = False,
+    output: PathLike | None = None,
+) -> Report:
+    """Convert all quantizers of a model to another dialect, as a whole or not at all.
+
+    Args:
+        model: a :class:`qgraph.Model`, which is changed; or, with ``output``, a path or any model.
+        to: name of a dialect: ``qdq``, ``qonnx``, ``openvino``, ``onnx``, or one of a plugin.
+        exact: the least level of equality to accept.
+        opset: the highest opset to use; None for 21, or that of the model if it is higher.
+        fake_quantize: what FakeQuantize means: its definition, or what OpenVINO's CPU plugin does.
+        keep_inputs: leave initializers that are inputs too; they are not constant then.
+        output: file to write.
+
+    Raises:
+        OptionError: an option is wrong.
+        QGraphError: the model is not usable, or the file cannot be written.
+    """
+    level = member(Exactness, exact, "exact")
+    meaning = member(Arithmetic, fake_quantize, "fake_quantize")
+    step = ConvertDialect(to=to, exact=level, opset=opset, fake_quantize=meaning)
+    return _rewritten("convert", model, [step], output, keep_inputs=keep_inputs)
+
+
+def fold(
+    model: Source,
+    *,
+    exact: Level | Exactness = "values",
+    opset: int | None = None,
+    scale_type: Literal["float32", "smallest"] | Scales = "float32",
+    keep_inputs: bool = False,
+    output: PathLike | None = None,
+) -> Report:
+    """Store the quantized weights of a model as packed codes.
+
+    Args:
+        model: a :class:`qgraph.Model`, which is changed; or, with ``output``, a path or any model.
+        exact: the least level of equality to accept.
+        opset: the highest opset to use; None for 21, or that of the model if it is higher.
+        scale_type: float32, or the smallest type that changes no scale.
+        keep_inputs: leave initializers that are inputs too; they are not constant then.
+        output: file to write.
+
+    Raises:
+        OptionError: an option is wrong.
+        QGraphError: the model is not usable, or the file cannot be written.
+    """
+    level, kind = member(Exactness, exact, "exact"), member(Scales, scale_type, "scale_type")
+    step = FoldWeights(exact=level, opset=opset, scale_type=kind)
+    return _rewritten("fold", model, [step], output, keep_inputs=keep_inputs)
+
+
+def transform(
+    model: Source,
+    *steps: str | ir.passes.PassBase,
+    keep_inputs: bool = False,
+    output: PathLike | None = None,
+) -> Report:
+    """Apply passes in the order given, all or none.
+
+    Args:
+        model: a :class:`qgraph.Model`, which is changed; or, with ``output``, a path or any model.
+        steps: passes, or specifications such as ``fold-weights`` or ``convert{to=qdq,exact=bits}``.
+        keep_inputs: leave initializers that are inputs too; they are not constant then.
+        output: file to write.
+
+    Raises:
+        OptionError: a specification is wrong.
+        QGraphError: the model is not usable, a pass fails, or the file cannot be written.
+    """
+    parsed = [parse_spec(step) if isinstance(step, str) else step for step in steps]
+    return _rewritten("transform", model, parsed, output, keep_inputs=keep_inputs)
+
+
+def _rewritten(
+    command: str,
+    model: Source,
+    steps: Sequence[ir.passes.PassBase],
+    output: PathLike | None,
+    *,
+    keep_inputs: bool,
+) -> Report:
+    if output is None:
+        if not isinstance(model, Model):
+            raise OptionError(
+                f"{command} changes a model in memory, and got {type(model).__name__}, expected a "
+                "qgraph.Model. Load it first (qgraph.load), or name the output."
+            )
+        return model.apply(*steps, keep_inputs=keep_inputs)
+    if isinstance(model, str | os.PathLike):
+        return rewrite(model, output, *steps, command=command, keep_inputs=keep_inputs)
+    changed = load(model).clone()
+    report = changed.apply(*steps, keep_inputs=keep_inputs)
+    changed.save(output)
+    return report
+
+
+def diff(reference: Source, candidate: Source, *, keep_inputs: bool = False) -> ModelDifferences:
+    """Compare the quantizers of two models.
+
+    Args:
+        reference: a path or a model.
+        candidate: a path or a model.
+        keep_inputs: leave initializers that are inputs too; they are not constant then.
+    """
+    return differences(load(reference).ir, load(candidate).ir, keep_inputs=keep_inputs)
+
+
+def lock(model: Source, *, keep_inputs: bool = False) -> str:
+    """Return the text of the lock file of a model's quantizers.
+
+    Args:
+        model: a path or a model.
+        keep_inputs: leave initializers that are inputs too; they are not constant then.
+    """
+    return lock_text(load(model).ir, keep_inputs=keep_inputs)
+
+
+def check_lock(model: Source, lock: PathLike, *, keep_inputs: bool = False) -> ModelDifferences:
+    """Compare the quantizers of a model with its lock file.
+
+    Args:
+        model: a path or a model.
+        lock: path of the lock file.
+        keep_inputs: leave initializers that are inputs too; they are not constant then.
+
+    Raises:
+        QGraphError: the file cannot be read, or is no lock file.
+    """
+    return compared_with_lock(load(model).ir, Path(lock), keep_inputs=keep_inputs)
+
+
+def verify(
+    certificate: Certificate | PathLike,
+    reference: Source,
+    candidate: Source,
+    *,
+    prover: bool = True,
+) -> Verification:
+    """Check what a certificate states about two models, by the definitions of operators alone.
+
+    Args:
+        certificate: what :func:`qgraph.prove` returned; or its file, which must be about the two
+            models, then given by their paths.
+        reference: a path or a model.
+        candidate: a path or a model.
+        prover: let the prover decide again what the checker cannot.
+
+    Raises:
+        ModelError: the file is no certificate, or a model is not usable.
+        EquivalenceError: the file is about other models.
+    """
+    if not isinstance(certificate, Certificate):
+        paths = [Path(m) for m in (reference, candidate) if isinstance(m, str | os.PathLike)]
+        if len(paths) < 2:
+            raise OptionError(
+                "The certificate is a file, expected paths of models too: it is about files."
+            )
+        certificate = read(Path(certificate), *paths)
+    found = checked(certificate, load(reference).ir, load(candidate).ir)
+    return replay(certificate, found, reference, candidate) if prover else found
+
+
+def passes(name: str | None = None) -> list[PassInfo]:
+    """Return the descriptions of all passes, or of one.
+
+    Args:
+        name: of a pass.
+
+    Raises:
+        OptionError: there is none of this name.
+    """
+    return [describe(cls) for cls in (TRANSFORMS if name is None else [TRANSFORMS.find(name)])]
+
+
+def targets(name: PathLike | None = None) -> list[Profile]:
+    """Return the profiles of all targets, or of one.
+
+    Args:
+        name: of a target, or the path of a profile.
+
+    Raises:
+        OptionError: there is none of this name, or the file is no profile.
+    """
+    return list(profiles()) if name is None else [profile_of(str(name))]
+
+
+def explain(reason_id: str) -> Cause:
+    """Return what the id of a reason means, and what to do.
+
+    Args:
+        reason_id: such as ``QG001``.
+
+    Raises:
+        OptionError: there is none of this id.
+    """
+    return cause_of(reason_id, CAUSES | UNMET)
+
+
+def plot(
+    model: Source,
+    node: str,
+    *,
+    compare: Source | None = None,
+    channel: int | None = None,
+    form: Literal["svg", "png"] = "svg",
+) -> bytes:
+    """Return a picture of the output and the error of a quantizer over its input.
+
+    Args:
+        model: a path or a model.
+        node: name of a node of the quantizer.
+        compare: a model whose quantizer at the same position is drawn too.
+        channel: which channel; None for the one that differs most, else 0.
+        form: format of the picture.
+
+    Raises:
+        OptionError: there is no such quantizer, or the libraries that draw are not installed.
+    """
+    from qgraph.inventory.pictures import plot_data
+    from qgraph.reporting.staircase_chart import plot as picture
+    from qgraph.reporting.theme import require_drawing
+
+    chosen = member(_PictureForm, form, "form")
+    require_drawing("a plot")
+    other = None if compare is None else load(compare).ir
+    data = plot_data(load(model).ir, node, compare=other, channel=channel)
+    return picture(data, format=chosen)
+
+
+def report(document: Mapping[str, Any], form: PageForm = "html") -> str:
+    """Return a report in another form.
+
+    Args:
+        document: what ``to_json`` of a report, or a JSON file of the command line, has.
+        form: ``html``, ``markdown``, ``sarif`` or ``junit``.
+
+    Raises:
+        OptionError: it is no such report, or has no such form.
+    """
+    from qgraph.reporting import findings, pages
+
+    written = {
+        _Form.HTML: pages.html_page,
+        _Form.MARKDOWN: pages.markdown_report,
+        _Form.SARIF: findings.sarif_log,
+        _Form.JUNIT: findings.junit_report,
+    }
+    chosen = member(_Form, form, "form")
+    try:
+        return written[chosen](document)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise QGraphError(
+            f"The document is no valid report of qgraph ({type(error).__name__}: {error}), "
+            "expected what to_json of a report returns."
+        ) from error

@@ -1,0 +1,38 @@
+"""How objects show themselves: in one line, and as a page in notebooks."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class Shown:
+    """Shows itself in one line by ``summary``, and as a page in notebooks."""
+
+    @property
+    def summary(self) -> str:
+        """What it is, in a few words."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.summary}>"
+
+    def _repr_html_(self) -> str | None:
+        """Return a page for notebooks; None if the libraries that draw are not installed."""
+        page: str | None = importlib.import_module("qgraph.notebook").page_in_frame(self)
+        return page
+
+
+class _CallablePackage(ModuleType):
+    """A package with the name of a function in ``qgraph``, which it hides once it is imported."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        name = self.__name__.rpartition(".")[2]
+        return getattr(importlib.import_module("qgraph.api"), name)(*arguments, **options)
+
+
+def let_call(package: str) -> None:
+    """Make a package call the function of its name in :mod:`qgraph.api` when it is called."""
+    sys.modules[package].__class__ = _CallablePackage

@@ -1,0 +1,162 @@
+"""The public API: what ``qgraph`` offers, how objects show themselves, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import logging
+import pkgutil
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph.cli import commands
+from qgraph.errors import ExecutionError, OptionError
+from tests.user_script import main as user_script
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "digits_brevitas.onnx"
+BODY = """<ir_version: 10, opset_import: ["": 13]>
+g (float[N,2] x) => (float[N,2] y) <float s = {0.5}, uint8 z = {128}> {
+    q = QuantizeLinear (x, s, z)
+    d = DequantizeLinear (q, s, z)
+    y = Relu (d)
+}"""
+METHODS = {"run"}
+"""Commands that are a method of the model."""
+
+
+@pytest.fixture
+def model() -> qgraph.Model:
+    return qgraph.load(ir.from_onnx_text(BODY))
+
+
+def test_every_command_is_a_function() -> None:
+    for info in pkgutil.iter_modules(commands.__path__):
+        if info.name in METHODS:
+            assert callable(getattr(qgraph.Model, info.name))
+        else:
+            assert info.name in qgraph.__all__
+            assert callable(getattr(qgraph, info.name))
+
+
+def test_functions_stay_callable_when_a_package_has_their_name(model: qgraph.Model) -> None:
+    importlib.import_module("qgraph.verify.verify")
+    importlib.import_module("qgraph.targets.reader")
+    assert [target.name for target in qgraph.targets("finn")] == ["finn"]
+    certificate = qgraph.prove(model, model)
+    assert qgraph.verify(certificate, model, model).verdict == "proved"
+
+
+def test_dir_lists_public_names_and_submodules_only() -> None:
+    for name in dir(qgraph):
+        is_dunder = name[:2] == name[-2:] == "__"
+        assert is_dunder or name in qgraph.__all__ or f"qgraph.{name}" in sys.modules
+
+
+def test_public_functions_have_few_parameters_and_docstrings() -> None:
+    for name in qgraph.__all__:
+        found = getattr(qgraph, name)
+        assert name == "__version__" or inspect.getdoc(found), name
+        if inspect.isfunction(found):
+            assert len(inspect.signature(found).parameters) <= 8, name
+
+
+def test_a_script_that_uses_all_of_it(tmp_path: Path) -> None:
+    shown = user_script(str(EXAMPLE), tmp_path).splitlines()
+    assert shown[0].startswith("<Report: ")
+    assert all(line.startswith("<") and line.endswith(">") for line in shown[:9])
+    assert "proved" in shown[2]
+
+
+@pytest.mark.slow
+def test_type_checkers_accept_that_script(tmp_path: Path) -> None:
+    (tmp_path / "qgraph").mkdir()  # laid out as installed
+    for entry in [*(ROOT / "qgraph").iterdir(), ROOT / "transforms", ROOT / "cli"]:
+        (tmp_path / "qgraph" / entry.name).symlink_to(entry)
+    script = str(shutil.copy(ROOT / "tests" / "user_script.py", tmp_path))
+    checkers = {"mypy": ["--strict", "--follow-imports=silent"], "pyright": []}
+    installed = [name for name in checkers if importlib.util.find_spec(name)]
+    if not installed:
+        pytest.skip("neither mypy nor pyright is installed")
+    for name in installed:
+        command = [sys.executable, "-m", name, *checkers[name], script]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_notebooks_show_pages(model: qgraph.Model) -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    report = qgraph.convert(changed := model.clone(), to="onnx")
+    for thing in (model, report, qgraph.info(model), qgraph.check(model, changed)):
+        page = thing._repr_html_()
+        assert page is not None
+        assert page.startswith("<iframe srcdoc=")
+        assert "\n" not in repr(thing)
+
+
+def test_notebooks_show_text_without_the_libraries_that_draw(
+    model: qgraph.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert model._repr_html_() is None
+
+
+def test_a_rewrite_needs_a_model_or_an_output(model: qgraph.Model, tmp_path: Path) -> None:
+    for call in (lambda m: qgraph.convert(m, to="onnx"), qgraph.fold, qgraph.transform):
+        with pytest.raises(OptionError, match=r"Load it first \(qgraph.load\), or name the output"):
+            call(EXAMPLE)
+    out = tmp_path / "out.onnx"
+    before = model.to_proto().SerializeToString()
+    assert qgraph.convert(model, to="onnx", output=out).count("changed") == 1
+    assert model.to_proto().SerializeToString() == before
+    assert not any(node.op_type == "QuantizeLinear" for node in onnx.load(out).graph.node)
+
+
+@pytest.mark.parametrize("wrong", [b"model", 3, None, [], open])
+def test_something_that_is_no_model(wrong: object) -> None:
+    with pytest.raises(OptionError, match=r"expected a path, an onnx.ModelProto"):
+        qgraph.load(wrong)  # type: ignore[arg-type]
+
+
+def test_spare_arrays_are_left_out_with_a_warning(
+    model: qgraph.Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = np.array([[1.2, -3]], np.float32)
+    with caplog.at_level(logging.WARNING):
+        assert model.run({"x": x, "label": np.ones(1)}, backend="numpy")["y"].tolist() == [[1, 0]]
+    assert "their arrays are left out: 'label'" in caplog.text
+    with pytest.raises(ExecutionError, match="has no input 'X', expected 'x'"):
+        model.run({"X": x}, backend="numpy")
+
+
+def test_tensors_of_other_libraries_are_arrays(model: qgraph.Model) -> None:
+    class Tensor:
+        dtype = "torch.float32"
+
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+            return np.array([[2.0, -1.0]], np.float32)
+
+    class Broken:
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+            raise RuntimeError("it requires a gradient")
+
+    assert model.run({"x": Tensor()}, backend="numpy")["y"].tolist() == [[2, 0]]
+    with pytest.raises(ExecutionError, match="it requires a gradient"):
+        model.run({"x": Broken()}, backend="numpy")
+
+
+def test_threads_may_share_a_model(model: qgraph.Model) -> None:
+    batches = [np.full((1, 2), k / 2, np.float32) for k in range(32)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda x: model.run({"x": x}, backend="numpy")["y"], batches))
+    assert all((y == x).all() for x, y in zip(batches, found, strict=True))
