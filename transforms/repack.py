@@ -15,10 +15,11 @@ from qgraph.model import Model
 from qgraph.quantizers.movement import MOVES
 from qgraph.reasons import UNSUITED_WEIGHT, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.base import Transform, opset_option, option, transform
+from qgraph.transforms.base import Transform, opset_option, option, selects, transform
 from qgraph.transforms.drafts.choice import (
     Decision,
     entry,
+    label,
     opset_reason,
     raise_and_settle,
     refused,
@@ -97,6 +98,9 @@ class Repack(Transform):
     operators: str = option(
         "*", help="patterns of operators whose weights are stored anew, such as Conv*|Gemm"
     )
+    nodes: str = option(
+        "*", help="patterns of names of operators whose weights are stored anew, joined by |"
+    )
     opset: int | None = opset_option()
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
@@ -131,16 +135,20 @@ class Repack(Transform):
 
     def _concerns(self, decode: ir.Node) -> bool:
         """Return whether an operator takes the codes, moved or not, and not as its bias."""
-        if self.operators == "*":
+        if self.operators == self.nodes == "*":
             return True
-        users: set[str] = set()
+        users: list[ir.Node] = []
         pending = [decode]
         while pending:
             found = [use.node for use in pending.pop().outputs[0].uses() if use.idx != BIAS]
             pending += [node for node in found if node.op_type in MOVES]
-            users.update(node.op_type for node in found)
+            users += found
         patterns = self.operators.split("|")
-        return any(fnmatchcase(user, each) for user in users for each in patterns)
+        return any(
+            any(fnmatchcase(user.op_type, each) for each in patterns)
+            and selects(self.nodes, label(user))
+            for user in users
+        )
 
     def _choose(self, stored: Stored, limit: int) -> tuple[Recoding | None, ExplainedReason | None]:
         """Return the first recoding within the opset limit, or why there is none."""

@@ -48,6 +48,19 @@ from qgraph.cli.several import output_folder, several_models
     help="Names of layers that no factor and no bias is moved into, with * and ?. Repeatable.",
 )
 @click.option(
+    "--prefer",
+    type=options.Word(["speed", "size"]),
+    default="speed",
+    show_default=True,
+    help="speed: integer kernels, but for forms that the profile says are slower; size: weights of "
+    "few bits stay packed.",
+)
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="Measure both forms of each distinct layer on this machine, and take the fastest.",
+)
+@click.option(
     "--inputs",
     type=options.file_path,
     metavar="FILE",
@@ -79,6 +92,8 @@ def command(
     within: tuple[str, ...],
     ranges: tuple[tuple[str, tuple[float, float]], ...],
     keep: tuple[str, ...],
+    prefer: str,
+    tune: bool,
     inputs: Path | None,
     labels: str | None,
     require_all: bool,
@@ -112,6 +127,8 @@ def command(
     views.check()
     if labels is not None and inputs is None:
         raise click.UsageError("--labels needs --inputs, the data that they belong to. Add it.")
+    if tune and prefer == "size":
+        raise click.UsageError("--tune looks for speed, --prefer size for size. Use one of them.")
     data = options.InputOptions({}, inputs, None, 0, {}, None)
     if out is None and not (dry_run or explain):
         raise click.UsageError("There is no -o OUT, the model to write. Add it, or --dry-run.")
@@ -132,6 +149,7 @@ def command(
                 within=Bounding(within or "1step", ranges=dict(ranges)),
                 keep=keep,
                 require_all=require_all,
+                prefer="tuned" if tune else prefer,
                 inputs=given,
                 labels=None if labels is None else arrays.labels(labels, data),
             )

@@ -21,6 +21,7 @@ from qgraph.reporting.view import (
     Section,
     Table,
     Tone,
+    numbers,
 )
 from qgraph.text import amount, counted, percent, size, whole
 
@@ -131,6 +132,8 @@ def _sections(document: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[
         bounds = document["accuracy"]["bounds"]
         measured, *_ = measured_sections(bounds, Charts())
         yield replace(measured, title="On your data", text=[bounds_sentence(bounds)], detail=True)
+    if document["tuning"]:
+        yield _tuned(document["tuning"])
     reasons = Counter(
         (layer["reason"], layer["reason_id"]) for layer in layers if layer["kernel"] is None
     )
@@ -142,8 +145,7 @@ def _sections(document: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[
                 for e in layers
                 if (e["reason"], e["reason_id"]) == (reason, reason_id)
             ]
-            more = f" and {count - 1} more" if count > 1 else ""
-            points.append(f"{names[0]}{more}: {reason} [{reason_id}]")
+            points.append(f"{names[0]}{_more(count)}: {reason} [{reason_id}]")
         text = "These stay in float. 'qgraph explain ID' tells more about a cause."
         yield Section("Layers that are left", [text], points)
     if document["session_options"]:
@@ -153,6 +155,37 @@ def _sections(document: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[
         yield Section("Conditions", points=list(map(str, document["conditions"])))
     if document["notes"]:
         yield Section("Notes", points=list(map(str, document["notes"])))
+
+
+def _tuned(tuning: Mapping[str, Any]) -> Section:
+    """Return the times of both forms of each distinct layer, and of the whole model."""
+    columns: Columns = [Column("layer", code=True), "operator", "data"]
+    columns += [*numbers("integer ms", "float ms", "ratio"), "chosen"]
+    rows: list[Row] = [
+        [
+            str(form["layers"][0]) + _more(len(form["layers"])),
+            str(form["op"]),
+            ", ".join("x".join(map(str, shape)) for shape in form["shapes"]),
+            amount(form["integer_ms"], 3),
+            amount(form["float_ms"], 3),
+            f"{form['ratio']:.2f}",
+            Cell(form["chosen"], Tone.GOOD if form["chosen"] == "integer" else Tone.OPEN),
+        ]
+        for form in tuning["forms"]
+    ]
+    whole_model = ", ".join(
+        f"{name} {amount(time, 4)} ms" for name, time in tuning["milliseconds"].items()
+    )
+    text = (
+        f"{tuning['runtime']}, {counted(tuning['threads'], 'thread')}, medians. The whole model: "
+        f"{whole_model}; taken: {tuning['chosen']}."
+    )
+    table = Table("forms of layers", columns, rows, MANY)
+    return Section("Measured forms", [text], tables=[table], detail=True)
+
+
+def _more(count: int) -> str:
+    return f" and {count - 1} more" if count > 1 else ""
 
 
 def _row(layer: Layer) -> Row:

@@ -109,3 +109,11 @@ PROCESSOR = _condition(
     223, "processor", "The kernel is known of other processors only.",
     "Run the model on the processor that is meant.",
 )  # fmt: skip
+SLOWER = _condition(
+    224, "slower", "The integer form of the layer was measured to be slower than the float form.",
+    "Nothing; or deploy with --tune, which measures both on your machine.",
+)  # fmt: skip
+PACKED = _condition(
+    225, "packed", "The weights are stored in fewer bits than any integer kernel takes.",
+    "Deploy with --prefer speed, which stores them in a type that integer kernels take.",
+)  # fmt: skip

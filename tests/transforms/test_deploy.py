@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 import qgraph
+from qgraph import transforms
 from qgraph.cli.main import main
 from qgraph.errors import EquivalenceError, OptionError
 from qgraph.transforms.base import escaped, selects
@@ -147,6 +148,97 @@ def test_the_command_writes_model_report_and_certificate(network, tmp_path, caps
     kept = tmp_path / "kept.onnx"
     assert main([*command, "--keep", "*", "--require-all", "-o", str(kept)]) == 1
     assert not kept.exists()
+
+
+SLOWER = """
+[[slower]]
+text = "convolutions of 3 x 3"
+ratio = 1.5
+operators = ["Conv"]
+source = ["run"]
+"""
+
+
+def test_a_layer_that_the_profile_says_is_slower_stays_in_float(network, tmp_path):
+    known = Path(qgraph.__file__).parent / "targets" / "onnxruntime-cpu.toml"
+    profile, out = tmp_path / "own.toml", tmp_path / "out.onnx"
+    profile.write_text(known.read_text() + SLOWER)
+    model = qgraph.load(network)
+    found = qgraph.deploy(model, str(profile))
+    model.save(out)
+    (layer,) = found.layers
+    assert layer.reason == "convolutions of 3 x 3: measured to take 1.5 of the time of float"
+    assert (layer.kernel, layer.reason_id, layer.exactness) == (None, "QG224", "bounded")
+    assert not {"QLinearConv"} & set(executed(out, tmp_path))
+
+
+def four_bits(network: Path) -> Path:
+    proto = onnx.load(network)
+    (weights,) = [each for each in proto.graph.initializer if each.name == "w"]
+    codes = onnx.numpy_helper.to_array(weights) // 16
+    weights.CopyFrom(onnx.numpy_helper.from_array(codes, "w"))
+    path = network.with_name("four.onnx")
+    onnx.save(proto, path)
+    return path
+
+
+def test_weights_stay_packed_for_size(network):
+    model = qgraph.load(four_bits(network))
+    model.apply(transforms.Repack(opset=21))
+    small, large = model.clone(), model.clone()
+    found = qgraph.deploy(small, "onnxruntime-cpu", prefer="Size")
+    (layer,) = found.layers
+    assert (layer.kernel, layer.reason) == (None, "its weights stay packed as INT4")
+    assert "quantize-bias" not in layer.rewrites
+    fast = qgraph.deploy(large, "onnxruntime-cpu")
+    assert not fast.left
+    assert found.weight_bytes_after < fast.weight_bytes_after
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Times as they are asked for, in milliseconds: by the number of integer weights."""
+    from qgraph.comparison.bench.kernels import Kernels
+    from qgraph.comparison.bench.measure import BenchReport, ModelTime
+    from qgraph.transforms.deployment import preferences, tuning
+
+    times = {"FLOAT": 4.0, "INT8": 3.0, "INT16": 2.0}
+
+    def bench(models, timing):
+        taken = []
+        for model in models:
+            kinds = {str(v.dtype) for v in model.ir.graph.initializers.values()}
+            kinds = kinds if list(model.nodes("DequantizeLinear")) else {"FLOAT"}
+            taken.append(next(t for name, t in reversed(times.items()) if name in kinds))
+        rows = [
+            ModelTime(None, t, t, t, t / taken[0], t, t, None, Kernels({}, 0, 0)) for t in taken
+        ]
+        return BenchReport("clock 1", timing, rows)
+
+    for module in (tuning, preferences):
+        monkeypatch.setattr(module, "bench", bench)
+    return times
+
+
+def test_tuning_takes_the_fastest_form(network, clock, tmp_path, capsys):
+    report = tmp_path / "r.json"
+    command = ["deploy", str(network), "--target", "onnxruntime-cpu", "--dry-run"]
+    assert main([*command, "--tune", "--report", str(report)]) == 0
+    document = json.loads(report.read_text())
+    (layer,), tuning = document["layers"], document["tuning"]
+    assert layer["kernel"] is None
+    assert layer["reason"] == "its integer form was measured to take 1.5 of float's time"
+    assert [form["chosen"] for form in tuning["forms"]] == ["float"]
+    assert tuning["forms"][0]["shapes"] == [[1, 2, 6, 6]]
+    assert tuning["milliseconds"] == {"float": 4.0, "untuned": 3.0, "tuned": 2.0}
+    assert main([*command, "--tune", "--prefer", "size"]) == 2
+
+    clock["INT16"] = 3.5
+    found = qgraph.deploy(network, "onnxruntime-cpu", prefer="tuned")
+    assert found.tuning is not None
+    assert (found.tuning.chosen, found.left) == ("untuned", [])
+    with pytest.raises(OptionError, match="cannot be run here"):
+        qgraph.deploy(network, "tensorrt", prefer="tuned")
 
 
 def repeated(document, folder: Path) -> tuple[str, int]:

@@ -41,12 +41,13 @@ def advice(document: Mapping[str, Any]) -> str:
             "quantize the operands of convolutions and matrix products to integers of 8 bits or "
             "fewer, as with Brevitas, NNCF or onnxruntime.quantization"
         )
-    if left:
+    tuned = document["tuning"]
+    if left and not tuned:
         ids = dict.fromkeys(layer["reason_id"] for layer in left if layer["reason_id"])
         what = counted(len(left), "layer")
         return f"'qgraph explain {next(iter(ids))}' says what to do about {what} in float"
-    if measured is not None and measured["ratio_to_float"] >= 1:
-        return "the result is not faster than float; try --tune"
+    if measured is not None and measured["ratio_to_float"] >= 1 and not tuned:
+        return "the result is not faster than the network in float; try --tune"
     if options:
         return f"set {', '.join(options)} in the session that runs the result"
     if document["accuracy"] is None:

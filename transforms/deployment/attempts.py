@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from qgraph.bound import Bounding
@@ -50,13 +50,24 @@ class Attempt:
 
 
 def best_form(
-    reference: Model, profile: Profile, request: Bounding, kept: Sequence[str]
+    reference: Model,
+    profile: Profile,
+    request: Bounding,
+    kept: Sequence[str],
+    packed: Collection[str] | None = None,
 ) -> Attempt:
     """Return the first form that is within the limits.
 
     All passes are tried first, then without those that change what is paired, then the exact ones
     alone. Layers in regions that are not within the limits are left as they were, and tried again.
     If nothing is within the limits, the model stays as it is, with a note that says why.
+
+    Args:
+        reference: the input.
+        profile: of the target.
+        request: the limits.
+        kept: patterns of layers that no factor and no bias is moved into.
+        packed: see :func:`.pipeline.steps_for`.
     """
     plain = reference.clone()
     plain.apply(as_pairs())
@@ -66,8 +77,8 @@ def best_form(
         while True:
             model = reference.clone()
             nodes = "|".join(f"!{name}" for name in left) or "*"
-            steps = [s for s in steps_for(profile, nodes=nodes) if s.name not in without]
-            report = model.apply(*steps)
+            steps = steps_for(profile, nodes=nodes, packed=packed)
+            report = model.apply(*(step for step in steps if step.name not in without))
             attempt = Attempt(model, report, proved(reference, model, request))
             failing = attempt.failing
             if not failing:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.bound import Against, Bounding, Within
 from qgraph.comparison.check import Feeds, Inputs
-from qgraph.errors import EquivalenceError, ExecutionError, OptionError, UnsupportedError
+from qgraph.errors import EquivalenceError, ExecutionError, OptionError, UnsupportedError, member
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.inventory.executed import executed
 from qgraph.inventory.layers import FoundLayer, quantized_layers
@@ -23,7 +24,9 @@ from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
 from qgraph.transforms.deployment.accuracy import accuracy
 from qgraph.transforms.deployment.attempts import Attempt, best_form, order_of, unchanged
+from qgraph.transforms.deployment.forms import Left, Preference, packed
 from qgraph.transforms.deployment.pipeline import as_pairs
+from qgraph.transforms.deployment.preferences import preferred
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
 from qgraph.transforms.drafts.choice import label
 from qgraph.version import __version__
@@ -46,6 +49,7 @@ def deploy(
     within: Within = "1step",
     keep: Sequence[str] = (),
     require_all: bool = False,
+    prefer: str = Preference.SPEED,
     inputs: Inputs | Feeds | None = None,
     labels: npt.ArrayLike | None = None,
 ) -> Deployment:
@@ -62,6 +66,9 @@ def deploy(
             a deployment.
         keep: patterns of names of layers that no factor and no bias is moved into.
         require_all: raise if a quantized layer is left in float.
+        prefer: ``speed`` leaves layers in float whose integer form is slower by the profile;
+            ``size`` leaves weights of few bits packed; ``tuned`` measures both forms of each
+            distinct layer on this machine, and takes the fastest.
         inputs: arrays by name, on which the result is compared with the input.
         labels: the right answers for the rows of the inputs.
 
@@ -76,6 +83,7 @@ def deploy(
     reference = model.clone()
     if labels is not None and inputs is None:
         raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
+    preference = member(Preference, prefer, "prefer")
     asked = Bounding.of(within, model.inputs, model.outputs)
     request = replace(asked, against=Against.IDEAL, order=order_of(profile))
     attempt = unchanged(
@@ -83,8 +91,14 @@ def deploy(
     )
     found = _reported(reference, attempt, profile)
     if found.left or not found.layers:
-        attempt = best_form(reference, profile, request, list(keep))
-        found = _reported(reference, attempt, profile)
+        how = reference, profile, request, list(keep)
+        if preference is Preference.SIZE:
+            attempt = best_form(*how, packed(best_form(*how, ()).model))
+        else:
+            attempt = best_form(*how)
+    chosen = preferred(attempt, reference, profile, request, preference)
+    attempt = chosen.attempt
+    found = replace(_reported(reference, attempt, profile, chosen.left), tuning=chosen.tuning)
     if require_all and found.left:
         first = found.left[0]
         raise EquivalenceError(
@@ -143,7 +157,9 @@ def _kernels(model: Model, profile: Profile, *, run: bool) -> dict[str, _Taken]:
     return found
 
 
-def _reported(reference: Model, attempt: Attempt, profile: Profile) -> Deployment:
+def _reported(
+    reference: Model, attempt: Attempt, profile: Profile, chosen: Left = MappingProxyType({})
+) -> Deployment:
     plain = reference.clone()
     plain.apply(as_pairs())
     layers = list(quantized_layers(plain.ir))
@@ -168,6 +184,8 @@ def _reported(reference: Model, attempt: Attempt, profile: Profile) -> Deploymen
         was = before.get(name, _Taken(None if source is None else source.op_type)).kernel
         other = _Taken(None, OTHER("the result has no such quantized layer"))
         taken = after.get(name, other if stayed is None else _Taken(stayed.op_type))
+        if taken.kernel is None and name in chosen:
+            taken = _Taken(None, chosen[name])
         description = layer.description
         if source is not None:
             description = replace(description, node=label(source))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from qgraph.exactness import Exactness
@@ -10,7 +11,7 @@ from qgraph.targets.kernels import OperandRule
 from qgraph.targets.layer import ZeroPoint
 from qgraph.targets.profile import Profile
 from qgraph.targets.rules import Loads
-from qgraph.transforms.base import Transform
+from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.fold_batch_norm import FoldBatchNorm
@@ -27,13 +28,15 @@ from qgraph.transforms.split_zero_points import SplitZeroPoints
 from qgraph.transforms.symmetric_weights import SymmetricWeights
 from qgraph.transforms.widen_codes import WidenCodes
 
-_HIGHEST_OPSET = 21
+HIGHEST_OPSET = 21
 """Nothing in the forms below needs a higher one."""
 
 _LIMITED_CODES = "QuantizeLinear+Clip+DequantizeLinear"
 
 
-def steps_for(profile: Profile, *, nodes: str = "*") -> list[Transform]:
+def steps_for(
+    profile: Profile, *, nodes: str = "*", packed: Collection[str] | None = None
+) -> list[Transform]:
     """Return the passes for a target, in the order in which they are applied.
 
     Constants are computed first, since the rules of the other passes see stored codes only. Weight
@@ -42,12 +45,22 @@ def steps_for(profile: Profile, *, nodes: str = "*") -> list[Transform]:
     Args:
         profile: what is known of the target.
         nodes: patterns of names of the layers into which factors and biases may go.
+        packed: names of layers whose biases stay as they are; weights then keep the type that
+            FoldWeights gives them. None for types that kernels take.
     """
     highest = profile.versions.opsets
-    opset = _HIGHEST_OPSET if highest is None else min(_HIGHEST_OPSET, highest[1])
+    opset = HIGHEST_OPSET if highest is None else min(HIGHEST_OPSET, highest[1])
     if not _takes(profile, "DequantizeLinear"):
         return [ConvertDialect(to="qonnx")]
-    return [*_plain(opset), *_shaped(profile, opset, nodes)]
+    steps = [*_plain(opset), *_shaped(profile, opset, nodes)]
+    if packed is None:
+        return steps
+    biased = "|".join((nodes, *(f"!{escaped(name)}" for name in packed)))
+    return [
+        replace(step, nodes=biased) if isinstance(step, QuantizeBias) else step
+        for step in steps
+        if not isinstance(step, Repack | WidenCodes)
+    ]
 
 
 def as_pairs() -> LowerIntegerOperators:

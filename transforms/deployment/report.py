@@ -11,6 +11,7 @@ from qgraph.certificate import Certificate
 from qgraph.errors import OptionError, meant, shown
 from qgraph.shown import Shown
 from qgraph.transforms.deployment.accuracy import Accuracy
+from qgraph.transforms.deployment.tuning import Tuning
 from qgraph.version import head
 
 
@@ -62,6 +63,7 @@ class Deployment(Shown):
         session_options: what a session has to set for the result.
         notes: remarks.
         accuracy: on the data that was given; None without any.
+        tuning: the forms of layers that were measured; None if none were.
         measured: times; None if not measured.
     """
 
@@ -76,6 +78,7 @@ class Deployment(Shown):
     session_options: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     accuracy: Accuracy | None = None
+    tuning: Tuning | None = None
     measured: Mapping[str, Any] | None = None
 
     @property
@@ -144,5 +147,6 @@ class Deployment(Shown):
             "session_options": dict(self.session_options),
             "notes": list(self.notes),
             "accuracy": None if self.accuracy is None else self.accuracy.to_json(),
+            "tuning": None if self.tuning is None else self.tuning.to_json(),
             "measured": None if self.measured is None else dict(self.measured),
         }

@@ -1,0 +1,85 @@
+"""In which form the weights of a layer are stored, which decides what computes it.
+
+The numbers are the same in all forms::
+
+    integer  DequantizeLinear(INT8)    an integer kernel computes the layer
+    float    DequantizeLinear(INT16)   no kernel takes such codes: the layer is computed in float
+    packed   DequantizeLinear(INT4)    as float, and the file is smaller
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx_ir as ir
+
+from qgraph.errors import Choice
+from qgraph.inventory.layers import quantized_layers
+from qgraph.model import Model
+from qgraph.reasons import ExplainedReason
+from qgraph.targets.engine import KernelMatch, kernel_of
+from qgraph.targets.layer import LAYERS
+from qgraph.targets.profile import Profile
+from qgraph.targets.unmet import PACKED, SLOWER
+from qgraph.transforms.base import Transform, escaped
+from qgraph.transforms.deployment.pipeline import HIGHEST_OPSET
+from qgraph.transforms.drafts.choice import label
+from qgraph.transforms.repack import CodeTarget, Repack
+
+FLOAT = "float"
+_BYTE = 8
+
+Left = Mapping[str, ExplainedReason]
+"""Layers that are left in float by choice, and why."""
+
+
+class Preference(Choice):
+    """What a deployment prefers where it has a choice."""
+
+    SPEED = "speed"
+    """Integer kernels, but for forms that the profile says are slower."""
+
+    SIZE = "size"
+    """Weights of few bits stay packed, although no integer kernel takes them."""
+
+    TUNED = "tuned"
+    """The form that is the fastest on this machine, as measured."""
+
+
+def in_float(names: Collection[str]) -> Transform:
+    """Return the pass that stores the weights of layers so that they are computed in float."""
+    return Repack(
+        to=CodeTarget.INT16,
+        scales=False,
+        activations=False,
+        operators="|".join(sorted(LAYERS)),
+        nodes="|".join(map(escaped, names)),
+        opset=HIGHEST_OPSET,
+    )
+
+
+def marked_slower(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
+    """Return the layers whose integer form is slower than float by a profile."""
+    found = {}
+    for layer in quantized_layers(model.ir):
+        match = kernel_of(layer.description, profile)
+        forms = match.slower if isinstance(match, KernelMatch) else ()
+        slow = next((form for form in forms if form.than == FLOAT and form.ratio > 1), None)
+        if slow is not None and layer.description.w.is_constant:
+            text = f"{slow.text}: measured to take {slow.ratio:g} of the time of float"
+            found[label(layer.node)] = SLOWER(text)
+    return found
+
+
+def packed(model: Model) -> dict[str, ExplainedReason]:
+    """Return the layers whose weights are stored in fewer than 8 bits."""
+    types = {
+        label(layer.node): layer.description.w.codes
+        for layer in quantized_layers(model.ir)
+        if layer.description.w.is_constant
+    }
+    return {
+        name: PACKED(f"its weights stay packed as {codes}")
+        for name, codes in types.items()
+        if ir.DataType[codes].bitwidth < _BYTE
+    }

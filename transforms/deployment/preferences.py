@@ -1,0 +1,118 @@
+"""Leave layers in float where that is preferred: by a profile, for size, or as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from qgraph.bound import Bounding
+from qgraph.comparison.bench.measure import Timing, bench
+from qgraph.errors import OptionError
+from qgraph.inventory.layers import quantized_layers
+from qgraph.model import Model
+from qgraph.reasons import ExplainedReason
+from qgraph.reports import Report
+from qgraph.targets.profile import Profile
+from qgraph.targets.unmet import SLOWER
+from qgraph.transforms.deployment.attempts import Attempt, proved
+from qgraph.transforms.deployment.float_network import float_network
+from qgraph.transforms.deployment.forms import Left, Preference, in_float, marked_slower, packed
+from qgraph.transforms.deployment.tuning import Tuning, tune
+from qgraph.transforms.drafts.choice import label
+
+_CLEAR = 0.98
+"""Another form of the model is taken if it needs less than so much of the time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Preferred:
+    """A model in the form that is preferred.
+
+    Attributes:
+        attempt: the model, and how equal it is.
+        left: the layers that are left in float by choice, and why.
+        tuning: what was measured; None if nothing was.
+    """
+
+    attempt: Attempt
+    left: Left = field(default_factory=dict)
+    tuning: Tuning | None = None
+
+
+def preferred(
+    attempt: Attempt, reference: Model, profile: Profile, request: Bounding, prefer: Preference
+) -> Preferred:
+    """Return a model with the layers in float for which that is preferred.
+
+    Args:
+        attempt: the model in the form that integer kernels take.
+        reference: the input.
+        profile: of the target.
+        request: the limits.
+        prefer: what is preferred.
+
+    Raises:
+        OptionError: times are wanted of a target that cannot be run here.
+        UnsupportedError: the runtime is not installed.
+    """
+    if prefer is Preference.SIZE:
+        return Preferred(attempt, packed(attempt.model))
+    if prefer is Preference.SPEED:
+        left = marked_slower(attempt.model, profile)
+        return (
+            Preferred(_leaving(attempt, reference, request, left), left)
+            if left
+            else Preferred(attempt)
+        )
+    if profile.executed is None:
+        raise OptionError(
+            f"{profile.name} cannot be run here, so that no times can be taken. Leave --tune out."
+        )
+    options = {each.key: each.needed for each in profile.option if each.needed is not None}
+    timing = Timing(profile.executed, options=options)
+    tuning = tune(attempt.model, timing)
+    return _fastest(Preferred(attempt, tuning.left, tuning), reference, request)
+
+
+def _fastest(found: Preferred, reference: Model, request: Bounding) -> Preferred:
+    """Return the fastest of the model, the tuned model, and the model with all layers in float."""
+    attempt, tuning = found.attempt, found.tuning
+    if tuning is None:
+        raise AssertionError("there are times")
+    every = {
+        label(layer.node): SLOWER("the whole model was measured to be faster with it in float")
+        for layer in quantized_layers(attempt.model.ir)
+        if layer.description.w.is_constant
+    }
+    choices: dict[str, Left] = {"untuned": {}}
+    choices |= {"tuned": found.left} if found.left else {}
+    choices |= {"all in float": every} if found.left.keys() != every.keys() else {}
+    models = [_stored(attempt.model, left)[0] for left in choices.values()]
+    times = bench([float_network(reference), *models], tuning.timing)
+    names = ["float", *choices]
+    measured = {name: each.median_ms for name, each in zip(names, times.models, strict=True)}
+    ratios = {name: each.ratio for name, each in zip(names, times.models, strict=True)}
+    best = min(choices, key=lambda name: ratios[name])
+    if ratios[best] > _CLEAR * ratios["untuned"]:
+        best = "untuned"
+    left = choices[best]
+    told = replace(tuning, networks=measured, chosen=best)
+    return Preferred(_leaving(attempt, reference, request, left), left, told)
+
+
+def _leaving(
+    attempt: Attempt, reference: Model, request: Bounding, left: Mapping[str, ExplainedReason]
+) -> Attempt:
+    """Return an attempt with some layers in float."""
+    if not left:
+        return attempt
+    model, report = _stored(attempt.model, left)
+    whole = replace(attempt.report, sites=[*attempt.report.sites], notes=[*attempt.report.notes])
+    whole.extend(report)
+    return Attempt(model, whole, proved(reference, model, request))
+
+
+def _stored(model: Model, names: Collection[str]) -> tuple[Model, Report]:
+    """Return a copy of a model with layers in float, and what was done."""
+    copy = model.clone()
+    return copy, copy.apply(in_float(names)) if names else Report()

@@ -1,0 +1,200 @@
+"""Measure the forms of each distinct layer on this machine, and choose the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx_ir as ir
+
+from qgraph.comparison.bench.measure import Timing, bench
+from qgraph.comparison.divergence import excerpt, frontier
+from qgraph.errors import ExecutionError, QGraphError
+from qgraph.graph.inference.walk import open_interface, with_facts
+from qgraph.inventory.layers import FoundLayer, quantized_layers
+from qgraph.model import Model
+from qgraph.targets.layer import LAYERS
+from qgraph.targets.unmet import SLOWER
+from qgraph.transforms.deployment.forms import FLOAT, Left, in_float
+from qgraph.transforms.drafts.choice import label
+
+_ENDS = LAYERS | {"DequantizeLinear"}
+_FURTHEST = 12
+"""Operators that are followed from a layer to the quantizer of its result."""
+
+Progress = Callable[[int, int], None]
+
+_ROUNDS = 9
+_CLEAR = 1.05
+"""A layer is left in float if its integer form takes more than so much of the time of float."""
+
+
+@dataclass(frozen=True)
+class TunedForm:
+    """Both forms of layers with equal operator, shapes, attributes and types.
+
+    Attributes:
+        layers: names of the layers.
+        op: their operator.
+        shapes: of their data.
+        integer_ms, float_ms: median times, with what lies between its codes and the next.
+        ratio: median of the ratios of the first to the second, round by round.
+    """
+
+    layers: Sequence[str]
+    op: str
+    shapes: Sequence[Sequence[int]]
+    integer_ms: float
+    float_ms: float
+    ratio: float
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the integer form is clearly slower."""
+        return self.ratio > _CLEAR
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields, and the form that is chosen."""
+        return vars(self) | {"chosen": FLOAT if self.is_slower else "integer"}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was measured.
+
+    Attributes:
+        runtime: name and version.
+        timing: how.
+        forms: of layers.
+        networks: median times of the network in ``float``, and of the whole model: ``untuned``,
+            ``tuned``, and with ``all in float``.
+        chosen: which of these is the result.
+    """
+
+    runtime: str
+    timing: Timing
+    forms: Sequence[TunedForm]
+    networks: Mapping[str, float] = field(default_factory=dict)
+    chosen: str = "untuned"
+
+    @property
+    def left(self) -> Left:
+        """The layers that are faster in float."""
+        return {
+            name: SLOWER(f"its integer form was measured to take {each.ratio:.3g} of float's time")
+            for each in self.forms
+            if each.is_slower
+            for name in each.layers
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of the report."""
+        return {
+            "runtime": self.runtime,
+            "threads": self.timing.threads,
+            "batch": self.timing.batch,
+            "forms": [each.to_json() for each in self.forms],
+            "milliseconds": dict(self.networks),
+            "chosen": self.chosen,
+        }
+
+
+def tune(model: Model, timing: Timing, progress: Progress = lambda done, total: None) -> Tuning:
+    """Measure both forms of each distinct layer, each in a model of its own.
+
+    Args:
+        model: in integer form.
+        timing: how times are taken.
+        progress: is told after each distinct layer.
+
+    Raises:
+        UnsupportedError: the runtime is not installed.
+    """
+    timing = replace(timing, rounds=_ROUNDS)
+    groups: dict[object, list[tuple[str, Model]]] = {}
+    for name, part in _parts(model, timing.batch):
+        groups.setdefault(_signature(part.ir), []).append((name, part))
+    forms, runtime = list[TunedForm](), str(timing.runtime)
+    for number, members in enumerate(groups.values()):
+        name, part = members[0]
+        progress(number, len(groups))
+        plain = part.clone()
+        plain.apply(in_float([name]))
+        try:
+            report = bench([plain, part], timing)
+        except ExecutionError:
+            continue  # the runtime does not run it alone
+        runtime, (slow, own) = report.runtime, report.models
+        shapes = [[int(size) for size in value.shape or ()] for value in part.inputs]
+        op = next(node.op_type for node in part.nodes() if label(node) == name)
+        names = [each for each, _ in members]
+        forms.append(TunedForm(names, op, shapes, own.median_ms, slow.median_ms, own.ratio))
+    return Tuning(runtime, timing, forms)
+
+
+def _parts(model: Model, batch: int) -> list[tuple[str, Model]]:
+    """Return, for each layer with constant weights, what computes its codes from other codes."""
+    interface = {
+        name: tuple(
+            batch if not axis and not isinstance(size, int) else size
+            for axis, size in enumerate(sizes)
+        )
+        for name, sizes in open_interface(model.ir).items()
+    }
+    whole = Model(with_facts(model.ir, interface))
+    found = []
+    for layer in quantized_layers(whole.ir):
+        part = _part(whole, layer) if layer.description.w.is_constant else None
+        if part is not None:
+            found.append((label(layer.node), part))
+    return found
+
+
+def _part(whole: Model, layer: FoundLayer) -> Model | None:
+    """Return the model of one layer; None if its shapes are not known."""
+    end = _end(layer.node.outputs[0])
+    decoded = [node.inputs[0] for node in whole.nodes("DequantizeLinear")]
+    codes = [value for value in decoded if value is not None and value.producer() is not None]
+    starts = [value for value in frontier(whole.ir.graph, end, codes) if not value.is_initializer()]
+    shapes = [value.shape for value in starts]
+    if not all(shape is not None and shape.is_static() for shape in shapes):
+        return None
+    pairs = [(str(value.name), str(value.name)) for value in starts]
+    try:
+        part = excerpt(whole, pairs, (str(end.name), str(end.name)), [])
+    except (QGraphError, ValueError):
+        return None
+    known = dict(zip([name for name, _ in pairs], zip(starts, shapes, strict=True), strict=True))
+    for value in part.graph.inputs:
+        start, shape = known[str(value.name)]
+        value.type, value.shape = start.type, shape
+    return Model(part)
+
+
+def _end(value: ir.Value) -> ir.Value:
+    """Return the codes of a result; the result where it has several readers before."""
+    end = value
+    for _ in range(_FURTHEST):
+        uses = list(end.uses())
+        if len(uses) != 1 or uses[0].node.op_type in _ENDS or end.is_graph_output():
+            return end
+        end = uses[0].node.outputs[0]
+    return value
+
+
+def _signature(part: ir.Model) -> object:
+    """Return what two layers have in common if they take the same time in every form."""
+    form = lambda value: None if value is None else (str(value.dtype), str(value.shape))  # noqa: E731
+    nodes = [
+        (
+            node.op_type,
+            sorted((name, str(each.value)) for name, each in node.attributes.items()),
+            [
+                form(v) if v is None or v.is_initializer() or v.is_graph_input() else 0
+                for v in node.inputs
+            ],
+        )
+        for node in part.graph
+    ]
+    return str(nodes)
