@@ -269,10 +269,18 @@ def test_words_of_rewrites_match_in_any_case(model: Model) -> None:
             call("sideways")
 
 
+def test_preferences_match_in_any_case(model: Model) -> None:
+    for text in cases("size"):
+        assert not qgraph.deploy(model.clone(), "onnxruntime-cpu", prefer=text).left
+    with pytest.raises(OptionError, match="expected one of speed, size, tuned"):
+        qgraph.deploy(model, "onnxruntime-cpu", prefer="small")
+
+
 COVERED = {
     ("check", "backend"),
     ("convert", "exact"),
     ("convert", "fake_quantize"),
+    ("deploy", "prefer"),
     ("deploy", "within"),
     ("Scoring", "metric"),
     ("fold", "exact"),

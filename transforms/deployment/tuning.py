@@ -126,7 +126,7 @@ def tune(model: Model, timing: Timing, progress: Progress = lambda done, total: 
         except ExecutionError:
             continue  # the runtime does not run it alone
         runtime, (slow, own) = report.runtime, report.models
-        shapes = [[int(size) for size in value.shape or ()] for value in part.inputs]
+        shapes = [list(value.shape.numpy() if value.shape else ()) for value in part.inputs]
         op = next(node.op_type for node in part.nodes() if label(node) == name)
         names = [each for each, _ in members]
         forms.append(TunedForm(names, op, shapes, own.median_ms, slow.median_ms, own.ratio))
@@ -183,18 +183,22 @@ def _end(value: ir.Value) -> ir.Value:
     return value
 
 
-def _signature(part: ir.Model) -> object:
+def _signature(part: ir.Model) -> str:
     """Return what two layers have in common if they take the same time in every form."""
-    form = lambda value: None if value is None else (str(value.dtype), str(value.shape))  # noqa: E731
-    nodes = [
-        (
-            node.op_type,
-            sorted((name, str(each.value)) for name, each in node.attributes.items()),
-            [
-                form(v) if v is None or v.is_initializer() or v.is_graph_input() else 0
-                for v in node.inputs
-            ],
-        )
-        for node in part.graph
-    ]
-    return str(nodes)
+    return str(
+        [
+            (
+                node.op_type,
+                sorted((name, str(each.value)) for name, each in node.attributes.items()),
+                [_form(value) for value in node.inputs],
+            )
+            for node in part.graph
+        ]
+    )
+
+
+def _form(value: ir.Value | None) -> tuple[str, str] | None:
+    """Return type and shape of an input or a constant."""
+    if value is None or value.producer() is not None:
+        return None
+    return str(value.dtype), str(value.shape)
