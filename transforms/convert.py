@@ -172,7 +172,7 @@ class ConvertDialect(Transform):
     def _remedy(
         self, site: Site, target: Dialect, editor: Editor, comparer: Comparer, limit: int
     ) -> str:
-        if unhealthy(site.quantizer) is not None:
+        if unhealthy(site.meaning) is not None:
             return ""
         for name in ("qdq", PLAIN, "qonnx", "openvino"):
             if name not in (target.name, site.dialect):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,13 +155,13 @@ def _described(found: Site | Refusal) -> Described:
 
 def _parameters(site: Site, known: Description) -> Description:
     """Return the description of a quantizer from its parameters, ignoring a constant input."""
-    match site.quantizer:
+    match site.meaning:
         case Affine(scale, zero_point, lo, hi, rounding, _, decoding):
             known = replace(known, rounding=str(rounding))
             if decoding is not None:
-                remark = f"codes are dequantized with scale {numbers(decoding.scale)}"
+                remark = f"codes are dequantized with scale {numbers(decoding.scale, site)}"
                 known = replace(
-                    known, remark=f"{remark}, zero point {numbers(decoding.zero_point)}"
+                    known, remark=f"{remark}, zero point {numbers(decoding.zero_point, site)}"
                 )
             return _uniform(site, known, scale, zero_point, lo, hi)
         case Ranged(input_low=low, input_high=high, levels=levels) as ranged:
@@ -174,7 +174,7 @@ def _parameters(site: Site, known: Description) -> Description:
             codes = np.asarray([0, levels - 1], np.float32)
             return _uniform(site, known, scale, zero_point, codes[:1], codes[1:])
         case Floating(scale, kind, rounding, saturating):
-            name, bits = format_of(site.quantizer)
+            name, bits = format_of(site.meaning)
             beyond = "saturates" if saturating else "does not saturate"
             known = replace(known, format=name, bits=bits, rounding=str(rounding))
             known = replace(known, remark=f"largest value {kind.max_value:g}, {beyond}")
@@ -263,18 +263,19 @@ def _is_near(one: Array, other: Array) -> bool:
 def _scaled(
     site: Site, known: Description, scale: Array, zero_point: Array | None = None
 ) -> Description:
-    rank = len(site.shape)
     return replace(
         known,
-        granularity=_granularity(rank, scale, *(() if zero_point is None else (zero_point,))),
-        scale=numbers(scale),
-        zero_point=None if zero_point is None else numbers(zero_point, digest=False),
+        granularity=_granularity(site, scale, *(() if zero_point is None else (zero_point,))),
+        scale=numbers(scale, site),
+        zero_point=None if zero_point is None else numbers(zero_point, site, digest=False),
     )
 
 
 def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]:
     """Return the description of a constant by its used codes, and the value of its last node."""
     y, factor = _scaled_once_more(site)
+    if factor is not None:
+        site = replace(site, meaning=site.quantizer, repeats=None)
     known = replace(known, name=str(y.name), of="weight", rounding=None)
     scale, zero_point = _scale_of(site), _zero_point_of(site)
     with np.errstate(all="ignore"):
@@ -311,7 +312,7 @@ def _narrowest(steps: StepRange) -> tuple[str, int | None]:
 
 def _scale_of(site: Site) -> Array | None:
     """Return the scale of a quantizer's output, None if it has no steps."""
-    match site.quantizer:
+    match site.meaning:
         case Affine(scale=scale, decoding=decoding):
             return scale if decoding is None else decoding.scale
         case Ranged(output_low=low, output_high=high, levels=levels):
@@ -322,7 +323,7 @@ def _scale_of(site: Site) -> Array | None:
 
 
 def _zero_point_of(site: Site) -> Array:
-    match site.quantizer:
+    match site.meaning:
         case Affine(zero_point=zero_point, decoding=decoding):
             return zero_point if decoding is None else decoding.zero_point
         case Ranged(output_low=low, output_high=high, levels=levels):
@@ -346,17 +347,17 @@ def _scaled_once_more(site: Site) -> tuple[ir.Value, Array | None]:
     return node.outputs[0], factor
 
 
-def _granularity(rank: int, *parameters: Array) -> str:
+def _granularity(site: Site, *parameters: Array) -> str:
     """Return the granularity: the elements over which all parameters are constant."""
     joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
     spread = [np.broadcast_to(parameter, joint) for parameter in parameters]
-    strides = [blocks.stretch(spread, axis) for axis in range(len(joint))]
-    offset = max(rank - len(joint), 0)
-    varying = [axis for axis, size in enumerate(joint) if strides[axis] < size]
+    strides = [blocks.stretch(spread, axis, site.repeats) for axis in range(len(joint))]
+    offset = max(len(site.shape) - len(joint), 0)
+    varying = [axis for axis in range(len(joint)) if strides[axis] < _length(joint, axis, site)]
     if not varying:
         return "per tensor"
     if len(varying) == 1:
-        return f"per channel ({joint[varying[0]]}, axis {varying[0] + offset})"
+        return f"per channel ({_length(joint, varying[0], site)}, axis {varying[0] + offset})"
     blocked = [axis for axis in varying if strides[axis] > 1]
     if len(blocked) == 1:
         return f"per {strides[blocked[0]]} along axis {blocked[0] + offset}"
@@ -366,19 +367,38 @@ def _granularity(rank: int, *parameters: Array) -> str:
     return f"per {', '.join(parts)}"
 
 
-def numbers(parameter: Array, *, digest: bool = True) -> Numbers:
-    """Return the ends of a parameter and its digest; equal values count as one."""
+def _length(shape: Sequence[int], axis: int, site: Site | None) -> int:
+    """Return the elements along an axis, with entries of blocks repeated."""
+    repeats = None if site is None else site.repeats
+    if repeats is None or axis != repeats.axis or shape[axis] == 1:
+        return shape[axis]
+    return repeats.sizes[axis]
+
+
+def numbers(parameter: Array, site: Site | None = None, *, digest: bool = True) -> Numbers:
+    """Return the ends of a parameter and its digest; equal values count as one.
+
+    Args:
+        parameter: its values; they broadcast to the data of ``site``, or are repeated.
+        site: the quantizer; None if nothing is repeated.
+        digest: whether to compute a digest if all values are the same.
+    """
     # Adding zero removes the sign of a negative one.
     array = np.asarray(parameter, np.float32) + np.float32(0)
     low, high = float(array.min()), float(array.max())
     if not digest and low == high:
         return Numbers(low, high)
-    varying = [
-        axis for axis in range(array.ndim) if blocks.stretch([array], axis) < array.shape[axis]
-    ]
-    for axis in range(array.ndim):
+    repeats = None if site is None or array.size == 1 else site.repeats
+    axes = range(array.ndim)
+    strides = [blocks.stretch([array], axis, repeats) for axis in axes]
+    lengths = [_length(array.shape, axis, site) for axis in axes]
+    varying = [axis for axis in axes if strides[axis] < lengths[axis]]
+    for axis in axes:
         # for a single axis each value counts: equal neighbours are not a block
-        stride = blocks.stretch([array], axis) if axis not in varying or len(varying) > 1 else 1
-        array = array[(slice(None),) * axis + (slice(None, None, stride),)]
+        stride = strides[axis] if axis not in varying or len(varying) > 1 else 1
+        places = np.arange(0, lengths[axis], stride)
+        if lengths[axis] != array.shape[axis] and repeats is not None:
+            places //= repeats.block_size
+        array = array.take(places, axis)
     data = np.ascontiguousarray(array.reshape(-1)).astype("<f4").tobytes()
     return Numbers(low, high, hashlib.sha256(data).hexdigest()[:_DIGITS])

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 
 from qgraph.graph.streaming import Stream, box_at
 from qgraph.numerics import Array, blocks
-from qgraph.numerics.formats import FORMATS, container
+from qgraph.numerics.formats import FORMATS, IntFormat, container
+from qgraph.ops.steps import element_type
 from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.quantizer import Affine
 from qgraph.quantizers.weights.level_table import numbers_of
 from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter, pieces
 
@@ -18,6 +21,9 @@ _PIECE = 1 << 17
 """Elements at a time; smaller weights are quantized at once."""
 
 _KINDS = ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", *FORMATS)
+
+_MOST_BITS = 16
+"""Bits of codes up to which a step is found again after decoding, whatever the scale."""
 
 
 @dataclass
@@ -39,11 +45,14 @@ class StepRange:
         if offset.any():
             steps += offset
         np.rint(steps, out=steps)
+        self.add_whole(steps)
+
+    def add_whole(self, steps: Array) -> None:
+        """Count in whole numbers."""
         low, high = steps.min(), steps.max()
         self.low, self.high = float(np.minimum(self.low, low)), float(np.maximum(self.high, high))
         if self.has_signs_only:
-            within = bool(low >= -1 and high <= 1)
-            self.has_signs_only = within and bool(np.abs(steps, out=steps).all())
+            self.has_signs_only = bool(low >= -1 and high <= 1) and bool(steps.all())
 
 
 def step_range(site: Site, scale: Array, offset: Array) -> StepRange | None:
@@ -53,14 +62,18 @@ def step_range(site: Site, scale: Array, offset: Array) -> StepRange | None:
 
     Args:
         site: the quantizer.
-        scale: real units per step; broadcasts to the weight.
-        offset: is added to the steps; broadcasts to the weight.
+        scale: real units per step; one of its parameters, or broadcasts to the weight.
+        offset: is added to the steps; likewise.
     """
     found, weight = StepRange(), site.weight
     if weight is None or not weight.size:
         return None
-    shape, program = weight.shape, None
-    fits = all(blocks.fits(array.shape, shape) for array in (scale, offset))
+    point = _zero_point_of_codes(site, weight, scale, offset)
+    if point is not None:
+        _add_codes(site, weight, point.astype(np.int32), found)
+        return found
+    shape, program, repeats = weight.shape, None, site.repeats
+    fits = repeats or all(blocks.fits(array.shape, shape) for array in (scale, offset))
     if weight.size > _PIECE and fits and weight.kind in _KINDS:
         program = ElementProgram.of(site.nodes, site.x, site.y, shape)
     with np.errstate(all="ignore"):
@@ -68,13 +81,59 @@ def step_range(site: Site, scale: Array, offset: Array) -> StepRange | None:
             values = site.values
             if values is None or not values.size:
                 return None
-            found.add(values, scale, offset)
+            spread = [
+                array if repeats is None else repeats.spread(array) for array in (scale, offset)
+            ]
+            found.add(values, *spread)
             return found
-        scales, offsets = Parameter(scale, shape), Parameter(offset, shape)
+        scales, offsets = _parameter(scale, site, weight), _parameter(offset, site, weight)
         for start, values in _values(weight, program):
             box = box_at(shape, start, values.size)
             found.add(values.reshape(box[1]), scales.at(*box), offsets.at(*box))
     return found
+
+
+def _parameter(array: Array, site: Site, weight: Stream) -> Parameter:
+    repeats = None if array.size == 1 else site.repeats
+    along = () if repeats is None else (repeats.axis, repeats.block_size)
+    return Parameter(array, weight.shape, *along)
+
+
+def _zero_point_of_codes(site: Site, weight: Stream, scale: Array, offset: Array) -> Array | None:
+    """Return the zero point if the steps of stored codes are the codes less it; None if not.
+
+    ``(code - zero_point) * scale``, divided by the scale, is off by less than 2**-22 of itself if
+    nothing overflows, and a product of an integer that is subnormal is exact.
+    """
+    meaning, (node, *others) = site.meaning, site.nodes
+    form = FORMATS.get(weight.kind)
+    if others or node.op_type != "DequantizeLinear" or not isinstance(form, IntFormat):
+        return None
+    if form.bits > _MOST_BITS or not isinstance(meaning, Affine) or meaning.scale is not scale:
+        return None
+    stated = element_type(node.inputs[1]) or ir.DataType.FLOAT
+    result = ir.DataType(node.attributes.get_int("output_dtype", 0)) or stated
+    largest = np.float32(1 << form.bits) * np.abs(scale)
+    if result != ir.DataType.FLOAT or offset.any() or not (scale != 0).all():
+        return None
+    return meaning.zero_point if np.isfinite(largest).all() else None
+
+
+def _add_codes(site: Site, weight: Stream, point: Array, found: StepRange) -> None:
+    """Count in codes less their zero points, until no further one can change the range."""
+    form = FORMATS[weight.kind]
+    ends = form.lo - int(point.max()), form.hi - int(point.min())
+    points = _parameter(point, site, weight)
+    buffer = np.empty(min(_PIECE, weight.size), weight.dtype)
+    for start, stop in pieces([weight.shape], 0, weight.size, _PIECE):
+        data = weight.read(start, stop, buffer[: stop - start])
+        steps = numbers_of(data.view(container(weight.kind)), weight.kind)
+        if point.any():
+            box = box_at(weight.shape, start, steps.size)
+            steps = steps.reshape(box[1]).astype(np.int32) - points.at(*box)
+        found.add_whole(steps)
+        if (found.low, found.high) == ends and not found.has_signs_only:
+            return
 
 
 def _values(weight: Stream, program: ElementProgram) -> Iterator[tuple[int, Array]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -65,6 +66,25 @@ def align(
         return np.repeat(param, block_size, axis=axis)[inside]
     _check_shape(param, [length], f"one entry per index of axis {axis}", x_shape)
     return param.reshape([length if i == axis else 1 for i in range(rank)])
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How parameters of blocks, one entry for each block, lie along the data.
+
+    Attributes:
+        sizes: shape of the data.
+        axis: along which the blocks lie, from 0.
+        block_size: elements of the data for each entry along ``axis``.
+    """
+
+    sizes: tuple[int, ...]
+    axis: int
+    block_size: int
+
+    def spread(self, param: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+        """Return a parameter so that it broadcasts to the data, see :func:`align`."""
+        return align(param, self.sizes, self.axis, self.block_size)
 
 
 def expect_one_shape(scale: Array, zero_point: Array) -> None:
@@ -148,19 +168,22 @@ def run_length(params: Sequence[Array], axis: int, length: int) -> int:
     return math.gcd(*changes) or length
 
 
-def stretch(params: Sequence[Array], axis: int) -> int:
+def stretch(params: Sequence[Array], axis: int, repeats: Repeats | None = None) -> int:
     """Return the block size along an axis: the largest step at which a parameter changes.
 
     Args:
         params: arrays of one shape.
         axis: of theirs, from 0.
+        repeats: of their entries along the data, in which the block size counts.
     """
-    size = int(params[0].shape[axis])
+    size, each = int(params[0].shape[axis]), 1
+    if repeats is not None and axis == repeats.axis and size > 1:
+        size, each = repeats.sizes[axis], repeats.block_size
     for param in params:
         if param.strides[axis]:
             moved = np.moveaxis(param, axis, 0)
             changes = (moved[1:] != moved[:-1]).any(axis=tuple(range(1, param.ndim)))
-            size = math.gcd(size, *(np.flatnonzero(changes) + 1).tolist())
+            size = math.gcd(size, *((np.flatnonzero(changes) + 1) * each).tolist())
     return size
 
 

@@ -165,7 +165,7 @@ class _Offer:
     passed_over: list[Draft] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        reason = unhealthy(self.site.quantizer)
+        reason = unhealthy(self.site.meaning)
         if reason is not None:
             self.decision = Decision(self.site, None, None, reason)
 

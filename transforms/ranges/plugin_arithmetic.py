@@ -88,7 +88,7 @@ def as_plugin(site: Site, editor: Editor) -> Site | Refusal:
     if computed is None:
         return site
     fields = (site.x, site.y, site.nodes, site.root, site.dialect, site.quantizer, site.shape)
-    return PluginSite(*fields, site.weight, computed)
+    return PluginSite(*fields, site.weight, computed=computed)
 
 
 class PluginComparer(Comparer):

@@ -31,21 +31,27 @@ class Site(Region):
     Attributes:
         root: the node that the reader started from; reports name it.
         dialect: name of the dialect that it is written in.
-        meaning: what it means, or a function that returns that, for parameters of many elements.
-        shape: of the data, None for a dimension that is not known; parameters broadcast to it.
+        meaning: what it means; parameters broadcast to the data, unless there are ``repeats``.
+        shape: of the data, None for a dimension that is not known.
         weight: the values of ``x`` where they are known, else None; those in a file are not read.
+        repeats: of parameters of blocks, which have an entry for each block in ``meaning``.
     """
 
     root: ir.Node
     dialect: str
-    meaning: Quantizer | Callable[[], Quantizer]
+    meaning: Quantizer
     shape: tuple[int | None, ...]
     weight: Stream | None = None
+    repeats: blocks.Repeats | None = None
 
     @property
     def quantizer(self) -> Quantizer:
-        """What it means. Parameters of many elements are made at each call, and not kept."""
-        return self.meaning() if callable(self.meaning) else self.meaning
+        """What it means; parameters of blocks are repeated at each call, and not kept."""
+        meaning: Any = self.meaning
+        if self.repeats is not None:
+            meaning = with_arrays(meaning, self.repeats.spread)
+        known: Quantizer = meaning
+        return known
 
     @cached_property
     def values(self) -> Array | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +11,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Float32, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
@@ -56,11 +56,10 @@ class Qdq:
             reason = f"its codes are {origin}, not of a QuantizeLinear"
             return Refusal(node, NO_PARTNER(reason + _way_out(source)))
         stream = constant_stream(x)
-        meaning: Quantizer | Callable[[], Quantizer]
-        meaning, shape = _meaning(nodes, x, expands=stream is None or stream.size <= _FEW)
-        if stream is not None and stream.size > _FEW:
-            meaning = functools.partial(_expanded, nodes, x)
-        return Site(x, node.outputs[0], nodes, node, self.name, meaning, shape, stream)
+        few = stream is None or stream.size <= _FEW
+        repeats = None if few else _repeats(nodes, x)
+        meaning, shape = _meaning(nodes, x, expands=repeats is None)
+        return Site(x, node.outputs[0], nodes, node, self.name, meaning, shape, stream, repeats)
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
         """Yield codes of a constant; then pairs, from the pair alone to float operators."""
@@ -110,8 +109,19 @@ def _way_out(*others: ir.Node | None) -> str:
     return "; leave it if codes are meant there, or add the other node of the pair"
 
 
-def _expanded(nodes: tuple[ir.Node, ...], x: ir.Value) -> Quantizer:
-    return _meaning(nodes, x, expands=True)[0]
+def _repeats(nodes: tuple[ir.Node, ...], x: ir.Value) -> blocks.Repeats | None:
+    """Return how parameters of blocks are repeated; None without blocks, or with several kinds."""
+    kinds = {
+        (node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0))
+        for node in nodes
+        if node.op_type != "Clip"
+    }
+    axis, size = kinds.pop()
+    sizes = fixed_sizes(x)
+    if kinds or not size or sizes is None or not -len(sizes) <= axis < len(sizes):
+        return None
+    known = tuple(length for length in sizes if length is not None)
+    return blocks.Repeats(known, axis % len(sizes), size) if len(known) == len(sizes) else None
 
 
 def _meaning(

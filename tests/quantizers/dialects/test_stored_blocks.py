@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
 from qgraph import load
+from qgraph.inventory.description import descriptions
 from qgraph.numerics import blocks
 from qgraph.quantizers.dialects import qdq
 from qgraph.quantizers.dialects.dialect import Refusal, Site
@@ -60,3 +62,32 @@ def test_scales_of_another_shape_are_refused_when_the_model_is_read():
     (refused,) = sites(wrong)
     assert isinstance(refused, Refusal)
     assert "blocks of 2 along axis 0" in refused.reason or "zero point" in refused.reason
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_description_does_not_depend_on_whether_parameters_are_repeated(seed, monkeypatch):
+    random = np.random.default_rng(seed)
+    shape, axis = tuple(int(n) for n in random.integers(1, 9, 3)), int(random.integers(3))
+    size = int(random.integers(1, shape[axis] + 2))
+    counts = [-(-n // size) if i == axis else n for i, n in enumerate(shape)]
+    scale = random.choice(np.float32([0.5, 0.25, 3]), counts)
+    points = random.integers(-3, 4, counts).astype(np.int8) * (seed % 2)
+    if seed % 3 == 0:
+        scale, points = scale[:1, :1, :1] + 0 * scale, points[..., :1] + 0 * points
+    codes = random.integers(-1, 2 + seed, shape).astype(np.int8)
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float x) => (float y) <int8[1] w = {{0}}, float[1] s = {{0}}, int8[1] z = {{0}}> {{
+            d = DequantizeLinear <axis = {axis}, block_size = {size}> (w, s, z)
+            y = Mul (x, d)
+        }}"""
+    model = ir.from_onnx_text(text)
+    for name, array in (("w", codes), ("s", scale), ("z", points)):
+        value = model.graph.initializers[name]
+        value.const_value, value.shape = ir.tensor(array, name=name), ir.Shape(array.shape)
+    found = []
+    for few in (0, 1 << 30):
+        monkeypatch.setattr(qdq, "_FEW", few)
+        (described,) = descriptions(model)
+        found.append(described.description)
+        assert described.description.reason is None
+    assert found[0] == found[1]
