@@ -296,7 +296,7 @@ class Certificate(Shown):
         try:
             kept = {"kept_inputs": document["keep_inputs"], "counterexample": {}}
             kept["bounding"] = document
-            if document["exactness"] == ProofVerdict.BOUNDED:
+            if document["exactness"] == document["verdict"] == ProofVerdict.BOUNDED:
                 kept["exactness"] = None
             return read_fields(cls, {**document, **models, **kept})
         except (KeyError, TypeError, ValueError, AttributeError) as error:

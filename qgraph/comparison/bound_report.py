@@ -35,7 +35,7 @@ class SegmentMeasure:
         own_error: the largest error with which this distance is computed.
         violated: how the bound is violated; None if it holds.
         beyond: the limit that the data exceeds; None if there is none.
-        reason: why it was not compared.
+        reason: why distances were not compared; nor were codes if there are no elements.
     """
 
     reference: str
@@ -137,7 +137,7 @@ class SegmentTally:
             )
 
     def _expect(self, found: Array, bound: Float64, text: str) -> None:
-        beyond = found > bound
+        beyond = ~(found <= bound)  # so is what is no number
         if self.violated is not None or not beyond.any():
             return
         most = np.broadcast_to(bound, found.shape)

@@ -95,24 +95,30 @@ class BoundRuns:
                     step.tally.bound = None
                     step.tally.reason = "codes of minifloats are not compared on data"
             steps.append(step)
+        known: set[ir.Node] = set()
         for step in steps:
-            self._cut(step, sides)
+            self._cut(step, sides, known)
         _mark_last(steps)
         return steps
 
-    def _cut(self, step: _SegmentRun, sides: Sequence[CutModel]) -> None:
+    def _cut(self, step: _SegmentRun, sides: Sequence[CutModel], known: set[ir.Node]) -> None:
+        """Cut out what computes the ends of a segment.
+
+        Args:
+            step: the segment.
+            sides: both models.
+            known: roundings of both models whose codes are computed before it; changed.
+        """
         values = step.segment.values
-        if step.tally.bound is None or values[0] is None or values[1] is None:
+        if values[0] is None or values[1] is None or (step.points or step.tally.bound) is None:
             return
         ends = values if step.points is None else tuple(p.before for p in step.points)
-        first, second = (side.part(end) for side, end in zip(sides, ends, strict=True) if end)
-        known = {node for node, _ in self._partners.values()}
-        if not set(first.starts.values()) <= known or not set(second.starts.values()) <= set(
-            self._partners
-        ):
+        parts = [side.part(end) for side, end in zip(sides, ends, strict=True) if end is not None]
+        if not known.issuperset(node for part in parts for node in part.starts.values()):
             step.tally.reason = "it begins with codes that have no counterpart in the other model"
             return
-        step.parts = first, second
+        step.parts = parts[0], parts[1]
+        known.update(point.node for point in step.points or ())
 
     def add(self, feeds: Mapping[str, Any]) -> bool:
         """Run one batch, and return whether all bounds hold on it.
@@ -134,13 +140,8 @@ class BoundRuns:
         codes: tuple[Codes, Codes] = {}, {}
         holds = True
         for step in self._steps:
-            if step.parts is not None:
-                try:
-                    self._run(step, feeds, codes)
-                except Undecidable as error:
-                    step.tally.reason = str(error.reason)
-                    step.parts = None
-                holds &= step.tally.violated is None
+            self._run(step, feeds, codes)
+            holds &= step.tally.violated is None
             for node in step.last:
                 for kept in codes:
                     kept.pop(node, None)
@@ -152,7 +153,7 @@ class BoundRuns:
 
     def _run(self, step: _SegmentRun, feeds: Mapping[str, Any], codes: tuple[Codes, Codes]) -> None:
         if step.parts is None:
-            raise AssertionError("only segments with parts are run")
+            return
         ours, theirs = step.parts
         own, grown = codes
         renamed = {self._names.get(name, name): x for name, x in feeds.items()}
@@ -162,20 +163,36 @@ class BoundRuns:
         accumulated = there
         if any(node in grown for node in theirs.starts.values()):
             accumulated = theirs.run(renamed, equal | grown)
-        meant = ours.ideal(feeds, own, ideal)
         if step.points is None:
-            _compare_outputs(step, (executed, there, accumulated), meant, self._chunk)
+            with np.errstate(invalid="ignore"):
+                step.tally.add(*(np.abs(_real(x) - _real(executed)) for x in (there, accumulated)))
+        else:
+            one, other = step.points
+            delta = step.segment.delta
+            made = one.codes(executed)
+            candidate, last = (other.codes(x) - delta for x in (there, accumulated))
+            own[one.node] = made
+            if not np.array_equal(last, made):
+                grown[other.node] = (last + delta).astype(made.dtype)
+            if made.shape != candidate.shape:
+                raise AssertionError("roundings that are paired have equal shapes")
+            apart = np.abs(candidate - made)
+            step.tally.add(apart, np.abs(last - made))
+        if step.tally.reason is not None:
             return
-        one, other = step.points
-        delta = step.segment.delta
-        made = one.codes(executed)
-        candidate, last = (other.codes(x) - delta for x in (there, accumulated))
-        own[one.node] = made
-        if not np.array_equal(last, made):
-            grown[other.node] = (last + delta).astype(made.dtype)
-        if made.shape != candidate.shape:
-            raise AssertionError("roundings that are paired have equal shapes")
-        _compare_codes(step, (made, candidate, last), (there, meant), self._chunk)
+        try:
+            meant = ours.ideal(feeds, own, ideal)
+            if step.points is None:
+                _measure_output(step, there, meant, self._chunk)
+            else:
+                step.tally.expect_steps(step.segment.steps())
+                _measure_codes(step, step.points, (apart, candidate), (there, meant), self._chunk)
+        except Undecidable as error:
+            step.tally.reason = str(error.reason)
+
+
+def _real(array: Array) -> Float64:
+    return np.asarray(array, np.float64)
 
 
 def _tally(segment: Segment, request: Bounding) -> SegmentTally:
@@ -224,40 +241,45 @@ def _own_error(segment: Segment, chunk: int, reach: Float64) -> Float64:
     return 2 * chunk * _FLOAT64 / FLOAT32.unit * segment.reference_error + SLACK * (1 + reach)
 
 
-def _compare_codes(
-    step: _SegmentRun, codes: tuple[Array, Array, Array], data: tuple[Array, Array], chunk: int
+def _measure_codes(
+    step: _SegmentRun,
+    points: tuple[QuantizedPoint, QuantizedPoint],
+    codes: tuple[Array, Array],
+    data: tuple[Array, Array],
+    chunk: int,
 ) -> None:
-    segment, points, tally = step.segment, step.points, step.tally
-    if points is None:
-        raise AssertionError("codes are compared at roundings")
-    made, candidate, last = codes
+    """Compare distances with their bounds.
+
+    Args:
+        step: the segment.
+        points: its end in both models.
+        codes: how far the codes lie apart, and the codes of the candidate.
+        data: what the candidate computes before them, and what the reference means there.
+        chunk: the number of terms that are added in sequence.
+    """
+    segment, tally = step.segment, step.tally
+    apart, candidate = codes
     one, other = points
     low, high = one.limits
     bottom, top = (end - segment.delta for end in other.limits)
     low, high = np.maximum(low, bottom), np.minimum(high, top)
-    own = _own_error(segment, chunk, np.minimum(np.abs(low), np.abs(high)) * 0 + segment.span)
     before = one.values(data[1], np.float64)
     meant = np.clip(before, low, high)
+    reach = np.where(np.isfinite(segment.span), segment.span, np.abs(meant))
+    own = _own_error(segment, chunk, reach)
     near: Callable[[Array], Array] = np.nan_to_num
     if other.is_coded:
         distance = np.maximum(np.abs(candidate - meant) - 0.5, 0.0)
     else:
         there = other.values(data[0], np.float32) - segment.delta
         distance = np.abs(np.clip(there, low, high) - meant)
-    apart = np.abs(candidate - made)
     ties = near(one.tie_distance(before))
-    tally.add(apart, np.abs(last - made))
     tally.measure(near(distance), segment.from_ideal, own)
     tally.expect_near_ties(np.where(apart > segment.extra, ties, 0.0), segment.tie_distance + own)
-    tally.expect_steps(segment.steps())
 
 
-def _compare_outputs(
-    step: _SegmentRun, arrays: tuple[Array, Array, Array], meant: Array, chunk: int
-) -> None:
+def _measure_output(step: _SegmentRun, there: Array, meant: Array, chunk: int) -> None:
     segment, tally = step.segment, step.tally
-    made, candidate, last = (np.asarray(array, np.float64) for array in arrays)
     with np.errstate(invalid="ignore"):
-        tally.add(np.abs(candidate - made), np.abs(last - made))
-        distance = np.nan_to_num(np.abs(candidate - meant))
+        distance = np.nan_to_num(np.abs(_real(there) - meant))
     tally.measure(distance, segment.from_ideal, _own_error(segment, chunk, segment.largest))

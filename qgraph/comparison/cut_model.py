@@ -53,12 +53,15 @@ class QuantizedPoint:
     evaluation: Evaluation
 
     def values(self, x: Array, kind: type[np.floating[Any]]) -> Float64:
-        """Return the numbers that are rounded, in steps; whole ones where it rounds to nearest."""
+        """Return the numbers that are rounded, in steps, so that it rounds to nearest.
+
+        Args:
+            x: what is computed before them; where codes alone can be seen, what is meant there.
+            kind: in which they are computed.
+        """
         event = self.rounding.event
         shift = SHIFTS.get(event.kind, 0.0)
-        if self.is_coded:
-            raise Undecidable(NO_BOUND(f"{self.node.op_type} does not show what it rounds"))
-        if event.kind == "Sign":
+        if self.is_coded or event.kind == "Sign":
             return np.asarray(x, np.float64)
         return (
             _before(
@@ -134,7 +137,7 @@ class ModelPart:
     def ideal(
         self, feeds: Mapping[str, Any], codes: Mapping[ir.Node, Array], means: Callable[..., Array]
     ) -> Array:
-        """Return the value in real arithmetic."""
+        """Return the value in real arithmetic; of codes from codes, what is rounded to them."""
         if self.wanted.is_graph_input():
             return np.asarray(feeds[str(self.wanted.name)], np.float64)
         known = {value: np.asarray(x, np.float64) for value, x in self._known(feeds, codes).items()}

@@ -18,7 +18,10 @@ from qgraph.graph.schema import OpKey
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.dispatch import kernel_for
-from qgraph.ops.integer.products import SIGNATURES
+from qgraph.ops.integer.kernels import is_on_codes
+from qgraph.ops.integer.pairs import read_pair
+from qgraph.ops.integer.products import SIGNATURES, Result, read_product
+from qgraph.ops.integer.sums import Factor, Parameter
 from qgraph.ops.operator import operator_of
 from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.functions.expression import Undecidable
@@ -134,7 +137,7 @@ def ideal(
     Args:
         nodes: in topological order.
         known: values that they begin with; changed.
-        wanted: what is returned.
+        wanted: what is returned; for the result of an operator on codes, what is rounded to it.
         side: the model of the nodes.
 
     Raises:
@@ -144,6 +147,8 @@ def ideal(
         if all(value not in known for value in node.inputs):
             continue
         try:
+            if wanted in node.outputs and is_on_codes(node):
+                return _steps(node, known, side)
             results = _results(node, known, side)
         except (QGraphError, ValueError, TypeError, IndexError, NotImplementedError) as error:
             raise Undecidable(NOT_COMPUTED(f"{node.op_type}: {error}")) from error
@@ -154,12 +159,41 @@ def ideal(
 
 
 def _results(node: ir.Node, known: Mapping[ir.Value, Array], side: Evaluation) -> Sequence[Array]:
-    if operator_of(node) is not None or (not node.domain and node.op_type in NUMPY):
+    is_primitive = not node.domain and node.op_type in NUMPY and node.op_type != "Gather"
+    if operator_of(node) is not None or is_primitive:
         return [traced(node, known, side, NumberTracer(np.float64))]
     is_integer = OpKey.of(node) in SIGNATURES
     operands = [None if v is None else _operand(v, known, side, is_integer) for v in node.inputs]
     with np.errstate(all="ignore"):
         return [np.asarray(y) for y in kernel_for(node, side.imports)(*operands)]
+
+
+def _steps(node: ir.Node, known: Mapping[ir.Value, Array], side: Evaluation) -> Float64:
+    """Return what an operator on codes rounds: sums times scales, or numbers of two tensors."""
+
+    def real(value: Parameter | None) -> Float64:
+        found = _operand(value, known, side, True) if isinstance(value, ir.Value) else value
+        return np.asarray(0 if found is None else found, np.float64)
+
+    def shifted(factor: Factor) -> Float64:
+        return real(factor.codes) - real(factor.zero_point)
+
+    product, pair = read_product(node), read_pair(node)
+    if pair is not None:
+        parts = [shifted(each) * real(each.scale) for each in (pair.a, pair.b)]
+        return NUMPY[pair.operation](*parts) / real(pair.scale) + real(pair.zero)
+    if product is None or product.result is not Result.CODES:
+        raise Undecidable(NO_BOUND(f"{node.op_type} does not show what it rounds"))
+    sums = ir.node(product.kind, [product.a.codes, product.b.codes], product.attributes)
+    total = kernel_for(sums, side.imports)(shifted(product.a), shifted(product.b))[0]
+    bias = real(product.bias)
+    total = total + (bias.reshape(-1, *[1] * (total.ndim - 2)) if product.kind == "Conv" else bias)
+    total = (total + _HALF) % (2 * _HALF) - _HALF  # int32 wraps around
+    unit = product.unit(lambda a, b: real(a) * real(b))
+    return np.asarray(total * unit / real(product.encoding[0]))
+
+
+_HALF = 2.0**31
 
 
 def _operand(

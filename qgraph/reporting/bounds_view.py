@@ -302,7 +302,7 @@ def measured_sections(bounds: Entry, charts: Charts) -> Iterator[Section]:
             verdict = Cell(f"beyond {segment['beyond']}", Tone.BAD)
         elif segment["reason"]:
             verdict = Cell(f"not compared: {segment['reason']}", Tone.OPEN)
-        is_known = segment["reason"] is None
+        is_known = segment["reason"] is None or bool(segment["elements"])
         keys = ("elements", "differing_codes", "largest_steps", "distance", "distance_bound")
         texts = [amount(segment[key], 3) if is_known else NONE for key in keys[2:]]
         counts = [whole(segment[key]) if is_known else NONE for key in keys[:2]]

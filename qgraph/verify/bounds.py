@@ -20,7 +20,7 @@ from qgraph.graph.interface import Interface, Pair
 from qgraph.graph.scopes import node_name
 from qgraph.numerics import Float64
 from qgraph.verify.executed import Executed
-from qgraph.verify.ideals import Basis, Ideal, distance, distance_within, largest, times
+from qgraph.verify.ideals import Basis, Ideal, distance, distance_within, is_same, largest, times
 from qgraph.verify.operators import meaning
 from qgraph.verify.outputs import EqualValues
 from qgraph.verify.reading import Reading
@@ -186,11 +186,17 @@ class BoundCheck:
 
     def _is_congruent(self, segment: _Segment) -> bool:
         if segment.is_output:
-            return self._equal.are_equal([segment.ends])
+            return self._equal.are_equal([segment.ends]) or self._is_same(segment.ends)
         one, other = (value.producer() for value in segment.ends)
         if one is None or other is None or not self._agree(one, other):
             return False
         return self._equal.are_equal([(one.inputs[0], other.inputs[0])])
+
+    def _is_same(self, ends: Pair) -> bool:
+        """Return whether two values are one function of codes, and nothing is rounded."""
+        ours, theirs = self._one.of(ends[0]), self._other.of(ends[1])
+        is_exact = ends[0].dtype is ends[1].dtype and not (ours.error.any() or theirs.error.any())
+        return is_exact and is_same(ours.meant, theirs.meant)
 
     def _compare(self, segment: _Segment) -> None:
         """Check that a bound is at least what is found.

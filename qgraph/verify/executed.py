@@ -25,7 +25,6 @@ from qgraph.verify.ideals import (
     rows_of,
     times,
     total,
-    zero,
 )
 
 
@@ -63,8 +62,8 @@ class Executed:
     meant: Ideal
     low: Float64
     high: Float64
-    absolute: Float64 = field(default_factory=zero)
-    relative: Float64 = field(default_factory=zero)
+    absolute: Float64 = field(default_factory=NOTHING.copy)
+    relative: Float64 = field(default_factory=NOTHING.copy)
     granule: Float64 | None = None
     value: Float64 | None = None
     scale: Float64 | None = None

@@ -25,11 +25,6 @@ _WHOLE = 2.0**26
 _ELEMENTWISE = ("limit", "LeakyRelu")
 
 
-def zero() -> Float64:
-    """Return 0."""
-    return NOTHING
-
-
 def times(one: Float64, other: Float64) -> Float64:
     """Return the product, where 0 times infinity is 0."""
     with np.errstate(invalid="ignore"):
@@ -60,7 +55,7 @@ class Basis:
     high: Float64
     inner: Ideal | None = None
     weights: Float64 | None = None
-    reach: Float64 = field(default_factory=zero)
+    reach: Float64 = field(default_factory=NOTHING.copy)
     ends: tuple[Float64, Float64] | None = None
     slope: float = 1.0
 
@@ -92,8 +87,8 @@ class Ideal:
     """
 
     terms: tuple[tuple[Float64, Basis], ...] = ()
-    offset: Float64 = field(default_factory=zero)
-    size: Float64 = field(default_factory=zero)
+    offset: Float64 = field(default_factory=NOTHING.copy)
+    size: Float64 = field(default_factory=NOTHING.copy)
     depth: int = 1
 
     @classmethod
@@ -266,16 +261,16 @@ def _share(p: Basis, q: Basis) -> Float64 | None:
 
 def _is_one_inner(p: Basis, q: Basis) -> bool:
     """Return whether two bases are made of one function."""
-    if p.inner is None or q.inner is None:
-        return False
-    one, other = p.inner.terms, q.inner.terms
+    return p.inner is not None and q.inner is not None and is_same(p.inner, q.inner)
+
+
+def is_same(one: Ideal, other: Ideal) -> bool:
+    """Return whether two functions are one, with all numbers."""
+    pairs = zip(one.terms, other.terms, strict=False)
     return (
-        np.array_equal(p.inner.offset, q.inner.offset)
-        and len(one) == len(other)
-        and all(
-            np.array_equal(c, d) and _is_one(a, b)
-            for (c, a), (d, b) in zip(one, other, strict=True)
-        )
+        np.array_equal(one.offset, other.offset)
+        and len(one.terms) == len(other.terms)
+        and all(np.array_equal(c, d) and _is_one(a, b) for (c, a), (d, b) in pairs)
     )
 
 

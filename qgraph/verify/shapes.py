@@ -110,6 +110,8 @@ def _read_type(node: ir.Node) -> ir.DataType | None:
             return _type(node, 2) if len(node.inputs) > 2 else stated or ir.DataType.UINT8
         case "DequantizeLinear":
             return stated or _type(node, 1)
+        case "QLinearConv" | "QLinearMatMul":
+            return _type(node, 7)
     return None
 
 
@@ -122,7 +124,7 @@ def _read_shape(node: ir.Node) -> Shape | None:
         return data
     if name in ("Flatten", "Gemm"):
         return None, None
-    is_kept = name in _SAME_RANK or (
+    is_kept = name in _SAME_RANK | {"QLinearConv"} or (
         name in _REDUCING and node.attributes.get_int("keepdims", 1) != 0
     )
     return (None,) * len(data) if data is not None and is_kept else None

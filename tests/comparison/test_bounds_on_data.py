@@ -124,3 +124,27 @@ def test_inputs_beyond_their_range_and_unknown_names_are_errors() -> None:
         qgraph.check(one, other, {"x": np.full(3, 2, np.float32)}, tolerances=within)
     with pytest.raises(OptionError, match=r"no output 'z', expected one of y"):
         qgraph.check(one, other, tolerances=Tolerances(within="z:1"))
+
+
+@pytest.mark.parametrize("operation", ["Add", "Mul"])
+def test_segments_begin_with_codes_of_operators_that_show_nothing_else(operation: str) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+    net (float[N,2] x) => (float[N,2] y)
+    <float s = {0.5}, float t = {0.25}, uint8 z = {3}, uint8 one = {1}, float w = {3}> {
+        [a] c = QuantizeLinear (x, s, z)
+        BODY
+        [d] r = DequantizeLinear (e, t, one)
+        [last] y = Mul (r, w)
+    }"""
+    codes = f"[k] e = com.microsoft.QLinear{operation} (c, s, z, c, s, z, t, one)"
+    reals = f"[b] q = DequantizeLinear (c, s, z) [p] m = {operation} (q, q) "
+    reals += "[k] e = QuantizeLinear (m, t, one)"
+    x = np.array([[0.5, 1.0], [-1.5, 60]], np.float32)
+    for texts in ((codes, reals), (reals, codes)):
+        models = [ir.from_onnx_text(text.replace("BODY", body)) for body in texts]
+        report = qgraph.check(*models, {"x": x}, tolerances=ONE)
+        assert report.bounds is not None
+        assert [s.reason for s in report.bounds.segments] == [None] * 3
+        assert [s.violated for s in report.bounds.segments] == [None] * 3
+        # all numbers are multiples of a quarter: nothing is rounded in either model
+        assert report.bounds.segments[1].distance == 0.0

@@ -57,7 +57,7 @@ def gemm(call: NodeCall) -> Operand:
     c = None if call.value(2) is None else call.quantity(2)
     if c is not None:
         c = multiple_of(c, beta, beta) if c.value is None else _times(c, beta)
-    total = _of_factors(call, a, b, alpha, c)
+    total = _of_factors(call, a, b, alpha, c, more=0 if alpha == beta == 1 else _SCALING)
     return _activated(call, total, "") if call.node.domain else total
 
 
@@ -73,7 +73,7 @@ def matmul(call: NodeCall) -> Operand:
         is_turned = bool(call.whole(name)) and rank > 1
         factors.append(transposed(call, place, axes) if is_turned else call.quantity(place))
     alpha = np.asarray(float(np.float32(call.number("alpha", 1.0))))
-    return _of_factors(call, factors[0], factors[1], alpha)
+    return _of_factors(call, factors[0], factors[1], alpha, more=0 if alpha == 1 else _SCALING)
 
 
 _SCALING = 3
@@ -81,10 +81,24 @@ _SCALING = 3
 
 
 def _of_factors(
-    call: NodeCall, a: Quantity, b: Quantity, alpha: Float64, c: Quantity | None = None
+    call: NodeCall,
+    a: Quantity,
+    b: Quantity,
+    alpha: Float64,
+    c: Quantity | None = None,
+    *,
+    more: int,
 ) -> Quantity:
-    """Return ``alpha * a @ b + c``; one of both factors may be constant."""
-    more = 0 if alpha == 1 and c is None else _SCALING
+    """Return ``alpha * a @ b + c``, where one of both factors may be constant.
+
+    Args:
+        call: the node.
+        a: a factor.
+        b: the other factor.
+        alpha: multiplies their product.
+        c: is added, times its factor.
+        more: roundings of each term by both factors.
+    """
     if a.value is not None and b.value is not None:
         raise call.refusal("two constants")
     if b.value is not None and b.value.ndim == len(("rows", "columns")):
