@@ -136,9 +136,8 @@ def show_page(talk: Talk, page: Page) -> None:
             show()
         show_paragraph("; ".join(f"{fact.name} {fact.value}" for fact in page.facts))
     show_paragraph(f"{page.verdict.upper()}: {page.sentence}", page.tone, is_bold=True)
-    if not talk.quiet:
-        for line in page.closing:
-            show_paragraph(line)
+    for line in () if talk.quiet else page.closing:
+        show_paragraph(line)
 
 
 def show_sections(talk: Talk, sections: Iterable[Section]) -> bool:
@@ -361,10 +360,7 @@ class ProgressBar:
         self._show(printable(what), done, total, "")
 
     def tell_bytes(self, what: str, done: int, total: int) -> None:
-        """Show the current step, its bytes, its speed, and the time left.
-
-        The rate and the time left count from the first of the bytes.
-        """
+        """Show the current step, its bytes, and speed and time left since the first of them."""
         now = time.monotonic()
         if not done:
             self._began = now

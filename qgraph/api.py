@@ -36,7 +36,7 @@ Level = Literal["bits", "values", "codes", "near"]
 PageForm = Literal["html", "markdown", "sarif", "junit"]
 
 
-class _Form(Choice):
+class _ReportForm(Choice):
     """Forms of a report."""
 
     HTML = "html"
@@ -314,12 +314,12 @@ def report(document: Mapping[str, Any], form: PageForm = "html") -> str:
     from qgraph.reporting import findings, pages
 
     written = {
-        _Form.HTML: pages.html_page,
-        _Form.MARKDOWN: pages.markdown_report,
-        _Form.SARIF: findings.sarif_log,
-        _Form.JUNIT: findings.junit_report,
+        _ReportForm.HTML: pages.html_page,
+        _ReportForm.MARKDOWN: pages.markdown_report,
+        _ReportForm.SARIF: findings.sarif_log,
+        _ReportForm.JUNIT: findings.junit_report,
     }
-    chosen = member(_Form, form, "form")
+    chosen = member(_ReportForm, form, "form")
     try:
         return written[chosen](document)
     except (AttributeError, LookupError, TypeError) as error:

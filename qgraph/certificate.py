@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from qgraph.bound import Bound, Bounding, is_within
 from qgraph.conditions import reworded
 from qgraph.deprecated import renamed
+from qgraph.display import Displayed
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
 from qgraph.evidence import Cases, Division
 from qgraph.exactness import Exactness, Verdict, difference
 from qgraph.exactness import ProofVerdict as ProofVerdict
 from qgraph.reasons import ExplainedReason, id_of
-from qgraph.shown import Shown
 from qgraph.text import read_fields, read_json
 from qgraph.version import SEMANTICS, head
 
@@ -202,7 +202,7 @@ class RegionVerdict(Verdict):
 
 
 @dataclass(frozen=True, repr=False)
-class Certificate(Shown):
+class Certificate(Displayed):
     """Certificate of a proof about two models.
 
     Attributes:

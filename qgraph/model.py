@@ -14,6 +14,7 @@ import onnx_ir
 import onnx_ir as ir
 
 from qgraph.certificate import Identity
+from qgraph.display import Displayed
 from qgraph.errors import OptionError, QGraphError, unexpected
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.opset.versions import declare_domains
@@ -21,7 +22,6 @@ from qgraph.graph.scopes import check_names, nodes_of, owners
 from qgraph.graph.structure import check_structure
 from qgraph.graph.tensors import slots
 from qgraph.reports import Report
-from qgraph.shown import Shown
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
 from qgraph.storage.identity import Origin, hash_in_memory
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from qgraph.execution.prepare import Prepared
 
 
-class Model(Shown):
+class Model(Displayed):
     """A thin wrapper of an onnx_ir model.
 
     Attributes:

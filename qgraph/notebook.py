@@ -5,19 +5,19 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from qgraph.display import Displayed
 from qgraph.errors import OptionError
 from qgraph.inventory.overview import Overview, overview
 from qgraph.model import Model
 from qgraph.reporting.pages import html_page
 from qgraph.reports import Report
-from qgraph.shown import Shown
 from qgraph.version import head
 
 _HEIGHT = 480
 """Height of the frame, in pixels."""
 
 
-def page_in_frame(thing: Shown) -> str | None:
+def page_in_frame(thing: Displayed) -> str | None:
     """Return the page of a model or a report in a frame, which keeps its style to itself.
 
     None is returned if the libraries that draw are not installed.

@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from qgraph.bound import Bound
 from qgraph.deprecated import renamed
+from qgraph.display import Displayed
 from qgraph.errors import Choice, member
 from qgraph.exactness import Exactness, Method, ProofVerdict, Verdict
 from qgraph.graph.deferred import SizeSummary
 from qgraph.reasons import OTHER, explained
-from qgraph.shown import Shown
 
 if not TYPE_CHECKING:
     __getattr__ = renamed(__name__)
@@ -112,7 +112,7 @@ def operator_name(node: ir.Node) -> str:
 
 
 @dataclass(repr=False)
-class Report(Shown):
+class Report(Displayed):
     """Report of a sequence of passes, in order.
 
     Attributes:

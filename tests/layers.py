@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph.cli"}
 
 ORDER = (
-    ("errors", "version", "deprecated", "shown"),
+    ("errors", "version", "deprecated", "display"),
     ("text", "reasons", "conditions"),
     ("exactness", "evidence", "bound"),
     ("numerics", "registry", "certificate", "reporting"),

@@ -20,7 +20,7 @@ ALLOWED = {
     "exactness",
     "reports",
     "registry",
-    "shown",
+    "display",
     "text",
     "version",
     "bound",

@@ -13,13 +13,13 @@ from typing import Any
 
 import onnx_ir as ir
 
+from qgraph.display import Displayed
 from qgraph.errors import ModelError
 from qgraph.inventory.coded import coded_descriptions
 from qgraph.inventory.description import Described, Description, descriptions
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import normalised_models
-from qgraph.shown import Shown
 from qgraph.text import one_line
 from qgraph.version import head
 
@@ -205,7 +205,7 @@ class QuantizerChange:
 
 
 @dataclass(frozen=True, repr=False)
-class ModelDifferences(Shown):
+class ModelDifferences(Displayed):
     """All quantizers of two models.
 
     Attributes:

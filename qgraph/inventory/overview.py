@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from qgraph.display import Displayed
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.execution.alone import runs_alone
 from qgraph.graph.constants import freeze_inputs, overridable
@@ -24,7 +25,6 @@ from qgraph.quantizers.movement import prepared
 from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.quantizers.sites import sites
 from qgraph.reports import operator_name
-from qgraph.shown import Shown
 from qgraph.storage.files import weight_bytes
 from qgraph.targets.loading import RuntimeVerdict, runtimes_of
 from qgraph.targets.reader import profiles
@@ -45,7 +45,7 @@ class ValueInfo:
 
 
 @dataclass(frozen=True, repr=False)
-class Overview(Shown):
+class Overview(Displayed):
     """Result of :func:`overview`.
 
     Attributes:

@@ -8,8 +8,8 @@ from typing import Any
 
 from qgraph.bound import Bound
 from qgraph.certificate import Certificate
+from qgraph.display import Displayed
 from qgraph.errors import OptionError, meant, shown
-from qgraph.shown import Shown
 from qgraph.transforms.deployment.accuracy import Accuracy
 from qgraph.transforms.deployment.tuning import Tuning
 from qgraph.version import head
@@ -48,7 +48,7 @@ class DeployedLayer:
 
 
 @dataclass(frozen=True, repr=False)
-class Deployment(Shown):
+class Deployment(Displayed):
     """The result of :func:`qgraph.deploy`.
 
     Attributes:

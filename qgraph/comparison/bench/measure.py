@@ -22,12 +22,12 @@ from typing import Any, NoReturn, Self, TextIO, cast
 import numpy as np
 
 from qgraph.comparison.bench.kernels import Kernels
+from qgraph.display import Displayed
 from qgraph.errors import Choice, ExecutionError, OptionError, QGraphError, UnsupportedError, member
 from qgraph.execution.prepare import RandomBatches
 from qgraph.graph.interface import static
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
-from qgraph.shown import Shown
 from qgraph.version import head
 
 _WORKER = "qgraph.comparison.bench.worker"
@@ -110,7 +110,7 @@ class ModelTime:
 
 
 @dataclass(frozen=True, repr=False)
-class BenchReport(Shown):
+class BenchReport(Displayed):
     """The times of some models in one runtime.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from qgraph.certificate import Identity
 from qgraph.comparison.metrics import finite
-from qgraph.shown import Shown
+from qgraph.display import Displayed
 from qgraph.version import head
 
 
@@ -69,7 +69,7 @@ class QuantizerCost:
 
 
 @dataclass(frozen=True, repr=False)
-class WhyReport(Shown):
+class WhyReport(Displayed):
     """Which quantizer costs what, the most harmful first.
 
     Attributes:

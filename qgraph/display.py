@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 
-class Shown:
+class Displayed:
     """Shows itself in one line by ``summary``, and as a page in notebooks."""
 
     @property
