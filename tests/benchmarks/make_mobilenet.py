@@ -1,6 +1,6 @@
 """Write a MobileNet-v1 as Brevitas would export it: 4-bit weights and activations, 224x224, QONNX.
 
-    python make_mobilenet.py OUT.onnx [--width 1.0] [--trunc] [--seed 0]
+    python make_mobilenet.py OUT.onnx [--width 1.0] [--bits 4] [--trunc] [--seed 0]
 
 27 convolutions and 4.2 million weights at width 1. Weights are random (He), signed, narrow and
 scaled per output channel; activations are unsigned and scaled per tensor. The image and the weights
@@ -81,6 +81,7 @@ class Builder:
     rng: np.random.Generator
     value: ir.Value
     activations: FloatArray
+    bits: int = BITS
     nodes: list[ir.Node] = field(default_factory=list)
     initializers: list[ir.Value] = field(default_factory=list)
     scalars: dict[float, ir.Value] = field(default_factory=dict)
@@ -190,9 +191,11 @@ class Builder:
         y, z = self._normalize(y, z, name)
         y = self.append("Relu", [y], f"{name}.relu", shape)
         z = np.maximum(z, 0)
-        top = 2**BITS - 1
+        top = 2**self.bits - 1
         scale = np.array(np.quantile(z, 0.999) / top, np.float32)
-        self.value = self.quantize(y, scale, BITS, f"{name}.act_quant", signed=False, narrow=False)
+        self.value = self.quantize(
+            y, scale, self.bits, f"{name}.act_quant", signed=False, narrow=False
+        )
         self.activations = fake_quantize(z, scale, 0, top)
 
     def _normalize(self, y: ir.Value, z: FloatArray, name: str) -> tuple[ir.Value, FloatArray]:
@@ -237,7 +240,7 @@ class Builder:
             return
         assert scale is not None
         assert scale.const_value is not None
-        sum_bits = int(np.ceil(np.log2((2**BITS - 1) * side * side)))
+        sum_bits = int(np.ceil(np.log2((2**self.bits - 1) * side * side)))
         mean_scale = np.array(scale.const_value.numpy() / (side * side), np.float32)
         self.value = self.append(
             "Trunc",
@@ -247,7 +250,7 @@ class Builder:
                 self.scalar(0.0),
                 self.scalar(sum_bits),
                 scale,
-                self.scalar(BITS),
+                self.scalar(self.bits),
             ],
             "pool_trunc",
             shape,
@@ -279,19 +282,22 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
     return value.shape.numpy()
 
 
-def make_mobilenet(width: float = 1.0, *, trunc: bool = False, seed: int = 0) -> ir.Model:
+def make_mobilenet(
+    width: float = 1.0, *, trunc: bool = False, seed: int = 0, bits: int = BITS
+) -> ir.Model:
     """Return MobileNet-v1, ``image [1, 3, 224, 224]`` to ``scores [1, 1000]``.
 
     Args:
         width: factor on all channel counts, which are rounded to multiples of 8.
         trunc: end the pooling with a Trunc.
         seed: of weights, normalizations and calibration images.
+        bits: of weights and activations between the first and the last layer.
     """
     rng = np.random.default_rng(seed)
     image = ir.Value(
         name="image", shape=ir.Shape((1, 3, IMAGE, IMAGE)), type=ir.TensorType(ir.DataType.FLOAT)
     )
-    builder = Builder(rng, image, random_images(rng))
+    builder = Builder(rng, image, random_images(rng), bits)
     builder.image_quantizer()
 
     def channels(count: int) -> int:
@@ -301,9 +307,9 @@ def make_mobilenet(width: float = 1.0, *, trunc: bool = False, seed: int = 0) ->
     inputs = channels(32)
     for i, (outputs, stride) in enumerate(PAIRS):
         name = f"block_{i}"
-        builder.conv_block(inputs, 3, f"{name}.dw", stride=stride, depthwise=True, bits=BITS)
+        builder.conv_block(inputs, 3, f"{name}.dw", stride=stride, depthwise=True, bits=bits)
         inputs = channels(outputs)
-        builder.conv_block(inputs, 1, f"{name}.pw", stride=1, depthwise=False, bits=BITS)
+        builder.conv_block(inputs, 1, f"{name}.pw", stride=1, depthwise=False, bits=bits)
     builder.pool(trunc=trunc)
     builder.classifier()
 
@@ -313,7 +319,7 @@ def make_mobilenet(width: float = 1.0, *, trunc: bool = False, seed: int = 0) ->
         nodes=builder.nodes,
         initializers=builder.initializers,
         opset_imports=OPSETS,
-        name="mobilenet_v1_4w4a",
+        name=f"mobilenet_v1_{bits}w{bits}a",
     )
     return ir.Model(graph, ir_version=IR_VERSION, producer_name="make_mobilenet")
 
@@ -323,10 +329,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("output", type=Path)
     parser.add_argument("--width", type=float, default=1.0, help="factor on the channel counts")
+    parser.add_argument("--bits", type=int, default=BITS, help="of weights and activations")
     parser.add_argument("--trunc", action="store_true", help="pool with a Trunc, as Brevitas does")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    ir.save(make_mobilenet(options.width, trunc=options.trunc, seed=options.seed), options.output)
+    model = make_mobilenet(options.width, trunc=options.trunc, seed=options.seed, bits=options.bits)
+    ir.save(model, options.output)
 
 
 if __name__ == "__main__":

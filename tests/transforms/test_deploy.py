@@ -328,6 +328,12 @@ def test_the_example_runs_in_integers_and_can_be_timed():
     assert not found.left
     plain = float_network(reference)
     assert {node.op_type for node in plain.nodes()}.isdisjoint({"Quant", "QuantizeLinear"})
+    assert plain.ir.graph.initializers.keys() == {
+        value.name
+        for node in plain.nodes()
+        for value in node.inputs
+        if value and value.is_initializer()
+    }
     times = beside_float(plain, model, reference, Timing(rounds=2))
     assert times["input_milliseconds"] is None  # ONNX Runtime has no Quant
     assert times["integer_nodes"] == len(found.layers)

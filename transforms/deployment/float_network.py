@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from qgraph.graph.scopes import nodes_of, owners, remove_unused
+from qgraph.graph.scopes import nodes_of, owners, remove_constant, remove_unused
 from qgraph.model import Model
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites
@@ -25,5 +25,6 @@ def float_network(model: Model) -> Model:
             graph.initializers[str(value.name)] = value
         site.y.replace_all_uses_with(value, replace_graph_outputs=True)
     for owner in owners(plain.ir):
-        remove_unused(reversed(list(nodes_of(owner))))
+        for constant in remove_unused(reversed(list(nodes_of(owner)))):
+            remove_constant(constant)
     return plain

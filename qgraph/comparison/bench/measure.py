@@ -88,6 +88,7 @@ class ModelTime:
         peak_mb: largest memory of the process after the first run, with Python and the runtime;
             None where the system does not tell it.
         kernels: what the runtime executes.
+        rounds_ms: the time of each round.
     """
 
     path: str | None
@@ -99,6 +100,7 @@ class ModelTime:
     load_ms: float
     peak_mb: float | None
     kernels: Kernels
+    rounds_ms: Sequence[float] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
@@ -333,6 +335,7 @@ class _Timer:
             load_ms=1e3 * start["load"],
             peak_mb=None if peak is None else peak / 1e6,
             kernels=Kernels(**start["kernels"]),
+            rounds_ms=[1e3 * time for time in own],
         )
 
     def _run(self, times: int) -> float:
