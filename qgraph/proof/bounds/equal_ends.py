@@ -11,13 +11,18 @@ from itertools import product
 
 import onnx_ir as ir
 
+from qgraph.exactness import Exactness
 from qgraph.graph.interface import Pair
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.matching.match import Closure, Implication, Matching
+from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
 
 _FORWARD = 4
 """How many values codes may go through until they are decoded."""
+
+_MOST_PAIRS = 256
+"""Maximum number of pairs of values that are traced back from one."""
 
 _DECODING = frozenset({"Cast", "DequantizeLinear", "Identity"})
 
@@ -33,10 +38,11 @@ class EqualEnds:
 
     def __init__(self, matching: Matching, facts: Iterable[Implication], pairing: Pairing) -> None:
         self._closure = Closure(matching, facts)
-        self._pairing = pairing
+        self._matching, self._pairing = matching, pairing
+        self._sides = matching.reference, matching.candidate
         self._named = [
             {value.name: value for node in side.nodes for value in node.outputs}
-            for side in (matching.reference, matching.candidate)
+            for side in self._sides
         ]
 
     def show(self, segment: Segment) -> bool:
@@ -56,6 +62,46 @@ class EqualEnds:
             if self._follows(pair):
                 self._closure.assume(pair)
         return is_shown
+
+    def equal(self, ours: str, theirs: str) -> bool:
+        """Return whether two values are equal, by their names; zeros may differ in sign."""
+        a, b = (named.get(name) for named, name in zip(self._named, (ours, theirs), strict=True))
+        if a is None or b is None:
+            return False
+        found: dict[Pair, bool] = {}
+        return self._are_equal((a, b), found) or any(
+            all(self._are_equal(p, found) or self._is_of_values(a, p) for p in way)
+            for way in self._matching.ways((a, b))
+        )
+
+    def _are_equal(self, pair: Pair, found: dict[Pair, bool]) -> bool:
+        """Return whether equal operators compute two values from equal values and constants."""
+        if pair not in found:
+            found[pair] = self._closure.equal(pair)
+            if not found[pair] and len(found) < _MOST_PAIRS:
+                found[pair] = self._is_computed_alike(pair, found)
+                if found[pair]:
+                    self._closure.assume(pair)
+        return found[pair]
+
+    def _is_computed_alike(self, pair: Pair, found: dict[Pair, bool]) -> bool:
+        if self._are_constants(pair):
+            compared = self._matching.compare_constants(pair)
+            return compared is not None and Exactness.of(compared[0]) is Exactness.BITS
+        ways = self._matching.ways(pair)
+        return any(all(self._are_equal(p, found) for p in way) for way in ways)
+
+    def _are_constants(self, pair: Pair) -> bool:
+        sides = zip(self._sides, pair, strict=True)
+        return all(side.known.has(value) for side, value in sides)
+
+    def _is_of_values(self, result: ir.Value, operands: Pair) -> bool:
+        """Return whether operands are constants whose zeros differ, and a result does not show."""
+        node = result.producer()
+        if node is None or not self._are_constants(operands):
+            return False
+        is_equal = self._matching.have_equal_values(operands)
+        return is_equal and not distinguishes_signed_zeros(node, [operands[0]])
 
     def _follows(self, pair: Pair) -> bool:
         """Return whether two values are equal if the codes are."""

@@ -6,7 +6,7 @@ values are still evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import ml_dtypes
@@ -40,6 +40,9 @@ from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, ExplainedReason
 Ranges = Mapping[str, tuple[float, float]]
 """Ranges of the inputs of the reference, by name."""
 
+Opaque = Callable[[ir.Value], Quantity | None]
+"""Returns a quantity for a value that no rule gives; None if there is none."""
+
 
 def written_out(model: ir.Model) -> bool:
     """Replace operators that have no rule by the graphs that define them, in place.
@@ -63,10 +66,11 @@ class Evaluation:
         settle: gives codes their atom; gets the value that holds them too.
         accumulate: the type in which sums of 16-bit types are added; None for their own.
         chunk: the number of terms that are added in sequence; None for any order.
+        opaque: gives values that no rule gives.
 
     Attributes:
         values: what is known of each value.
-        reasons: why nothing is known of others.
+        reasons: why no rule gives the others.
         named: the values of which something is known, by name.
         decoded: codes less their zero points that are no values.
     """
@@ -81,37 +85,32 @@ class Evaluation:
         *,
         accumulate: str | None = None,
         chunk: int | None = None,
+        opaque: Opaque = lambda _: None,
     ) -> None:
         self.values: dict[ir.Value, Operand] = {}
+        self.named: dict[str | None, ir.Value] = {}
         self.reasons: dict[ir.Value, ExplainedReason] = {}
         self.decoded: list[Quantity] = []
         self._atoms = atoms
         self._settle = settle
         self._accumulate = accumulate
         self._chunk = chunk
+        self._opaque = opaque
         self._known = KnownValues(versions_of(model.opset_imports))
         self._known.enter(model.graph)
         for value in model.graph.inputs:
             key = inputs.get(str(value.name), str(value.name))
-            self.values[value] = self._input(value, key, ranges.get(key))
-        for node in model.graph:
-            self._enter(node)
-        self.named = {value.name: value for value in self.values}
+            self._store(value, entered(atoms, value, key, ranges.get(key)))
+        self._nodes = list(model.graph)
 
-    def _input(self, value: ir.Value, key: str, limits: tuple[float, float] | None) -> Quantity:
-        unit, kind = None, "input"
-        if value.dtype is not None and value.dtype.is_integer():
-            kind = "integers"
-            ends, unit = ml_dtypes.iinfo(value.dtype.numpy()), 1.0  # type: ignore[no-untyped-call]
-            limits = limits or (float(ends.min), float(ends.max))
-        elif value.dtype is not None and value.dtype.name in MINIFLOATS:
-            form = MINIFLOATS[value.dtype.name]
-            limits = limits or (form.lo, form.hi)
-            unit = 2.0 ** (1 - form.bias - form.mantissa_bits)
-        low, high = (np.asarray(end, np.float64) for end in limits or (-np.inf, np.inf))
-        atom = self._atoms.make(kind, key, (), (low, high))
-        granule = None if unit is None else np.asarray(unit)
-        return Quantity(Combination.of(atom), low, high, unit=granule)
+    def run(self) -> None:
+        """Evaluate all nodes."""
+        for node in self._nodes:
+            self._enter(node)
+
+    def _store(self, value: ir.Value, found: Operand) -> None:
+        self.values[value] = found
+        self.named[value.name] = value
 
     def _enter(self, node: ir.Node) -> None:
         try:
@@ -128,9 +127,11 @@ class Evaluation:
             if not results:
                 for value in node.outputs:
                     self.reasons[value] = error.reason
+                    if (opaque := self._opaque(value)) is not None:
+                        self._store(value, opaque)
                 return
         for value, result in zip(node.outputs, results, strict=False):
-            self.values[value] = result
+            self._store(value, result)
 
     def _constants(self, node: ir.Node) -> Sequence[Operand]:
         """Return constant results of a node without a rule, as its kernel computes them."""
@@ -151,7 +152,7 @@ class Evaluation:
         array = array_of(value)
         if array is None or not holds_numbers(array):
             raise Undecidable(NOT_COMPUTED(f"{value.name!r} has no numbers"))
-        self.values[value] = constant(array)
+        self._store(value, constant(array))
         return self.values[value]
 
     @property
@@ -190,6 +191,32 @@ class Evaluation:
         if operator_of(node) is None and (node.domain != "" or node.op_type not in NUMPY):
             raise call.refusal()
         return [traced(call)]
+
+
+def entered(
+    atoms: Atoms, value: ir.Value, key: Hashable, limits: tuple[float, float] | None = None
+) -> Quantity:
+    """Return data that segments begin with, such as an input.
+
+    Args:
+        atoms: makes the atoms of both models.
+        value: the data.
+        key: equal for equal data of both models.
+        limits: its range; None for that of its type.
+    """
+    unit, kind = None, "input"
+    if value.dtype is not None and value.dtype.is_integer():
+        kind = "integers"
+        ends, unit = ml_dtypes.iinfo(value.dtype.numpy()), 1.0  # type: ignore[no-untyped-call]
+        limits = limits or (float(ends.min), float(ends.max))
+    elif value.dtype is not None and value.dtype.name in MINIFLOATS:
+        form = MINIFLOATS[value.dtype.name]
+        limits = limits or (form.lo, form.hi)
+        unit = 2.0 ** (1 - form.bias - form.mantissa_bits)
+    low, high = (np.asarray(end, np.float64) for end in limits or (-np.inf, np.inf))
+    atom = atoms.make(kind, key, (), (low, high))
+    granule = None if unit is None else np.asarray(unit)
+    return Quantity(Combination.of(atom), low, high, unit=granule)
 
 
 def _arithmetic(node: ir.Node) -> FloatType:

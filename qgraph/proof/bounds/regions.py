@@ -7,8 +7,9 @@ its values hold, and its ends are in one class of the matching.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from qgraph.proof.bounds.counted import Counted
 from qgraph.proof.bounds.equal_ends import EqualEnds
 from qgraph.proof.bounds.evaluate import written_out
 from qgraph.proof.bounds.segment import Segment
-from qgraph.proof.bounds.segments import Pairing
+from qgraph.proof.bounds.segments import Ends, Pairing
 from qgraph.proof.certify import Proof
 from qgraph.proof.forced import fact_of
 from qgraph.proof.functions.expression import Undecidable
@@ -45,7 +46,11 @@ _MARGIN = 2.0**-13
 
 
 def paired(
-    models: tuple[ir.Model, ir.Model], request: Bounding, *, keep_inputs: bool = False
+    models: tuple[ir.Model, ir.Model],
+    request: Bounding,
+    *,
+    keep_inputs: bool = False,
+    ends: Callable[[Pairing], Ends] | None = None,
 ) -> Pairing:
     """Return the segments of two models, whose bounds are not judged.
 
@@ -53,6 +58,7 @@ def paired(
         models: the reference and the candidate.
         request: what is bounded.
         keep_inputs: whether initializers that are inputs too are left so.
+        ends: see :class:`Pairing`.
 
     Raises:
         OptionError: a range or a limit names no input or output.
@@ -77,6 +83,7 @@ def paired(
         request.ranges,
         accumulate=None if request.accumulate == "own" else "FLOAT",
         chunk=request.chunk,
+        ends=ends,
     )
 
 
@@ -102,9 +109,10 @@ def bounded_regions(
     Raises:
         OptionError: a range or a limit names no input or output.
     """
-    pairing = paired(models, request, keep_inputs=keep_inputs)
     facts = [fact_of(s) for s in proof.shown if s.verdict.reaches(level)]
-    ends = EqualEnds(proof.matching, facts, pairing)
+    show = partial(EqualEnds, proof.matching, facts)
+    pairing = paired(models, request, keep_inputs=keep_inputs, ends=show)
+    ends = show(pairing)
     regions = [
         replace(
             _region(s, request, level, is_shown=ends.show(s), evidence=evidence), entries=entries

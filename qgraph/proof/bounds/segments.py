@@ -9,37 +9,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.conditions import EQUAL_OPERATORS
 from qgraph.graph.interface import Pair
-from qgraph.numerics import Array, Float64
+from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Atoms, Combination, product
 from qgraph.proof.bounds.counted import Counted, compare, finished
 from qgraph.proof.bounds.distances import distance
-from qgraph.proof.bounds.evaluate import Evaluation, Ranges
+from qgraph.proof.bounds.evaluate import Evaluation, Ranges, entered
 from qgraph.proof.bounds.events import Pending, Settle
-from qgraph.proof.bounds.executed import Pick, codes_of, program_of, wholes_of
+from qgraph.proof.bounds.executed import program_of
 from qgraph.proof.bounds.numbering import moved_by, offset_of, zeros_of
 from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.roundings import limited_codes, rounding_of, unchanged
 from qgraph.proof.bounds.segment import RoundedData, Segment
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.reasons import DO_NOT_FIT, NOT_MATCHED, OVERFLOW, ExplainedReason
 
-SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
-"""What makes the thresholds of a rounding those of the nearest whole number."""
+
+class Ends(Protocol):
+    """Shows values of two models equal, by their names."""
+
+    def show(self, segment: Segment) -> bool:
+        """Return whether a segment has equal ends, which are taken to be equal from now on."""
+
+    def equal(self, ours: str, theirs: str) -> bool:
+        """Return whether two values are equal by what was shown."""
 
 
 class Pairing:
     """Evaluates two models and pairs their roundings.
+
+    Segments also begin with results of which nothing is known, such as those of an LSTM, where
+    both models compute them from equal values.
 
     Args:
         reference, candidate: models with types and shapes, without functions.
         inputs, outputs: pairs of their values.
         ranges: ranges of inputs that are not quantized, by the names of the reference.
         accumulate, chunk: see :class:`Evaluation`.
+        ends: makes what shows values equal; None if nothing does.
 
     Attributes:
         segments: one for each rounding of the candidate, and for each output.
@@ -56,6 +69,7 @@ class Pairing:
         *,
         accumulate: str | None = None,
         chunk: int | None = None,
+        ends: Callable[[Pairing], Ends] | None = None,
     ) -> None:
         self.segments: list[Segment] = []
         self.models = reference, candidate
@@ -65,6 +79,8 @@ class Pairing:
         self._roundings: dict[int, list[RoundedData]] = {}
         self._serial = 0
         self._forced: dict[Hashable, Float64] = {}
+        self._make_ends, self._shown = ends, 0
+        self._opaque: dict[str, list[tuple[ir.Value, Quantity]]] = {}
         with np.errstate(all="ignore"):
             self._evaluate(
                 (reference, candidate), inputs, outputs, ranges, accumulate=accumulate, chunk=chunk
@@ -81,20 +97,47 @@ class Pairing:
         names: list[Mapping[str, str]] = [
             {str(pair[side].name): str(pair[0].name) for pair in inputs} for side in (0, 1)
         ]
+        options |= {"opaque": self._opaque_of_reference}
         self.reference = Evaluation(
             models[0], names[0], ranges, self._atoms, self._of_reference, **options
         )
+        self.reference.run()
         ends = [self._end(self.reference, pair[0], self._of_reference) for pair in outputs]
+        options |= {"opaque": self._opaque_of_candidate}
         for _ in range(_MOST_ATTEMPTS):
-            self.segments = []
+            self.segments, self._shown = [], 0
             self.candidate = Evaluation(
                 models[1], names[1], ranges, self._atoms, self._of_candidate, **options
             )
+            self._ends = None if self._make_ends is None else self._make_ends(self)
+            self.candidate.run()
             if not self._renumber():
                 break
         for pair, ours in zip(outputs, ends, strict=True):
             theirs = self._end(self.candidate, pair[1], self._of_candidate)
             self.segments.append(_output(pair, ours, theirs))
+
+    def _opaque_of_reference(self, value: ir.Value) -> Quantity | None:
+        if self._make_ends is None or value.shape is None:
+            return None
+        made = entered(self._atoms, value, ("opaque", str(value.name)))
+        node = value.producer()
+        self._opaque.setdefault("" if node is None else node.op_type, []).append((value, made))
+        return made
+
+    def _opaque_of_candidate(self, value: ir.Value) -> Quantity | None:
+        """Return the quantity of the value of the reference that is equal to this one."""
+        if self._ends is None:
+            return None
+        for segment in self.segments[self._shown :]:
+            self._ends.show(segment)
+        self._shown = len(self.segments)
+        node = value.producer()
+        for other, made in self._opaque.get("" if node is None else node.op_type, ()):
+            if self._ends.equal(str(other.name), str(value.name)):
+                self._atoms.conditions.add(EQUAL_OPERATORS)
+                return made
+        return None
 
     @property
     def conditions(self) -> set[str]:
@@ -125,8 +168,8 @@ class Pairing:
     def _of_reference(self, codes: Pending) -> Quantity:
         key = _key(codes)
         if key not in self._settled:
-            found = _rounding(codes)
-            self._settled[key] = _unchanged(found) or self._fresh(found)
+            found = rounding_of(codes)
+            self._settled[key] = unchanged(found) or self._fresh(found)
         return _shifted(self._settled[key], codes.offset)
 
     def _renumber(self) -> bool:
@@ -163,8 +206,8 @@ class Pairing:
 
     def _of_candidate(self, codes: Pending) -> Quantity:
         key = _key(codes)
-        found = _rounding(codes)
-        same = None if key in self._settled else _unchanged(found)
+        found = rounding_of(codes)
+        same = None if key in self._settled else unchanged(found)
         if same is not None:
             self._settled[key] = same
         elif key not in self._settled:
@@ -218,43 +261,6 @@ def _shifted(codes: Quantity, offset: Float64) -> Quantity:
         return codes
     meant = codes.meant.plus(Combination.constant(offset))
     return Quantity(meant, codes.low + offset, codes.high + offset, unit=codes.unit)
-
-
-def _rounding(codes: Pending) -> RoundedData:
-    """Return a rounding with all limits of its data moved behind it."""
-    event = codes.event
-    function, low, high = unlimited(event.before.meant)
-    function = function.plus(Combination.constant(np.asarray(SHIFTS.get(event.kind, 0.0))))
-    if event.kind == "Sign":
-        ends = codes.low, codes.high
-        return RoundedData(event, *ends, function, ends, ends, ends)
-    clips = _within(event.rounded(low), codes), _within(event.rounded(high), codes)
-    # What is executed may lie beyond what is meant.
-    before = event.before
-    reach = np.floor(before.low - before.error), np.ceil(before.high + before.error)
-    first, last = (np.asarray(np.clip(event.rounded(end), *clips)) for end in reach)
-    bare = function.range
-    off = before.absolute + product(before.relative, np.maximum(*map(np.abs, bare)))
-    far = event.rounded(np.floor(bare[0] - off)), event.rounded(np.ceil(bare[1] + off))
-    return RoundedData(event, codes.low, codes.high, function, (first, last), clips, far)
-
-
-def _within(ends: Float64, codes: Pending) -> Float64:
-    return np.asarray(np.clip(ends, codes.low, codes.high))
-
-
-def unlimited(function: Combination) -> tuple[Combination, Float64, Float64]:
-    """Return a function without the limits of its values, and these limits."""
-    low, high = np.full((), -np.inf), np.full((), np.inf)
-    while len(function.terms) == 1 and function.terms[0][1].kind == "clip":
-        ((coefficient, atom),) = function.terms
-        ends = [product(coefficient, end) + function.offset for end in atom.numbers]
-        low, high = (np.clip(pick(*ends), low, high) for pick in (np.minimum, np.maximum))
-        inner = atom.arguments[0].times(coefficient)
-        function = Combination(
-            inner.terms, inner.offset + function.offset, inner.size + function.size
-        )
-    return function, low, high
 
 
 def _compared(
@@ -312,37 +318,8 @@ def _counted(one: RoundedData, other: RoundedData, delta: float) -> Counted | No
         program = program_of(data.event.before)
         if program is None:
             return None
-        models.append(finished(program, _codes(data, shift), (data.low, data.high)))
+        models.append(finished(program, limited_codes(data, shift), (data.low, data.high)))
     return compare(*models)
-
-
-def _codes(data: RoundedData, shift: float) -> Callable[[Array, Pick], Array]:
-    def codes(values: Array, pick: Pick) -> Array:
-        rounded = codes_of(data.event, values)
-        return np.clip(rounded, pick(data.low), pick(data.high)) + shift
-
-    return codes
-
-
-def _unchanged(data: RoundedData) -> Quantity | None:
-    """Return the codes that data is decoded from, if it is rounded to these again."""
-    terms = [(c, atom) for c, atom in data.event.before.meant.terms if c.any()]
-    program = program_of(data.event.before)
-    if program is None or len(terms) != 1 or terms[0][1].kind not in ("codes", "integers"):
-        return None
-    ((_, atom),) = terms
-    low, high = atom.low, atom.high
-    rounded = finished(program, _codes(data, 0.0), (data.low, data.high))
-    with np.errstate(all="ignore"):
-        first = rounded({whole.key: low for whole in wholes_of(program)}, lambda array: array)
-    shift = first - low
-    if shift.size != 1:
-        return None
-    meant = Combination.of(atom).plus(Combination.constant(shift.reshape(())))
-    codes = Quantity(meant, low + shift, high + shift, unit=np.ones(()))
-    own = program_of(codes)
-    counted = None if own is None else compare(rounded, finished(own))
-    return codes if counted is not None and not counted.differing else None
 
 
 def _clipped_apart(code: Float64, one: RoundedData, other: RoundedData, delta: Float64) -> Float64:

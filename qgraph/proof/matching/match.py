@@ -189,9 +189,10 @@ class Matching(ValueClasses):
         differing = [p for p in pairs if self.reference.known.has(p[0]) and not self.equal(p)]
         if distinguishes_signed_zeros(first, [ours for ours, _ in differing]):
             return False
-        return all(map(self._have_equal_values, differing)) and bool(differing or is_reshape(first))
+        return all(map(self.have_equal_values, differing)) and bool(differing or is_reshape(first))
 
-    def _have_equal_values(self, pair: Pair) -> bool:
+    def have_equal_values(self, pair: Pair) -> bool:
+        """Return whether two constants are equal, but for the signs of zeros."""
         compared = self.compare_constants(pair)
         return compared is not None and Exactness.of(compared[0]) >= Exactness.VALUES
 

@@ -1,0 +1,86 @@
+"""Roundings of data to codes: what is rounded, its limits, and codes that are only given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from qgraph.numerics import Array, Float64
+from qgraph.proof.bounds.combination import Combination, product
+from qgraph.proof.bounds.counted import compare, finished
+from qgraph.proof.bounds.events import Pending
+from qgraph.proof.bounds.executed import Pick, codes_of, program_of, wholes_of
+from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.segment import RoundedData
+
+SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
+"""What makes the thresholds of a rounding those of the nearest whole number."""
+
+
+def rounding_of(codes: Pending) -> RoundedData:
+    """Return a rounding with all limits of its data moved behind it."""
+    event = codes.event
+    function, low, high = unlimited(event.before.meant)
+    function = function.plus(Combination.constant(np.asarray(SHIFTS.get(event.kind, 0.0))))
+    if event.kind == "Sign":
+        ends = codes.low, codes.high
+        return RoundedData(event, *ends, function, ends, ends, ends)
+    clips = _within(event.rounded(low), codes), _within(event.rounded(high), codes)
+    # What is executed may lie beyond what is meant.
+    before = event.before
+    reach = np.floor(before.low - before.error), np.ceil(before.high + before.error)
+    first, last = (np.asarray(np.clip(event.rounded(end), *clips)) for end in reach)
+    bare = function.range
+    off = before.absolute + product(before.relative, np.maximum(*map(np.abs, bare)))
+    far = event.rounded(np.floor(bare[0] - off)), event.rounded(np.ceil(bare[1] + off))
+    return RoundedData(event, codes.low, codes.high, function, (first, last), clips, far)
+
+
+def _within(ends: Float64, codes: Pending) -> Float64:
+    return np.asarray(np.clip(ends, codes.low, codes.high))
+
+
+def unlimited(function: Combination) -> tuple[Combination, Float64, Float64]:
+    """Return a function without the limits of its values, and these limits."""
+    low, high = np.full((), -np.inf), np.full((), np.inf)
+    while len(function.terms) == 1 and function.terms[0][1].kind == "clip":
+        ((coefficient, atom),) = function.terms
+        ends = [product(coefficient, end) + function.offset for end in atom.numbers]
+        low, high = (np.clip(pick(*ends), low, high) for pick in (np.minimum, np.maximum))
+        inner = atom.arguments[0].times(coefficient)
+        function = Combination(
+            inner.terms, inner.offset + function.offset, inner.size + function.size
+        )
+    return function, low, high
+
+
+def limited_codes(data: RoundedData, shift: float) -> Callable[[Array, Pick], Array]:
+    """Return what computes the codes of a rounding, shifted."""
+
+    def codes(values: Array, pick: Pick) -> Array:
+        rounded = codes_of(data.event, values)
+        return np.clip(rounded, pick(data.low), pick(data.high)) + shift
+
+    return codes
+
+
+def unchanged(data: RoundedData) -> Quantity | None:
+    """Return the codes that data is decoded from, if it is rounded to these again."""
+    terms = [(c, atom) for c, atom in data.event.before.meant.terms if c.any()]
+    program = program_of(data.event.before)
+    if program is None or len(terms) != 1 or terms[0][1].kind not in ("codes", "integers"):
+        return None
+    ((_, atom),) = terms
+    low, high = atom.low, atom.high
+    rounded = finished(program, limited_codes(data, 0.0), (data.low, data.high))
+    with np.errstate(all="ignore"):
+        first = rounded({whole.key: low for whole in wholes_of(program)}, lambda array: array)
+    shift = first - low
+    if shift.size != 1:
+        return None
+    meant = Combination.of(atom).plus(Combination.constant(shift.reshape(())))
+    codes = Quantity(meant, low + shift, high + shift, unit=np.ones(()))
+    own = program_of(codes)
+    counted = None if own is None else compare(rounded, finished(own))
+    return codes if counted is not None and not counted.differing else None
