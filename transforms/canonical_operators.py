@@ -18,6 +18,7 @@ from qgraph.graph.opset import versions
 from qgraph.model import Model
 from qgraph.ops.steps import code_type
 from qgraph.reports import Report, SiteStatus
+from qgraph.targets.layer import LAYERS
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.choice import entry
 from qgraph.transforms.weights.stored_codes import DOMAINS
@@ -37,6 +38,7 @@ class CanonicalForm(Choice):
     POOL = "pool"
     FLATTEN = "flatten"
     POINTS = "points"
+    FACTORS = "factors"
 
 
 @transform("canonical-operators")
@@ -50,7 +52,10 @@ class CanonicalOperators(Transform):
     3. ``flatten``: ``Flatten(x) -> Reshape(x, [0, -1])`` for axis 1 of decoded data.
     4. ``points``: QuantizeLinear and DequantizeLinear without a zero point get one of 0.
 
-    Rules 3 and 4 keep every bit. Rules 1 and 2 keep the exact sums; their rounding may differ.
+    5. ``factors``: Mul and Div by one constant go before Reshape, Transpose and their like, towards
+       the MatMul, Gemm or Conv that gives the data, which can take them in.
+
+    Rules 3 to 5 keep every bit. Rules 1 and 2 keep the exact sums; their rounding may differ.
     """
 
     forms: CanonicalForm = option(CanonicalForm.ALL, help="which of the rules to apply")
@@ -168,6 +173,43 @@ def _point(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | N
     return draft.giving(made)
 
 
+def _factor(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
+    del facts, opset
+    given = [None if v is None else constant_expression(v) for v in node.inputs]
+    places = [index for index, factor in enumerate(given) if factor is None]
+    if len(places) != 1 or (node.op_type == "Div" and places != [0]):
+        return None
+    factor, dtype = given[1 - places[0]], node.outputs[0].dtype
+    moves: list[ir.Node] = []
+    value = node.inputs[places[0]]
+    while value is not None and len(value.uses()) == 1 and not value.is_graph_output():
+        before = value.producer()
+        if before is None or before.op_type not in _MOVES or before.domain:
+            break
+        moves.insert(0, before)
+        value = before.inputs[0]
+    is_one = factor is not None and factor.size == 1 and factor.ndim <= 1
+    if value is None or factor is None or not (moves and is_one and _is_sum(value)):
+        return None
+    draft = editor.draft(Region(value, node.outputs[0], (*moves, node)))
+    operands = [draft.x, draft.constant(factor.reshape(()), "factor")]
+    made = draft.node(node.op_type, operands[:: 1 - 2 * places[0]], dtype=dtype)
+    for move in moves:
+        attributes = dict(move.attributes)
+        made = draft.node(move.op_type, [made, *move.inputs[1:]], attributes, dtype=dtype)
+    return draft.giving(made)
+
+
+def _is_sum(value: ir.Value) -> bool:
+    """Return whether a layer gives a value, or what an Add makes of its result."""
+    node = value.producer()
+    if node is not None and node.op_type == "Add" and not node.domain:
+        makers = [None if v is None else v.producer() for v in node.inputs]
+        node = next((maker for maker in makers if maker is not None), None)
+    is_layer = node is not None and node.op_type in LAYERS and not node.domain
+    return is_layer and len(value.uses()) == 1 and not value.is_graph_output()
+
+
 def _decodes(value: ir.Value) -> bool:
     """Return whether DequantizeLinear gives a value, or an operator on such values does."""
     node = value.producer()
@@ -179,11 +221,15 @@ def _decodes(value: ir.Value) -> bool:
 _UNSIGNED = (ir.DataType.UINT8, ir.DataType.UINT4, ir.DataType.UINT2)
 _BETWEEN = ("GlobalAveragePool", "AveragePool", "MaxPool", "Relu", "Transpose", "Identity")
 
+_MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
 _Rule = Callable[[ir.Node, Editor, Facts, int], Draft | None]
 _RULES: dict[str, tuple[CanonicalForm, _Rule, Verdict]] = {
     "MatMul": (CanonicalForm.GEMM, _gemm, Verdict()),
     "ReduceMean": (CanonicalForm.POOL, _pool, Verdict()),
     "Flatten": (CanonicalForm.FLATTEN, _flatten, _SAME),
+    "Mul": (CanonicalForm.FACTORS, _factor, _SAME),
+    "Div": (CanonicalForm.FACTORS, _factor, _SAME),
     "QuantizeLinear": (CanonicalForm.POINTS, _point, _SAME),
     _DECODER: (CanonicalForm.POINTS, _point, _SAME),
 }

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.scopes import nodes_of, owners
@@ -27,7 +28,7 @@ from qgraph.transforms.drafts.choice import entry, label, opset_reason, raise_an
 from qgraph.transforms.ranges.grids import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded
-from qgraph.transforms.weights.weighted_sums import WeightedSum, decoders
+from qgraph.transforms.weights.weighted_sums import OPERATORS, WeightedSum, decoders
 
 _MOST = 2**31 - 1
 
@@ -36,12 +37,13 @@ _MOST = 2**31 - 1
 class QuantizeBias(Transform):
     """Store biases of quantized layers as int32 codes.
 
-    For Conv, ConvTranspose and Gemm whose data and weights come from DequantizeLinear with scales
-    ``s_x`` and ``s_w``, the unit of their products is ``s = s_x * s_w`` for each channel (for Gemm
-    times ``alpha / beta``). Then
+    For Conv, ConvTranspose, Gemm and MatMul whose data and weights come from DequantizeLinear with
+    scales ``s_x`` and ``s_w``, the unit of their products is ``s = s_x * s_w`` for each channel
+    (for Gemm times ``alpha / beta``). Then
 
     1. ``op(x, w, b) -> op(x, w, DequantizeLinear(codes, s))`` with ``codes = round(b / s)``. The
-       error of a bias is at most ``s / 2``, and a rounding.
+       error of a bias is at most ``s / 2``, and a rounding. The bias of a MatMul is what an Add
+       behind it adds.
 
     ``s`` is computed in float64 and rounded once. A layer is left unchanged if a code, or a sum of
     products and its code, could exceed int32.
@@ -56,7 +58,7 @@ class QuantizeBias(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Replace every bias that fits, and report each layer that has one."""
         for plan in raise_and_replace(model, functools.partial(self._plan, model), report):
-            carry_over(plan.layer.node, plan.draft.nodes[-1])
+            carry_over(plan.node, plan.draft.nodes[-1])
 
     def _plan(self, model: Model, editor: Editor) -> tuple[list[_Bias], list[SiteReport]]:
         facts, limit = infer(model.ir), ceiling(model.ir, self.opset)
@@ -86,12 +88,14 @@ class _Bias:
 
     Attributes:
         layer: the operator.
+        node: what adds the bias.
         bias: before, ``[channels]``.
         codes, scale: after, the scale also of one element.
         draft: the operator with them.
     """
 
     layer: WeightedSum
+    node: ir.Node
     bias: Array
     codes: Array
     scale: Array
@@ -101,6 +105,7 @@ class _Bias:
     def of(
         cls,
         layer: WeightedSum,
+        place: tuple[ir.Node, int],
         sources: tuple[ir.Node, ir.Node],
         known: KnownValues,
         facts: Facts,
@@ -111,10 +116,10 @@ class _Bias:
         Raises:
             Stuck: it has none.
         """
-        node, size = layer.node, layer.outputs.size
+        (node, index), size = place, layer.outputs.size
         if layer.dtype is not ir.DataType.FLOAT:
             raise Stuck(UNSUPPORTED_TYPE(f"its bias is {layer.dtype.name}, expected FLOAT"))
-        stored = known.array(present(node, 2))
+        stored = known.array(present(node, index))
         if stored is None:
             raise Stuck(
                 "its bias is computed at run time, expected a constant; fold constants first"
@@ -134,15 +139,19 @@ class _Bias:
                 f"{_MOST} at most"
             )
         codes = exact.astype(np.int32)
-        draft = editor.draft(Region(present(node, 0), node.outputs[0], (node,)))
+        data = layer.node.outputs[0] if index < 2 else present(node, 0)
+        draft = editor.draft(Region(data, node.outputs[0], (node,)))
         with draft.in_float32():
             numbers = [draft.constant(codes, "codes"), draft.constant(scale, "scale")]
         attributes = {"axis": 0} if scale.ndim else {}
         draft.needs(AXIS_SINCE if scale.ndim else 1)
         decoded = draft.node("DequantizeLinear", numbers, attributes, dtype=layer.dtype)
-        operands: list[Operand | None] = [draft.x, node.inputs[1], decoded]
+        operands: list[Operand | None] = [
+            draft.x if value is data else value for value in node.inputs
+        ]
+        operands[index] = decoded
         draft.giving(draft.node(node.op_type, operands, dict(node.attributes), dtype=layer.dtype))
-        return cls(layer, bias, codes, scale, draft)
+        return cls(layer, node, bias, codes, scale, draft)
 
     @property
     def opset(self) -> int:
@@ -185,23 +194,42 @@ def _planned(
     node: ir.Node, known: KnownValues, facts: Facts, editor: Editor, limit: int
 ) -> _Bias | SiteReport | None:
     """Return the codes of a node's bias, or an entry of the report; None if it has no such bias."""
-    if node.inputs[2:] in ((), (None,)):
-        return None
-    found = decoders(node)
+    place = _place(node, known, facts)
+    found = None if place is None else decoders(node)
     layer = None if found is None else WeightedSum.of(node, known, facts)
-    if found is None or layer is None:
+    if place is None or found is None or layer is None:
         return None
-    if _is_coded(node):
+    if _is_coded(present(*place)):
         return entry(node, SiteStatus.KEPT, "its bias is int32 codes")
-    bias = _Bias.of(layer, found, known, facts, editor)
+    bias = _Bias.of(layer, place, found, known, facts, editor)
     if bias.opset > limit:
         bias.draft.discard()
         raise Stuck(opset_reason("one scale for each channel", bias.opset, limit))
     return bias
 
 
-def _is_coded(node: ir.Node) -> bool:
-    decoder = present(node, 2).producer()
+def _place(node: ir.Node, known: KnownValues, facts: Facts) -> tuple[ir.Node, int] | None:
+    """Return the node that adds the bias of a layer, and the index of the bias; None without one.
+
+    Behind a MatMul, that is an Add of constants for the columns.
+    """
+    if node.domain or node.op_type not in OPERATORS:
+        return None
+    if node.op_type != "MatMul":
+        return None if node.inputs[2:] in ((), (None,)) else (node, 2)
+    y = node.outputs[0]
+    users = list(y.consumers())
+    if len(users) != 1 or y.is_graph_output() or users[0].op_type != "Add" or users[0].domain:
+        return None
+    index = 1 - list(users[0].inputs).index(y)
+    bias = users[0].inputs[index]
+    ranks = [None if value is None else facts.get(value, UNKNOWN).rank for value in (y, bias)]
+    fits = ranks[0] is not None and ranks[1] is not None and 0 < ranks[1] <= ranks[0]
+    return (users[0], index) if bias is not None and known.has(bias) and fits else None
+
+
+def _is_coded(bias: ir.Value) -> bool:
+    decoder = bias.producer()
     if decoder is None or decoder.op_type != "DequantizeLinear":
         return False
     return present(decoder, 0).dtype is ir.DataType.INT32

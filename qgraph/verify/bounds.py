@@ -21,9 +21,8 @@ from qgraph.graph.scopes import node_name
 from qgraph.numerics import Float64
 from qgraph.verify.executed import Executed
 from qgraph.verify.ideals import Basis, Ideal, distance, distance_within, is_same, largest, times
-from qgraph.verify.operators import meaning
 from qgraph.verify.outputs import EqualValues
-from qgraph.verify.reading import Reading
+from qgraph.verify.reading import Reading, agree
 from qgraph.verify.regions import Equality
 from qgraph.verify.rules import ROUNDINGS, RULES
 from qgraph.verify.traces import FAILURES, Trace, TracedRounding
@@ -109,20 +108,8 @@ class BoundCheck:
         """Return whether equal codes of two quantizers are equal results."""
         if segment.region.bound is not None and segment.region.bound.code_shift:
             return False
-        nodes = [value.producer() for value in segment.ends]
-        return nodes[0] is not None and nodes[1] is not None and self._agree(nodes[0], nodes[1])
-
-    def _agree(self, one: ir.Node, other: ir.Node) -> bool:
-        """Return whether two nodes are one operator with equal parameters."""
-        sides = self._sides
-        if meaning(one, sides[0].imports) != meaning(other, sides[1].imports):
-            return False
-        for a, b in list(zip(one.inputs, other.inputs, strict=False))[1:]:
-            x, y = sides[0].array(a), sides[1].array(b)
-            is_equal = x is not None and y is not None and np.array_equal(x, y)
-            if not (is_equal or (a is None and b is None)):
-                return False
-        return True
+        one, other = (value.producer() for value in segment.ends)
+        return agree(one, other, self._sides)
 
     def problem(self) -> str | None:
         """Return why regions do not cover the models; None if they do."""
@@ -188,7 +175,7 @@ class BoundCheck:
         if segment.is_output:
             return self._equal.are_equal([segment.ends]) or self._is_same(segment.ends)
         one, other = (value.producer() for value in segment.ends)
-        if one is None or other is None or not self._agree(one, other):
+        if one is None or other is None or not agree(one, other, self._sides):
             return False
         return self._equal.are_equal([(one.inputs[0], other.inputs[0])])
 

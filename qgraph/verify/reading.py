@@ -19,11 +19,12 @@ from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import OPERATORS, operator_of
 from qgraph.verify import shapes
 from qgraph.verify.definitions import with_definitions
-from qgraph.verify.operators import graphs_of, is_apart
+from qgraph.verify.operators import graphs_of, is_apart, meaning, names
 
 Sizes = tuple[int | str | None, ...]
 
 _COMPUTED = frozenset(NUMPY) - {"Cast", "Gather", "Pow"}
+QUANTIZERS = names("FakeQuantize IntQuant Quant QuantizeLinear")
 _KEPT_BYTES = 1 << 16
 """Maximum size of computed constants that are kept in memory."""
 
@@ -153,3 +154,14 @@ class Reading:
         node = value.producer()
         is_end = node is None or self.has(value) or is_apart(node)
         return [] if node is None or is_end else self.sources(node)
+
+
+def agree(one: ir.Node | None, other: ir.Node | None, sides: tuple[Reading, Reading]) -> bool:
+    """Return whether two nodes are one operator with equal parameters, from the second operand."""
+    if one is None or other is None:
+        return False
+    for a, b in list(zip(one.inputs, other.inputs, strict=False))[1:]:
+        x, y = sides[0].array(a), sides[1].array(b)
+        if (a or b) and (x is None or y is None or not np.array_equal(x, y)):
+            return False
+    return bool(meaning(one, sides[0].imports) == meaning(other, sides[1].imports))

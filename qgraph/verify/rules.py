@@ -24,11 +24,11 @@ from qgraph.verify.executed import (
 )
 from qgraph.verify.ideals import NOTHING, Basis, Ideal
 from qgraph.verify.operators import names
-from qgraph.verify.reading import Sizes
+from qgraph.verify.reading import QUANTIZERS, Sizes
 from qgraph.verify.traces import ENDLESS, WHOLE, Change, Rule, Trace, changed, precision_of
 
 _INTEGER = names("QLinearConv QLinearMatMul")
-ROUNDINGS = names("FakeQuantize IntQuant Quant QuantizeLinear") | _INTEGER | frozenset(WHOLE)
+ROUNDINGS = QUANTIZERS | _INTEGER | frozenset(WHOLE)
 
 
 def product(trace: Trace, node: ir.Node) -> Executed:

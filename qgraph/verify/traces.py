@@ -22,7 +22,7 @@ from qgraph.verify.executed import (
     scaled,
 )
 from qgraph.verify.ideals import NOTHING, Basis, Ideal, largest, times, unlimited
-from qgraph.verify.reading import Reading, Sizes
+from qgraph.verify.reading import QUANTIZERS, Reading, Sizes, agree
 
 Change = Callable[[Float64], Float64]
 Rule = Callable[["Trace", ir.Node], Executed]
@@ -102,6 +102,11 @@ class Trace:
         return self._values[value]
 
     def _enter(self, node: ir.Node) -> None:
+        data = node.inputs[0] if node.op_type in QUANTIZERS else None
+        for twin in () if data is None else data.consumers():
+            if twin.outputs[0] in self._values and agree(twin, node, (self._side, self._side)):
+                self._values[node.outputs[0]] = self._values[twin.outputs[0]]
+                return
         rule = self._rules.get(node.op_type)
         try:
             if rule is None or node.domain in ("com.microsoft", "ai.onnx.ml"):

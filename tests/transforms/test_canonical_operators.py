@@ -29,6 +29,36 @@ def graph(nodes: str, *, opset: int = 17, data: str = "2, 3, 4, 4") -> str:
         }}"""
 
 
+HEADS = "p = Reshape (v, h) t = Transpose <perm = [1, 0, 2]> (p)"
+
+
+@pytest.mark.parametrize("factor", ["y = Div (t, s)", "y = Mul (s, t)", "y = Mul (t, j)"])
+@pytest.mark.parametrize("product", ["v = MatMul (d, w)", "m = MatMul (d, w) v = Add (b, m)"])
+def test_a_factor_goes_before_what_moves_data(check_pass, factor, product):
+    text = graph(f"{product} {HEADS} {factor}", data="5, 3").replace("[n, m] y", "[k, n, m] y")
+    text = text.replace("int64[2] r", "float[1] j = {0.1}, int64[3] h = {5, 2, 1}, int64[2] r")
+    step = CanonicalOperators(forms=CanonicalForm.FACTORS)
+    added = ["Add"] if "Add" in product else []
+    ops = [Q, DQ, DQ, "MatMul", *added, factor[4:7], "Reshape", "Transpose"]
+    check_pass(step, text, ops=ops, exactly=Exactness.BITS)
+
+
+OTHER_FACTORS = {
+    "one for each element": "v = MatMul (d, w) p = Reshape (v, h) y = Mul (p, b)",
+    "a quotient": "v = MatMul (d, w) p = Reshape (v, h) y = Div (s, p)",
+    "no layer before": "v = Sqrt (d) p = Reshape (v, h) y = Mul (p, s)",
+    "another use": "v = MatMul (d, w) p = Reshape (v, h) o = Mul (p, s) y = Add (o, p)",
+    "of data": "v = MatMul (d, w) p = Reshape (v, h) y = Mul (p, p)",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FACTORS)
+def test_other_factors_stay(name):
+    text = graph(OTHER_FACTORS[name], data="5, 3")
+    model = load(ir.from_onnx_text(text.replace("int64[2] r", "int64[2] h = {-1, 1}, int64[2] r")))
+    assert not model.apply(CanonicalOperators(forms=CanonicalForm.FACTORS)).modified
+
+
 MEAN = "m = ReduceMean <axes = [2, 3], keepdims = 0> (d) y = MatMul (m, w)"
 FORMS = {
     "gemm": (graph("m = MatMul (d, w) y = Add (b, m)", data="5, 3"), [Q, DQ, DQ, "Gemm"]),

@@ -61,6 +61,11 @@ FORMS = {
         1,
         BIAS,
     ),
+    "matmul": (
+        graph("Add (b, m)", shape="3, 4", axis=1, nodes="[product] m = MatMul (x, w)"),
+        1,
+        BIAS,
+    ),
     "gemm": (
         graph("Gemm <alpha = 0.5, beta = 4., transB = 1> (x, w, b)", shape="4, 3"),
         0.125,
@@ -75,7 +80,8 @@ def test_codes_are_the_nearest_multiples_of_the_unit(check_pass, name):
     model, report = check_pass(QuantizeBias(), text, exactly=ANY)
     (entry,) = report.sites
     (layer,) = (node for node in model.nodes() if node.name == "layer")
-    decoder = layer.inputs[2].producer()
+    places = [value.producer() for value in layer.inputs[2:] or layer.inputs]
+    decoder = next(node for node in places if node is not None and node.op_type != "MatMul")
     codes, scale = (model.constant(value) for value in decoder.inputs[:2])
     weights = np.full(4, F(0.013)) if name == "one scale" else SCALES
     units = [Fraction(float(F(0.05))) * Fraction(float(s)) * Fraction(factor) for s in weights]

@@ -41,6 +41,8 @@ KERNELS = (
 )
 """Operators that are integer kernels as they are written."""
 
+_ENCODER = "QuantizeLinear"
+
 
 def deploy(
     source: Source,
@@ -163,7 +165,7 @@ def _reported(
     plain = reference.clone()
     plain.apply(as_pairs())
     layers = list(quantized_layers(plain.ir))
-    ends = {found.description.node: _names(found) for found in quantized_layers(attempt.model.ir)}
+    ends = _paired(layers, list(quantized_layers(attempt.model.ir)))
     own, left = _coded(reference, profile), _coded(attempt.model, profile)
     notes: list[str] = []
     try:
@@ -178,12 +180,14 @@ def _reported(
     rows = []
     for layer in layers:
         name = layer.description.node
-        made = {value.name for node in (layer.node, *layer.follows) for value in node.outputs}
+        made, end = _made(layer), ends.get(name)
         source, stayed = (next((each[v] for v in made if v in each), None) for each in (own, left))
-        names = _names(layer) | ends.get(name, set())
+        names = _names(layer) | (set() if end is None else _names(end))
         was = before.get(name, _Taken(None if source is None else source.op_type)).kernel
         other = _Taken(None, OTHER("the result has no such quantized layer"))
-        taken = after.get(name, other if stayed is None else _Taken(stayed.op_type))
+        taken = other if stayed is None else _Taken(stayed.op_type)
+        if end is not None:
+            taken = after[end.description.node]
         if taken.kernel is None and name in chosen:
             taken = _Taken(None, chosen[name])
         description = layer.description
@@ -212,6 +216,33 @@ def _coded(model: Model, profile: Profile) -> dict[str | None, ir.Node]:
     if not any(set(kernel.runs) & set(KERNELS) for kernel in profile.kernel):
         return {}
     return {node.outputs[0].name: node for node in model.nodes(*KERNELS)}
+
+
+def _paired(layers: Sequence[FoundLayer], others: Sequence[FoundLayer]) -> dict[str, FoundLayer]:
+    """Return the layer of the result for each layer of the input, by the name of the latter.
+
+    A layer that was replaced has its result in common with the one in its place.
+    """
+    by_name = {found.description.node: found for found in others}
+    names = [layer.description.node for layer in layers]
+    pairs = {name: by_name[name] for name in names if name in by_name}
+    rest = {
+        str(value): found for found in others if found not in pairs.values()
+        for value in reversed(_made(found))
+    }  # fmt: skip
+    for layer in layers:
+        found = next((rest[value] for value in _made(layer) if value in rest), None)
+        if layer.description.node not in pairs and found is not None:
+            pairs[layer.description.node] = found
+            rest = {value: each for value, each in rest.items() if each is not found}
+    return pairs
+
+
+def _made(layer: FoundLayer) -> list[str]:
+    """Return the names of what a layer gives, and of the codes of it."""
+    values = [value for node in (layer.node, *layer.follows) for value in node.outputs]
+    codes = [user.outputs[0] for user in values[-1].consumers() if user.op_type == _ENCODER]
+    return [str(value.name) for value in (*values, *codes)]
 
 
 def _names(layer: FoundLayer) -> set[str]:

@@ -82,6 +82,7 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
     """Yield what leaves only a layer between two quantizers, in types that kernels take."""
     yield CanonicalOperators()
     yield FoldBatchNorm(nodes=nodes, opset=opset)
+    yield CanonicalOperators()
     yield MoveChannelScales()
     if _takes(profile, _LIMITED_CODES):
         yield MergeActivation(opset=opset)

@@ -35,6 +35,7 @@ from qgraph.proof.bounds.traced import traced
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.matching.known_values import KnownValues
+from qgraph.proof.matching.label import label
 from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, ExplainedReason
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -53,6 +54,9 @@ def written_out(model: ir.Model) -> bool:
     found = [node for node in model.graph if rule_of(node) is None and composite_of(node)]
     write_out(model, found)
     return bool(found)
+
+
+_QUANTIZERS = frozenset({"FakeQuantize", "IntQuant", "Quant", "QuantizeLinear"})
 
 
 class Evaluation:
@@ -102,6 +106,7 @@ class Evaluation:
             key = inputs.get(str(value.name), str(value.name))
             self._store(value, entered(atoms, value, key, ranges.get(key)))
         self._nodes = list(model.graph)
+        self._first: dict[Hashable, ir.Node] = {}
 
     def run(self) -> None:
         """Evaluate all nodes."""
@@ -113,6 +118,10 @@ class Evaluation:
         self.named[value.name] = value
 
     def _enter(self, node: ir.Node) -> None:
+        twin = self._first.setdefault(self._key(node), node)
+        if twin is not node and twin.outputs[0] in self.values:
+            self._store(node.outputs[0], self.values[twin.outputs[0]])
+            return
         try:
             results = self._results(node)
             if any(isinstance(r, Quantity) and r.value is None for r in results):
@@ -132,6 +141,15 @@ class Evaluation:
                 return
         for value, result in zip(node.outputs, results, strict=False):
             self._store(value, result)
+
+    def _key(self, node: ir.Node) -> Hashable:
+        """Return what is equal for quantizers that give equal codes of the same data."""
+        if node.op_type not in _QUANTIZERS or len(node.outputs) != 1:
+            return node
+        parameters = [None if v is None else self._known.array(v) for v in node.inputs[1:]]
+        numbers = [None if a is None else (a.dtype.str, a.shape, a.tobytes()) for a in parameters]
+        known = [v if a is None else a for v, a in zip(node.inputs[1:], numbers, strict=True)]
+        return label(node, self.imports), node.inputs[0], tuple(known)
 
     def _constants(self, node: ir.Node) -> Sequence[Operand]:
         """Return constant results of a node without a rule, as its kernel computes them."""

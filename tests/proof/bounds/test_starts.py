@@ -1,0 +1,68 @@
+"""Where segments begin besides codes: results without a bound that both models compute alike."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+import qgraph
+
+MIDDLES = {
+    "data of unknown range": "m = MatMul (x, v)",
+    "behind codes": """i = QuantizeLinear (x, s, z) j = DequantizeLinear (i, s, z)
+        k, l = MaxPool <kernel_shape = [1]> (j) o = Cast <to = 1> (l) m = MatMul (o, v)""",
+}
+
+
+def model(middle: str, bias: float, *, other: str = "1.5") -> ir.Model:
+    return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[3,2,2] x) => (float[n,m,k] y)
+        <float s = {{0.1}}, int8 z = {{0}}, float[2,2] v = {{1, {other}, -2, 3}},
+         float[2,2] w = {{0.3, 0.5, -0.25, 0.7}}, float b = {{{bias}}}> {{
+            {middle}
+            q = QuantizeLinear (m, s, z)
+            a = DequantizeLinear (q, s, z)
+            n = MatMul (a, w)
+            c = Add (n, b)
+            [last] p = QuantizeLinear (c, s, z)
+            y = DequantizeLinear (p, s, z)
+        }}""")
+
+
+@pytest.mark.parametrize("name", MIDDLES)
+def test_segments_begin_behind_equal_results(name):
+    found = qgraph.prove(model(MIDDLES[name], 0.5), model(MIDDLES[name], 0.500001), within="1step")
+    assert found.verdict == "bounded"
+    (region,) = [region for region in found.regions if region.verdict == "bounded"]
+    assert region.reference_nodes == ("last",)
+    assert region.bound.ideal_shift == pytest.approx(1e-5, rel=0.1)
+    assert any("operators" in condition for condition in found.conditions)
+
+
+@pytest.mark.slow
+def test_results_of_other_weights_are_no_start():
+    middle = MIDDLES["data of unknown range"]
+    sides = model(middle, 0.5), model(middle, 0.500001, other="1.500001")
+    assert qgraph.prove(*sides, within="1step").verdict != "bounded"
+
+
+def test_equal_quantizers_of_one_value_are_one():
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (int8[1,2] x) => (float[1,2] y)
+        <float s = {0.1}, float t = {0.07}, int8 z = {0}, float[2,2] w = {1, 2, 3, 4},
+         float b = {BIAS}> {
+            a = DequantizeLinear (x, s, z)
+            p = QuantizeLinear (a, t, z) i = DequantizeLinear (p, t, z) m = MatMul (i, w)
+            SECOND n = MatMul (j, w)
+            c = Add (m, n) d = Add (c, b)
+            q = QuantizeLinear (d, s, z) y = DequantizeLinear (q, s, z)
+        }"""
+    copies = "o = QuantizeLinear (a, t, z) j = DequantizeLinear (o, t, z)", "j = Identity (i)"
+    biases = "0.5", "0.500001"
+    sides = [
+        ir.from_onnx_text(text.replace("SECOND", copy).replace("BIAS", bias))
+        for copy, bias in zip(copies, biases, strict=True)
+    ]
+    found = qgraph.prove(*sides, within="1step")
+    assert found.verdict == "bounded"
+    assert not found.beyond
