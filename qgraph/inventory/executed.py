@@ -14,24 +14,10 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, UnsupportedError, word
+from qgraph.inventory.kernels import RunKernel, of_onnxruntime, of_openvino
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.storage.files import save
 from qgraph.targets.layer import LAYERS
-
-_INTEGERS = {
-    "onnxruntime": ("QLinear", "QGemm", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul"),
-    "openvino": ("u8", "i8"),
-}
-_PRODUCTS = {
-    "onnxruntime": frozenset(
-        {
-            *("Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul"),
-            *("FusedMatMul", "QLinearConv", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat"),
-            *("ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul", "MatMulNBits"),
-        }
-    ),
-    "openvino": frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul"}),
-}
 
 
 @dataclass(frozen=True)
@@ -69,15 +55,6 @@ class ExecutedGraph:
     float_nodes: int = 0
 
 
-@dataclass(frozen=True)
-class _Product:
-    """A product in an executed graph: its kind, its names, and whether it computes on codes."""
-
-    kind: str
-    names: str
-    is_integer: bool
-
-
 def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
     """Return which kernels a runtime executes at its default options for the layers of a model.
 
@@ -101,15 +78,21 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
         path = Path(folder) / "model.onnx"
         save(copy, path)
         try:
-            products = _READERS[name](module, path)
+            nodes = _READERS[name](module, path)
         except Exception as error:  # the runtimes' exceptions have no common base
             first = (str(error).splitlines() or [""])[0]
             raise ExecutionError(f"{name} refuses the model: {first}") from error
+    # OpenVINO computes some products in a subgraph of its own.
+    products = [
+        each
+        for each in nodes
+        if each.is_product or (each.kind.startswith("Subgraph") and _ANY_LAYER.search(each.names))
+    ]
     kernels = tuple(
         _kernel(layer.node, layer.op, product)
         for layer, product in zip(known, _assigned(len(known), products), strict=True)
     )
-    integers = sum(each.is_integer for each in products)
+    integers = sum(each.on_codes for each in products)
     version = getattr(module, "__version__", "").split("-")[0]
     counts = dict(sorted(Counter(each.kind for each in products).items()))
     return ExecutedGraph(f"{name} {version}", kernels, counts, integers, len(products) - integers)
@@ -151,13 +134,13 @@ def _rename(node: ir.Node, mark: str) -> None:
 _MARKS = re.compile(r"qgraph(\d+layer|\d+behind|other)_")
 
 
-def _assigned(count: int, products: Sequence[_Product]) -> list[_Product | None]:
+def _assigned(count: int, products: Sequence[RunKernel]) -> list[RunKernel | None]:
     """Return the product of each layer; None for those that are not found.
 
     A product has the name of its layer, or that of an operator behind which it computes, too. The
     products that are left belong to the layers that are left, if all of these are alike.
     """
-    found: list[_Product | None] = []
+    found: list[RunKernel | None] = []
     for number in range(count):
         own = [each for each in products if _LAYER.format(number) in each.names]
         own = own or [
@@ -165,18 +148,18 @@ def _assigned(count: int, products: Sequence[_Product]) -> list[_Product | None]
             for each in products
             if _BEHIND.format(number) in each.names and not _ANY_NAME.search(each.names)
         ]
-        found.append(next((each for each in own if each.is_integer), own[0] if own else None))
+        found.append(next((each for each in own if each.on_codes), own[0] if own else None))
     rest = [each for each in products if each not in found and not _ANY_NAME.search(each.names)]
-    if len(rest) == found.count(None) and len({each.is_integer for each in rest}) == 1:
+    if len(rest) == found.count(None) and len({each.on_codes for each in rest}) == 1:
         left = iter(rest)
         found = [next(left) if each is None else each for each in found]
     return found
 
 
-def _kernel(node: str, op: str, product: _Product | None) -> ExecutedKernel:
+def _kernel(node: str, op: str, product: RunKernel | None) -> ExecutedKernel:
     if product is None:
         return ExecutedKernel(node, op, None, is_integer=False)
-    return ExecutedKernel(node, op, product.kind, product.is_integer)
+    return ExecutedKernel(node, op, product.kind, product.on_codes)
 
 
 def _module(name: str) -> Any:
@@ -189,36 +172,20 @@ def _module(name: str) -> Any:
         ) from error
 
 
-def _of_onnxruntime(module: Any, path: Path) -> list[_Product]:
+def _of_onnxruntime(module: Any, path: Path) -> list[RunKernel]:
     options = module.SessionOptions()
     options.log_severity_level = 4
     optimized = path.with_name("optimized.onnx")
     options.optimized_model_filepath = str(optimized)
     module.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    graph = ir.load(optimized).graph
-    return [
-        _Product(node.op_type, str(node.name), node.op_type.startswith(_INTEGERS["onnxruntime"]))
-        for node in ir.traversal.RecursiveGraphIterator(graph)
-        if node.op_type in _PRODUCTS["onnxruntime"]
-    ]
+    return of_onnxruntime(optimized)
 
 
-def _of_openvino(module: Any, path: Path) -> list[_Product]:
-    compiled = module.Core().compile_model(str(path), "CPU")
-    products = []
-    for node in compiled.get_runtime_model().get_ops():
-        about = node.get_rt_info()
-        kind, precision = (about[key].astype(str) for key in ("layerType", "runtimePrecision"))
-        names = about["originalLayersNames"].astype(str)
-        if kind in _PRODUCTS["openvino"] or (kind == "Subgraph" and _ANY_LAYER.search(names)):
-            # Of weights that are codes alone, the precision is that of the weights.
-            data = node.input(0).get_element_type().get_type_name()
-            is_integer = {precision, data} <= {*_INTEGERS["openvino"]}
-            products.append(_Product(f"{kind} {precision}", names, is_integer))
-    return products
+def _of_openvino(module: Any, path: Path) -> list[RunKernel]:
+    return of_openvino(module.Core().compile_model(str(path), "CPU"))
 
 
-_READERS: dict[str, Callable[[Any, Path], list[_Product]]] = {
+_READERS: dict[str, Callable[[Any, Path], list[RunKernel]]] = {
     "onnxruntime": _of_onnxruntime,
     "openvino": _of_openvino,
 }

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from qgraph.cli.main import main
-from qgraph.comparison.bench.kernels import of_onnxruntime
 from qgraph.comparison.bench.measure import BenchReport, ModelTime, Timing, bench
 from qgraph.errors import ExecutionError, OptionError
+from qgraph.inventory.kernels import Kernels, of_onnxruntime
 from qgraph.reporting.pages import markdown_report
 
 PRODUCT = """
@@ -93,16 +93,16 @@ def test_integer_kernels_are_counted_in_branches_too(tmp_path):
     graph = onnx.helper.make_graph([layer, other, choice], "g", [], [])
     path = tmp_path / "optimized.onnx"
     onnx.save(onnx.helper.make_model(graph), path)
-    found = of_onnxruntime(path)
+    nodes = of_onnxruntime(path)
+    found = Kernels.of(nodes)
     assert found.counts == {"MatMul": 2, "QLinearConv": 1, "Relu": 1, "If": 1}
     assert (found.integer_nodes, found.float_nodes) == (1, 2)
-    assert found.layers["conv1"] == "QLinearConv"
-    assert "relu1" not in found.layers
+    known = {node.names: node for node in nodes}
+    assert (known["conv1"].is_product, known["conv1"].on_codes) == (True, True)
+    assert not known["relu1"].is_product
 
 
 def test_the_page_compares_with_the_first_model():
-    from qgraph.comparison.bench.kernels import Kernels
-
     kernels = Kernels({"Conv": 2}, 0, 2), Kernels({"QLinearConv": 2}, 2, 0)
     times = [
         ModelTime(f"{ms:g}.onnx", ms, ms, ms, ms / 8, 1.0, 1.0, None, each)

@@ -21,11 +21,11 @@ from typing import Any, NoReturn, Self, TextIO, cast
 
 import numpy as np
 
-from qgraph.comparison.bench.kernels import Kernels
 from qgraph.display import Displayed
 from qgraph.errors import Choice, ExecutionError, OptionError, QGraphError, UnsupportedError, member
 from qgraph.execution.prepare import RandomBatches
 from qgraph.graph.interface import static
+from qgraph.inventory.kernels import Kernels
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
 from qgraph.version import head

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qgraph.comparison.bench.kernels import Kernels, of_onnxruntime, of_openvino
 from qgraph.comparison.runtimes.worker import reason
+from qgraph.inventory.kernels import Kernels, of_graph, of_onnxruntime, of_openvino
 from qgraph.numerics import Array
 
 Job = Mapping[str, Any]
@@ -95,7 +95,7 @@ def _onnxruntime(job: Job, feeds: Feeds) -> _Loaded:
         with tempfile.TemporaryDirectory(prefix="qgraph-") as folder:
             path = Path(folder) / "optimized.onnx"
             session(str(path))
-            return of_onnxruntime(path)
+            return Kernels.of(of_onnxruntime(path))
 
     loaded = session()
     return _Loaded(str(runtime.__version__), lambda: loaded.run(None, feeds), kernels)
@@ -111,23 +111,15 @@ def _openvino(job: Job, feeds: Feeds) -> _Loaded:
     request = compiled.create_infer_request()
     run = lambda: request.infer(feeds, share_inputs=True, share_outputs=True)  # noqa: E731
     version = str(runtime.__version__).partition("-")[0]
-    return _Loaded(version, run, lambda: of_openvino(compiled))
+    return _Loaded(version, run, lambda: Kernels.of(of_openvino(compiled)))
 
 
 def _numpy(job: Job, feeds: Feeds) -> _Loaded:
-    from collections import Counter
-
-    from qgraph.comparison.bench.kernels import FLOAT_LAYERS, INTEGER_LAYERS
     from qgraph.execution.executor import Backend
-    from qgraph.graph.scopes import nodes_of
     from qgraph.model import load
 
     model = load(job["model"])
-    counts = Counter(node.op_type for node in nodes_of(model.ir.graph))
-    integers, floats = (
-        sum(counts[name] for name in names) for names in (INTEGER_LAYERS, FLOAT_LAYERS)
-    )
-    kernels = Kernels(dict(counts.most_common()), integers, floats)
+    kernels = Kernels.of(of_graph(model.ir.graph))
     run = lambda: model.run(feeds, backend=Backend.NUMPY)  # noqa: E731
     return _Loaded(str(np.__version__), run, lambda: kernels)
 
