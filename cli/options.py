@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,9 +87,18 @@ def limit(text: str) -> tuple[str | None, float]:
 
 
 def talk_options(function: F) -> F:
-    """Add ``-v``, ``-q`` and ``--debug``, which are accepted anywhere on the line."""
+    """Add ``-v``, ``-q``, ``--debug`` and ``--plugin``, which are accepted anywhere on the line."""
     hidden: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _keep}
     for option in (
+        click.option(
+            "--plugin",
+            "plugins",
+            multiple=True,
+            metavar="MODULE",
+            help="Import MODULE, which adds passes, operators, dialects, targets or rules. "
+            "Repeatable.",
+            **hidden,
+        ),
         click.option("--debug", is_flag=True, help="Show tracebacks.", **hidden),
         click.option(
             "-q", "--quiet", is_flag=True, help="Print only results and errors.", **hidden
@@ -99,9 +111,30 @@ def talk_options(function: F) -> F:
     return function
 
 
-def _keep(ctx: click.Context, param: click.Parameter, value: int) -> None:
+def load_modules(names: Sequence[str]) -> None:
+    """Import modules of plugins; those in the current folder are found too.
+
+    Raises:
+        OptionError: one cannot be imported.
+    """
+    if names and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as Python itself does for a script
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a plugin may raise any exception
+            raise OptionError(
+                f"The plugin {name!r} cannot be imported ({type(error).__name__}: {error}), "
+                "expected the name of a Python module. Correct the name, or the module."
+            ) from error
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     talk = ctx.ensure_object(Talk)
     match param.name:
+        case "plugins":
+            talk.plugins += tuple(value)
+            load_modules(value)
         case "verbosity":
             talk.verbosity += value
         case "quiet":

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _ESCAPES = {"error": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
-_RESET = "\x1b[0m"
 
 _LEAST_CUT = 20
 """Texts are not cut shorter than this."""
@@ -46,11 +45,13 @@ class Talk:
         verbosity: how often ``-v`` was given.
         quiet: whether only errors are wanted.
         debug: whether errors show tracebacks.
+        plugins: modules that are imported before the command runs.
     """
 
     verbosity: int = 0
     quiet: bool = False
     debug: bool = False
+    plugins: tuple[str, ...] = ()
     _told: set[str] = field(default_factory=set, repr=False)
 
     def note(self, text: str) -> None:
@@ -248,7 +249,7 @@ def _say(kind: str, text: str) -> None:
         width = shutil.get_terminal_size().columns
         line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
     if is_colourful(sys.stderr):
-        line = f"{_ESCAPES[kind]}{line}{_RESET}"
+        line = f"{_ESCAPES[kind]}{line}\x1b[0m"
     sys.stderr.write(f"{line}\n")
 
 

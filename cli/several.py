@@ -336,6 +336,7 @@ def _handled_apart(task: _Task) -> _Result:
     result = _Result(task.model, UNUSABLE)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), interruptible():
+            options.load_modules(task.talk.plugins)
             if task.has_title:
                 show(str(task.model))
             with task.talk.listening():

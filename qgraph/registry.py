@@ -1,16 +1,70 @@
-"""Named things that load themselves: operators, dialects, passes."""
+"""Named things that load themselves: operators, dialects, passes; also those of plugins.
+
+A plugin is an installed package with entry points in groups such as ``qgraph.passes``. Each names a
+module, whose import registers entries.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import logging
+import os
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from qgraph.errors import OptionError, closest, shown
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+GROUPS = ("dialects", "operators", "passes", "rules", "targets")
+"""What plugins may add: their entry points are in the group ``qgraph.`` and one of these."""
+
+
+@functools.cache
+def load_plugins(group: str) -> None:
+    """Import the modules that installed packages name in a group; one that fails is named.
+
+    Args:
+        group: one of :data:`GROUPS`.
+    """
+    if not _has_plugins():
+        return
+    from importlib.metadata import entry_points  # takes as long as all of qgraph.graph
+
+    for entry in sorted(entry_points(group=f"qgraph.{group}"), key=lambda entry: entry.name):
+        try:
+            importlib.import_module(entry.module)
+        except Exception as error:  # a plugin may raise any exception
+            owner = "" if entry.dist is None else f" of {entry.dist.name} {entry.dist.version}"
+            logger.warning(
+                "The plugin %s%s cannot be loaded (%s: %s), and is left out. Correct the package, "
+                "or uninstall it.",
+                entry.value,
+                owner,
+                type(error).__name__,
+                error,
+            )
+
+
+@functools.cache
+def _has_plugins() -> bool:
+    """Return whether an installed package mentions an entry point of qgraph."""
+    for folder in sys.path:
+        with suppress(OSError), os.scandir(folder or ".") as entries:
+            for entry in entries:
+                if entry.name.endswith((".dist-info", ".egg-info")):
+                    with suppress(OSError):
+                        if b"[qgraph." in Path(entry.path, "entry_points.txt").read_bytes():
+                            return True
+    return False
 
 
 class Registry(Generic[T]):
@@ -22,11 +76,12 @@ class Registry(Generic[T]):
     Args:
         kind: what an entry is called in messages, such as ``"dialect"``.
         package: import name of the package whose modules register entries.
+        group: group of :data:`GROUPS` in which plugins add entries; None if they add none.
     """
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(self, kind: str, package: str, group: str | None = None) -> None:
         self.kind = kind
-        self._package = package
+        self._package, self._group = package, group
         self._entries: dict[str, T] = {}
         self._loaded = False
 
@@ -90,3 +145,5 @@ class Registry(Generic[T]):
         for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
             importlib.import_module(f"{self._package}.{module}")
         self._loaded = True
+        if self._group is not None:
+            load_plugins(self._group)

@@ -234,7 +234,7 @@ def _coded_products(model: Model) -> int:
 
 logger = logging.getLogger(__name__)
 
-TRANSFORMS: Registry[type[Transform]] = Registry("pass", "qgraph.transforms")
+TRANSFORMS: Registry[type[Transform]] = Registry("pass", "qgraph.transforms", "passes")
 
 C = TypeVar("C", bound=type[Transform])
 

@@ -63,7 +63,7 @@ class Composite:
         return first
 
 
-COMPOSITES: Registry[Composite] = Registry("operator", "qgraph.ops.definitions")
+COMPOSITES: Registry[Composite] = Registry("operator", "qgraph.ops.definitions", "operators")
 _BY_KEY: dict[OpKey, Composite] = {}
 
 

@@ -20,7 +20,7 @@ Definition = Callable[..., Any]
 Kernel = Callable[..., Array]
 Resolve = Callable[[ir.Node], dict[str, Any]]
 
-OPERATORS: Registry[Operator] = Registry("operator", "qgraph.ops.definitions")
+OPERATORS: Registry[Operator] = Registry("operator", "qgraph.ops.definitions", "operators")
 
 
 def _nothing(_: ir.Node) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 import tomllib
 import types
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from qgraph.errors import ModelError, OptionError, matching, meant
+from qgraph.registry import load_plugins
 from qgraph.targets.contradictions import contradictions
 from qgraph.targets.profile import Profile
 
@@ -30,13 +32,36 @@ _WORDS = {
 }  # fmt: skip
 
 
+_ADDED: dict[str, Path] = {}
+
+
+def add_target(path: str | os.PathLike[str]) -> None:
+    """Add a profile to those that are known by name; plugins call it when they are imported.
+
+    Args:
+        path: the file, which has the name of the target.
+
+    Raises:
+        ValueError: there is a target of this name.
+    """
+    file = Path(path)
+    if _files().setdefault(file.stem, file) != file:
+        raise ValueError(f"target {file.stem!r} is added twice")
+    _ADDED[file.stem] = file
+
+
+def _files() -> dict[str, Path]:
+    return {path.stem: path for path in _FOLDER.glob("*.toml")} | _ADDED
+
+
 def target_names() -> list[str]:
-    """Return the names of the profiles that qgraph has, in alphabetical order."""
-    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+    """Return the names of the profiles that qgraph and plugins have, in alphabetical order."""
+    load_plugins("targets")
+    return sorted(_files())
 
 
 def profiles() -> list[Profile]:
-    """Return the profiles that qgraph has, in alphabetical order."""
+    """Return the profiles that qgraph and plugins have, in alphabetical order."""
     return [profile_of(name) for name in target_names()]
 
 
@@ -51,7 +76,7 @@ def profile_of(target: str | Profile) -> Profile:
         return target
     known = matching(target_names(), target)
     if known is not None:
-        return _read(_FOLDER / f"{known}.toml")
+        return _read(_files()[known])
     if not target.endswith(".toml") and "/" not in target:
         names = ", ".join(target_names())
         raise OptionError(

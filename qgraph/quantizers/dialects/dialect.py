@@ -107,7 +107,7 @@ class Dialect(Protocol):
         """Return why the dialect has no equal form."""
 
 
-DIALECTS: Registry[Dialect] = Registry("dialect", "qgraph.quantizers.dialects")
+DIALECTS: Registry[Dialect] = Registry("dialect", "qgraph.quantizers.dialects", "dialects")
 
 
 def dialect(cls: type[Dialect]) -> type[Dialect]:

@@ -1,0 +1,76 @@
+"""What plugins are made of: import names from here only, and they keep their meaning.
+
+Each decorator registers what it is put on, when its module is imported. A package names these
+modules in its entry points::
+
+    [project.entry-points."qgraph.passes"]
+    drop-identities = "my_package.passes"
+
+The groups are ``qgraph.dialects``, ``operators``, ``passes``, ``rules`` and ``targets``.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.constants import constant, constant_stream
+from qgraph.graph.edit import Draft, Editor
+from qgraph.graph.schema import Attribute, OpKey, OpSchema
+from qgraph.model import Model
+from qgraph.numerics.rounding import Rounding
+from qgraph.ops.composite import composite
+from qgraph.ops.operator import operator, operator_of
+from qgraph.quantizers.dialects.dialect import (
+    Refusal,
+    Site,
+    data_of,
+    dialect,
+    parameter,
+    shape_of,
+)
+from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Recipe
+from qgraph.reports import Report, SiteReport, SiteStatus
+from qgraph.targets.reader import add_target
+from qgraph.transforms.base import Transform, option, transform
+from qgraph.transforms.drafts.choice import entry
+
+FLOAT = ir.DataType.FLOAT
+
+__all__ = [
+    "FLOAT",
+    "Affine",
+    "Attribute",
+    "Bipolar",
+    "Draft",
+    "Editor",
+    "Exactness",
+    "Floating",
+    "Method",
+    "Model",
+    "OpKey",
+    "OpSchema",
+    "Ranged",
+    "Recipe",
+    "Refusal",
+    "Report",
+    "Rounding",
+    "Site",
+    "SiteReport",
+    "SiteStatus",
+    "Transform",
+    "Verdict",
+    "add_target",
+    "composite",
+    "constant",
+    "constant_stream",
+    "data_of",
+    "dialect",
+    "entry",
+    "operator",
+    "operator_of",
+    "option",
+    "parameter",
+    "shape_of",
+    "transform",
+]

@@ -1,0 +1,125 @@
+"""Plugins: packages and modules that add operators, dialects, passes, targets and rules."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qgraph.registry import GROUPS
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "plugin"
+MODEL = ROOT / "examples" / "digits_brevitas.onnx"
+
+
+def run(folder: Path, *arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own: packages are found at its start."""
+    search = os.pathsep.join(filter(None, [path, str(ROOT)]))
+    return subprocess.run(
+        [sys.executable, "-m", "qgraph.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        check=False,
+        env=os.environ | {"PYTHONPATH": search},
+    )
+
+
+def package(folder: Path, text: str, **entries: str) -> str:
+    """Write what pip installs of a package: a module, and its entry points."""
+    (folder / "broken_plugin.py").write_text(text)
+    made = folder / "broken_plugin-1.0.dist-info"
+    made.mkdir()
+    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.0\n")
+    lines = [f"[qgraph.{group}]\nx = {value}\n" for group, value in entries.items()]
+    (made / "entry_points.txt").write_text("".join(lines))
+    return str(folder)
+
+
+def test_the_example_imports_public_names_only_and_stays_short() -> None:
+    files = sorted(EXAMPLE.rglob("*.*"))
+    lines = [line for file in files if file.is_file() for line in file.read_text().splitlines()]
+    assert len(lines) < 300
+    for file in EXAMPLE.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        modules = [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+        ours = [name for name in modules if name and name.split(".")[0] == "qgraph"]
+        assert set(ours) <= {"qgraph.plugin"}, file
+
+
+@pytest.mark.slow
+def test_an_installed_plugin_is_known_to_all_commands(tmp_path: Path) -> None:
+    pytest.importorskip("pip", reason="installs a package")
+    pytest.importorskip("setuptools", reason="builds a package without an index")
+    source, site = shutil.copytree(EXAMPLE, tmp_path / "source"), tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--target", str(site), str(source)], check=True)
+    assert "mychip" in run(tmp_path, "targets", path=str(site)).stdout
+    assert "drop-identities" in run(tmp_path, "passes", path=str(site)).stdout
+    arguments = ["convert", str(MODEL), "-o", "out.onnx", "--to", "mychip", "--report", "r.json"]
+    done = run(tmp_path, *arguments, path=str(site))
+    assert done.returncode == 0, done.stderr
+    sites = json.loads((tmp_path / "r.json").read_text())["sites"]
+    assert {site["outcome"] for site in sites} >= {"changed"}
+    proved = run(tmp_path, "prove", str(MODEL), "out.onnx", path=str(site))
+    assert proved.returncode == 0, proved.stdout + proved.stderr
+    found = run(tmp_path, "info", "out.onnx", path=str(site))
+    assert "StepQuant" in found.stdout
+    back = ["convert", "out.onnx", "-o", "back.onnx", "--to", "qdq", "--prove"]
+    assert run(tmp_path, *back, path=str(site)).returncode == 0
+    checked = ["check", str(MODEL), "back.onnx", "--backend", "numpy", "--random", "1"]
+    assert run(tmp_path, *checked, path=str(site)).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_module_is_a_plugin_for_one_command(tmp_path: Path) -> None:
+    arguments = ["passes", "drop-identities", "--plugin", "qgraph_mychip.passes"]
+    assert "keep" in run(tmp_path, *arguments, path=str(EXAMPLE)).stdout
+    missing = run(tmp_path, "passes", "--plugin", "no_such_module")
+    assert missing.returncode == 2
+    assert "The plugin 'no_such_module' cannot be imported" in missing.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("raise SystemError('gone')\n", "SystemError: gone"),
+    ],
+)
+def test_a_broken_plugin_is_named_and_left_out(tmp_path: Path, text: str, told: str) -> None:
+    groups = dict.fromkeys(GROUPS, "broken_plugin")
+    path = package(tmp_path, text, **groups)
+    done = run(tmp_path, "convert", str(MODEL), "-o", "out.onnx", "--to", "qdq", path=path)
+    assert done.returncode == 0, done.stderr
+    assert "The plugin broken_plugin of broken-plugin 1.0 cannot be loaded" in done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_without_plugins_nothing_is_read_of_packages(tmp_path: Path) -> None:
+    script = (
+        "import sys; sys.path = [p for p in sys.path if 'lib/python' in p]\n"
+        "from qgraph.transforms.base import TRANSFORMS; TRANSFORMS.names()\n"
+        "from qgraph import registry; print(registry._has_plugins())"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=env,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"
