@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
+from qgraph.exactness import Method, Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.interface import fixed_sizes
@@ -20,7 +20,9 @@ from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32, blocks
 from qgraph.ops.dispatch import evaluate
 from qgraph.ops.operator import operator_of
+from qgraph.quantizers.dialects.block_view import BlockView, view_of, view_of_blocks
 from qgraph.quantizers.quantizer import Part, Quantizer, arrays_of, with_arrays
+from qgraph.quantizers.weights.decoded import DecodedCodes
 from qgraph.registry import Registry
 
 
@@ -199,113 +201,18 @@ def data_of(draft: Draft, site: Site) -> ir.Value:
     return draft.constant(site.values, "weight")
 
 
-Shape = tuple[int | None, ...]
-
-
-@dataclass(frozen=True)
-class BlockView:
-    """The shape in which data is seen while parameters are applied.
-
-    Attributes:
-        data: shape of the data.
-        axis: axis of the data that becomes two; None if none does.
-        size: elements in a block along ``axis``.
-        fits: whether no parameter enlarges the data, as far as its shape is known.
-    """
-
-    data: Shape
-    axis: int | None = None
-    size: int = 1
-    fits: bool = False
-
-    @property
-    def seen(self) -> tuple[int, ...]:
-        """The shape of the view."""
-        axis, sizes = self.axis or 0, [size or 0 for size in self.data]
-        return (*sizes[:axis], sizes[axis] // self.size, self.size, *sizes[axis + 1 :])
-
-    def enter(self, draft: Draft, x: Operand) -> Operand:
-        """Return the data in the shape of the view."""
-        return x if self.axis is None else _reshape(draft, x, self.seen)
-
-    def leave(self, draft: Draft, y: Operand) -> Operand:
-        """Return data of the view in its own shape."""
-        if self.axis is None:
-            return y
-        return _reshape(draft, y, tuple(size or 0 for size in self.data))
-
-    def lay(self, parameter: Array) -> Array:
-        """Return a parameter that broadcasts to the data so that it broadcasts to the view."""
-        plain = squeezed(parameter) if self.fits else parameter
-        if self.axis is None:
-            return plain
-        if plain.size == 1:
-            return plain.reshape(())
-        plain = plain.reshape((1,) * (len(self.data) - plain.ndim) + plain.shape)
-        if plain.shape[self.axis] != 1:
-            plain = plain[(slice(None),) * self.axis + (slice(None, None, self.size),)]
-        return np.ascontiguousarray(np.expand_dims(plain, self.axis + 1))
-
-
-def view_of(shape: Shape, parameters: Sequence[Array]) -> BlockView:
-    """Return the view in which no entry of ``parameters`` is repeated along a second axis.
-
-    Args:
-        shape: of the data, None for a dimension that is not known.
-        parameters: arrays that broadcast to the data.
-    """
-    joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
-    fits = blocks.fits(joint, shape)
-    if not fits or None in shape:
-        return BlockView(shape, fits=fits)
-    arrays = [squeezed(parameter) for parameter in parameters]
-    joint = np.broadcast_shapes(*(array.shape for array in arrays))
-    varying = [axis for axis, size in enumerate(joint) if size != 1]
-    for axis in varying if len(varying) > 1 and len(joint) == len(shape) else []:
-        size = math.gcd(joint[axis], blocks.run_length(arrays, axis - len(joint), joint[axis]))
-        if size > 1:
-            return BlockView(shape, axis, size, fits)
-    return BlockView(shape, fits=fits)
-
-
-def enlarges(parameters: Sequence[Array], shape: Shape) -> bool:
-    """Return whether ``parameters`` certainly enlarge data of ``shape`` by broadcasting."""
-    joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
-    own = shape[len(shape) - len(joint) :]
-    return len(joint) > len(shape) or any(
-        length is not None and size not in (1, length)
-        for size, length in zip(joint, own, strict=True)
-    )
-
-
-def squeezed(parameter: Array) -> Array:
-    """Return ``parameter`` with a single entry along each axis on which it does not vary."""
-    for axis, size in enumerate(parameter.shape):
-        first = parameter[(slice(None),) * axis + (slice(1),)]
-        if size > 1 and (parameter == first).all():
-            parameter = first
-    return parameter
-
-
-def _reshape(draft: Draft, x: Operand, sizes: tuple[int, ...]) -> Operand:
-    if isinstance(x, np.ndarray) or x in draft.constants:
-        array = x if isinstance(x, np.ndarray) else draft.constants[x]
-        return draft.constant(array.reshape(sizes), "weight")
-    shape = draft.constant(np.array(sizes, np.int64), "shape")
-    return draft.node("Reshape", [x, shape], dtype=x.dtype)
-
-
 class SiteWriter:
     """Starts and ends the drafts of one site.
 
     Args:
         site: the quantizer.
         editor: makes the drafts.
+        decoded: gives the data, in place of stored codes, when the model is saved.
     """
 
-    def __init__(self, site: Site, editor: Editor) -> None:
+    def __init__(self, site: Site, editor: Editor, decoded: DecodedCodes | None = None) -> None:
         self.site = site
-        self._editor = editor
+        self._editor, self._decoded = editor, decoded
         self._view = BlockView(site.shape)
 
     @property
@@ -318,6 +225,20 @@ class SiteWriter:
         self._view = view_of(self.site.shape, arrays_of(meaning))
         return with_arrays(meaning, self._view.lay)
 
+    def see_blocks(self) -> Quantizer | None:
+        """Do so for parameters with an entry for each block; None if they have to be repeated."""
+        meaning: Any = self.site.meaning
+        seen: Quantizer
+        if self.site.repeats is None:
+            seen = self.see(meaning)
+            return seen
+        view = view_of_blocks(arrays_of(meaning), self.site.repeats)
+        if view is None:
+            return None
+        self._view = view
+        seen = with_arrays(meaning, view.lay)
+        return seen
+
     def begin(self, constant: Array | None = None) -> tuple[Draft, Operand]:
         """Return an empty draft, and the data as float values.
 
@@ -325,6 +246,9 @@ class SiteWriter:
             constant: takes the place of the data, in its shape.
         """
         draft = self._editor.draft(self.site)
+        if self._decoded is not None:
+            sizes = tuple(size or 0 for size in self.shape)
+            return draft, draft.stored(self._decoded.tensor(sizes), "weight")
         x = data_of(draft, self.site) if constant is None else draft.constant(constant, "weight")
         return draft, self._view.enter(draft, x)
 
@@ -341,12 +265,38 @@ Writers = Mapping[type, Callable[[SiteWriter, Any], Iterator[Draft]]]
 """What drafts a quantizer with a :class:`SiteWriter`, by the type of the quantizer."""
 
 
-def written(site: Site, editor: Editor, writers: Writers) -> Iterator[Draft]:
-    """Yield the drafts of the writer of the type of quantizer that ``site`` is, if any."""
-    meaning: Any = site.quantizer
-    writer, write = writers.get(type(meaning)), SiteWriter(site, editor)
-    if writer is not None:
-        yield from writer(write, write.see(meaning))
+def written(
+    site: Site, editor: Editor, writers: Writers, *, later: bool = False
+) -> Iterator[Draft]:
+    """Yield the drafts of the writer of the type of quantizer that ``site`` is, if any.
+
+    Args:
+        site: the quantizer.
+        editor: makes the drafts.
+        writers: by the type of quantizer.
+        later: do not read large codes in files for the first drafts, which are equal then.
+    """
+    writer = writers.get(type(site.meaning))
+    if writer is None:
+        return
+    decoded = DecodedCodes.of(site, site.weight) if later else None
+    if decoded is not None:
+        yield from _written_later(SiteWriter(site, editor, decoded), writer, decoded)
+    write, meaning = SiteWriter(site, editor), site.quantizer
+    known: Any = meaning
+    yield from writer(write, write.see(known))
+
+
+def _written_later(
+    write: SiteWriter, writer: Callable[[SiteWriter, Any], Iterator[Draft]], decoded: DecodedCodes
+) -> Iterator[Draft]:
+    meaning = write.see_blocks()
+    for draft in () if meaning is None else writer(write, meaning):
+        stored = [value for value in draft.tensors if value.const_value is draft.tensors[value]]
+        level = decoded.exactness(draft.nodes, stored[0], draft.y) if stored else None
+        if level is not None:
+            draft.promise = Verdict(level, Method.CONGRUENCE)
+            yield draft
 
 
 def node(

@@ -31,13 +31,13 @@ from qgraph.numerics.rounding import Rounding
 from qgraph.ops.definitions.fake_quantize import fake_quantize
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import round_to_integer
+from qgraph.quantizers.dialects.block_view import enlarges
 from qgraph.quantizers.dialects.dialect import (
     Refusal,
     Site,
     SiteWriter,
     Writers,
     dialect,
-    enlarges,
     node,
     parameter,
     shape_of,

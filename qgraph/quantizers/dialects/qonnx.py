@@ -73,7 +73,7 @@ class Qonnx:
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
         """Yield one node if its parameters suffice, then nodes with float operators."""
-        yield from written(site, editor, WRITERS)
+        yield from written(site, editor, WRITERS, later=True)
         yield from decoded_in_float(site, editor)
 
     def reason(self, site: Site) -> str:

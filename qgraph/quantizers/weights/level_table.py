@@ -77,15 +77,11 @@ class LevelTable:
         if plan is None or halves is None:
             return None
         counts = [len(half.parameters) for half in halves]
-        views = [_viewed(p) for p in (*quantize.parameters, *dequantize.parameters)]
-        if any(view is None for view in views):
+        parameters = [*quantize.parameters, *dequantize.parameters]
+        found = aligned([quantize.shape], parameters)
+        if found is None:
             return None
-        known = [view for view in views if view is not None]
-        shape = _common([quantize.shape, *(view for view, _ in known)])
-        if shape is None:
-            return None
-        laid = [_laid(array, view, shape) for view, array in known]
-        shape, laid = _merged(shape, laid)
+        shape, laid = found
         stages = plan(laid[: counts[0]])
         levels = None if stages is None else stages.levels()
         form = FORMATS[kind]
@@ -146,9 +142,7 @@ class LevelTable:
             dequantize: what is made of the codes, and its parameters.
         """
         arrays = [*self.arrays, *rest[1], *dequantize[1]]
-        joint = np.broadcast_shapes(*(array.shape for array in arrays))
-        flat = _distinct([np.broadcast_to(a, joint).reshape(-1) if a.ndim else a for a in arrays])
-        entries = max((array.size for array in flat), default=1)
+        flat, entries = distinct(arrays)
         if levels.size * entries > math.prod(self.shape):
             return False
         form = FORMATS[self.kind]
@@ -219,6 +213,35 @@ def numbers_of(codes: Array, kind: str) -> Array:
         return codes
     shift = codes.dtype.type(8 - form.bits)
     return np.asarray((codes << shift) >> shift)
+
+
+def aligned(
+    shapes: Sequence[Shape], parameters: Sequence[Parameter]
+) -> tuple[Shape, list[Array]] | None:
+    """Return a shape of the data, cut so that each parameter broadcasts to it, and these arrays.
+
+    Args:
+        shapes: further shapes of the data, of which it is made by cutting axes.
+        parameters: of operators on the data, in any shape of it.
+
+    Returns:
+        None if there is no such shape, such as for a last block that is smaller than others.
+    """
+    views = [view for view in map(_viewed, parameters) if view is not None]
+    shape = _common([*shapes, *(view for view, _ in views)])
+    if shape is None or len(views) < len(parameters):
+        return None
+    return _merged(shape, [_laid(array, view, shape) for view, array in views])
+
+
+def distinct(arrays: Sequence[Array]) -> tuple[list[Array], int]:
+    """Return flat parameters that broadcast together, and their number of entries.
+
+    Repeated combinations are left out if they are easy to find.
+    """
+    joint = np.broadcast_shapes(*(array.shape for array in arrays))
+    flat = _distinct([np.broadcast_to(a, joint).reshape(-1) if a.ndim else a for a in arrays])
+    return flat, max((array.size for array in flat), default=1)
 
 
 def _viewed(parameter: Parameter) -> tuple[Shape, Array] | None:

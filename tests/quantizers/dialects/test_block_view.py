@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qgraph.quantizers.dialects.dialect import enlarges, squeezed, view_of
+from qgraph.quantizers.dialects.block_view import enlarges, squeezed, view_of
 
 
 def blocked(rows: int, blocks: int, size: int) -> np.ndarray:
