@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,12 +47,17 @@ class FoundLayer:
     follows: tuple[ir.Node, ...]
 
 
-def quantized_layers(model: ir.Model) -> Iterator[FoundLayer]:
+def quantized_layers(model: ir.Model, found: Sequence[Site] | None = None) -> Iterator[FoundLayer]:
     """Yield each layer whose operands are all codes of 8 bits or fewer, in topological order.
 
     The quantizer of an operand counts through operators that only move data.
+
+    Args:
+        model: the model.
+        found: its quantizers; None to look for them.
     """
-    found = [site for site in sites(model) if isinstance(site, Site)]
+    if found is None:
+        found = [site for site in sites(model) if isinstance(site, Site)]
     reader = OperandReader(model, found)
     for owner in owners(model):
         for node in nodes_of(owner):
@@ -72,7 +77,7 @@ def _layer(node: ir.Node, reader: OperandReader) -> FoundLayer | None:
     if x.axis is not None:
         data = replace(data, axis=_data_role(node, x.axis, ranks[0]))
     if w.axis is not None:
-        weights = replace(weights, axis=_role(node, w.axis, ranks[1]))
+        weights = replace(weights, axis=product_role(node, w.axis, ranks[1]))
     scale = None if x.scale is None or w.scale is None else x.scale * w.scale.reshape(-1)
     behind = _behind(node, reader)
     group, sizes = node.attributes.get_int("group", 1) or 1, reader.sizes(inputs[1])
@@ -108,7 +113,7 @@ def _attributes(node: ir.Node) -> dict[str, float]:
     }
 
 
-def _role(node: ir.Node, axis: int, rank: int | None) -> ProductAxis:
+def product_role(node: ir.Node, axis: int, rank: int | None) -> ProductAxis:
     """Return what a layer does with an axis of its weights."""
     if rank is None:
         return ProductAxis.OTHER

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -17,30 +15,10 @@ from xml.etree import ElementTree as ET
 
 from qgraph.errors import OptionError
 from qgraph.reporting.pages import page_of
-from qgraph.reporting.view import File, Issue
+from qgraph.reporting.view import File, FindingKind, Issue, Page, Severity
 from qgraph.text import json_text, one_line, printable
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-
-
-class Severity(StrEnum):
-    """Severity of a finding."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-
-
-@dataclass(frozen=True)
-class FindingKind:
-    """A kind of finding."""
-
-    id: str
-    name: str
-    short: str
-    full: str
-    help: str
-    level: Severity
 
 
 RULES = (
@@ -157,11 +135,6 @@ RULES = (
 )
 """All kinds of findings, in the order in which results refer to them."""
 
-LEVELS = {rule.id: rule.level for rule in RULES}
-"""Severity of a finding by the id of its rule."""
-
-_INDEX = {rule.id: index for index, rule in enumerate(RULES)}
-
 
 def sarif_log(document: Mapping[str, Any]) -> str:
     """Return the findings of a report as a SARIF log.
@@ -173,15 +146,16 @@ def sarif_log(document: Mapping[str, Any]) -> str:
         OptionError: it is no such report.
     """
     page = page_of(document)
+    kinds = _kinds(page)
     files = {file.role: file for file in page.files if file.path}
     subject = [Path(str(file.path)).as_posix().strip("/") for file in list(files.values())[-1:]]
     run: dict[str, Any] = {
-        "tool": {"driver": _driver(page.version)},
+        "tool": {"driver": _driver(page.version, kinds)},
         # Code scanners keep only the last run of each such name.
         "automationDetails": {"id": "/".join(["qgraph", page.command, *subject, ""])},
         "invocations": [{"executionSuccessful": True}],
         "artifacts": [_artifact(file) for file in files.values()],
-        "results": [_result(each, each.rule, files) for each in page.findings if each.rule],
+        "results": [_result(each, kinds, files) for each in page.findings if each.rule],
         "columnKind": "unicodeCodePoints",
         "properties": {
             "verdict": document.get("verdict", page.verdict),
@@ -191,7 +165,12 @@ def sarif_log(document: Mapping[str, Any]) -> str:
     return json_text({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]})
 
 
-def _driver(version: str) -> dict[str, Any]:
+def _kinds(page: Page) -> dict[str, FindingKind]:
+    """Return the kinds of the findings of a page by id, in the order of their numbers."""
+    return {kind.id: kind for kind in page.kinds or RULES}
+
+
+def _driver(version: str, kinds: Mapping[str, FindingKind]) -> dict[str, Any]:
     return {
         "name": "qgraph",
         "version": version,
@@ -205,7 +184,7 @@ def _driver(version: str) -> dict[str, Any]:
                 "help": {"text": rule.help},
                 "defaultConfiguration": {"level": str(rule.level)},
             }
-            for rule in RULES
+            for rule in kinds.values()
         ],
     }
 
@@ -222,31 +201,36 @@ def uri(path: str) -> str:
     return Path(path).as_uri() if Path(path).is_absolute() else quote(Path(path).as_posix())
 
 
-def _result(finding: Issue, rule: str, files: Mapping[str, File]) -> dict[str, Any]:
+def _result(finding: Issue, kinds: Mapping[str, FindingKind], files: Mapping[str, File]) -> Any:
+    rule = str(finding.rule)
     place = {"name": finding.place, "kind": finding.kind}
     location: dict[str, Any] = {"logicalLocations": [place]}
     if finding.role in files:
-        location["physicalLocation"] = {
-            "artifactLocation": {
-                "uri": uri(str(files[finding.role].path)),
-                "index": list(files).index(finding.role),
-            },
-            # Models have no lines, but code scanners show no result without one.
-            "region": {"startLine": 1},
+        artifact = {
+            "uri": uri(str(files[finding.role].path)),
+            "index": list(files).index(finding.role),
         }
+        # Models have no lines, but code scanners show no result without one.
+        location["physicalLocation"] = {"artifactLocation": artifact, "region": {"startLine": 1}}
     identity = "\0".join((rule, finding.kind, finding.place))
-    return {
+    result = {
         "ruleId": rule,
-        "ruleIndex": _INDEX[rule],
-        "level": str(LEVELS[rule]),
+        "ruleIndex": list(kinds).index(rule),
+        "level": str(finding.level or kinds[rule].level),
         "message": {"text": finding.text},
         "locations": [location],
         "partialFingerprints": {"node/v1": hashlib.sha256(identity.encode()).hexdigest()},
         "properties": dict(finding.properties or {}),
     }
+    if finding.fix is not None and finding.role in files:
+        # A model is no text: the change is what the words say, and no bytes are given for it.
+        none = {"deletedRegion": {"byteOffset": 0, "byteLength": 0}}
+        change = {"artifactLocation": artifact, "replacements": [none]}
+        result["fixes"] = [{"description": {"text": finding.fix}, "artifactChanges": [change]}]
+    return result
 
 
-_WITH_TESTS = ("check", "prove")
+_WITH_TESTS = ("check", "lint", "prove")
 
 
 def junit_report(document: Mapping[str, Any]) -> str:
@@ -263,9 +247,10 @@ def junit_report(document: Mapping[str, Any]) -> str:
     if document.get("command") not in _WITH_TESTS:
         raise OptionError(
             f"The report is of {document.get('command')!r}, expected one of "
-            f"{' and '.join(_WITH_TESTS)}: only these have cases that fail. Write another form."
+            f"{', '.join(_WITH_TESTS)}: only these have cases that fail. Write another form."
         )
     page = page_of(document)
+    kinds = _kinds(page)
     suite = ET.Element("testsuite", name=f"qgraph {page.command}")
     path = next((file.path for file in page.files if file.role == "candidate"), None)
     # A dot would begin the name of another class.
@@ -281,7 +266,9 @@ def junit_report(document: Mapping[str, Any]) -> str:
         number = f" ({seen[finding.test]})" if seen[finding.test] > 1 else ""
         name = one_line(finding.test) + number
         case = ET.SubElement(suite, "testcase", classname=class_name, name=name)
-        level = Severity.NOTE if finding.rule is None else LEVELS[finding.rule]
+        level = Severity.NOTE
+        if finding.rule is not None:
+            level = finding.level or kinds[finding.rule].level
         if finding.rule is None or level is Severity.NOTE:
             continue
         kind = "failure" if level is Severity.ERROR else "error"

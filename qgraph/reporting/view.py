@@ -176,6 +176,26 @@ class File:
         return "a model in memory" if self.path is None else self.path
 
 
+class Severity(StrEnum):
+    """Severity of a finding."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class FindingKind:
+    """A kind of finding."""
+
+    id: str
+    name: str
+    short: str
+    full: str
+    help: str
+    level: Severity
+
+
 @dataclass(frozen=True)
 class Issue:
     """A finding for a code scanner or a test server.
@@ -190,6 +210,8 @@ class Issue:
         properties: figures for programs.
         test: name of the test case that it is the result of; None if it is none.
         more: what else a failed test shows.
+        level: its severity; None for that of its kind.
+        fix: what removes it, in words; None if nothing does.
     """
 
     rule: str | None
@@ -200,6 +222,8 @@ class Issue:
     properties: Mapping[str, Any] | None = None
     test: str | None = None
     more: str = ""
+    level: Severity | None = None
+    fix: str | None = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +241,7 @@ class Page:
         sections: everything else.
         findings: the same for scanners and test servers.
         closing: what to do now: lines behind everything else.
+        kinds: of the findings; none if they are among those of all other commands.
     """
 
     command: str
@@ -229,6 +254,7 @@ class Page:
     sections: Sequence[Section]
     findings: Sequence[Issue]
     closing: Sequence[str] = ()
+    kinds: Sequence[FindingKind] = ()
 
 
 def numbers(*names: str, spare: bool = False) -> list[Column]:

@@ -55,12 +55,12 @@ def runtimes_of(model: ir.Model, targets: Sequence[Profile]) -> list[RuntimeVerd
 
 
 def _judge(target: Profile, model: ir.Model, found: Iterable[NodeForm]) -> RuntimeVerdict:
-    reasons = list(_of_versions(target, model.ir_version or 0, model.graph.opset_imports))
+    reasons = list(version_reasons(target, model.ir_version or 0, model.graph.opset_imports))
     nodes: dict[tuple[Loads, str], list[NodeForm]] = {}
     for form in found:
         if form.inside and target.by_name:
             continue
-        loads, text = _of_node(target, form)
+        loads, text = worst_of_node(target, form)
         if text:
             nodes.setdefault((loads, text), []).append(form)
     reasons += [
@@ -73,7 +73,8 @@ def _judge(target: Profile, model: ir.Model, found: Iterable[NodeForm]) -> Runti
     )
 
 
-def _of_versions(target: Profile, version: int, imports: Mapping[str, int]) -> Iterable[Reason]:
+def version_reasons(target: Profile, version: int, imports: Mapping[str, int]) -> Iterable[Reason]:
+    """Yield why a runtime may not read files of an IR version with some imports."""
     opset = imports.get("", imports.get("ai.onnx", 0))
     known = target.versions
     low, high = known.opsets or (opset, opset)
@@ -86,7 +87,8 @@ def _of_versions(target: Profile, version: int, imports: Mapping[str, int]) -> I
         )
 
 
-def _of_node(target: Profile, form: NodeForm) -> tuple[Loads, str]:
+def worst_of_node(target: Profile, form: NodeForm) -> tuple[Loads, str]:
+    """Return whether a runtime loads a node, and why not; an empty text without a reason."""
     if form.since > form.opset:
         kind = f"codes of type {form.codes}" if not form.block else f"blocks of {form.codes}"
         return Loads.NO, f"{kind} need opset {form.since}, the model has {form.opset}"

@@ -1,0 +1,113 @@
+"""Numbers about layers that several rules compare: biases, products of scales, largest sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.lint.facts import Coder, ModelFacts
+from qgraph.numerics import Array
+from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.targets.layer import LAYERS
+
+_MOST_LISTED = 8
+_KNOWN: WeakKeyDictionary[ModelFacts, list[BiasFacts]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class BiasFacts:
+    """The bias of a layer, and what it is added to.
+
+    Attributes:
+        node: the layer.
+        reals: ``[channels]`` the bias in real numbers; None without a constant one.
+        decoder: what decodes it; None of a float bias.
+        codes: ``[channels]`` its codes, or those that it would get at ``product``, not rounded.
+        product: ``[1 or channels]`` float32 product of the scales of the operands.
+        exact_product: the same in float64.
+        largest_sums: ``[channels]`` the largest absolute sum of products of codes that any data
+            can give, with the bias; None if codes of weights are not stored.
+    """
+
+    node: ir.Node
+    reals: Array | None
+    decoder: Coder | None
+    codes: Array | None
+    product: Array | None
+    exact_product: Array | None
+    largest_sums: Array | None
+
+
+def bias_facts(facts: ModelFacts, *, all_layers: bool = False) -> Iterator[BiasFacts]:
+    """Yield what is known of each layer on codes, with and without a bias if ``all_layers``.
+
+    Layers have data and weights behind DequantizeLinear, with constant scales.
+    """
+    for found in _all(facts):
+        if all_layers or found.reals is not None or found.decoder is not None:
+            yield found
+
+
+def _all(facts: ModelFacts) -> list[BiasFacts]:
+    if facts not in _KNOWN:
+        found = (_of(facts, node) for node in facts.products)
+        _KNOWN[facts] = [each for each in found if each is not None]
+    return _KNOWN[facts]
+
+
+def _of(facts: ModelFacts, node: ir.Node) -> BiasFacts | None:
+    x, w = (facts.decoder_of(value) for value in node.inputs[:2])
+    if x is None or w is None or x.scale is None or w.scale is None:
+        return None
+    if node.op_type not in LAYERS or x.scale.size != 1 or w.block:
+        return None
+    with np.errstate(all="ignore"):
+        scales = [s.reshape(-1).astype(np.float32) for s in (x.scale, w.scale)]
+        exact = scales[0].astype(np.float64) * scales[1].astype(np.float64)
+        product = scales[0] * scales[1]
+    if node.op_type == "Gemm":
+        exact = exact * (node.attributes.get_float("alpha", 1.0) or 0.0)
+    bias = facts.bias_of(node)
+    maker = None if bias is None else bias.producer()
+    decoder = None
+    reals = codes = None
+    if maker is not None and maker.op_type == "DequantizeLinear":
+        decoder = facts.coder(maker)
+        codes = facts.constant(maker.inputs[0])
+        if codes is not None and decoder.scale is not None:
+            reals = codes.reshape(-1).astype(np.float64) * decoder.scale.reshape(-1)
+    elif bias is not None:
+        array = facts.constant(bias)
+        reals = None if array is None else array.reshape(-1).astype(np.float64)
+        if reals is not None and product.size in (1, reals.size):
+            with np.errstate(all="ignore"):
+                codes = np.where(product == 0, 0, reals / product)
+    return BiasFacts(node, reals, decoder, codes, product, exact, _sums(facts, x, w, codes))
+
+
+def _sums(facts: ModelFacts, x: Coder, w: Coder, codes: Array | None) -> Array | None:
+    counts, form = facts.counts(w), FORMATS.get(x.kind)
+    if counts is None or not isinstance(form, IntFormat):
+        return None
+    zero = 0 if x.zero is None else int(x.zero.reshape(-1)[0])
+    extent = max(form.hi - zero, zero - form.lo)
+    sums = counts.reach * float(extent)
+    if codes is not None and codes.size in (1, sums.size):
+        sums = sums + np.abs(codes.reshape(-1).astype(np.float64))
+    return sums
+
+
+def ulps_between(one: Array, other: Array) -> Array:
+    """Return how many float32 numbers lie between two arrays of one sign, element by element."""
+    with np.errstate(all="ignore"):
+        spacing = np.spacing(np.abs(other).astype(np.float32)).astype(np.float64)
+        return np.abs(one.astype(np.float64) - other.astype(np.float64)) / spacing
+
+
+def listed(channels: Array) -> list[int]:
+    """Return the first few of some channels."""
+    return [int(channel) for channel in channels[:_MOST_LISTED]]

@@ -1,0 +1,81 @@
+"""Constant codes, counted while they are read piece by piece."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from qgraph.graph.streaming import PIECE, Stream
+from qgraph.numerics import Array
+from qgraph.numerics.formats import FORMATS, IntFormat
+
+_MOST_BITS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class CodeCounts:
+    """Which codes a constant has.
+
+    Attributes:
+        kind: their ONNX type.
+        size: number of elements.
+        low, high: smallest and largest code.
+        histogram: ``[256]`` how often each code from ``first`` on occurs; None above 8 bits.
+        first: smallest code of the type.
+        reach: ``[channels]`` sum of absolute codes without zero point, for each channel.
+        peak: ``[channels]`` largest of them.
+    """
+
+    kind: str
+    size: int
+    low: int
+    high: int
+    histogram: Array | None
+    first: int
+    reach: Array
+    peak: Array
+
+    @property
+    def used(self) -> int:
+        """Number of different codes; 0 if they were not counted."""
+        return 0 if self.histogram is None else int(np.count_nonzero(self.histogram))
+
+
+def count_codes(codes: Stream, zero: Array | None, axis: int | None) -> CodeCounts | None:
+    """Return which codes a constant has; None if they are no integers, or there are none.
+
+    Args:
+        codes: the constant.
+        zero: zero points: one for all, or one for each index of ``axis``; others count as 0.
+        axis: axis of the channels; None for one channel.
+    """
+    form = FORMATS.get(codes.kind)
+    if not isinstance(form, IntFormat) or not codes.size:
+        return None
+    number = 1 if axis is None else codes.shape[axis]
+    inner = 1 if axis is None else math.prod(codes.shape[axis + 1 :])
+    offsets = np.zeros(number, np.int64)
+    if zero is not None and zero.size in (1, number):
+        offsets[:] = zero.reshape(-1).astype(np.int64)
+    reach, peak = np.zeros(number, np.float64), np.zeros(number, np.int64)
+    first, width = int(form.lo), int(form.hi - form.lo) + 1
+    histogram = np.zeros(width, np.int64) if form.bits <= _MOST_BITS else None
+    low, high = int(form.hi), first
+    for start in range(0, codes.size, PIECE):
+        stop = min(start + PIECE, codes.size)
+        piece = codes.read(start, stop).astype(np.int64)
+        low, high = min(low, int(piece.min())), max(high, int(piece.max()))
+        if histogram is not None:
+            histogram += np.bincount(piece - first, minlength=width)
+        if number == 1:
+            size = np.abs(piece - offsets[0])
+            reach[0] += float(size.sum())
+            peak[0] = max(peak[0], size.max())
+            continue
+        channel = np.arange(start, stop) // inner % number
+        size = np.abs(piece - offsets[channel])
+        reach += np.bincount(channel, weights=size, minlength=number)
+        np.maximum.at(peak, channel, size)
+    return CodeCounts(codes.kind, codes.size, low, high, histogram, first, reach, peak)

@@ -1,0 +1,219 @@
+"""Apply rules to a model, and gather what they find."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from qgraph.certificate import Identity
+from qgraph.errors import OptionError, meant, shown
+from qgraph.lint.facts import ModelFacts
+from qgraph.lint.observation import Batch, observe
+from qgraph.lint.rule import RULES, Found, LintFix, LintLevel, LintRule
+from qgraph.model import Source, load
+from qgraph.targets.profile import Profile
+from qgraph.targets.reader import profile_of
+from qgraph.version import head
+
+Ids = str | Iterable[str]
+"""Ids of rules, beginnings of ids such as ``QG4``, or names of rules."""
+
+
+@dataclass(frozen=True)
+class LintFinding:
+    """What a rule found at one place of a model.
+
+    Attributes:
+        rule: the rule.
+        nodes: names of the nodes, the most important first; none for the model as a whole.
+        message: a sentence about this case.
+        severity: how bad it is.
+        figures: numbers about this case, by name.
+        fix: the pass that removes it; None if there is none.
+    """
+
+    rule: LintRule
+    nodes: tuple[str, ...]
+    message: str
+    severity: LintLevel
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    fix: LintFix | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of a report."""
+        fix = self.fix
+        return {
+            "id": self.rule.id,
+            "rule": self.rule.name,
+            "severity": str(self.severity),
+            "nodes": list(self.nodes),
+            "message": self.message,
+            "figures": dict(self.figures),
+            "fix": None if fix is None else {"pass": fix.name, "exactness": fix.exactness},
+        }
+
+
+@dataclass(frozen=True)
+class ModelLint:
+    """The findings in one model; it is also the sequence of them.
+
+    Attributes:
+        model: the file and its hash.
+        findings: the worst first, then by rule and place.
+        known: findings that a baseline lists, which are left out.
+    """
+
+    model: Identity
+    findings: tuple[LintFinding, ...]
+    known: int = 0
+
+    def __iter__(self) -> Iterator[LintFinding]:
+        return iter(self.findings)
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+    def __getitem__(self, index: int) -> LintFinding:
+        return self.findings[index]
+
+    @property
+    def worst(self) -> LintLevel | None:
+        """The worst severity; None without findings."""
+        return min((f.severity for f in self.findings), key=lambda s: s.rank, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of the model in a report."""
+        found = [finding.to_json() for finding in self.findings]
+        identity = {"path": self.model.path, "sha256": self.model.sha256}
+        return identity | {"findings": found, "known": self.known}
+
+
+def lint(
+    source: Source,
+    target: str | None = None,
+    *,
+    select: Ids = (),
+    ignore: Ids = (),
+    inputs: Sequence[Batch] = (),
+) -> ModelLint:
+    """Return what the rules find in a model.
+
+    Args:
+        source: a path, an ``onnx.ModelProto``, an ``onnx_ir.Model`` or a ``Model``; not changed.
+        target: name or path of a profile; without one, rules about a target's kernels are not
+            asked.
+        select: only these rules: ids, beginnings of ids, or names. All by default.
+        ignore: not these rules.
+        inputs: arrays by input name, for each batch; the model is run on them for the rules that
+            look at data.
+
+    Raises:
+        ModelError: the source is no usable model.
+        OptionError: there is no such target or rule.
+    """
+    model = load(source)
+    rules = chosen_rules(select, ignore)
+    profile = None if target is None else profile_of(target)
+    facts = ModelFacts(model.ir, profile)
+    if inputs and any(each.needs_data for each in rules):
+        facts.observation = observe(facts, inputs)
+    findings = [finding for each in rules for finding in _findings(each, facts)]
+    return ModelLint(model.identity(), tuple(findings_in_order(findings)))
+
+
+def _findings(asked: LintRule, facts: ModelFacts) -> Iterator[LintFinding]:
+    if not is_asked(asked, facts.target, has_data=facts.observation is not None):
+        return
+    for found in asked.check(facts):
+        yield LintFinding(
+            asked,
+            found.names,
+            found.message,
+            found.severity or asked.severity,
+            found.figures,
+            asked.fix if found.is_fixable else None,
+        )
+
+
+def is_asked(asked: LintRule, target: Profile | None, *, has_data: bool) -> bool:
+    """Return whether a rule applies to a target, and to a model that is run or not."""
+    if (asked.needs_target and target is None) or (asked.needs_data and not has_data):
+        return False
+    if not asked.targets or target is None:
+        return True
+    return any(fnmatchcase(target.name, pattern) for pattern in asked.targets)
+
+
+def findings_in_order(findings: Iterable[LintFinding]) -> list[LintFinding]:
+    """Return findings, the worst first, then by id; those of one rule keep their order."""
+    return sorted(findings, key=lambda each: (each.severity.rank, each.rule.id))
+
+
+def chosen_rules(select: Ids = (), ignore: Ids = ()) -> list[LintRule]:
+    """Return the rules that are selected and not ignored, by id.
+
+    Raises:
+        OptionError: an entry names no rule.
+    """
+    rules = list(RULES)
+    wanted, unwanted = _chosen(select, rules), _chosen(ignore, rules)
+    return [r for r in rules if (r.id in wanted or not wanted) and r.id not in unwanted]
+
+
+def _chosen(ids: Ids, rules: Sequence[LintRule]) -> set[str]:
+    entries = ids.split(",") if isinstance(ids, str) else [e for i in ids for e in i.split(",")]
+    found: set[str] = set()
+    for entry in filter(None, map(str.strip, entries)):
+        matching = {
+            each.id
+            for each in rules
+            if each.id.startswith(entry.upper()) or entry.casefold() in (each.name, each.family)
+        }
+        if not matching or entry.upper() == "Q":
+            known = [text for each in rules for text in (each.id, each.name)]
+            raise OptionError(
+                f"There is no rule {shown(entry)}, expected an id such as QG112, the beginning of "
+                f"ids such as QG4, a name or a family.{meant(entry, known)} 'qgraph explain' lists "
+                "all rules."
+            )
+        found |= matching
+    return found
+
+
+def report_of(
+    models: Sequence[ModelLint], target: str | None = None, failed: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the JSON report about some models.
+
+    Args:
+        models: what was found in each.
+        target: name of the target.
+        failed: errors by the path of models that could not be read.
+    """
+    findings = [finding for model in models for finding in model.findings]
+    count = Counter(str(finding.severity) for finding in findings)
+    rules = {finding.rule.id: finding.rule for finding in findings}
+    return {
+        **head("lint"),
+        "target": target,
+        "models": [model.to_json() for model in models],
+        "failed": [{"path": path, "error": error} for path, error in (failed or {}).items()],
+        "rules": [
+            {
+                "id": each.id,
+                "name": each.name,
+                "family": each.family,
+                "severity": str(each.severity),
+                "summary": each.summary,
+            }
+            for _, each in sorted(rules.items())
+        ],
+        "summary": {str(level): count[str(level)] for level in LintLevel}
+        | {"models": len(models), "known": sum(model.known for model in models)},
+    }
+
+
+__all__ = ["Found", "LintFinding", "ModelLint", "lint", "report_of"]

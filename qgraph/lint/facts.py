@@ -1,0 +1,344 @@
+"""What the rules know about a model, computed once: nodes, quantizers, layers, types, shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import onnx_ir as ir
+
+from qgraph.graph.constants import constant_expression, constant_stream, freeze_inputs, overridable
+from qgraph.graph.inference.dimensions import Dim
+from qgraph.graph.inference.rules import UNKNOWN
+from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.opset.versions import declare_domains
+from qgraph.graph.scopes import nodes_of, owners
+from qgraph.graph.streaming import Stream
+from qgraph.inventory.layers import FoundLayer, product_role, quantized_layers
+from qgraph.lint.codes import CodeCounts, count_codes
+from qgraph.lint.observation import Observation
+from qgraph.numerics import Array
+from qgraph.ops.static_parameters import freeze_static_parameters, static_parameters
+from qgraph.quantizers.dialects.dialect import Refusal, Site
+from qgraph.quantizers.movement import MOVES
+from qgraph.quantizers.sites import sites
+from qgraph.targets.layer import LAYERS, ProductAxis
+from qgraph.targets.profile import Profile
+from qgraph.targets.rules import type_of_codes
+
+QUANTIZE, DECODE = "QuantizeLinear", "DequantizeLinear"
+MICROSOFT = "com.microsoft"
+QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
+_DOMAINS = ("", "ai.onnx", MICROSOFT)
+_MOST_STEPS = 64
+"""Operators that are followed from a value to where its elements come from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Coder:
+    """A QuantizeLinear or DequantizeLinear.
+
+    Attributes:
+        node: the node.
+        scale: its scales; None if they are computed.
+        zero: its zero points; None if there are none, or they are computed.
+        has_zero: whether an input states zero points.
+        kind: ONNX type of the codes.
+        axis: axis along which one-dimensional scales differ; None if they do not.
+        block: elements of a block; 0 without blocks.
+    """
+
+    node: ir.Node
+    scale: Array | None
+    zero: Array | None
+    has_zero: bool
+    kind: str
+    axis: int | None
+    block: int
+
+    def is_like(self, other: Coder) -> bool:
+        """Return whether both have the same constant parameters."""
+        return (
+            self.kind == other.kind
+            and (self.axis, self.block) == (other.axis, other.block)
+            and _is_same(self.scale, other.scale, 1)
+            and _is_same(self.zero, other.zero, 0)
+        )
+
+
+def _is_same(one: Array | None, other: Array | None, absent: int) -> bool:
+    if one is None or other is None:
+        given = other if one is None else one
+        if given is None:
+            return absent == 0  # neither has a zero point; scales are computed
+        return absent == 0 and not given.any()
+    return one.size == other.size and bool((one.reshape(-1) == other.reshape(-1)).all())
+
+
+class ModelFacts:
+    """Facts about one model; each is computed when it is first asked for, and kept.
+
+    Args:
+        model: the model; it is not changed.
+        target: the target that is asked about; None for none.
+        observation: values that it computes; None if it is not run.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        target: Profile | None = None,
+        observation: Observation | None = None,
+    ) -> None:
+        self.original = model
+        self.target = target
+        self.observation = observation
+        self.overridable = [str(value.name) for value in overridable(model.graph)]
+        self.undeclared = _undeclared(model)
+        self.model = _readable(model, bool(self.overridable or self.undeclared))
+        self.opset = self.model.opset_imports.get("", self.model.opset_imports.get("ai.onnx", 0))
+        self.nodes = [node for owner in owners(self.model) for node in nodes_of(owner)]
+        self._by_operator: dict[str, list[ir.Node]] = {}
+        for node in self.nodes:
+            self._by_operator.setdefault(node.op_type, []).append(node)
+        self._coders: dict[ir.Node, Coder] = {}
+        self._constants: dict[ir.Value, Array | None] = {}
+        self._counts: dict[ir.Node, CodeCounts | None] = {}
+
+    # Nodes and values
+
+    def of(self, *names: str) -> Iterator[ir.Node]:
+        """Yield the nodes of some operators, in the standard domain or that of ONNX Runtime."""
+        for name in names:
+            for node in self._by_operator.get(name, ()):
+                if node.domain in _DOMAINS:
+                    yield node
+
+    def in_domain(self, name: str, *domains: str) -> Iterator[ir.Node]:
+        """Yield the nodes of an operator in some domains."""
+        return (node for node in self._by_operator.get(name, ()) if node.domain in domains)
+
+    def constant(self, value: ir.Value | None) -> Array | None:
+        """Return the array that a value always has; None if it is computed or absent."""
+        if value is None:
+            return None
+        if value not in self._constants:
+            self._constants[value] = constant_expression(value)
+        return self._constants[value]
+
+    def shape(self, value: ir.Value | None) -> tuple[Dim, ...] | None:
+        """Return the inferred shape of a value; None if its rank is not known."""
+        return None if value is None else self._inferred.get(value, UNKNOWN).shape
+
+    def dtype(self, value: ir.Value | None) -> ir.DataType | None:
+        """Return the inferred type of a value, or else the stated one."""
+        if value is None:
+            return None
+        return self._inferred.get(value, UNKNOWN).dtype or value.dtype
+
+    @cached_property
+    def _inferred(self) -> Facts:
+        return infer(self.model)
+
+    @staticmethod
+    def readers(value: ir.Value) -> list[ir.Node]:
+        """Return the nodes that read a value, once for each use."""
+        return [use.node for use in value.uses()]
+
+    def only_reader(self, value: ir.Value) -> ir.Node | None:
+        """Return the node that alone reads a value that is no output of the model, or None."""
+        uses = self.readers(value)
+        return uses[0] if len(uses) == 1 and not value.is_graph_output() else None
+
+    @staticmethod
+    def before_moves(value: ir.Value | None) -> ir.Value | None:
+        """Return the value whose elements a value has, before operators that move data."""
+        for _ in range(_MOST_STEPS):
+            node = None if value is None else value.producer()
+            if node is None or node.op_type not in MOVES or node.domain or not node.inputs:
+                break
+            if node.op_type == "Concat":
+                break
+            value = node.inputs[0]
+        return value
+
+    # Quantizers
+
+    @cached_property
+    def found(self) -> list[Site | Refusal]:
+        """All quantizers, and what could not be read as one."""
+        return list(sites(self.model))
+
+    @cached_property
+    def sites(self) -> list[Site]:
+        """All quantizers."""
+        return [site for site in self.found if isinstance(site, Site)]
+
+    @cached_property
+    def site_of(self) -> dict[ir.Node, Site]:
+        """The quantizer that each node belongs to."""
+        return {node: site for site in self.sites for node in site.nodes}
+
+    @cached_property
+    def site_ending(self) -> dict[ir.Value, Site]:
+        """The quantizer that gives each value."""
+        return {site.y: site for site in self.sites}
+
+    @cached_property
+    def encoders(self) -> list[Coder]:
+        """All QuantizeLinear."""
+        return [self.coder(node) for node in self.of(QUANTIZE)]
+
+    @cached_property
+    def decoders(self) -> list[Coder]:
+        """All DequantizeLinear."""
+        return [self.coder(node) for node in self.of(DECODE)]
+
+    def coder(self, node: ir.Node) -> Coder:
+        """Return the parameters of a QuantizeLinear or DequantizeLinear."""
+        if node not in self._coders:
+            scale, zero = [*node.inputs, None, None][1:3]
+            steps = self.constant(scale)
+            sizes = self.shape(scale)
+            spread = steps.ndim == 1 and steps.size > 1 if steps is not None else sizes != ()
+            self._coders[node] = Coder(
+                node,
+                steps,
+                self.constant(zero),
+                zero is not None,
+                type_of_codes(node),
+                node.attributes.get_int("axis", 1) if spread else None,
+                node.attributes.get_int("block_size", 0) or 0,
+            )
+        return self._coders[node]
+
+    def decoder_of(self, value: ir.Value | None) -> Coder | None:
+        """Return the DequantizeLinear that gives the elements of a value, or None."""
+        source = self.before_moves(value)
+        node = None if source is None else source.producer()
+        is_coder = node is not None and node.op_type == DECODE and node.domain in _DOMAINS
+        return self.coder(node) if is_coder and node is not None else None
+
+    def encoder_of(self, decoder: Coder) -> Coder | None:
+        """Return the QuantizeLinear whose codes a DequantizeLinear takes directly, or None."""
+        codes = decoder.node.inputs[0]
+        node = None if codes is None else codes.producer()
+        return self.coder(node) if node is not None and node.op_type == QUANTIZE else None
+
+    @cached_property
+    def pairs(self) -> list[tuple[Coder, Coder]]:
+        """Each QuantizeLinear and DequantizeLinear that follow each other directly."""
+        found = ((self.encoder_of(decoder), decoder) for decoder in self.decoders)
+        return [(encoder, decoder) for encoder, decoder in found if encoder is not None]
+
+    def is_quantized(self, value: ir.Value | None) -> bool:
+        """Return whether the elements of a value come from a quantizer, through movements."""
+        source = self.before_moves(value)
+        return source is not None and (
+            source in self.site_ending or self.decoder_of(source) is not None
+        )
+
+    def quantizer_behind(self, value: ir.Value) -> ir.Node | None:
+        """Return a node of a quantizer that reads a value directly, or None."""
+        return next((n for n in self.readers(value) if self.begins_quantizer(n)), None)
+
+    def begins_quantizer(self, node: ir.Node) -> bool:
+        """Return whether a node is the first of a quantizer of data."""
+        site = self.site_of.get(node)
+        return node.op_type == QUANTIZE or (site is not None and node is site.nodes[0])
+
+    # Constant codes
+
+    def stored(self, decoder: Coder) -> Stream | None:
+        """Return the constant codes of a DequantizeLinear, which are not read yet, or None."""
+        return constant_stream(decoder.node.inputs[0])
+
+    def counts(self, decoder: Coder) -> CodeCounts | None:
+        """Return the constant codes of a DequantizeLinear, counted; None if they are no integers.
+
+        Channels are those of the operator that reads it, or else of its scales.
+        """
+        node = decoder.node
+        if node not in self._counts:
+            codes = self.stored(decoder)
+            axis = self.output_axis(decoder)
+            self._counts[node] = None if codes is None else count_codes(codes, decoder.zero, axis)
+        return self._counts[node]
+
+    def output_axis(self, decoder: Coder) -> int | None:
+        """Return the axis of constant codes that holds the channels of what reads them."""
+        codes = self.stored(decoder)
+        value = decoder.node.outputs[0]
+        reader = next((n for n in self.readers(value) if n.op_type in LAYERS), None)
+        if codes is None or not codes.shape:
+            return None
+        if reader is not None:
+            rank = len(codes.shape)
+            for axis in range(rank):
+                if product_role(reader, axis, rank) is ProductAxis.OUTPUT:
+                    return axis
+        return None if decoder.axis is None else decoder.axis % len(codes.shape)
+
+    @staticmethod
+    def stream(value: ir.Value | None) -> Stream | None:
+        """Return the elements that a value always has, which are not read yet, or None."""
+        return constant_stream(value)
+
+    # Layers
+
+    @cached_property
+    def layers(self) -> list[FoundLayer]:
+        """Convolutions and matrix products whose operands are codes of 8 bits or fewer."""
+        return list(quantized_layers(self.model, self.sites))
+
+    @cached_property
+    def products(self) -> list[ir.Node]:
+        """All convolutions and matrix products."""
+        return [node for node in self.of(*sorted(LAYERS)) if len(node.inputs) > 1]
+
+    def bias_of(self, node: ir.Node) -> ir.Value | None:
+        """Return the bias of a Conv, ConvTranspose or Gemm."""
+        return node.inputs[2] if node.op_type != "MatMul" and len(node.inputs) > 2 else None
+
+
+def nodes_of_site(site: Site, *others: ir.Node) -> tuple[ir.Node, ...]:
+    """Return the nodes of a quantizer, the one that reports name first, and others."""
+    return tuple(dict.fromkeys((site.root, *site.nodes, *others)))
+
+
+def scale_nodes(facts: ModelFacts) -> Iterator[tuple[ir.Node, Array, Sequence[str]]]:
+    """Yield each node with constant scales, the scales, and what reads the result."""
+    indices = {"Trunc": (1, 4)}
+    names = ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc")
+    nodes = [node for name in names for node in facts.in_domain(name, *QONNX)]
+    for node in [*facts.of(QUANTIZE, DECODE), *nodes]:
+        for index in indices.get(node.op_type, (1,)):
+            if index < len(node.inputs) and (index == 1 or len(node.inputs) > 5):
+                scale = facts.constant(node.inputs[index])
+                if scale is not None and scale.size and scale.dtype.kind not in "OSUc":
+                    readers = [reader.op_type for reader in facts.readers(node.outputs[0])]
+                    yield node, scale, readers
+
+
+def _undeclared(model: ir.Model) -> dict[str, list[ir.Node]]:
+    """Return the domains that nodes use and the model does not import, with their nodes."""
+    found: dict[str, list[ir.Node]] = {}
+    for owner in owners(model):
+        imports = owner.opset_imports
+        for node in nodes_of(owner):
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            if domain not in imports and not (domain == "" and "ai.onnx" in imports):
+                found.setdefault(domain, []).append(node)
+    return found
+
+
+def _readable(model: ir.Model, is_changed: bool) -> ir.Model:
+    """Return the model as passes see it: itself, or else a copy."""
+    if not is_changed and not static_parameters(model):
+        return model
+    copy = model.clone()
+    declare_domains(copy)
+    freeze_inputs(copy)
+    freeze_static_parameters(copy)
+    return copy

@@ -1,0 +1,260 @@
+"""Rules about what a model has too much of, or states wrongly (QG7)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from qgraph.graph.constants import constant_tensor
+from qgraph.graph.scopes import graphs_of
+from qgraph.lint.facts import DECODE, QONNX, QUANTIZE, Coder, ModelFacts, nodes_of_site
+from qgraph.lint.rule import Found, LintLevel, rule
+from qgraph.quantizers.dialects.dialect import Refusal
+from qgraph.quantizers.quantizer import Affine, Ranged
+from qgraph.reasons import id_of
+
+ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
+_SHARED = 8
+
+
+@rule("QG701", "double-quantizer", WARNING)
+def double_quantizer(facts: ModelFacts) -> Iterator[Found]:
+    """Two equal quantizers follow each other."""
+    for encoder, decoder in facts.pairs:
+        source = encoder.node.inputs[0]
+        before = facts.before_moves(source)
+        first = None if before is None else before.producer()
+        if first is not None and first.op_type == DECODE:
+            earlier = facts.coder(first)
+            whole = facts.encoder_of(earlier)
+            is_equal = whole is not None and earlier.is_like(encoder) and encoder.axis is None
+            if is_equal and source is before:
+                text = "the second pair changes nothing"
+                yield Found((encoder.node, decoder.node, first), text)
+    for site in facts.sites:
+        node = site.x.producer()
+        earlier_site = facts.site_ending.get(site.x)
+        if earlier_site is None or node is None or site.dialect == "qdq":
+            continue
+        if _same_parameters(site.nodes, earlier_site.nodes) and site.weight is None:
+            yield Found(
+                nodes_of_site(site, earlier_site.root), "the second quantizer changes nothing"
+            )
+
+
+@rule("QG702", "duplicate-quantizer", INFO)
+def duplicate_quantizer(facts: ModelFacts) -> Iterator[Found]:
+    """A value is quantized twice in the same way."""
+    groups: dict[ir.Value, list[Coder]] = {}
+    for encoder in facts.encoders:
+        source = encoder.node.inputs[0]
+        if source is not None and len(source.uses()) > 1:
+            groups.setdefault(source, []).append(encoder)
+    for encoders in groups.values():
+        for index, encoder in enumerate(encoders[1:], 1):
+            same = next((e for e in encoders[:index] if _is_same(e, encoder)), None)
+            if same is not None:
+                yield Found((encoder.node, same.node), "both give the same codes: one is enough")
+    others: dict[ir.Value | None, list[ir.Node]] = {}
+    for name in ("Quant", "IntQuant", "BipolarQuant", "FloatQuant"):
+        for node in facts.in_domain(name, *QONNX):
+            if node.inputs[0] is not None and len(node.inputs[0].uses()) > 1:
+                others.setdefault(node.inputs[0], []).append(node)
+    for nodes in others.values():
+        for index, node in enumerate(nodes[1:], 1):
+            twin = next((n for n in nodes[:index] if _same_parameters((n,), (node,))), None)
+            if twin is not None:
+                yield Found((node, twin), "both give the same values: one is enough")
+
+
+@rule("QG703", "unused-result", INFO)
+def unused_result(facts: ModelFacts) -> Iterator[Found]:
+    """Nothing reads the result of a node."""
+    for node in facts.nodes:
+        outputs = [value for value in node.outputs if value.name]
+        if not outputs or any(value.uses() or value.is_graph_output() for value in outputs):
+            continue
+        if not graphs_of(node) and node.op_type != "Constant":
+            yield Found((node,), f"the result of {node.op_type} is not read, and no output")
+
+
+@rule("QG704", "constants-as-inputs", WARNING)
+def constants_as_inputs(facts: ModelFacts) -> Iterator[Found]:
+    """Initializers are listed as inputs of the model."""
+    number = len(facts.overridable)
+    if number:
+        text = (
+            f"{number} initializers are inputs too, such as {facts.overridable[0]!r}: runtimes "
+            "do not treat them as constants"
+        )
+        yield Found((), text, {"count": number, "names": facts.overridable[:_SHARED]})
+
+
+@rule("QG705", "redundant-activation", INFO)
+def redundant_activation(facts: ModelFacts) -> Iterator[Found]:
+    """A Relu or Clip stands before a quantizer that does the same."""
+    for layer in facts.layers:
+        for node, behind in zip(layer.follows, layer.description.behind, strict=False):
+            if behind.is_redundant and node.op_type in ("Relu", "Clip"):
+                text = f"{node.op_type} changes no code: the quantizer clips as much"
+                yield Found((node, layer.node), text)
+
+
+@rule("QG706", "idle-operator", INFO)
+def idle_operator(facts: ModelFacts) -> Iterator[Found]:
+    """An operator passes its data on unchanged."""
+    for node in facts.of("Identity", "Dropout"):
+        value = node.inputs[0]
+        if node.op_type == "Dropout" and len(node.inputs) > 2:
+            continue  # its training mode is an input
+        at_ends = node.outputs[0].is_graph_output() or value is None or value.is_graph_input()
+        if not at_ends and constant_tensor(value) is None:
+            yield Found((node,), f"{node.op_type} does nothing, and hides what is before it")
+    for node in facts.of("Cast"):
+        wanted = node.attributes.get_int("to", 0)
+        if wanted and facts.dtype(node.inputs[0]) == ir.DataType(wanted):
+            yield Found((node,), f"the data is {ir.DataType(wanted).name} already")
+
+
+@rule("QG707", "names-of-nodes", INFO)
+def names_of_nodes(facts: ModelFacts) -> Iterator[Found]:
+    """Nodes have no name, or one that others have too."""
+    count = Counter(node.name for node in facts.original.graph)
+    unnamed = sum(number for name, number in count.items() if not name)
+    twice = [name for name, number in count.items() if name and number > 1]
+    if twice:
+        text = f"{len(twice)} names are given to several nodes, such as {twice[0]!r}"
+        yield Found(tuple(map(str, twice[:_SHARED])), text, {"names": len(twice)})
+    if unnamed:
+        text = f"{unnamed} nodes have no name: reports and runtimes name their outputs"
+        yield Found((), text, {"nodes": unnamed})
+
+
+@rule("QG708", "stated-shape", WARNING)
+def stated_shape(facts: ModelFacts) -> Iterator[Found]:
+    """A stated type or shape is not the one that is computed."""
+    for node in facts.nodes:
+        for value in node.outputs:
+            known, stated = facts.shape(value), value.shape
+            if known is None or stated is None:
+                continue
+            sizes = [size if isinstance(size, int) else None for size in stated.dims]
+            wrong = len(sizes) != len(known) or any(
+                isinstance(a, int) and isinstance(b, int) and a != b
+                for a, b in zip(sizes, known, strict=False)
+            )
+            if wrong:
+                shown = [size if isinstance(size, int) else "?" for size in known]
+                text = f"{value.name!r} is stated as {list(stated.dims)}, and is {shown}"
+                yield Found((node,), text, {"stated": [str(d) for d in stated.dims]})
+
+
+@rule("QG709", "unused-input", INFO)
+def unused_input(facts: ModelFacts) -> Iterator[Found]:
+    """Nothing reads an input of the model."""
+    for value in facts.original.graph.inputs:
+        if not (value.uses() or value.is_graph_output() or value.is_initializer()):
+            yield Found((), f"the input {value.name!r} is not read", {"input": str(value.name)})
+
+
+@rule("QG710", "mixed-dialects", INFO)
+def mixed_dialects(facts: ModelFacts) -> Iterator[Found]:
+    """Quantizers are written in several dialects."""
+    count = Counter(site.dialect for site in facts.sites if site.dialect != "onnx")
+    if len(count) > 1:
+        shown = ", ".join(f"{number} {name}" for name, number in count.most_common())
+        yield Found((), f"{shown}: no runtime knows all of them", {"dialects": dict(count)})
+
+
+@rule("QG711", "unused-import", INFO)
+def unused_import(facts: ModelFacts) -> Iterator[Found]:
+    """A domain is imported that no node uses."""
+    used = {node.domain for node in facts.nodes} | {"", "ai.onnx"}
+    used |= {function.domain for function in facts.model.functions.values()}
+    for domain in facts.original.opset_imports:
+        if domain not in used:
+            yield Found((), f"{domain} is imported, and no node is of it", {"domain": domain})
+
+
+@rule("QG712", "computed-parameters", WARNING)
+def computed_parameters(facts: ModelFacts) -> Iterator[Found]:
+    """The scale or zero point of a quantizer is computed when the model runs."""
+    for found in facts.found:
+        if not isinstance(found, Refusal) or found.is_dynamic:
+            continue
+        node = found.root
+        if any(
+            value is not None and value.producer() is not None and facts.constant(value) is None
+            for value in node.inputs[1:]
+        ):
+            text = "it follows from constants only: computed once, it would be known to runtimes"
+            before = None if node.inputs[0] is None else node.inputs[0].producer()
+            is_pair = before is not None and before.op_type == QUANTIZE
+            yield Found((node, before) if before is not None and is_pair else (node,), text)
+
+
+@rule("QG713", "unreadable-quantizer", WARNING)
+def unreadable_quantizer(facts: ModelFacts) -> Iterator[Found]:
+    """A node cannot be read as a quantizer."""
+    coders = (QUANTIZE, DECODE)
+    for found in facts.found:
+        if not isinstance(found, Refusal) or found.is_dynamic:
+            continue
+        node, constants = found.root, [facts.constant(v) for v in found.root.inputs[1:]]
+        given = [value for value in node.inputs[1:] if value is not None]
+        if node.op_type in coders or sum(c is not None for c in constants) != len(given):
+            continue  # one of a pair, or computed
+        yield Found((node,), str(found.reason), {"reason_id": id_of(found.reason)})
+
+
+@rule("QG714", "signed-codes-of-positive-data", INFO)
+def signed_codes_of_positive_data(facts: ModelFacts) -> Iterator[Found]:
+    """Data behind a Relu has signed codes, half of which are never used."""
+    for site in facts.sites:
+        maker = site.x.producer()
+        quantizer = site.quantizer
+        if maker is None or maker.op_type != "Relu" or maker.domain or site.weight is not None:
+            continue
+        if isinstance(quantizer, Affine) and quantizer.lo.size == quantizer.zero_point.size == 1:
+            negative = float(quantizer.zero_point.flat[0] - quantizer.lo.flat[0])
+            levels = float(quantizer.hi.flat[0] - quantizer.lo.flat[0]) + 1
+        elif isinstance(quantizer, Ranged) and quantizer.input_low.size == 1:
+            extent = float(quantizer.input_high.flat[0] - quantizer.input_low.flat[0])
+            share = -float(quantizer.input_low.flat[0]) / extent if extent else 0.0
+            negative, levels = share * (quantizer.levels - 1), float(quantizer.levels)
+        else:
+            continue
+        if negative >= levels / 4:
+            text = f"{int(negative)} of {int(levels)} codes stand for negative numbers"
+            yield Found(
+                nodes_of_site(site, maker), text, {"unused": int(negative), "levels": int(levels)}
+            )
+
+
+def _is_same(one: Coder, other: Coder) -> bool:
+    return one.scale is not None and one.is_like(other)
+
+
+def _same_parameters(one: tuple[ir.Node, ...], other: tuple[ir.Node, ...]) -> bool:
+    """Return whether two quantizers of one node each have the same operator and constants."""
+    if len(one) != 1 or len(other) != 1 or one[0].op_type != other[0].op_type:
+        return False
+    a, b = one[0], other[0]
+    if {k: str(v.value) for k, v in a.attributes.items()} != {
+        k: str(v.value) for k, v in b.attributes.items()
+    }:
+        return False
+    return len(a.inputs) == len(b.inputs) and all(
+        _same_constant(x, y) for x, y in zip(a.inputs[1:], b.inputs[1:], strict=True)
+    )
+
+
+def _same_constant(one: ir.Value | None, other: ir.Value | None) -> bool:
+    if one is other:
+        return True
+    tensors = constant_tensor(one), constant_tensor(other)
+    if tensors[0] is None or tensors[1] is None:
+        return False
+    return tensors[0].numpy().tobytes() == tensors[1].numpy().tobytes()

@@ -1,0 +1,233 @@
+"""Rules about models that some runtimes, or a target, do not take (QG6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.opset.history import QDQ_SINCE
+from qgraph.inventory.info import format_of
+from qgraph.lint.facts import DECODE, MICROSOFT, QONNX, QUANTIZE, ModelFacts, nodes_of_site
+from qgraph.lint.rule import Found, LintFix, LintLevel, rule
+from qgraph.numerics.rounding import Rounding
+from qgraph.quantizers.quantizer import Affine
+from qgraph.targets.loading import version_reasons, worst_of_node
+from qgraph.targets.rules import Loads, node_forms
+
+ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
+_LEVEL = {Loads.NO: ERROR, Loads.UNKNOWN: INFO}
+_PER_AXIS_SINCE, _BLOCKS_SINCE = 13, 21
+_IR_OF_OPSET = {28: 14, 25: 13, 24: 12, 23: 11, 21: 10, 19: 9, 15: 8, 13: 7, 10: 5}
+_BITS = (2, 4, 8, 16, 32)
+
+
+@rule("QG601", "not-loaded", ERROR, needs_target=True)
+def not_loaded(facts: ModelFacts) -> Iterator[Found]:
+    """The target does not load a node."""
+    if facts.target is None:
+        return
+    found: dict[tuple[Loads, str], list[str]] = {}
+    for form in node_forms(facts.model):
+        if form.inside and facts.target.by_name:
+            continue
+        loads, text = worst_of_node(facts.target, form)
+        if text and loads in _LEVEL:
+            found.setdefault((loads, text), []).append(form.label)
+    for (loads, text), labels in found.items():
+        yield Found(tuple(labels), text, {"nodes": len(labels)}, _LEVEL[loads])
+
+
+@rule("QG602", "version-not-read", ERROR, needs_target=True)
+def version_not_read(facts: ModelFacts) -> Iterator[Found]:
+    """The target does not read this version of ONNX."""
+    if facts.target is not None:
+        version = facts.original.ir_version or 0
+        for reason in version_reasons(facts.target, version, facts.model.opset_imports):
+            figures = {"opset": facts.opset, "ir_version": version}
+            yield Found((), reason.text, figures, _LEVEL.get(reason.loads))
+
+
+@rule("QG603", "type-needs-opset", ERROR)
+def type_needs_opset(facts: ModelFacts) -> Iterator[Found]:
+    """Codes have a type that the opset of the model lacks."""
+    for coder in [*facts.encoders, *facts.decoders]:
+        needed = QDQ_SINCE.get(coder.kind, 0)
+        what = f"codes of {coder.kind}"
+        if coder.block and needed <= _BLOCKS_SINCE:
+            needed, what = _BLOCKS_SINCE, "blocks"
+        elif coder.axis is not None and needed <= _PER_AXIS_SINCE:
+            needed, what = _PER_AXIS_SINCE, "scales along an axis"
+        if coder.node.domain != MICROSOFT and 0 < facts.opset < needed:
+            text = f"{what} need opset {needed}, the model imports {facts.opset}"
+            yield Found((coder.node,), text, {"opset": facts.opset, "needed": needed})
+
+
+@rule("QG604", "undeclared-domain", ERROR)
+def undeclared_domain(facts: ModelFacts) -> Iterator[Found]:
+    """A domain that nodes use is not imported."""
+    for domain, nodes in facts.undeclared.items():
+        text = f"{domain or 'ai.onnx'} is not imported: checkers and runtimes refuse the file"
+        yield Found(tuple(nodes), text, {"nodes": len(nodes), "domain": domain})
+
+
+@rule("QG605", "old-opset", WARNING)
+def old_opset(facts: ModelFacts) -> Iterator[Found]:
+    """The opset lacks scales along an axis."""
+    if 0 < facts.opset < _PER_AXIS_SINCE and (facts.encoders or facts.sites):
+        text = f"opset {facts.opset}: QuantizeLinear has one scale per tensor before opset 13"
+        yield Found((), text, {"opset": facts.opset})
+
+
+@rule("QG606", "foreign-quantizers", INFO, fix=LintFix("convert{to=qdq}", "values"))
+def foreign_quantizers(facts: ModelFacts) -> Iterator[Found]:
+    """Quantizers have operators that few runtimes know."""
+    groups: dict[str, list[ir.Node]] = {}
+    for name in ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc"):
+        for node in facts.in_domain(name, *QONNX):
+            groups.setdefault(node.domain, []).append(node)
+    for node in facts.in_domain("FakeQuantize", "", "org.openvinotoolkit"):
+        groups.setdefault("org.openvinotoolkit", []).append(node)
+    for domain, nodes in groups.items():
+        text = f"{len(nodes)} quantizers of {domain}: only tools made for them read the file"
+        yield Found(tuple(nodes), text, {"nodes": len(nodes), "domain": domain})
+
+
+@rule("QG607", "other-rounding", INFO)
+def other_rounding(facts: ModelFacts) -> Iterator[Found]:
+    """A quantizer rounds as no QuantizeLinear does."""
+    for site in facts.sites:
+        quantizer = site.quantizer
+        if site.weight is not None or not isinstance(quantizer, Affine):
+            continue
+        if quantizer.rounding is not Rounding.ROUND:
+            text = f"it rounds {quantizer.rounding}: QuantizeLinear rounds half to even"
+            yield Found(nodes_of_site(site), text, {"rounding": str(quantizer.rounding)})
+
+
+@rule("QG608", "odd-bit-width", INFO)
+def odd_bit_width(facts: ModelFacts) -> Iterator[Found]:
+    """No ONNX type has the number of bits of the codes."""
+    for site in facts.sites:
+        _, bits = format_of(site.quantizer)
+        if site.dialect != "qonnx" or bits is None or not isinstance(site.quantizer, Affine):
+            continue
+        if bits > 1 and bits not in _BITS:
+            text = f"codes of {bits} bits are stored in the next wider type, and need a Clip"
+            yield Found(nodes_of_site(site), text, {"bits": bits})
+
+
+@rule("QG609", "vendor-pairs", INFO, fix=LintFix("lower-microsoft", "bits"))
+def vendor_pairs(facts: ModelFacts) -> Iterator[Found]:
+    """Pairs of com.microsoft have a form in standard operators."""
+    nodes = [node for name in (QUANTIZE, DECODE) for node in facts.in_domain(name, MICROSOFT)]
+    if nodes:
+        text = f"{len(nodes)} nodes of com.microsoft, which only ONNX Runtime reads"
+        yield Found(tuple(nodes), text, {"nodes": len(nodes)})
+
+
+@rule("QG610", "no-zero-point", INFO)
+def no_zero_point(facts: ModelFacts) -> Iterator[Found]:
+    """A QuantizeLinear or DequantizeLinear states no zero point."""
+    for decoder in facts.decoders:
+        reads = {n.op_type for n in facts.readers(decoder.node.outputs[0])}
+        if not decoder.has_zero and decoder.kind in ("INT8", "UINT8") and "Gemm" in reads:
+            text = "ONNX Runtime takes a Gemm with a stated zero point only, also if it is 0"
+            yield Found((decoder.node,), text)
+    for encoder in facts.encoders:
+        if not encoder.has_zero and encoder.kind == "INT8":
+            text = "INT8 by output_dtype: ONNX Runtime leaves the layer behind in float"
+            yield Found((encoder.node,), text)
+
+
+@rule("QG611", "scale-type-of-result", ERROR)
+def scale_type_of_result(facts: ModelFacts) -> Iterator[Found]:
+    """DequantizeLinear with FLOAT8E8M0 scales does not state its output type."""
+    for decoder in facts.decoders:
+        kind = facts.dtype(decoder.node.inputs[1])
+        is_stated = decoder.node.attributes.get_int("output_dtype", 0)
+        if kind is not None and kind.name == "FLOAT8E8M0" and not is_stated:
+            text = "output_dtype is missing: the result would be FLOAT8E8M0 as the scale"
+            yield Found((decoder.node,), text)
+
+
+@rule("QG612", "float8-zero-point", ERROR)
+def float8_zero_point(facts: ModelFacts) -> Iterator[Found]:
+    """Codes of FP8 have a zero point other than 0."""
+    for coder in [*facts.encoders, *facts.decoders]:
+        if not coder.kind.startswith("FLOAT8") or coder.zero is None:
+            continue
+        if np.count_nonzero(np.asarray(coder.zero).astype(np.float32)):
+            text = f"{coder.kind} with a zero point: one operator ignores it, the other refuses it"
+            yield Found((coder.node,), text)
+
+
+@rule("QG613", "one-block", WARNING)
+def one_block(facts: ModelFacts) -> Iterator[Found]:
+    """One scale in all, and block_size is set."""
+    for coder in [*facts.encoders, *facts.decoders]:
+        if coder.block and coder.scale is not None and coder.scale.size == 1:
+            text = f"block_size is {coder.block}, with one scale: ONNX Runtime fails to run it"
+            yield Found((coder.node,), text, {"block": coder.block})
+
+
+@rule(
+    "QG614",
+    "shared-decoder",
+    INFO,
+    fix=LintFix("move-quantizers{dedicated=true}", "values"),
+    targets=("qnn*",),
+    needs_target=True,
+)
+def shared_decoder(facts: ModelFacts) -> Iterator[Found]:
+    """Several operators read one DequantizeLinear of data."""
+    for _, decoder in facts.pairs:
+        count = len({*facts.readers(decoder.node.outputs[0])})
+        if count > 1:
+            text = f"{count} operators read it: each needs a DequantizeLinear of its own"
+            yield Found((decoder.node,), text, {"readers": count})
+
+
+@rule("QG615", "quantizers-in-branches", INFO)
+def quantizers_in_branches(facts: ModelFacts) -> Iterator[Found]:
+    """Quantizers lie in graphs of If, Loop or Scan."""
+    inner = [coder.node for coder in facts.encoders if coder.node.graph is not facts.model.graph]
+    functions = {id(function.graph) for function in facts.model.functions.values()}
+    inside = [node for node in inner if id(node.graph) not in functions]
+    if inside:
+        text = f"{len(inside)} quantizers: runtimes optimize such graphs apart, or not at all"
+        yield Found(tuple(inside), text, {"nodes": len(inside)})
+
+
+@rule("QG616", "ir-version-too-low", WARNING)
+def ir_version_too_low(facts: ModelFacts) -> Iterator[Found]:
+    """The IR version is older than the opset."""
+    version = facts.original.ir_version or 0
+    needed = next((ir_ for opset, ir_ in _IR_OF_OPSET.items() if facts.opset >= opset), 0)
+    used = {coder.kind for coder in [*facts.encoders, *facts.decoders]}
+    types = max((_ir_of(kind) for kind in used), default=0)
+    if 0 < version < types:
+        text = f"IR version {version} lacks a type of the codes, which came with {types}"
+        figures = {"ir_version": version, "needed": types, "of_opset": needed}
+        yield Found((), text, figures)
+
+
+@rule("QG617", "lowest-code-of-weights", INFO, targets=("litert", "hls4ml", "tensorrt"))
+def lowest_code_of_weights(facts: ModelFacts) -> Iterator[Found]:
+    """Weights use the lowest code, which symmetric kernels do not take."""
+    for layer in facts.layers:
+        decoder = facts.decoder_of(layer.node.inputs[1])
+        counts = None if decoder is None else facts.counts(decoder)
+        if decoder is None or counts is None or counts.histogram is None:
+            continue
+        is_symmetric = decoder.zero is None or not decoder.zero.any()
+        if decoder.kind == "INT8" and counts.low == -128 and is_symmetric:
+            number = int(counts.histogram[0])
+            text = f"{number} weights have code -128: LiteRT and older TensorRT take -127 to 127"
+            yield Found((decoder.node, layer.node), text, {"count": number})
+
+
+def _ir_of(kind: str) -> int:
+    since = QDQ_SINCE.get(kind, 0)
+    return next((version for opset, version in _IR_OF_OPSET.items() if since >= opset), 0)

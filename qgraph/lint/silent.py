@@ -1,0 +1,290 @@
+"""Rules about models that a runtime silently computes in another way (QG3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.lint.arithmetic import bias_facts, listed
+from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
+from qgraph.lint.rule import Found, LintLevel, rule
+from qgraph.quantizers.quantizer import Affine, Ranged, Truncating
+from qgraph.targets.engine import KernelMatch, kernel_of
+from qgraph.targets.layer import LAYERS
+
+ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
+_ORT, _OPENVINO = ("onnxruntime*",), ("openvino*",)
+_ACTIVATIONS = ("Relu", "Clip")
+_NARROW = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8")
+_BOTH = 128
+_MOST_PARTS = 64
+
+
+@rule("QG301", "double-pairs", WARNING, targets=_ORT)
+def double_pairs(facts: ModelFacts) -> Iterator[Found]:
+    """ONNX Runtime merges two pairs with different parameters into one with a new scale."""
+    for encoder, decoder in facts.pairs:
+        before = encoder.node.inputs[0]
+        first = None if before is None else before.producer()
+        if first is None or first.op_type != DECODE or first.inputs[0] is None:
+            continue
+        earlier = first.inputs[0].producer()
+        if earlier is None or earlier.op_type != QUANTIZE:
+            continue
+        if facts.coder(first).is_like(encoder):
+            continue
+        nodes = (earlier, first, encoder.node, decoder.node)
+        yield Found(nodes, "two pairs with different parameters follow each other")
+
+
+@rule("QG302", "float-weights", WARNING, targets=_ORT)
+def float_weights(facts: ModelFacts) -> Iterator[Found]:
+    """ONNX Runtime quantizes float weights between quantized data and a quantizer to INT8."""
+    for node in facts.of("Conv", "ConvTranspose", "Gemm"):
+        weights = facts.constant(node.inputs[1]) if len(node.inputs) > 1 else None
+        if weights is None or weights.dtype.kind != "f" or not weights.size:
+            continue
+        if facts.decoder_of(node.inputs[0]) is None or _quantizer_after(facts, node) is None:
+            continue
+        step = float(np.abs(weights).max()) / 127
+        text = f"float weights become INT8 with one scale of {step:.3g}"
+        yield Found((node,), text, {"step": step, "elements": int(weights.size)})
+
+
+@rule("QG303", "float-bias", INFO, targets=_ORT)
+def float_bias(facts: ModelFacts) -> Iterator[Found]:
+    """ONNX Runtime rounds a float bias between quantizers to int32."""
+    for found in bias_facts(facts):
+        if found.decoder is not None or found.codes is None or found.product is None:
+            continue
+        behind = _quantizer_after(facts, found.node)
+        if behind is None:
+            continue
+        with np.errstate(all="ignore"):
+            error = np.abs(found.codes - np.round(found.codes)) * found.product
+        scale = facts.coder(behind).scale
+        figures = {"largest_error": float(error.max())}
+        text = f"the bias moves by up to {figures['largest_error']:.3g}"
+        if scale is not None and scale.size == 1 and float(scale.flat[0]):
+            figures["steps"] = figures["largest_error"] / float(scale.flat[0])
+            text += f", {figures['steps']:.2g} steps of the result"
+        if error.max() > 0:
+            yield Found((found.node,), text, figures)
+
+
+@rule("QG304", "bias-scale-ignored", ERROR, needs_target=True)
+def bias_scale_ignored(facts: ModelFacts) -> Iterator[Found]:
+    """The kernel of the target adds the bias at another scale than the model declares."""
+    for layer in facts.layers if facts.target is not None else ():
+        bias = layer.description.bias
+        if facts.target is None or bias is None or not bias.scale_error:
+            continue
+        answer = kernel_of(layer.description, facts.target)
+        if not isinstance(answer, KernelMatch) or bias.scale_error <= 1e-6:
+            continue
+        rule_of_bias = answer.kernel.bias
+        ignores = rule_of_bias.scale == "ignored"
+        if ignores or (rule_of_bias.scale == "product" and rule_of_bias.within):
+            text = f"the declared scale of the bias is off by {bias.scale_error:.3g} and not used"
+            level = None if bias.scale_error > 1e-3 else WARNING
+            figures = {"relative_error": bias.scale_error, "kernel": answer.kernel.id}
+            yield Found((layer.node,), text, figures, level)
+
+
+@rule("QG305", "data-gets-quantized", WARNING, targets=_ORT)
+def data_gets_quantized(facts: ModelFacts) -> Iterator[Found]:
+    """ONNX Runtime quantizes float data of a MatMul whose weights alone are codes."""
+    for node in facts.of("MatMul", "Gemm"):
+        weights = facts.decoder_of(node.inputs[1])
+        if weights is None or facts.stored(weights) is None or weights.kind not in _NARROW:
+            continue
+        is_plain = node.op_type == "MatMul" or not node.attributes.get_int("transB", 0)
+        if not is_plain or _is_codes_for_runtime(facts, node.inputs[0]):
+            continue
+        if weights.block and (weights.block < 16 or weights.block & (weights.block - 1)):
+            continue
+        hides = facts.decoder_of(node.inputs[0]) is not None
+        why = "an operator between hides the codes of the data" if hides else "the data is float"
+        text = f"weights of {weights.kind}, and {why}: MatMulNBits rounds it to 8 bits in blocks"
+        figures = {"weights": weights.kind, "block": weights.block}
+        yield Found((node, weights.node), text, figures)
+
+
+@rule("QG306", "average-rounds", WARNING, targets=_OPENVINO)
+def average_rounds(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO rounds the mean of an AveragePool without a quantizer to codes."""
+    for node in facts.of("AveragePool"):
+        source = facts.before_moves(node.inputs[0])
+        site = None if source is None else facts.site_ending.get(source)
+        if site is None or not isinstance(site.quantizer, Affine | Ranged | Truncating):
+            continue
+        if facts.quantizer_behind(node.outputs[0]) is not None:
+            continue
+        layer = next((n for n in _after_moves(facts, node) if n.op_type in LAYERS), None)
+        if layer is not None and facts.is_quantized(layer.inputs[1]):
+            text = f"the mean is rounded to codes before {layer.op_type}: up to half a step"
+            yield Found((node, layer), text, {"error_steps": 0.5})
+
+
+@rule("QG307", "residual-not-rounded", WARNING, targets=_OPENVINO)
+def residual_not_rounded(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO drops the rounding of one of two quantized convolutions that an Add joins."""
+    for node in facts.of("Add"):
+        makers = [_layer_before_quantizer(facts, value) for value in node.inputs]
+        if all(maker is not None and maker.op_type == "Conv" for maker in makers):
+            first = facts.before_moves(node.inputs[0])
+            site = None if first is None else facts.site_ending.get(first)
+            nodes = (node,) if site is None else (node, *nodes_of_site(site))
+            text = "both operands are quantized convolutions: the first is clamped, not rounded"
+            yield Found(nodes, text)
+
+
+@rule("QG308", "sixteen-bits-removed", WARNING, targets=_OPENVINO)
+def sixteen_bits_removed(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO removes pairs of 16 bits per tensor around data."""
+    for encoder, decoder in facts.pairs:
+        if encoder.kind in ("INT16", "UINT16") and encoder.axis is None and not encoder.block:
+            text = f"the pair of {encoder.kind} is removed: data is neither clamped nor rounded"
+            yield Found((encoder.node, decoder.node), text, {"type": encoder.kind})
+
+
+@rule("QG309", "weights-quantized-anew", WARNING, targets=_OPENVINO)
+def weights_quantized_anew(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO takes data of a product in float if its weights have zero points."""
+    for layer in facts.layers:
+        weights = facts.decoder_of(layer.node.inputs[1])
+        if layer.node.op_type not in ("MatMul", "Gemm") or weights is None or weights.zero is None:
+            continue
+        if facts.stored(weights) is not None and weights.zero.any():
+            text = "weights with zero points: the product is not that of the codes"
+            yield Found((layer.node, weights.node), text, {"measured_flips": 0.08})
+
+
+@rule("QG310", "half-precision-division", WARNING)
+def half_precision_division(facts: ModelFacts) -> Iterator[Found]:
+    """QuantizeLinear of float16 data divides in float16 or float32, depending on the runtime."""
+    for encoder in facts.encoders:
+        if facts.dtype(encoder.node.inputs[0]) is ir.DataType.FLOAT16:
+            stated = encoder.node.attributes.get_int("precision", 0)
+            if not stated:
+                text = "float16 data: codes near ties depend on the precision of the division"
+                yield Found((encoder.node,), text, {"measured_flips": 0.026})
+
+
+@rule("QG311", "scale-of-batch", INFO)
+def scale_of_batch(facts: ModelFacts) -> Iterator[Found]:
+    """A scale is computed from the whole batch, so that rows depend on each other."""
+    for node in facts.of("DynamicQuantizeLinear"):
+        shape = facts.shape(node.inputs[0])
+        if shape and shape[0] != 1 and len(shape) > 1:
+            text = "the scale is that of the whole batch: a row gets other codes in another batch"
+            yield Found((node,), text)
+
+
+@rule("QG312", "pairs-saturate", INFO, targets=("onnxruntime-cpu", "openvino-cpu"))
+def pairs_saturate(facts: ModelFacts) -> Iterator[Found]:
+    """Sums of UINT8 times INT8 saturate on processors without VNNI."""
+    for layer in facts.layers:
+        x, weights = (facts.decoder_of(value) for value in layer.node.inputs[:2])
+        if x is None or weights is None or (x.kind, weights.kind) != ("UINT8", "INT8"):
+            continue
+        counts = facts.counts(weights)
+        if counts is None or max(-counts.low, counts.high) * 2 <= _BOTH:
+            continue
+        many = np.flatnonzero(counts.peak * 2 > _BOTH)
+        text = (
+            f"weights of {many.size} of {counts.peak.size} channels are beyond -64..64: two "
+            "neighbours can exceed 16 bits"
+        )
+        figures = {"channels": listed(many), "count": int(many.size), "largest": counts.high}
+        yield Found((layer.node, weights.node), text, figures)
+
+
+@rule("QG313", "narrow-float", INFO, targets=_OPENVINO, needs_target=True)
+def narrow_float(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO computes float layers in bfloat16 where the processor can."""
+    quantized = {layer.node for layer in facts.layers}
+    number = sum(node not in quantized for node in facts.products)
+    if number or facts.encoders or facts.sites:
+        text = "set INFERENCE_PRECISION_HINT=f32, or the input is cast before its first quantizer"
+        yield Found((), text, {"float_layers": number})
+
+
+@rule("QG314", "ties-of-add", INFO, targets=_ORT)
+def ties_of_add(facts: ModelFacts) -> Iterator[Found]:
+    """A quantized Add meets exact ties, which ONNX Runtime rounds otherwise."""
+    for node in facts.of("Add"):
+        operands = [facts.decoder_of(value) for value in node.inputs]
+        behind = _quantizer_after(facts, node)
+        if behind is None or any(o is None or o.scale is None for o in operands):
+            continue
+        result = facts.coder(behind).scale
+        if result is None or result.size != 1 or not float(result.flat[0]):
+            continue
+        ratios = [
+            float(o.scale.flat[0] / result.flat[0]) for o in operands if o and o.scale is not None
+        ]
+        if _meet_ties(ratios):
+            text = f"scales are {ratios[0]:g} and {ratios[1]:g} times that of the sum: ties occur"
+            yield Found((node,), text, {"ratios": ratios})
+
+
+def _quantizer_after(facts: ModelFacts, node: ir.Node) -> ir.Node | None:
+    """Return the QuantizeLinear behind a node, with activations between at most."""
+    value = node.outputs[0]
+    for _ in range(3):
+        reader = facts.only_reader(value)
+        if reader is None:
+            return None
+        if reader.op_type == QUANTIZE:
+            return reader
+        if reader.op_type not in _ACTIVATIONS or not reader.outputs:
+            return None
+        value = reader.outputs[0]
+    return None
+
+
+def _meet_ties(ratios: list[float]) -> bool:
+    """Return whether whole multiples of some ratios can add up to a half and a whole number."""
+    near = [Fraction(ratio).limit_denominator(_MOST_PARTS) for ratio in ratios]
+    if any(abs(float(f) - r) > 1e-6 * abs(r) for f, r in zip(near, ratios, strict=True)):
+        return False
+    parts = math.lcm(*(f.denominator for f in near))
+    wholes = [f.numerator * parts // f.denominator for f in near]
+    return parts % 2 == 0 and (parts // 2) % math.gcd(parts, *wholes) == 0
+
+
+def _is_codes_for_runtime(facts: ModelFacts, value: ir.Value | None) -> bool:
+    """Return whether ONNX Runtime sees that a value is decoded codes: Flatten hides them."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type == DECODE:
+            return True
+        if node.op_type not in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "MaxPool"):
+            return False
+        value = node.inputs[0]
+    return False
+
+
+def _after_moves(facts: ModelFacts, node: ir.Node) -> Iterator[ir.Node]:
+    waiting = list(facts.readers(node.outputs[0]))
+    while waiting:
+        reader = waiting.pop()
+        yield reader
+        if reader.op_type in ("Flatten", "Reshape", "Squeeze") and not reader.domain:
+            waiting += facts.readers(reader.outputs[0])
+
+
+def _layer_before_quantizer(facts: ModelFacts, value: ir.Value | None) -> ir.Node | None:
+    """Return the layer whose quantized result a value is, with activations between at most."""
+    source = facts.before_moves(value)
+    site = None if source is None else facts.site_ending.get(source)
+    data = None if site is None else site.x
+    while data is not None and (node := data.producer()) is not None:
+        if node.op_type not in _ACTIVATIONS:
+            return node
+        data = node.inputs[0]
+    return None
