@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         explain,
         fold,
         info,
+        lint,
         lock,
         passes,
         plot,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from qgraph.exactness import Exactness, Verification
     from qgraph.inventory.differences import ModelDifferences
     from qgraph.inventory.overview import Overview
+    from qgraph.lint.engine import LintReport
     from qgraph.model import Model, load
     from qgraph.reports import Report
     from qgraph.transforms.deployment.deploy import deploy
@@ -63,6 +65,7 @@ __all__ = [
     "Deployment",
     "Exactness",
     "Inputs",
+    "LintReport",
     "Model",
     "ModelDifferences",
     "Overview",
@@ -83,6 +86,7 @@ __all__ = [
     "explain",
     "fold",
     "info",
+    "lint",
     "load",
     "lock",
     "passes",
@@ -104,6 +108,7 @@ _HOMES = {
     "Deployment": "qgraph.transforms.deployment.report",
     "Exactness": "qgraph.exactness",
     "Inputs": "qgraph.comparison.check",
+    "LintReport": "qgraph.lint.engine",
     "Model": "qgraph.model",
     "ModelDifferences": "qgraph.inventory.differences",
     "Overview": "qgraph.inventory.overview",
@@ -123,6 +128,7 @@ _HOMES = {
     "explain": "qgraph.api",
     "fold": "qgraph.api",
     "info": "qgraph.api",
+    "lint": "qgraph.api",
     "load": "qgraph.model",
     "lock": "qgraph.api",
     "passes": "qgraph.api",

@@ -18,6 +18,9 @@ from qgraph.inventory.differences import diff as differences
 from qgraph.inventory.lockfile import check_lock as compared_with_lock
 from qgraph.inventory.lockfile import lock_text
 from qgraph.inventory.overview import Overview, overview
+from qgraph.lint.engine import Ids, LintReport
+from qgraph.lint.engine import lint as linted
+from qgraph.lint.rule_pages import causes_of_rules
 from qgraph.model import Model, Source, load
 from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.dialects.parts import Scales
@@ -258,16 +261,42 @@ def targets(name: PathLike | None = None) -> list[Profile]:
     return list(profiles()) if name is None else [profile_of(str(name))]
 
 
-def explain(reason_id: str) -> Cause:
-    """Return what the id of a reason means, and what to do.
+def lint(
+    model: Source,
+    target: str | None = None,
+    *,
+    select: Ids = (),
+    ignore: Ids = (),
+    inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
+) -> LintReport:
+    """Return what the rules of lint find in a model.
 
     Args:
-        reason_id: such as ``QG001``.
+        model: a path or a model, which is not changed.
+        target: name or path of a profile; without one, kernels of targets are not asked about.
+        select: only these rules: ids, beginnings of ids, names or families. All by default.
+        ignore: not these rules.
+        inputs: arrays by input name, of one batch or of several: the model is run on them for the
+            rules that look at data.
+
+    Raises:
+        ModelError: the model is not usable.
+        OptionError: there is no such target or rule.
+    """
+    batches = [inputs] if isinstance(inputs, Mapping) else list(inputs)
+    return linted(model, target, select=select, ignore=ignore, inputs=batches)
+
+
+def explain(reason_id: str) -> Cause:
+    """Return what the id of a reason or of a rule means, and what to do.
+
+    Args:
+        reason_id: such as ``QG001`` or ``QG112``.
 
     Raises:
         OptionError: there is none of this id.
     """
-    return cause_of(reason_id, CAUSES | UNMET)
+    return cause_of(reason_id, CAUSES | UNMET | causes_of_rules())
 
 
 def plot(

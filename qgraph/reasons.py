@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from qgraph.errors import OptionError, closest, shown
 
@@ -272,8 +272,11 @@ OVERFLOW = _cause(
 )
 
 
-def cause_of(name: str, known: Mapping[str, Cause] = CAUSES) -> Cause:
-    """Return the cause with an id, in any case.
+T = TypeVar("T")
+
+
+def cause_of(name: str, known: Mapping[str, T]) -> T:
+    """Return the entry with an id, in any case.
 
     Raises:
         OptionError: there is none; the message names the closest one.
@@ -282,8 +285,8 @@ def cause_of(name: str, known: Mapping[str, Cause] = CAUSES) -> Cause:
         return known[name.upper()]
     near = closest(name, known) or NO_EQUAL_FORM.id
     raise OptionError(
-        f"There is no id {shown(name)}, expected one from the field 'reason_id' of a report, such "
-        f"as {near}. 'qgraph explain' lists all."
+        f"There is no id {shown(name)}, expected one from a field 'reason_id' or 'id' of a report, "
+        f"such as {near}. 'qgraph explain' lists all."
     )
 
 

@@ -35,12 +35,13 @@ def main(path: str, folder: Path) -> str:
     locked = qgraph.check_lock(converted, folder / "model.lock")
     deployment: qgraph.Deployment = qgraph.deploy(path, target="tensorrt")
     costs: qgraph.WhyReport = qgraph.why(path, converted, inputs=feeds, backend="numpy")
+    findings: qgraph.LintReport = qgraph.lint(converted, target="tensorrt", select="QG4")
     reasons = [qgraph.explain(site.reason_id).meaning for site in report if site.reason_id]
     names = [target.name for target in qgraph.targets()] + [p.name for p in qgraph.passes()]
     page = qgraph.report(certificate.to_json(), form="markdown")
     size = model.to_proto().ByteSize()
     found = (report, checked, certificate, differences, deployment, costs, overview, model, locked)
-    told = (first.size, size, verification.verdict, reasons, len(names), page)
+    told = (len(findings), first.size, size, verification.verdict, reasons, len(names), page)
     return "\n".join(map(repr, found)) + f"\n{told}"
 
 

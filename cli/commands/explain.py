@@ -1,12 +1,14 @@
-"""``qgraph explain``: what the id of a refusal or of an undecided reason means."""
+"""``qgraph explain``: what an id of a report means: of a rule, a refusal or an undecided reason."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import click
 
 from qgraph.cli import options
 from qgraph.cli.output import show, show_paragraph, show_table
-from qgraph.reasons import CAUSES, cause_of
+from qgraph.reasons import CAUSES, Cause, cause_of
 from qgraph.reporting.view import Row, Table
 from qgraph.targets.unmet import UNMET
 
@@ -15,24 +17,38 @@ from qgraph.targets.unmet import UNMET
 @click.argument("reason_id", metavar="[ID]", required=False)
 @options.talk_options
 def command(reason_id: str | None) -> None:
-    """Explain the id of a reason, such as QG001, or list all ids.
+    """Explain the id of a rule or of a reason, such as QG112, or list all ids.
 
-    Reports give an id to each refused site, and certificates to each undecided region: see
-    reason_id. Ids up to QG050 are refusals, those from QG051 on are undecided comparisons. Those
-    from QG201 on are conditions of kernels that a layer does not meet.
+    Reports give an id to each refused site, certificates to each undecided region, and lint to
+    each finding. Ids up to QG050 are refusals, those from QG051 on undecided comparisons. Those
+    from QG201 on are conditions of kernels that a layer does not meet. All others are rules of
+    'qgraph lint', which may also be named by their names, such as bias-scale.
     """
-    known = CAUSES | UNMET
+    from qgraph.lint.rule import RULES, LintRule
+    from qgraph.lint.rule_pages import explained
+
+    rules = {rule.id: rule for rule in RULES}
+    by_name = {rule.name: rule.id for rule in RULES}
+    reasons = CAUSES | UNMET
     if reason_id is None:
-        rows: list[Row] = [
-            [cause.id, cause.name, _first(cause.meaning)] for cause in known.values()
-        ]
+        rows: list[Row] = [[c.id, c.name, _first(c.meaning)] for c in reasons.values()]
+        rows += [[each.id, each.name, each.summary.rstrip(".")] for each in rules.values()]
+        rows.sort(key=lambda row: str(row[0]))
         show_table(Table("reasons", ["id", "name", "meaning"], rows))
         return
-    cause = cause_of(reason_id, known)
-    show_paragraph(f"{cause.id} {cause.name}")
-    show()
-    show_paragraph(cause.meaning)
-    show_paragraph(f"What to do: {cause.remedy}")
+    entry = cause_of(by_name.get(reason_id.lower(), reason_id), {**reasons, **rules})
+    for line in explained(entry) if isinstance(entry, LintRule) else _of_cause(entry):
+        if line.startswith(" "):
+            show(line)  # a model, whose lines stay whole
+        else:
+            show_paragraph(line)
+
+
+def _of_cause(cause: Cause) -> Iterator[str]:
+    yield f"{cause.id} {cause.name}"
+    yield ""
+    yield cause.meaning
+    yield f"What to do: {cause.remedy}"
 
 
 def _first(text: str) -> str:

@@ -1,17 +1,5 @@
-"""Rules about quantized models; the package itself is the function ``qgraph.lint``."""
+"""Rules about quantized models, a file for each family."""
 
-from __future__ import annotations
+from qgraph.display import let_call
 
-import sys
-from types import ModuleType
-
-from qgraph.lint.engine import lint
-
-
-class _CallablePackage(ModuleType):
-    """Lets ``qgraph.lint(model)`` work once the package is imported, which hides the function."""
-
-    __call__ = staticmethod(lint)
-
-
-sys.modules[__name__].__class__ = _CallablePackage
+let_call(__name__)

@@ -9,13 +9,16 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from qgraph.certificate import Identity
+from qgraph.display import Displayed
 from qgraph.errors import OptionError, meant, shown
 from qgraph.lint.facts import ModelFacts
 from qgraph.lint.observation import Batch, observe
 from qgraph.lint.rule import RULES, Found, LintFix, LintLevel, LintRule
+from qgraph.lint.rule_pages import page_of_rule
 from qgraph.model import Source, load
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
+from qgraph.text import counted
 from qgraph.version import head
 
 Ids = str | Iterable[str]
@@ -56,19 +59,27 @@ class LintFinding:
         }
 
 
-@dataclass(frozen=True)
-class ModelLint:
+@dataclass(frozen=True, repr=False)
+class LintReport(Displayed):
     """The findings in one model; it is also the sequence of them.
 
     Attributes:
         model: the file and its hash.
         findings: the worst first, then by rule and place.
+        target: name or path of the profile; None for none.
         known: findings that a baseline lists, which are left out.
     """
 
     model: Identity
     findings: tuple[LintFinding, ...]
+    target: str | None = None
     known: int = 0
+
+    @property
+    def summary(self) -> str:
+        """Number of findings by severity."""
+        count = Counter(finding.severity for finding in self.findings)
+        return ", ".join(counted(count[level], level) for level in LintLevel)
 
     def __iter__(self) -> Iterator[LintFinding]:
         return iter(self.findings)
@@ -85,7 +96,11 @@ class ModelLint:
         return min((f.severity for f in self.findings), key=lambda s: s.rank, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry of the model in a report."""
+        """Return the JSON report."""
+        return report_of([self], self.target)
+
+    def entry(self) -> dict[str, Any]:
+        """Return the entry of the model in a JSON report about several."""
         found = [finding.to_json() for finding in self.findings]
         identity = {"path": self.model.path, "sha256": self.model.sha256}
         return identity | {"findings": found, "known": self.known}
@@ -98,7 +113,7 @@ def lint(
     select: Ids = (),
     ignore: Ids = (),
     inputs: Sequence[Batch] = (),
-) -> ModelLint:
+) -> LintReport:
     """Return what the rules find in a model.
 
     Args:
@@ -121,7 +136,7 @@ def lint(
     if inputs and any(each.needs_data for each in rules):
         facts.observation = observe(facts, inputs)
     findings = [finding for each in rules for finding in _findings(each, facts)]
-    return ModelLint(model.identity(), tuple(findings_in_order(findings)))
+    return LintReport(model.identity(), tuple(findings_in_order(findings)), target)
 
 
 def _findings(asked: LintRule, facts: ModelFacts) -> Iterator[LintFinding]:
@@ -184,7 +199,7 @@ def _chosen(ids: Ids, rules: Sequence[LintRule]) -> set[str]:
 
 
 def report_of(
-    models: Sequence[ModelLint], target: str | None = None, failed: Mapping[str, str] | None = None
+    models: Sequence[LintReport], target: str | None = None, failed: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return the JSON report about some models.
 
@@ -199,7 +214,7 @@ def report_of(
     return {
         **head("lint"),
         "target": target,
-        "models": [model.to_json() for model in models],
+        "models": [model.entry() for model in models],
         "failed": [{"path": path, "error": error} for path, error in (failed or {}).items()],
         "rules": [
             {
@@ -208,6 +223,7 @@ def report_of(
                 "family": each.family,
                 "severity": str(each.severity),
                 "summary": each.summary,
+                "help": page_of_rule(each).remedy,
             }
             for _, each in sorted(rules.items())
         ],
@@ -216,4 +232,4 @@ def report_of(
     }
 
 
-__all__ = ["Found", "LintFinding", "ModelLint", "lint", "report_of"]
+__all__ = ["Found", "LintFinding", "LintReport", "lint", "report_of"]

@@ -308,11 +308,17 @@ def nodes_of_site(site: Site, *others: ir.Node) -> tuple[ir.Node, ...]:
 
 
 def scale_nodes(facts: ModelFacts) -> Iterator[tuple[ir.Node, Array, Sequence[str]]]:
-    """Yield each node with constant scales, the scales, and what reads the result."""
+    """Yield each node with constant scales, the scales, and what reads the result.
+
+    A pair with one scale counts as its QuantizeLinear.
+    """
     indices = {"Trunc": (1, 4)}
     names = ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc")
     nodes = [node for name in names for node in facts.in_domain(name, *QONNX)]
+    decoders = {d.node: e.node for e, d in facts.pairs if d.node.inputs[1] is e.node.inputs[1]}
     for node in [*facts.of(QUANTIZE, DECODE), *nodes]:
+        if node in decoders:
+            continue
         for index in indices.get(node.op_type, (1,)):
             if index < len(node.inputs) and (index == 1 or len(node.inputs) > 5):
                 scale = facts.constant(node.inputs[index])

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 
-from qgraph.lint.rule import LintRule
+from qgraph.lint.rule import RULES, LintRule
+from qgraph.reasons import Cause
 
 HEADER = (
     '<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2, '
@@ -21,6 +23,7 @@ HEADER = (
 """What the models of pages begin with, unless they state versions of their own."""
 
 _REPEATED = re.compile(r"@(\d+)@")
+_REMEDY = "**What to do.** "
 _SECTION = re.compile(r"^## (QG\d+) (\S+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _MODEL = re.compile(r"^```onnx (before|after)([^\n]*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
@@ -49,6 +52,16 @@ class RulePage:
         return next((o.partition("=")[2] for o in self.options if o.startswith("target=")), None)
 
     @property
+    def meaning(self) -> str:
+        """What it finds, and why it matters."""
+        return " ".join(p for p in self.paragraphs if not p.startswith(_REMEDY)).replace("**", "")
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        return next((p.removeprefix(_REMEDY) for p in self.paragraphs if p.startswith(_REMEDY)), "")
+
+    @property
     def paragraphs(self) -> list[str]:
         """The text in paragraphs of one line each."""
         return [" ".join(each.split()) for each in self.text.split("\n\n") if each.strip()]
@@ -58,6 +71,75 @@ def whole_model(text: str) -> str:
     """Return a model of a page with its header, and ``@N@`` replaced by N numbers from 0 to 7."""
     text = _REPEATED.sub(lambda found: ", ".join(str(i % 8) for i in range(int(found[1]))), text)
     return text if text.startswith("<ir_version") else HEADER + text
+
+
+def causes_of_rules() -> dict[str, Cause]:
+    """Return all rules by id, as the reasons that refusals have."""
+    pages = ((rule, page_of_rule(rule)) for rule in RULES)
+    return {r.id: Cause(r.id, r.name, page.meaning, page.remedy) for r, page in pages}
+
+
+def explained(rule: LintRule) -> Iterator[str]:
+    """Yield the page of a rule in lines for a terminal; those of models are indented."""
+    page = page_of_rule(rule)
+    yield f"{rule.id} {rule.name} ({rule.family}, {rule.severity})"
+    for paragraph in page.paragraphs:
+        yield ""
+        yield paragraph.replace("**", "").replace("`", "")
+    for title, model in (("Before", page.before), ("After", page.after)):
+        yield ""
+        yield f"{title}:"
+        yield from (f"    {line}" for line in model.splitlines())
+    yield ""
+    yield f"{_fix(rule)} {_SILENCE.format(id=rule.id)}"
+
+
+_SILENCE = (
+    'To silence it: --ignore {id}, ignore = ["{id}"] in [tool.qgraph.lint] of pyproject.toml, or '
+    "--baseline."
+)
+
+
+def _fix(rule: LintRule) -> str:
+    if rule.fix is None:
+        return "No pass fixes it."
+    how = "equal" if rule.fix.is_proved else rule.fix.exactness
+    return f"Fixed by {rule.fix.name} ({how})."
+
+
+def markdown_page() -> str:
+    """Return all pages as one page of the documentation."""
+    families = dict.fromkeys(rule.family for rule in sorted(RULES, key=lambda each: each.id))
+    return "\n".join([_HEAD, *(line for family in families for line in _family(family))])
+
+
+_HEAD = """# Rules of lint
+
+`qgraph lint` finds known traps in quantized models; [commands](commands.md#qgraph-lint) describes
+its options. `qgraph explain ID` shows the section of a rule. Models of this page are ONNX text
+without the header. The rule finds the node `here` in the first of each pair, and nothing in the
+second: a test applies the rule to both. `@N@` stands for N numbers.
+
+This page is made by `.ci/rules` from `qgraph/lint/pages`."""
+
+
+def _family(family: str) -> Iterator[str]:
+    rules = sorted((each for each in RULES if each.family == family), key=lambda each: each.id)
+    yield ""
+    yield f"## {family.capitalize()}"
+    yield ""
+    yield "| id | rule | severity | finds | fix |"
+    yield "|---|---|---|---|---|"
+    for rule in rules:
+        fix = f"`{rule.fix.name}`, {rule.fix.exactness}" if rule.fix else ""
+        link = f"[{rule.id}](#{rule.id.lower()}-{rule.name})"
+        yield f"| {link} | {rule.name} | {rule.severity} | {rule.summary} | {fix} |"
+    for rule in rules:
+        page = page_of_rule(rule)
+        yield from ("", f"### {rule.id} {rule.name}", "", page.text)
+        for title, model in (("Before:", page.before), ("After:", page.after)):
+            yield from ("", title, "", "```text", model, "```")
+        yield from ("", f"{_fix(rule)} {_SILENCE.format(id=rule.id)}")
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from qgraph.reporting.view import (
     Table,
     Tone,
 )
-from qgraph.text import counted, whole
+from qgraph.text import counted, printable, whole
 
 _TONES = {"error": Tone.BAD, "warning": Tone.OPEN, "info": Tone.PLAIN}
 _LEVELS = {"error": Severity.ERROR, "warning": Severity.WARNING, "info": Severity.NOTE}
@@ -130,6 +130,7 @@ def annotations(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _escaped(text: str, *, is_property: bool = False) -> str:
     pairs = [("%", "%25"), ("\r", "%0D"), ("\n", "%0A")]
+    text = printable(text)
     for sign, code in pairs + ([(":", "%3A"), (",", "%2C")] if is_property else []):
         text = text.replace(sign, code)
     return text

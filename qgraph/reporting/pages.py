@@ -11,8 +11,8 @@ from qgraph.errors import OptionError
 from qgraph.reporting.bench_view import bench_page
 from qgraph.reporting.check_view import check_page
 from qgraph.reporting.deploy_view import deploy_page
-from qgraph.reporting.model_view import info_page
 from qgraph.reporting.lint_view import lint_page
+from qgraph.reporting.model_view import info_page
 from qgraph.reporting.prove_view import prove_page
 from qgraph.reporting.rewrite_view import rewrite_page
 from qgraph.reporting.theme import require_drawing

@@ -124,7 +124,7 @@ def test_long_tables_end_somewhere(documents):
 
 
 def test_other_reports_are_refused(documents):
-    with pytest.raises(OptionError, match="expected one of check and prove"):
+    with pytest.raises(OptionError, match="expected one of check, lint, prove"):
         junit_report({"command": "convert"})
     with pytest.raises(OptionError, match="expected one of bench, check, convert"):
         markdown_report({"command": "lock"})

@@ -1,0 +1,134 @@
+"""``qgraph lint``: rules about quantized models."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qgraph.cli import options
+from qgraph.cli.failures import DIFFERENT, UNUSABLE, told
+from qgraph.cli.files import Views, planned, view_options
+from qgraph.cli.found import found_models
+from qgraph.cli.linting import LintOptions, lint_options
+from qgraph.cli.output import ProgressBar, Talk, show, show_page
+from qgraph.errors import OptionError, QGraphError
+
+if TYPE_CHECKING:
+    from qgraph.lint.engine import LintReport
+    from qgraph.model import Model
+
+
+@click.command(name="lint")
+@click.argument("models", type=options.file_path, nargs=-1, required=True, metavar="MODEL...")
+@lint_options
+@click.option(
+    "--format",
+    "form",
+    type=options.Word(["text", "json", "github"]),
+    default="text",
+    show_default=True,
+    help="What to print; github: annotations of a workflow.",
+)
+@click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
+@view_options("html", "sarif", "markdown", "junit")
+@options.input_options
+@options.talk_options
+@click.pass_obj
+def command(
+    talk: Talk,
+    models: tuple[Path, ...],
+    lint: LintOptions,
+    form: str,
+    report: Path | None,
+    views: Views,
+    inputs: options.InputOptions,
+) -> int:
+    """Find known traps in quantized models; MODEL may be a folder.
+
+    Without --target, rules that hold for every runtime are asked, and those about silent changes by
+    any of them. With --target, the kernels of that target are asked about too. 'qgraph explain ID'
+    has a page for each rule.
+
+    Defaults are read from [tool.qgraph.lint] of pyproject.toml, or from [lint] of qgraph.toml, in
+    this folder or the nearest one above it that has either.
+
+    Exit status: 1 if there is a finding of severity warning or worse, see --fail-on; 3 if a model
+    cannot be read.
+    """
+    from qgraph.lint.baseline import read_baseline, written_baseline
+    from qgraph.lint.engine import report_of
+    from qgraph.reporting.lint_view import annotations
+    from qgraph.reporting.pages import page_of
+    from qgraph.text import json_text
+
+    views.check()
+    lint.check()
+    paths = [found.path for found in found_models(models, talk)]
+    read = (lint.baseline, inputs.bundle, *inputs.files.values())
+    targets = (report, lint.write_baseline, *views.paths)
+    with planned(targets, models=paths, files=read) as outputs:
+        known = None if lint.baseline is None else read_baseline(lint.baseline)
+        results: list[LintReport] = []
+        failed: dict[str, str] = {}
+        with ProgressBar(talk) as bar:
+            for number, path in enumerate(paths):
+                bar.tell(f"reading {path.name}", number, len(paths))
+                try:
+                    result = _linted(talk, path, lint, inputs)
+                    results.append(result if known is None else known.without(result))
+                except OptionError:
+                    raise
+                except QGraphError as error:
+                    if len(paths) == 1:
+                        raise
+                    failed[str(path)] = told(error, talk).message
+                gc.collect(1)
+        document = report_of(results, lint.target, failed)
+        if report is not None:
+            outputs.write_text(report, json_text(document))
+        if lint.write_baseline is not None:
+            outputs.write_text(lint.write_baseline, written_baseline(results))
+        if views.are_wanted:
+            views.write(document, None, outputs)
+        if form == "json":
+            show(json_text(document).rstrip())
+        elif form == "github":
+            # Lines that begin like a workflow command are shown otherwise, unless they are meant.
+            sys.stdout.writelines(f"{line}\n" for line in annotations(document))
+        else:
+            show_page(talk, page_of(document))
+    if failed:
+        return UNUSABLE
+    return DIFFERENT if lint.fails(results) else 0
+
+
+def _linted(talk: Talk, path: Path, lint: LintOptions, inputs: options.InputOptions) -> LintReport:
+    from qgraph.lint.engine import lint as find
+    from qgraph.model import load
+
+    model = load(path)
+    return find(
+        model,
+        lint.target,
+        select=lint.select,
+        ignore=lint.ignore,
+        inputs=list(_batches(talk, model, inputs)),
+    )
+
+
+def _batches(talk: Talk, model: Model, inputs: options.InputOptions) -> Iterable[Any]:
+    """Return the batches that the user asked for; none if nothing was said of inputs."""
+    from qgraph.cli import arrays
+    from qgraph.execution.prepare import Batches, RandomBatches
+
+    if not (inputs.files or inputs.bundle or inputs.random):
+        return ()
+    given = arrays.feeds(talk, inputs, model)
+    if given is None:
+        return RandomBatches(model.inputs, inputs.random or 1, inputs.seed, inputs.shapes)
+    return Batches(model.ir.graph, given, inputs.batch)

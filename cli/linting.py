@@ -1,0 +1,176 @@
+"""Options of ``qgraph lint``, and their defaults in the settings of a project."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qgraph.cli import options
+from qgraph.errors import OptionError, meant, shown
+
+if TYPE_CHECKING:
+    from qgraph.lint.engine import LintReport
+
+_FILES = (("qgraph.toml", ("lint",)), ("pyproject.toml", ("tool", "qgraph", "lint")))
+"""Files with settings, and the table that has them; the first of a folder counts."""
+
+_LISTS = ("select", "ignore")
+_WORDS = ("target", "fail-on", "baseline")
+_LEVELS = ("error", "warning", "info", "never")
+
+
+@dataclass(frozen=True)
+class LintOptions:
+    """What to look for, and what counts as a failure.
+
+    Attributes:
+        target: name or path of a profile; None for none.
+        select, ignore: ids of rules.
+        fail_on: the least severity that is a failure; ``never`` for none.
+        baseline: file with findings that are known; None for none.
+        write_baseline: where to write such a file; None for nowhere.
+    """
+
+    target: str | None
+    select: tuple[str, ...]
+    ignore: tuple[str, ...]
+    fail_on: str
+    baseline: Path | None
+    write_baseline: Path | None
+
+    def check(self) -> None:
+        """Raise if a rule or the target is not known, before models are read.
+
+        Raises:
+            OptionError: one is not.
+        """
+        from qgraph.lint.engine import chosen_rules
+        from qgraph.targets.reader import profile_of
+
+        chosen_rules(self.select, self.ignore)
+        if self.target is not None:
+            profile_of(self.target)
+
+    def fails(self, results: Sequence[LintReport]) -> bool:
+        """Return whether a finding is as severe as what counts as a failure."""
+        from qgraph.lint.rule import LintLevel
+
+        if self.fail_on == "never" or self.write_baseline is not None:
+            return False
+        least = LintLevel(self.fail_on).rank
+        return any(result.worst is not None and result.worst.rank <= least for result in results)
+
+
+def lint_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options, which the command gets as ``lint``."""
+
+    @click.option(
+        "--target",
+        metavar="TARGET",
+        help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml.",
+    )
+    @click.option(
+        "--select",
+        multiple=True,
+        metavar="IDS",
+        help="Only these rules: ids such as QG112, beginnings such as QG4, or names, with commas.",
+    )
+    @click.option("--ignore", multiple=True, metavar="IDS", help="Not these rules.")
+    @click.option(
+        "--fail-on",
+        type=options.Word(_LEVELS),
+        help="Least severity with exit status 1: error, warning, info or never [warning].",
+    )
+    @click.option(
+        "--baseline", type=options.file_path, metavar="FILE", help="Leave out findings of FILE."
+    )
+    @click.option(
+        "--write-baseline",
+        type=options.file_path,
+        metavar="FILE",
+        help="Write all findings to FILE, for --baseline; the exit status is 0 then.",
+    )
+    @functools.wraps(function)
+    def command(
+        target: str | None,
+        select: tuple[str, ...],
+        ignore: tuple[str, ...],
+        fail_on: str | None,
+        baseline: Path | None,
+        write_baseline: Path | None,
+        **others: Any,
+    ) -> Any:
+        settings = project_settings(Path.cwd())
+        given = settings.get("baseline") if write_baseline is None else None
+        lint = LintOptions(
+            target or settings.get("target"),
+            select or tuple(settings.get("select", ())),
+            (*settings.get("ignore", ()), *ignore),
+            fail_on or str(settings.get("fail-on", "warning")),
+            baseline or (None if given is None else Path(given)),
+            write_baseline,
+        )
+        return function(lint=lint, **others)
+
+    return command
+
+
+def project_settings(folder: Path) -> Mapping[str, Any]:
+    """Return the settings of the project that a folder lies in; none if there are none.
+
+    Paths in them are meant from the file that has them.
+
+    Raises:
+        OptionError: a setting is not known, or has another type.
+    """
+    for place in (folder, *folder.parents):
+        for name, keys in _FILES:
+            file = place / name
+            if file.is_file():
+                table = _table(file, keys)
+                if table is not None:
+                    return _checked(file, table)
+    return {}
+
+
+def _table(file: Path, keys: Sequence[str]) -> Mapping[str, Any] | None:
+    try:
+        table: Any = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"{file}: cannot be read ({error}), expected TOML. Correct it."
+        ) from error
+    for key in keys:
+        table = table.get(key) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) else None
+
+
+def _checked(file: Path, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = dict(table)
+    for key, value in table.items():
+        if key not in (*_LISTS, *_WORDS):
+            known = (*_LISTS, *_WORDS)
+            raise OptionError(
+                f"{file}: there is no setting {shown(key)} of lint, expected one of "
+                f"{', '.join(known)}.{meant(key, known)}"
+            )
+        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if not (is_list if key in _LISTS else isinstance(value, str)):
+            wanted = "a list of strings" if key in _LISTS else "a string"
+            raise OptionError(f"{file}: {key} is {shown(value)}, expected {wanted}. Correct it.")
+    if found.get("fail-on", "warning") not in _LEVELS:
+        raise OptionError(
+            f"{file}: fail-on is {shown(found['fail-on'])}, expected one of {', '.join(_LEVELS)}. "
+            "Correct it."
+        )
+    if "baseline" in found:
+        found["baseline"] = str(file.parent / found["baseline"])
+    if str(found.get("target", "")).endswith(".toml"):
+        found["target"] = str(file.parent / found["target"])
+    return found

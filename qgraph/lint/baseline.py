@@ -1,0 +1,76 @@
+"""A file with known findings, which adopts the linter in a project with old models."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qgraph.errors import ModelError
+from qgraph.lint.engine import LintFinding, LintReport
+from qgraph.text import json_text
+from qgraph.version import head
+
+_Key = tuple[str, str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class LintBaseline:
+    """Known findings: how often each rule found each node, by the path of the model.
+
+    Attributes:
+        findings: number of findings by path, id and nodes.
+    """
+
+    findings: Mapping[_Key, int]
+
+    def without(self, result: LintReport) -> LintReport:
+        """Return the findings in a model that are not known."""
+        left = Counter(self.findings)
+        kept: list[LintFinding] = []
+        for finding in result.findings:
+            key = _key(result, finding)
+            if left[key] > 0:
+                left[key] -= 1
+            else:
+                kept.append(finding)
+        return replace(result, findings=tuple(kept), known=len(result.findings) - len(kept))
+
+
+def written_baseline(results: Iterable[LintReport]) -> str:
+    """Return the text of a file with all findings in some models."""
+    count = Counter(_key(result, finding) for result in results for finding in result.findings)
+    entries = [
+        {"path": path, "id": rule_id, "nodes": list(nodes), "count": number}
+        for (path, rule_id, nodes), number in sorted(count.items())
+    ]
+    return json_text({**head("lint-baseline"), "findings": entries})
+
+
+def read_baseline(path: Path) -> LintBaseline:
+    """Return the known findings of a file.
+
+    Raises:
+        ModelError: it cannot be read, or is no such file.
+    """
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        entries: Sequence[Mapping[str, Any]] = document["findings"]
+        found = {
+            (str(e["path"]), str(e["id"]), tuple(map(str, e["nodes"]))): int(e["count"])
+            for e in entries
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{path}: is no baseline ({error}), expected a file that 'qgraph lint "
+            "--write-baseline' wrote. Write it again."
+        ) from error
+    return LintBaseline(found)
+
+
+def _key(result: LintReport, finding: LintFinding) -> _Key:
+    path = Path(str(result.model.path or "")).as_posix()
+    return path, finding.rule.id, finding.nodes

@@ -1,0 +1,147 @@
+"""``qgraph lint``: its output, exit status, settings and baseline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+HEADER = '<ir_version: 10, opset_import: ["": 21]> net '
+TRAP = f"""{HEADER} (float[N,4] x) => (float[N,4] y)
+<float s = {{0.0}}, float t = {{0.1}}, int8 z = {{0}}> {{
+    [bad] c = QuantizeLinear (x, s, z)
+    d = DequantizeLinear (c, s, z)
+    [relu] r = Relu (d)
+    [half] e = QuantizeLinear (r, t, z)
+    y = DequantizeLinear (e, t, z)
+}}"""
+CLEAN = f"{HEADER} (float[N,4] x) => (float[N,4] y) {{ [one] y = Sigmoid (x) }}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in (("trap", TRAP), ("sub/clean", CLEAN)):
+        path = tmp_path / f"{name}.onnx"
+        path.parent.mkdir(exist_ok=True)
+        ir.save(ir.from_onnx_text(text), path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_exit_status_is_that_of_the_worst_finding(qgraph, folder: Path) -> None:
+    outcome = qgraph("lint", "trap.onnx")
+    assert outcome.status == 1
+    assert "QG101 zero-scale" in outcome.out
+    assert "ERRORS: 1 error" in outcome.out
+    assert qgraph("lint", "sub/clean.onnx").status == 0
+    assert qgraph("lint", "trap.onnx", "--ignore", "QG101").status == 0  # an information is left
+    assert qgraph("lint", "trap.onnx", "--ignore", "QG101", "--fail-on", "info").status == 1
+    assert qgraph("lint", "trap.onnx", "--fail-on", "never").status == 0
+    assert qgraph("lint", "trap.onnx", "--select", "QG13").status == 2
+    assert qgraph("lint", "trap.onnx", "--target", "onnxrutime").status == 2
+
+
+def test_a_folder_is_one_report(qgraph, folder: Path) -> None:
+    outcome = qgraph("lint", ".", "--format", "json", "--report", "r.json", "--junit", "r.xml")
+    document = json.loads(outcome.out)
+    assert document == json.loads(Path("r.json").read_text())
+    assert [model["path"] for model in document["models"]] == ["sub/clean.onnx", "trap.onnx"]
+    assert document["summary"] == {"error": 1, "warning": 0, "info": 2, "models": 2, "known": 0}
+    assert {rule["id"] for rule in document["rules"]} == {"QG101", "QG707", "QG714"}
+    suite = ET.parse("r.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "1", "0")
+
+
+def test_a_model_that_cannot_be_read_is_named_and_the_others_are_linted(qgraph, folder) -> None:
+    Path("sub/broken.onnx").write_bytes(b"nothing")
+    outcome = qgraph("lint", ".", "--report", "r.json")
+    assert outcome.status == 3
+    document = json.loads(Path("r.json").read_text())
+    assert len(document["models"]) == 2
+    assert [each["path"] for each in document["failed"]] == ["sub/broken.onnx"]
+    assert qgraph("lint", "sub/broken.onnx").status == 3
+
+
+def test_annotations_are_those_of_github(qgraph, folder: Path) -> None:
+    lines = qgraph("lint", "trap.onnx", "--format", "github").out.splitlines()
+    assert lines[0] == (
+        "::error file=trap.onnx,title=QG101 zero-scale::bad: 1 of 1 scales are 0: every value is "
+        "divided by zero"
+    )
+    assert lines[-1].startswith("::notice file=trap.onnx,title=QG714 ")
+
+
+def test_sarif_has_rules_levels_and_fixes(qgraph, folder: Path) -> None:
+    text = CLEAN.replace("y = Sigmoid (x) }", """y = MatMul (x, e)
+        [chain] e = DequantizeLinear (k, s) k = Clip (w, lo, hi) }""").replace(
+        "{ [one]", """<int8[4,4] w = {1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4},
+        int8 lo = {-8}, int8 hi = {7}, float s = {0.1}> { [one]""")  # fmt: skip
+    proto = ir.serde.serialize_model(ir.from_onnx_text(text))
+    Path("chain.onnx").write_bytes(proto.SerializeToString())
+    assert qgraph("lint", "chain.onnx", "--select", "QG413", "--sarif", "r.sarif").status == 1
+    (run,) = json.loads(Path("r.sarif").read_text())["runs"]
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["QG413"]
+    (result,) = run["results"]
+    assert (result["ruleId"], result["ruleIndex"], result["level"]) == ("QG413", 0, "warning")
+    (fix,) = result["fixes"]
+    assert "qgraph transform chain.onnx -p 'fold-constants'" in fix["description"]["text"]
+    (change,) = fix["artifactChanges"]
+    assert change["artifactLocation"]["uri"] == "chain.onnx"
+    assert change["replacements"]
+
+
+def test_a_baseline_leaves_known_findings_out(qgraph, folder: Path) -> None:
+    assert qgraph("lint", ".", "--write-baseline", "known.json").status == 0
+    outcome = qgraph("lint", ".", "--baseline", "known.json", "--format", "json")
+    assert outcome.status == 0
+    assert json.loads(outcome.out)["summary"]["known"] == 3
+    known = json.loads(Path("known.json").read_text())
+    known["findings"] = [each for each in known["findings"] if each["id"] != "QG101"]
+    Path("known.json").write_text(json.dumps(known))
+    assert qgraph("lint", ".", "--baseline", "known.json").status == 1
+    Path("known.json").write_text("{}")
+    assert "is no baseline" in qgraph("lint", ".", "--baseline", "known.json").error
+
+
+def test_settings_are_those_of_the_nearest_project(qgraph, folder: Path, monkeypatch) -> None:
+    Path("pyproject.toml").write_text('[tool.qgraph.lint]\nignore = ["QG101"]\n')
+    assert qgraph("lint", "trap.onnx").status == 0
+    monkeypatch.chdir(folder / "sub")
+    assert qgraph("lint", "../trap.onnx").status == 0
+    Path("qgraph.toml").write_text('[lint]\nfail-on = "info"\nselect = ["hygiene"]\n')
+    assert qgraph("lint", "../trap.onnx").status == 1
+    for text, message in (
+        ("[lint]\nignored = []", "'ignored'"),
+        ("[lint]\nignore = 1", "a list of strings"),
+        ('[lint]\nfail-on = "x"', "fail-on"),
+        ("[lint", "TOML"),
+    ):
+        Path("qgraph.toml").write_text(text)
+        outcome = qgraph("lint", "../trap.onnx")
+        assert outcome.status == 2
+        assert message in outcome.error
+
+
+def test_data_is_looked_at_where_inputs_are_given(qgraph, folder: Path) -> None:
+    Path("data.onnx").write_bytes(
+        ir.serde.serialize_model(
+            ir.from_onnx_text(TRAP.replace("{0.0}", "{100.0}"))
+        ).SerializeToString()
+    )
+    assert "QG807" not in qgraph("lint", "data.onnx").out
+    np.savez("x.npz", x=np.linspace(-1, 1, 64, dtype=np.float32).reshape(16, 4))
+    found = qgraph("lint", "data.onnx", "--inputs", "x.npz", "--select", "QG8")
+    assert "QG807 constant-data" in found.out
+
+
+def test_explain_shows_the_page_of_a_rule(qgraph) -> None:
+    outcome = qgraph("explain", "qg112")
+    assert outcome.out.startswith("QG112 bias-scale (correctness, error)\n")
+    assert "    [here] y = Gemm (d, e, f)" not in outcome.out.split("Before:")[0]
+    assert "        [here] y = Gemm (d, e, f)" in outcome.out
+    assert "--ignore QG112" in outcome.out
+    assert qgraph("explain", "bias-scale").out == outcome.out

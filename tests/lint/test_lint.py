@@ -1,0 +1,116 @@
+"""What lint reports about a model: levels, order, choice of rules, facts shared by rules."""
+
+from __future__ import annotations
+
+import importlib
+
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph.errors import OptionError
+from qgraph.lint.codes import count_codes
+from qgraph.lint.engine import chosen_rules
+from qgraph.lint.facts import ModelFacts
+from qgraph.lint.rule import RULES, LintLevel
+
+HEADER = '<ir_version: 10, opset_import: ["": 21]> net '
+LAYER = f"""{HEADER} (float[N,2] x) => (float[N,2] y)
+<float s = {{0.1}}, uint8 z = {{0}}, int8[2,2] w = {{1, 2, -3, 100}}, float[2] t = {{0.1, 0.2}},
+ int8[2] o = {{0, 1}}, float[2] b = {{0.123, 0.5}}> {{
+    [q] c = QuantizeLinear (x, s, z)
+    [d] e = DequantizeLinear (c, s, z)
+    [w] f = DequantizeLinear <axis = 1> (w, t, o)
+    [layer] g = Gemm (e, f, b)
+    [relu] r = Relu (g)
+    [q2] h = QuantizeLinear (r, s, z)
+    [d2] y = DequantizeLinear (h, s, z)
+}}"""
+
+
+def model(text: str = LAYER) -> ir.Model:
+    return ir.from_onnx_text(text)
+
+
+def test_lint_is_a_function_although_it_is_a_package() -> None:
+    importlib.import_module("qgraph.lint.engine")
+    assert "QG303" in [finding.rule.id for finding in qgraph.lint(model())]
+    assert qgraph.explain("QG303").name == "float-bias"
+
+
+def test_findings_are_sorted_and_the_model_stays_as_it_is() -> None:
+    made = model()
+    before = ir.serde.serialize_model(made).SerializeToString()
+    result = qgraph.lint(made)
+    assert ir.serde.serialize_model(made).SerializeToString() == before
+    keys = [(finding.severity.rank, finding.rule.id) for finding in result]
+    assert keys == sorted(keys)
+    assert result.worst is LintLevel.WARNING
+    assert len(result) == len(result.findings)
+    assert result[0] is result.findings[0]
+
+
+def test_a_target_asks_its_kernels_and_only_its_own_rules() -> None:
+    plain = {finding.rule.id for finding in qgraph.lint(model())}
+    assert "QG401" not in plain
+    assert {"QG303", "QG309"} <= plain  # of ONNX Runtime, and of OpenVINO
+    openvino = {finding.rule.id for finding in qgraph.lint(model(), "openvino-cpu")}
+    assert "QG309" in openvino
+    assert "QG303" not in openvino
+    (finding,) = qgraph.lint(model(), "tensorrt", select="QG401")
+    assert finding.nodes == ("layer",)
+    assert "QG203" in finding.figures["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("select", "ignore", "expected"),
+    [
+        ("QG5", (), {"QG501", "QG502", "QG503", "QG504", "QG505", "QG506", "QG507"}),
+        (["qg112,zero-scale"], (), {"QG101", "QG112"}),
+        ("size", "QG50", set()),
+        ((), "Q", None),
+        ("QG999", (), None),
+    ],
+)
+def test_rules_are_chosen_by_id_beginning_name_and_family(select, ignore, expected) -> None:
+    if expected is None:
+        with pytest.raises(OptionError, match="There is no rule"):
+            chosen_rules(select, ignore)
+    else:
+        assert {rule.id for rule in chosen_rules(select, ignore)} == expected
+
+
+def test_all_rules_are_chosen_by_default() -> None:
+    assert chosen_rules() == list(RULES)
+
+
+def test_codes_are_counted_for_each_channel() -> None:
+    facts = ModelFacts(model())
+    decoder = facts.coder(next(node for node in facts.nodes if node.name == "w"))
+    counts = facts.counts(decoder)
+    assert counts is not None
+    assert (counts.low, counts.high, counts.used, counts.size) == (-3, 100, 4, 4)
+    assert counts.reach.tolist() == [4, 1 + 99]
+    assert counts.peak.tolist() == [3, 99]
+
+
+def test_codes_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = ModelFacts(model())
+    decoder = facts.coder(next(node for node in facts.nodes if node.name == "w"))
+    stream = facts.stored(decoder)
+    assert stream is not None
+    whole = count_codes(stream, decoder.zero, 0)
+    monkeypatch.setattr("qgraph.lint.codes.PIECE", 3)
+    parts = count_codes(stream, decoder.zero, 0)
+    assert whole is not None
+    assert parts is not None
+    assert whole.reach.tolist() == parts.reach.tolist()
+    assert whole.histogram.tolist() == parts.histogram.tolist()
+
+
+def test_a_model_in_memory_has_no_path() -> None:
+    (entry,) = qgraph.lint(model()).to_json()["models"]
+    assert entry["path"] is None
+    assert {"id", "rule", "severity", "nodes", "message", "figures", "fix"} == set(
+        entry["findings"][0]
+    )

@@ -1,0 +1,99 @@
+"""Each rule finds its case and not a similar one; code, pages and documentation agree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from qgraph.lint.engine import lint
+from qgraph.lint.rule import RULES, LintRule
+from qgraph.lint.rule_pages import markdown_page, page_of_rule, pages_of, whole_model
+from qgraph.reasons import CAUSES
+from qgraph.targets.unmet import UNMET
+from qgraph.transforms import parse_spec
+from tests.lint.ids import STABLE
+
+ROOT = Path(__file__).resolve().parents[2]
+FAMILIES = {
+    "QG1": "correctness",
+    "QG3": "silent",
+    "QG4": "speed",
+    "QG5": "size",
+    "QG6": "portability",
+    "QG7": "hygiene",
+    "QG8": "data",
+}
+EACH = pytest.mark.parametrize("rule", list(RULES), ids=lambda rule: rule.id)
+ROWS = 512
+
+
+def found(rule: LintRule, text: str, target: str | None):
+    model = ir.from_onnx_text(whole_model(text))
+    inputs = []
+    if rule.needs_data:
+        generator = np.random.default_rng(0)
+        for value in model.graph.inputs:
+            shape = [size if isinstance(size, int) else ROWS for size in value.shape]
+            inputs.append({value.name: generator.standard_normal(shape).astype(np.float32)})
+    return lint(model, target, select=rule.id, inputs=inputs)
+
+
+@EACH
+def test_a_rule_finds_its_case_and_not_a_similar_one(rule: LintRule) -> None:
+    page = page_of_rule(rule)
+    findings = found(rule, page.before, page.target)
+    assert {finding.rule for finding in findings} == {rule}
+    first = findings[0]
+    assert not first.nodes or "here" in first.nodes
+    assert first.message
+    assert not found(rule, page.after, page.target).findings
+
+
+@EACH
+def test_a_page_says_what_why_and_what_to_do(rule: LintRule) -> None:
+    page = page_of_rule(rule)
+    assert page.name == rule.name
+    finds, why, do, *_ = page.paragraphs
+    assert not finds.startswith("*")
+    assert why.startswith("**Why it matters.**")
+    assert do.startswith("**What to do.**")
+    assert rule.summary.endswith(".")
+
+
+def test_ids_are_stable() -> None:
+    assert {rule.name: rule.id for rule in RULES} == STABLE
+    assert not set(STABLE.values()) & {*CAUSES, *UNMET}
+
+
+def test_each_family_has_ids_and_pages_of_its_own() -> None:
+    for rule in RULES:
+        assert FAMILIES[rule.id[:3]] == rule.family
+    for family in FAMILIES.values():
+        assert set(pages_of(family)) == {rule.id for rule in RULES if rule.family == family}
+
+
+def test_each_fix_is_a_pass() -> None:
+    for rule in RULES:
+        if rule.fix is not None:
+            assert parse_spec(rule.fix.name)
+            assert rule.fix.exactness in ("bits", "values", "near", "bounded")
+
+
+def test_the_documentation_is_that_of_the_pages() -> None:
+    text = (ROOT / "docs" / "rules.md").read_text("utf-8")
+    assert text == markdown_page() + "\n", "write it with .ci/rules"
+
+
+def test_pages_name_ids_and_passes_that_exist() -> None:
+    from qgraph.transforms.base import TRANSFORMS
+
+    known = {*STABLE.values(), *CAUSES, *UNMET}
+    text = (ROOT / "docs" / "rules.md").read_text("utf-8")
+    assert set(re.findall(r"QG\d{3}", text)) <= known
+    for name in re.findall(r"`([a-z]+(?:-[a-z]+)+)(?:\{[^`]*\})?`", text):
+        if name not in STABLE:
+            assert name in TRANSFORMS.names(), name
