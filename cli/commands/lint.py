@@ -62,7 +62,7 @@ def command(
     """
     from qgraph.lint.baseline import read_baseline, written_baseline
     from qgraph.lint.engine import report_of
-    from qgraph.reporting.lint_view import annotations
+    from qgraph.reporting.lint_view import github_annotations
     from qgraph.reporting.pages import page_of
     from qgraph.text import json_text
 
@@ -99,7 +99,7 @@ def command(
             show(json_text(document).rstrip())
         elif form == "github":
             # Lines that begin like a workflow command are shown otherwise, unless they are meant.
-            sys.stdout.writelines(f"{line}\n" for line in annotations(document))
+            sys.stdout.writelines(f"{line}\n" for line in github_annotations(document))
         else:
             show_page(talk, page_of(document))
     if failed:

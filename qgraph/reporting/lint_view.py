@@ -114,7 +114,7 @@ def _kind(rule: Mapping[str, Any]) -> FindingKind:
     return FindingKind(rule["id"], name, rule["summary"], rule["summary"], rule["help"], level)
 
 
-def annotations(document: Mapping[str, Any]) -> Iterator[str]:
+def github_annotations(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield a workflow command of GitHub for each finding, which it shows beside the file."""
     for model in document["models"]:
         for finding in model["findings"]:
