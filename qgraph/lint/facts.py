@@ -17,7 +17,7 @@ from qgraph.graph.scopes import nodes_of, owners
 from qgraph.graph.streaming import Stream
 from qgraph.inventory.layers import FoundLayer, product_role, quantized_layers
 from qgraph.lint.codes import CodeCounts, count_codes
-from qgraph.lint.observation import Observation
+from qgraph.lint.seen import Observation
 from qgraph.numerics import Array
 from qgraph.ops.static_parameters import freeze_static_parameters, static_parameters
 from qgraph.quantizers.dialects.dialect import Refusal, Site

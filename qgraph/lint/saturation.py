@@ -7,45 +7,18 @@ is added up; those of a Conv are channels at one position, as kernels with chann
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.lint.facts import ModelFacts
+from qgraph.lint.seen import Saturation
 from qgraph.numerics import Array
-
-if TYPE_CHECKING:
-    from qgraph.lint.facts import ModelFacts
 
 _LIMITS = -32768, 32767
 _MOST_ROWS = 64
 """Rows of data that are tried for each pair: those with the largest codes."""
 
 _MOST_WEIGHTS = 1 << 22
-
-
-@dataclass(frozen=True)
-class Saturation:
-    """Channels of a layer that saturate, and a case of one.
-
-    Attributes:
-        channels: how many channels of the result do.
-        channel: the one with the largest sum.
-        batch, row: where the data of that case is: batch, and row of the flattened data.
-        pair: index of the first of the two elements along the axis that is added up.
-        codes, weights: the two codes and weights.
-        total: their sum of products.
-    """
-
-    channels: int
-    channel: int
-    batch: int
-    row: int
-    pair: int
-    codes: tuple[int, int]
-    weights: tuple[int, int]
-    total: int
 
 
 def saturation_of(facts: ModelFacts, node: ir.Node, x: Array, batch: int) -> Saturation | None:
