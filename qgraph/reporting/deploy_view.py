@@ -9,6 +9,7 @@ from typing import Any
 
 from qgraph.reporting.bounds_view import bounds_sentence, measured_sections
 from qgraph.reporting.charts import Charts
+from qgraph.reporting.kernel_chart import FLOAT, kernel_chart
 from qgraph.reporting.view import (
     MANY,
     Cell,
@@ -127,7 +128,12 @@ def _sections(document: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[
             Column("rewrites", spare=True),
         ]
         table = Table("layers", columns, [_row(layer) for layer in layers], MANY)
-        yield Section("Layers", tables=[table])
+        names = [str(layer["node"]) for layer in layers]
+        kernels = {
+            title: [str(layer[key] or FLOAT) for layer in layers]
+            for title, key in (("before", "before"), ("now", "kernel"))
+        }
+        yield Section("Layers", tables=[table], charts=[kernel_chart(names, kernels)])
     if document["accuracy"]:
         bounds = document["accuracy"]["bounds"]
         measured, *_ = measured_sections(bounds, Charts())
@@ -194,8 +200,8 @@ def _row(layer: Layer) -> Row:
     return [
         str(layer["node"]),
         str(layer["op"]),
-        Cell(layer["kernel"] or "float", tone),
-        layer["before"] or "float",
+        Cell(layer["kernel"] or FLOAT, tone),
+        layer["before"] or FLOAT,
         str(layer["exactness"] or "undecided"),
         str(bound["max_steps"]) if bound else "0",
         amount(bound["tie_distance_steps"], 2) if bound else "0",
