@@ -263,8 +263,10 @@ class QuantityTracer:
         if x.unit is not None:
             finite = [granules(np.where(np.isfinite(end), end, 0.0)) for end in (low, high)]
             unit = np.minimum(x.unit, np.minimum(*finite))
-        # A result beyond an end is the end, as meant, unless the error leads back inside.
-        wide = x.error > high - low
+        # A result beyond an end is the end, as meant, unless the error leads back inside: then it
+        # is that of a number at the end at most.
+        kept = x.absolute + product(x.relative, np.maximum(np.abs(bottom), np.abs(top)))
+        wide = kept > high - low
         absolute = np.where(wide, high - low, x.absolute)
         relative = np.where(wide, 0.0, x.relative)
         return Quantity(Combination.of(atom), bottom, top, absolute, relative, unit)

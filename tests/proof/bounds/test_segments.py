@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -152,3 +153,31 @@ def test_rounding_codes_to_themselves_is_no_segment():
         found = qgraph.prove(*map(ir.from_onnx_text, models), within="1step")
         assert found.verdict == "bounded"
         assert not found.beyond
+
+
+def test_codes_of_a_clipped_quantizer_of_any_input_differ_near_ties_only():
+    texts = (
+        """[end] y = qonnx.custom_op.general.Quant
+        <signed = 0, narrow = 0, rounding_mode = "ROUND">(x, s, t, b)""",
+        "c = QuantizeLinear (x, s, z) [end] y = DequantizeLinear (c, s, z)",
+    )
+    models = [
+        ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
+        net (float[N] x) => (float[N] y)
+        <float s = {{0.1}}, float t = {{3}}, uint8 z = {{3}}, float b = {{8}}> {{ {text} }}""")
+        for text in texts
+    ]
+    found = qgraph.prove(*models, within="1step")
+    bound = next(region.bound for region in found.regions if region.bound is not None)
+    assert bound.max_steps == 1
+    assert bound.tie_distance_steps < 1e-4
+    # neighbours of all ties, and numbers beyond both ends
+    ties = (np.arange(-8, 260) + np.float32(0.5)) * np.float32(0.1)
+    steps = np.arange(-8, 9)[:, None] * np.spacing(ties)
+    x = np.concatenate([(ties + steps).ravel(), [-1e30, -5, 5e3, 1e30]]).astype(np.float32)
+    ours, theirs = (qgraph.load(model).run({"x": x}, backend="numpy")["y"] for model in models)
+    meant = x.astype(np.float64) / float(np.float32(0.1)) + 3
+    apart = ours != theirs
+    assert apart.any()
+    far = np.abs(meant - np.floor(meant) - 0.5)[apart]
+    assert far.max() <= bound.tie_distance_steps
