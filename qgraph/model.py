@@ -191,7 +191,12 @@ class Model(Displayed):
         self._lent = True
         return freeze_inputs(self._ir)
 
-    def apply(self, *steps: onnx_ir.passes.PassBase, keep_inputs: bool = False) -> Report:
+    def apply(
+        self,
+        *steps: onnx_ir.passes.PassBase,
+        keep_inputs: bool = False,
+        atomic: bool = True,
+    ) -> Report:
         """Run passes one after the other; if one fails, the model stays as it was.
 
         Domains that nodes use are declared, initializers dropped from the graph inputs, and
@@ -200,6 +205,7 @@ class Model(Displayed):
         Args:
             steps: passes of qgraph or of onnx_ir; only the former report sites.
             keep_inputs: leave initializers that are graph inputs too, which are not constant then.
+            atomic: whether the passes run on a copy. Without, a model whose pass failed is useless.
 
         Raises:
             QGraphError: what a pass of qgraph raises; for another pass, its error is the cause.
@@ -208,7 +214,7 @@ class Model(Displayed):
 
         storage.sort_nodes(self._ir)
         report = Report(weight_bytes_before=storage.weight_bytes(self._ir))
-        draft = self._ir.clone()
+        draft = self._ir.clone() if atomic else self._ir
         added = declare_domains(draft)
         if added:
             report.notes.append(f"declared operator sets: {', '.join(added)}")

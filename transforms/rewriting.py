@@ -107,9 +107,10 @@ def rewrite(
         model = load(source)
         before = None if report is None else dict(vars(model.identity()))
         tell(", ".join(getattr(step, "name", type(step).__name__) for step in steps), 0, 0)
+        bounded = {step.name for step in steps if isinstance(step, Transform) and step.bounded}
         original = model.ir
-        result = model.apply(*steps, keep_inputs=keep_inputs)
-        if bounded := {step.name for step in steps if isinstance(step, Transform) and step.bounded}:
+        result = model.apply(*steps, keep_inputs=keep_inputs, atomic=prove or bool(bounded))
+        if bounded:
             tell("bounding", 0, 0)
             bound_sites(original, model.ir, result, bounded)
         if prove:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from qgraph.exactness import Verdict
 from qgraph.graph.deferred import DeferredTensor, SizeSummary
 from qgraph.graph.opset.history import first_opset
-from qgraph.graph.scopes import nodes_of, remove_constant, remove_unused
+from qgraph.graph.scopes import bodies, remove_constant, remove_unused
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 
@@ -241,22 +241,24 @@ class Editor:
     def __init__(self, model: ir.Model) -> None:
         self._model = model
         self._names: set[str] = set()
+        self._has_learned = False
         self._functions = {id(function.graph) for function in model.functions.values()}
         self._shared: dict[tuple[object, ...], ir.Value] = {}
         self.deferred: dict[tuple[object, ...], DeferredTensor] = {}
-        self.learn()
 
     def learn(self) -> None:
-        """Take note of all names in the model, after somebody else has edited it."""
-        functions = self._model.functions.values()
-        for graph in [self._model.graph, *(function.graph for function in functions)]:
-            self._names.update(value.name or "" for value in graph.inputs)
-            self._names.update(graph.initializers)
-            for node in nodes_of(graph):
+        """Take note of all names in the model before the next edit: somebody else has edited it."""
+        self._has_learned = False
+
+    def _learn(self) -> None:
+        self._has_learned = True
+        for body in bodies(self._model):
+            self._names.update(value.name or "" for value in body.inputs)
+            if isinstance(body, ir.Graph):
+                self._names.update(body.initializers)
+            for node in body:
                 self._names.add(node.name or "")
-                self._names.update(value.name or "" for value in node.outputs)
-                if isinstance(node.graph, ir.Graph):
-                    self._names.update(node.graph.initializers)
+                self._names.update([value.name or "" for value in node.outputs])
 
     def draft(self, region: Region) -> Draft:
         """Return an empty draft for a region."""
@@ -264,6 +266,8 @@ class Editor:
 
     def fresh(self, name: str) -> str:
         """Return ``name``, with a number appended where it is taken, and take it."""
+        if not self._has_learned:
+            self._learn()
         unique, number = name, 1
         while unique in self._names:
             unique, number = f"{name}_{number}", number + 1

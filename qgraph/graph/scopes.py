@@ -59,6 +59,19 @@ def graphs_of(node: ir.Node) -> tuple[ir.Graph, ...]:
     return graphs
 
 
+def is_sorted(body: Body) -> bool:
+    """Return whether each node stands behind those whose results it uses; no for subgraphs."""
+    seen: set[ir.Node | None] = {None}
+    for node in body:
+        if graphs_of(node):
+            return False
+        for value in node.inputs:
+            if value is not None and value.producer() not in seen:
+                return False
+        seen.add(node)
+    return True
+
+
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})

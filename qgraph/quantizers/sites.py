@@ -9,8 +9,9 @@ the readers of their dialects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import constant, constant_expression, constant_stream
 from qgraph.graph.inference.walk import inferred
+from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import nodes_of
@@ -27,16 +29,12 @@ from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site,
 from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Affine, Quantizer, arrays_of
 from qgraph.quantizers.recognition.chains import Memory, chain_of
-from qgraph.quantizers.recognition.readers import quantizer_of
+from qgraph.quantizers.recognition.readers import is_ruled_out, quantizer_of
 from qgraph.quantizers.recognition.regions import UseDefGraph
 from qgraph.quantizers.recognition.steps import (
-    Encoded,
+    Kinds,
     Notation,
-    Rounded,
-    Signed,
-    Snapped,
     Step,
-    simplified,
 )
 
 PLAIN = "onnx"
@@ -63,6 +61,7 @@ _MOST_ROUNDINGS = 3
 _CODES = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32")
 
 
+Readers: TypeAlias = dict[OpKey, list[Dialect]]
 _Question: TypeAlias = tuple[tuple[int, ...], Notation]
 
 
@@ -77,7 +76,9 @@ class PatternMatcher:
         self._graph = UseDefGraph(nodes, _KNOWN_ALONE)
         self._memory = Memory()
         self._meanings: dict[_Question, tuple[tuple[Step, ...], Quantizer | None]] = {}
-        self._possible: dict[tuple[int, ...], tuple[tuple[Step, ...], bool]] = {}
+        self._kinds = Kinds()
+        self._possible: dict[int, bool] = {}
+        self._readings: dict[object, Site] = {}
         self._taken: set[ir.Node] = set()
         self._ending: dict[ir.Value, Site | None] = {}
 
@@ -101,37 +102,59 @@ class PatternMatcher:
                 return site
         return None
 
+    def alone(self, node: ir.Node, readers: Readers) -> Site | Refusal | None:
+        """Return the quantizer of ``node``, alone or as the end of a pair; one of a form is read.
+
+        The form holds all that the meaning of a single node follows from: its attributes, its
+        parameters, the types of all its values, and the shape of its data.
+        """
+        form = self._graph.form(node)
+        x = node.inputs[0] if form is not None else None
+        if form is None or x is None or not readers.get(OpKey.of(node)):
+            return _site_of(node, readers)
+        key = form, fixed_sizes(x)
+        if (read := self._readings.get(key)) is not None:
+            return replace(read, x=x, y=node.outputs[0], nodes=(node,), root=node)
+        site = _site_of(node, readers)
+        is_whole = isinstance(site, Site) and (site.x, site.nodes) == (x, (node,))
+        if isinstance(site, Site) and is_whole and site.weight is None:
+            self._readings[key] = site
+        return site
+
     def _ending_in(self, y: ir.Value) -> Site | None:
         """Return the largest quantizer that ends in ``y``."""
         expression = self._graph.expression(y)
         if expression is None or expression.dtype != FLOAT or not _is_real(y):
             return None
-        chain = chain_of(expression, self._memory)
-        for first in range(_start(chain.steps), len(chain.steps)):
-            for start in chain.starts[first]:
+        chain = chain_of(expression, self._memory, most_roundings=_MOST_ROUNDINGS)
+        kinds = self._kinds.of(chain.steps)
+        for first, starts in enumerate(chain.starts):
+            for start in starts:
                 for x in self._graph.values(start):
-                    site = self._between(x, y, chain.steps[first:])
+                    steps = chain.steps[first:]
+                    if _is_real(x) and not self._may_be_quantizer(steps, kinds[first]):
+                        continue
+                    site = self._between(x, y, steps)
                     if site is not None:
                         return site
         return None
 
+    def _may_be_quantizer(self, steps: tuple[Step, ...], kinds: int | None) -> bool:
+        """Return whether some data of real numbers that take ``steps`` may be quantized."""
+        if kinds is None:
+            return not is_ruled_out(steps)
+        if kinds not in self._possible:
+            self._possible[kinds] = not is_ruled_out(steps)
+        return self._possible[kinds]
+
     def _between(self, x: ir.Value, y: ir.Value, steps: tuple[Step, ...]) -> Site | None:
         """Return the quantizer from ``x`` to ``y`` with the given ``steps``."""
-        if _is_real(x) and not self._may_be_quantizer(steps):
-            return None
         nodes = self._graph.region(x, y)
         notation = None if nodes is None else _notation(nodes, x)
         if nodes is None or notation is None:
             return None
         meaning = self._meaning(steps, notation)
         return None if meaning is None else _site(x, y, nodes, notation, meaning)
-
-    def _may_be_quantizer(self, steps: tuple[Step, ...]) -> bool:
-        key = tuple(map(id, steps))
-        if key not in self._possible:
-            # The steps are kept, so that no other one gets the number of one of them.
-            self._possible[key] = steps, _may_round(steps)
-        return self._possible[key][1]
 
     def _meaning(self, steps: tuple[Step, ...], notation: Notation) -> Quantizer | None:
         """Return the quantizer of steps; equal steps are read once."""
@@ -141,24 +164,8 @@ class PatternMatcher:
         return self._meanings[key][1]
 
 
-def _may_round(steps: Sequence[Step]) -> bool:
-    """Return whether ``steps``, on data that are not codes, may be a quantizer of any dialect."""
-    plain = simplified(tuple(steps))
-    if any(isinstance(step, Snapped | Encoded | Signed) for step in plain):
-        return True
-    return 1 <= sum(isinstance(step, Rounded) for step in plain) <= 2
-
-
 def _is_real(value: ir.Value) -> bool:
     return value.dtype is None or value.dtype.name in _REALS
-
-
-def _start(steps: Sequence[Step]) -> int:
-    """Return the first of ``steps`` that can belong to a quantizer that ends with the last."""
-    roundings = [
-        i for i, s in enumerate(steps) if isinstance(s, Rounded | Signed | Snapped | Encoded)
-    ]
-    return roundings[-_MOST_ROUNDINGS - 1] + 1 if len(roundings) > _MOST_ROUNDINGS else 0
 
 
 def _notation(nodes: tuple[ir.Node, ...], x: ir.Value) -> Notation | None:
@@ -207,14 +214,12 @@ def sites(model: ir.Model) -> Iterator[Site | Refusal]:
             yield from _of_graph(list(nodes_of(graph)), readers)
 
 
-def _of_graph(
-    nodes: list[ir.Node], readers: dict[OpKey, list[Dialect]]
-) -> Iterator[Site | Refusal]:
+def _of_graph(nodes: list[ir.Node], readers: Readers) -> Iterator[Site | Refusal]:
     matcher = PatternMatcher(nodes)
     for node in nodes:
         if matcher.is_taken(node):
             continue
-        site = matcher.around(node) or _site_of(node, readers)
+        site = matcher.around(node) or matcher.alone(node, readers)
         if isinstance(site, Site):
             matcher.take(site)
         if site is not None:
@@ -273,15 +278,15 @@ def _inferred(model: ir.Model) -> AbstractContextManager[None]:
     return inferred(model, values, keeps_types=only_float_type(model) is None)
 
 
-def _readers() -> dict[OpKey, list[Dialect]]:
-    readers: dict[OpKey, list[Dialect]] = {}
+def _readers() -> Readers:
+    readers: Readers = {}
     for entry in DIALECTS:
         for key in entry.roots:
             readers.setdefault(key, []).append(entry)
     return readers
 
 
-def _site_of(node: ir.Node, readers: dict[OpKey, list[Dialect]]) -> Site | Refusal | None:
+def _site_of(node: ir.Node, readers: Readers) -> Site | Refusal | None:
     try:
         sites = (reader.read(node) for reader in readers.get(OpKey.of(node), ()))
         return next((site for site in sites if site is not None), None)

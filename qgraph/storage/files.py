@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.errors import ModelError, OptionError, QGraphError
 from qgraph.graph.deferred import DeferredTensor
-from qgraph.graph.scopes import check_names, owners
+from qgraph.graph.scopes import check_names, is_sorted, owners
 from qgraph.graph.structure import check_structure, forget_negative_sizes
 from qgraph.graph.tensors import FileTensor, inline_fault, slots, stored_bytes
 from qgraph.storage import datafiles
@@ -74,12 +74,17 @@ def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
     Raises:
         ModelError: as for :func:`load`.
     """
-    again = "Export or download the model again."
     if (fault := text_fault(proto)) is not None:
         raise ModelError(
             f"{fault}, expected UTF-8, as every text of an ONNX model is. Rename it where the "
             "model is made, and export that again."
         )
+    return _from_texts(proto, folder)
+
+
+def _from_texts(proto: onnx.ModelProto, folder: Path | None) -> ir.Model:
+    """Return the model that ``proto`` describes, whose texts are known to be texts."""
+    again = "Export or download the model again."
     if not proto.HasField("graph"):
         raise ModelError(f"there is no graph in it, so it is not an ONNX model. {again}")
     if not proto.opset_import:
@@ -118,7 +123,8 @@ def sort_nodes(model: ir.Model) -> None:
     """
     try:
         for owner in owners(model):
-            owner.sort()
+            if not is_sorted(owner):
+                owner.sort()
     except ValueError as error:
         raise ModelError(
             "the nodes form a cycle, expected none: a node depends on its own result. "
@@ -276,9 +282,9 @@ def check_target(path: Path) -> None:
 
 
 def _expect_readable(path: Path) -> None:
-    """Load a new model file as its reader will."""
+    """Load a new model file as its reader will; Python wrote its texts, in UTF-8."""
     try:
-        from_proto(parsed(path), Path(os.path.abspath(path.parent)))
+        _from_texts(parsed(path), Path(os.path.abspath(path.parent)))
     except ModelError as error:
         raise ModelError(
             f"The model would be written as a file that cannot be read ({error}); nothing was "

@@ -6,19 +6,19 @@ A model as the content of one file, written and read back.
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import io
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from qgraph.errors import ModelError
@@ -149,39 +149,21 @@ def _attribute_tensors(attributes: Iterable[onnx.AttributeProto]) -> Iterator[on
             yield from _graph_tensors(graph)
 
 
-@functools.cache
-def _fields(kind: Callable[[], Message]) -> tuple[Sequence[str], ...]:
-    """Return the texts, lists of texts, parts and lists of parts that a message may have."""
-    empty = kind()
-    found: tuple[list[str], ...] = ([], [], [], [])
-    for field in empty.DESCRIPTOR.fields:
-        one = isinstance(getattr(empty, field.name), str | Message)
-        if field.type == field.TYPE_STRING:
-            found[0 if one else 1].append(field.name)
-        elif field.type == field.TYPE_MESSAGE:
-            found[2 if one else 3].append(field.name)
-    return found
-
-
 def text_fault(message: Message) -> str | None:
     """Return what is not UTF-8 in a message, and where; protobuf gives such a text as bytes."""
-    kind: Callable[[], Message] = type(message)
-    one_text, texts, one_part, parts = _fields(kind)
-    for name in one_text:
-        if type(text := getattr(message, name)) is bytes:
-            return f"{name} of a {message.DESCRIPTOR.name} is {text!r}"
-    for name in texts:
-        for text in getattr(message, name):
-            if type(text) is bytes:
-                return f"{name} of a {message.DESCRIPTOR.name} is {text!r}"
-    for name in one_part:
-        if message.HasField(name) and (fault := text_fault(getattr(message, name))):
-            return fault
-    for name in parts:
-        for part in getattr(message, name):
-            if fault := text_fault(part):
-                return fault
+    for field, content in message.ListFields():
+        if field.type == _MESSAGE:
+            for part in (content,) if isinstance(content, Message) else content:
+                if fault := text_fault(part):
+                    return fault
+        elif field.type == _TEXT:
+            for text in (content,) if isinstance(content, str | bytes) else content:
+                if type(text) is bytes:
+                    return f"{field.name} of a {message.DESCRIPTOR.name} is {text!r}"
     return None
+
+
+_TEXT, _MESSAGE = FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE
 
 
 _MATERIALISE = "Replace it by a copy of the file (cp --dereference)"
@@ -311,14 +293,13 @@ def message(
     model: ir.Model, tensors: Tensors, data_files: Mapping[str, str] = MappingProxyType({})
 ) -> onnx.ModelProto:
     """Return the message of a model in which ``tensors`` take the place of its own."""
-    image = model.clone()
-    image.metadata_props.pop(DATA_FILES, None)
-    if data_files:
-        image.metadata_props[DATA_FILES] = json.dumps(dict(data_files))
-    for slot in slots(image):
-        if id(slot.tensor) in tensors:
-            slot.fill(tensors[id(slot.tensor)])
-    image.ir_version = written_ir_version(image)
+    version, image = written_ir_version(model), model
+    if tensors or version != model.ir_version:
+        image = model.clone()
+        image.ir_version = version
+        for slot in slots(image):
+            if id(slot.tensor) in tensors:
+                slot.fill(tensors[id(slot.tensor)])
     try:
         proto = ir.to_proto(image)
     except ir.serde.SerdeError as error:
@@ -328,6 +309,11 @@ def message(
             cause = cause.__cause__
         raise cause from cause.__cause__
     proto.graph.SetInParent()  # also where it has no node, no name and nothing else
+    kept = [entry for entry in proto.metadata_props if entry.key != DATA_FILES]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    if data_files:
+        proto.metadata_props.add(key=DATA_FILES, value=json.dumps(dict(data_files)))
     return proto
 
 

@@ -18,6 +18,7 @@ from qgraph.numerics.primitives import NUMPY
 from qgraph.numerics.rounding import Rounding, round_to_integer
 from qgraph.proof.functions.expression import CONSTANT, FLOAT, Expr, in_order, known
 from qgraph.quantizers.recognition.steps import (
+    ROUNDINGS,
     ArithmeticStep,
     Chain,
     Encoded,
@@ -65,9 +66,18 @@ def _key(step: Step) -> tuple[object, ...]:
     return type(step), *parts
 
 
-def chain_of(expression: Expr, memory: Memory | None = None) -> Chain:
-    """Return the longest step chain that ends in ``expression``."""
+def chain_of(
+    expression: Expr, memory: Memory | None = None, *, most_roundings: int = LONGEST
+) -> Chain:
+    """Return the longest step chain that ends in ``expression``.
+
+    Args:
+        expression: what it ends in.
+        memory: of chains in the same expressions.
+        most_roundings: the chain ends before the rounding after so many.
+    """
     memory = memory or Memory()
+    roundings = 0
     steps: list[Step] = []
     starts: list[list[Expr]] = []
     whole = expression
@@ -78,6 +88,9 @@ def chain_of(expression: Expr, memory: Memory | None = None) -> Chain:
         if last is None:
             break
         new, expression = last
+        roundings += sum(isinstance(step, ROUNDINGS) for step in new)
+        if roundings > most_roundings:
+            break
         steps += reversed(new)
         # A region cannot start between the parts of one step.
         starts += [[] for _ in new]

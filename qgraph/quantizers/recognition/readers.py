@@ -43,6 +43,7 @@ from qgraph.quantizers.recognition.steps import (
     Encoded,
     End,
     Limited,
+    NoForm,
     NoMatch,
     Notation,
     Overflow,
@@ -73,33 +74,52 @@ _SAME_STEP = 1e-3
 
 def quantizer_of(steps: Sequence[Step], notation: Notation) -> Quantizer | None:
     """Return the quantizer of ``steps``, the innermost first, or None."""
-    plain = simplified(tuple(steps))
-    rounded = [i for i, step in enumerate(plain) if isinstance(step, Rounded)]
-    readers: list[Callable[[], Quantizer]]
-    if notation.codes is not None:
-        readers = [partial(stored, plain, notation.codes)]
-    elif any(isinstance(step, Snapped | Encoded) for step in plain):
-        readers = [partial(floating, plain)]
-    elif any(isinstance(step, Signed) for step in plain):
-        readers = [partial(bipolar, plain)]
-    elif not 1 <= len(rounded) <= 2 or (notation.dialect == "onnx" and not _scales(steps)):
-        readers = []
-    elif len(rounded) == 2:
-        readers = [partial(truncating, plain, *rounded)]
-    else:
-        parts = plain[: rounded[0]], plain[rounded[0]], plain[rounded[0] + 1 :]
-        readers = [
-            partial(affine, *parts, notation),
-            partial(ranged, *parts, notation),
-            partial(regridded, *parts, steps),
-        ]
     with np.errstate(all="ignore"):
-        for read in readers:
+        for read in _readers(steps, notation):
             try:
                 return read()
             except NoMatch:
                 continue
     return None
+
+
+def is_ruled_out(steps: Sequence[Step]) -> bool:
+    """Return whether real data that take ``steps`` are not quantized, whatever the constants are.
+
+    That depends only on :func:`kinds_of` the steps: a reader that has met a step of a wrong kind
+    would have met it, or given up before, with any constants.
+    """
+    with np.errstate(all="ignore"):
+        for read in _readers(steps, Notation("")):
+            try:
+                read()
+            except NoForm:
+                continue
+            except NoMatch:
+                return False
+            return False
+    return True
+
+
+def _readers(steps: Sequence[Step], notation: Notation) -> list[Callable[[], Quantizer]]:
+    plain = simplified(tuple(steps))
+    rounded = [i for i, step in enumerate(plain) if isinstance(step, Rounded)]
+    if notation.codes is not None:
+        return [partial(stored, plain, notation.codes)]
+    if any(isinstance(step, Snapped | Encoded) for step in plain):
+        return [partial(floating, plain)]
+    if any(isinstance(step, Signed) for step in plain):
+        return [partial(bipolar, plain)]
+    if not 1 <= len(rounded) <= 2 or (notation.dialect == "onnx" and not _scales(steps)):
+        return []
+    if len(rounded) == 2:
+        return [partial(truncating, plain, *rounded)]
+    parts = plain[: rounded[0]], plain[rounded[0]], plain[rounded[0] + 1 :]
+    return [
+        partial(affine, *parts, notation),
+        partial(ranged, *parts, notation),
+        partial(regridded, *parts, steps),
+    ]
 
 
 def _scales(steps: Sequence[Step]) -> bool:
@@ -296,13 +316,13 @@ def truncating(plain: Sequence[Step], first: int, second: int) -> Truncating:
         sign = ONE if is_step(middle[0], "Sub") else -ONE
         moved = sign * constant_of(middle.pop(0))
     if start != Rounded(Rounding.ROUND) or not middle or not isinstance(last, Rounded):
-        raise NoMatch
+        raise NoForm
+    before, after = BeforeRounding.of(plain[:first]), AfterRounding.of(plain[second + 1 :])
+    rest = BeforeRounding.of([ArithmeticStep("Div", ONE), *middle[1:]])
     require(is_step(middle[0], "Div") or is_step(middle[0], "Mul"))
     ratio = constant_of(middle[0])
     ratio = ratio if is_step(middle[0], "Div") else ONE / ratio
     require((np.frexp(ratio)[0] == 0.5).all())
-    before, after = BeforeRounding.of(plain[:first]), AfterRounding.of(plain[second + 1 :])
-    rest = BeforeRounding.of([ArithmeticStep("Div", ONE), *middle[1:]])
     require(not is_bounded([*after.real, *before.real, *before.codes]))
     require(after.top is None and not before.ends and not rest.ends and not rest.offset.any())
     mode = _mode_of_shift(moved, ratio, last.mode)
@@ -323,7 +343,8 @@ def regridded(
     inner: Sequence[Step], rounding: Step, outer: Sequence[Step], steps: Sequence[Step]
 ) -> Truncating:
     """Read a truncation that removes no bits and does not clamp: rounding to a grid, twice."""
-    require(sum(isinstance(step, Rounded) for step in steps) >= 2)
+    if sum(isinstance(step, Rounded) for step in steps) < 2:
+        raise NoForm
     doubled = [*inner, rounding, ArithmeticStep("Div", ONE), rounding, *outer]
     return truncating(doubled, len(inner), len(inner) + 2)
 

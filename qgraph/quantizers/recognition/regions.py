@@ -60,6 +60,8 @@ class UseDefGraph:
         self._values: dict[int, list[ir.Value]] = {}
         self._shapes: dict[ir.Value, Shape] = {}
         self._order: dict[ir.Node, int] = {}
+        self._numbers: dict[Form, int] = {}
+        self._forms_of: dict[ir.Node, int] = {}
         for node in nodes:
             if self._is_elementwise(node) and not (node.op_type in alone and self._is_alone(node)):
                 self._lower(node)
@@ -75,6 +77,13 @@ class UseDefGraph:
     def values(self, expression: Expr) -> Iterator[ir.Value]:
         """Yield the values that have an expression, in reverse order of computation."""
         yield from reversed(self._values.get(id(expression), []))
+
+    def form(self, node: ir.Node) -> object | None:
+        """Return what is equal for nodes of one form; None for a node of which none is known.
+
+        It contains attributes, constants, and the types of all values.
+        """
+        return self._forms_of.get(node)
 
     def exits(self, node: ir.Node) -> list[ir.Value]:
         """Return the values that postdominate ``node``, nearest first.
@@ -163,6 +172,8 @@ class UseDefGraph:
         }
         form = self._forms.of(node, places)
         key = None if form is None else (*form, sizes)
+        if key is not None:
+            self._forms_of[node] = self._numbers.setdefault(key, len(self._numbers))
         if key is not None and key in self._templates:
             return self._templates[key].over(self._builder, operands)
         if any(value.dtype in HALF_TYPES for value in node.inputs if value is not None):

@@ -32,6 +32,10 @@ class NoMatch(Exception):  # noqa: N818 - no error: other readers may match
     """Steps do not have the form of a quantizer."""
 
 
+class NoForm(NoMatch):
+    """No steps of these kinds have the form of a quantizer, whatever their constants are."""
+
+
 def require(condition: object) -> None:
     """Raise NoMatch unless ``condition`` holds."""
     if not condition:
@@ -65,9 +69,20 @@ class _WithConstant:
         """Whether its constant consists of integers."""
         return not (self.value != np.rint(self.value)).any()
 
+    @cached_property
+    def number(self) -> float | None:
+        """Its constant, None if that is an array or NaN."""
+        value = None if self.value.size != 1 else float(self.value.reshape(()))
+        return value if value == value else None
+
 
 class Limited(_WithConstant):
     """``Max`` or ``Min`` with a constant."""
+
+    @cached_property
+    def kind(self) -> tuple[object, ...]:
+        """What :func:`simplified` looks at."""
+        return self.name, self.is_whole
 
 
 class ArithmeticStep(_WithConstant):
@@ -77,6 +92,11 @@ class ArithmeticStep(_WithConstant):
     def is_idle(self) -> bool:
         """Whether it changes no number."""
         return same(self.value, ZERO if self.name in ("Add", "Sub") else ONE)
+
+    @cached_property
+    def kind(self) -> tuple[object, ...]:
+        """What :func:`simplified` looks at."""
+        return self.name, self.is_whole, self.is_idle
 
 
 @dataclass(frozen=True)
@@ -132,6 +152,9 @@ class End:
 
 
 Step: TypeAlias = ArithmeticStep | Limited | Rounded | Signed | Snapped | Overflow | Encoded | End
+ROUNDINGS = (Rounded, Signed, Snapped, Encoded)
+"""Steps that give one of few numbers."""
+
 LastSteps: TypeAlias = tuple[list[Step], Expr]
 """The last steps of an expression, the innermost first, and what they start from."""
 
@@ -147,6 +170,32 @@ class Chain:
 
     steps: tuple[Step, ...]
     starts: tuple[tuple[Expr, ...], ...]
+
+
+class Kinds:
+    """Numbers what :func:`simplified` looks at: kinds of steps, and which constants are equal."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[object, ...], int] = {}
+
+    def of(self, steps: Sequence[Step]) -> list[int | None]:
+        """Return the numbers of ``steps[0:]``, ``steps[1:]`` and so on, equal for equal kinds.
+
+        None where a step has no simple constant.
+        """
+        places: dict[float, int] = {}
+        number, numbers = -1, self._numbers
+        found: list[int | None] = []
+        for step in reversed(steps):
+            if isinstance(step, Rounded):
+                kind: tuple[object, ...] = (number, step.mode)
+            elif isinstance(step, ArithmeticStep | Limited) and step.number is not None:
+                kind = number, step.kind, places.setdefault(step.number, len(places))
+            else:
+                break
+            number = numbers.setdefault(kind, len(numbers))
+            found.append(number)
+        return [None] * (len(steps) - len(found)) + found[::-1]
 
 
 def simplified(steps: tuple[Step, ...]) -> list[Step]:
@@ -247,7 +296,7 @@ class BeforeRounding(_StepsTaken):
                 self.ends.append(step)
                 narrow(self.range, "Min" if above else "Max", value)
             case _:
-                raise NoMatch
+                raise NoForm
 
 
 @dataclass
@@ -297,7 +346,7 @@ class AfterRounding(_StepsTaken):
             case ArithmeticStep("Mul", value) if not has_scale:
                 self.scale = value
             case _:
-                raise NoMatch
+                raise NoForm
 
 
 def narrow(ends: list[Array], name: str, value: Array) -> None:
