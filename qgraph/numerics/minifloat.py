@@ -217,7 +217,7 @@ def _step(values: Float32, m: Int32, lowest: Int32) -> Float32:
     return np.asarray(np.maximum(floor_power_of_two(values) * np.ldexp(one, -m), finest))
 
 
-def cast(x: npt.ArrayLike, fmt: str, saturate: bool = True) -> Float32:
+def cast(x: npt.ArrayLike, fmt: str, saturate: bool = True, out: Float32 | None = None) -> Float32:
     """Values of ONNX ``Cast(float32 -> fmt -> float32)``: nearest, ties to even.
 
     Beyond the largest value ``max``:
@@ -239,12 +239,13 @@ def cast(x: npt.ArrayLike, fmt: str, saturate: bool = True) -> Float32:
         x: ``[*shape]`` real values.
         fmt: ONNX DataType name of an FP8, FP6 or FP4 format.
         saturate: whether FP8 overflow stays finite.
+        out: where to put the values.
 
     Raises: ValueError for an unknown format.
     Source: ONNX Cast and the ONNX float4, float6 and float8 pages.
     """
     values = np.asarray(x, np.float32)
-    return look_up(values, _casts(_minifloat(fmt).name, saturate))
+    return look_up(values, _casts(_minifloat(fmt).name, saturate), out)
 
 
 @functools.cache

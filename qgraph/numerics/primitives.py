@@ -23,6 +23,8 @@ from qgraph.numerics.rounding import Rounding, power, round_to_integer
 
 V_co = TypeVar("V_co", covariant=True)
 
+_ZERO = np.float32(0)
+
 
 class Ops(Protocol[V_co]):
     """Whatever can trace a definition: one method for each primitive, named as in ONNX.
@@ -40,6 +42,7 @@ def cast(
     to: int | str,
     saturate: int = 1,
     round_mode: Literal["up", "down", "nearest"] = "up",
+    out: Array | None = None,
 ) -> Array:
     """Return the float32 values of ``Cast(x, to)``; ``to`` is an ONNX type, its number or name.
 
@@ -52,33 +55,41 @@ def cast(
     values = np.asarray(x)
     name = to if isinstance(to, str) else ir.DataType(to).name
     if name == "BOOL":
-        return np.asarray(values != 0)
+        return np.asarray(np.not_equal(values, 0, out=out))
     values = values.astype(np.float32, copy=False)
     if name == "FLOAT":
         return values
     if name == "FLOAT8E8M0":
         return minifloat.cast_e8m0(values, round_mode, bool(saturate))
     if name in FORMATS and not isinstance(FORMATS[name], IntFormat):
-        return minifloat.cast(values, name, bool(saturate))
+        return minifloat.cast(values, name, bool(saturate), out)
     if name in FORMATS or name in ("UINT32", "INT64", "UINT64"):
-        return np.asarray(np.trunc(values) + np.float32(0))
+        return np.asarray(np.add(np.trunc(values, out=out), _ZERO, out=out))
     raise ValueError(f"a cast to {name} has no meaning on float32 values here")
 
 
-def gather(table: Array, index: Array) -> Array:
+def gather(table: Array, index: Array, out: Array | None = None) -> Array:
     """Return ``table[index]`` for a one-dimensional table; NaN indices select NaN."""
     known = np.nan_to_num(index, nan=0.0, posinf=0.0, neginf=0.0).astype(np.int64)
     inside = (known >= 0) & (known < len(table)) & np.isfinite(index)
     return np.where(inside, np.take(table, np.where(inside, known, 0)), np.float32(np.nan))
 
 
-def _sign(x: Array) -> Array:
+def _sign(x: Array, out: Array | None = None) -> Array:
     # ONNX gives no sign to zero; NumPy keeps -0 out of it as well.
-    return np.sign(x) + np.float32(0)
+    return np.asarray(np.add(np.sign(x, out=out), _ZERO, out=out))
+
+
+def _where(condition: Array, yes: Array, no: Array, out: Array | None = None) -> Array:
+    if out is None:
+        return np.where(condition, yes, no)
+    np.copyto(out, no)
+    np.copyto(out, yes, where=condition)
+    return out
 
 
 NUMPY: dict[str, Callable[..., Array]] = {
-    "Identity": lambda x: x,
+    "Identity": lambda x, out=None: x,
     "Add": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
@@ -87,13 +98,13 @@ NUMPY: dict[str, Callable[..., Array]] = {
     "Abs": np.abs,
     "Sign": _sign,
     "Sqrt": np.sqrt,
-    "Reciprocal": lambda x: np.float32(1) / x,
-    "Round": lambda x: round_to_integer(x, Rounding.ROUND),
+    "Reciprocal": lambda x, out=None: np.divide(np.float32(1), x, out=out),
+    "Round": lambda x, out=None: round_to_integer(x, Rounding.ROUND, out),
     "Floor": np.floor,
     "Ceil": np.ceil,
     "Min": np.minimum,
     "Max": np.maximum,
-    "Relu": lambda x: np.maximum(x, np.float32(0)),
+    "Relu": lambda x, out=None: np.maximum(x, _ZERO, out=out),
     "Less": np.less,
     "LessOrEqual": np.less_equal,
     "Greater": np.greater,
@@ -103,9 +114,13 @@ NUMPY: dict[str, Callable[..., Array]] = {
     "And": np.logical_and,
     "Or": np.logical_or,
     "IsNaN": np.isnan,
-    "Where": np.where,
-    "Pow": power,
+    "Where": _where,
+    "Pow": lambda x, y, out=None: power(x, y),
     "Cast": cast,
     "Gather": gather,
 }
-"""Name of each primitive and what it computes on float32 arrays."""
+"""Name of each primitive and what it computes on float32 arrays.
+
+Each takes ``out`` too, an array of the type and shape of the result that is none of the operands,
+and may put the result there.
+"""

@@ -25,9 +25,9 @@ from qgraph.numerics.float32 import HIGHEST, Keys, from_keys
 from qgraph.numerics.values import compare_values, is_nan
 from qgraph.ops.operator import is_defined, operator_of
 from qgraph.proof.functions.decide import PairOutcome, remarks
-from qgraph.proof.functions.enumeration import NodeSegment, all_values, free_axis
 from qgraph.proof.functions.expression import Builder, Undecidable
 from qgraph.proof.functions.lowering import lower
+from qgraph.proof.functions.narrow import NodeSegment, all_values, free_axis
 from qgraph.proof.functions.search import Plateaus, plateaus
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching

@@ -25,15 +25,10 @@ from qgraph.proof.functions.decide import (
     judge,
     undecided,
 )
-from qgraph.proof.functions.enumeration import (
-    NARROW_BITS,
-    NodeSegment,
-    enumerate_inputs,
-    enumerate_values,
-    free_axis,
-)
+from qgraph.proof.functions.enumeration import enumerate_inputs
 from qgraph.proof.functions.expression import Builder, Expr, Undecidable, undefined
 from qgraph.proof.functions.lowering import lower
+from qgraph.proof.functions.narrow import NARROW_BITS, NodeSegment, enumerate_values, free_axis
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import check_parameters

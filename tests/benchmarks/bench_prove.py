@@ -2,8 +2,8 @@
 
 Three figures: a MobileNet-v1 of 4-bit weights and activations (``make_mobilenet.py``) and a network
 of fully connected layers, as multiples of reading both files with ``onnx.load`` and running each on
-one random sample by qgraph; and one quantizer over all float32 inputs, as a multiple of the same
-pair in plain NumPy. Reading the files counts, starting Python does not.
+one random sample by qgraph; and functions over all float32 inputs, in NumPy and with numba, beside
+one of them in plain NumPy. Reading the files counts, starting Python does not.
 
     python tests/benchmarks/bench_prove.py
 """
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -25,6 +26,7 @@ from make_mobilenet import make_mobilenet
 
 import qgraph
 from qgraph import transforms
+from qgraph.proof.functions import compiled
 from qgraph.proof.functions.enumeration import enumerate_inputs
 from qgraph.proof.functions.expression import Builder, Expr
 
@@ -64,6 +66,22 @@ def pair() -> tuple[Expr, Expr]:
     clipped = b.Mul(b.Round(b.Min(b.Max(steps, low), high)), s)
     code = b.Cast(b.Min(b.Max(b.Round(steps), low), high), to=onnx.TensorProto.INT8)
     return clipped, b.Mul(b.Cast(code, to=onnx.TensorProto.FLOAT), s)
+
+
+def pairs() -> dict[str, tuple[Expr, Expr]]:
+    """Return pairs of functions of which all inputs are tried."""
+    b, s, bias = Builder(), np.float32(0.37), np.float32(0.11)
+    x, nothing = b.input, np.float32(0)
+    root = b.Mul(x, b.Sqrt(b.Abs(x)))
+    return {
+        "two quantizers": pair(),
+        "a bias and Relu": (
+            b.Relu(b.Add(b.Mul(x, s), bias)),
+            b.Relu(b.Add(bias, b.Mul(s, x))),
+        ),
+        "a product and a quotient": (b.Mul(x, np.float32(0.1)), b.Div(x, np.float32(10))),
+        "square roots": (b.Where(b.Less(x, nothing), b.Neg(root), root), b.Abs(root)),
+    }
 
 
 def by_numpy(share: int) -> float:
@@ -133,15 +151,19 @@ def main() -> None:
                 f"running both ({statistics.median(least):.2f} s)"
             )
     if options.exhaustive:
-        wall, spent = time.perf_counter(), time.process_time()
-        compared = enumerate_inputs(*pair())
-        wall, spent = time.perf_counter() - wall, time.process_time() - spent
-        plain = by_numpy(options.share)
-        print(
-            f"one region, input by input: {compared.differing} inputs differ; {wall:.1f} s, "
-            f"{spent:.1f} s of processor time, {spent / plain:.2f} times plain NumPy "
-            f"({plain:.1f} s, scaled from 1/{options.share} of the inputs)"
-        )
+        print(f"two quantizers, plain NumPy on one core: {by_numpy(options.share):.1f} s, scaled")
+        with_numba = compiled._numba() is not None
+        for name, functions in pairs().items():
+            for numba in (False, True)[: 1 + with_numba]:
+                with patch.object(compiled, "_numba", compiled._numba if numba else lambda: None):
+                    wall, spent = time.perf_counter(), time.process_time()
+                    found = enumerate_inputs(*functions)
+                    wall, spent = time.perf_counter() - wall, time.process_time() - spent
+                print(
+                    f"{name}, {'numba' if numba else 'NumPy'}: {wall:.1f} s, {spent:.1f} s of "
+                    f"processor time; {found.differing} inputs differ",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -4,41 +4,28 @@ Functions of float32 without steps are compared at 2**32 inputs, because branch 
 terminate for them. This takes some seconds for each channel. Inputs are evaluated in blocks. Blocks
 with a result that ONNX does not define, such as the sign of a zero, are evaluated again for every
 possible result.
-
-Types of up to 16 bits have few values. The kernels of the operators compute all of them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
-from qgraph.exactness import Exactness, Method, Verdict, Witness
-from qgraph.graph.constants import array_of
-from qgraph.numerics import Array, Float32, Mask
+from qgraph.numerics import Float32, Mask
 from qgraph.numerics.chunks import available_cores
 from qgraph.numerics.float32 import check_float_environment, from_keys, to_keys
-from qgraph.numerics.values import compare_pieces, compare_values, is_nan
-from qgraph.proof.functions.decide import PairOutcome, Shape, check_shapes, remarks, replayed
-from qgraph.proof.functions.expression import Expr, Undecidable
+from qgraph.proof.functions.blocks import Blocks, Same
+from qgraph.proof.functions.compiled import evaluations_of
+from qgraph.proof.functions.decide import Shape, check_shapes, replayed
+from qgraph.proof.functions.expression import Expr
 from qgraph.proof.functions.finding import Collector, PairFinding, compare_special_inputs
-from qgraph.proof.functions.lowering import Constants, laid_out
 from qgraph.proof.functions.program import PairProgram, PointResults
 from qgraph.proof.functions.search import BoxBatch
-from qgraph.reasons import DO_NOT_FIT, EFFORT, NO_RULE
-
-NARROW_BITS = 16
-"""Maximum number of bits of types whose values are all tried."""
-_AT_ONCE = 1 << 20
-"""Maximum number of elements to compute at once."""
-_MOST_CHANNELS = 1 << 12
 
 _BLOCK = 1 << 17
 _FINITE = 0x7F800000
@@ -70,6 +57,22 @@ class _Block:
     stretch: tuple[int, int] | None
     sign_at: int | None
     ulps: int | None
+
+    def joined(self, other: _Block) -> _Block:
+        """Return the differences on this block and on one of later bit patterns."""
+        stretch = self.stretch or other.stretch
+        if self.stretch and other.stretch:
+            (lo, hi), (low, high) = self.stretch, other.stretch
+            if low == hi + 1 or high == lo - 1:  # keys of negative numbers descend
+                stretch = min(lo, low), max(hi, high)
+        ulps = None if self.ulps is None or other.ulps is None else max(self.ulps, other.ulps)
+        return _Block(
+            self.differing + other.differing,
+            self.zero_sign + other.zero_sign,
+            stretch,
+            other.sign_at if self.sign_at is None else self.sign_at,
+            ulps,
+        )
 
 
 def enumerate_inputs(
@@ -123,8 +126,12 @@ def _blocks(program: PairProgram, kind: int) -> list[_Block]:
     starts, threads = _starts(), min(available_cores(), _MOST_THREADS)
     # each thread gets blocks of all magnitudes
     shares = [starts[first::threads] for first in range(threads)]
+    evaluations = evaluations_of(program, kind, _BLOCK, threads, inputs=len(starts) * _BLOCK)
     with ThreadPoolExecutor(threads) as pool:
-        futures = [pool.submit(_compare_blocks, program, kind, share) for share in shares]
+        futures = [
+            pool.submit(_compare_blocks, program, kind, *both)
+            for both in zip(evaluations, shares, strict=True)
+        ]
     results: dict[int, _Block] = {}
     for future in futures:
         results.update(future.result())
@@ -136,35 +143,43 @@ def _starts() -> list[int]:
     return [*range(0, _FINITE, _BLOCK), *range(1 << 31, (1 << 31) + _FINITE, _BLOCK)]
 
 
-def _compare_blocks(program: PairProgram, kind: int, starts: Sequence[int]) -> dict[int, _Block]:
+def _compare_blocks(
+    program: PairProgram, kind: int, blocks: Blocks, starts: Sequence[int]
+) -> dict[int, _Block]:
     check_float_environment()
-    gap: Gap = np.empty(_BLOCK, np.int32)
+    gap = np.empty(len(blocks.x), np.int32)
     found = {}
     with np.errstate(all="ignore"):
-        for start, x in _inputs(starts):
-            results = program.settled_points(x, kind)
-            block = _compared(x, *results, gap) if results else _carefully(program, kind, x)
-            if block is not None:
+        for start in starts:
+            result = _compare_parts(blocks, start, gap)
+            block = _carefully(program, kind, start) if result is Same.OPEN else result
+            if isinstance(block, _Block):
                 found[start] = block
     check_float_environment()
     return found
 
 
-def _inputs(starts: Sequence[int]) -> Iterator[tuple[int, Float32]]:
-    """Yield blocks of inputs; all use the same buffer."""
-    bits: Bits = np.empty(_BLOCK, np.uint32)
-    first = np.arange(_BLOCK, dtype=np.uint32)
-    for start in starts:
-        np.add(first, np.uint32(start), out=bits)
-        yield start, bits.view(np.float32)
+def _compare_parts(blocks: Blocks, start: int, gap: Gap) -> _Block | Same:
+    """Compare a block in parts; ``gap`` is a buffer of the size of a part."""
+    whole: _Block | Same = Same.EQUAL
+    for first in range(start, start + _BLOCK, len(gap)):
+        results = blocks.compare(first)
+        if results is Same.OPEN:
+            return results
+        if isinstance(results, tuple):
+            block = _compared(blocks.x, *results, gap)
+            if block is not None:
+                whole = whole.joined(block) if isinstance(whole, _Block) else block
+    return whole
 
 
-def _carefully(program: PairProgram, kind: int, x: Float32) -> _Block | None:
+def _carefully(program: PairProgram, kind: int, start: int) -> _Block | None:
     """Compare a block in which ONNX does not define some results.
 
     Raises:
         Undecidable: more than the sign of a zero is undefined.
     """
+    x = np.arange(start, start + _BLOCK, dtype=np.uint32).view(np.float32)
     results = PointResults.of(program, x, np.full(len(x), kind, np.int64))
     results.check(to_keys(x))
     if not (results.differ.any() or results.zero_sign.any()):
@@ -176,7 +191,7 @@ def _compared(x: Float32, a: Float32, b: Float32, gap: Gap) -> _Block | None:
     """Compare a block in which ONNX defines all results; ``gap`` is a buffer."""
     ours, theirs = a.view(np.int32), b.view(np.int32)
     np.subtract(ours, theirs, out=gap)
-    least, most = int(gap.min()), int(gap.max())
+    least, most = _ends(gap)
     if least == most == 0:
         return None
     side = _side(ours)
@@ -191,9 +206,13 @@ def _compared(x: Float32, a: Float32, b: Float32, gap: Gap) -> _Block | None:
     return _block(x, a, b, differ, signs)
 
 
+def _ends(numbers: Gap) -> tuple[int, int]:
+    return int(np.minimum.reduce(numbers)), int(np.maximum.reduce(numbers))
+
+
 def _side(bits: Gap) -> int:
     """Return the sign of all values, zeros included; 0 if signs differ or a value is NaN."""
-    least, most = int(bits.min()), int(bits.max())
+    least, most = _ends(bits)
     if least >= 0 and most <= _INFINITY:
         return 1
     return -1 if most <= _INFINITY - (1 << 31) else 0
@@ -202,7 +221,7 @@ def _side(bits: Gap) -> int:
 def _block(x: Float32, a: Float32, b: Float32, differ: Mask, signs: Mask) -> _Block:
     counts = int(np.count_nonzero(differ)), int(np.count_nonzero(signs))
     stretch = _stretch(x, differ, counts[0]) if counts[0] else None
-    sign_at = int(to_keys(x[int(np.argmax(signs))])) if counts[1] else None
+    sign_at = _key_at(x, int(np.argmax(signs))) if counts[1] else None
     return _Block(*counts, stretch, sign_at, _ulps(a[differ], b[differ]))
 
 
@@ -214,8 +233,12 @@ def _stretch(x: Float32, differ: Mask | Gap, count: int) -> tuple[int, int]:
         first = int(np.argmax(mask))
         length = int(np.argmin(mask[first:]))
         last = first + length - 1 if length else last
-    ends = sorted(to_keys(x[[first, last]]).tolist())
-    return ends[0], ends[1]
+    ends = _key_at(x, first), _key_at(x, last)
+    return min(ends), max(ends)
+
+
+def _key_at(x: Float32, place: int) -> int:
+    return int(to_keys(x[place : place + 1])[0])
 
 
 def _ulps(a: Float32, b: Float32) -> int | None:
@@ -244,147 +267,3 @@ def _note(collector: Collector, program: PairProgram, kind: int, blocks: Sequenc
         sum(block.differing for block in blocks) - sum(hi - lo + 1 for lo, hi in stretches),
         sum(block.zero_sign for block in blocks) - len(signs),
     )
-
-
-class NodeSegment(NamedTuple):
-    """Nodes that compute a value from another value and constants.
-
-    Attributes:
-        nodes: the nodes in topological order.
-        x, y: the value from which they start, and the result.
-        constants: returns the array of a constant operand, None for other values.
-    """
-
-    nodes: Sequence[ir.Node]
-    x: ir.Value
-    y: ir.Value
-    constants: Constants = array_of
-
-
-Run: TypeAlias = Callable[[Array], Array]
-
-
-def all_values(kind: ir.DataType) -> Array:
-    """Return all values of a type of up to 16 bits, with NaN and infinities."""
-    dtype = np.dtype(kind.numpy())
-    if kind is ir.DataType.BOOL:
-        return np.array([False, True])
-    patterns = np.arange(1 << int(kind.bitwidth), dtype=f"u{dtype.itemsize}")
-    if kind.bitwidth < 8 and kind.is_signed() and kind.is_integer():
-        # sub-byte integers are stored with their sign extended over the byte
-        half = 1 << (int(kind.bitwidth) - 1)
-        return (patterns.astype(np.int64) - half).astype(dtype)
-    return patterns.view(dtype)
-
-
-def free_axis(segments: Sequence[NodeSegment], shape: Shape | None) -> tuple[list[int], int]:
-    """Return the sizes of data with all channels, and an axis that no parameter varies along.
-
-    Args:
-        segments: both sides, whose parameters determine the channels.
-        shape: shape of the data, None for unknown dimensions; None if the rank is unknown.
-
-    Raises:
-        Undecidable: there is no such axis, there are too many channels, or the shapes of the
-            results may differ.
-    """
-    spread = []
-    for segment in segments:
-        inner = {segment.x, *(value for node in segment.nodes for value in node.outputs)}
-        shapes: list[tuple[int, ...]] = [()]
-        for node in segment.nodes:
-            if node.domain == "" and node.op_type == "Reshape":
-                raise Undecidable(NO_RULE("its data is reshaped"))
-            for value in node.inputs:
-                if value is None or value in inner or segment.constants(value) is None:
-                    continue
-                array = laid_out(node, value, shape or (), segment.constants)
-                is_table = (node.domain, node.op_type) == ("", "Gather") and value is node.inputs[0]
-                if is_table and array.ndim == 1:
-                    continue  # the data select its elements, equally in all channels
-                # even a single number with more dimensions shifts the axes of later nodes
-                if shape and array.ndim > len(shape):
-                    raise Undecidable(DO_NOT_FIT("a parameter has more dimensions than the data"))
-                shapes.append(array.shape)
-        spread.append(_broadcast(shapes))
-    check_shapes(spread[0], spread[1], shape, exactly=True)
-    sizes = list(_broadcast([(1,) * max(len(shape or ()), 1), *spread]))
-    free = [axis for axis, size in enumerate(sizes) if size == 1]
-    if not free:
-        raise Undecidable(EFFORT(f"its parameters of shape {sizes} vary along every axis"))
-    if math.prod(sizes) > _MOST_CHANNELS:
-        raise Undecidable(EFFORT("there are too many channels to try all values in each"))
-    return sizes, free[0]
-
-
-def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError as error:
-        raise Undecidable(DO_NOT_FIT("its parameters do not broadcast")) from error
-
-
-def enumerate_values(
-    kind: ir.DataType, runs: Sequence[Run], sizes: list[int], axis: int
-) -> PairOutcome:
-    """Compare two functions at all values of a type of up to 16 bits, in every channel.
-
-    Args:
-        kind: the type of the data, of at most 16 bits.
-        runs: two functions that compute the results of reference and candidate for an array.
-        sizes: shape of data with all channels.
-        axis: the axis of size 1 along which the values are laid out.
-
-    Raises:
-        Undecidable: the results are of different types or shapes.
-    """
-
-    def results(x: Array) -> tuple[Array, Array, Array]:
-        along = [1] * len(sizes)
-        along[axis] = sizes[axis] = len(x)
-        data = buffer[: math.prod(sizes)].reshape(sizes)
-        np.copyto(data, x.reshape(along))
-        a, b = (run(data) for run in runs)
-        if (a.dtype, a.shape) != (b.dtype, b.shape):
-            kinds = [f"{side.dtype}{list(side.shape)}" for side in (a, b)]
-            raise Undecidable(DO_NOT_FIT(f"the results are {kinds[0]} and {kinds[1]}"))
-        return np.broadcast_to(data, a.shape), a, b
-
-    sizes = [*sizes]
-    channels = math.prod(sizes)
-    values = all_values(kind)
-    with np.errstate(invalid="ignore"):  # signalling NaN
-        nan = is_nan(values)
-        numbers, zeros = values[~nan], values[~nan & (values.astype(np.float64) == 0)]
-    block = max(_AT_ONCE // channels, 1)
-    buffer = np.empty(min(block, len(values)) * channels, values.dtype)
-    starts = range(0, len(numbers), block)
-    found = compare_pieces(lambda: (_flat(results(numbers[i : i + block])[1:]) for i in starts))
-    nan_differs = False
-    if nan.any():
-        at_nan = compare_values(*results(values[nan])[1:])
-        nan_differs = Exactness.of(at_nan) < Exactness.BITS
-    witness, index = None, -1 if found.index is None else found.index
-    for i in starts if index >= 0 else ():
-        arrays = results(numbers[i : i + block])
-        if index < arrays[0].size:
-            witness = Witness(*(float(array.reshape(-1)[index]) for array in arrays))
-            break
-        index -= arrays[0].size
-    at_zeros = [np.moveaxis(side, axis, 0) for side in results(zeros)[1:]] if len(zeros) > 1 else []
-    verdict = Verdict(
-        min(Exactness.of(found), Exactness.VALUES if nan_differs else Exactness.BITS),
-        Method.EXHAUSTIVE,
-        found.differing,
-        found.zero_sign,
-        witness,
-        remarks(None, nan=nan_differs),
-        nan_differs=nan_differs,
-    )
-    distinguishes_zeros = any(compare_values(*side).differing > 0 for side in at_zeros)
-    return PairOutcome(verdict, distinguishes_zeros=distinguishes_zeros)
-
-
-def _flat(sides: Sequence[Array]) -> tuple[Array, Array]:
-    a, b = (np.ascontiguousarray(side).reshape(-1) for side in sides)
-    return a, b

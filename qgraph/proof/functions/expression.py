@@ -180,8 +180,7 @@ class Builder:
             )
         with np.errstate(all="ignore"):
             value = np.asarray(NUMPY[name](*values, **attributes))
-        folded = Expr(CONSTANT, value=value.copy(), dtype=dtype, shape=value.shape)
-        return self._unique(folded)
+        return self._unique(Expr(CONSTANT, value=value.copy(), dtype=dtype, shape=value.shape))
 
     def _unique(self, made: Expr) -> Expr:
         value = made.value
@@ -221,16 +220,21 @@ def undefined(name: str, values: list[Array], attributes: dict[str, Any]) -> Mas
     if name == "Gather":
         table, index = values
         return ~((index >= 0) & (index < table.size))
-    if (integer := _INTEGER.fullmatch(to)) is not None and first.dtype != np.bool_:
-        signed, bits = not integer[1], int(integer[2])
-        low = np.float32(-(2.0 ** (bits - 1)) if signed else 0)
-        beyond = np.float32(2.0 ** (bits - signed))
-        return ~((np.trunc(first) >= low) & (first < beyond))
+    if (ends := integer_range(to)) is not None and first.dtype != np.bool_:
+        return ~((np.trunc(first) >= np.float32(ends[0])) & (first < np.float32(ends[1])))
     if to == "FLOAT8E8M0":
         return np.asarray(first < 0)
     if to in ("FLOAT6E2M3", "FLOAT6E3M2"):
         return np.asarray(np.isnan(first))
     return np.zeros(np.shape(first), np.bool_)
+
+
+def integer_range(kind: str) -> tuple[float, float] | None:
+    """Return the lowest number of an integer type, and the first one above; None for others."""
+    if (integer := _INTEGER.fullmatch(kind)) is None:
+        return None
+    signed, bits = not integer[1], int(integer[2])
+    return -(2.0 ** (bits - 1)) if signed else 0.0, 2.0 ** (bits - signed)
 
 
 def in_order(roots: Iterable[Expr]) -> list[Expr]:

@@ -29,7 +29,7 @@ from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE
 
 Channels = npt.NDArray[np.int64]
 
-_TAKE_ONE_ZERO = frozenset({"Min", "Max", "Relu"})
+TAKE_ONE_ZERO = frozenset({"Min", "Max", "Relu"})
 """Primitives for which ONNX does not define whether they choose -0 or +0."""
 
 
@@ -150,24 +150,7 @@ class PairProgram:
         reference, candidate = self.points(x, kind, zero=False)
         return np.asarray(reference.undefined & candidate.undefined)
 
-    def settled_points(self, x: Float32, kind: int) -> tuple[Float32, Float32] | None:
-        """Return the two results at inputs ``x`` ``[n]`` in the channels of one kind.
-
-        None is returned if ONNX does not define one of the results, or the sign of a zero.
-        """
-
-        def apply(e: Expr, operands: list[Array]) -> Array:
-            if _is_open(e, operands):
-                raise _OpenError
-            return np.asarray(NUMPY[e.op](*operands, **dict(e.attributes)))
-
-        try:
-            a, b = fold(self.roots, lambda e: x if e.op == INPUT else self._of_kind(e, kind), apply)
-        except _OpenError:
-            return None
-        return np.broadcast_to(a, x.shape), np.broadcast_to(b, x.shape)
-
-    def _of_kind(self, e: Expr, kind: int) -> Array:
+    def constant(self, e: Expr, kind: int) -> Array:
         """Return the number of a constant in one kind of channels, or a table unchanged."""
         column = self._columns.get(id(e))
         return np.asarray(self._intervals[id(e)].lo if column is None else column[kind])
@@ -201,7 +184,7 @@ def _point(e: Expr, operands: list[Points], *, zero: bool) -> Points:
         condition, yes, no = operands
         chosen = np.where(condition.values, yes.undefined, no.undefined)
         return Points(result, np.asarray(condition.undefined | chosen))
-    if e.op in _TAKE_ONE_ZERO:
+    if e.op in TAKE_ONE_ZERO:
         a, b = values if e.op != "Relu" else (values[0], np.float32(0))
         tie = (a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b))
         result = np.where(tie, np.float32(0.0 if zero else -0.0), result)
@@ -209,28 +192,6 @@ def _point(e: Expr, operands: list[Points], *, zero: bool) -> Points:
     for operand in operands:
         mask = mask | operand.undefined
     return Points(result, mask)
-
-
-class _OpenError(Exception):
-    """ONNX does not define the result for one of many inputs."""
-
-
-def _is_open(e: Expr, operands: list[Array]) -> bool:
-    """Return whether ONNX may not define one of the results of a primitive."""
-    if e.op in ("Cast", "Gather"):
-        # defined operands lie between two numbers; minimum and maximum pass on NaN
-        *table, data = operands
-        ends = np.array([data.min(), data.max()])
-        return bool(undefined(e.op, [*table, ends], dict(e.attributes)).any())
-    if e.op not in _TAKE_ONE_ZERO:
-        return False
-    a, b = operands if len(operands) == 2 else (operands[0], np.zeros((), np.float32))
-    if a.ndim == 0:
-        a, b = b, a
-    if b.ndim == 0:
-        return bool(b == 0 and (a.view(np.uint32) == (-b).view(np.uint32)).any())
-    both = (a == 0) & (b == 0)
-    return bool(both.any() and (both & (np.signbit(a) != np.signbit(b))).any())
 
 
 class PointResults(NamedTuple):
