@@ -17,6 +17,8 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant, constant_stream
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.schema import Attribute, OpKey, OpSchema
+from qgraph.lint.facts import ModelFacts
+from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.model import Model
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.composite import composite
@@ -46,8 +48,12 @@ __all__ = [
     "Editor",
     "Exactness",
     "Floating",
+    "Found",
+    "LintFix",
+    "LintLevel",
     "Method",
     "Model",
+    "ModelFacts",
     "OpKey",
     "OpSchema",
     "Ranged",
@@ -71,6 +77,7 @@ __all__ = [
     "operator_of",
     "option",
     "parameter",
+    "rule",
     "shape_of",
     "transform",
 ]

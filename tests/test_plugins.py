@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
+import onnx.parser
 import pytest
 
 from qgraph.registry import GROUPS
@@ -77,6 +79,21 @@ def test_an_installed_plugin_is_known_to_all_commands(tmp_path: Path) -> None:
     assert run(tmp_path, *back, path=str(site)).returncode == 0
     checked = ["check", str(MODEL), "back.onnx", "--backend", "numpy", "--random", "1"]
     assert run(tmp_path, *checked, path=str(site)).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_rule_of_a_plugin_is_asked_explained_and_fixed(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 13]> g (float[2] x) => (float[2] y) {
+        [copy] a = Identity (x)
+        y = Relu (a)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "in.onnx")
+    plugin = ["--plugin", "qgraph_mychip.rules", "--plugin", "qgraph_mychip.passes"]
+    found = run(tmp_path, "lint", "in.onnx", "--format", "json", *plugin, path=str(EXAMPLE))
+    findings = json.loads(found.stdout)["models"][0]["findings"]
+    assert [("copy" in f["nodes"]) for f in findings if f["id"] == "MC001"] == [True]
+    told = run(tmp_path, "explain", "MC001", *plugin, path=str(EXAMPLE))
+    assert "An Identity node copies its data." in told.stdout
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ class LintRule:
         return self.check.__module__.rpartition(".")[2]
 
 
-RULES: Registry[LintRule] = Registry("rule", "qgraph.lint")
+RULES: Registry[LintRule] = Registry("rule", "qgraph.lint", "rules")
 """All rules by id."""
 
 

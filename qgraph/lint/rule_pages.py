@@ -8,6 +8,7 @@ for N numbers.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ def explained(rule: LintRule) -> Iterator[str]:
         yield ""
         yield paragraph.replace("**", "").replace("`", "")
     for title, model in (("Before", page.before), ("After", page.after)):
+        if not model:
+            continue
         yield ""
         yield f"{title}:"
         yield from (f"    {line}" for line in model.splitlines())
@@ -159,5 +162,7 @@ def pages_of(family: str) -> dict[str, RulePage]:
 
 
 def page_of_rule(rule: LintRule) -> RulePage:
-    """Return the page of a rule."""
+    """Return the page of a rule; that of a plugin is the docstring of its function."""
+    if not rule.check.__module__.startswith("qgraph.lint."):
+        return RulePage(rule.id, rule.name, inspect.getdoc(rule.check) or rule.summary, "", "")
     return pages_of(rule.family)[rule.id]
