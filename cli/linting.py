@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qgraph.cli import options
+from qgraph.cli.output import Talk, show
 from qgraph.errors import OptionError, meant, shown
 
 if TYPE_CHECKING:
     from qgraph.lint.engine import LintReport
+    from qgraph.storage.outputs import Outputs
 
 _FILES = (("qgraph.toml", ("lint",)), ("pyproject.toml", ("tool", "qgraph", "lint")))
 """Files with settings, and the table that has them; the first of a folder counts."""
@@ -65,6 +67,85 @@ class LintOptions:
             return False
         least = LintLevel(self.fail_on).rank
         return any(result.worst is not None and result.worst.rank <= least for result in results)
+
+
+@dataclass(frozen=True)
+class FixOptions:
+    """Whether findings are to be fixed, and where the result goes.
+
+    Attributes:
+        fix: apply passes.
+        diff: show what would change; nothing is written.
+        out: the model to write; None for none.
+        in_place: replace the models.
+        within: limits of passes that are not equal.
+    """
+
+    fix: bool
+    diff: bool
+    out: Path | None
+    in_place: bool
+    within: tuple[str, ...]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether passes are to be tried."""
+        return self.fix or self.diff
+
+    def check(self, paths: Sequence[Path]) -> None:
+        """Raise if options contradict each other."""
+        if self.is_wanted and not self.diff and self.out is None and not self.in_place:
+            raise click.UsageError(
+                "--fix has no place for the result. Add -o OUT, --in-place, or --diff."
+            )
+        if (self.out or self.in_place or self.within) and not self.is_wanted:
+            raise click.UsageError("-o, --in-place and --within are for --fix. Add it.")
+        if self.out is not None and (self.in_place or len(paths) > 1):
+            raise click.UsageError("-o names one model, expected --in-place for several.")
+
+    def apply(self, talk: Talk, path: Path, lint: LintOptions, outputs: Outputs) -> LintReport:
+        """Fix a model, show what was done, and return what is left."""
+        from qgraph.model import load
+        from qgraph.transforms import Writing, rewrite
+        from qgraph.transforms.deployment.lint_fixes import fix
+
+        model = load(path)
+        found = fix(model, lint.target, select=lint.select, ignore=lint.ignore, within=self.within)
+        for line in found.listing if self.diff else ():
+            show(line)
+        for step in found.steps:
+            talk.note(f"{path}: {step}")
+        target = self.out or path
+        if not self.diff and (self.out is not None or found.passes):
+            writing = Writing(in_place=self.in_place, outputs=outputs)
+            rewrite(path, target, *found.passes, command="lint", writing=writing)
+            talk.note(f"wrote {target}")
+        return found.before if self.diff else found.after
+
+
+def fix_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of fixes, which the command gets as ``fixing``."""
+
+    @click.option("--fix", is_flag=True, help="Apply the passes that findings name; needs -o.")
+    @click.option("--diff", is_flag=True, help="Show what --fix would change; write no model.")
+    @click.option(
+        "-o", "--output", "out", type=options.file_path, metavar="OUT", help="Model to write."
+    )
+    @click.option("--in-place", is_flag=True, help="Replace each MODEL.")
+    @click.option(
+        "--within",
+        multiple=True,
+        metavar="LIMIT",
+        help="Also apply passes whose results are bounded by LIMIT, such as 1step. Repeatable.",
+    )
+    @functools.wraps(function)
+    def command(
+        fix: bool, diff: bool, out: Path | None, in_place: bool, within: tuple[str, ...],
+        **others: Any,
+    ) -> Any:  # fmt: skip
+        return function(fixing=FixOptions(fix, diff, out, in_place, within), **others)
+
+    return command
 
 
 def lint_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -31,11 +31,15 @@ from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_c
 from qgraph.transforms.weights.weighted_sums import OPERATORS, WeightedSum, decoders
 
 _MOST = 2**31 - 1
+_ROUNDINGS = 2.0**-22
+"""How far the scale of a bias may be from the product of the scales, which exporters round."""
 
 
 @transform("quantize-bias")
 class QuantizeBias(Transform):
     """Store biases of quantized layers as int32 codes.
+
+    Also those that are int32 codes of another scale, which integer kernels do not take.
 
     For Conv, ConvTranspose, Gemm and MatMul whose data and weights come from DequantizeLinear with
     scales ``s_x`` and ``s_w``, the unit of their products is ``s = s_x * s_w`` for each channel
@@ -199,7 +203,7 @@ def _planned(
     layer = None if found is None else WeightedSum.of(node, known, facts)
     if place is None or found is None or layer is None:
         return None
-    if _is_coded(present(*place)):
+    if _is_coded(present(*place), layer, found):
         return entry(node, SiteStatus.KEPT, "its bias is int32 codes")
     bias = _Bias.of(layer, place, found, known, facts, editor)
     if bias.opset > limit:
@@ -228,11 +232,22 @@ def _place(node: ir.Node, known: KnownValues, facts: Facts) -> tuple[ir.Node, in
     return (users[0], index) if bias is not None and known.has(bias) and fits else None
 
 
-def _is_coded(bias: ir.Value) -> bool:
+def _is_coded(bias: ir.Value, layer: WeightedSum, sources: tuple[ir.Node, ir.Node]) -> bool:
+    """Return whether a bias is int32 codes in the unit of the products, up to roundings of it."""
     decoder = bias.producer()
     if decoder is None or decoder.op_type != "DequantizeLinear":
         return False
-    return present(decoder, 0).dtype is ir.DataType.INT32
+    if present(decoder, 0).dtype is not ir.DataType.INT32:
+        return False
+    try:
+        unit = _unit(layer, *sources).reshape(-1)
+        scale = real_constant(decoder.inputs[1], "the scale of its bias").astype(np.float64)
+    except Stuck:
+        return True
+    if 1 not in (scale.size, unit.size) and scale.size != unit.size:
+        return True
+    with np.errstate(all="ignore"):
+        return bool((np.abs(scale.reshape(-1) - unit) <= _ROUNDINGS * np.abs(unit)).all())
 
 
 def _unit(layer: WeightedSum, data: ir.Node, weights: ir.Node) -> Float64:

@@ -14,7 +14,7 @@ from qgraph.cli import options
 from qgraph.cli.failures import DIFFERENT, UNUSABLE, told
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.found import found_models
-from qgraph.cli.linting import LintOptions, lint_options
+from qgraph.cli.linting import FixOptions, LintOptions, fix_options, lint_options
 from qgraph.cli.output import ProgressBar, Talk, show, show_page
 from qgraph.errors import OptionError, QGraphError
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     help="What to print; github: annotations of a workflow.",
 )
 @click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
+@fix_options
 @view_options("html", "sarif", "markdown", "junit")
 @options.input_options
 @options.talk_options
@@ -43,6 +44,7 @@ def command(
     talk: Talk,
     models: tuple[Path, ...],
     lint: LintOptions,
+    fixing: FixOptions,
     form: str,
     report: Path | None,
     views: Views,
@@ -57,6 +59,9 @@ def command(
     Defaults are read from [tool.qgraph.lint] of pyproject.toml, or from [lint] of qgraph.toml, in
     this folder or the nearest one above it that has either.
 
+    --fix applies the passes that findings name. Those that keep every value are applied as they
+    are, others if the prover shows that the result is equal, or within the limit of --within.
+
     Exit status: 1 if there is a finding of severity warning or worse, see --fail-on; 3 if a model
     cannot be read.
     """
@@ -69,9 +74,12 @@ def command(
     views.check()
     lint.check()
     paths = [found.path for found in found_models(models, talk)]
+    fixing.check(paths)
     read = (lint.baseline, inputs.bundle, *inputs.files.values())
     targets = (report, lint.write_baseline, *views.paths)
-    with planned(targets, models=paths, files=read) as outputs:
+    # Models that are replaced are guarded by what writes them.
+    guarded = () if fixing.in_place else paths
+    with planned(targets, models=guarded, files=read) as outputs:
         known = None if lint.baseline is None else read_baseline(lint.baseline)
         results: list[LintReport] = []
         failed: dict[str, str] = {}
@@ -80,6 +88,8 @@ def command(
                 bar.tell(f"reading {path.name}", number, len(paths))
                 try:
                     result = _linted(talk, path, lint, inputs)
+                    if fixing.is_wanted:
+                        result = fixing.apply(talk, path, lint, outputs)
                     results.append(result if known is None else known.without(result))
                 except OptionError:
                     raise

@@ -215,7 +215,6 @@ def bias_scale(facts: ModelFacts) -> Iterator[Found]:
             "at s_x s_w",
             {"relative_error": error, "ulps": worst},
             None if error > 0.01 else WARNING,
-            is_fixable=False,
         )
 
 

@@ -80,7 +80,7 @@ def old_opset(facts: ModelFacts) -> Iterator[Found]:
         yield Found((), text, {"opset": facts.opset})
 
 
-@rule("QG606", "foreign-quantizers", INFO, fix=LintFix("convert{to=qdq}", "values"))
+@rule("QG606", "foreign-quantizers", INFO)
 def foreign_quantizers(facts: ModelFacts) -> Iterator[Found]:
     """Quantizers have operators that few runtimes know."""
     groups: dict[str, list[ir.Node]] = {}

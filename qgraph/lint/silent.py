@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.lint.arithmetic import bias_facts, listed
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
-from qgraph.lint.rule import Found, LintLevel, rule
+from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.quantizers.quantizer import Affine, Ranged, Truncating
 from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import LAYERS
@@ -55,7 +55,7 @@ def float_weights(facts: ModelFacts) -> Iterator[Found]:
         yield Found((node,), text, {"step": step, "elements": int(weights.size)})
 
 
-@rule("QG303", "float-bias", INFO, targets=_ORT)
+@rule("QG303", "float-bias", INFO, fix=LintFix("quantize-bias", "bounded"), targets=_ORT)
 def float_bias(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime rounds a float bias between quantizers to int32."""
     for found in bias_facts(facts):

@@ -64,7 +64,8 @@ def wide_storage(facts: ModelFacts) -> Iterator[Found]:
                 f"{bytes_text(saved)} less"
             )
             figures = {"low": counts.low, "high": counts.high, "saved_bytes": saved}
-            yield Found((decoder.node,), text, figures)
+            # The smallest type is not the one that layers on codes want.
+            yield Found((decoder.node,), text, figures, is_fixable=not facts.layers)
 
 
 @rule("QG503", "unused-codes", INFO)
@@ -130,6 +131,8 @@ def zero_channels(facts: ModelFacts) -> Iterator[Found]:
         counts = facts.counts(decoder)
         if counts is None or counts.reach.size < 2 or not counts.peak.any():
             continue
+        if counts.kind == "INT32":
+            continue  # a bias
         dead = np.flatnonzero(counts.peak == 0)
         if dead.size:
             text = f"{dead.size} of {counts.peak.size} channels are 0: their outputs are the bias"
@@ -146,7 +149,8 @@ def equal_scales(facts: ModelFacts) -> Iterator[Found]:
         is_one = (scale == scale.flat[0]).all() and (zero is None or (zero == zero.flat[0]).all())
         if is_one:
             text = f"{scale.size} equal scales of {float(scale.flat[0]):.6g}"
-            yield Found((decoder.node,), text, {"scales": int(scale.size)})
+            figures = {"scales": int(scale.size)}
+            yield Found((decoder.node,), text, figures, is_fixable=not facts.layers)
 
 
 @rule("QG507", "double-constants", INFO)

@@ -220,7 +220,7 @@ def float_branch(facts: ModelFacts) -> Iterator[Found]:
     "QG416",
     "flatten-before-product",
     INFO,
-    fix=LintFix("canonical-operators", "bounded"),
+    fix=LintFix("canonical-operators{forms=flatten}", "values"),
     targets=("onnxruntime*",),
 )
 def flatten_before_product(facts: ModelFacts) -> Iterator[Found]:

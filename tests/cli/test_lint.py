@@ -145,3 +145,36 @@ def test_explain_shows_the_page_of_a_rule(qgraph) -> None:
     assert "        [here] y = Gemm (d, e, f)" in outcome.out
     assert "--ignore QG112" in outcome.out
     assert qgraph("explain", "bias-scale").out == outcome.out
+
+
+CHAIN = f"""{HEADER} (float[N,4] x) => (float[N,4] y)
+<int8[4,4] w = {{1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4}}, int8 lo = {{-8}},
+ int8 hi = {{7}}, float s = {{0.1}}> {{
+    k = Clip (w, lo, hi)
+    [chain] e = DequantizeLinear (k, s)
+    [one] y = MatMul (x, e)
+}}"""
+
+
+def test_fixes_are_written_where_they_are_wanted(qgraph, folder: Path) -> None:
+    path = Path("chain.onnx")
+    ir.save(ir.from_onnx_text(CHAIN), path)
+    before = path.read_bytes()
+    shown = qgraph("lint", path, "--select", "QG413", "--diff")
+    assert shown.status == 1
+    assert "-k = Clip (w, lo, hi)" in shown.out
+    assert path.read_bytes() == before
+    assert qgraph("lint", path, "--select", "QG413", "--fix", "-o", "new.onnx").status == 0
+    assert path.read_bytes() == before
+    assert qgraph("prove", path, "new.onnx").status == 0
+    assert qgraph("lint", path, "--select", "QG413", "--fix", "--in-place").status == 0
+    fixed = path.read_bytes()
+    assert fixed != before
+    assert qgraph("lint", path, "--select", "QG413", "--fix", "--in-place").status == 0
+    assert path.read_bytes() == fixed
+
+
+def test_options_of_fixes_go_together(qgraph, folder: Path) -> None:
+    for arguments in (["--fix"], ["-o", "y.onnx"], ["--fix", "-o", "y.onnx", "--in-place"]):
+        assert qgraph("lint", "trap.onnx", *arguments).status == 2
+    assert qgraph("lint", ".", "--fix", "-o", "y.onnx").status == 2

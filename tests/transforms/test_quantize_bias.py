@@ -150,14 +150,27 @@ def test_codes_of_a_narrower_type_and_another_unit_become_int32(check_pass):
     np.testing.assert_array_equal(codes, np.int32([3, -100, 0, 7]) * 6)
 
 
+def coded(unit: str) -> str:
+    more = f", int32[4] e = {{1, 2, 3, 4}}, float[4] unit = {{{unit}}}"
+    decoded = "c = DequantizeLinear <axis = 0> (e, unit)\n [layer]"
+    return graph("Conv (x, w, c)", code=more).replace("[layer]", decoded)
+
+
 def test_codes_are_kept_and_float_layers_are_not_listed():
-    coded = graph("Conv (x, w, c)", code=", int32[4] e = {1, 2, 3, 4}").replace(
-        "[layer]", "c = DequantizeLinear (e, t)\n [layer]"
-    )
-    _, entry = applied(coded)
+    product = F(0.05) * SCALES
+    _, entry = applied(coded(", ".join(f"{v:.9g}" for v in product)))
     assert (entry.outcome, entry.reason) == (SiteStatus.KEPT, "its bias is int32 codes")
     text = graph("Conv (i, w, b)")
     assert load(ir.from_onnx_text(text)).apply(QuantizeBias()).sites == []
+
+
+def test_codes_of_another_scale_become_codes_of_the_unit():
+    model, entry = applied(coded("0.013, 0.035, 0.01, 0.03"))
+    assert entry.outcome == SiteStatus.CHANGED
+    (layer,) = model.nodes("Conv")
+    decoder = layer.inputs[2].producer()
+    expected = np.rint(F([0.013, 0.07, 0.03, 0.12]) / (F(0.05) * SCALES))
+    np.testing.assert_array_equal(model.constant(decoder.inputs[0]), expected)
 
 
 @pytest.mark.runtime

@@ -1,0 +1,60 @@
+"""Fixes of findings: each removes its finding, keeps the model equal, and is done once."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph.exactness import ProofVerdict
+from qgraph.lint.rule import RULES, LintRule
+from qgraph.lint.rule_pages import page_of_rule, whole_model
+from qgraph.transforms.deployment.lint_fixes import fix
+
+UNDECIDED = {"QG410"}
+"""The example of this rule is not bounded by the prover, so that nothing is done."""
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if rule.fix is not None], ids=lambda rule: rule.id
+)
+def test_a_fix_removes_what_its_rule_finds(rule: LintRule) -> None:
+    page = page_of_rule(rule)
+    model = qgraph.load(ir.from_onnx_text(whole_model(page.before)))
+    before = model.clone()
+    assert rule.fix is not None
+    limits = () if rule.fix.is_proved else "1step"
+    found = fix(model, page.target, select=rule.id, within=limits)
+    assert len(found.before) == 1
+    if rule.id in UNDECIDED:
+        assert (len(found.after), found.passes, found.listing) == (1, [], [])
+        assert "undecided" in str(found.steps[0].reason)
+        return
+    assert len(found.after) == 0
+    assert found.listing
+    if rule.fix.is_proved:
+        assert qgraph.prove(before, model).verdict is ProofVerdict.PROVED
+    again = fix(model, page.target, select=rule.id, within=limits)
+    assert (again.steps, again.listing) == ([], [])
+
+
+def test_only_what_is_proved_is_done_without_a_limit() -> None:
+    rule = RULES.find("QG403")
+    model = qgraph.load(ir.from_onnx_text(whole_model(page_of_rule(rule).before)))
+    found = fix(model)
+    assert not found.passes
+    assert "QG403" in {finding.rule.id for finding in found.after}
+    bounded = fix(model, within="1step")
+    assert [step.name for step in bounded.steps] == ["fold-batch-norm", "quantize-bias"]
+    assert [step.exactness for step in bounded.steps] == ["bounded", "bounded"]
+    assert not {"QG403", "QG303"} & {finding.rule.id for finding in bounded.after}
+    assert fix(model, within="1step").passes == []
+
+
+def test_a_limit_that_is_too_small_leaves_the_model() -> None:
+    rule = RULES.find("QG303")
+    model = qgraph.load(ir.from_onnx_text(whole_model(page_of_rule(rule).before)))
+    before = model.to_proto().SerializeToString()
+    found = fix(model, within="0.000001step")
+    assert "bounded" in str(found.steps[0].reason)
+    assert model.to_proto().SerializeToString() == before

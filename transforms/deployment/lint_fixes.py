@@ -1,0 +1,182 @@
+"""Apply the passes that lint names as fixes, as far as their results are shown to be equal."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from qgraph.bound import Against, Bounding, Within
+from qgraph.comparison.prove import prove
+from qgraph.errors import QGraphError
+from qgraph.exactness import Exactness, ProofVerdict
+from qgraph.graph.scopes import bodies
+from qgraph.lint.engine import Ids, LintReport, lint
+from qgraph.model import Model
+from qgraph.reports import SiteStatus, operator_name
+from qgraph.transforms.base import Transform, parse_spec
+
+_ORDER = (
+    "lower-microsoft",
+    "fold-constants",
+    "fold-weights",
+    "plain-pairs",
+    "symmetric-weights",
+    "canonical-operators",
+    "fold-batch-norm",
+    "move-channel-scales",
+    "merge-activation",
+    "repack",
+    "move-quantizers",
+    "quantize-bias",
+)
+"""Passes in the order in which they are applied; each finds what those before it leave."""
+
+_MOST_ROUNDS = 4
+_ENOUGH = {ProofVerdict.PROVED, ProofVerdict.BOUNDED}
+
+
+@dataclass(frozen=True)
+class AppliedFix:
+    """A pass that was to remove findings.
+
+    Attributes:
+        name: the pass with its options.
+        ids: ids of the rules that named it.
+        sites: number of places that it changed.
+        exactness: how equal the result is; None if nothing was changed.
+        reason: why it was not applied, or what it left; None if it was applied everywhere.
+    """
+
+    name: str
+    ids: tuple[str, ...]
+    sites: int = 0
+    exactness: str | None = None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        told = f"{self.name} ({', '.join(self.ids)})"
+        done = f"{self.sites} changed, {self.exactness}" if self.sites else "not applied"
+        return f"{told}: {done}" + (f"; {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True)
+class LintFixes:
+    """What :func:`fix` did.
+
+    Attributes:
+        steps: the passes that were tried, in order.
+        before, after: the findings.
+        listing: lines of a unified diff of both graphs.
+    """
+
+    steps: Sequence[AppliedFix]
+    before: LintReport
+    after: LintReport
+    listing: Sequence[str]
+
+    @property
+    def passes(self) -> list[Transform]:
+        """The passes that changed something, to be applied again."""
+        return [parse_spec(step.name) for step in self.steps if step.sites]
+
+
+def fix(
+    model: Model,
+    target: str | None = None,
+    *,
+    select: Ids = (),
+    ignore: Ids = (),
+    within: Within = (),
+) -> LintFixes:
+    """Apply the passes that findings name as fixes, in place.
+
+    A pass that keeps values is applied as it is: it compares every site. Another one is applied if
+    the prover shows that the result is equal, or with ``within`` bounded within the limit.
+
+    Args:
+        model: is changed, as a whole or not at all.
+        target: name or path of a profile.
+        select: only these rules, as for :func:`qgraph.lint`.
+        ignore: not these rules.
+        within: limits, see :meth:`qgraph.bound.Limit.parse`; without one, only what is proved.
+
+    Raises:
+        OptionError: there is no such target, rule or limit.
+        ModelError: the model is not usable.
+    """
+    draft = model.clone()
+    before = lint(draft, target, select=select, ignore=ignore)
+    original = _listing(draft.ir)
+    steps: list[AppliedFix] = []
+    after = before
+    for _ in range(_MOST_ROUNDS):  # a pass may bring out what another one removes
+        tried = []
+        for name, ids in sorted(_wanted(after, within).items(), key=lambda each: _place(each[0])):
+            draft, step = _applied(draft, AppliedFix(name, ids), within)
+            tried.append(step)
+        known = {step.name for step in steps}
+        steps += [step for step in tried if step.sites or step.name not in known]
+        if not any(step.sites for step in tried):
+            break
+        after = lint(draft, target, select=select, ignore=ignore)
+    lines = list(difflib.unified_diff(original, _listing(draft.ir), "before", "after", lineterm=""))
+    if any(step.sites for step in steps):
+        model.replace(draft)
+    return LintFixes(steps, before, after, lines)
+
+
+def _wanted(findings: LintReport, within: Within) -> dict[str, tuple[str, ...]]:
+    """Return the passes that findings name, with the ids of their rules."""
+    wanted: dict[str, tuple[str, ...]] = {}
+    for finding in findings:
+        if finding.fix is not None and (finding.fix.is_proved or within):
+            ids = (*wanted.get(finding.fix.name, ()), finding.rule.id)
+            wanted[finding.fix.name] = tuple(dict.fromkeys(ids))
+    return wanted
+
+
+def _place(name: str) -> tuple[int, str]:
+    plain = name.partition("{")[0]
+    return (_ORDER.index(plain) if plain in _ORDER else len(_ORDER), name)
+
+
+def _applied(model: Model, step: AppliedFix, within: Within) -> tuple[Model, AppliedFix]:
+    """Return the model after a pass, or as it was, and what became of the pass."""
+    each, draft = parse_spec(step.name), model.clone()
+    try:
+        report = draft.apply(each)
+        changed = report.count(SiteStatus.CHANGED)
+        refused = [str(site.why) for site in report if site.outcome is SiteStatus.REFUSED]
+        left = f"{len(refused)} left: {refused[0]}" if refused else None
+        if not changed:
+            return model, AppliedFix(step.name, step.ids, reason=left or "it finds nothing to do")
+        if each.preserves >= Exactness.VALUES and not each.bounded:
+            return draft, AppliedFix(step.name, step.ids, changed, str(report.exactness), left)
+        asked = Bounding.of(within, model.inputs, model.outputs)
+        request = replace(asked, against=Against.IDEAL) if asked.limits else asked
+        proof = prove(model, draft, within=request, hashes=False)
+    except QGraphError as error:
+        return model, AppliedFix(step.name, step.ids, reason=str(error))
+    if proof.verdict in _ENOUGH and not proof.beyond:
+        how = "values" if proof.verdict is ProofVerdict.PROVED else "bounded"
+        return draft, AppliedFix(step.name, step.ids, changed, how, left)
+    return model, AppliedFix(step.name, step.ids, reason=f"the result is {proof.verdict}")
+
+
+def _listing(model: ir.Model) -> list[str]:
+    """Return a line for each node and each initializer of a model."""
+    return [line for body in bodies(model) for line in _lines(body)]
+
+
+def _lines(body: ir.Graph | ir.Function) -> Iterator[str]:
+    if isinstance(body, ir.Graph):
+        for value in body.initializers.values():
+            shape = "" if value.shape is None else list(value.shape.dims)
+            yield f"{value.dtype and value.dtype.name}{shape} {value.name}"
+    for node in body:
+        given = ", ".join("" if value is None else str(value.name) for value in node.inputs)
+        results = ", ".join(str(value.name) for value in node.outputs)
+        yield f"{results} = {operator_name(node)} ({given})"
