@@ -95,6 +95,8 @@ def _read(path: Path, expected: str, reader: Callable[[Any], Any]) -> Any:
     except Exception as error:
         # Any bytes at all may be given, and NumPy and zipfile have many errors for them.
         what = str(error) if isinstance(error, OSError | ValueError) else unexpected(error)
+        if isinstance(error, FileNotFoundError):
+            what = "there is no such file"
         if "pickle" in what:  # NumPy takes any other bytes for Python objects
             what = "it is neither .npy nor .npz, or holds Python objects"
         raise ExecutionError(

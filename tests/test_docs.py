@@ -63,7 +63,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 NEEDS = {
     "plot": ("matplotlib", "jinja2"),
     "--html": ("matplotlib", "jinja2"),
+    "--require-all": ("onnxruntime",),
     "--runtimes": ("onnxruntime",),
+    "deploy.proof.json": ("onnxruntime",),
 }
 """What commands need besides the base installation."""
 

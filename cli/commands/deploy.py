@@ -118,6 +118,7 @@ def command(
     from qgraph.comparison.bench.measure import Timing, beside_float
     from qgraph.model import load
     from qgraph.reporting.pages import page_of
+    from qgraph.targets.reader import profile_of
     from qgraph.text import json_text
     from qgraph.transforms.deployment.advice import advice, proof_command
     from qgraph.transforms.deployment.deploy import deploy
@@ -129,6 +130,9 @@ def command(
         raise click.UsageError("--labels needs --inputs, the data that they belong to. Add it.")
     if tune and prefer == "size":
         raise click.UsageError("--tune looks for speed, --prefer size for size. Use one of them.")
+    if (measure or tune) and profile_of(target).executed is None:
+        option = "--measure" if measure else "--tune"
+        raise click.UsageError(f"{target} cannot be run here, so leave {option} out.")
     data = options.InputOptions({}, inputs, None, 0, {}, None)
     if out is None and not (dry_run or explain):
         raise click.UsageError("There is no -o OUT, the model to write. Add it, or --dry-run.")
@@ -155,9 +159,7 @@ def command(
             )
             if measure:
                 bar.tell("timing", 0, 0)
-                if found.runtime is None:
-                    raise click.UsageError(f"{target} has no runtime that can be timed here.")
-                timing = Timing(found.runtime, options=dict(found.session_options))
+                timing = Timing(found.runtime or "", options=dict(found.session_options))
                 times = beside_float(float_network(reference), loaded, reference, timing)
                 found = replace(found, measured=times)
             if written is not None:

@@ -1,4 +1,4 @@
-"""Writes ``terminal.svg``: what qgraph prints in a terminal.
+"""Writes ``deploy.svg`` and ``terminal.svg``: what qgraph prints in a terminal.
 
     python docs/img/capture.py
 
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -25,12 +26,19 @@ HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples"
 WIDTH = 100
 
-COMMANDS = [
-    "qgraph convert brevitas.onnx -o qdq.onnx --to qdq",
-    "qgraph prove brevitas.onnx qdq.onnx",
-    "qgraph diff -q brevitas.onnx qdq.onnx",
-    "qgraph prove floor_qonnx.onnx floor_qcdq.onnx",
-]
+COMMANDS = {
+    "deploy": [
+        """qgraph deploy brevitas.onnx -o deployed.onnx --target onnxruntime-cpu \\
+    --inputs digits_test.npz --labels label""",
+    ],
+    "terminal": [
+        "qgraph convert brevitas.onnx -o qdq.onnx --to qdq",
+        "qgraph prove brevitas.onnx qdq.onnx",
+        "qgraph diff -q brevitas.onnx qdq.onnx",
+        "qgraph prove floor_qonnx.onnx floor_qcdq.onnx",
+    ],
+}
+"""The commands of each picture."""
 
 THEME = TerminalTheme(
     (24, 26, 31),
@@ -96,21 +104,28 @@ def run(command: str, folder: Path) -> str:
 
 
 def main() -> None:
-    """Run all commands and write the picture."""
+    """Write all pictures."""
+    for name, commands in COMMANDS.items():
+        draw(name, commands)
+
+
+def draw(name: str, commands: Sequence[str]) -> None:
+    """Run commands and write the picture."""
     screen = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         shutil.copy(EXAMPLES / "digits_brevitas.onnx", folder / "brevitas.onnx")
+        shutil.copy(EXAMPLES / "digits_test.npz", folder)
         for path in (EXAMPLES / "truncation").glob("floor_*.onnx"):
             shutil.copy(path, folder)
-        for command in COMMANDS:
+        for command in commands:
             screen.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
             printed = run(command, folder).rstrip("\n")
             if printed:
                 screen.print(Text.from_ansi(printed), soft_wrap=True)
             screen.print()
-    picture = screen.export_svg(code_format=FORM, theme=THEME, unique_id="terminal")
-    (HERE / "terminal.svg").write_text(picture, encoding="utf-8")
+    picture = screen.export_svg(code_format=FORM, theme=THEME, unique_id=name)
+    (HERE / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

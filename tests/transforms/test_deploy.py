@@ -13,7 +13,7 @@ import pytest
 import qgraph
 from qgraph import transforms
 from qgraph.cli.main import main
-from qgraph.errors import EquivalenceError, OptionError
+from qgraph.errors import EquivalenceError, ExecutionError, OptionError
 from qgraph.transforms.base import escaped, selects
 
 pytest.importorskip("onnxruntime")
@@ -295,6 +295,8 @@ def test_data_shows_codes_that_differ_and_keeps_the_bounds(network, tmp_path, ca
     assert main([*command, "--inputs", str(tmp_path / "data.npz"), "--labels", "label"]) == 3
     assert "has no array 'label' with labels" in capsys.readouterr().err
     assert main([*command, "--range", "z=0:1"]) == 2
+    with pytest.raises(ExecutionError, match="The inputs have no rows"):
+        qgraph.deploy(network, "onnxruntime-cpu", inputs={"x": x[:0]})
     with pytest.raises(OptionError, match="Labels are given without inputs"):
         qgraph.deploy(network, "onnxruntime-cpu", labels=[1])
 

@@ -11,7 +11,7 @@ from qgraph.bound import Bounding
 from qgraph.comparison.bound_report import BoundsReport
 from qgraph.comparison.check import Feeds, Inputs, check
 from qgraph.comparison.tolerance import Scoring, Tolerances
-from qgraph.errors import EquivalenceError
+from qgraph.errors import EquivalenceError, ExecutionError
 from qgraph.model import Model
 
 
@@ -72,6 +72,10 @@ def accuracy(
         ExecutionError: a model cannot be run on the inputs.
         EquivalenceError: a bound is violated, which is an error of qgraph.
     """
+    given = inputs.feeds if isinstance(inputs, Inputs) else inputs
+    rows = [np.shape(array)[0] for array in (given or {}).values() if np.ndim(array)]
+    if 0 in rows:
+        raise ExecutionError("The inputs have no rows, expected one or more. Give other inputs.")
     tolerances, scoring = Tolerances(within=request), Scoring(labels)
     found = check(reference, candidate, inputs, tolerances=tolerances, scoring=scoring)
     if found.bounds is None:
@@ -83,8 +87,6 @@ def accuracy(
                 "of qgraph: please report the model and the inputs, and do not deploy the result.",
                 found,
             )
-    given = inputs.feeds if isinstance(inputs, Inputs) else inputs
-    rows = [np.shape(array)[0] for array in (given or {}).values() if np.ndim(array)]
     samples = max(rows, default=found.batches)
     if found.metric is None:
         return Accuracy(samples, None, None, found.bounds)
