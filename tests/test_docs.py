@@ -86,7 +86,7 @@ WITH_COMMANDS = [
     *(
         str(page.relative_to(DOCS).with_suffix(""))
         for page in PAGES
-        if "```console" in page.read_text()
+        if "```console" in page.read_text() and page.parent.name != "tasks"
     ),
 ]
 
@@ -115,6 +115,27 @@ def test_commands_run_as_they_stand(page, folder, capsys):
             assert same, f"{command}\n{printed.out}"
         count += 1
     assert count > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted((DOCS / "tasks").glob("[!R]*.md")), ids=lambda p: p.stem)
+def test_tasks_run_as_they_stand(page, folder, capsys):
+    """Commands and code of a page run in their order; a block of text is what the code prints."""
+    names: dict[str, Any] = {}
+    printed = ""
+    for kind, body in BLOCK.findall(page.read_text()):
+        if kind == "console":
+            for command in body.removeprefix("$ ").rstrip().split("\n$ "):
+                _, *arguments = shlex.split(command, comments=True)
+                if is_runnable(arguments):
+                    status = main(arguments)
+                    assert status == 0, f"{command}\n{capsys.readouterr()}"
+        elif kind == "python":
+            capsys.readouterr()
+            exec(compile(body, page.name, "exec", dont_inherit=True), names)
+            printed = capsys.readouterr().out
+        elif kind == "text":
+            assert printed == body
 
 
 @pytest.mark.slow

@@ -1,0 +1,34 @@
+"""A hook of mkdocs: writes the reference of the API, and keeps links within the site."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+import qgraph
+from qgraph import transforms
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add pages that mkdocstrings fills from docstrings."""
+    for name, title, module in (
+        ("functions", "Functions and classes", qgraph),
+        ("passes", "Passes", transforms),
+    ):
+        homes = vars(module)["_HOMES"]
+        lines = [f"# {title}"]
+        for each in sorted(homes, key=str.lower):
+            home = homes[each]
+            package = home if home.startswith("qgraph.") else f"qgraph.transforms.{home}"
+            lines.append(f"::: {package}.{each}")
+        content = "\n\n".join(lines)
+        files.append(File.generated(config, f"reference/{name}.md", content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Leave links to files outside of the folder of the pages out; the site does not have them."""
+    depth = page.file.src_uri.count("/") + 1
+    return re.sub(r"\[([^]]+)\]\((?:\.\./){" + str(depth) + r"}[^)]+\)", r"\1", markdown)
