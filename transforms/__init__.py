@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.symmetric_weights import SymmetricWeights
     from qgraph.transforms.tune_ranges import TuneRanges
     from qgraph.transforms.widen_codes import WidenCodes
+    from qgraph.transforms.widen_floats import WidenFloats
 
 __all__ = [
     "TRANSFORMS",
@@ -71,6 +72,7 @@ __all__ = [
     "Transform",
     "TuneRanges",
     "WidenCodes",
+    "WidenFloats",
     "Writing",
     "describe",
     "parse_spec",
@@ -81,6 +83,7 @@ _HOMES = {
     "MoveQuantizers": "move_quantizers",
     "CanonicalOperators": "canonical_operators",
     "WidenCodes": "widen_codes",
+    "WidenFloats": "widen_floats",
     "SymmetricWeights": "symmetric_weights",
     "ShiftZeroPoints": "shift_zero_points",
     "PlainPairs": "plain_pairs",

@@ -34,6 +34,7 @@ PASSES = (
     "raise-microsoft",
     "fold-constants",
     "widen-codes",
+    "widen-floats",
     "merge-activation",
     "shift-zero-points",
     "symmetric-weights",

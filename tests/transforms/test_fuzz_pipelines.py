@@ -47,6 +47,7 @@ PASSES = [
     "fold-constants",
     "quantize-bias",
     "widen-codes",
+    "widen-floats",
     "merge-activation",
     "shift-zero-points",
     "symmetric-weights",

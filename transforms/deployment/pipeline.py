@@ -27,6 +27,7 @@ from qgraph.transforms.shift_zero_points import CodeSign, ShiftZeroPoints
 from qgraph.transforms.split_zero_points import SplitZeroPoints
 from qgraph.transforms.symmetric_weights import SymmetricWeights
 from qgraph.transforms.widen_codes import WidenCodes
+from qgraph.transforms.widen_floats import WidenFloats
 
 HIGHEST_OPSET = 21
 """Nothing in the forms below needs a higher one."""
@@ -52,7 +53,7 @@ def steps_for(
     opset = HIGHEST_OPSET if highest is None else min(HIGHEST_OPSET, highest[1])
     if not _takes(profile, "DequantizeLinear"):
         return [ConvertDialect(to="qonnx")]
-    steps = [*_plain(opset), *_shaped(profile, opset, nodes)]
+    steps = [*_plain(opset, needs_float32=_needs_float32(profile)), *_shaped(profile, opset, nodes)]
     if packed is None:
         return steps
     biased = "|".join((nodes, *(f"!{escaped(name)}" for name in packed)))
@@ -68,11 +69,13 @@ def as_pairs() -> LowerIntegerOperators:
     return LowerIntegerOperators(form=SumForm.QDQ, exact=Exactness.NEAR)
 
 
-def _plain(opset: int) -> Iterator[Transform]:
+def _plain(opset: int, *, needs_float32: bool) -> Iterator[Transform]:
     """Yield what gives each quantizer the plain form, and each weight stored codes."""
     yield as_pairs()
     yield ConvertDialect(to="qdq", exact=Exactness.VALUES, opset=opset)
     yield FoldWeights(opset=opset)
+    if needs_float32:
+        yield WidenFloats()
     yield PlainPairs(opset=opset)
     yield FoldConstants()
     yield SymmetricWeights(opset=opset)
@@ -105,6 +108,12 @@ def _takes(profile: Profile, written: str) -> bool:
     """Return whether a kernel takes quantizers of a form, or nothing is known of forms."""
     known = [form for rule in _operands(profile) for form in rule.written or ()]
     return not known or any(fnmatchcase(written, form) or written in form for form in known)
+
+
+def _needs_float32(profile: Profile) -> bool:
+    """Return whether kernels are known to take no scales of 16 bits."""
+    known = {name for rule in _operands(profile) for name in rule.scale_types or ()}
+    return bool(known) and known.isdisjoint({"FLOAT16", "BFLOAT16"})
 
 
 def _takes_zero_points(profile: Profile) -> bool:

@@ -36,7 +36,8 @@ class BoundedCurve:
         ends: returns bounds of its values between two arguments.
         defaults: of its attributes.
         roundings: number of its operations, if each is rounded once; None if it is approximated.
-        absolute: error of these operations that does not shrink with the result, in units.
+        absolute: error of these operations that does not shrink with the result, in units, for
+            arguments beyond 3; for smaller ones it shrinks with them.
     """
 
     slope: Callable[[Numbers, Float64, Float64], Float64]
@@ -63,10 +64,10 @@ def _rising(function: Callable[..., Float64]) -> Callable[..., tuple[Float64, Fl
 
 
 def _dipping(lowest: float) -> Callable[..., tuple[Float64, Float64]]:
-    """Return bounds of a function between its lowest value and ``max(0, x)``."""
+    """Return bounds of a function between ``min(0, x)``, or its lowest value, and ``max(0, x)``."""
 
     def ends(numbers: Numbers, low: Float64, high: Float64) -> tuple[Float64, Float64]:
-        bottom = np.full(np.shape(low), -lowest / numbers.get("alpha", 1.0))
+        bottom = np.maximum(-lowest / numbers.get("alpha", 1.0), np.minimum(low, 0.0))
         return bottom, np.maximum(high, 0.0)
 
     return ends
@@ -169,7 +170,8 @@ def applied(
         extra = FUNCTION_ERROR + (FUNCTION_ERROR + 2 * unit) * far
     else:
         share = curve.roundings * unit
-        extra = share * (1 + share) * far + curve.absolute * unit + curve.roundings * tiny
+        near = np.minimum(np.maximum(np.abs(bottom), np.abs(top)) / 3, 1.0)
+        extra = share * (1 + share) * far + curve.absolute * unit * near + curve.roundings * tiny
     result = Quantity(Combination.of(atom), low, high, steep * x.error + extra)
     if (result.reach >= tracer.arithmetic.largest).any():
         raise Undecidable(OUT_OF_RANGE(f"a result of {name} may exceed its range"))
