@@ -22,6 +22,7 @@ from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
+from qgraph.transforms.base import escaped
 from qgraph.transforms.deployment.accuracy import accuracy
 from qgraph.transforms.deployment.attempts import Attempt, best_form, order_of, unchanged
 from qgraph.transforms.deployment.forms import Left, Preference, packed
@@ -98,6 +99,15 @@ def deploy(
             attempt = best_form(*how, packed(best_form(*how, ()).model))
         else:
             attempt = best_form(*how)
+            after = _reported(reference, attempt, profile)
+            if worse := _worse(found, after):
+                kept = [escaped(layer.node) for layer in worse]
+                attempt = best_form(reference, profile, request, [*keep, *kept])
+                after = _reported(reference, attempt, profile)
+            if _worse(found, after) or _is_idle(found, after):
+                attempt = unchanged(
+                    reference, request, "no form has more layers in integer kernels"
+                )
     chosen = preferred(attempt, reference, profile, request, preference)
     attempt = chosen.attempt
     found = replace(_reported(reference, attempt, profile, chosen.left), tuning=chosen.tuning)
@@ -115,6 +125,18 @@ def deploy(
         _sign(attempt.model, profile, reference)
         model.replace(attempt.model)
     return found
+
+
+def _worse(before: Deployment, after: Deployment) -> list[DeployedLayer]:
+    """Return the layers that have lost their integer kernels, as far as both models are loaded."""
+    is_read = before.is_executed and after.is_executed
+    return [layer for layer in after.layers if is_read and layer.before and not layer.kernel]
+
+
+def _is_idle(before: Deployment, after: Deployment) -> bool:
+    """Return whether the runtime loads the input, and no layer gets an integer kernel."""
+    is_read = before.is_executed and bool(before.layers)
+    return is_read and len(after.left) >= len(before.left)
 
 
 @dataclass(frozen=True)
