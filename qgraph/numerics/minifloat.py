@@ -239,7 +239,7 @@ def cast(x: npt.ArrayLike, fmt: str, saturate: bool = True, out: Float32 | None 
         x: ``[*shape]`` real values.
         fmt: ONNX DataType name of an FP8, FP6 or FP4 format.
         saturate: whether FP8 overflow stays finite.
-        out: where to put the values.
+        out: ``[*shape]``, where to put the result; may be ``x`` itself.
 
     Raises: ValueError for an unknown format.
     Source: ONNX Cast and the ONNX float4, float6 and float8 pages.

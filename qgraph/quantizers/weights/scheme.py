@@ -6,6 +6,7 @@ scale. Everything is float32 and computed in place; what a tile needs stays in t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.errors import Choice
-from qgraph.numerics import Float32
+from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
 from qgraph.numerics.minifloat import MINIFLOATS, cast, decode, encode, floor_power_of_two
 
@@ -37,6 +38,9 @@ _USUAL_LOWEST = 0.4
 more."""
 
 _POWERS = (0.5, 2.0)
+
+_TOGETHER = 8
+"""Candidates that are made at a time: most searches end before the last one."""
 
 _SHORT = 64
 """Group size below which transposing pays off."""
@@ -143,26 +147,28 @@ class Losses:
         return float(10 * np.log10(self.signal / self.noise)) if self.signal else float("-inf")
 
 
-def extremes(
-    w: Float32, scheme: Scheme, axes: tuple[int, ...], y: Float32
-) -> tuple[Float32, Float32]:
-    """Return the ends, 0 between them, of the weights of each group, of length 1 along ``axes``.
+def extremes(w: Float32, axes: tuple[int, ...], y: Float32) -> tuple[Float32, Float32]:
+    """Return the smallest and the largest weight of each group, 0 included.
 
-    For a symmetric scheme these are minus and plus the largest magnitude. ``y``, in the shape of
-    ``w``, is overwritten.
+    Both have length 1 along ``axes``. ``y``, in the shape of ``w``, is overwritten.
     """
     shape = tuple(1 if axis in axes else size for axis, size in enumerate(w.shape))
     if axes == (2,) and w.shape[-1] == 1 and 1 < w.shape[2] <= _SHORT:
         # Loops over few elements are slow: groups become columns.
-        w = w.reshape(-1, w.shape[2]).T
-        y, axes = y.reshape(w.shape), (0,)
+        columns = y.reshape(w.shape[2], -1)
+        np.copyto(columns, w.reshape(-1, w.shape[2]).T)
+        w, axes = columns, (0,)
     zero = np.float32(0)
-    if scheme.symmetric:
-        high = np.max(np.abs(w, out=y), axis=axes, initial=zero).reshape(shape)
-        return -high, high
-    np.copyto(y, w)
-    low = np.min(y, axis=axes, initial=zero).reshape(shape)
-    return low, np.max(y, axis=axes, initial=zero).reshape(shape)
+    low = np.min(w, axis=axes, initial=zero).reshape(shape)
+    return low, np.max(w, axis=axes, initial=zero).reshape(shape)
+
+
+def spanned(low: Float32, high: Float32, scheme: Scheme) -> tuple[Float32, Float32]:
+    """Return the ends that codes shall have: minus and plus the larger one if symmetric."""
+    if not scheme.symmetric:
+        return low, high
+    largest = np.maximum(-low, high)
+    return -largest, largest
 
 
 def unit_of(high: float, scheme: Scheme) -> np.float32:
@@ -190,7 +196,7 @@ def parameters(
     E4M3        scale = E4M3(high / largest code / unit) * unit
 
     Args:
-        low: lower end of each group, see :func:`extremes`.
+        low: lower end of each group, see :func:`spanned`.
         high: upper end.
         scheme: what codes are made.
         unit: see :func:`unit_of`; for E4M3 scales.
@@ -239,12 +245,14 @@ def choices(
     yield parameters(low, high, scheme, unit)
     if scheme.search is ScaleSearch.MSE:
         factors = _POWERS if scheme.scales == E8M0 else _factors(FORMATS[scheme.codes].bits)
-        each = np.asarray(factors, np.float32).reshape(-1, *(1,) * high.ndim)
-        all_ = parameters(low, high, scheme, unit, each)
-        for i, scale in enumerate(all_.scale):
-            yield Parameters(scale, None if all_.zero_point is None else all_.zero_point[i])
+        for first in range(0, len(factors), _TOGETHER):
+            some = np.asarray(factors[first : first + _TOGETHER], np.float32)
+            found = parameters(low, high, scheme, unit, some.reshape(-1, *(1,) * high.ndim))
+            for i, scale in enumerate(found.scale):
+                yield Parameters(scale, None if found.zero_point is None else found.zero_point[i])
 
 
+@functools.cache
 def _factors(bits: int) -> list[float]:
     factors = [_HIGHEST]
     while factors[-1] > _LOWEST.get(bits, _USUAL_LOWEST):
@@ -266,7 +274,7 @@ def noise(
         point = np.float32(0) if chosen.zero_point is None else chosen.zero_point
         np.clip(y, np.float32(form.lo) - point, np.float32(form.hi) - point, out=y)
     else:
-        np.copyto(y, cast(y, scheme.codes))
+        cast(y, scheme.codes, out=y)
     np.multiply(y, chosen.scale, out=y)
     np.subtract(y, w, out=y)
     if axes == (2,) and y.ndim == 4:
@@ -284,16 +292,16 @@ def best(
 
     ``y``, in the shape of ``w``, is overwritten.
     """
-    offers = choices(*extremes(w, scheme, axes, y), scheme, unit)
+    ends = extremes(w, axes, y)
+    offers = choices(*spanned(*ends, scheme), scheme, unit)
     chosen = next(offers)
     if scheme.search is ScaleSearch.MINMAX:
         return chosen
     scale, zero_point = chosen.scale.copy(), chosen.zero_point
     zero_point = None if zero_point is None else zero_point.copy()
     least = noise(w, chosen, scheme, axes, y)
-    ends = np.min(w, axis=axes, keepdims=True), np.max(w, axis=axes, keepdims=True)
     for offer in offers:
-        if scheme.scales == "FLOAT" and (_clipping(*ends, offer, scheme) > least).all():
+        if scheme.scales != E8M0 and not may_be_better(*ends, offer, scheme, least):
             break
         found = noise(w, offer, scheme, axes, y)
         better = found < least
@@ -304,16 +312,20 @@ def best(
     return Parameters(scale, zero_point)
 
 
-def _clipping(low: Float32, high: Float32, chosen: Parameters, scheme: Scheme) -> Float32:
-    """Return the squared error of the ends of each group that clipping alone makes.
+def may_be_better(
+    low: Float32, high: Float32, offer: Parameters, scheme: Scheme, least: Array
+) -> bool:
+    """Return whether an offer may have less noise than ``least``, for some group.
 
-    It is a lower limit of the noise, and grows as scales become smaller.
+    What clipping the ends of a group costs is less than its noise, and grows as scales become
+    smaller.
     """
     form = FORMATS[scheme.codes]
-    point = np.float32(0) if chosen.zero_point is None else chosen.zero_point
-    above = high - (np.float32(form.hi) - point) * chosen.scale
-    below = (np.float32(form.lo) - point) * chosen.scale - low
-    return np.square(np.maximum(np.maximum(above, below), np.float32(0)))
+    point = np.float32(0) if offer.zero_point is None else offer.zero_point
+    above = high - (np.float32(form.hi) - point) * offer.scale
+    below = (np.float32(form.lo) - point) * offer.scale - low
+    lost = np.square(np.maximum(np.maximum(above, below), np.float32(0)))
+    return not (lost > least).all()
 
 
 def quantize(w: Float32, chosen: Parameters, scheme: Scheme, y: Float32, codes: Codes) -> int:

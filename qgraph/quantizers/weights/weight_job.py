@@ -50,7 +50,7 @@ class WeightJob:
         work = _WeightQuantizer(self.stream, self.groups, self.scheme)
         with np.errstate(over="ignore", invalid="ignore"):
             if self.scheme.scales == quantization.E4M3:
-                _, high = work.survey()
+                _, high = quantization.spanned(*work.survey(), self.scheme)
                 work.unit = quantization.unit_of(float(high.max(initial=0)), self.scheme)
             if self.groups.spread:
                 work.shared = work.shared_parameters()
@@ -181,7 +181,7 @@ class _WeightQuantizer:
         high = low.copy()
         for box, w in self._read(self.groups.whole, _TILE):
             axes = self._shared_axes if self.groups.spread else (0, 1, 2)
-            ends = quantization.extremes(w, self.scheme, axes, np.empty_like(w))
+            ends = quantization.extremes(w, axes, np.empty_like(w))
             at = self._slice(box)
             np.minimum(low[:, at], ends[0], out=low[:, at])
             np.maximum(high[:, at], ends[1], out=high[:, at])
@@ -190,24 +190,36 @@ class _WeightQuantizer:
     def shared_parameters(self) -> Parameters:
         """Return the parameters that all parts have in common."""
         low, high = self.survey()
-        offers = list(quantization.choices(low, high, self.scheme))
-        if len(offers) == 1 or not np.isfinite(high).all():
+        wanted = quantization.spanned(low, high, self.scheme)
+        offers = list(quantization.choices(*wanted, self.scheme))
+        if len(offers) == 1 or not np.isfinite(wanted).all():
             return offers[0]
-        noise = np.zeros((len(offers), *low.shape), np.float64)
-        for box, w in self._read(self.groups.whole, _TILE):
-            at, y = self._slice(box), np.empty_like(w)
-            for total, offer in zip(noise, offers, strict=True):
-                part = offer.cut(at)
-                total[:, at] += quantization.noise(w, part, self.scheme, self._shared_axes, y)
-        least = noise.argmin(axis=0)[None]
+        (least,) = first = self._noise(offers[:1], low)
+        offers[1:] = [
+            offer
+            for offer in offers[1:]
+            if quantization.may_be_better(low, high, offer, self.scheme, least)
+        ]
+        noise = np.concatenate([first, self._noise(offers[1:], low)])
+        best = noise.argmin(axis=0)[None]
 
         def chosen(arrays: list[Float32]) -> Float32:
-            best: Float32 = np.take_along_axis(np.stack(arrays), least, axis=0)[0]
-            return best
+            taken: Float32 = np.take_along_axis(np.stack(arrays), best, axis=0)[0]
+            return taken
 
         points = [offer.zero_point for offer in offers if offer.zero_point is not None]
         scale = chosen([offer.scale for offer in offers])
         return Parameters(scale, chosen(points) if points else None)
+
+    def _noise(self, offers: Sequence[Parameters], like: Float32) -> Array:
+        """Return the squared error of shared parameters, ``[offers, *groups]``; one reading."""
+        noise = np.zeros((len(offers), *like.shape), np.float64)
+        for box, w in self._read(self.groups.whole, _TILE) if offers else ():
+            at, y = self._slice(box), np.empty_like(w)
+            for total, offer in zip(noise, offers, strict=True):
+                part = offer.cut(at)
+                total[:, at] += quantization.noise(w, part, self.scheme, self._shared_axes, y)
+        return noise
 
     @property
     def _shared_axes(self) -> tuple[int, ...]:

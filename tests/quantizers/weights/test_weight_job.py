@@ -195,6 +195,35 @@ def test_a_search_comes_near_the_best_of_all_scales():
     assert losses.clipped > 0
 
 
+@pytest.mark.parametrize("grouping", ["blocks", "channels", "tensor"])
+@pytest.mark.parametrize(
+    ("codes", "symmetric", "scales"),
+    [
+        ("INT4", True, "FLOAT"),
+        ("UINT4", False, "FLOAT"),
+        ("INT8", True, "FLOAT"),
+        ("FLOAT4E2M1", True, E4M3),
+        ("FLOAT4E2M1", True, E8M0),
+    ],
+)
+def test_a_search_that_ends_early_finds_the_scale_of_a_whole_search(
+    monkeypatch, codes, symmetric, scales, grouping
+):
+    scheme = Scheme(codes, symmetric, ScaleSearch.MSE, scales)
+    w = weight((48, 64), seed=3) ** 3
+    w[::5] = -np.abs(w[::5])
+    groups = {
+        "blocks": Groups.blocks(w.shape, 1, 16),
+        "channels": Groups.channels(w.shape, 1),
+        "tensor": Groups.tensor(w.shape),
+    }[grouping]
+    found, _ = run(w, groups, scheme)
+    monkeypatch.setattr(weight_job.quantization, "may_be_better", lambda *_: True)
+    expected, _ = run(w, groups, scheme)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_zeros_and_tiny_numbers():
     w = np.zeros((32, 4), np.float32)
     w[:, 1], w[:, 2] = 1e-45, 1e-38
