@@ -15,8 +15,10 @@ Forms, the fastest first:
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +35,7 @@ from qgraph.numerics.rounding import Rounding
 from qgraph.ops.composite import composite_of, write_out
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import round_to_integer
+from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.dialects.layout import layout_of
@@ -52,11 +55,15 @@ from qgraph.quantizers.magnitudes import magnitudes
 from qgraph.quantizers.quantizer import Affine, Floating, Ranged
 from qgraph.quantizers.sites import site_of
 
+Make = Callable[[], Draft]
+"""Writes a draft."""
 
-def runtime_forms(site: Site, editor: Editor, *, numbers: bool) -> Iterator[Draft]:
+
+def runtime_forms(site: Site, editor: Editor, *, numbers: bool) -> Iterator[Make]:
     """Yield the forms of ``site``, the fastest first, its definition last.
 
     Nodes that are no quantizers may precede the quantizer in ``site``; its forms do without them.
+    Quantizers that compute the same have as many forms, in the same order.
 
     Args:
         site: the quantizer.
@@ -71,12 +78,16 @@ def runtime_forms(site: Site, editor: Editor, *, numbers: bool) -> Iterator[Draf
         case Ranged() as meaning:
             yield from _ranged_chains(site, editor, meaning)
         case Floating():
-            yield from pairs(site, editor)
+            yield from map(_returning, pairs(site, editor))
     if all(operator_of(node) is not None for node in site.nodes):
-        yield from by_definition(site, editor)
+        yield from map(_returning, by_definition(site, editor))
 
 
-def _pair(site: Site, editor: Editor, meaning: Affine, *, keeps_nan: bool) -> Iterator[Draft]:
+def _returning(draft: Draft) -> Make:
+    return lambda: draft
+
+
+def _pair(site: Site, editor: Editor, meaning: Affine, *, keeps_nan: bool) -> Iterator[Make]:
     """Yield the pair, or ``min(max(x, top), pair)``: no value exceeds it, so that NaN is kept."""
     scale, zero = meaning.scale, np.zeros_like(meaning.scale)
     codes = CodeType.of(meaning.lo, meaning.hi, CLIPPABLE)
@@ -84,31 +95,39 @@ def _pair(site: Site, editor: Editor, meaning: Affine, *, keeps_nan: bool) -> It
     is_plain = meaning.rounding is Rounding.ROUND and not meaning.zero_point.any()
     if codes is None or layout is None or not codes.is_uniform or not is_plain:
         return
-    draft = editor.draft(site)
-    q = codes.quantize(draft, draft.x, scale, zero, layout)
-    pair: Operand = dequantize(draft, q, scale, zero, codes.kind, layout)
-    if keeps_nan:
-        with np.errstate(over="ignore"):
-            top = np.maximum(np.float32(codes.lo) * scale, np.float32(codes.hi) * scale)
-        pair = draft.op.Min(draft.op.Max(draft.x, top), pair)
-    yield draft.giving(pair)
+
+    def make() -> Draft:
+        draft = editor.draft(site)
+        q = codes.quantize(draft, draft.x, scale, zero, layout)
+        pair: Operand = dequantize(draft, q, scale, zero, codes.kind, layout)
+        if keeps_nan:
+            with np.errstate(over="ignore"):
+                top = np.maximum(np.float32(codes.lo) * scale, np.float32(codes.hi) * scale)
+            pair = draft.op.Min(draft.op.Max(draft.x, top), pair)
+        return draft.giving(pair)
+
+    yield make
 
 
-def _affine_chains(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
+def _affine_chains(site: Site, editor: Editor, meaning: Affine) -> Iterator[Make]:
     """Yield ``(round(clip(x / s + z)) - z) * s``, for z = 0 also without the addition.
 
     The addition of 0 makes +0 of -0.
     """
     zero_point = meaning.zero_point
-    for adds in (True,) if zero_point.any() else (False, True):
+
+    def make(*, adds: bool) -> Draft:
         draft = editor.draft(site)
         y = draft.op.Div(draft.x, meaning.scale)
         y = draft.op.Add(y, zero_point) if adds else y
         y = round_to_integer(draft.op, clip(draft, y, meaning.lo, meaning.hi), meaning.rounding)
-        yield draft.giving(real_values(draft, y, meaning.scale, zero_point))
+        return draft.giving(real_values(draft, y, meaning.scale, zero_point))
+
+    for adds in (True,) if zero_point.any() else (False, True):
+        yield partial(make, adds=adds)
 
 
-def _ranged_chains(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
+def _ranged_chains(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Make]:
     """Yield FakeQuantize's formula on data clamped to the range, without its comparisons.
 
     Operations with 0 are left out first. At the top of the range the formula may miss the upper
@@ -117,14 +136,18 @@ def _ranged_chains(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draf
     low, high = meaning.output_low, meaning.output_high
     if not (meaning.input_low < meaning.input_high).all():
         return
-    moves = [False] if low.any() else [False, True]
-    for adds, splits in [(adds, splits) for splits in (False, True) for adds in moves]:
+
+    def make(*, adds: bool, splits: bool) -> Draft:
         draft = editor.draft(site)
         inside = clip(draft, draft.x, meaning.input_low, meaning.input_high)
         codes = draft.op.Round(range_steps(draft, inside, meaning))
         y = range_values(draft, codes, low, high, meaning.levels - 1)
         y = draft.op.Add(y, low) if adds else y
-        yield draft.giving(split_top(draft, y, draft.x, meaning.input_high, high) if splits else y)
+        return draft.giving(split_top(draft, y, draft.x, meaning.input_high, high) if splits else y)
+
+    for splits in (False, True):
+        for adds in [False] if low.any() else [False, True]:
+            yield partial(make, adds=adds, splits=splits)
 
 
 logger = logging.getLogger(__name__)
@@ -134,7 +157,7 @@ _OPSET = 13
 _OPSET_OF_FLOATS = 24
 """Opset with the cast to E8M0, which gives powers of two."""
 
-Offer = tuple[Site, Draft]
+Offer = tuple[Site, Make]
 
 
 def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
@@ -267,18 +290,44 @@ def _choose(
     comparer: Comparer,
     limit: int,
 ) -> Iterator[Draft]:
-    """Yield for each site the first form that is equal; forms of one rank are compared together."""
-    pending = [_offers(site, numbers, editor, limit) for site in sites]
-    while pending:
-        rounds = [(offers, offer) for offers in pending if (offer := next(offers, None))]
-        verdicts = comparer.compare_all([offer for _, offer in rounds])
-        pending = []
-        for (offers, (site, draft)), verdict in zip(rounds, verdicts, strict=True):
-            if _is_equal(verdict, but_nan=site.x in numbers):
-                yield draft
-            else:
+    """Yield for each site the first form that is equal.
+
+    Of sites that compute the same, one tries all forms. The others take the form that it took, and
+    only that is compared with them.
+    """
+    forms, alike = Forms(), dict[object, list[Site]]()
+    for site in sites:
+        starts = [*_with_relu(site), site]
+        keys = [forms.of_region(start.nodes, start.x, start.y) for start in starts]
+        key = (*keys, site.shape, *(start.x in numbers for start in starts))
+        alike.setdefault(site.y if None in keys else key, []).append(site)
+
+    def equal(offers: Sequence[Offer]) -> list[Draft | None]:
+        made = [(site, make()) for site, make in offers]
+        verdicts = iter(comparer.compare_all([each for each in made if each[1].opset <= limit]))
+        found: list[Draft | None] = []
+        for site, draft in made:
+            verdict = next(verdicts) if draft.opset <= limit else None
+            is_equal = verdict is not None and _is_equal(verdict, but_nan=site.x in numbers)
+            found.append(draft if is_equal else None)
+            if not is_equal:
                 logger.debug("%s of %r: %s", draft.spelling, site.y.name, verdict)
-                pending.append(offers)
+        return found
+
+    pending = [(group, enumerate(_offers(group[0], numbers, editor))) for group in alike.values()]
+    others: list[Offer] = []
+    while pending:
+        rounds = [(*each, offer) for each in pending if (offer := next(each[1], None))]
+        drafts = equal([offer for *_, (_, offer) in rounds])
+        pending = []
+        for (group, offers, (place, _)), draft in zip(rounds, drafts, strict=True):
+            if draft is None:
+                pending.append((group, offers))
+                continue
+            yield draft
+            for site in group[1:]:
+                others += islice(_offers(site, numbers, editor), place, place + 1)
+    yield from filter(None, equal(others))
 
 
 def _is_equal(verdict: Verdict, *, but_nan: bool) -> bool:
@@ -287,13 +336,10 @@ def _is_equal(verdict: Verdict, *, but_nan: bool) -> bool:
     return verdict.reaches(Exactness.BITS)
 
 
-def _offers(
-    site: Site, numbers: Container[ir.Value], editor: Editor, limit: int
-) -> Iterator[Offer]:
+def _offers(site: Site, numbers: Container[ir.Value], editor: Editor) -> Iterator[Offer]:
     for start in (*_with_relu(site), site):
-        for draft in runtime_forms(start, editor, numbers=start.x in numbers):
-            if draft.opset <= limit:
-                yield start, draft
+        for make in runtime_forms(start, editor, numbers=start.x in numbers):
+            yield start, make
 
 
 def _with_relu(site: Site) -> Iterator[Site]:
