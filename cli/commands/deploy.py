@@ -120,6 +120,7 @@ def command(
     from qgraph.reporting.pages import page_of
     from qgraph.targets.reader import profile_of
     from qgraph.text import json_text
+    from qgraph.transforms.convert import ConvertDialect, FoldWeights
     from qgraph.transforms.deployment.advice import advice, proof_command
     from qgraph.transforms.deployment.deploy import deploy
     from qgraph.transforms.deployment.float_network import float_network
@@ -160,7 +161,10 @@ def command(
             if measure:
                 bar.tell("timing", 0, 0)
                 timing = Timing(found.runtime or "", options=dict(found.session_options))
-                times = beside_float(float_network(reference), loaded, reference, timing)
+                converted = reference.clone()
+                converted.apply(ConvertDialect(to="qdq"), FoldWeights())
+                inputs_of = [reference, converted]
+                times = beside_float(float_network(reference), loaded, inputs_of, timing)
                 found = replace(found, measured=times)
             if written is not None:
                 bar.tell(f"writing {written.name}", 0, 0)

@@ -91,8 +91,8 @@ def _times(measured: Mapping[str, Any] | None) -> Iterator[KeyFigure]:
     text = f"{amount(measured['milliseconds'], 4)} ms, {ratio:.2f} of float"
     yield KeyFigure(f"time in {measured['runtime']}", text, tone)
     if measured["input_milliseconds"] is not None:
-        ratio = measured["milliseconds"] / measured["input_milliseconds"]
-        yield KeyFigure("to the time of the input", f"{ratio:.2f}", tone)
+        what = "input, converted to qdq" if measured["input_is_converted"] else "input"
+        yield KeyFigure(f"to the time of the {what}", f"{measured['ratio_to_input']:.2f}", tone)
 
 
 def _sentence(document: Mapping[str, Any]) -> str:

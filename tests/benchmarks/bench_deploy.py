@@ -10,7 +10,10 @@ and at its defaults:
 
 Each runs in a process of its own, in turns, with one thread; ratios are medians over the rounds.
 
-    python tests/benchmarks/bench_deploy.py [MODEL.onnx]... [--rounds 31] [--only onnxruntime]
+    python tests/benchmarks/bench_deploy.py [MODEL.onnx]... [--trunc] [--only onnxruntime]
+
+``quantize_static`` quantizes the pool and the last layer, too; with ``--trunc`` the input does so
+as well.
 """
 
 from __future__ import annotations
@@ -120,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", type=Path, nargs="*")
     parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--trunc", action="store_true", help="quantize the pool too, by a Trunc")
     parser.add_argument("--only", help="one of " + ", ".join(each.name for each in SETTINGS))
     options = parser.parse_args()
     logging.disable(logging.WARNING)

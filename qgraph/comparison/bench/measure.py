@@ -190,33 +190,45 @@ def bench(
     return BenchReport(f"{chosen} {timers[0].version}", timing, times)
 
 
-def beside_float(plain: Source, result: Source, source: Source, timing: Timing) -> dict[str, Any]:
+def beside_float(
+    plain: Source, result: Source, sources: Sequence[Source], timing: Timing
+) -> dict[str, Any]:
     """Return the times of a deployed model beside those of its network in float, and of its input.
 
     Args:
         plain: the network in float.
         result: the deployed model.
-        source: what it was made of; left out if the runtime does not know its dialect.
+        sources: what it was made of, and equal models in other dialects; the first that the runtime
+            takes is timed.
         timing: how.
 
     Raises:
         UnsupportedError: the runtime is not installed.
         ExecutionError: the runtime does not run the first two.
     """
-    try:
-        times = bench([plain, result, source], timing)
-    except ExecutionError:
-        times = bench([plain, result], timing)
+    for place, source in enumerate(sources):
+        try:
+            times = bench([plain, result, source], timing)
+        except ExecutionError:
+            continue
+        return _beside(times, is_converted=place > 0)
+    return _beside(bench([plain, result], timing), is_converted=None)
+
+
+def _beside(times: BenchReport, *, is_converted: bool | None) -> dict[str, Any]:
     first, own, *given = times.models
+    pairs = zip(own.rounds_ms, given[0].rounds_ms, strict=True) if given else ()
     return {
         "runtime": times.runtime,
-        "threads": timing.threads,
+        "threads": times.timing.threads,
         "integer_nodes": own.kernels.integer_nodes,
         "float_nodes": own.kernels.float_nodes,
         "milliseconds": own.median_ms,
         "float_milliseconds": first.median_ms,
         "ratio_to_float": own.ratio,
         "input_milliseconds": given[0].median_ms if given else None,
+        "ratio_to_input": median(a / b for a, b in pairs) if given else None,
+        "input_is_converted": is_converted,
     }
 
 
