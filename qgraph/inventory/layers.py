@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.inference.dimensions import Dim
+from qgraph.graph.inference.walk import Facts
 from qgraph.graph.scopes import node_name, nodes_of, owners
 from qgraph.inventory.operands import OperandReader
 from qgraph.numerics import Float32
@@ -47,7 +48,9 @@ class FoundLayer:
     follows: tuple[ir.Node, ...]
 
 
-def quantized_layers(model: ir.Model, found: Sequence[Site] | None = None) -> Iterator[FoundLayer]:
+def quantized_layers(
+    model: ir.Model, found: Sequence[Site] | None = None, facts: Facts | None = None
+) -> Iterator[FoundLayer]:
     """Yield each layer whose operands are all codes of 8 bits or fewer, in topological order.
 
     The quantizer of an operand counts through operators that only move data.
@@ -55,10 +58,11 @@ def quantized_layers(model: ir.Model, found: Sequence[Site] | None = None) -> It
     Args:
         model: the model.
         found: its quantizers; None to look for them.
+        facts: its inferred types and shapes; None to infer them.
     """
     if found is None:
         found = [site for site in sites(model) if isinstance(site, Site)]
-    reader = OperandReader(model, found)
+    reader = OperandReader(model, found, facts)
     for owner in owners(model):
         for node in nodes_of(owner):
             if node.op_type in LAYERS and not node.domain:

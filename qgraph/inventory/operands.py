@@ -12,7 +12,7 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
-from qgraph.graph.inference.walk import infer
+from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.scopes import graphs_of, nodes_of, owners
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import IntFormat
@@ -65,10 +65,11 @@ class OperandReader:
     Args:
         model: the model.
         found: all its quantizers.
+        facts: its inferred types and shapes; None to infer them.
     """
 
-    def __init__(self, model: ir.Model, found: Iterable[Site]) -> None:
-        self._facts = infer(model)
+    def __init__(self, model: ir.Model, found: Iterable[Site], facts: Facts | None = None) -> None:
+        self._facts = infer(model) if facts is None else facts
         self._fixed = _fixed(model)
         self._ending = {site.y: site for site in found}
         self._within = {node: site for site in self._ending.values() for node in site.nodes}

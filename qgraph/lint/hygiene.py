@@ -12,6 +12,7 @@ from qgraph.graph.scopes import graphs_of
 from qgraph.lint.facts import DECODE, QONNX, QUANTIZE, Coder, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintLevel, rule
 from qgraph.quantizers.dialects.dialect import Refusal
+from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Affine, Ranged
 from qgraph.reasons import id_of
 
@@ -22,17 +23,14 @@ _SHARED = 8
 @rule("QG701", "double-quantizer", WARNING)
 def double_quantizer(facts: ModelFacts) -> Iterator[Found]:
     """Two equal quantizers follow each other."""
-    for encoder, decoder in facts.pairs:
+    for encoder in facts.encoders:
         source = encoder.node.inputs[0]
-        before = facts.before_moves(source)
-        first = None if before is None else before.producer()
-        if first is not None and first.op_type == DECODE:
-            earlier = facts.coder(first)
-            whole = facts.encoder_of(earlier)
-            is_equal = whole is not None and earlier.is_like(encoder) and encoder.axis is None
-            if is_equal and source is before:
-                text = "the second pair changes nothing"
-                yield Found((encoder.node, decoder.node, first), text)
+        first = None if source is None else source.producer()
+        if first is None or first.op_type != DECODE or encoder.scale is None:
+            continue
+        earlier = facts.coder(first)
+        if facts.encoder_of(earlier) is not None and earlier.is_like(encoder):
+            yield Found((encoder.node, first), "the second quantizer changes nothing")
     for site in facts.sites:
         node = site.x.producer()
         earlier_site = facts.site_ending.get(site.x)
@@ -181,18 +179,14 @@ def unused_import(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG712", "computed-parameters", WARNING)
 def computed_parameters(facts: ModelFacts) -> Iterator[Found]:
     """The scale or zero point of a quantizer is computed when the model runs."""
-    for found in facts.found:
-        if not isinstance(found, Refusal) or found.is_dynamic:
-            continue
-        node = found.root
-        if any(
-            value is not None and value.producer() is not None and facts.constant(value) is None
-            for value in node.inputs[1:]
-        ):
+    quantizers = [coder.node for coder in [*facts.encoders, *facts.decoders]]
+    for name in ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc"):
+        quantizers += facts.in_domain(name, *QONNX)
+    for node in quantizers:
+        values = [value for value in node.inputs[1:] if value is not None and value.producer()]
+        if any(facts.constant(value) is None for value in values) and not is_dynamic(node):
             text = "it follows from constants only: computed once, it would be known to runtimes"
-            before = None if node.inputs[0] is None else node.inputs[0].producer()
-            is_pair = before is not None and before.op_type == QUANTIZE
-            yield Found((node, before) if before is not None and is_pair else (node,), text)
+            yield Found((node,), text)
 
 
 @rule("QG713", "unreadable-quantizer", WARNING)

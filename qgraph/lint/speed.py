@@ -13,7 +13,7 @@ from qgraph.numerics import Array
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
 from qgraph.targets.layer import LAYERS, Granularity, ZeroPoint
 
-WARNING, INFO = LintLevel.WARNING, LintLevel.INFO
+ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _SCALING = ("Mul", "Div", "Add", "Sub")
 _PACKED = ("INT4", "UINT4", "INT2", "UINT2")
 _CHAIN = ("Clip", "Identity", QUANTIZE, DECODE)
@@ -183,7 +183,11 @@ def constant_chain(facts: ModelFacts) -> Iterator[Found]:
         if chain and is_fixed and all(_has_constants(facts, node) for node in chain):
             names = "+".join(node.op_type for node in reversed(chain))
             text = f"{names} of constant codes stops integer kernels of OpenVINO"
-            yield Found((decoder.node, *chain), text, {"operators": names})
+            is_openvino = facts.target is not None and facts.target.name.startswith("openvino")
+            level = None
+            if is_openvino and {QUANTIZE, DECODE} <= {node.op_type for node in chain}:
+                text, level = f"{names} of a constant stops the compiler of OpenVINO", ERROR
+            yield Found((decoder.node, *chain), text, {"operators": names}, level)
 
 
 @rule("QG414", "quantizer-inside-unit", INFO)

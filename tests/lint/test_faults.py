@@ -1,0 +1,59 @@
+"""Faults of rules are found where they are planted in real models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import qgraph
+from qgraph.lint.engine import lint
+from tests.lint.faults import FAULTS, places
+
+_MOST_BYTES = 60_000_000
+
+
+def real_models(folder: Path) -> list[Path]:
+    found = sorted([*folder.glob("*.onnx"), *(folder / "field").glob("*.onnx")])
+    return [path for path in found if path.stat().st_size < _MOST_BYTES]
+
+
+@pytest.mark.exhaustive
+def test_planted_faults_are_found_at_their_nodes(models: Path) -> None:
+    planted: Counter[str] = Counter()
+    missed = []
+    for path in real_models(models):
+        base = qgraph.load(path)
+        base.freeze_inputs()
+        known = {(finding.rule.id, name) for finding in lint(base) for name in finding.nodes}
+        for rule, (_, plant) in FAULTS.items():
+            for place in places(base.ir, rule, 2):
+                model = base.clone()
+                name = plant(model.ir, list(model.ir.graph)[place])
+                if (rule, name) in known:
+                    continue
+                planted[rule] += 1
+                if not any(name in finding.nodes for finding in lint(model, select=rule)):
+                    missed.append((rule, path.name, name))
+    assert missed == []
+    assert sum(planted.values()) >= 200
+    assert set(planted) == set(FAULTS)
+
+
+ERRORS = {
+    "TFC_1W2A.onnx": ["QG604"],
+    "kwsmlp_w3a3.onnx": ["QG604"],
+    "qkeras_jettagging.onnx": ["QG604"],
+}
+"""Errors in real models, each checked by hand: these files do not import the domain they use."""
+
+
+@pytest.mark.slow
+def test_real_models_have_no_other_errors(models: Path) -> None:
+    found = {}
+    for path in real_models(models):
+        errors = [f.rule.id for f in lint(path) if f.severity == "error"]
+        if errors:
+            found[path.name] = errors
+    assert found == ERRORS
