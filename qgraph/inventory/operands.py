@@ -117,6 +117,32 @@ class OperandReader:
             names.pop(0)
         return replace(read, found=replace(read.found, written="+".join(names)))
 
+    def apart(self, node: ir.Node) -> tuple[ReadOperand, tuple[float, float]] | None:
+        """Return what a QuantizeLinear gives whose DequantizeLinear stands behind data movement.
+
+        The smallest and largest real number that its codes stand for are returned too.
+        """
+        if node.op_type != "QuantizeLinear" or node in self._within:
+            return None
+        names, uses = [node.op_type], list(node.outputs[0].uses())
+        while uses and (after := uses[0].node).op_type in _ON_CODES and not after.domain:
+            names += [] if after.op_type in _MOVES else [after.op_type]
+            uses = list(after.outputs[0].uses())
+        if not uses or uses[0].node.op_type != "DequantizeLinear":
+            return None
+        read, decode = _decoded(uses[0].node), uses[0].node
+        if read is None:
+            return None
+        zero = constant_expression(decode.inputs[2]) if len(decode.inputs) > 2 else None
+        least, most = _LIMITS[read.found.codes]
+        ends = -math.inf, math.inf
+        if read.scale is not None:
+            point = np.zeros((), np.float32) if zero is None else zero.astype(np.float32)
+            low, high = (least - point) * read.scale, (most - point) * read.scale
+            ends = float(np.max(low)), float(np.min(high))
+        written = "+".join([*names, "DequantizeLinear"])
+        return replace(read, found=replace(read.found, written=written)), ends
+
     def reach(self, site: Site) -> tuple[float, float]:
         """Return the smallest and largest real number that the type of the codes stands for."""
         match site.quantizer:

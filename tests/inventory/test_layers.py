@@ -125,3 +125,30 @@ def test_executed_kernels_are_those_of_the_optimized_graph() -> None:
     assert found.layers[1].kernel == "QLinearConv"
     assert (found.integer_nodes, found.float_nodes) == (1, 1)
     assert [node.name for node in model.graph if node.op_type == "Conv"] == ["first", "second"]
+
+
+def test_a_quantizer_whose_codes_are_moved_is_that_of_the_layer() -> None:
+    found = quantized_layers(ir.from_onnx_text(BODY_OF_MOVED))
+    (layer,) = (each.description for each in found)
+    assert layer.y is not None
+    assert (layer.y.codes, layer.y.written) == (
+        "UINT8",
+        "QuantizeLinear+Clip+DequantizeLinear",
+    )
+    # codes of 0 to 255 times 0.5 leave nothing for Relu to do
+    assert layer.behind == (BehindLayer("Relu", is_redundant=True),)
+
+
+BODY_OF_MOVED = """<ir_version: 10, opset_import: ["": 21]>
+g (float[1,1,8,8] x) => (float[1,2,3,3] y) <float s = {0.5}, uint8 z = {0}, uint8 top = {15},
+    int8[2,1,3,3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9}> {
+    q = QuantizeLinear (x, s, z)
+    d = DequantizeLinear (q, s, z)
+    v = DequantizeLinear (w, s)
+    c = Conv (d, v)
+    r = Relu (c)
+    p = QuantizeLinear (r, s, z)
+    k = Clip (p, z, top)
+    m = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (k)
+    y = DequantizeLinear (m, s, z)
+}"""
