@@ -205,14 +205,14 @@ def _behind(node: ir.Node, reader: OperandReader) -> _Behind:
         between.append(after)
         value = after.outputs[0]
     if site is None:
-        after = [use.node for use in value.uses()]
-        apart = next((y for each in after if (y := reader.apart(each))), None)
-        if apart is not None:
-            read, (low, high) = apart
+        users = [use.node for use in value.uses()]
+        moved = next((found for each in users if (found := reader.apart(each))), None)
+        if moved is not None:
+            read, (low, high) = moved
             operators = tuple(
                 BehindLayer(_name(each, reader), _is_redundant(each, low, high)) for each in between
             )
-            return _Behind(read.found, operators, (*between, *after), consumers, is_output)
+            return _Behind(read.found, operators, (*between, *users), consumers, is_output)
         operators = tuple(BehindLayer(_name(each, reader)) for each in between)
         readers = len(list(node.outputs[0].uses()))
         return _Behind(None, operators, tuple(between), max(1, readers), is_output)
