@@ -12,7 +12,8 @@ chooses which ones count: all operands, those of elementwise nodes only, or user
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import networkx as nx
@@ -118,6 +119,56 @@ def between(
     return [node for node in nodes if node is not None]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Chain:
+    """A value and the values that every way to it passes, the nearest first."""
+
+    value: ir.Value
+    rest: Chain | None
+    last: ir.Value
+
+    def __iter__(self) -> Iterator[ir.Value]:
+        """Yield the values."""
+        chain: Chain | None = self
+        while chain is not None:
+            yield chain.value
+            chain = chain.rest
+
+
+class Dominators:
+    """The dominators of values; chains that meet are one from there on.
+
+    Args:
+        step: what a value is computed from; it may not change.
+    """
+
+    def __init__(self, step: Step = sources) -> None:
+        self._step = step
+        self._chains: dict[ir.Value, Chain] = {}
+
+    def of(self, value: ir.Value) -> Chain:
+        """Return the values that every way to ``value`` passes; see :func:`dominators`."""
+        passed: list[ir.Value] = []
+        while (chain := self._chains.get(value)) is None:
+            following = list(dict.fromkeys(self._step(value)))
+            if len(following) != 1:
+                chain = _linked(_parted(value, self._step) if following else [value])
+                self._chains[value] = chain
+                break
+            passed.append(value)
+            (value,) = following
+        for each in reversed(passed):
+            chain = self._chains[each] = Chain(each, chain, chain.last)
+        return chain
+
+
+def _linked(values: Sequence[ir.Value]) -> Chain:
+    chain = Chain(values[-1], None, values[-1])
+    for value in reversed(values[:-1]):
+        chain = Chain(value, chain, chain.last)
+    return chain
+
+
 def dominators(value: ir.Value, step: Step = sources) -> list[ir.Value]:
     """Return the values that every way to ``value`` passes, it included, the nearest first.
 
@@ -128,12 +179,13 @@ def dominators(value: ir.Value, step: Step = sources) -> list[ir.Value]:
         value: the end of all ways.
         step: what a value is computed from.
     """
+    return list(Dominators(step).of(value))
+
+
+def _parted(value: ir.Value, step: Step) -> list[ir.Value]:
+    """Return the dominators of a value at which ways part."""
     chain = [value]
-    while len(following := list(dict.fromkeys(step(chain[-1])))) == 1:
-        chain += following
-    if not following:
-        return chain
-    ways = reached(chain[-1:], step, most=_FOLLOWED)
+    ways = reached(chain, step, most=_FOLLOWED)
     origin = object()
     flow = _flow(ways)
     flow.add_edges_from((origin, leaf) for leaf, following in ways.items() if not following)

@@ -33,7 +33,8 @@ from qgraph.numerics.float32 import from_keys
 from qgraph.proof.discharge import Shown, discharge
 from qgraph.proof.functions.decide import undecided
 from qgraph.proof.matching.attained import Attained, visible
-from qgraph.proof.matching.match import Closure, Context, Implication, Kind, Matching
+from qgraph.proof.matching.closure import Closure, Context, Implication
+from qgraph.proof.matching.match import Kind, Matching
 from qgraph.proof.matching.normalise import live_nodes
 from qgraph.proof.matching.operators import is_exact, is_random
 from qgraph.proof.regions import Decided, cut, decide_cuts

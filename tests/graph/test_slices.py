@@ -7,7 +7,15 @@ import itertools
 import onnx_ir as ir
 import pytest
 
-from qgraph.graph.slices import ancestors, between, dominators, nearest_cut, reached, sources
+from qgraph.graph.slices import (
+    Dominators,
+    ancestors,
+    between,
+    dominators,
+    nearest_cut,
+    reached,
+    sources,
+)
 
 TEXT = """
 <ir_version: 10, opset_import: ["": 21]>
@@ -115,3 +123,19 @@ def test_dominators_far_behind_a_fork_are_not_looked_for() -> None:
     for side in (first, second):
         following |= {a: [b] for a, b in itertools.pairwise(side)}
     assert dominators(end, lambda value: following.get(value, [])) == [end]
+
+
+def test_chains_that_meet_share_their_end() -> None:
+    line = [ir.Value(name=f"v{n}") for n in range(5000)]
+    following = {a: [b] for a, b in itertools.pairwise(line)} | {line[-1]: []}
+    seen: list[ir.Value] = []
+
+    def step(value: ir.Value) -> list[ir.Value]:
+        seen.append(value)
+        return following[value]
+
+    found = Dominators(step)
+    chains = [found.of(value) for value in (line[2500], line[0], line[1])]
+    assert [list(chain) for chain in chains] == [line[2500:], line, line[1:]]
+    assert {chain.last for chain in chains} == {line[-1]}
+    assert len(seen) == len(line)

@@ -15,7 +15,8 @@ from qgraph.exactness import Exactness
 from qgraph.graph.interface import Pair
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
-from qgraph.proof.matching.match import Closure, Implication, Matching
+from qgraph.proof.matching.closure import Closure, Implication
+from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
 
 _FORWARD = 4

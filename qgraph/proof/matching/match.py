@@ -6,25 +6,22 @@ but are in different classes are traced back to something that can be proved on 
 constants, or a region that computes both values from a pair of equal values. Each is an
 :class:`EqualityClaim`. Its values are then assumed equal, so that later differences are found too.
 Each claim depends on earlier claims only.
-
-``Closure`` decides which values are equal if only some claims hold. ``Context`` decides whether
-both models are the same function of values that differ: the reference is C[u], the candidate is
-C[v], and u and v are the only difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from itertools import islice
 
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Witness
 from qgraph.graph.interface import Pair, are_equal_defaults, conflict
 from qgraph.graph.scopes import graphs_of
-from qgraph.graph.slices import ancestors, dominators, nearest_cut
+from qgraph.graph.slices import Chain, Dominators, ancestors, nearest_cut
 from qgraph.numerics.values import Comparison
 from qgraph.proof.matching.classes import Class, MatchedModel, ValueClasses
 from qgraph.proof.matching.constant_rows import compare_constants
@@ -36,7 +33,8 @@ from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
 _MOST = 64
 """Maximum number of values to search for the two inputs of a region."""
 
-_MOST_PAIRS = 200_000
+_NEAR = 64
+"""Number of values of a chain among which the entries of a region are searched first."""
 
 
 class Kind(StrEnum):
@@ -57,7 +55,8 @@ class EqualityClaim:
             of codes of their two inputs. An open claim cannot be proved.
         reference, candidate: the values.
         entries: for a region, pairs of equal values from which both values can be computed, the
-            nearest first. For a joint region, the two pairs from which both are computed.
+            nearest first, and the farthest. For a joint region, the two pairs from which both are
+            computed.
         reason: why the claim is open.
     """
 
@@ -101,6 +100,8 @@ class Matching(ValueClasses):
         self.is_hinted = False
         self.claims: list[EqualityClaim] = []
         self.runs_graphs: list[tuple[Pair, tuple[Pair, ...]]] = []
+        self._chains = [Dominators(side.operands) for side in (self.reference, self.candidate)]
+        self._named: set[tuple[Chain, Chain]] = set()
         self._compared: dict[Pair, tuple[Comparison, Witness | None] | None] = {}
         self.notes = self.interface.notes
         for a, b in self.interface.defaults:
@@ -136,9 +137,8 @@ class Matching(ValueClasses):
         if self._needs_no_region(pair):
             yield from self._rest_on_operands(pair)
             return
-        ours = dominators(a, self.reference.operands)
-        theirs = dominators(b, self.candidate.operands)
-        first = ours[-1], theirs[-1]
+        ours, theirs = (chains.of(value) for chains, value in zip(self._chains, pair, strict=True))
+        first = ours.last, theirs.last
         if first != pair:
             types = {value.dtype for value in first}
             if len(types) > 1 and None not in types:
@@ -147,9 +147,7 @@ class Matching(ValueClasses):
                 if is_settled:
                     return
             yield first
-            for named in _namesakes(ours[1:], theirs[1:]) if self._by_name else ():
-                self.is_hinted = True
-                yield named
+            yield from self._namesakes(ours, theirs)
             if self.equal(pair):
                 return
             if entries := self._common(ours, theirs):
@@ -157,9 +155,23 @@ class Matching(ValueClasses):
                 return
         yield from self._rest_on_operands(pair)
 
-    def _resolve_codes(
-        self, pair: Pair, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]
-    ) -> Generator[Pair, None, bool]:
+    def _namesakes(self, ours: Chain, theirs: Chain) -> Iterator[Pair]:
+        """Yield pairs of values of two chains with equal names and types, the farthest first.
+
+        Those of the end of a chain are yielded once.
+        """
+        if not self._by_name or (ours, theirs) in self._named:
+            return
+        named = {chain.value.name: chain for chain in _links(theirs.rest)}
+        found = [(c, named[c.value.name]) for c in _links(ours.rest) if c.value.name in named]
+        for mine, other in reversed(found):
+            a, b = mine.value, other.value
+            if None in (a.dtype, b.dtype) or a.dtype == b.dtype:
+                self.is_hinted = True
+                self._named.add((mine, other))
+                yield a, b
+
+    def _resolve_codes(self, pair: Pair, ours: Chain, theirs: Chain) -> Generator[Pair, None, bool]:
         """Claim two values by the codes that they are computed from; return whether possible."""
         entries, codes = self._joint_entries(pair), _farthest_codes(ours, theirs)
         if entries is None and codes is not None and codes != pair:
@@ -206,14 +218,27 @@ class Matching(ValueClasses):
             self._compared[pair] = compare_constants(*sides)
         return self._compared[pair]
 
-    def _common(self, ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> tuple[Pair, ...]:
-        """Return the equal pairs among the dominators of two values, the nearest first."""
-        candidates = {self.class_of(self.candidate, value): value for value in reversed(theirs)}
-        pairs = []
-        for value in ours:
-            other = candidates.get(self.class_of(self.reference, value))
-            if other is not None and (value, other) != (ours[0], theirs[0]):
-                pairs.append((value, other))
+    def _common(self, ours: Chain, theirs: Chain) -> tuple[Pair, ...]:
+        """Return the equal pairs among the dominators of two values, the nearest first.
+
+        Of long chains, only the nearest pairs and the farthest values are looked at.
+        """
+        near, pairs = _NEAR, dict[Pair, None]()
+        while True:
+            sides = [list(islice(chain, near)) for chain in (ours, theirs)]
+            candidates = {
+                self.class_of(self.candidate, value): value for value in reversed(sides[1])
+            }
+            for value in sides[0]:
+                other = candidates.get(self.class_of(self.reference, value))
+                if other is not None and (value, other) != (ours.value, theirs.value):
+                    pairs[value, other] = None
+            if pairs or max(map(len, sides)) < near:
+                break
+            near *= 2
+        farthest = ours.last, theirs.last
+        if farthest != (ours.value, theirs.value) and self.equal(farthest):
+            pairs[farthest] = None
         return tuple(pairs)
 
     def _rest_on_operands(self, pair: Pair) -> Iterator[Pair]:
@@ -280,14 +305,13 @@ class Matching(ValueClasses):
         self.merge(pair)
 
 
-def _namesakes(ours: Iterable[ir.Value], theirs: Iterable[ir.Value]) -> list[Pair]:
-    """Return pairs of values of two chains with equal names and types, the farthest first."""
-    named = {value.name: value for value in theirs}
-    pairs = [(value, named[value.name]) for value in ours if value.name in named]
-    return [(a, b) for a, b in reversed(pairs) if None in (a.dtype, b.dtype) or a.dtype == b.dtype]
+def _links(chain: Chain | None) -> Iterator[Chain]:
+    while chain is not None:
+        yield chain
+        chain = chain.rest
 
 
-def _farthest_codes(ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> Pair | None:
+def _farthest_codes(ours: Chain, theirs: Chain) -> Pair | None:
     """Return the farthest integer values of two chains, if they have the same type."""
     last = [code for chain in (ours, theirs) for code in list(filter(_are_codes, chain))[-1:]]
     if len(last) < 2 or last[0].dtype is not last[1].dtype:
@@ -297,101 +321,3 @@ def _farthest_codes(ours: Sequence[ir.Value], theirs: Sequence[ir.Value]) -> Pai
 
 def _are_codes(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_integer()
-
-
-@dataclass(frozen=True)
-class Implication:
-    """Two values that are equal if all entries are."""
-
-    values: Pair
-    entries: Sequence[Pair] = ()
-
-
-class Closure:
-    """The equality of values that follows from some facts alone.
-
-    Args:
-        matching: the matching of the two models; its claims are not used.
-        facts: the facts.
-    """
-
-    def __init__(self, matching: Matching, facts: Iterable[Implication]) -> None:
-        self._classes = matching.without_claims()
-        self._pending = [*facts, *(Implication(*pairs) for pairs in matching.runs_graphs)]
-        self._conclude()
-
-    def assume(self, pair: Pair) -> None:
-        """Add that two values are equal to the facts."""
-        self._classes.merge(pair)
-        self._conclude()
-
-    def _conclude(self) -> None:
-        before = -1
-        while len(self._pending) != before:  # merge facts until nothing more follows
-            before = len(self._pending)
-            waiting = []
-            for fact in self._pending:
-                if self.all_equal(fact.entries):
-                    self._classes.merge(fact.values)
-                else:
-                    waiting.append(fact)
-            self._pending = waiting
-
-    def equal(self, pair: Pair) -> bool:
-        """Return whether two values are equal if the facts hold."""
-        return self._classes.equal(pair)
-
-    def all_equal(self, pairs: Iterable[Pair]) -> bool:
-        """Return whether the values of each pair are equal if the facts hold."""
-        return all(map(self.equal, pairs))
-
-
-class Context:
-    """The correspondence of values of two models that differ in some pairs of values only.
-
-    Two values correspond if they are proved equal, if they are one of these pairs, or if equal
-    operators compute them from corresponding values. Unlike equality, this is not transitive.
-
-    Args:
-        matching: the matching of the two models.
-        closure: the equality that follows from the proved claims.
-        proved: the proved claims.
-        differing: pairs that correspond although they differ.
-    """
-
-    def __init__(
-        self,
-        matching: Matching,
-        closure: Closure,
-        proved: Sequence[Implication],
-        differing: Iterable[Pair],
-    ) -> None:
-        self._matching = matching
-        self._closure = closure
-        self._proved: dict[Pair, list[Implication]] = {}
-        for fact in proved:
-            self._proved.setdefault(fact.values, []).append(fact)
-        self._corresponds: dict[Pair, bool] = dict.fromkeys(differing, True)
-
-    def holds(self, pair: Pair) -> bool:
-        """Return whether two values correspond."""
-        stack = [pair]
-        while stack:
-            top = stack[-1]
-            if top not in self._corresponds:
-                if len(self._corresponds) > _MOST_PAIRS:
-                    return False
-                ways = self._ways(top)
-                undecided = [p for way in ways for p in way if p not in self._corresponds]
-                if undecided:
-                    stack += undecided
-                    continue
-                self._corresponds[top] = any(all(self._corresponds[p] for p in w) for w in ways)
-            stack.pop()
-        return self._corresponds[pair]
-
-    def _ways(self, pair: Pair) -> list[list[Pair]]:
-        if self._closure.equal(pair):
-            return [[]]
-        claimed = [list(fact.entries) for fact in self._proved.get(pair, ())]
-        return claimed + self._matching.ways(pair)
