@@ -175,6 +175,8 @@ def _module(name: str) -> Any:
 def _of_onnxruntime(module: Any, path: Path) -> list[RunKernel]:
     options = module.SessionOptions()
     options.log_severity_level = 4
+    # The graph is the same, and no copy of the weights is made for kernels that never run.
+    options.add_session_config_entry("session.disable_prepacking", "1")
     optimized = path.with_name("optimized.onnx")
     options.optimized_model_filepath = str(optimized)
     module.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -11,9 +11,16 @@ import onnx_ir as ir
 
 from qgraph.bound import Against, Bounding, Within
 from qgraph.comparison.check import Feeds, Inputs
-from qgraph.errors import EquivalenceError, ExecutionError, OptionError, UnsupportedError, member
+from qgraph.errors import (
+    EquivalenceError,
+    ExecutionError,
+    OptionError,
+    QGraphError,
+    UnsupportedError,
+    member,
+)
 from qgraph.exactness import Exactness, ProofVerdict
-from qgraph.inventory.executed import executed
+from qgraph.inventory.executed import ExecutedGraph, executed
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.model import Model, Source, load
 from qgraph.reasons import OTHER, ExplainedReason, id_of
@@ -83,6 +90,7 @@ def deploy(
             bound is violated.
     """
     profile, model = profile_of(target), load(source)
+    runtime = _Runtime(profile)
     reference = model.clone()
     if labels is not None and inputs is None:
         raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
@@ -92,25 +100,25 @@ def deploy(
     attempt = unchanged(
         reference, request, "every quantized layer runs in an integer kernel already"
     )
-    found = _reported(reference, attempt, profile)
+    found = _reported(reference, attempt, runtime)
     if found.left or not found.layers:
         how = reference, profile, request, list(keep)
         if preference is Preference.SIZE:
             attempt = best_form(*how, packed(best_form(*how, ()).model))
         else:
             attempt = best_form(*how)
-            after = _reported(reference, attempt, profile)
+            after = _reported(reference, attempt, runtime)
             if worse := _worse(found, after):
                 kept = [escaped(layer.node) for layer in worse]
                 attempt = best_form(reference, profile, request, [*keep, *kept])
-                after = _reported(reference, attempt, profile)
+                after = _reported(reference, attempt, runtime)
             if _worse(found, after) or _is_idle(found, after):
                 attempt = unchanged(
                     reference, request, "no form has more layers in integer kernels"
                 )
     chosen = preferred(attempt, reference, profile, request, preference)
     attempt = chosen.attempt
-    found = replace(_reported(reference, attempt, profile, chosen.left), tuning=chosen.tuning)
+    found = replace(_reported(reference, attempt, runtime, chosen.left), tuning=chosen.tuning)
     if require_all and found.left:
         first = found.left[0]
         raise EquivalenceError(
@@ -147,18 +155,45 @@ class _Taken:
     reason: str | None = None
 
 
-def _kernels(model: Model, profile: Profile, *, run: bool) -> dict[str, _Taken]:
+class _Runtime:
+    """The runtime of a target, which loads each model once: that takes the memory of its weights.
+
+    Args:
+        profile: of the target.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._known: dict[int, tuple[Model, ExecutedGraph | QGraphError]] = {}
+
+    def executed(self, model: Model, name: str) -> ExecutedGraph:
+        """Return what the runtime ``name`` executes; errors as of :func:`executed`."""
+        if id(model) not in self._known:
+            found: ExecutedGraph | QGraphError
+            try:
+                found = executed(model.ir, name)
+            except (ExecutionError, UnsupportedError) as error:
+                found = error
+            self._known[id(model)] = model, found
+        _, known = self._known[id(model)]
+        if isinstance(known, QGraphError):
+            raise known
+        return known
+
+
+def _kernels(model: Model, runtime: _Runtime, *, run: bool) -> dict[str, _Taken]:
     """Return what computes each quantized layer, by name.
 
     Args:
         model: the model.
-        profile: what predicts it.
+        runtime: whose profile predicts it.
         run: read it from the graph that the runtime executes.
 
     Raises:
         ExecutionError: the runtime refuses the model.
         UnsupportedError: the runtime is not installed.
     """
+    profile = runtime.profile
     found: dict[str, _Taken] = {}
     for layer in quantized_layers(model.ir):
         match = kernel_of(layer.description, profile)
@@ -171,7 +206,7 @@ def _kernels(model: Model, profile: Profile, *, run: bool) -> dict[str, _Taken]:
             found[layer.description.node] = _Taken(None, reason)
     if not run or profile.executed is None:
         return found
-    for each in executed(model.ir, profile.executed).layers:
+    for each in runtime.executed(model, profile.executed).layers:
         predicted = found[each.node].kernel
         if each.is_integer:
             found[each.node] = _Taken(each.kernel)
@@ -182,8 +217,10 @@ def _kernels(model: Model, profile: Profile, *, run: bool) -> dict[str, _Taken]:
 
 
 def _reported(
-    reference: Model, attempt: Attempt, profile: Profile, chosen: Left = MappingProxyType({})
+    reference: Model, attempt: Attempt, runtime: _Runtime, chosen: Left = MappingProxyType({})
 ) -> Deployment:
+    profile = runtime.profile
+    result = attempt.model if attempt.report.count(SiteStatus.CHANGED) else reference
     plain = reference.clone()
     plain.apply(as_pairs())
     layers = list(quantized_layers(plain.ir))
@@ -191,12 +228,12 @@ def _reported(
     own, left = _coded(reference, profile), _coded(attempt.model, profile)
     notes: list[str] = []
     try:
-        after, run = _kernels(attempt.model, profile, run=True), profile.executed is not None
+        after, run = _kernels(result, runtime, run=True), profile.executed is not None
     except (ExecutionError, UnsupportedError) as error:
         notes.append(f"kernels are predicted by the profile, not read from the runtime: {error}")
-        after, run = _kernels(attempt.model, profile, run=False), False
+        after, run = _kernels(result, runtime, run=False), False
     try:
-        before = _kernels(reference, profile, run=run)
+        before = _kernels(reference, runtime, run=run)
     except ExecutionError:
         before = {}  # it does not load, so nothing runs in integers
     rows = []
