@@ -19,7 +19,6 @@ from qgraph.errors import (
     ModelError,
     OptionError,
     UnsupportedError,
-    member,
 )
 from qgraph.exactness import Exactness, PartFinding, ProofVerdict, Status, Verification
 from qgraph.execution.demonstration import demonstrate
@@ -30,8 +29,7 @@ from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.numerics.values import compare_values
-from qgraph.proof.bounds.regions import with_bounds
-from qgraph.proof.certify import certify
+from qgraph.proof.bounds.regions import certified
 from qgraph.proof.discharge import Shown
 from qgraph.proof.functions.finding import Runs
 from qgraph.proof.matching.match import Matching
@@ -91,21 +89,13 @@ def prove(
     request = Bounding.of(within, models[0].inputs, models[0].outputs)
     # Hash the files before reading the models, so that both are the same.
     first, second = ((m.identity() if hashes else Identity(None, None)) for m in models)
-    proof = certify(
-        models[0].ir,
-        models[1].ir,
+    proof, found = certified(
+        (models[0].ir, models[1].ir),
+        request,
         exact=exact,
         keep_inputs=keep_inputs,
         evidence=evidence,
         demonstrate=demonstrate,
-    )
-    found = with_bounds(
-        proof,
-        (models[0].ir, models[1].ir),
-        request,
-        member(Exactness, exact, "exact"),
-        keep_inputs=keep_inputs,
-        evidence=evidence,
     )
     found = replace(found, reference=first, candidate=second)
     if not runs or found.verdict is not ProofVerdict.DIFFERENT:

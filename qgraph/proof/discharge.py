@@ -65,7 +65,7 @@ def discharge(matching: Matching, level: Exactness, known: Decided | None = None
         known: see :func:`~qgraph.proof.regions.decide_cuts`.
     """
     claims = matching.claims
-    shown = _show_regions(matching, level, {} if known is None else known)
+    shown = _show_regions(matching, level, Decided() if known is None else known)
     for claim in claims:
         if claim.kind is Kind.CONSTANT:
             shown[claim] = Shown(claim, _compare_constants(matching, claim))
@@ -134,7 +134,7 @@ def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
             efforts.append((effort(*pair.functions), index))
     left = _MOST_OPERATIONS
     done = list(shown)
-    found: Decided = {}
+    found = Decided()
     for operations, index in sorted(efforts):
         outcome = done[index].outcome
         if outcome.pair is None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
+from qgraph.exactness import Exactness
 from qgraph.graph.interface import Pair, fixed_sizes
 from qgraph.graph.slices import between
 from qgraph.numerics import Array
@@ -37,8 +38,16 @@ from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NOT_COMPUTED, NOT_KNOWN, TYPE_
 
 _PARAMETERS_ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
-Decided: TypeAlias = dict[Key, PairOutcome]
-"""Outcomes by the form of both sides."""
+
+class Decided(dict[Key, PairOutcome]):
+    """Outcomes by the form of both sides, which are reused.
+
+    Attributes:
+        at_least: the level to reach; inputs of pairs that differ in values are not counted then.
+            None to count them.
+    """
+
+    at_least: Exactness | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,14 +94,18 @@ def decide_cuts(
     Args:
         matching: of the two models.
         cuts: the regions.
-        decided: see :func:`~qgraph.proof.functions.decide.decide_pairs`.
+        decided: outcomes of earlier calls; new ones are added.
 
     Raises:
         UnsupportedError: this thread does not follow IEEE 754.
     """
     builder = Builder()
     pairs = [_lower_or_enumerate(matching, region, builder) for region in cuts]
-    return decide_pairs(pairs, {} if decided is None else decided)
+    decided = Decided() if decided is None else decided
+    outcomes = decide_pairs(pairs, decided, at_least=decided.at_least)
+    found = zip(pairs, outcomes, strict=True)
+    decided.update((pair.key, o) for pair, o in found if isinstance(pair, FunctionPair))
+    return outcomes
 
 
 def _lower_or_enumerate(

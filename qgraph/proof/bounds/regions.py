@@ -32,8 +32,8 @@ from qgraph.proof.bounds.equal_ends import EqualEnds
 from qgraph.proof.bounds.evaluate import written_out
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Ends, Pairing
-from qgraph.proof.certify import Proof
-from qgraph.proof.forced import fact_of
+from qgraph.proof.certify import Proof, certify
+from qgraph.proof.forced import Demonstrate, fact_of
 from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.matching.normalise import flat
 from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, OVERFLOW, SIGN_OF_ZERO
@@ -120,6 +120,56 @@ def bounded_regions(
         for s, entries in zip(pairing.segments, _entries(pairing), strict=True)
     ]
     return regions, _conditions(regions, request, pairing.conditions)
+
+
+def certified(
+    models: tuple[ir.Model, ir.Model],
+    request: Bounding,
+    *,
+    exact: str,
+    keep_inputs: bool,
+    evidence: bool,
+    demonstrate: Demonstrate | None,
+) -> tuple[Proof, Certificate]:
+    """Return the proof of two models, and its certificate with bounds where it shows no equality.
+
+    If there are limits, inputs that differ are counted only where bounds do not answer.
+
+    Args:
+        models: the reference and the candidate.
+        request: what is to be bounded.
+        exact: as the next ones: see :func:`qgraph.proof.certify.certify`.
+        keep_inputs: see there.
+        evidence: see there; also list the bounds of all channels.
+        demonstrate: see there.
+
+    Raises:
+        ModelError: the models have different inputs or outputs.
+        OptionError: an option is wrong, or a range or a limit names no input or output.
+        UnsupportedError: a function cannot be inlined, or this thread does not follow IEEE 754.
+    """
+    level = member(Exactness, exact, "exact")
+
+    def attempt(*, counts: bool) -> tuple[Proof, Certificate]:
+        proof = certify(
+            *models,
+            exact=exact,
+            keep_inputs=keep_inputs,
+            evidence=evidence,
+            demonstrate=demonstrate,
+            counts=counts,
+        )
+        return proof, with_bounds(
+            proof, models, request, level, keep_inputs=keep_inputs, evidence=evidence
+        )
+
+    if request.limits:
+        proof, found = attempt(counts=False)
+        if ProofVerdict.PROVED is proof.certificate.verdict or (
+            found.verdict is ProofVerdict.BOUNDED
+        ):
+            return proof, found
+    return attempt(counts=True)
 
 
 def with_bounds(

@@ -136,7 +136,7 @@ def decide_pairs(
     findings = decide_all(list(new.values()), until_difference=soon)
     for (key, pair), finding in zip(new.items(), findings, strict=True):
         if soon and (finding.differing or finding.infinity_differs):
-            below[key] = PairOutcome(Verdict(reason="values differ"))
+            below[key] = PairOutcome(Verdict(reason="values differ"), None, pair)
         else:
             decided[key] = judge(pair, finding)
     outcomes = decided | below
