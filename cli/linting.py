@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qgraph.cli import options
+from qgraph.cli import completion, options
 from qgraph.cli.output import Talk, show
 from qgraph.errors import OptionError, meant, shown
 
@@ -154,6 +154,7 @@ def lint_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--target",
         metavar="TARGET",
+        shell_complete=completion.targets,
         help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml.",
     )
     @click.option(

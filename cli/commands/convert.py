@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from qgraph.cli import options, rewriting
+from qgraph.cli import completion, options, rewriting
 from qgraph.cli.files import Views, view_options
 from qgraph.cli.output import Talk
 from qgraph.exactness import Exactness
@@ -17,6 +17,7 @@ from qgraph.exactness import Exactness
     "--to",
     required=True,
     metavar="DIALECT",
+    shell_complete=completion.dialects,
     help="Target: qdq, qonnx, openvino, or onnx (standard float operators).",
 )
 @options.exact_option

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from qgraph.cli import options
+from qgraph.cli import completion, options
 from qgraph.cli.bounding import named_range
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.output import ProgressBar, Talk, show_page, show_paragraph
@@ -24,6 +24,7 @@ from qgraph.cli.several import output_folder, several_models
     "--target",
     required=True,
     metavar="TARGET",
+    shell_complete=completion.targets,
     help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml.",
 )
 @click.option(
@@ -74,7 +75,12 @@ from qgraph.cli.several import output_folder, several_models
 @click.option(
     "--require-all", is_flag=True, help="Exit with 1, and write nothing, if a layer is left."
 )
-@click.option("--explain", metavar="LAYER", help="Show why a layer has its kernel, or none.")
+@click.option(
+    "--explain",
+    metavar="LAYER",
+    shell_complete=completion.nodes,
+    help="Show why a layer has its kernel, or none.",
+)
 @click.option("--measure", is_flag=True, help="Time MODEL and the result in the runtime.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
 @click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")

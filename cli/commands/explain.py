@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from qgraph.cli import options
+from qgraph.cli import completion, options
 from qgraph.cli.output import show, show_paragraph, show_table
 from qgraph.reasons import CAUSES, Cause, cause_of
 from qgraph.reporting.view import Row, Table
@@ -14,7 +14,7 @@ from qgraph.targets.unmet import UNMET
 
 
 @click.command(name="explain")
-@click.argument("reason_id", metavar="[ID]", required=False)
+@click.argument("reason_id", metavar="[ID]", required=False, shell_complete=completion.ids)
 @options.talk_options
 def command(reason_id: str | None) -> None:
     """Explain the id of a rule or of a reason, such as QG112, or list all ids.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from qgraph.cli import options
+from qgraph.cli import completion, options
 from qgraph.cli.output import Talk, show_sections
 
 
 @click.command(name="passes")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.passes)
 @options.talk_options
 @click.pass_obj
 def command(talk: Talk, name: str | None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from qgraph.cli import options
+from qgraph.cli import completion, options
 from qgraph.cli.files import planned
 from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 
@@ -15,7 +15,13 @@ _FORMATS = (".svg", ".png")
 
 @click.command(name="plot")
 @options.model_argument
-@click.option("--node", required=True, metavar="NAME", help="Name of a node of the quantizer.")
+@click.option(
+    "--node",
+    required=True,
+    metavar="NAME",
+    shell_complete=completion.nodes,
+    help="Name of a node of the quantizer.",
+)
 @click.option(
     "-o",
     "--output",

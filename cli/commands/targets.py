@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from qgraph.cli import options
+from qgraph.cli import completion, options
 from qgraph.cli.output import Talk, show, show_sections
 
 
 @click.command(name="targets")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.targets)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @options.talk_options
 @click.pass_obj

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from qgraph.cli import options, rewriting
+from qgraph.cli import completion, options, rewriting
 from qgraph.cli.files import Views, view_options
 from qgraph.cli.output import Talk
 
@@ -17,6 +17,7 @@ from qgraph.cli.output import Talk
     "--pass",
     "specs",
     metavar="SPEC",
+    shell_complete=completion.passes,
     multiple=True,
     required=True,
     help="Pass to apply, such as 'convert{to=qdq,exact=bits}'; repeat for others.",

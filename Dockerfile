@@ -1,0 +1,14 @@
+# qgraph with ONNX Runtime and reports:
+#   docker build -t qgraph .
+#   docker run --rm -v "$PWD:/models" qgraph info model.onnx
+FROM python:3.12-slim AS build
+COPY . /source
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /source
+
+FROM python:3.12-slim
+COPY --from=build /wheels /wheels
+RUN pip install --no-cache-dir "$(ls /wheels/*.whl)[ort,report]" && rm -r /wheels \
+    && useradd --create-home user
+USER user
+WORKDIR /models
+ENTRYPOINT ["qgraph"]

@@ -1,0 +1,32 @@
+"""The shell is offered names of dialects, passes, targets, ids and nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from qgraph.cli.main import cli
+
+MODEL = str(Path(__file__).resolve().parents[2] / "examples" / "digits_brevitas.onnx")
+
+
+@pytest.mark.parametrize(
+    ("words", "start", "expected"),
+    [
+        (["convert", "in.onnx", "--to"], "q", ["qdq", "qonnx"]),
+        (["transform", "in.onnx", "-p"], "fold-c", ["fold-constants"]),
+        (["passes"], "widen-c", ["widen-codes"]),
+        (["targets"], "open", ["openvino-cpu"]),
+        (["deploy", "in.onnx", "--target"], "tens", ["tensorrt"]),
+        (["lint", "in.onnx", "--target"], "qnn", ["qnn-htp"]),
+        (["explain"], "QG001", ["QG001"]),
+        (["plot", MODEL, "--node"], "/features/features.2", ["/features/features.2/MaxPool"]),
+        (["plot", "missing.onnx", "--node"], "", []),
+        ([], "wh", ["why"]),
+    ],
+)
+def test_names_are_offered(words: list[str], start: str, expected: list[str]) -> None:
+    shell = ShellComplete(cli, {}, "qgraph", "_QGRAPH_COMPLETE")
+    assert [item.value for item in shell.get_completions(words, start)] == expected
