@@ -155,8 +155,8 @@ def _sections(document: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[
         text = "These stay in float. 'qgraph explain ID' tells more about a cause."
         yield Section("Layers that are left", [text], points)
     if document["session_options"]:
-        points = [f"{key}={value}" for key, value in document["session_options"].items()]
-        yield Section("Session options", ["The model needs these."], points)
+        needed = [f"{key}={value}" for key, value in document["session_options"].items()]
+        yield Section("Session options", [f"The session needs {', '.join(needed)}."])
     if document["conditions"]:
         yield Section("Conditions", points=list(map(str, document["conditions"])))
     if document["notes"]:

@@ -185,6 +185,7 @@ class SessionOption:
         effect: what other values do.
         source: where it comes from.
         needed: value that models need to be computed as they are written; None if none.
+        kernels: executed kernels that need the value; empty for all models.
     """
 
     key: str
@@ -192,6 +193,7 @@ class SessionOption:
     source: Names
     default: str | None = None
     needed: str | None = None
+    kernels: Names = ()
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,35 @@ def test_a_layer_that_the_profile_says_is_slower_stays_in_float(network, tmp_pat
     assert not {"QLinearConv"} & set(executed(out, tmp_path))
 
 
+def test_a_model_of_packed_weights_stays_and_needs_a_session_option(tmp_path):
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,32] x) => (float[N,8] y) <float[1,8] s = {1, 1, 1, 1, 1, 1, 1, 1}> {
+            d = DequantizeLinear <axis = 0, block_size = 32> (w, s)
+            y = MatMul (x, d)
+        }""")
+    codes = np.random.default_rng(0).integers(-8, 8, (32, 8))
+    weights = onnx.helper.make_tensor(
+        "w", onnx.TensorProto.INT4, codes.shape, codes.ravel().tolist()
+    )
+    proto.graph.initializer.append(weights)
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "onnxruntime-cpu")
+    assert found.session_options == {"session.qdq_matmulnbits_accuracy_level": "1"}
+    assert found.certificate.verdict == "proved"
+    assert found.weight_bytes_after == found.weight_bytes_before
+
+    import onnxruntime
+
+    path = tmp_path / "packed.onnx"
+    model.save(path)
+    options = onnxruntime.SessionOptions()
+    for key, value in found.session_options.items():
+        options.add_session_config_entry(key, value)
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(1).normal(size=(4, 32)).astype(np.float32)
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ codes, rtol=1e-4, atol=1e-4)
+
+
 def four_bits(network: Path) -> Path:
     proto = onnx.load(network)
     (weights,) = [each for each in proto.graph.initializer if each.name == "w"]

@@ -36,6 +36,9 @@ def advice(document: Mapping[str, Any]) -> str:
     left = [layer for layer in document["layers"] if layer["kernel"] is None]
     options = [f"{key}={value}" for key, value in document["session_options"].items()]
     measured = document["measured"]
+    needed = f"set {', '.join(options)} in the session that runs the result"
+    if not document["layers"] and options:
+        return needed
     if not document["layers"]:
         return (
             "quantize the operands of convolutions and matrix products to integers of 8 bits or "
@@ -49,7 +52,7 @@ def advice(document: Mapping[str, Any]) -> str:
     if measured is not None and measured["ratio_to_float"] >= 1 and not tuned:
         return "the result is not faster than the network in float; try --tune"
     if options:
-        return f"set {', '.join(options)} in the session that runs the result"
+        return needed
     if document["accuracy"] is None:
         return "--inputs DATA.npz --labels NAME shows the accuracy before and after on your data"
     if measured is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -101,7 +101,9 @@ def deploy(
         reference, request, "every quantized layer runs in an integer kernel already"
     )
     found = _reported(reference, attempt, runtime)
-    if found.left or not found.layers:
+    if not found.layers and found.is_executed:
+        attempt = unchanged(reference, request, "there is no quantized layer to rewrite")
+    elif found.left or not found.layers:
         how = reference, profile, request, list(keep)
         if preference is Preference.SIZE:
             attempt = best_form(*how, packed(best_form(*how, ()).model))
@@ -117,8 +119,9 @@ def deploy(
                     reference, request, "no form has more layers in integer kernels"
                 )
     chosen = preferred(attempt, reference, profile, request, preference)
+    left = _renamed(chosen.left, reference, attempt.model)
     attempt = chosen.attempt
-    found = replace(_reported(reference, attempt, runtime, chosen.left), tuning=chosen.tuning)
+    found = replace(_reported(reference, attempt, runtime, left), tuning=chosen.tuning)
     if require_all and found.left:
         first = found.left[0]
         raise EquivalenceError(
@@ -133,6 +136,15 @@ def deploy(
         _sign(attempt.model, profile, reference)
         model.replace(attempt.model)
     return found
+
+
+def _renamed(left: Left, reference: Model, model: Model) -> Left:
+    """Return reasons by the names of layers of the reference instead of those of a result."""
+    plain = reference.clone()
+    plain.apply(as_pairs())
+    sides = (list(quantized_layers(each.ir)) for each in (plain, model))
+    pairs = {name: label(found.node) for name, found in _paired(*sides).items()} if left else {}
+    return {name: left[own] for name, own in pairs.items() if own in left}
 
 
 def _worse(before: Deployment, after: Deployment) -> list[DeployedLayer]:
@@ -181,8 +193,10 @@ class _Runtime:
         return known
 
 
-def _kernels(model: Model, runtime: _Runtime, *, run: bool) -> dict[str, _Taken]:
-    """Return what computes each quantized layer, by name.
+def _kernels(
+    model: Model, runtime: _Runtime, *, run: bool
+) -> tuple[dict[str, _Taken], Collection[str]]:
+    """Return what computes each quantized layer, by name, and all products that are executed.
 
     Args:
         model: the model.
@@ -205,15 +219,16 @@ def _kernels(model: Model, runtime: _Runtime, *, run: bool) -> dict[str, _Taken]
             reason = ExplainedReason(text, ids[0].id) if ids else None
             found[layer.description.node] = _Taken(None, reason)
     if not run or profile.executed is None:
-        return found
-    for each in runtime.executed(model, profile.executed).layers:
+        return found, ()
+    graph = runtime.executed(model, profile.executed)
+    for each in graph.layers:
         predicted = found[each.node].kernel
         if each.is_integer:
             found[each.node] = _Taken(each.kernel)
         elif predicted is not None:
             text = f"the profile predicts {predicted}, the runtime executes {each.kernel}"
             found[each.node] = _Taken(None, OTHER(text))
-    return found
+    return found, graph.kernels
 
 
 def _reported(
@@ -228,12 +243,12 @@ def _reported(
     own, left = _coded(reference, profile), _coded(attempt.model, profile)
     notes: list[str] = []
     try:
-        after, run = _kernels(result, runtime, run=True), profile.executed is not None
+        (after, kinds), run = _kernels(result, runtime, run=True), profile.executed is not None
     except (ExecutionError, UnsupportedError) as error:
         notes.append(f"kernels are predicted by the profile, not read from the runtime: {error}")
-        after, run = _kernels(result, runtime, run=False), False
+        (after, kinds), run = _kernels(result, runtime, run=False), False
     try:
-        before = _kernels(reference, runtime, run=run)
+        before, _ = _kernels(reference, runtime, run=run)
     except ExecutionError:
         before = {}  # it does not load, so nothing runs in integers
     rows = []
@@ -262,7 +277,11 @@ def _reported(
         attempt.certificate,
         attempt.report.weight_bytes_before,
         attempt.report.weight_bytes_after,
-        {each.key: each.needed for each in profile.option if each.needed is not None},
+        {
+            each.key: each.needed
+            for each in profile.option
+            if each.needed is not None and (not each.kernels or {*each.kernels} & {*kinds})
+        },
         [*notes, *attempt.report.notes],
     )
 

@@ -68,7 +68,7 @@ def preferred(
         raise OptionError(
             f"{profile.name} cannot be run here, so that no times can be taken. Leave --tune out."
         )
-    options = {each.key: each.needed for each in profile.option if each.needed is not None}
+    options = {each.key: each.needed for each in profile.option if each.needed and not each.kernels}
     timing = Timing(profile.executed, options=options)
     tuning = tune(attempt.model, timing)
     return _fastest(Preferred(attempt, tuning.left, tuning), reference, request)
