@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from qgraph.cli import options
-from qgraph.cli.files import planned
+from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.output import ProgressBar, Talk, show, show_sections
 
 
@@ -41,6 +41,7 @@ from qgraph.cli.output import ProgressBar, Talk, show, show_sections
     "--stats", is_flag=True, help="Show statistics of the quantizers: used codes, clipping rate."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@view_options("html", "markdown")
 @options.talk_options
 @click.pass_obj
 def command(
@@ -53,6 +54,7 @@ def command(
     tap_all: bool,
     stats: bool,
     as_json: bool,
+    views: Views,
 ) -> None:
     """Run MODEL and show its outputs, or write them to a file.
 
@@ -72,7 +74,8 @@ def command(
     from qgraph.version import head
 
     read = (inputs.bundle, *inputs.files.values())
-    with planned([out], models=[model], files=read) as outputs:
+    views.check()
+    with planned([out, *views.paths], models=[model], files=read) as outputs:
         with ProgressBar(talk) as bar, ExitStack() as stack:
             bar.tell(f"reading {model.name}", 0, 0)
             loaded = load(model)
@@ -113,6 +116,8 @@ def command(
             )
         settings = {"model": str(model), "batches": total}
         document = {**head("run"), **settings, **statistics.to_json()}
+        if views.are_wanted:
+            views.write(document, None, outputs)
         if as_json:
             show(json_text(document).rstrip())
         elif out is None or stats:

@@ -40,6 +40,20 @@ def info_page(document: Part) -> Page:
     )
 
 
+def run_page(document: Part) -> Page:
+    """Return the page of a run: its tensors, and the codes of quantizers."""
+    count = len(document["quantizers"])
+    sentence = (
+        f"{counted(len(document['tensors']), 'tensor')} and {counted(count, 'quantizer')} on "
+        f"{document['batches']} {'batch' if document['batches'] == 1 else 'batches'}."
+    )
+    file = File("model", document["model"])
+    sections = list(run_sections(document))
+    return Page(
+        "run", str(document["qgraph"]), "statistics", Tone.PLAIN, sentence, [file], [], sections, []
+    )
+
+
 def info_sections(document: Part) -> Iterator[Section]:
     """Yield what a model file contains, and which runtimes can load it."""
     yield Section("Model", [document["path"], *_facts(document)])

@@ -12,7 +12,7 @@ from qgraph.reporting.bench_view import bench_page
 from qgraph.reporting.check_view import check_page
 from qgraph.reporting.deploy_view import deploy_page
 from qgraph.reporting.lint_view import lint_page
-from qgraph.reporting.model_view import info_page
+from qgraph.reporting.model_view import info_page, run_page
 from qgraph.reporting.prove_view import prove_page
 from qgraph.reporting.rewrite_view import rewrite_page
 from qgraph.reporting.theme import require_drawing
@@ -29,6 +29,7 @@ _PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {
     "info": info_page,
     "lint": lint_page,
     "prove": prove_page,
+    "run": run_page,
     "transform": rewrite_page,
     "why": why_page,
 }

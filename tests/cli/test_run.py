@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from qgraph import load
+from qgraph.cli.main import main
 from qgraph.execution.inputs import make_inputs
 from qgraph.reporting.model_view import bars
 
@@ -214,3 +217,12 @@ def test_progress_tells_the_batch(qgraph, model, tmp_path, monkeypatch):
         ("running model.onnx, batch 2 of 3", 1, 3),
         ("running model.onnx, batch 3 of 3", 2, 3),
     ]
+
+
+def test_statistics_have_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "codes.md"
+    model = Path(__file__).resolve().parents[2] / "examples" / "digits_brevitas.onnx"
+    assert main(["run", str(model), "--random", "1", "--stats", "--markdown", str(page)]) == 0
+    text = page.read_text()
+    assert "1 tensor and 10 quantizers on 1 batch." in text
+    assert "| `scores` | float32 |" in text

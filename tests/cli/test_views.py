@@ -175,7 +175,7 @@ def test_bad_reports(qgraph, tmp_path, folder, text, message):
 
 def test_a_report_of_another_command_is_refused(qgraph, tmp_path):
     report = tmp_path / "r.json"
-    report.write_text('{"command": "run"}')
+    report.write_text('{"command": "diff"}')
     for option in ("--html", "--sarif"):
         found = qgraph("report", report, option, tmp_path / "out")
         assert found.status == 2
