@@ -1,0 +1,266 @@
+"""Which kernel takes each layer of a deployed model, and what was done to the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from qgraph.errors import ExecutionError, QGraphError, UnsupportedError
+from qgraph.exactness import Exactness, ProofVerdict
+from qgraph.inventory.executed import ExecutedGraph, executed
+from qgraph.inventory.layers import FoundLayer, quantized_layers
+from qgraph.model import Model
+from qgraph.reasons import OTHER, ExplainedReason, id_of
+from qgraph.reports import SiteStatus
+from qgraph.targets.engine import KernelMatch, kernel_of
+from qgraph.targets.layer import QuantizedLayer
+from qgraph.targets.profile import Profile
+from qgraph.transforms.deployment.attempts import Attempt
+from qgraph.transforms.deployment.forms import Left
+from qgraph.transforms.deployment.pipeline import as_pairs
+from qgraph.transforms.deployment.report import DeployedLayer, Deployment
+from qgraph.transforms.drafts.choice import label
+
+KERNELS = (
+    "ConvInteger",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "QGemm",
+    "QLinearConv",
+    "QLinearMatMul",
+)
+"""Operators that are integer kernels as they are written."""
+
+_ENCODER = "QuantizeLinear"
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What computes a layer: a kernel, or the reason why there is none."""
+
+    kernel: str | None
+    reason: str | None = None
+
+
+class TargetRuntime:
+    """The runtime of a target, which loads each model once: that takes the memory of its weights.
+
+    Args:
+        profile: of the target.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._known: dict[int, tuple[Model, ExecutedGraph | QGraphError]] = {}
+
+    def executed(self, model: Model, name: str) -> ExecutedGraph:
+        """Return what the runtime ``name`` executes; errors as of :func:`executed`."""
+        if id(model) not in self._known:
+            found: ExecutedGraph | QGraphError
+            try:
+                found = executed(model.ir, name)
+            except (ExecutionError, UnsupportedError) as error:
+                found = error
+            self._known[id(model)] = model, found
+        _, known = self._known[id(model)]
+        if isinstance(known, QGraphError):
+            raise known
+        return known
+
+
+def _kernels(
+    model: Model, runtime: TargetRuntime, *, run: bool
+) -> tuple[dict[str, _Taken], Collection[str]]:
+    """Return what computes each quantized layer, by name, and all products that are executed.
+
+    Args:
+        model: the model.
+        runtime: whose profile predicts it.
+        run: read it from the graph that the runtime executes.
+
+    Raises:
+        ExecutionError: the runtime refuses the model.
+        UnsupportedError: the runtime is not installed.
+    """
+    profile = runtime.profile
+    found: dict[str, _Taken] = {}
+    for layer in quantized_layers(model.ir):
+        match = kernel_of(layer.description, profile)
+        if isinstance(match, KernelMatch):
+            found[layer.description.node] = _Taken("/".join(match.kernel.runs) or match.kernel.id)
+        else:
+            ids = match.reasons[:1]
+            text = "; ".join(dict.fromkeys(map(str, match.reasons)))
+            reason = ExplainedReason(text, ids[0].id) if ids else None
+            found[layer.description.node] = _Taken(None, reason)
+    if not run or profile.executed is None:
+        return found, ()
+    graph = runtime.executed(model, profile.executed)
+    for each in graph.layers:
+        predicted = found[each.node].kernel
+        if each.is_integer:
+            found[each.node] = _Taken(each.kernel)
+        elif predicted is not None:
+            text = f"the profile predicts {predicted}, the runtime executes {each.kernel}"
+            found[each.node] = _Taken(None, OTHER(text))
+    return found, graph.kernels
+
+
+def listed(
+    reference: Model, attempt: Attempt, runtime: TargetRuntime, chosen: Left = MappingProxyType({})
+) -> Deployment:
+    """Return what is to be reported of an attempt.
+
+    Args:
+        reference: the input.
+        attempt: its result.
+        runtime: of the target.
+        chosen: layers of the input that are left in float by choice, and why.
+    """
+    profile = runtime.profile
+    result = attempt.model if attempt.report.count(SiteStatus.CHANGED) else reference
+    plain = reference.clone()
+    plain.apply(as_pairs())
+    layers = list(quantized_layers(plain.ir))
+    ends = paired_layers(layers, list(quantized_layers(attempt.model.ir)))
+    own, left = _coded(reference, profile), _coded(attempt.model, profile)
+    notes: list[str] = []
+    try:
+        (after, kinds), run = _kernels(result, runtime, run=True), profile.executed is not None
+    except (ExecutionError, UnsupportedError) as error:
+        notes.append(f"kernels are predicted by the profile, not read from the runtime: {error}")
+        (after, kinds), run = _kernels(result, runtime, run=False), False
+    try:
+        before, _ = _kernels(reference, runtime, run=run)
+    except ExecutionError:
+        before = {}  # it does not load, so nothing runs in integers
+    rows = []
+    for layer in layers:
+        name = layer.description.node
+        made, end = _made(layer), ends.get(name)
+        source, stayed = (next((each[v] for v in made if v in each), None) for each in (own, left))
+        names = _names(layer) | (set() if end is None else _names(end))
+        was = before.get(name, _Taken(None if source is None else source.op_type)).kernel
+        other = _Taken(None, OTHER("the result has no such quantized layer"))
+        taken = other if stayed is None else _Taken(stayed.op_type)
+        if end is not None:
+            taken = after[end.description.node]
+        if taken.kernel is None and name in chosen:
+            taken = _Taken(None, chosen[name])
+        description = layer.description
+        if source is not None:
+            description = replace(description, node=label(source))
+        rows.append(_row(description, names, taken, was, attempt))
+    return Deployment(
+        profile.name,
+        profile.digest,
+        profile.executed,
+        rows,
+        run,
+        attempt.certificate,
+        attempt.report.weight_bytes_before,
+        attempt.report.weight_bytes_after,
+        {
+            each.key: each.needed
+            for each in profile.option
+            if each.needed is not None and (not each.kernels or {*each.kernels} & {*kinds})
+        },
+        [*notes, *attempt.report.notes],
+    )
+
+
+def _coded(model: Model, profile: Profile) -> dict[str | None, ir.Node]:
+    """Return the operators that a target has as kernels and that are written so, by their result.
+
+    A target that names none of them in its executed graphs takes layers between quantizers alone.
+    """
+    if not any(set(kernel.runs) & set(KERNELS) for kernel in profile.kernel):
+        return {}
+    return {node.outputs[0].name: node for node in model.nodes(*KERNELS)}
+
+
+def paired_layers(
+    layers: Sequence[FoundLayer], others: Sequence[FoundLayer]
+) -> dict[str, FoundLayer]:
+    """Return the layer of the result for each layer of the input, by the name of the latter.
+
+    A layer that was replaced has its result in common with the one in its place.
+    """
+    by_name = {found.description.node: found for found in others}
+    names = [layer.description.node for layer in layers]
+    pairs = {name: by_name[name] for name in names if name in by_name}
+    rest = {
+        str(value): found for found in others if found not in pairs.values()
+        for value in reversed(_made(found))
+    }  # fmt: skip
+    for layer in layers:
+        found = next((rest[value] for value in _made(layer) if value in rest), None)
+        if layer.description.node not in pairs and found is not None:
+            pairs[layer.description.node] = found
+            rest = {value: each for value, each in rest.items() if each is not found}
+    return pairs
+
+
+def _made(layer: FoundLayer) -> list[str]:
+    """Return the names of what a layer gives, and of the codes of it."""
+    values = [value for node in (layer.node, *layer.follows) for value in node.outputs]
+    codes = [user.outputs[0] for user in values[-1].consumers() if user.op_type == _ENCODER]
+    return [str(value.name) for value in (*values, *codes)]
+
+
+def _names(layer: FoundLayer) -> set[str]:
+    """Return the names of a layer, of what follows it, and of the quantizer of its result."""
+    return {label(node) for node in (layer.node, *layer.follows)}
+
+
+def _row(
+    layer: QuantizedLayer, names: set[str], taken: _Taken, before: str | None, attempt: Attempt
+) -> DeployedLayer:
+    """Return the line of one layer.
+
+    Args:
+        layer: what it is in the input.
+        names: of its nodes up to the quantizer of its result, in both models.
+        taken: what computes it.
+        before: the integer kernel that takes it in the input.
+        attempt: what was done.
+    """
+    regions = [
+        region
+        for region in attempt.certificate.regions
+        if names & {*region.reference_nodes, *region.candidate_nodes}
+    ]
+    rewrites = dict.fromkeys(
+        site.pass_name
+        for site in attempt.report
+        if site.outcome is SiteStatus.CHANGED and names & {site.node, *_named(site.figures)}
+    )
+    reason = taken.reason
+    if reason is not None:
+        found = {
+            f"{site.pass_name}: {site.reason}": None
+            for site in attempt.report
+            if site.outcome is SiteStatus.REFUSED and site.node in names
+        }
+        reason = ExplainedReason("; ".join([reason, *found]), id_of(reason) or OTHER.id)
+    levels = [region.exactness for region in regions if region.exactness is not None]
+    bounds = [region.bound for region in regions if region.bound is not None]
+    return DeployedLayer(
+        layer.node,
+        layer.op,
+        taken.kernel,
+        reason,
+        id_of(reason),
+        list(rewrites),
+        str(ProofVerdict.BOUNDED) if bounds else str(min(levels, default=Exactness.BITS)),
+        max(bounds, key=lambda bound: bound.deviation_steps, default=None),
+        before,
+    )
+
+
+def _named(figures: Mapping[str, object]) -> set[str]:
+    """Return the names of nodes among the figures of a site."""
+    return {part for text in figures.values() for part in str(text).split(", ")}
