@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from qgraph.errors import Choice, member
+from qgraph.reasons import NOT_CHECKED, explained
 from qgraph.text import amount, counted, example
 
 
@@ -186,6 +187,17 @@ class PartFinding:
     reason: str | None = None
     prover: bool = False
 
+    @property
+    def reason_id(self) -> str | None:
+        """Stable id of the reason of an unchecked part; None of other parts."""
+        if self.status is not Status.UNCHECKED:
+            return None
+        return explained(self.reason or "", NOT_CHECKED).id
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return vars(self) | {"reason_id": self.reason_id}
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -226,9 +238,9 @@ class Verification:
             "verdict": str(self.verdict),
             "summary": self.counts,
             "prover": self.prover,
-            "outputs": vars(self.outputs),
-            "statements": vars(self.statements),
-            "regions": [vars(finding) for finding in self.regions],
+            "outputs": self.outputs.to_json(),
+            "statements": self.statements.to_json(),
+            "regions": [finding.to_json() for finding in self.regions],
         }
 
 

@@ -271,6 +271,28 @@ OVERFLOW = _cause(
     "Divide the sum into parts, take fewer bits for weights, or keep float operators there.",
 )
 
+NOT_CHECKED = _cause(
+    71,
+    "not-checked",
+    "The checker of certificates has no definition, or no bound, for what is in this part. It uses "
+    "the definitions of operators alone, and none of the prover's rules.",
+    "Let the prover decide the part anew: prove --verify does, and says so. Or compare the models "
+    "on data with qgraph check.",
+)
+VERDICT_NOT_CHECKED = _cause(
+    72,
+    "verdict-not-checked",
+    "The certificate states that a part differs, or is undecided. The checker confirms equality "
+    "and bounds only.",
+    "Look at the witness of the part with qgraph check, which runs both models on it.",
+)
+REWRITTEN = _cause(
+    73,
+    "rewritten-nodes",
+    "The prover may have rewritten the nodes of this part before it compared them, so that the "
+    "checker does not find them in the models as they are written.",
+    "Let the prover decide the part anew: prove --verify does, and says so.",
+)
 
 T = TypeVar("T")
 

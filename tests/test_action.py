@@ -265,7 +265,7 @@ def test_no_name_starts_another_command(project):
     ("inputs", "told"),
     [
         ({"reference": "none/*.onnx"}, "no file matches 'none/*.onnx'"),
-        ({"method": "guess"}, "method is 'guess', expected check, prove or both"),
+        ({"method": "guess"}, "method is 'guess', expected check, prove, both or lint"),
     ],
 )
 def test_wrong_inputs_are_usage(bare, inputs, told):
@@ -363,3 +363,13 @@ def test_hook_compares_the_models_that_its_arguments_name(hooks, project, name):
 def test_hooks_are_documented(hooks):
     page = (ROOT / "docs" / "ci.md").read_text()
     assert {name for name in hooks if name in page} == set(hooks)
+
+
+@pytest.mark.slow
+def test_hook_lints_models(hooks, project):
+    names = ["digits_brevitas.onnx", "digits_nncf.onnx"]
+    folder = project.folder / "models"
+    assert run_hook(hooks["qgraph-lint"], folder, names, ["--fail-on", "error"]).returncode == 0
+    done = run_hook(hooks["qgraph-lint"], folder, names, ["--select", "QG403"])
+    assert done.returncode == 1
+    assert "QG403 batch-norm-behind-layer" in done.stdout

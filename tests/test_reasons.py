@@ -59,6 +59,9 @@ STABLE = {
     "no-bound": "QG063",
     "out-of-range": "QG064",
     "int32-overflow": "QG065",
+    "not-checked": "QG071",
+    "verdict-not-checked": "QG072",
+    "rewritten-nodes": "QG073",
 }
 """Ids that users script against: a new cause is added here, no other line ever changes."""
 
@@ -192,3 +195,11 @@ def test_an_unknown_id_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
         cause_of("QG05", CAUSES)
     assert main(["explain", "QG05"]) == 2
     assert "reason_id" in capsys.readouterr().err
+
+
+def test_unchecked_parts_of_certificates_have_an_id() -> None:
+    models = [qgraph.load(ir.from_onnx_text(text)) for text in SUMS]
+    found = qgraph.verify(Certificate.from_json(certificate()), *models).to_json()
+    assert [part["reason_id"] for part in found["regions"]] == ["QG072"]
+    assert found["statements"]["reason_id"] is None
+    assert {part["status"] for part in found["regions"]} == {"unchecked"}

@@ -20,8 +20,9 @@ def command(reason_id: str | None) -> None:
     """Explain the id of a rule or of a reason, such as QG112, or list all ids.
 
     Reports give an id to each refused site, certificates to each undecided region, and lint to
-    each finding. Ids up to QG050 are refusals, those from QG051 on undecided comparisons. Those
-    from QG201 on are conditions of kernels that a layer does not meet. All others are rules of
+    each finding. Ids up to QG050 are refusals, those from QG051 on undecided comparisons, those
+    from QG071 on parts of certificates that are not checked. Those from QG201 on are conditions of
+    kernels that a layer does not meet. All others are rules of
     'qgraph lint', which may also be named by their names, such as bias-scale.
     """
     from qgraph.lint.rule import RULES, LintRule

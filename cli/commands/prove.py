@@ -177,6 +177,7 @@ def _show_verification(certificate: Certificate, found: Verification) -> None:
     for name, part in zip((*names, "outputs", "statements"), found.parts, strict=True):
         if part.status != "checked":
             anew = "; the prover was run again and agrees" if part.prover else ""
-            show_paragraph(f"  {name}: {part.status}, {part.reason}{anew}")
+            reason = f"{part.reason} [{part.reason_id}]" if part.reason_id else part.reason
+            show_paragraph(f"  {name}: {part.status}, {reason}{anew}")
     if found.prover:
         show_paragraph("  The prover was run for the unchecked parts.")

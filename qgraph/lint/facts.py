@@ -23,6 +23,7 @@ from qgraph.ops.static_parameters import freeze_static_parameters, static_parame
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.movement import MOVES
 from qgraph.quantizers.sites import sites
+from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
 from qgraph.targets.layer import LAYERS, ProductAxis
 from qgraph.targets.profile import Profile
 from qgraph.targets.rules import type_of_codes
@@ -291,6 +292,14 @@ class ModelFacts:
     def layers(self) -> list[FoundLayer]:
         """Convolutions and matrix products whose operands are codes of 8 bits or fewer."""
         return list(quantized_layers(self.model, self.sites, self._inferred))
+
+    @cached_property
+    def answers(self) -> list[tuple[FoundLayer, KernelMatch | NoKernel]]:
+        """Each layer with the kernel of the target that takes it, or why none does."""
+        target = self.target
+        if target is None:
+            return []
+        return [(layer, kernel_of(layer.description, target)) for layer in self.layers]
 
     @cached_property
     def products(self) -> list[ir.Node]:

@@ -13,7 +13,7 @@ from qgraph.lint.arithmetic import bias_facts, listed
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.quantizers.quantizer import Affine, Ranged, Truncating
-from qgraph.targets.engine import KernelMatch, kernel_of
+from qgraph.targets.engine import KernelMatch
 from qgraph.targets.layer import LAYERS
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
@@ -79,12 +79,11 @@ def float_bias(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG304", "bias-scale-ignored", ERROR, needs_target=True)
 def bias_scale_ignored(facts: ModelFacts) -> Iterator[Found]:
     """The kernel of the target adds the bias at another scale than the model declares."""
-    for layer in facts.layers if facts.target is not None else ():
+    for layer, answer in facts.answers:
         bias = layer.description.bias
-        if facts.target is None or bias is None or not bias.scale_error:
+        if bias is None or not bias.scale_error or bias.scale_error <= 1e-6:
             continue
-        answer = kernel_of(layer.description, facts.target)
-        if not isinstance(answer, KernelMatch) or bias.scale_error <= 1e-6:
+        if not isinstance(answer, KernelMatch):
             continue
         rule_of_bias = answer.kernel.bias
         ignores = rule_of_bias.scale == "ignored"

@@ -10,7 +10,7 @@ from qgraph.inventory.layers import FoundLayer
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics import Array
-from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
+from qgraph.targets.engine import KernelMatch, NoKernel
 from qgraph.targets.layer import LAYERS, Granularity, ZeroPoint
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
@@ -24,10 +24,7 @@ _SLOW_CHANNELS = 2.7
 @rule("QG401", "float-layer", WARNING, needs_target=True)
 def float_layer(facts: ModelFacts) -> Iterator[Found]:
     """The target runs a quantized layer in float."""
-    for layer in facts.layers:
-        if facts.target is None:
-            return
-        answer = kernel_of(layer.description, facts.target)
+    for layer, answer in facts.answers:
         if isinstance(answer, NoKernel):
             reasons = [f"{reason} [{reason.id}]" for reason in answer.reasons]
             text = f"{layer.node.op_type} has no kernel on codes: {'; '.join(reasons)}"
@@ -38,10 +35,7 @@ def float_layer(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG402", "slower-form", WARNING, needs_target=True)
 def slower_form(facts: ModelFacts) -> Iterator[Found]:
     """The target has a faster kernel for another form."""
-    for layer in facts.layers:
-        if facts.target is None:
-            return
-        answer = kernel_of(layer.description, facts.target)
+    for layer, answer in facts.answers:
         for form in answer.slower if isinstance(answer, KernelMatch) else ():
             text = f"{form.text}: {form.ratio:g} times the time of {form.than}"
             yield Found((layer.node,), text, {"ratio": form.ratio})

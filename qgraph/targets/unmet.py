@@ -26,7 +26,7 @@ NOT_RECORDED = _condition(
 )  # fmt: skip
 TYPES = _condition(
     203, "types-of-codes", "No kernel takes codes of these types together.",
-    "Store the codes in a type that the kernel takes: repack, store-codes, shift-zero-points.",
+    "Store the codes in a type that the kernel takes: repack, shift-zero-points.",
 )  # fmt: skip
 INDIRECT = _condition(
     204, "indirect-pair",

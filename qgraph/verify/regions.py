@@ -16,6 +16,7 @@ from qgraph.graph.interface import Pair
 from qgraph.graph.scopes import node_name
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.values import compare_values
+from qgraph.reasons import REWRITTEN, VERDICT_NOT_CHECKED
 from qgraph.verify.functions import Both, Compared, Function, check_equal
 from qgraph.verify.reading import Reading
 from qgraph.verify.shapes import merged, shape_of
@@ -61,8 +62,8 @@ def check(
             that the models lack do not refute the region.
     """
     if region.verdict is not ProofVerdict.PROVED or region.method is Method.BOUND:
-        reason = f"the checker does not decide whether it is {region.verdict}"
-        return PartFinding(Status.UNCHECKED, ": ".join(filter(None, (reason, region.reason)))), None
+        reason = f"the checker does not decide it: {region.verdict}, {region.reason or 'a witness'}"
+        return PartFinding(Status.UNCHECKED, VERDICT_NOT_CHECKED(reason)), None
     try:
         exit_, *entries = (
             (_named(sides[0], a), _named(sides[1], b))
@@ -76,7 +77,7 @@ def check(
         if as_written or not isinstance(error, _OtherFormError):
             return PartFinding(Status.REFUTED, str(error)), None
         reason = f"the prover may have rewritten the nodes: {error}"
-        return PartFinding(Status.UNCHECKED, reason), None
+        return PartFinding(Status.UNCHECKED, REWRITTEN(reason)), None
     except (UnsupportedError, OperatorError, ValueError, TypeError) as error:
         return PartFinding(Status.UNCHECKED, str(error)), None
 

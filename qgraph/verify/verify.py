@@ -13,6 +13,7 @@ from qgraph.errors import EquivalenceError, UnsupportedError
 from qgraph.exactness import Exactness, Method, PartFinding, Status, Verification
 from qgraph.graph.interface import Interface, are_equal_defaults, conflict, interface
 from qgraph.numerics.float32 import check_float_environment
+from qgraph.reasons import VERDICT_NOT_CHECKED
 from qgraph.verify.bounds import BoundCheck
 from qgraph.verify.definitions import replaced
 from qgraph.verify.outputs import EqualValues
@@ -42,8 +43,7 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
         )
     except UnsupportedError as error:
         no = PartFinding(Status.UNCHECKED, str(error))
-        regions = (no,) * len(certificate.regions)
-        return Verification(ProofVerdict.UNDECIDED, regions, no, no)
+        return Verification(ProofVerdict.UNDECIDED, (no,) * len(certificate.regions), no, no)
     one, other = sides
     as_written = (
         one.imports.get("") == other.imports.get("")
@@ -54,8 +54,7 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
         )
     )
     paired = interface(one.graph, other.graph)
-    findings: list[PartFinding] = []
-    claims: list[Equality] = []
+    findings, claims = list[PartFinding](), list[Equality]()
     bounds = BoundCheck(certificate, (one, other), paired) if is_bound else None
     for region in certificate.regions:
         if bounds is not None and region.method is Method.BOUND:
@@ -91,7 +90,7 @@ def _conclude(
     """Return whether the outputs are equal if the checked regions are."""
     if certificate.verdict is not ProofVerdict.PROVED:
         reason = f"the checker does not decide whether the models are {certificate.verdict}"
-        return PartFinding(Status.UNCHECKED, reason)
+        return PartFinding(Status.UNCHECKED, VERDICT_NOT_CHECKED(reason))
     fed = [pair for pair in paired.defaults if are_equal_defaults(*pair)] + paired.inputs
     equal = EqualValues(sides, claims, [pair for pair in fed if conflict(*pair) is None])
     problem = equal.difference(paired.outputs)
