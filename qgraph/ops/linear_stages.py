@@ -37,7 +37,7 @@ class _Whole:
         """Round, clamp and add the zero point."""
         _, z, lo, hi = arrays
         np.rint(y, out=y)
-        np.maximum(y, lo, out=y)
+        np.fmax(y, lo, out=y)  # fmax takes the bound where y is NaN
         np.minimum(y, hi, out=y)
         np.add(y, z, out=y)
 

@@ -120,12 +120,28 @@ class _Call:
         if not self.registered:
             compute = NUMPY[self.name]
         elif self.defined:
+            if (result := self._by_stages(arrays)) is not None:
+                return result
             definition = OPERATORS.find(self.name).define
             result = np.asarray(definition(_NUMPY, *arrays, **self.arguments))
             return result if self.dtype is None else result.astype(self.dtype, copy=False)
         else:
             compute = OPERATORS.find(self.name).kernel
         return np.asarray(compute(*arrays, **self.arguments))
+
+    def _by_stages(self, arrays: Sequence[Any]) -> Array | None:
+        """Return the result computed in place by the operator's stages; None if it has none."""
+        known, (x, *parameters) = OPERATORS.find(self.name).stages, arrays
+        if known is None or x.dtype != np.float32:
+            return None
+        stages = known(x.dtype, *parameters, **self.arguments)
+        if stages is None:
+            return None
+        y = np.empty(np.broadcast_shapes(x.shape, *(a.shape for a in stages.arrays)), x.dtype)
+        stages.place(y, x, *stages.arrays)
+        stages.level(y, *stages.arrays)
+        stages.value(y, *stages.arrays)
+        return y
 
 
 @dataclass(frozen=True)
