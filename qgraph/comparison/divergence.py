@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,11 +108,8 @@ def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
-_TAPS_AT_ONCE = 32
-"""Number of inner tensors to compute at a time; some backends keep all of them in memory."""
-
-_HELD_BYTES = 1 << 30
-"""Bytes of the reference's tensors to keep while the candidate runs."""
+_HELD_BYTES = 1 << 28
+"""Bytes of the candidate's tensors to hold that come before those of the reference."""
 
 
 @dataclass(frozen=True)
@@ -128,21 +126,25 @@ def compare_tensors(
 ) -> list[TensorComparison]:
     """Return the comparisons of corresponding tensors, in the order of the reference.
 
-    No more than a share of the tensors is held at a time: the models are run several times where
-    they have many or large ones. Tensors of another type or shape are no outputs by mistake, and
-    left out.
+    Both models run side by side, so that few tensors are held: those that the candidate computes
+    earlier. If these are too many, some are computed in another run. Tensors of another type or
+    shape are no outputs by mistake, and left out.
     """
-    found = []
-    rest = list(matches)
-    # the sizes of tensors are unknown at first; the inputs give an estimate
-    fed = sum(getattr(x, "nbytes", 0) for x in reference.inputs.values())
-    at_once = min(_TAPS_AT_ONCE, max(1, _HELD_BYTES // max(1, fed)))
+    found: dict[int, OutputComparison] = {}
+    rest = list(range(len(matches)))
     while rest:
-        held = _hold(reference, rest[:at_once])
-        block, rest = rest[: len(held)], rest[len(held) :]
-        at_once = min(_TAPS_AT_ONCE, 2 * len(held))
-        found += _compare_block(candidate, block, held)
-    return found
+        rest = _compare_some(reference, candidate, matches, rest, found)
+    return [
+        TensorComparison(
+            match.reference,
+            match.candidate,
+            node_name(match.node),
+            operator_name(match.node),
+            found[place],
+        )
+        for place, match in enumerate(matches)
+        if place in found
+    ]
 
 
 def first_divergence(
@@ -160,55 +162,51 @@ def first_divergence(
     return next((tensor for tensor in differing if tensor.reference in relevant), None)
 
 
-def _hold(run: ModelRun, matches: Sequence[Match]) -> list[Any]:
-    """Return the first tensors of the reference, as many as fit in memory."""
-    places = {match.reference: place for place, match in enumerate(matches)}
-    held: dict[int, Any] = {}
-    full = len(matches)
-    size = 0
+def _compare_some(
+    reference: ModelRun,
+    candidate: ModelRun,
+    matches: Sequence[Match],
+    wanted: Sequence[int],
+    found: dict[int, OutputComparison],
+) -> list[int]:
+    """Compare the matches at the places ``wanted``, and return the places that are left.
 
-    def keep(name: str, value: Any) -> None:
-        nonlocal full, size
-        place = places[name]
-        if place >= full:
-            return
-        held[place] = value.copy() if isinstance(value, np.ndarray) else value
-        size += getattr(value, "nbytes", 0)
-        while size > _HELD_BYTES and full > 1:
-            full -= 1
-            size -= getattr(held.pop(full, None), "nbytes", 0)
-
-    run.executor.run(run.inputs, taps=list(places), observe=keep)
-    return [held[place] for place in range(full)]
-
-
-def _compare_block(
-    run: ModelRun, block: Sequence[Match], held: list[Any]
-) -> list[TensorComparison]:
-    places: dict[str, list[int]] = {}
-    for place, match in enumerate(block):
-        places.setdefault(match.candidate, []).append(place)
-    compared: dict[int, OutputComparison] = {}
-
-    def receive(name: str, value: Any) -> None:
-        for place in places[name]:
-            ours, match = held[place], block[place]
-            held[place] = None
-            if match.is_output or _form(ours) == _form(value):
-                compared[place] = compare(match.reference, [ours], [value])
-
-    run.executor.run(run.inputs, taps=list(places), observe=receive)
-    return [
-        TensorComparison(
-            match.reference,
-            match.candidate,
-            node_name(match.node),
-            operator_name(match.node),
-            compared[place],
-        )
-        for place, match in enumerate(block)
-        if place in compared
-    ]
+    At least one of them is compared, or left out.
+    """
+    places = {matches[place].reference: place for place in wanted}
+    uses = Counter(matches[place].candidate for place in wanted)
+    ours = reference.executor.stream(reference.inputs, list(places))
+    theirs = candidate.executor.stream(candidate.inputs, list(uses))
+    held: dict[str, Any] = {}
+    left: list[int] = []
+    lost: set[str] = set()
+    # Infinities and NaN are ordinary results here.
+    with np.errstate(all="ignore"):
+        for name, ours_value in ours:
+            place = places[name]
+            match = matches[place]
+            partner = match.candidate
+            if partner in lost:
+                left.append(place)
+                continue
+            value = held.get(partner)
+            while partner not in held:
+                other, value = next(theirs)
+                if other == partner:
+                    break
+                held[other] = value.copy() if isinstance(value, np.ndarray) else value
+                if sum(getattr(array, "nbytes", 0) for array in held.values()) > _HELD_BYTES:
+                    lost.add(other)
+                    del held[other]
+            uses[partner] -= 1
+            if not uses[partner]:
+                held.pop(partner, None)
+            elif partner not in held:
+                held[partner] = value.copy() if isinstance(value, np.ndarray) else value
+            if match.is_output or _form(ours_value) == _form(value):
+                found[place] = compare(match.reference, [ours_value], [value])
+            del value
+    return left
 
 
 def _form(value: Any) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from qgraph.numerics import Array, Float64
 
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 17
 """Elements of a piece; comparisons need several float64 arrays of this size."""
 
 Index = tuple[slice | EllipsisType, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from qgraph.execution.alone import AloneNodes
 from qgraph.execution.inputs import check_feeds
 from qgraph.execution.plan import (
     ControlStep,
-    Observer,
     Plan,
     Step,
     function_kernel,
@@ -88,11 +87,40 @@ class Executor:
                 wanted |= tapped
                 self._plan.run(known, frozenset(wanted.values()))
             else:
-                self._plan.run(known, frozenset(tapped.values()), _told(tapped, known, observe))
+                for name, array in self._stream(tapped, known):
+                    observe(name, array)
         return {
             name: known[value] if value in known else initial(value)
             for name, value in wanted.items()
         }
+
+    def stream(
+        self, inputs: Mapping[str, npt.ArrayLike], taps: Sequence[str]
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield name and value of each tap as soon as it is known.
+
+        Little more than what the computation needs is held. A value may be read until the next one
+        is asked for. The caller ignores floating-point errors.
+
+        The arguments and errors are those of :meth:`run`.
+        """
+        yield from self._stream(self._find(taps), dict(check_feeds(self._graph, inputs)))
+
+    def _stream(
+        self, tapped: Mapping[str, ir.Value], known: Environment
+    ) -> Iterator[tuple[str, Any]]:
+        for name, value in tapped.items():
+            producer = value.producer()
+            if producer is None or is_constant(producer):
+                yield name, known[value] if value in known else initial(value)
+        names = {value: name for name, value in tapped.items()}
+        keep = frozenset(names)
+        for value, array in self._plan_for(keep).stream(known, keep):
+            yield names[value], array
+
+    def _plan_for(self, keep: frozenset[ir.Value]) -> Plan:
+        """Return the plan for runs that yield the values in ``keep``."""
+        return self._plan
 
     @property
     def computed(self) -> list[str]:
@@ -167,15 +195,3 @@ class Executor:
                 hint = meant(name, known) or " Name a value of the main graph."
                 raise OptionError(f"There is no tensor {name!r} to tap in the main graph.{hint}")
         return {name: known[name] for name in names}
-
-
-def _told(
-    tapped: Mapping[str, ir.Value], known: Environment, observe: Callable[[str, Any], None]
-) -> Observer:
-    """Pass values that no node computes to ``observe``; return the callback for the others."""
-    for name, value in tapped.items():
-        producer = value.producer()
-        if producer is None or is_constant(producer):
-            observe(name, known[value] if value in known else initial(value))
-    names = {value: name for name, value in tapped.items()}
-    return lambda value, array: observe(names[value], array)

@@ -6,7 +6,7 @@ the model's functions run plans of their own; subgraphs see the values around th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,9 +17,6 @@ from qgraph.graph.constants import constant
 from qgraph.graph.scopes import captured, nodes_of
 from qgraph.ops.dispatch import Environment, NodeStep
 from qgraph.ops.kernels.standard import Kernel
-
-Observer = Callable[[ir.Value, Any], None]
-"""Called with each value when it is known."""
 
 
 class Step(Protocol):
@@ -52,29 +49,28 @@ class Plan:
             if place >= 0 and self._owns(value) and value not in outputs:
                 self._drops[place].append(value)
 
-    def run(
-        self,
-        known: Environment,
-        keep: frozenset[ir.Value] = frozenset(),
-        observe: Observer | None = None,
-    ) -> None:
-        """Run all steps; of the graph's own values only outputs and ``keep`` stay known.
+    def run(self, known: Environment, keep: frozenset[ir.Value] = frozenset()) -> None:
+        """Run all steps; of the graph's own values only outputs and ``keep`` stay known."""
+        for step, drops in zip(self.steps, self._drops, strict=True):
+            _run(step, known, keep)
+            for value in drops:
+                if value not in keep:
+                    known.pop(value, None)
 
-        With ``observe`` the values in ``keep`` are handed over when they are computed, and do not
-        stay longer than others.
+    def stream(
+        self, known: Environment, keep: frozenset[ir.Value]
+    ) -> Iterator[tuple[ir.Value, Any]]:
+        """Run all steps, and yield the values in ``keep`` when they are known.
+
+        They do not stay known longer than others. The caller ignores floating-point errors.
         """
         for step, drops in zip(self.steps, self._drops, strict=True):
-            for value in step.reads:
-                if value not in known:
-                    known[value] = initial(value)
-            step.run(known, keep)
-            if observe is not None:
-                for value in step.outputs:
-                    if value in keep:
-                        observe(value, known[value])
+            _run(step, known, keep)
+            for value in step.outputs:
+                if value in keep:
+                    yield value, known[value]
             for value in drops:
-                if observe is not None or value not in keep:
-                    known.pop(value, None)
+                known.pop(value, None)
 
     def call(self, known: Environment, arguments: Iterable[Any]) -> list[Any]:
         """Run with ``arguments`` as the graph's inputs; return its outputs and leave no trace."""
@@ -89,6 +85,13 @@ class Plan:
 
     def _owns(self, value: ir.Value) -> bool:
         return value.graph is self._graph
+
+
+def _run(step: Step, known: Environment, keep: frozenset[ir.Value]) -> None:
+    for value in step.reads:
+        if value not in known:
+            known[value] = initial(value)
+    step.run(known, keep)
 
 
 def initial(value: ir.Value) -> Any:

@@ -1,14 +1,12 @@
 """Runs a model with ONNX Runtime, and quantizers of other domains with our kernels.
 
 ONNX Runtime is optional: it is imported when a :class:`RuntimeExecutor` is made.
-
-Which standard quantizer nodes ONNX Runtime computes as onnx defines them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +17,7 @@ import onnx_ir as ir
 
 from qgraph.errors import where
 from qgraph.execution.alone import AloneNodes, import_runtime, is_runtime_operator
+from qgraph.execution.conformant import is_conformant, is_moderate
 from qgraph.execution.executor import Executor
 from qgraph.execution.plan import Plan, Step, initial, is_constant, is_fixed
 from qgraph.execution.session import Direct, Session, free_values
@@ -27,62 +26,10 @@ from qgraph.graph.opset.versions import minimum_ir_version
 from qgraph.graph.scopes import graphs_of
 from qgraph.ops.dispatch import Environment, Imports
 
-MODERATE = 2.0**30
-"""A magnitude far below the largest float, and far above usual inputs of networks."""
-
-_NARROW = frozenset({ir.DataType.INT2, ir.DataType.UINT2, ir.DataType.INT4, ir.DataType.UINT4})
-_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-
-
-def is_moderate(given: Any) -> bool:
-    """Return whether ``given`` is an array of numbers of a magnitude up to ``MODERATE``.
-
-    NaN and infinities are not moderate. Arrays of other types than float32 are not checked.
-    """
-    if not isinstance(given, np.ndarray) or given.dtype != np.float32:
-        return isinstance(given, np.ndarray)
-    # The sum of squares is NaN or infinite where an element is: one pass, and no copy.
-    flat = given.reshape(-1)
-    with np.errstate(all="ignore"):
-        return bool(np.dot(flat, flat) <= MODERATE**2)
-
-
-def is_conformant(node: ir.Node) -> bool:
-    """Return whether ONNX Runtime is known to compute a node by its definition.
-
-    It does not (ONNX Runtime 1.31, CPU):
-
-    * QuantizeLinear to 2 or 4 bits, where ``|x / scale|`` reaches 2**31;
-    * QuantizeLinear in blocks along another axis than the last, there likewise;
-    * QuantizeLinear of float16, which it divides in float32;
-    * QuantizeLinear or Cast to an 8-bit float without saturation, close to the overflow.
-    """
-    if node.op_type == "Cast" and node.domain == "":
-        return not _overflows(node, ir.DataType(node.attributes.get_int("to", 1)))
-    if node.op_type != "QuantizeLinear":
-        return True
-    x, scale, zero_point = (*node.inputs, None, None)[:3]
-    dtype = ir.DataType(node.attributes.get_int("output_dtype", 0))
-    if zero_point is not None and zero_point.dtype is not None:
-        dtype = zero_point.dtype
-    inputs = {value.dtype for value in (x, scale) if value is not None}
-    blocked = node.attributes.get_int("block_size", 0) > 0
-    last = -1 if x is None or x.shape is None else len(x.shape) - 1
-    return not (
-        dtype in _NARROW
-        or (blocked and node.attributes.get_int("axis", 1) not in (-1, last))
-        or inputs & _HALVES
-        or _overflows(node, dtype)
-    )
-
-
-def _overflows(node: ir.Node, target: ir.DataType) -> bool:
-    """Return whether ``node`` lets values beyond an 8-bit float become infinite or NaN."""
-    is_float8 = target.name.startswith("FLOAT8") and target is not ir.DataType.FLOAT8E8M0
-    return is_float8 and node.attributes.get_int("saturate", 1) == 0
-
-
 logger = logging.getLogger(__name__)
+
+_TAPS_AT_ONCE = 2
+"""Number of values to tap that one session computes."""
 
 _DOMAINS = frozenset({"ai.onnx.ml", "com.microsoft"})
 Standardize = Callable[..., ir.Model]
@@ -125,6 +72,7 @@ class RuntimeExecutor(Executor):
         self._standardize = standardize
         self._others: dict[bool, RuntimeExecutor] = {}
         self._direct: Direct | None = None
+        self._tapped: tuple[frozenset[ir.Value], Plan] | None = None
         if standardize is not None and self._loads(model.opset_imports):
             model = standardize(model, bounded=bounded)
             self._ir_version = max(minimum_ir_version(model), _LEAST_IR_VERSION)
@@ -153,6 +101,29 @@ class RuntimeExecutor(Executor):
         if self._direct is None and observe is None and not taps:
             self._direct = self._one_session()
         return results
+
+    def stream(
+        self, inputs: Mapping[str, npt.ArrayLike], taps: Sequence[str]
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield taps, see :meth:`Executor.stream`."""
+        if self._bounded and not all(map(is_moderate, inputs.values())):
+            yield from self._other(standard=True).stream(inputs, taps)
+        elif not self._frozen.isdisjoint(inputs):
+            yield from self._other(standard=False).stream(inputs, taps)
+        else:
+            yield from super().stream(inputs, taps)
+
+    def _plan_for(self, keep: frozenset[ir.Value]) -> Plan:
+        """Return a plan in which no session computes more than a few of the values in ``keep``.
+
+        A session has all its results in memory when it returns them.
+        """
+        if self._tapped is None or self._tapped[0] != keep:
+            steps: list[Step] = []
+            for step in self._plan.steps:
+                steps += step.split(keep) if isinstance(step, SessionSegment) else [step]
+            self._tapped = keep, Plan(self._graph, steps)
+        return self._tapped[1]
 
     def _other(self, *, standard: bool) -> RuntimeExecutor:
         """Return the session for inputs of another form."""
@@ -201,9 +172,11 @@ class RuntimeExecutor(Executor):
         imports: Imports,
         feeds: dict[ir.Value, np.dtype[Any]],
         outputs: Sequence[ir.Value],
+        *,
+        arena: bool = True,
     ) -> Session:
         """Return a session for ``nodes``; raises the errors of ONNX Runtime."""
-        return Session(self._runtime, self._ir_version, nodes, imports, feeds, outputs)
+        return Session(self._runtime, self._ir_version, nodes, imports, feeds, outputs, arena=arena)
 
     def _loads(self, imports: Imports) -> bool:
         """Return whether ONNX Runtime knows the opset at all."""
@@ -240,9 +213,15 @@ class SessionSegment:
     """
 
     def __init__(
-        self, nodes: Sequence[ir.Node], executor: RuntimeExecutor, imports: Imports
+        self,
+        nodes: Sequence[ir.Node],
+        executor: RuntimeExecutor,
+        imports: Imports,
+        *,
+        arena: bool = True,
     ) -> None:
         self._nodes = nodes
+        self._arena = arena
         self._executor = executor
         self._imports = imports
         self._sessions: dict[tuple[Any, ...], Session | None] = {}
@@ -256,6 +235,21 @@ class SessionSegment:
             for value in self.outputs
             if value.is_graph_output() or not inside.issuperset(value.consumers())
         )
+
+    def split(self, keep: frozenset[ir.Value]) -> list[SessionSegment]:
+        """Return segments of the same nodes that compute a few of the values in ``keep`` each."""
+        parts: list[list[ir.Node]] = [[]]
+        count = 0
+        for node in self._nodes:
+            number = len(keep.intersection(node.outputs))
+            if count and count + number > _TAPS_AT_ONCE:
+                parts.append([])
+                count = 0
+            parts[-1].append(node)
+            count += number
+        if len(parts) == 1:
+            return [self]
+        return [SessionSegment(p, self._executor, self._imports, arena=False) for p in parts]
 
     @property
     def session(self) -> Session | None:
@@ -305,7 +299,9 @@ class SessionSegment:
             if key not in self._sessions:
                 self._sessions[key] = None
                 feeds = dict(zip(part.reads, kinds, strict=True))
-                self._sessions[key] = self._executor.session(nodes, self._imports, feeds, outputs)
+                self._sessions[key] = self._executor.session(
+                    nodes, self._imports, feeds, outputs, arena=self._arena
+                )
             session = self._sessions[key]
             if session is not None:
                 known.update(session.run(known))

@@ -43,6 +43,7 @@ class Session:
         imports: opset versions for them.
         feeds: what is fed, with the types of the arrays; the session serves these types only.
         outputs: what it computes.
+        arena: keep the memory of a run for the next one.
 
     Attributes:
         raw: the session of ONNX Runtime.
@@ -57,8 +58,10 @@ class Session:
         imports: Mapping[str, int],
         feeds: dict[ir.Value, np.dtype[Any]],
         outputs: Sequence[ir.Value],
+        *,
+        arena: bool = True,
     ) -> None:
-        self._runtime = runtime
+        self._runtime, self._arena = runtime, arena
         self._feeds: list[tuple[ir.Value, str, ir.DataType | None]] = []
         self.outputs = outputs
         self._decode: list[ir.DataType | None] = [None] * len(outputs)
@@ -128,6 +131,7 @@ class Session:
         options = self._runtime.SessionOptions()
         options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
+        options.enable_cpu_mem_arena = self._arena
         # Threads wait busily from one operator to the next, but not for the next call.
         options.add_session_config_entry("session.intra_op.allow_spinning", "1")
         options.add_session_config_entry("session.intra_op.spin_duration_us", "100")

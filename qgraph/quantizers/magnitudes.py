@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.execution.runtime import MODERATE
+from qgraph.execution.conformant import MODERATE
 from qgraph.graph.constants import constant
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.numerics import Array
@@ -27,7 +27,7 @@ Rule = Callable[[ir.Node, list[float]], float | None]
 
 def magnitudes(model: ir.Model) -> Bounds:
     """Return bounds of ``|value|`` in the main graph, for inputs of magnitude up to
-    :data:`qgraph.execution.runtime.MODERATE`.
+    :data:`qgraph.execution.conformant.MODERATE`.
 
     A value that has a bound is neither NaN nor infinite. Results of operators without a rule have
     no bound, and neither has what is computed from them.

@@ -164,7 +164,7 @@ def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
     """Return a copy of ``model`` in which quantizers are written in standard operators.
 
     With ``bounded`` it serves inputs only that are numbers of a magnitude up to
-    :data:`qgraph.execution.runtime.MODERATE`, and is the faster for it.
+    :data:`qgraph.execution.conformant.MODERATE`, and is the faster for it.
 
     All values that the main graph had are still there under their names, unused ones too.
     Initializers that are inputs too are constants in the copy. Quantizers for which no form is
