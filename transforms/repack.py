@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import ClassVar
-
-import onnx_ir as ir
 
 from qgraph.errors import Choice
 from qgraph.exactness import Exactness
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
-from qgraph.quantizers.movement import MOVES
 from qgraph.reasons import UNSUITED_WEIGHT, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.base import Transform, opset_option, option, selects, transform
+from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.choice import (
     Decision,
     entry,
-    label,
     opset_reason,
     raise_and_settle,
     refused,
@@ -36,6 +31,7 @@ from qgraph.transforms.weights.stored_codes import (
     recodings,
     stored_codes,
 )
+from qgraph.transforms.weights.users import is_taken
 
 
 class CodeTarget(Choice):
@@ -62,10 +58,6 @@ class Blocks(Choice):
 
     KEEP = "keep"
     ROWS = "rows"
-
-
-BIAS = 2
-"""Place of the bias among the inputs of Conv, ConvTranspose and Gemm."""
 
 
 @transform("repack")
@@ -120,7 +112,7 @@ class Repack(Transform):
         others: list[SiteReport] = []
         jobs: Jobs = {}
         for stored in stored_codes(model):
-            if not self._concerns(stored.decode):
+            if not is_taken(stored.decode, self.operators, self.nodes):
                 continue
             chosen, reason = self._choose(stored, limit)
             if chosen is not None and self._changes(stored, chosen):
@@ -132,23 +124,6 @@ class Repack(Transform):
             else:
                 others.append(entry(stored.decode, SiteStatus.KEPT, reason))
         return plans, others
-
-    def _concerns(self, decode: ir.Node) -> bool:
-        """Return whether an operator takes the codes, moved or not, and not as its bias."""
-        if self.operators == self.nodes == "*":
-            return True
-        users: list[ir.Node] = []
-        pending = [decode]
-        while pending:
-            found = [use.node for use in pending.pop().outputs[0].uses() if use.idx != BIAS]
-            pending += [node for node in found if node.op_type in MOVES]
-            users += found
-        patterns = self.operators.split("|")
-        return any(
-            any(fnmatchcase(user.op_type, each) for each in patterns)
-            and selects(self.nodes, label(user))
-            for user in users
-        )
 
     def _choose(self, stored: Stored, limit: int) -> tuple[Recoding | None, ExplainedReason | None]:
         """Return the first recoding within the opset limit, or why there is none."""

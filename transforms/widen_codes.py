@@ -15,6 +15,7 @@ from qgraph.reports import Report
 from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.weights.recoded import recode
 from qgraph.transforms.weights.stored_codes import Recoding, Stored, laid
+from qgraph.transforms.weights.users import is_taken
 
 _KIND = "INT8"
 _MOST = int(FORMATS[_KIND].hi)
@@ -33,6 +34,7 @@ class WidenCodes(Transform):
     """
 
     limit: int = option(64, help="largest absolute code, 1 to 127")
+    nodes: str = option("*", help="patterns of names of operators whose weights are widened")
     opset: int | None = opset_option()
 
     preserves: ClassVar[Exactness] = Exactness.BITS
@@ -47,6 +49,8 @@ class WidenCodes(Transform):
         recode(model, self.opset, report, self._choose)
 
     def _choose(self, stored: Stored, span: NumberRange) -> Recoding | str | None:
+        if not is_taken(stored.decode, nodes=self.nodes):
+            return None
         if stored.block_size:
             return "its scales belong to blocks, for which no operator has a quantized bias"
         largest = max(abs(span.low_centred), abs(span.high_centred))

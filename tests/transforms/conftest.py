@@ -87,3 +87,30 @@ def hostile_inputs(model: Model) -> dict[str, np.ndarray]:
 def check_pass(tmp_path: Path) -> PassChecker:
     """``check_pass(step, text, ops=[...])``: see :class:`PassChecker`."""
     return PassChecker(tmp_path)
+
+
+NETWORK = """<ir_version: 8, opset_import: ["": 17]>
+    net (float[N,2,6,6] x) => (float[N,3,4,4] y)
+    <float s = {0.05}, uint8 z = {128}, float[3] sw = {0.01, 0.02, 0.015}, int8[3] zw = {0, 0, 0},
+     float t = {0.1}, uint8 u = {0}, float[3] b = {0.1, -0.2, 0.3},
+     float[3] gamma = {1.5, 0.7, 1.1}, float[3] beta = {0.2, 0.1, -0.4},
+     float[3] mean = {0.3, -0.1, 0.2}, float[3] var = {1.2, 0.8, 0.5}> {
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        e = DequantizeLinear <axis = 0> (w, sw, zw)
+        [conv] c = Conv (d, e, b)
+        n = BatchNormalization (c, gamma, beta, mean, var)
+        r = Relu (n)
+        p = QuantizeLinear (r, t, u)
+        y = DequantizeLinear (p, t, u)
+    }"""
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    proto = onnx.parser.parse_model(NETWORK)
+    weights = np.random.default_rng(0).integers(-127, 128, (3, 2, 3, 3)).astype(np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    path = tmp_path / "network.onnx"
+    onnx.save(proto, path)
+    return path

@@ -13,11 +13,15 @@ from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model
 from qgraph.proof.bounds.regions import with_bounds
 from qgraph.proof.certify import certify
+from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.sites import sites
 from qgraph.reports import Report
 from qgraph.storage.files import weight_bytes
+from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import escaped
 from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
+from qgraph.transforms.drafts.choice import label
 
 _PAIRED = ("move-quantizers", "canonical-operators", "move-channel-scales", "plain-pairs")
 _WITHOUT = (
@@ -72,12 +76,13 @@ def best_form(
     plain = reference.clone()
     plain.apply(as_pairs())
     names = [escaped(layer.description.node) for layer in quantized_layers(plain.ir)]
+    coded = "|".join(f"!{escaped(name)}" for name in _of_floats(plain)) or "*"
     for without in _WITHOUT:
         left = list(kept)
         while True:
             model = reference.clone()
             nodes = "|".join(f"!{name}" for name in left) or "*"
-            steps = steps_for(profile, nodes=nodes, packed=packed)
+            steps = steps_for(profile, nodes=nodes, coded=coded, packed=packed)
             report = model.apply(*(step for step in steps if step.name not in without))
             attempt = Attempt(model, report, proved(reference, model, request))
             failing = attempt.failing
@@ -97,6 +102,24 @@ def best_form(
         f"nothing was changed, since no form is within {', '.join(map(str, request.limits))}: "
         f"{where}: {first.reason or 'beyond the limit'}",
     )
+
+
+def _of_floats(model: Model) -> list[str]:
+    """Return the products whose data no quantizer gives, also through other operators."""
+    coded = {site.y for site in sites(model.ir) if isinstance(site, Site)}
+    found = []
+    for node in model.nodes(*LAYERS):
+        data = node.inputs[0]
+        while data is not None and data not in coded:
+            maker = data.producer()
+            data = (
+                None
+                if maker is None or maker.op_type in LAYERS or not maker.inputs
+                else maker.inputs[0]
+            )
+        if data is None:
+            found.append(label(node))
+    return found
 
 
 def unchanged(reference: Model, request: Bounding, note: str) -> Attempt:

@@ -36,7 +36,11 @@ _LIMITED_CODES = "QuantizeLinear+Clip+DequantizeLinear"
 
 
 def steps_for(
-    profile: Profile, *, nodes: str = "*", packed: Collection[str] | None = None
+    profile: Profile,
+    *,
+    nodes: str = "*",
+    coded: str = "*",
+    packed: Collection[str] | None = None,
 ) -> list[Transform]:
     """Return the passes for a target, in the order in which they are applied.
 
@@ -46,6 +50,7 @@ def steps_for(
     Args:
         profile: what is known of the target.
         nodes: patterns of names of the layers into which factors and biases may go.
+        coded: patterns of names of the products whose weights get the type that kernels take.
         packed: names of layers whose biases stay as they are; weights then keep the type that
             FoldWeights gives them. None for types that kernels take.
     """
@@ -55,7 +60,10 @@ def steps_for(
         return [ConvertDialect(to="qonnx")]
     steps = [*_plain(opset, needs_float32=_needs_float32(profile)), *_shaped(profile, opset, nodes)]
     if packed is None:
-        return steps
+        return [
+            replace(step, nodes=coded) if isinstance(step, Repack | WidenCodes) else step
+            for step in steps
+        ]
     biased = "|".join((nodes, *(f"!{escaped(name)}" for name in packed)))
     return [
         replace(step, nodes=biased) if isinstance(step, QuantizeBias) else step

@@ -1,0 +1,162 @@
+"""Layers that a deployment leaves in float by choice: by a profile, for size, or as measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import qgraph
+from qgraph import transforms
+from qgraph.cli.main import main
+from qgraph.errors import OptionError
+from qgraph.inventory.executed import executed
+
+pytest.importorskip("onnxruntime")
+
+SLOWER = """
+[[slower]]
+text = "convolutions of 3 x 3"
+ratio = 1.5
+operators = ["Conv"]
+source = ["run"]
+"""
+
+
+def test_a_layer_that_the_profile_says_is_slower_stays_in_float(network, tmp_path):
+    known = Path(qgraph.__file__).parent / "targets" / "onnxruntime-cpu.toml"
+    profile = tmp_path / "own.toml"
+    profile.write_text(known.read_text() + SLOWER)
+    model = qgraph.load(network)
+    found = qgraph.deploy(model, str(profile))
+    (layer,) = found.layers
+    assert layer.reason == "convolutions of 3 x 3: measured to take 1.5 of the time of float"
+    assert (layer.kernel, layer.reason_id, layer.exactness) == (None, "QG224", "bounded")
+    assert executed(model.ir).integer_nodes == 0
+
+
+def test_a_model_of_packed_weights_stays_and_needs_a_session_option(tmp_path):
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,32] x) => (float[N,8] y) <float[1,8] s = {1, 1, 1, 1, 1, 1, 1, 1}> {
+            d = DequantizeLinear <axis = 0, block_size = 32> (w, s)
+            y = MatMul (x, d)
+        }""")
+    codes = np.random.default_rng(0).integers(-8, 8, (32, 8))
+    weights = onnx.helper.make_tensor(
+        "w", onnx.TensorProto.INT4, codes.shape, codes.ravel().tolist()
+    )
+    proto.graph.initializer.append(weights)
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "onnxruntime-cpu")
+    assert found.session_options == {"session.qdq_matmulnbits_accuracy_level": "1"}
+    assert found.certificate.verdict == "proved"
+    assert found.weight_bytes_after == found.weight_bytes_before
+
+    import onnxruntime
+
+    path = tmp_path / "packed.onnx"
+    model.save(path)
+    options = onnxruntime.SessionOptions()
+    for key, value in found.session_options.items():
+        options.add_session_config_entry(key, value)
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(1).normal(size=(4, 32)).astype(np.float32)
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ codes, rtol=1e-4, atol=1e-4)
+
+
+def test_packed_weights_beside_a_quantized_layer_stay_packed():
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,32] x) => (float[N,8] y, float[N,8] z)
+        <float s = {0.05}, uint8 u = {128}, float[8] t = {1, 1, 1, 1, 1, 1, 1, 1},
+         float[8] b = {1, 1, 1, 1, 1, 1, 1, 1}> {
+            d = DequantizeLinear <axis = 1> (w, t)
+            [only] y = MatMul (x, d)
+            q = QuantizeLinear (x, s, u)
+            e = DequantizeLinear (q, s, u)
+            f = DequantizeLinear <axis = 1> (v, t)
+            [coded] m = MatMul (e, f)
+            a = Add (m, b)
+            p = QuantizeLinear (a, s, u)
+            z = DequantizeLinear (p, s, u)
+        }""")
+    codes = np.random.default_rng(0).integers(-8, 8, (32, 8)).ravel().tolist()
+    for name in ("w", "v"):
+        weights = onnx.helper.make_tensor(name, onnx.TensorProto.INT4, (32, 8), codes)
+        proto.graph.initializer.append(weights)
+    model = qgraph.load(proto)
+    (layer,) = qgraph.deploy(model, "onnxruntime-cpu").layers
+    assert (layer.node, layer.before, layer.kernel) == ("coded", None, "QGemm")
+    (left,) = [node for node in model.nodes("MatMul") if node.name == "only"]
+    assert left.inputs[1].producer().inputs[0].dtype.name == "INT4"
+
+
+def four_bits(network: Path) -> Path:
+    proto = onnx.load(network)
+    (weights,) = [each for each in proto.graph.initializer if each.name == "w"]
+    codes = onnx.numpy_helper.to_array(weights) // 16
+    weights.CopyFrom(onnx.numpy_helper.from_array(codes, "w"))
+    path = network.with_name("four.onnx")
+    onnx.save(proto, path)
+    return path
+
+
+def test_weights_stay_packed_for_size(network):
+    model = qgraph.load(four_bits(network))
+    model.apply(transforms.Repack(opset=21))
+    small, large = model.clone(), model.clone()
+    found = qgraph.deploy(small, "onnxruntime-cpu", prefer="Size")
+    (layer,) = found.layers
+    assert (layer.kernel, layer.reason) == (None, "its weights stay packed as INT4")
+    assert "quantize-bias" not in layer.rewrites
+    fast = qgraph.deploy(large, "onnxruntime-cpu")
+    assert not fast.left
+    assert found.weight_bytes_after < fast.weight_bytes_after
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Times as they are asked for, in milliseconds: by the number of integer weights."""
+    from qgraph.comparison.bench.measure import BenchReport, ModelTime
+    from qgraph.inventory.kernels import Kernels
+    from qgraph.transforms.deployment import preferences, tuning
+
+    times = {"FLOAT": 4.0, "INT8": 3.0, "INT16": 2.0}
+
+    def bench(models, timing):
+        taken = []
+        for model in models:
+            kinds = {str(v.dtype) for v in model.ir.graph.initializers.values()}
+            kinds = kinds if list(model.nodes("DequantizeLinear")) else {"FLOAT"}
+            taken.append(next(t for name, t in reversed(times.items()) if name in kinds))
+        rows = [
+            ModelTime(None, t, t, t, t / taken[0], t, t, None, Kernels({}, 0, 0)) for t in taken
+        ]
+        return BenchReport("clock 1", timing, rows)
+
+    for module in (tuning, preferences):
+        monkeypatch.setattr(module, "bench", bench)
+    return times
+
+
+def test_tuning_takes_the_fastest_form(network, clock, tmp_path, capsys):
+    report = tmp_path / "r.json"
+    command = ["deploy", str(network), "--target", "onnxruntime-cpu", "--dry-run"]
+    assert main([*command, "--tune", "--report", str(report)]) == 0
+    document = json.loads(report.read_text())
+    (layer,), tuning = document["layers"], document["tuning"]
+    assert layer["kernel"] is None
+    assert layer["reason"] == "its integer form was measured to take 1.5 of float's time"
+    assert [form["chosen"] for form in tuning["forms"]] == ["float"]
+    assert tuning["forms"][0]["shapes"] == [[1, 2, 6, 6]]
+    assert tuning["milliseconds"] == {"float": 4.0, "untuned": 3.0, "tuned": 2.0}
+    assert main([*command, "--tune", "--prefer", "size"]) == 2
+
+    clock["INT16"] = 3.5
+    found = qgraph.deploy(network, "onnxruntime-cpu", prefer="tuned")
+    assert found.tuning is not None
+    assert (found.tuning.chosen, found.left) == ("untuned", [])
+    with pytest.raises(OptionError, match="cannot be run here"):
+        qgraph.deploy(network, "tensorrt", prefer="tuned")
