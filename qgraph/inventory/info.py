@@ -214,7 +214,7 @@ def quantizer_info(found: Site | Refusal, opset: int) -> QuantizerInfo:
             return replace(info, dialect="dynamic")
         return replace(info, dialect="qdq", reason=found.reason)
     known: dict[str, Any] = {"dialect": found.dialect, "weight": found.weight is not None}
-    quantizer = found.quantizer
+    quantizer = found.meaning
     kind, bits = format_of(quantizer)
     known |= {"format": kind, "bits": bits}
     match quantizer:
@@ -284,7 +284,11 @@ def _parameters(
 
 
 def _granularity(site: Site, parameters: list[Float32]) -> str:
-    layout = layout_of(site.shape or None, *parameters)
+    if site.repeats is not None and any(parameter.size > 1 for parameter in parameters):
+        # Only the shape of what is repeated counts here.
+        layout = layout_of(site.shape, np.broadcast_to(np.float32(0), site.repeats.sizes))
+    else:
+        layout = layout_of(site.shape or None, *parameters)
     if layout is None:
         return _blocks(site, parameters)
     if layout.block_size:
@@ -295,17 +299,18 @@ def _granularity(site: Site, parameters: list[Float32]) -> str:
 
 
 def _blocks(site: Site, parameters: list[Float32]) -> str:
-    """Return the blocks in parameters that are expanded to the elements of the data."""
+    """Return the blocks in parameters that vary along several axes."""
     joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
     spread = [np.broadcast_to(parameter, joint) for parameter in parameters]
     found = []
-    for axis, size in enumerate(joint):
-        block = blocks.stretch(spread, axis)
+    sizes = joint if site.repeats is None else site.repeats.sizes
+    for axis, size in enumerate(sizes):
+        block = blocks.stretch(spread, axis, site.repeats)
         if 1 < block < size:
             found.append((block, axis + max(len(site.shape) - len(joint), 0)))
     if len(found) == 1:
         return f"per {found[0][0]} along axis {found[0][1]}"
-    return f"shape {list(joint)}"
+    return f"shape {list(sizes)}"
 
 
 def _ends(parameter: npt.NDArray[Any]) -> tuple[float, float]:

@@ -8,6 +8,7 @@ import pytest
 
 from qgraph import load
 from qgraph.inventory.description import descriptions
+from qgraph.inventory.info import quantizer_info
 from qgraph.numerics import blocks
 from qgraph.quantizers.dialects import qdq
 from qgraph.quantizers.dialects.dialect import Refusal, Site
@@ -88,6 +89,7 @@ def test_a_description_does_not_depend_on_whether_parameters_are_repeated(seed, 
     for few in (0, 1 << 30):
         monkeypatch.setattr(qdq, "_FEW", few)
         (described,) = descriptions(model)
-        found.append(described.description)
+        (site,) = sites(model)
+        found.append((described.description, quantizer_info(site, 21)))
         assert described.description.reason is None
     assert found[0] == found[1]
