@@ -17,7 +17,7 @@ from qgraph.targets.unmet import UNMET
 @click.argument("reason_id", metavar="[ID]", required=False, shell_complete=completion.ids)
 @options.talk_options
 def command(reason_id: str | None) -> None:
-    """Explain the id of a rule or of a reason, such as QG112, or list all ids.
+    """Explain the id of a rule or of a reason, or list all ids.
 
     Reports give an id to each refused site, certificates to each undecided region, and lint to
     each finding. Ids up to QG050 are refusals, those from QG051 on undecided comparisons, those

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 
+from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.scopes import graphs_of
 from qgraph.lint.facts import DECODE, QONNX, QUANTIZE, Coder, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintLevel, rule
+from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.ops.dispatch import evaluate
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Affine, Ranged
@@ -18,6 +22,10 @@ from qgraph.reasons import id_of
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _SHARED = 8
+_ELEMENTWISE = frozenset(
+    {"Abs", "Add", "Ceil", "Clip", "Div", "Exp", "Floor", "Max", "Min", "Mul", "Neg", "Relu"}
+    | {"Sigmoid", "Sqrt", "Sub", "Tanh"}
+)
 
 
 @rule("QG701", "double-quantizer", WARNING)
@@ -225,6 +233,56 @@ def signed_codes_of_positive_data(facts: ModelFacts) -> Iterator[Found]:
             yield Found(
                 nodes_of_site(site, maker), text, {"unused": int(negative), "levels": int(levels)}
             )
+
+
+@rule("QG715", "unreachable-codes", INFO)
+def unreachable_codes(facts: ModelFacts) -> Iterator[Found]:
+    """Codes of a quantizer that no code before it leads to."""
+    for encoder in facts.encoders:
+        form, path = FORMATS.get(encoder.kind), list(_elementwise_from_codes(facts, encoder))
+        before = facts.coder(path[-1]) if path else None
+        first = None if before is None else FORMATS.get(before.kind)
+        if not isinstance(form, IntFormat) or not isinstance(first, IntFormat) or before is None:
+            continue
+        if form.bits > 8 or first.bits > 8 or before.scale is None or encoder.axis is not None:
+            continue
+        if not (np.isfinite(before.scale.flat[0]) and before.scale.flat[0] > 0):
+            continue
+        zero = 0 if before.zero is None else int(before.zero.flat[0])
+        codes = np.arange(first.lo, first.hi + 1) - zero
+        data = (codes * before.scale.flat[0]).astype(np.float32)
+        nodes = [*reversed(path[:-1]), encoder.node]
+        try:
+            found = evaluate(nodes, before.node.outputs[0], encoder.node.outputs[0], data)
+        except (UnsupportedError, OperatorError):
+            continue
+        used, levels = int(np.unique(found).size), int(form.hi - form.lo) + 1
+        if 4 * used <= 3 * levels:
+            text = f"{used} of {levels} codes can occur: {encoder.kind} has more than it needs"
+            yield Found((encoder.node, before.node), text, {"reachable": used, "levels": levels})
+
+
+def _elementwise_from_codes(facts: ModelFacts, encoder: Coder) -> Iterator[ir.Node]:
+    """Yield the nodes from a quantizer back to the decoded codes that it depends on alone."""
+    value, found = encoder.node.inputs[0], list[ir.Node]()
+    while value is not None and len(found) < _SHARED:
+        node = value.producer()
+        if node is None:
+            return
+        found.append(node)
+        if node.op_type == DECODE:
+            coder = facts.coder(node)
+            is_one = coder.scale is not None and coder.scale.size == 1
+            if is_one and len(found) > 1 and facts.stored(coder) is None:
+                yield from found
+            return
+        data = [v for v in node.inputs if v is not None and facts.constant(v) is None]
+        constants = [facts.constant(v) for v in node.inputs if v is not None]
+        if len(data) != 1 or node.domain or any(c is not None and c.size > 1 for c in constants):
+            return
+        if node.op_type not in _ELEMENTWISE:
+            return
+        value = data[0]
 
 
 def _is_same(one: Coder, other: Coder) -> bool:

@@ -77,7 +77,7 @@ def unused_codes(facts: ModelFacts) -> Iterator[Found]:
             continue
         levels = int(form.hi - form.lo) + 1
         extent = counts.high - counts.low + 1
-        if counts.used and extent * 2 < levels and decoder.axis is None and not decoder.block:
+        if counts.used and 4 * extent <= 3 * levels and decoder.axis is None and not decoder.block:
             text = f"{counts.used} of {levels} codes are used, from {counts.low} to {counts.high}"
             figures = {
                 "used": counts.used,
@@ -94,7 +94,7 @@ def unused_codes(facts: ModelFacts) -> Iterator[Found]:
         if site.weight.size < 16 * _FEW or site.nodes[0].op_type == "DequantizeLinear":
             continue
         steps = step_range(site, quantizer.to_real.scale, quantizer.to_real.zero_point)
-        if steps is not None and (steps.high - steps.low + 1) * 2 < levels <= 256:
+        if steps is not None and 4 * (steps.high - steps.low + 1) <= 3 * levels <= 3 * 256:
             used = int(steps.high - steps.low) + 1
             text = f"codes from {steps.low:g} to {steps.high:g}, {used} of {levels}"
             yield Found(nodes_of_site(site), text, {"used": used, "levels": levels})

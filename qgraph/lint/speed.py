@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from qgraph.inventory.layers import FoundLayer
+from qgraph.inventory.layers import FoundLayer, product_role
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics import Array
 from qgraph.targets.engine import KernelMatch, NoKernel
-from qgraph.targets.layer import LAYERS, Granularity, ZeroPoint
+from qgraph.targets.layer import LAYERS, Granularity, ProductAxis, ZeroPoint
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _SCALING = ("Mul", "Div", "Add", "Sub")
@@ -275,6 +275,22 @@ def small_blocks(facts: ModelFacts) -> Iterator[Found]:
                 text = f"blocks of {decoder.block}: kernels take powers of two from 16 on"
                 figures = {"block": decoder.block, "measured_slowdown": 5.28}
                 yield Found((decoder.node, reader), text, figures)
+
+
+@rule("QG422", "blocks-along-outputs", WARNING)
+def blocks_along_outputs(facts: ModelFacts) -> Iterator[Found]:
+    """Blocks of weights lie along the output channels, not along what is added."""
+    for decoder in facts.decoders:
+        shape = facts.shape(decoder.node.outputs[0])
+        reader = next((n for n in facts.readers(decoder.node.outputs[0])), None)
+        if not decoder.block or reader is None or shape is None or reader.op_type not in LAYERS:
+            continue
+        if facts.stored(decoder) is None or reader.inputs[1] is not decoder.node.outputs[0]:
+            continue
+        axis: int = decoder.node.attributes.get_int("axis", 1)
+        if product_role(reader, axis, len(shape)) is ProductAxis.OUTPUT:
+            text = f"blocks of {decoder.block} along axis {axis}, whose sums are never joined"
+            yield Found((decoder.node, reader), text, {"axis": axis, "block": decoder.block})
 
 
 @rule("QG421", "quantized-hard-swish", INFO)

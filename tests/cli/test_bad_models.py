@@ -329,7 +329,7 @@ def test_an_input_that_does_not_fit(qgraph, model, tmp_path, array, message):
 @pytest.mark.parametrize(
     ("name", "option", "content", "message"),
     [
-        ("absent.npy", "-i", None, "No such file"),
+        ("absent.npy", "-i", None, "no such file"),
         ("text.npy", "-i", b"hello", "expected one array (.npy)"),
         ("short.npy", "-i", b"\x93NUMPY\x01\x00", "expected one array (.npy)"),
         ("text.npz", "--inputs", b"hello", "expected an archive of arrays (.npz)"),
