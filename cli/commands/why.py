@@ -51,7 +51,7 @@ def command(
     report: Path | None,
     views: Views,
 ) -> None:
-    """Show which quantizers of CANDIDATE cost accuracy, the most harmful first.
+    """Show which quantizers of CANDIDATE cost accuracy, worst first.
 
     REFERENCE is the float network, or a model with other quantizers. Each quantizer of CANDIDATE is
     exchanged alone for what REFERENCE has in its place, and the reverse. Its layer is also run on
