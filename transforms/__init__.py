@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.rewriting import Writing, rewrite
     from qgraph.transforms.shift_zero_points import ShiftZeroPoints
     from qgraph.transforms.split_fake_quantize import SplitFakeQuantize
+    from qgraph.transforms.split_gemm import SplitGemm
     from qgraph.transforms.split_zero_points import SplitZeroPoints
     from qgraph.transforms.symmetric_weights import SymmetricWeights
     from qgraph.transforms.tune_ranges import TuneRanges
@@ -66,6 +67,7 @@ __all__ = [
     "Repack",
     "ShiftZeroPoints",
     "SplitFakeQuantize",
+    "SplitGemm",
     "SplitZeroPoints",
     "StripFunctions",
     "SymmetricWeights",
@@ -101,6 +103,7 @@ _HOMES = {
     "LowerVendorOperators": "lower_vendor_operators",
     "MakePortable": "make_portable",
     "SplitFakeQuantize": "split_fake_quantize",
+    "SplitGemm": "split_gemm",
     "SplitZeroPoints": "split_zero_points",
     "QuantizeBias": "quantize_bias",
     "QuantizeWeights": "quantize_weights",

@@ -18,7 +18,7 @@ from qgraph.proof.matching.known_values import KnownValues
 from qgraph.quantizers.movement import RESHAPES, axis_before, axis_of
 from qgraph.reasons import UNSUITED_WEIGHT
 from qgraph.reports import Report, SiteStatus
-from qgraph.transforms.base import Transform, transform
+from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.choice import entry, refused
 from qgraph.transforms.weights.constant_codes import store
 from qgraph.transforms.weights.output_scale import Stuck, title
@@ -44,8 +44,13 @@ class FoldConstants(Transform):
     2. ``move(DequantizeLinear(codes, s, z)) -> DequantizeLinear(move(codes), s, z)`` for constant
        codes; ``move`` is Identity, Transpose, Flatten, Reshape, Squeeze or Unsqueeze.
 
-    Weights stay codes: nothing is decoded.
+    3. ``biases``: ``DequantizeLinear(codes) -> numbers`` for constants of INT32 codes, for runtimes
+       that take float biases only.
+
+    Weights stay codes: nothing else is decoded.
     """
+
+    biases: bool = option(False, help="decode constants of INT32 codes")
 
     preserves: ClassVar[Exactness] = Exactness.BITS
 
@@ -56,6 +61,12 @@ class FoldConstants(Transform):
             nodes = list(nodes_of(owner))
             known = KnownValues(owner.opset_imports)
             known.enter(nodes)
+            if self.biases:
+                for node in filter(_is_wide, nodes):
+                    numbers = known.array(node.outputs[0])
+                    if numbers is not None and not node.outputs[0].is_graph_output():
+                        store(editor, node.outputs[0], numbers)
+                        report.sites.append(entry(node, SiteStatus.CHANGED, verdict=_STORED))
             for value in list(dict.fromkeys(_computed(nodes, known))):
                 array, maker = known.array(value), value.producer()
                 if array is not None and maker is not None:
@@ -92,6 +103,12 @@ def _computed(nodes: list[ir.Node], known: KnownValues) -> Iterator[ir.Value]:
             source = node.inputs[0]
             if source in moved or constant_tensor(source) is not None:
                 moved.update(node.outputs)
+
+
+def _is_wide(node: ir.Node) -> bool:
+    """Return whether a node decodes INT32 codes."""
+    codes = node.inputs[0] if node.op_type == _DECODER and node.domain in DOMAINS else None
+    return codes is not None and codes.dtype is ir.DataType.INT32
 
 
 def _decodes(node: ir.Node) -> bool:

@@ -41,6 +41,7 @@ class ActivationForm(Choice):
 
     CODES = "codes"
     FLOATS = "floats"
+    UNITS = "units"
 
 
 @transform("merge-activation")
@@ -54,12 +55,16 @@ class MergeActivation(Transform):
        codes.
     2. ``form=floats``: ``Clip(Q(x), a, b) -> Q(Clip(x, (a - z) * s, (b - z) * s))``, for runtimes
        that do not clip codes.
+    3. ``form=units``: ``Clip(Q(x), a, b) -> Q(Clip(DQ(Q(x)), (a - z) * s, (b - z) * s))``, for
+       runtimes that take operators between quantizers only: layer and Clip have one each.
 
     Each replacement is compared over all inputs. NaN is not kept: only the float Clip passes it on.
     """
 
     form: ActivationForm = option(
-        ActivationForm.CODES, help="codes: limit codes; floats: limit the data before the quantizer"
+        ActivationForm.CODES,
+        help="codes: limit codes; floats: limit the data before the quantizer; units: limit data "
+        "between two quantizers",
     )
     exact: Exactness = exact_option()
     opset: int | None = opset_option()
@@ -166,7 +171,20 @@ class _Limited:
         used, unused = self.before, self.behind
         if form is ActivationForm.CODES:
             used, unused = unused, used
-        return not unused and len(used) == self.is_limited
+        is_unit = form is not ActivationForm.UNITS or not used or self._follows_a_pair
+        return not unused and len(used) == self.is_limited and is_unit
+
+    @property
+    def _follows_a_pair(self) -> bool:
+        """Whether the limited data are decoded from codes with the same parameters."""
+        value = self.before[0].inputs[_data(self.before[0])]
+        decode = None if value is None else value.producer()
+        if decode is None or decode.op_type != "DequantizeLinear":
+            return False
+        scale, zero = (constant_expression(each) for each in (*decode.inputs, None)[1:3])
+        zero = np.zeros_like(self.zero_point) if zero is None else zero
+        known = (scale, self.scale), (zero, self.zero_point)
+        return all(a is not None and np.array_equal(a, b) for a, b in known)
 
     def obstacle(self, form: ActivationForm) -> ExplainedReason | None:
         """Return why the form cannot be written, or None."""
@@ -190,23 +208,30 @@ class _Limited:
         draft = editor.draft(self.site)
         x: ir.Value = draft.x
         limits = [None if end is None else end.reshape(-1)[0] for end in self._limits(form)]
-        if form is ActivationForm.FLOATS and self.is_limited:
+        encode, whole = self.encode, FORMATS[self.kind]
+        if form is not ActivationForm.CODES and self.is_limited:
+            if form is ActivationForm.UNITS:
+                x = self._linear(draft, "QuantizeLinear", x)
+                x = self._linear(draft, "DequantizeLinear", x)
             bounds = [None if end is None else draft.constant(end, "bound") for end in limits]
             draft.needs(_SINCE_OPERANDS)
             x = draft.node("Clip", [x, *bounds], dtype=ir.DataType.FLOAT)
-        encode, whole = self.encode, FORMATS[self.kind]
-        codes = draft.node(
-            encode.op_type,
-            [x, *encode.inputs[1:]],
-            dict(encode.attributes),
-            domain=encode.domain,
-            dtype=ir.DataType[self.kind],
-        )
+        codes = self._linear(draft, encode.op_type, x)
         if form is ActivationForm.CODES and self.is_limited:
             ends = zip(limits, (whole.lo, whole.hi), strict=True)
             lo, hi = (float(end if limit is None else limit) for limit, end in ends)
             codes = clip_codes(draft, codes, lo, hi, self.kind)
         return draft.giving(codes)
+
+    def _linear(self, draft: Draft, name: str, x: ir.Value) -> ir.Value:
+        """Append the QuantizeLinear, or the DequantizeLinear with its parameters."""
+        node, gives_codes = self.encode, name == "QuantizeLinear"
+        dtype = ir.DataType[self.kind] if gives_codes else ir.DataType.FLOAT
+        attributes = dict(node.attributes)
+        if not gives_codes:
+            attributes = {key: each for key, each in attributes.items() if key == "axis"}
+        operands = [x, *node.inputs[1:]]
+        return draft.node(name, operands, attributes, domain=node.domain, dtype=dtype)
 
 
 def _before(encode: ir.Node) -> tuple[tuple[ir.Node, ...], ExplainedReason | None]:

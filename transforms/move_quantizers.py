@@ -45,8 +45,11 @@ class MoveQuantizers(Transform):
     2. ``QuantizeLinear(move(x)) -> move(QuantizeLinear(x))``, if nothing else uses ``move(x)``.
     3. ``QuantizeLinear(DequantizeLinear(codes)) -> codes``, if it gives every code back.
     4. ``dedicated``: each operator gets a DequantizeLinear of its own.
+    5. ``units``: instead of rules 1 and 2, ``move(DequantizeLinear(codes))`` is encoded and decoded
+       again with the same parameters, for runtimes that take operators between quantizers only.
     """
 
+    units: bool = option(False, help="encode and decode again behind data movement")
     dedicated: bool = option(False, help="copy each DequantizeLinear for each operator behind it")
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
@@ -54,10 +57,11 @@ class MoveQuantizers(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Decode later, encode earlier, and drop what only repeats codes."""
         mover = _Mover(model, report)
+        move = mover.encode_again if self.units else mover.decode_later
         for node in list(model.nodes()):
             if node.graph is not None:
-                mover.decode_later(node)
-        for node in reversed(list(model.nodes(_Q))):
+                move(node)
+        for node in reversed(() if self.units else list(model.nodes(_Q))):
             mover.encode_earlier(node)
         for node in list(model.nodes(_Q)):
             mover.drop(node)
@@ -74,25 +78,49 @@ class _Mover:
         self._facts: dict[ir.Value, Fact] = dict(infer(model.ir))
         self._opset = model.ir.opset_imports.get("", 0)
 
-    def decode_later(self, node: ir.Node) -> None:
-        """Exchange a movement and the DequantizeLinear before it."""
+    def _decoders(self, node: ir.Node) -> tuple[list[ir.Node], int | None]:
+        """Return what decodes the data that a node moves, if it is equal, and the axis behind."""
         parts = _parts(node, self._opset)
         decoders = [None if v is None else _maker(v, _DQ) for v in parts]
-        if not parts or None in decoders or node.outputs[0].is_graph_output():
-            return
         found = [each for each in decoders if each is not None]
+        if len(found) < len(parts) or not found or node.outputs[0].is_graph_output():
+            return [], None
         first = found[0]
-        codes = [each.inputs[0] for each in found]
-        if any(constant_stream(each) is not None for each in codes):
-            return
+        if any(constant_stream(each.inputs[0]) is not None for each in found):
+            return [], None
         axis = self._later_axis(node, first)
         if axis is False or not keeps_order(node, first, self._facts):
-            return
-        if any(_parameters(each) != _parameters(first) for each in found[1:]):
-            return
+            return [], None
+        equal = all(_parameters(each) == _parameters(first) for each in found[1:])
+        return found if equal else [], axis
+
+    def encode_again(self, node: ir.Node) -> None:
+        """Put a pair with the parameters of the DequantizeLinear before a movement behind it."""
+        found, axis = self._decoders(node)
         y = node.outputs[0]
+        if not found or all(user.op_type == _Q for user in y.consumers()):
+            return
+        draft = self._editor.draft(Region(ir.Value(name=""), y, (node,)))
+        dtype = found[0].outputs[0].dtype
+        moved = draft.node(node.op_type, node.inputs, dict(node.attributes), dtype=dtype)
+        codes = _linear(draft, found[0], moved, axis, name=_Q)
+        encode = codes.producer()
+        if encode is None or _differ(found[0], encode):
+            draft.discard()
+            return
+        self._facts[codes] = self._facts[moved] = self._facts.get(y, UNKNOWN)
+        self._commit(draft, _linear(draft, found[0], codes, axis), node, _TRIED)
+
+    def decode_later(self, node: ir.Node) -> None:
+        """Exchange a movement and the DequantizeLinear before it."""
+        found, axis = self._decoders(node)
+        if not found:
+            return
+        first, y = found[0], node.outputs[0]
+        operands: list[Operand | None] = [each.inputs[0] for each in found]
+        operands += node.inputs[len(found) :]
         draft = self._editor.draft(Region(ir.Value(name=""), y, (*found, node)))
-        moved = self._moved(draft, node, [*codes, *node.inputs[len(parts) :]], code_type(first))
+        moved = self._moved(draft, node, operands, code_type(first))
         self._facts[moved] = self._facts.get(y, UNKNOWN)
         made = _linear(draft, first, moved, axis)
         self._commit(draft, made, node, _SAME)
@@ -207,13 +235,16 @@ def _parameters(node: ir.Node) -> tuple[object, ...]:
     return kind, *(None if a is None else (a.shape, a.tobytes()) for a in known)
 
 
-def _linear(draft: Draft, node: ir.Node, x: ir.Value | None, axis: int | None) -> ir.Value:
+def _linear(
+    draft: Draft, node: ir.Node, x: ir.Value | None, axis: int | None, *, name: str = ""
+) -> ir.Value:
     """Append a QuantizeLinear or DequantizeLinear with the parameters of another."""
-    attributes = {name: each for name, each in node.attributes.items() if name != "axis"}
-    attributes |= {} if axis is None else {"axis": ir.AttrInt64("axis", axis)}
-    dtype = code_type(node) if node.op_type == _Q else node.outputs[0].dtype
+    kept = {key: each for key, each in node.attributes.items() if key != "axis" and not name}
+    attributes = kept | ({} if axis is None else {"axis": ir.AttrInt64("axis", axis)})
+    name = name or node.op_type
+    dtype = code_type(node) if name == _Q else node.outputs[0].dtype
     operands = [x, *node.inputs[1:]]
-    return draft.node(node.op_type, operands, attributes, domain=node.domain, dtype=dtype)
+    return draft.node(name, operands, attributes, domain=node.domain, dtype=dtype)
 
 
 def _differ(decode: ir.Node, encode: ir.Node) -> bool:

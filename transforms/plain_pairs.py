@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import ClassVar
 
 import onnx_ir as ir
 
+from qgraph.errors import Choice
 from qgraph.exactness import Exactness
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset.versions import ceiling
@@ -27,17 +28,26 @@ from qgraph.transforms.drafts.choice import (
     readable,
 )
 
-_DIALECT = "qdq"
-_FORMS = (
-    ("QuantizeLinear", "DequantizeLinear"),
-    ("QuantizeLinear", "Clip", "DequantizeLinear"),
-    ("DequantizeLinear",),
-)
+_FORMS = {
+    "qdq": (
+        ("QuantizeLinear", "DequantizeLinear"),
+        ("QuantizeLinear", "Clip", "DequantizeLinear"),
+        ("DequantizeLinear",),
+    ),
+    "qonnx": (("Quant",), ("BipolarQuant",), ("Trunc",)),
+}
 
 _NONE = NO_EQUAL_FORM(
-    "a pair has no such rounding, granularity or fractional zero point; leave it, or train with "
-    "one that QuantizeLinear has"
+    "no plain form has such a rounding, granularity or fractional zero point; leave it, or train "
+    "with one that it has"
 )
+
+
+class PairDialect(Choice):
+    """Dialects with plain forms."""
+
+    QDQ = "qdq"
+    QONNX = "qonnx"
 
 
 @transform("plain-pairs")
@@ -51,8 +61,12 @@ class PlainPairs(Transform):
     1. ``float(DQ(Q(float(x)))) -> DequantizeLinear([Clip](QuantizeLinear(x, s, z)), s, z)``, if
        that reaches the level ``exact``. The report has the number of inputs that give another
        value.
+    2. ``dialect=qonnx``: likewise one Quant alone, instead of operators around it.
     """
 
+    dialect: PairDialect = option(
+        PairDialect.QDQ, help="qdq: QuantizeLinear and DequantizeLinear; qonnx: Quant"
+    )
     exact: Exactness = option(
         Exactness.NEAR, help="minimum level: near accepts thresholds that move by ulps, counted"
     )
@@ -66,17 +80,17 @@ class PlainPairs(Transform):
         raise_and_settle(model, lambda: self._plan(model, editor), editor, report)
 
     def _plan(self, model: Model, editor: Editor) -> tuple[list[Decision], list[SiteReport]]:
-        dialect = DIALECTS.find(_DIALECT)
+        dialect, forms = DIALECTS.find(str(self.dialect)), _FORMS[str(self.dialect)]
         offers: list[tuple[Site, Iterator[Draft]]] = []
         others: list[SiteReport] = []
         for site in readable(sites(model.ir), others):
-            if site.dialect != _DIALECT or moves_constant(site.root):
+            if site.dialect != dialect.name or moves_constant(site.root):
                 continue
-            if _is_plain(site.nodes):
+            if _names(site.nodes) in forms:
                 others.append(entry(site.root, SiteStatus.KEPT))
                 continue
             drafts = dialect.spellings(site, editor)
-            offers.append((site, (draft for draft in drafts if _is_plain(draft.nodes))))
+            offers.append((site, (draft for draft in drafts if _names(draft.nodes) in forms)))
         limit = ceiling(model.ir, self.opset)
         return [
             each if each.draft or each.verdict or each.reason else replace(each, reason=_NONE)
@@ -84,6 +98,5 @@ class PlainPairs(Transform):
         ], others
 
 
-def _is_plain(nodes: list[ir.Node] | tuple[ir.Node, ...]) -> bool:
-    """Return whether nodes are a pair, or decode stored codes."""
-    return tuple(node.op_type for node in nodes) in _FORMS
+def _names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
+    return tuple(node.op_type for node in nodes)

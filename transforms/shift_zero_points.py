@@ -35,16 +35,19 @@ class ShiftZeroPoints(Transform):
     1. ``activations``: all codes that a QuantizeLinear gives and DequantizeLinear decodes, also
        over Clip, Concat and data movement, ``q' = q + 128`` and ``z' = z + 128``, or minus 128.
     2. ``weights``: stored codes likewise, so that codes with zero point 128 have none as ``int8``.
+    3. ``centre``: instead of 128, the zero point is subtracted from codes of data and becomes 0, if
+       the limits of the codes, such as 0 to 15, then lie in the type.
     """
 
     activations: CodeSign = option(CodeSign.UINT8, help="type of the codes of data")
     weights: CodeSign = option(CodeSign.INT8, help="type of stored codes")
+    centre: bool = option(False, help="make zero points of data 0 where codes fit")
 
     preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
         """Shift the codes of data, then those of weights."""
-        shift_activations(model, self.activations.upper(), report)
+        shift_activations(model, self.activations.upper(), report, centre=self.centre)
         if self.weights is not CodeSign.KEEP:
             recode(model, None, report, self._weights)
 

@@ -117,3 +117,17 @@ def test_codes_of_scales_and_quantizers_in_other_operators_stay():
     )
     model = load(ir.from_onnx_text(text))
     assert model.apply(FoldConstants()).count(SiteStatus.CHANGED) == 0
+
+
+def test_biases_are_decoded_where_that_is_asked_for(check_pass):
+    text = graph(
+        """w = DequantizeLinear <axis = 0> (c, s)
+           e = DequantizeLinear <axis = 0> (k, s)
+           y = Gemm <transB = 1> (x, w, e)""",
+        "int32[2] k = {3, -70000}",
+    )
+    model, _ = check_pass(
+        FoldConstants(biases=True), text, ops=["DequantizeLinear", "Gemm"], exactly=BITS
+    )
+    (layer,) = model.nodes("Gemm")
+    np.testing.assert_array_equal(constant(layer.inputs[2]), np.float32([1.5, -17500]))

@@ -77,6 +77,17 @@ def test_limits_are_the_codes_of_the_ends(check_pass, name):
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_data_are_limited_between_two_quantizers(check_pass, name):
+    nodes, stored, ends = CASES[name]
+    pairs = ["QuantizeLinear", "DequantizeLinear"]
+    ops = [*([*pairs, "Clip"] if ends else []), *pairs]
+    step = MergeActivation(form=ActivationForm.UNITS)
+    model, _ = check_pass(step, graph(nodes, stored), ops=ops)
+    for node in model.nodes(*pairs):
+        assert [value.name for value in node.inputs[1:]] == ["s", "z"]
+
+
 @pytest.mark.parametrize("name", ["clip", "clip of codes behind", "redundant"])
 def test_limits_of_data_instead(check_pass, name):
     nodes, stored, ends = CASES[name]

@@ -74,6 +74,19 @@ def test_movement_is_on_codes(check_pass, name, opset):
         assert decoder.attributes["axis"].value == 3
 
 
+UNITS = {
+    "decoded later": [Q, DQ, "Reshape", Q, DQ, "Neg"],
+    "pool between pairs": [Q, DQ, "MaxPool", Q, DQ],
+    "encoded earlier": ["Abs", "Flatten", "Reshape", Q, DQ],
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_movement_is_between_two_pairs(check_pass, name):
+    model, _ = check_pass(MoveQuantizers(units=True), graph(FORMS[name][0]), exactly=BITS)
+    assert [node.op_type for node in model.nodes()] == UNITS[name]
+
+
 KEPT = {
     "a scale below 0": (
         f"{PAIR} m = MaxPool <kernel_shape = [2, 2]> (d) y = Neg (m)".replace(", s,", ", v,"),

@@ -68,6 +68,37 @@ def test_channels_and_absent_zero_points(check_pass):
         np.testing.assert_array_equal(constant(node.inputs[2]), np.int8([-128, -128]))
 
 
+@pytest.mark.parametrize(
+    ("kind", "point", "ends", "after"),
+    [
+        ("uint8", 0, (0, 15), (0, 15)),
+        ("uint8", 7, (0, 15), (-7, 8)),
+        ("uint8", 128, (3, 255), (-125, 127)),
+        ("int8", -128, (-128, -113), (0, 15)),
+        ("uint8", 128, None, None),
+    ],
+)
+def test_zero_points_become_zero_where_codes_fit(check_pass, kind, point, ends, after):
+    nodes = "c = Clip (q, a, b)\n y = DequantizeLinear (c, s, z)\n u = Neg (y)"
+    text = chain(kind, point, nodes if ends else nodes.replace("Clip (q, a, b)", "Identity (q)"))
+    low, high = ends or (0, 0)
+    text = text.replace(f"{kind} l =", f"{kind} a = {{{low}}}, {kind} b = {{{high}}}, {kind} l =")
+    model, _ = check_pass(ShiftZeroPoints(activations="int8", centre=True), text, exactly=BITS)
+    for node in model.nodes("QuantizeLinear", "DequantizeLinear"):
+        found = constant(node.inputs[2])
+        assert (found.dtype, int(found)) == (np.dtype("int8"), 0)
+    for node in model.nodes("Clip"):
+        assert tuple(int(constant(v)) for v in node.inputs[1:]) == after
+
+
+def test_zero_points_stay_where_codes_do_not_fit():
+    for nodes in (FORMS["pair"], "c = Clip (q, l)\n y = DequantizeLinear (c, s, z)\n u = Neg (y)"):
+        model = load(ir.from_onnx_text(chain("uint8", 9, nodes)))
+        (entry,) = model.apply(ShiftZeroPoints(activations="int8", centre=True)).sites
+        assert entry.reason_id == "QG010"
+        assert "codes from 0 to 255 with zero point 9" in entry.reason
+
+
 REFUSED = {
     "used by MatMulInteger": (
         """m = MatMulInteger (q, q)

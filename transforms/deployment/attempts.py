@@ -19,14 +19,14 @@ from qgraph.reports import Report
 from qgraph.storage.files import weight_bytes
 from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
-from qgraph.transforms.base import escaped
+from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
 from qgraph.transforms.drafts.choice import label
 
 _PAIRED = ("move-quantizers", "canonical-operators", "move-channel-scales", "plain-pairs")
 _WITHOUT = (
     *(_PAIRED[:count] for count in range(5)),
-    (*_PAIRED, "fold-batch-norm", "quantize-bias"),
+    (*_PAIRED, "fold-batch-norm", "quantize-bias", "split-gemm", "split-zero-points"),
 )
 """Passes that are left out, in the order of the attempts."""
 
@@ -77,13 +77,18 @@ def best_form(
     plain.apply(as_pairs())
     names = [escaped(layer.description.node) for layer in quantized_layers(plain.ir)]
     coded = "|".join(f"!{escaped(name)}" for name in _of_floats(plain)) or "*"
+    tried: list[list[Transform]] = []
     for without in _WITHOUT:
         left = list(kept)
         while True:
-            model = reference.clone()
             nodes = "|".join(f"!{name}" for name in left) or "*"
-            steps = steps_for(profile, nodes=nodes, coded=coded, packed=packed)
-            report = model.apply(*(step for step in steps if step.name not in without))
+            every = steps_for(profile, nodes=nodes, coded=coded, packed=packed)
+            steps = [step for step in every if step.name not in without]
+            if steps in tried:
+                break
+            tried.append(steps)
+            model = reference.clone()
+            report = model.apply(*steps)
             attempt = Attempt(model, report, proved(reference, model, request))
             failing = attempt.failing
             if not failing:

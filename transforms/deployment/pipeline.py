@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 from qgraph.exactness import Exactness
-from qgraph.targets.kernels import OperandRule
-from qgraph.targets.layer import ZeroPoint
 from qgraph.targets.profile import Profile
-from qgraph.targets.rules import Loads
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
+from qgraph.transforms.deployment import wants
+from qgraph.transforms.deployment.wants import BiasForm
 from qgraph.transforms.fold_batch_norm import FoldBatchNorm
 from qgraph.transforms.fold_constants import FoldConstants
 from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
-from qgraph.transforms.merge_activation import MergeActivation
+from qgraph.transforms.merge_activation import ActivationForm, MergeActivation
 from qgraph.transforms.move_channel_scales import MoveChannelScales
 from qgraph.transforms.move_quantizers import MoveQuantizers
-from qgraph.transforms.plain_pairs import PlainPairs
+from qgraph.transforms.plain_pairs import PairDialect, PlainPairs
 from qgraph.transforms.quantize_bias import QuantizeBias
 from qgraph.transforms.repack import CodeTarget, Repack
-from qgraph.transforms.shift_zero_points import CodeSign, ShiftZeroPoints
+from qgraph.transforms.shift_zero_points import ShiftZeroPoints
+from qgraph.transforms.split_gemm import SplitGemm
 from qgraph.transforms.split_zero_points import SplitZeroPoints
 from qgraph.transforms.symmetric_weights import SymmetricWeights
 from qgraph.transforms.widen_codes import WidenCodes
@@ -31,8 +30,6 @@ from qgraph.transforms.widen_floats import WidenFloats
 
 HIGHEST_OPSET = 21
 """Nothing in the forms below needs a higher one."""
-
-_LIMITED_CODES = "QuantizeLinear+Clip+DequantizeLinear"
 
 
 def steps_for(
@@ -54,11 +51,11 @@ def steps_for(
         packed: names of layers whose biases stay as they are; weights then keep the type that
             FoldWeights gives them. None for types that kernels take.
     """
-    highest = profile.versions.opsets
-    opset = HIGHEST_OPSET if highest is None else min(HIGHEST_OPSET, highest[1])
-    if not _takes(profile, "DequantizeLinear"):
-        return [ConvertDialect(to="qonnx")]
-    steps = [*_plain(opset, needs_float32=_needs_float32(profile)), *_shaped(profile, opset, nodes)]
+    opset = wants.highest_opset(profile, HIGHEST_OPSET)
+    if not wants.takes(profile, "DequantizeLinear"):
+        return list(_quants(profile))
+    needs_float32 = wants.needs_float32(profile)
+    steps = [*_plain(opset, needs_float32=needs_float32), *_shaped(profile, opset, nodes)]
     if packed is None:
         return [
             replace(step, nodes=coded) if isinstance(step, Repack | WidenCodes) else step
@@ -89,56 +86,46 @@ def _plain(opset: int, *, needs_float32: bool) -> Iterator[Transform]:
     yield SymmetricWeights(opset=opset)
 
 
+def _quants(profile: Profile) -> Iterator[Transform]:
+    """Yield what gives each quantizer the form of one Quant."""
+    yield as_pairs()
+    yield ConvertDialect(to="qonnx")
+    yield PlainPairs(dialect=PairDialect.QONNX)
+    if not any("Gemm" in kernel.operators for kernel in wants.kernels(profile)):
+        yield SplitGemm()
+
+
 def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
     """Yield what leaves only a layer between two quantizers, in types that kernels take."""
+    repack = Repack(
+        to=CodeTarget.INT8, activations=False, operators="Conv*|Gemm|MatMul", opset=opset
+    )
+    if not wants.kernels(profile):
+        yield repack
+        return
     yield CanonicalOperators()
-    yield FoldBatchNorm(nodes=nodes, opset=opset)
+    yield FoldBatchNorm(nodes=nodes, opset=opset, negative=wants.negative_factors(profile))
     yield CanonicalOperators()
     yield MoveChannelScales()
-    if _takes(profile, _LIMITED_CODES):
-        yield MergeActivation(opset=opset)
-    yield MoveQuantizers()
-    yield Repack(to=CodeTarget.INT8, activations=False, operators="Conv*|Gemm|MatMul", opset=opset)
-    yield ShiftZeroPoints(activations=_data_type(profile), weights=_weight_type(profile))
-    if not _takes_zero_points(profile):
+    yield MergeActivation(opset=opset)
+    if wants.takes_units_only(profile):
+        yield MoveQuantizers(units=True, dedicated=True)
+    elif wants.takes_moved_codes(profile):
+        yield MoveQuantizers()
+    yield repack
+    yield ShiftZeroPoints(
+        activations=wants.data_type(profile),
+        weights=wants.weight_type(profile),
+        centre=not wants.takes_zero_points(profile, weights=False),
+    )
+    if not wants.takes_zero_points(profile, weights=True):
         yield SplitZeroPoints(nodes=nodes, opset=opset)
-    yield WidenCodes(opset=opset)
-    yield QuantizeBias(nodes=nodes, opset=opset)
+    if wants.limits(profile) is not ActivationForm.CODES:
+        yield MergeActivation(form=wants.limits(profile), opset=opset)
+    match wants.biases(profile):
+        case BiasForm.CODES:
+            yield WidenCodes(opset=opset)
+            yield QuantizeBias(nodes=nodes, opset=opset)
+        case BiasForm.FLOATS:
+            yield FoldConstants(biases=True)
     yield CanonicalOperators(forms=CanonicalForm.POINTS)
-
-
-def _operands(profile: Profile) -> Iterator[OperandRule]:
-    for kernel in profile.kernel:
-        yield from (kernel.x, kernel.y)
-
-
-def _takes(profile: Profile, written: str) -> bool:
-    """Return whether a kernel takes quantizers of a form, or nothing is known of forms."""
-    known = [form for rule in _operands(profile) for form in rule.written or ()]
-    return not known or any(fnmatchcase(written, form) or written in form for form in known)
-
-
-def _needs_float32(profile: Profile) -> bool:
-    """Return whether kernels are known to take no scales of 16 bits."""
-    known = {name for rule in _operands(profile) for name in rule.scale_types or ()}
-    return bool(known) and known.isdisjoint({"FLOAT16", "BFLOAT16"})
-
-
-def _takes_zero_points(profile: Profile) -> bool:
-    """Return whether kernels take constant weights with zero points, or nothing is known of it."""
-    rules = [k.w for k in profile.kernel if k.exists is Loads.YES and k.w.constant != "no"]
-    known = {zero for rule in rules for zero in rule.zero or ()}
-    return not known or not known <= {ZeroPoint.NONE, ZeroPoint.ZERO}
-
-
-def _data_type(profile: Profile) -> CodeSign:
-    """Return the type of codes of data that kernels take under the fewest conditions."""
-    free = {name for kernel in profile.kernel for r in kernel.types if not r.direct for name in r.x}
-    if "INT8" in free:
-        return CodeSign.KEEP if "UINT8" in free else CodeSign.INT8
-    return CodeSign.UINT8 if "UINT8" in free else CodeSign.KEEP
-
-
-def _weight_type(profile: Profile) -> CodeSign:
-    types = {name for kernel in profile.kernel for rule in kernel.types for name in rule.w}
-    return CodeSign.INT8 if "INT8" in types else CodeSign.KEEP

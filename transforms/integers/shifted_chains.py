@@ -22,7 +22,13 @@ from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
 from qgraph.ops.steps import code_type
 from qgraph.quantizers.movement import MOVES
-from qgraph.reasons import AT_RUN_TIME, RUNTIME_FAILS, USED_ELSEWHERE, ExplainedReason
+from qgraph.reasons import (
+    AT_RUN_TIME,
+    RUNTIME_FAILS,
+    UNSUITED_RANGE,
+    USED_ELSEWHERE,
+    ExplainedReason,
+)
 from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.drafts.choice import entry, refused
 from qgraph.transforms.weights.stored_codes import DOMAINS
@@ -55,15 +61,35 @@ class CodeChain:
         copied = any(versions.is_copied_over(node.outputs[0]) for node in self.decoders)
         return RUNTIME_FAILS(versions.SIGNED_CODES_REASON) if copied else None
 
-    def shift(self, kind: str, editor: Editor) -> None:
-        """Count the codes from the middle of a type of the same width and other signedness."""
-        step = int(FORMATS[kind].lo - FORMATS[self.kind].lo)
+    def centred(self, kind: str) -> int | ExplainedReason:
+        """Return what to add to codes so that their zero point is 0, or why they do not fit."""
+        points = {tuple(np.unique(_points(n)).tolist()) for n in (*self.encoders, *self.decoders)}
+        point = points.pop() if len(points) == 1 else ()
+        if len(point) != 1:
+            return UNSUITED_RANGE("its codes have several zero points")
+        step, form = -int(point[0]), FORMATS[kind]
+        for node in self.encoders:
+            (low, high), is_limited = _limits(node, self.kind)
+            wide = (low, high) if is_limited else (form.lo - step, form.hi - step)
+            if (low, high) != wide or low + step < form.lo or high + step > form.hi:
+                return UNSUITED_RANGE(
+                    f"its codes from {low:g} to {high:g} with zero point {-step} have no equal "
+                    f"ones of {kind} with zero point 0; quantize the data without a zero point"
+                )
+        return step
+
+    def shift(self, kind: str, editor: Editor, step: int | None = None) -> None:
+        """Add a number to all codes and store them in another type.
+
+        Args:
+            kind: the type.
+            editor: makes constants.
+            step: the number; None to count from the middle of a type of other signedness.
+        """
+        if step is None:
+            step = int(FORMATS[kind].lo - FORMATS[self.kind].lo)
         for node in (*self.encoders, *self.decoders):
-            scale, stored = constant_expression(node.inputs[1]), _operand(node, 2)
-            shape = () if scale is None else scale.shape
-            point = np.zeros(shape, np.int32) if stored is None else constant_expression(stored)
-            if point is not None:
-                _put(node, 2, _moved(point, step, kind), "zero_point", editor)
+            _put(node, 2, _moved(_points(node), step, kind), "zero_point", editor)
             if node in self.encoders:
                 node.attributes.pop("output_dtype", None)
         for node in self.movers or ():
@@ -73,6 +99,26 @@ class CodeChain:
                     _put(node, place, _moved(bound, step, kind), "bound", editor)
         for value in self.values:
             value.type = ir.TensorType(ir.DataType[kind])
+
+
+def _points(node: ir.Node) -> Array:
+    """Return the zero points of QuantizeLinear or DequantizeLinear, which are constant."""
+    scale, stored = constant_expression(node.inputs[1]), _operand(node, 2)
+    known = None if stored is None else constant_expression(stored)
+    return np.zeros(() if scale is None else scale.shape, np.int32) if known is None else known
+
+
+def _limits(encode: ir.Node, kind: str) -> tuple[tuple[float, float], bool]:
+    """Return the ends of the codes behind a QuantizeLinear, and whether a Clip is there."""
+    form = FORMATS[kind]
+    users = list(encode.outputs[0].consumers())
+    if len(users) != 1 or users[0].op_type != "Clip":
+        return (form.lo, form.hi), False
+    ends = [form.lo, form.hi]
+    for place in (1, 2):
+        bound = constant_expression(_operand(users[0], place))
+        ends[place - 1] = ends[place - 1] if bound is None else float(bound)
+    return (max(ends[0], form.lo), min(ends[1], form.hi)), True
 
 
 def code_chains(model: Model) -> Iterator[CodeChain]:
@@ -178,17 +224,32 @@ def is_same_width(one: str, other: str) -> bool:
     return first.bits == second.bits and first.signed != second.signed
 
 
-def shift_activations(model: Model, kind: str, report: Report) -> None:
-    """Shift all codes of data that have the width of ``kind``; other names shift none."""
+def shift_activations(model: Model, kind: str, report: Report, *, centre: bool = False) -> None:
+    """Shift all codes of data that have the width of ``kind``; other names shift none.
+
+    Args:
+        model: is changed.
+        kind: the type.
+        report: gets an entry for each QuantizeLinear.
+        centre: whether zero points become 0.
+    """
     editor, opset = Editor(model.ir), model.ir.opset_imports.get("", 0)
     for chain in list(code_chains(model)):
-        if is_same_width(chain.kind, kind):
-            reason = chain.blocked(kind, opset)
-            if reason is None:
-                chain.shift(kind, editor)
-            report.sites += (
-                entry(node, SiteStatus.CHANGED, verdict=_SHIFTED)
-                if reason is None
-                else refused(node, reason)
-                for node in chain.encoders
-            )
+        step: int | ExplainedReason | None = None
+        if centre and kind in FORMATS:
+            step = chain.obstacle
+            if step is None and FORMATS[chain.kind].bits == FORMATS[kind].bits:
+                step = chain.centred(kind)
+            if step is None or (step == 0 and chain.kind == kind):
+                continue
+        elif not is_same_width(chain.kind, kind):
+            continue
+        reason = step if isinstance(step, ExplainedReason) else chain.blocked(kind, opset)
+        if reason is None and not isinstance(step, ExplainedReason):
+            chain.shift(kind, editor, step)
+        report.sites += (
+            entry(node, SiteStatus.CHANGED, verdict=_SHIFTED)
+            if reason is None
+            else refused(node, reason)
+            for node in chain.encoders
+        )

@@ -1,0 +1,69 @@
+"""What deployments write for targets that are not run here."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+import qgraph
+
+NARROW = """<ir_version: 8, opset_import: ["": 17]>
+    net (float[N,2,6,6] x) => (float[N,3,4,4] y)
+    <float s = {0.05}, int8 z = {0}, float[3] sw = {0.01, 0.02, 0.015}, float t = {0.1},
+     uint8 u = {0}, uint8 top = {15}, int32[3] b = {100, -200, 300},
+     float[3] sb = {0.01, 0.01, 0.1}> {
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        e = DequantizeLinear <axis = 0> (w, sw)
+        f = DequantizeLinear <axis = 0> (b, sb)
+        [conv] c = Conv (d, e, f)
+        p = QuantizeLinear (c, t, u)
+        k = Clip (p, u, top)
+        g = DequantizeLinear (k, t, u)
+        y = Relu (g)
+    }"""
+
+
+def narrow() -> qgraph.Model:
+    proto = onnx.parser.parse_model(NARROW)
+    weights = np.random.default_rng(0).integers(-127, 128, (3, 2, 3, 3)).astype(np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    return qgraph.load(proto)
+
+
+def test_tensorrt_gets_signed_codes_without_zero_points_and_float_biases():
+    model = narrow()
+    (layer,) = qgraph.deploy(model, "tensorrt").layers
+    assert (layer.before, layer.kernel) == (None, "convolution")
+    kinds = [node.inputs[2].dtype.name for node in model.nodes("QuantizeLinear")]
+    assert kinds == ["INT8", "INT8"]
+    assert not any(model.constant(n.inputs[2]).any() for n in model.nodes("QuantizeLinear"))
+    (conv,) = model.nodes("Conv")
+    np.testing.assert_array_equal(model.constant(conv.inputs[2]), np.float32([1, -2, 30]))
+    (clip,) = model.nodes("Clip")
+    assert clip.inputs[0].producer() is conv
+
+
+def test_hls4ml_gets_quants():
+    model = narrow()
+    found = qgraph.deploy(model, "hls4ml")
+    assert [layer.kernel for layer in found.layers] == ["scaled-fixed-point"]
+    names = {node.op_type for node in model.nodes()}
+    assert "Quant" in names
+    assert names.isdisjoint({"QuantizeLinear", "DequantizeLinear"})
+
+
+def test_operators_on_codes_are_no_kernels_of_other_targets():
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        g (float[2,4] x) => (float[2,3] y)
+        <float s = {0.1}, uint8 z = {3}, int8[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}, int8 zw = {0},
+         float t = {2}> {
+            q = QuantizeLinear (x, s, z)
+            [m] c = QLinearMatMul (q, s, z, w, s, zw, t, z)
+            y = DequantizeLinear (c, t, z)
+        }"""
+    model = qgraph.load(onnx.parser.parse_model(text))
+    (layer,) = qgraph.deploy(model, "tensorrt").layers
+    assert layer.before is None
+    assert layer.kernel is None
+    assert layer.reason_id in ("QG203", "QG210")

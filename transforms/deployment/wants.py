@@ -1,0 +1,129 @@
+"""What the kernels of a target ask of a model as a whole, read from its profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from qgraph.targets.kernels import ANY, KernelRule, OperandRule
+from qgraph.targets.layer import ZeroPoint
+from qgraph.targets.profile import Profile
+from qgraph.targets.rules import Loads
+from qgraph.transforms.merge_activation import ActivationForm
+from qgraph.transforms.shift_zero_points import CodeSign
+from qgraph.transforms.weights.scaled_weights import NegativeFactor
+
+_BEFORE_NARROW_CODES = 20
+"""The last opset without codes of 4 bits, in which signed codes can be moved everywhere."""
+
+_NONE = frozenset({ZeroPoint.NONE, ZeroPoint.ZERO})
+
+
+class BiasForm(StrEnum):
+    """What biases are written as."""
+
+    CODES = "codes"
+    """INT32 codes in the unit of the products."""
+
+    FLOATS = "floats"
+    """Float constants."""
+
+    KEPT = "kept"
+    """As they are: the kernels compute them as they are written."""
+
+
+def kernels(profile: Profile) -> list[KernelRule]:
+    """Return the kernels that there are."""
+    return [kernel for kernel in profile.kernel if kernel.exists is Loads.YES]
+
+
+def takes(profile: Profile, written: str) -> bool:
+    """Return whether a kernel takes quantizers of a form, or nothing is known of forms."""
+    known = [form for rule in _operands(profile) for form in rule.written or ()]
+    return not known or any(fnmatchcase(written, form) or written in form for form in known)
+
+
+def limits(profile: Profile) -> ActivationForm:
+    """Return where data are limited to fewer codes than their type has.
+
+    Between operators with quantizers of their own no Clip stands, so that codes stay limited there.
+    """
+    is_taken = takes(profile, "QuantizeLinear+Clip+DequantizeLinear")
+    return ActivationForm.CODES if is_taken or takes_units_only(profile) else ActivationForm.FLOATS
+
+
+def takes_units_only(profile: Profile) -> bool:
+    """Return whether each operator needs quantizers of its own on both sides."""
+    found = kernels(profile)
+    return bool(found) and all(
+        kernel.behind.operators == () and kernel.output.quantizer == "required" for kernel in found
+    )
+
+
+def takes_moved_codes(profile: Profile) -> bool:
+    """Return whether operators that move data may stand between the two nodes of a pair."""
+    return takes(profile, "QuantizeLinear+MaxPool+DequantizeLinear")
+
+
+def highest_opset(profile: Profile, default: int) -> int:
+    """Return the highest opset that the forms need, and that the target reads."""
+    opsets, found = profile.versions.opsets, kernels(profile)
+    is_narrow = any("INT4" in name for k in found for rule in k.types for name in rule.w)
+    if found and not (is_narrow or takes_zero_points(profile, weights=False)):
+        default = _BEFORE_NARROW_CODES
+    return default if opsets is None else min(default, opsets[1])
+
+
+def data_type(profile: Profile) -> CodeSign:
+    """Return the type of codes of data that kernels take under the fewest conditions."""
+    free = {name for kernel in profile.kernel for r in kernel.types if not r.direct for name in r.x}
+    if "INT8" in free and not takes_zero_points(profile, weights=False):
+        return CodeSign.INT8
+    if "INT8" in free:
+        return CodeSign.KEEP if "UINT8" in free else CodeSign.INT8
+    return CodeSign.UINT8 if "UINT8" in free else CodeSign.KEEP
+
+
+def weight_type(profile: Profile) -> CodeSign:
+    """Return the type of stored codes."""
+    types = {name for kernel in profile.kernel for rule in kernel.types for name in rule.w}
+    return CodeSign.INT8 if "INT8" in types else CodeSign.KEEP
+
+
+def takes_zero_points(profile: Profile, *, weights: bool) -> bool:
+    """Return whether zero points other than 0 are taken, or nothing is known of them.
+
+    Args:
+        profile: what is known of the target.
+        weights: whether those of weights are meant, not those of data.
+    """
+    found = [k for k in kernels(profile) if not weights or k.w.constant != "no"]
+    known = {zero for k in found for zero in (k.w if weights else k.x).zero or ()}
+    return not known or not known <= _NONE
+
+
+def needs_float32(profile: Profile) -> bool:
+    """Return whether kernels are known to take no scales of 16 bits."""
+    known = {name for rule in _operands(profile) for name in rule.scale_types or ()}
+    return bool(known) and known.isdisjoint({"FLOAT16", "BFLOAT16"})
+
+
+def biases(profile: Profile) -> BiasForm:
+    """Return what biases are written as."""
+    rules = [kernel.bias for kernel in kernels(profile)]
+    if any(rule.scale == "as written" for rule in rules):
+        return BiasForm.KEPT
+    known = {name for rule in rules for name in rule.types or ()}
+    return BiasForm.CODES if not known or known & {"INT32", ANY} else BiasForm.FLOATS
+
+
+def negative_factors(profile: Profile) -> NegativeFactor:
+    """Return where negative factors of channels go."""
+    needs = any("positive" in kernel.w.scale for kernel in kernels(profile))
+    return NegativeFactor.CODES if needs else NegativeFactor.SCALES
+
+
+def _operands(profile: Profile) -> Iterator[OperandRule]:
+    for kernel in profile.kernel:
+        yield from (kernel.x, kernel.y)

@@ -1,0 +1,86 @@
+"""The pass ``split-gemm``: Gemm as MatMul and Add."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Verdict
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.model import Model
+from qgraph.reasons import NO_OPERATOR
+from qgraph.reports import Report, SiteStatus
+from qgraph.transforms.base import Transform, transform
+from qgraph.transforms.drafts.choice import entry, refused
+from qgraph.transforms.ranges.grids import carry_over
+
+_ORDER = "sums may be rounded in another order; bound the difference with 'qgraph prove --within'"
+_QUANTIZERS = ("IntQuant", "Quant")
+_SIDES = 2
+"""Axes of a matrix."""
+
+
+@transform("split-gemm")
+class SplitGemm(Transform):
+    """Write Gemm as MatMul and Add, for compilers that have no Gemm.
+
+    1. ``Gemm(x, w, b) -> Add(MatMul(x, w), b)`` for ``alpha`` and ``beta`` 1. With ``transB``, the
+       weights are transposed: constants before their Quant, others by a Transpose.
+
+    The sums stay; their rounding may differ. Other factors, and ``transA``, are refused.
+    """
+
+    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
+    bounded: ClassVar[bool] = True
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Split each Gemm, and report it."""
+        editor = Editor(model.ir)
+        for node in list(model.nodes("Gemm")):
+            if node.domain or None in node.inputs[:2]:
+                continue
+            factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+            is_turned = bool(node.attributes.get_int("transA", 0))
+            if factors != [1.0, 1.0] or is_turned:
+                reason = f"alpha is {factors[0]:g}, beta {factors[1]:g}, or its data are transposed"
+                report.sites.append(refused(node, NO_OPERATOR(f"{reason}; MatMul has none of it")))
+                continue
+            draft = _split(node, editor)
+            report.sites.append(
+                entry(node, SiteStatus.CHANGED, _ORDER, spelling=draft.spelling, verdict=Verdict())
+            )
+            product = next(each for each in draft.nodes if each.op_type == "MatMul")
+            draft.commit()
+            carry_over(node, product)
+
+
+def _split(node: ir.Node, editor: Editor) -> Draft:
+    x, w, bias = [*node.inputs, None][:3]
+    y = node.outputs[0]
+    draft = editor.draft(Region(x or y, y, (node,)))
+    if node.attributes.get_int("transB", 0):
+        w = _transposed(draft, w)
+    product = draft.node("MatMul", [draft.x, w], dtype=y.dtype)
+    return draft.giving(
+        product if bias is None else draft.node("Add", [product, bias], dtype=y.dtype)
+    )
+
+
+def _transposed(draft: Draft, w: ir.Value | None) -> ir.Value:
+    """Return weights with their axes exchanged."""
+    maker = None if w is None else w.producer()
+    if maker is not None and maker.op_type in _QUANTIZERS:
+        known = [None if v is None else constant_expression(v) for v in maker.inputs]
+        if all(array is not None and array.ndim <= _SIDES for array in known):
+            operands: list[Operand | None] = [
+                value if array is None or array.ndim < _SIDES else draft.constant(array.T, "turned")
+                for value, array in zip(maker.inputs, known, strict=True)
+            ]
+            attributes, dtype = dict(maker.attributes), maker.outputs[0].dtype
+            made = draft.node(maker.op_type, operands, attributes, domain=maker.domain, dtype=dtype)
+            carry_over(maker, draft.nodes[-1])
+            return made
+    dtype = None if w is None else w.dtype
+    return draft.node("Transpose", [w], {"perm": [1, 0]}, dtype=dtype)
