@@ -121,7 +121,8 @@ _HEAD = """# Rules of lint
 `qgraph lint` finds known traps in quantized models; [commands](commands.md#qgraph-lint) describes
 its options. `qgraph explain ID` shows the section of a rule. Models of this page are ONNX text
 without the header. The rule finds the node `here` in the first of each pair, and nothing in the
-second: a test applies the rule to both. `@N@` stands for N numbers.
+second: a test applies the rule to both. `@N@` stands for N numbers. Two codes of INT4 are one
+number.
 
 This page is made by `.ci/rules` from `qgraph/lint/pages`."""
 

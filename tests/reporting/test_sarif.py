@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+import onnx_ir as ir
 import pytest
 
 from qgraph.errors import OptionError
+from qgraph.lint.engine import lint, report_of
+from qgraph.lint.rule import RULES as LINT_RULES
+from qgraph.lint.rule_pages import page_of_rule, whole_model
 from qgraph.reporting.findings import RULES, sarif_log, uri
 
 KEYS = {
@@ -75,7 +79,15 @@ def validated(text: str) -> dict[str, Any]:
         assert all(isinstance(value, str) for value in artifact.get("hashes", {}).values())
         assert " " not in artifact["location"]["uri"]
     for result in run["results"]:
-        assert set(result) == KEYS["result"]
+        assert set(result) - {"fixes"} == KEYS["result"]
+        for fix in result.get("fixes", ()):
+            assert set(fix) == {"description", "artifactChanges"}
+            assert set(fix["description"]) == {"text"}
+            for change in fix["artifactChanges"]:
+                assert set(change) == {"artifactLocation", "replacements"}
+                assert all(set(each) == {"deletedRegion"} for each in change["replacements"])
+                region = change["replacements"][0]["deletedRegion"]
+                assert region == {"byteOffset": 0, "byteLength": 0}
         assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
         assert result["level"] in ("none", "note", "warning", "error")
         assert set(result["message"]) == {"text"}
@@ -297,4 +309,21 @@ def test_rules_have_the_names_that_tools_show() -> None:
 
 def test_other_documents_are_refused() -> None:
     with pytest.raises(OptionError, match="expected one of bench, check, convert"):
-        sarif_log({"command": "info"})
+        sarif_log({"command": "lock"})
+
+
+def test_a_log_of_lint_has_all_rules_and_names_their_fixes(tmp_path):
+    """Of each rule, the model of its page."""
+    results = []
+    for rule in LINT_RULES:
+        page = page_of_rule(rule)
+        if not rule.needs_data:
+            path = tmp_path / f"{rule.id}.onnx"
+            ir.save(ir.from_onnx_text(whole_model(page.before)), path)
+            results.append(lint(path, page.target, select=rule.id))
+    run = validated(sarif_log(report_of(results)))
+    found = {result["ruleId"] for result in run["results"]}
+    assert found == {rule.id for rule in LINT_RULES if not rule.needs_data}
+    fixed = {result["ruleId"] for result in run["results"] if "fixes" in result}
+    assert fixed == {rule.id for rule in LINT_RULES if rule.fix is not None}
+    assert all(Path(each["location"]["uri"][7:]).exists() for each in run["artifacts"])
