@@ -62,6 +62,14 @@ from qgraph.cli.several import output_folder, several_models
     help="Measure both forms of each distinct layer on this machine, and take the fastest.",
 )
 @click.option(
+    "--shape",
+    "shapes",
+    type=options.named_shape,
+    metavar="NAME:DIMS",
+    multiple=True,
+    help="Shape of an input for --tune and --measure, such as NAME:1,128.",
+)
+@click.option(
     "--inputs",
     type=options.file_path,
     metavar="FILE",
@@ -99,6 +107,7 @@ def command(
     ranges: tuple[tuple[str, tuple[float, float]], ...],
     keep: tuple[str, ...],
     prefer: str,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
     tune: bool,
     inputs: Path | None,
     labels: str | None,
@@ -122,6 +131,7 @@ def command(
     from qgraph.bound import Bounding
     from qgraph.cli import arrays
     from qgraph.comparison.bench.measure import Timing, beside_float
+    from qgraph.comparison.check import Inputs
     from qgraph.model import load
     from qgraph.reporting.pages import page_of
     from qgraph.targets.reader import profile_of
@@ -140,6 +150,7 @@ def command(
     if (measure or tune) and profile_of(target).executed is None:
         option = "--measure" if measure else "--tune"
         raise click.UsageError(f"{target} cannot be run here, so leave {option} out.")
+    sizes = dict(shapes)
     data = options.InputOptions({}, inputs, None, 0, {}, None)
     if out is None and not (dry_run or explain):
         raise click.UsageError("There is no -o OUT, the model to write. Add it, or --dry-run.")
@@ -161,12 +172,14 @@ def command(
                 keep=keep,
                 require_all=require_all,
                 prefer="tuned" if tune else prefer,
-                inputs=given,
+                inputs=Inputs(given, shapes=sizes),
                 labels=None if labels is None else arrays.labels(labels, data),
             )
             if measure:
                 bar.tell("timing", 0, 0)
-                timing = Timing(found.runtime or "", options=dict(found.session_options))
+                timing = Timing(
+                    found.runtime or "", shapes=sizes, options=dict(found.session_options)
+                )
                 converted = reference.clone()
                 converted.apply(ConvertDialect(to="qdq"), FoldWeights())
                 inputs_of = [reference, converted]

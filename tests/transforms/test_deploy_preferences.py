@@ -154,6 +154,12 @@ def test_tuning_takes_the_fastest_form(network, clock, tmp_path, capsys):
     assert tuning["milliseconds"] == {"float": 4.0, "untuned": 3.0, "tuned": 2.0}
     assert main([*command, "--tune", "--prefer", "size"]) == 2
 
+    sizes = qgraph.Inputs(shapes={"x": (3, 2, 6, 6)})
+    found = qgraph.deploy(network, "onnxruntime-cpu", prefer="tuned", inputs=sizes)
+    assert found.accuracy is None
+    assert found.tuning is not None
+    assert found.tuning.forms[0].shapes == [[3, 2, 6, 6]]
+
     clock["INT16"] = 3.5
     found = qgraph.deploy(network, "onnxruntime-cpu", prefer="tuned")
     assert found.tuning is not None

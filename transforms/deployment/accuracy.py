@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from qgraph.bound import Bounding
 from qgraph.comparison.bound_report import BoundsReport
-from qgraph.comparison.check import Feeds, Inputs, check
+from qgraph.comparison.check import Inputs, check
 from qgraph.comparison.tolerance import Scoring, Tolerances
 from qgraph.errors import EquivalenceError, ExecutionError
 from qgraph.model import Model
@@ -55,7 +55,7 @@ def accuracy(
     reference: Model,
     candidate: Model,
     request: Bounding,
-    inputs: Inputs | Feeds,
+    inputs: Inputs,
     labels: npt.ArrayLike | None,
 ) -> Accuracy:
     """Return what data shows of two models.
@@ -64,7 +64,7 @@ def accuracy(
         reference: the input of a deployment.
         candidate: its result.
         request: the limits that were kept.
-        inputs: arrays by name, or how they are drawn.
+        inputs: arrays by name, and how others are drawn.
         labels: the right answers for the rows; None if they are not known.
 
     Raises:
@@ -72,8 +72,8 @@ def accuracy(
         ExecutionError: a model cannot be run on the inputs.
         EquivalenceError: a bound is violated, which is an error of qgraph.
     """
-    given = inputs.feeds if isinstance(inputs, Inputs) else inputs
-    rows = [np.shape(array)[0] for array in (given or {}).values() if np.ndim(array)]
+    given = inputs.feeds or {}
+    rows = [np.shape(array)[0] for array in given.values() if np.ndim(array)]
     if 0 in rows:
         raise ExecutionError("The inputs have no rows, expected one or more. Give other inputs.")
     tolerances, scoring = Tolerances(within=request), Scoring(labels)

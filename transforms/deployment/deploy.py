@@ -58,7 +58,8 @@ def deploy(
         prefer: ``speed`` leaves layers in float whose integer form is slower by the profile;
             ``size`` leaves weights of few bits packed; ``tuned`` measures both forms of each
             distinct layer on this machine, and takes the fastest.
-        inputs: arrays by name, on which the result is compared with the input.
+        inputs: arrays by name, on which the result is compared with the input; or
+            :class:`qgraph.Inputs`, whose shapes are those of the models that are timed.
         labels: the right answers for the rows of the inputs.
 
     Raises:
@@ -71,7 +72,8 @@ def deploy(
     profile, model = profile_of(target), load(source)
     runtime = TargetRuntime(profile)
     reference = model.clone()
-    if labels is not None and inputs is None:
+    given = inputs if isinstance(inputs, Inputs) else Inputs(inputs)
+    if labels is not None and given.feeds is None:
         raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
     preference = member(Preference, prefer, "prefer")
     asked = Bounding.of(within, model.inputs, model.outputs)
@@ -97,7 +99,8 @@ def deploy(
                 attempt = unchanged(
                     reference, request, "no form has more layers in integer kernels"
                 )
-    chosen = preferred(attempt, reference, profile, request, preference)
+    shapes = given.shapes or {}
+    chosen = preferred(attempt, reference, profile, request, preference, shapes)
     left = _renamed(chosen.left, reference, attempt.model)
     attempt = chosen.attempt
     found = replace(listed(reference, attempt, runtime, left), tuning=chosen.tuning)
@@ -108,8 +111,8 @@ def deploy(
             "quantized layers are left in float, expected none. Leave require_all out, or mend "
             "the model there."
         )
-    if inputs is not None:
-        shown = accuracy(reference, attempt.model, request, inputs, labels)
+    if given.feeds is not None or given.random is not None:
+        shown = accuracy(reference, attempt.model, request, given, labels)
         found = replace(found, accuracy=shown)
     if attempt.report.count(SiteStatus.CHANGED):
         _sign(attempt.model, profile, reference)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from qgraph.bound import Bounding
@@ -40,7 +40,12 @@ class Preferred:
 
 
 def preferred(
-    attempt: Attempt, reference: Model, profile: Profile, request: Bounding, prefer: Preference
+    attempt: Attempt,
+    reference: Model,
+    profile: Profile,
+    request: Bounding,
+    prefer: Preference,
+    shapes: Mapping[str, Sequence[int]],
 ) -> Preferred:
     """Return a model with the layers in float for which that is preferred.
 
@@ -50,6 +55,7 @@ def preferred(
         profile: of the target.
         request: the limits.
         prefer: what is preferred.
+        shapes: of the inputs of models that are timed, by name.
 
     Raises:
         OptionError: times are wanted of a target that cannot be run here.
@@ -69,7 +75,7 @@ def preferred(
             f"{profile.name} cannot be run here, so that no times can be taken. Leave --tune out."
         )
     options = {each.key: each.needed for each in profile.option if each.needed and not each.kernels}
-    timing = Timing(profile.executed, options=options)
+    timing = Timing(profile.executed, shapes=shapes, options=options)
     tuning = tune(attempt.model, timing)
     return _fastest(Preferred(attempt, tuning.left, tuning), reference, request)
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from qgraph.comparison.bench.measure import Timing, bench
 from qgraph.comparison.divergence import excerpt, frontier
 from qgraph.errors import ExecutionError, QGraphError
+from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.walk import open_interface, with_facts
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.model import Model
@@ -113,7 +114,7 @@ def tune(model: Model, timing: Timing, progress: Progress = lambda done, total: 
     """
     timing = replace(timing, rounds=_ROUNDS)
     groups: dict[object, list[tuple[str, Model]]] = {}
-    for name, part in _parts(model, timing.batch):
+    for name, part in _parts(model, timing):
         groups.setdefault(_signature(part.ir), []).append((name, part))
     forms, runtime = list[TunedForm](), str(timing.runtime)
     for number, members in enumerate(groups.values()):
@@ -122,7 +123,7 @@ def tune(model: Model, timing: Timing, progress: Progress = lambda done, total: 
         plain = part.clone()
         plain.apply(in_float([name]))
         try:
-            report = bench([plain, part], timing)
+            report = bench([plain, part], replace(timing, shapes={}))
         except ExecutionError:
             continue  # the runtime does not run it alone
         runtime, (slow, own) = report.runtime, report.models
@@ -133,15 +134,12 @@ def tune(model: Model, timing: Timing, progress: Progress = lambda done, total: 
     return Tuning(runtime, timing, forms)
 
 
-def _parts(model: Model, batch: int) -> list[tuple[str, Model]]:
+def _parts(model: Model, timing: Timing) -> list[tuple[str, Model]]:
     """Return, for each layer with constant weights, what computes its codes from other codes."""
-    interface = {
-        name: tuple(
-            batch if not axis and not isinstance(size, int) else size
-            for axis, size in enumerate(sizes)
-        )
-        for name, sizes in open_interface(model.ir).items()
-    }
+    interface: dict[str, tuple[Dim, ...]] = {}
+    for name, sizes in open_interface(model.ir).items():
+        first = sizes[:1] if isinstance(sizes[0] if sizes else 0, int) else (timing.batch,)
+        interface[name] = tuple(timing.shapes.get(name) or (*first, *sizes[1:]))
     whole = Model(with_facts(model.ir, interface))
     found = []
     for layer in quantized_layers(whole.ir):
