@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -53,6 +55,7 @@ class UseDefGraph:
         self._builder = Builder()
         self._forms = Forms()
         self._templates: dict[Form, Template] = {}
+        self._any_scale: dict[Form | None, Template | None] = {}
         self._elementwise: dict[tuple[str, str, int], bool] = {}
         self._fixed: dict[ir.Value, bool] = {}
         self._users: dict[ir.Value, tuple[ir.Node, ...]] = {}
@@ -179,13 +182,50 @@ class UseDefGraph:
         if any(value.dtype in HALF_TYPES for value in node.inputs if value is not None):
             result = self._lower_half(node, known, sizes)
         else:
-            result = lower_node(node, known, sizes, self._builder)
+            result = self._with_any_scale(node, known, operands, places, sizes)
         # Of several steps, one may be what another operand is: Clip(x, lo, Max(x, lo)).
         one_step = len(node.inputs) < 3 or node.op_type == "Where"
         is_open = len(operands) == 1 or one_step
         if key is not None and is_open and not any(e.op == CONSTANT for e in operands):
             self._templates[key] = Template.of(result, operands)
         return result
+
+    def _with_any_scale(
+        self,
+        node: ir.Node,
+        known: dict[ir.Value, Expr],
+        operands: list[Expr],
+        places: dict[ir.Value, Any],
+        sizes: Shape,
+    ) -> Expr:
+        """Return the expression of a node; those that differ in their scale only are lowered once.
+
+        A symbol takes the place of the scale while the definition is traced, so that nothing can
+        depend on its numbers. Where something is computed of parameters alone, there is none.
+        """
+        scale, array = _scale_of(node)
+        if scale is None or array is None or scale in known or len(operands) != 1:
+            return lower_node(node, known, sizes, self._builder)
+        number = self._builder.constant(parameter_array(node, scale, sizes))
+        place = "scale", array.dtype.str, array.shape, number.shape
+        form = self._forms.of(node, places | {scale: place})
+        key = None if form is None else (*form, sizes)
+        if key not in self._any_scale:
+            symbol = Expr("scale", dtype=number.dtype, shape=number.shape)
+            template = None
+            if key is not None and operands[0].op != CONSTANT:
+                with suppress(Undecidable, OperatorError, ValueError):
+                    traced = lower_node(node, known | {scale: symbol}, sizes, self._builder)
+                    template = Template.of(traced, [*operands, symbol])
+            is_open = template is not None and all(
+                any(e is not symbol and e.op != CONSTANT for e in step.inputs)
+                for step, _ in template.steps
+            )
+            self._any_scale[key] = template if is_open else None
+        shared = self._any_scale[key]
+        if shared is None:
+            return lower_node(node, known, sizes, self._builder)
+        return shared.over(self._builder, [*operands, number])
 
     def _lower_half(self, node: ir.Node, known: dict[ir.Value, Expr], sizes: Shape) -> Expr:
         """Lower a node on data of 16 bits like one of 32 bits: its parameters are the same."""
@@ -251,6 +291,16 @@ class UseDefGraph:
             return False
         users = (user for value in node.outputs for user in value.consumers())
         return not any(map(self._is_elementwise, users))
+
+
+def _scale_of(node: ir.Node) -> tuple[ir.Value | None, Array | None]:
+    """Return the scale of a quantizer and its array, if it is an operand that is a constant."""
+    operator = operator_of(node)
+    if operator is None or "scale" not in operator.schema.inputs:
+        return None, None
+    scale = operator.schema.values(node)[operator.schema.inputs.index("scale")]
+    is_again = sum(value is scale for value in node.inputs) > 1
+    return (None, None) if scale is None or is_again else (scale, array_of(scale))
 
 
 def _widened(value: ir.Value | None) -> Array | None:
