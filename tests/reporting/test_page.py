@@ -303,7 +303,7 @@ def test_codes_are_counted(files: dict[str, Any]) -> None:
 
 def test_other_documents_are_refused() -> None:
     with pytest.raises(OptionError, match="expected one of bench, check, convert"):
-        html_page({"command": "run"})
+        html_page({"command": "diff"})
 
 
 def test_missing_libraries_are_named(
