@@ -7,7 +7,7 @@ column "ratio" compares it with the first line of the block, the reference:
 - packed: MatMulNBits. The reference copies: it reads, writes, reads back, and computes checksums.
 - coded: DequantizeLinear on INT4 in blocks, described, compared, and written as Quant.
 - fold: weights in each form of a quantizer. The reference is a Quant of 4 bits for each channel.
-- describe: ``lock`` and ``diff`` of the same weights. The reference is ``prove``.
+- describe: ``lock`` and ``diff`` of the same weights. The reference is ``fold``.
 - float: ``quantize-weights``, by range and with a search for scales.
 - deploy: a model of pairs over 2 GB, for ONNX Runtime.
 - sharded: a sparse model in files of 4 GB.
@@ -147,7 +147,7 @@ def describe(bench: Bench) -> None:
         bench.clear()
         bench.make("make_decoder.py", bench.source, "--gigabytes", size, "--quantizer", kind)
         if kind == DESCRIBED[0]:
-            _run("fold", bench.source, "-o", bench.out)
+            bench.show(f"fold {kind}", size, "fold", [bench.source], "-o", bench.out)
             bench.show(f"prove {kind}", size, "prove", [bench.source, bench.out])
         bench.show(f"lock {kind}", size, "lock", [bench.source], "-o", bench.folder / "lock")
         other = bench.copy(bench.source, "other.onnx")
