@@ -11,8 +11,9 @@ means (:mod:`.ideal`), on which bounds are stated, and a second time with its ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ from qgraph.proof.functions.expression import Undecidable
 
 _FLOAT64 = 2.0**-53
 
-Codes = dict[ir.Node, Array]
-"""Codes by the node that rounds."""
+_Fed = dict[ir.Node, Array]
+"""What gives the codes of each rounding, where it is fed."""
 
 
 @dataclass(eq=False)
@@ -70,7 +71,6 @@ class BoundRuns:
         self._ranges = request.ranges
         self._chunk = request.chunk or 1
         self.conditions = bound_conditions(request, pairing.conditions)
-        self._partners: dict[ir.Node, tuple[ir.Node, Float64]] = {}
         self._steps = self._prepared(pairing, backend)
 
     def _prepared(self, pairing: Pairing, backend: str) -> list[_SegmentRun]:
@@ -90,7 +90,6 @@ class BoundRuns:
                 )
                 if one.rounding.event.mantissa is None:
                     step.points = one, other
-                    self._partners[other.node] = one.node, segment.delta
                 else:
                     step.tally.bound = None
                     step.tally.reason = "codes of minifloats are not compared on data"
@@ -137,13 +136,13 @@ class BoundRuns:
                     f"the range of --range, {low:g} to {high:g}, for which bounds are computed. "
                     "Give inputs inside the range, or a larger one."
                 )
-        codes: tuple[Codes, Codes] = {}, {}
+        fed: tuple[_Fed, _Fed, _Fed] = {}, {}, {}
         holds = True
         for step in self._steps:
-            self._run(step, feeds, codes)
+            self._run(step, feeds, fed)
             holds &= step.tally.violated is None
             for node in step.last:
-                for kept in codes:
+                for kept in fed:
                     kept.pop(node, None)
         return holds
 
@@ -151,44 +150,62 @@ class BoundRuns:
         """Return what was found of each segment, in their order."""
         return [step.tally.result(self._request) for step in self._steps]
 
-    def _run(self, step: _SegmentRun, feeds: Mapping[str, Any], codes: tuple[Codes, Codes]) -> None:
+    def _run(
+        self, step: _SegmentRun, feeds: Mapping[str, Any], fed: tuple[_Fed, _Fed, _Fed]
+    ) -> None:
+        """Run a segment on codes of the reference, in both models, and on those of the candidate.
+
+        Args:
+            step: the segment.
+            feeds: the inputs of the reference.
+            fed: the codes for the reference, equal ones for the candidate, and those of its own
+                that differ; changed.
+        """
         if step.parts is None:
             return
-        ours, theirs = step.parts
-        own, grown = codes
+        (ours, theirs), tally = step.parts, step.tally
+        own, equal, grown = fed
         renamed = {self._names.get(name, name): x for name, x in feeds.items()}
-        equal = {node: own[a] + delta for node, (a, delta) in self._partners.items() if a in own}
-        executed = ours.run(feeds, own)
-        there = theirs.run(renamed, equal)
-        accumulated = there
+        executed, there = ours.run(feeds, own), theirs.run(renamed, equal)
+        accumulated = None
         if any(node in grown for node in theirs.starts.values()):
             accumulated = theirs.run(renamed, equal | grown)
+        compared = None
         if step.points is None:
             with np.errstate(invalid="ignore"):
-                step.tally.add(*(np.abs(_real(x) - _real(executed)) for x in (there, accumulated)))
+                apart, last = (
+                    None if x is None else np.abs(_real(x) - _real(executed))
+                    for x in (there, accumulated)
+                )
         else:
             one, other = step.points
             delta = step.segment.delta
-            made = one.codes(executed)
-            candidate, last = (other.codes(x) - delta for x in (there, accumulated))
-            own[one.node] = made
-            if not np.array_equal(last, made):
-                grown[other.node] = (last + delta).astype(made.dtype)
-            if made.shape != candidate.shape:
+            made, _ = one.executed(executed)
+            found, before = other.executed(there)
+            if made.shape != found.shape:
                 raise AssertionError("roundings that are paired have equal shapes")
-            apart = np.abs(candidate - made)
-            step.tally.add(apart, np.abs(last - made))
-        if step.tally.reason is not None:
+            reached = found if accumulated is None else other.executed(accumulated)[0]
+            own[one.node], equal[other.node] = one.feed(made), other.feed(made + delta)
+            if not np.array_equal(reached, made + delta):
+                grown[other.node] = other.feed(reached)
+            compared = found - delta, before
+            apart = np.abs(compared[0] - made)
+            last = None if accumulated is None else np.abs(reached - delta - made)
+        if apart is None:
+            raise AssertionError("the candidate was run")
+        tally.add(apart, apart if last is None else last)
+        if tally.reason is not None:
             return
         try:
-            meant = ours.ideal(feeds, own, ideal)
-            if step.points is None:
+            of_codes = step.points is not None and step.points[0].is_coded
+            meant = ours.ideal(feeds, own, partial(ideal, of_codes=of_codes))
+            if step.points is None or compared is None:
                 _measure_output(step, there, meant, self._chunk)
             else:
-                step.tally.expect_steps(step.segment.steps())
-                _measure_codes(step, step.points, (apart, candidate), (there, meant), self._chunk)
+                tally.expect_steps(step.segment.steps())
+                _measure_codes(step, step.points, (apart, *compared), meant, self._chunk)
         except Undecidable as error:
-            step.tally.reason = str(error.reason)
+            tally.reason = str(error.reason)
 
 
 def _real(array: Array) -> Float64:
@@ -244,8 +261,8 @@ def _own_error(segment: Segment, chunk: int, reach: Float64) -> Float64:
 def _measure_codes(
     step: _SegmentRun,
     points: tuple[QuantizedPoint, QuantizedPoint],
-    codes: tuple[Array, Array],
-    data: tuple[Array, Array],
+    found: tuple[Array, Array, Float64 | None],
+    ideal_before: Float64,
     chunk: int,
 ) -> None:
     """Compare distances with their bounds.
@@ -253,29 +270,29 @@ def _measure_codes(
     Args:
         step: the segment.
         points: its end in both models.
-        codes: how far the codes lie apart, and the codes of the candidate.
-        data: what the candidate computes before them, and what the reference means there.
+        found: how far codes lie apart, the codes of the candidate, and what it rounds to them, if
+            that can be seen.
+        ideal_before: what the reference means before its codes.
         chunk: the number of terms that are added in sequence.
     """
     segment, tally = step.segment, step.tally
-    apart, candidate = codes
+    apart, candidate, executed = found
     one, other = points
     low, high = one.limits
     bottom, top = (end - segment.delta for end in other.limits)
     low, high = np.maximum(low, bottom), np.minimum(high, top)
-    before = one.values(data[1], np.float64)
+    before = one.meant(ideal_before)
     meant = np.clip(before, low, high)
     reach = np.where(np.isfinite(segment.span), segment.span, np.abs(meant))
     own = _own_error(segment, chunk, reach)
-    near: Callable[[Array], Array] = np.nan_to_num
-    if other.is_coded:
+    if executed is None:
         distance = np.maximum(np.abs(candidate - meant) - 0.5, 0.0)
     else:
-        there = other.values(data[0], np.float32) - segment.delta
-        distance = np.abs(np.clip(there, low, high) - meant)
-    ties = near(one.tie_distance(before))
-    tally.measure(near(distance), segment.from_ideal, own)
-    tally.expect_near_ties(np.where(apart > segment.extra, ties, 0.0), segment.tie_distance + own)
+        distance = np.abs(np.clip(executed - segment.delta, low, high) - meant)
+    tally.measure(np.nan_to_num(distance, copy=False), segment.from_ideal, own)
+    if (apart > segment.extra).any():
+        ties = np.where(apart > segment.extra, np.nan_to_num(one.tie_distance(before)), 0.0)
+        tally.expect_near_ties(ties, segment.tie_distance + own)
 
 
 def _measure_output(step: _SegmentRun, there: Array, meant: Array, chunk: int) -> None:

@@ -52,36 +52,39 @@ class QuantizedPoint:
     line: tuple[Float64, Float64]
     evaluation: Evaluation
 
-    def values(self, x: Array, kind: type[np.floating[Any]]) -> Float64:
-        """Return the numbers that are rounded, in steps, so that it rounds to nearest.
+    def meant(self, x: Float64) -> Float64:
+        """Return the numbers that are rounded in real arithmetic, so that it rounds to nearest.
 
         Args:
-            x: what is computed before them; where codes alone can be seen, what is meant there.
-            kind: in which they are computed.
+            x: what is meant before them; where codes alone can be seen, what is rounded to them.
         """
-        event = self.rounding.event
-        shift = SHIFTS.get(event.kind, 0.0)
-        if self.is_coded or event.kind == "Sign":
-            return np.asarray(x, np.float64)
-        return (
-            _before(
-                self.node, self.node.inputs[0], x, self.evaluation, NumberTracer(kind, stops=True)
-            )
-            + shift
-        )
+        return x if self.is_coded else self._shifted(self._before(x, np.float64))
 
-    def codes(self, x: Array) -> Array:
-        """Return the codes, given what is computed before them, or codes as the node returns."""
+    def executed(self, x: Array) -> tuple[Array, Float64 | None]:
+        """Return the codes, and the numbers that are rounded, so that it rounds to nearest.
+
+        Args:
+            x: what is computed before them; where codes alone can be seen, what the node returns.
+        """
         if self.is_coded:
-            codes = np.asarray(x, np.float64) - self.offset
-        elif self.rounding.event.kind == "Sign":
-            codes = np.where(np.asarray(x) >= 0, 1.0, -1.0)
-        else:
-            tracer = NumberTracer(np.float32, stops=True)
-            before = _before(self.node, self.node.inputs[0], x, self.evaluation, tracer)
-            codes = self.rounding.event.rounded(before)
-        codes = np.nan_to_num(np.clip(codes, *self.rounding.clips))
-        return codes.astype(np.int32 if np.abs(codes).max(initial=0) < 2**31 else np.float64)
+            return self._limited(np.asarray(x, np.float64) - self.offset), None
+        before, event = self._before(x, np.float32), self.rounding.event
+        codes = np.where(before >= 0, 1.0, -1.0) if event.kind == "Sign" else event.rounded(before)
+        return self._limited(codes), self._shifted(before)
+
+    def _before(self, x: Array, kind: type[np.floating[Any]]) -> Float64:
+        if self.rounding.event.kind == "Sign":
+            return np.asarray(x, np.float64)
+        tracer = NumberTracer(kind, stops=True)
+        return _before(self.node, self.node.inputs[0], x, self.evaluation, tracer)
+
+    def _shifted(self, before: Float64) -> Float64:
+        shift = SHIFTS.get(self.rounding.event.kind, 0.0)
+        return before + shift if shift else before
+
+    def _limited(self, codes: Float64) -> Array:
+        found = np.nan_to_num(np.clip(codes, *self.rounding.clips), copy=False)
+        return found.astype(np.int32 if np.abs(found).max(initial=0) < 2**31 else np.float64)
 
     def feed(self, codes: Array) -> Array:
         """Return what has to be fed at the cut, so that it gives codes."""
@@ -121,8 +124,13 @@ class ModelPart:
     def __post_init__(self) -> None:
         self._executor: Executor | None = None
 
-    def run(self, feeds: Mapping[str, Any], codes: Mapping[ir.Node, Array]) -> Array:
-        """Return the value as it is executed."""
+    def run(self, feeds: Mapping[str, Any], fed: Mapping[ir.Node, Array]) -> Array:
+        """Return the value as it is executed.
+
+        Args:
+            feeds: the inputs of the model, by name.
+            fed: what gives the codes that it starts from, see :meth:`QuantizedPoint.feed`.
+        """
         if self.wanted.is_graph_input():
             return np.asarray(feeds[str(self.wanted.name)])
         if self._executor is None:
@@ -131,16 +139,16 @@ class ModelPart:
             self._executor = prepare(
                 excerpt(self.model.whole, pairs, (name, name), []), self.model.backend
             )
-        fed = {str(value.name): x for value, x in self._known(feeds, codes).items()}
-        return np.asarray(self._executor.run(fed)[str(self.wanted.name)])
+        named = {str(value.name): x for value, x in self._known(feeds, fed).items()}
+        return np.asarray(self._executor.run(named)[str(self.wanted.name)])
 
     def ideal(
-        self, feeds: Mapping[str, Any], codes: Mapping[ir.Node, Array], means: Callable[..., Array]
+        self, feeds: Mapping[str, Any], fed: Mapping[ir.Node, Array], means: Callable[..., Array]
     ) -> Array:
-        """Return the value in real arithmetic; of codes from codes, what is rounded to them."""
+        """Return the value in real arithmetic, as :func:`qgraph.comparison.ideal.ideal` does."""
         if self.wanted.is_graph_input():
             return np.asarray(feeds[str(self.wanted.name)], np.float64)
-        known = {value: np.asarray(x, np.float64) for value, x in self._known(feeds, codes).items()}
+        known = {value: np.asarray(x, np.float64) for value, x in self._known(feeds, fed).items()}
         ends = {*known}
         reached = set(ancestors([self.wanted], lambda v: () if v in ends else sources(v)))
         nodes = [n for n in self.model.whole.ir.graph if not reached.isdisjoint(n.outputs)]
@@ -148,10 +156,9 @@ class ModelPart:
         return means(nodes, known, self.wanted, self.model.evaluation)
 
     def _known(
-        self, feeds: Mapping[str, Any], codes: Mapping[ir.Node, Array]
+        self, feeds: Mapping[str, Any], fed: Mapping[ir.Node, Array]
     ) -> dict[ir.Value, Array]:
-        points = self.model.points
-        known = {value: points[node].feed(codes[node]) for value, node in self.starts.items()}
+        known = {value: fed[node] for value, node in self.starts.items()}
         return known | {value: np.asarray(feeds[str(value.name)]) for value in self.inputs}
 
 

@@ -18,7 +18,6 @@ from qgraph.graph.schema import OpKey
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.dispatch import kernel_for
-from qgraph.ops.integer.kernels import is_on_codes
 from qgraph.ops.integer.pairs import read_pair
 from qgraph.ops.integer.products import SIGNATURES, Result, read_product
 from qgraph.ops.integer.sums import Factor, Parameter
@@ -130,15 +129,21 @@ def traced(
 
 
 def ideal(
-    nodes: Sequence[ir.Node], known: dict[ir.Value, Array], wanted: ir.Value, side: Evaluation
+    nodes: Sequence[ir.Node],
+    known: dict[ir.Value, Array],
+    wanted: ir.Value,
+    side: Evaluation,
+    *,
+    of_codes: bool = False,
 ) -> Float64:
     """Return what nodes compute in real arithmetic.
 
     Args:
         nodes: in topological order.
         known: values that they begin with; changed.
-        wanted: what is returned; for the result of an operator on codes, what is rounded to it.
+        wanted: what is returned.
         side: the model of the nodes.
+        of_codes: return what an operator on codes rounds to this value.
 
     Raises:
         Undecidable: a node has neither a definition nor a kernel for float64.
@@ -147,7 +152,7 @@ def ideal(
         if all(value not in known for value in node.inputs):
             continue
         try:
-            if wanted in node.outputs and is_on_codes(node):
+            if of_codes and wanted in node.outputs:
                 return _steps(node, known, side)
             results = _results(node, known, side)
         except (QGraphError, ValueError, TypeError, IndexError, NotImplementedError) as error:
@@ -199,9 +204,10 @@ _HALF = 2.0**31
 def _operand(
     value: ir.Value, known: Mapping[ir.Value, Array], side: Evaluation, is_integer: bool
 ) -> Array:
-    stored = None if value in known else side.executed(value)
-    if stored is not None and stored.dtype.kind != "f":
-        return stored
+    if value not in known and (value.dtype is None or not value.dtype.is_floating_point()):
+        stored = side.executed(value)
+        if stored is not None and stored.dtype.kind != "f":
+            return stored
     array = known[value] if value in known else side.meant(value)
     if is_integer and value.dtype is not None and value.dtype.is_integer():
         return array.astype(value.dtype.numpy())

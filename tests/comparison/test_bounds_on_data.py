@@ -148,3 +148,21 @@ def test_segments_begin_with_codes_of_operators_that_show_nothing_else(operation
         assert [s.violated for s in report.bounds.segments] == [None] * 3
         # all numbers are multiples of a quarter: nothing is rounded in either model
         assert report.bounds.segments[1].distance == 0.0
+
+
+def test_codes_that_are_an_output_are_meant_as_they_are() -> None:
+    texts = [
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,2] x) => (uint8[N,1] y)
+        <float s = {{0.5}}, uint8 z = {{0}}, uint8[2,1] w = {{1, 3}}, float t = {{2}},
+         uint8 n = {{9}}, float one = {{{scale}}}> {{
+            [a] c = QuantizeLinear (x, s, z)
+            [k] y = QLinearMatMul (c, s, z, w, one, z, t, n)
+        }}"""
+        for scale in ("1", "1.001")
+    ]
+    report = qgraph.check(*map(ir.from_onnx_text, texts), {"x": X}, tolerances=ONE)
+    assert report.bounds is not None
+    assert [s.violated for s in report.bounds.segments] == [None] * 3
+    # sums are 0.25, 1, 1.5 and 255 steps: no code lies farther than half a step from them
+    assert report.bounds.segments[1].distance == 0.0
