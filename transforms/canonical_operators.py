@@ -219,9 +219,8 @@ def _decodes(value: ir.Value) -> bool:
 
 
 _UNSIGNED = (ir.DataType.UINT8, ir.DataType.UINT4, ir.DataType.UINT2)
-_BETWEEN = ("GlobalAveragePool", "AveragePool", "MaxPool", "Relu", "Transpose", "Identity")
-
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_BETWEEN = _MOVES | {"GlobalAveragePool", "AveragePool", "MaxPool", "Relu"}
 
 _Rule = Callable[[ir.Node, Editor, Facts, int], Draft | None]
 _RULES: dict[str, tuple[CanonicalForm, _Rule, Verdict]] = {

@@ -21,7 +21,7 @@ from qgraph.verify.executed import (
     rounded,
     scaled,
 )
-from qgraph.verify.ideals import NOTHING, Basis, Ideal, largest, times, unlimited
+from qgraph.verify.ideals import NOTHING, ULP, Basis, Ideal, largest, times, unlimited
 from qgraph.verify.reading import QUANTIZERS, Reading, Sizes, agree
 
 Change = Callable[[Float64], Float64]
@@ -218,16 +218,16 @@ class Trace:
             users = list(value.consumers())
         value, low, high = node.outputs[0], low - zero, high - zero
         function, bottom, top = unlimited(before.meant)
-        clips = [np.clip(WHOLE[kind](end), low, high) for end in (bottom, top)]
-        reach = np.floor(before.low - before.error), np.ceil(before.high + before.error)
-        first, last = (np.clip(end, *clips) for end in reach)
+        start, stop = (np.clip(WHOLE[kind](end), low, high) for end in (bottom, top))
+        off = before.error + (before.error + before.largest) * 64 * ULP
+        reach = before.low - off, before.high + off
+        first, last = (np.clip(WHOLE[kind](end), start, stop) for end in reach)
         codes = self._settle(value) or Ideal.of(Basis(("codes", id(value)), first, last))
         bare = function.range
-        off = before.absolute + times(before.relative, largest(*bare))
-        far = np.floor(bare[0] - off), np.ceil(bare[1] + off)
-        self.roundings[value] = TracedRounding(
-            kind, before, function, (clips[0], clips[1]), (first, last), far, codes
-        )
+        off = before.absolute + times(before.relative + 64 * ULP, largest(*bare))
+        far = WHOLE[kind](bare[0] - off), WHOLE[kind](bare[1] + off)
+        found = TracedRounding(kind, before, function, (start, stop), (first, last), far, codes)
+        self.roundings[value] = found
         made = Executed(codes, *codes.range, granule=np.ones(()), weak=before.weak)
         return added(made, fixed(zero)) if zero.any() else made
 

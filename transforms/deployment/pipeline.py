@@ -112,6 +112,7 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
         yield MoveQuantizers(units=True, dedicated=True)
     elif wants.takes_moved_codes(profile):
         yield MoveQuantizers()
+    yield CanonicalOperators()
     yield repack
     yield ShiftZeroPoints(
         activations=wants.data_type(profile),

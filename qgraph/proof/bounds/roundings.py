@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from qgraph.numerics import Array, Float64
-from qgraph.proof.bounds.combination import Combination, product
+from qgraph.proof.bounds.combination import SLACK, Atom, Combination, product
 from qgraph.proof.bounds.counted import compare, finished
-from qgraph.proof.bounds.events import Pending
+from qgraph.proof.bounds.events import Event, Pending
 from qgraph.proof.bounds.executed import Pick, codes_of, program_of, wholes_of
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.segment import RoundedData
@@ -29,12 +29,18 @@ def rounding_of(codes: Pending) -> RoundedData:
     clips = _within(event.rounded(low), codes), _within(event.rounded(high), codes)
     # What is executed may lie beyond what is meant.
     before = event.before
-    reach = np.floor(before.low - before.error), np.ceil(before.high + before.error)
-    first, last = (np.asarray(np.clip(event.rounded(end), *clips)) for end in reach)
+    reach = _reached(event, (before.low, before.high), before.error)
+    first, last = (np.asarray(np.clip(end, *clips)) for end in reach)
     bare = function.range
     off = before.absolute + product(before.relative, np.maximum(*map(np.abs, bare)))
-    far = event.rounded(np.floor(bare[0] - off)), event.rounded(np.ceil(bare[1] + off))
+    far = _reached(event, bare, off)
     return RoundedData(event, codes.low, codes.high, function, (first, last), clips, far)
+
+
+def _reached(event: Event, ends: tuple[Float64, Float64], off: Float64) -> tuple[Float64, Float64]:
+    """Return the first and the last code of numbers between ends that are off by so much."""
+    low, high = (np.abs(end) * SLACK + off * (1 + SLACK) for end in ends)
+    return event.rounded(ends[0] - low), event.rounded(ends[1] + high)
 
 
 def _within(ends: Float64, codes: Pending) -> Float64:
@@ -65,11 +71,18 @@ def limited_codes(data: RoundedData, shift: float) -> Callable[[Array, Pick], Ar
     return codes
 
 
+def _are_codes(atom: Atom) -> bool:
+    """Return whether an atom is codes, also in other places than they were made."""
+    while atom.kind == "moved" and len(atom.arguments[0].terms) == 1:
+        ((_, atom),) = atom.arguments[0].terms
+    return atom.kind in ("codes", "integers")
+
+
 def unchanged(data: RoundedData) -> Quantity | None:
     """Return the codes that data is decoded from, if it is rounded to these again."""
     terms = [(c, atom) for c, atom in data.event.before.meant.terms if c.any()]
     program = program_of(data.event.before)
-    if program is None or len(terms) != 1 or terms[0][1].kind not in ("codes", "integers"):
+    if program is None or len(terms) != 1 or not _are_codes(terms[0][1]):
         return None
     ((_, atom),) = terms
     low, high = atom.low, atom.high
@@ -77,9 +90,10 @@ def unchanged(data: RoundedData) -> Quantity | None:
     with np.errstate(all="ignore"):
         first = rounded({whole.key: low for whole in wholes_of(program)}, lambda array: array)
     shift = first - low
-    if shift.size != 1:
+    if (shift != shift.reshape(-1)[:1]).any():
         return None
-    meant = Combination.of(atom).plus(Combination.constant(shift.reshape(())))
+    shift = shift.reshape(-1)[0]
+    meant = Combination.of(atom).plus(Combination.constant(shift))
     codes = Quantity(meant, low + shift, high + shift, unit=np.ones(()))
     own = program_of(codes)
     counted = None if own is None else compare(rounded, finished(own))

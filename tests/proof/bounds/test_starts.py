@@ -29,6 +29,7 @@ def model(middle: str, bias: float, *, other: str = "1.5") -> ir.Model:
         }}""")
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("name", MIDDLES)
 def test_segments_begin_behind_equal_results(name):
     found = qgraph.prove(model(MIDDLES[name], 0.5), model(MIDDLES[name], 0.500001), within="1step")
@@ -65,4 +66,28 @@ def test_equal_quantizers_of_one_value_are_one():
     ]
     found = qgraph.prove(*sides, within="1step")
     assert found.verdict == "bounded"
+    assert not found.beyond
+
+
+@pytest.mark.parametrize("middle", ["r = Reshape (a, h)", "r = Identity (a)"])
+def test_codes_that_are_only_moved_and_rounded_again_are_no_segment(middle):
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (int8[1,4] x) => (float[n,2] y)
+        <float s = {0.1}, int8 z = {0}, uint8 o = {0},
+         float[4,4] v = {1, 2, 3, 4, -1, 0, 1, -2, 0, 1, 3, -3, 2, 2, -1, 1},
+         float[4] b = {0.1, 0.2, 0.3, 0.4}, int64[2] h = {-1, 4},
+         float[4,2] w = {1, 2, 3, 4, 5, 6, 7, 8}, float c = {BIAS}> {
+            d = DequantizeLinear (x, s, z)
+            m = MatMul (d, v) e = Add (m, b) f = Relu (e)
+            q = QuantizeLinear (f, s, o) a = DequantizeLinear (q, s, o)
+            MIDDLE
+            p = QuantizeLinear (r, s, o) i = DequantizeLinear (p, s, o)
+            n = MatMul (i, w) k = Add (n, c)
+            [last] t = QuantizeLinear (k, s, z) y = DequantizeLinear (t, s, z)
+        }"""
+    text = text.replace("MIDDLE", middle)
+    sides = [ir.from_onnx_text(text.replace("BIAS", bias)) for bias in ("0.5", "0.500001")]
+    found = qgraph.prove(*sides, within="1step")
+    assert found.verdict == "bounded"
+    assert {region.candidate_nodes for region in found.regions} >= {("last",)}
     assert not found.beyond
