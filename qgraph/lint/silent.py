@@ -133,7 +133,11 @@ def average_rounds(facts: ModelFacts) -> Iterator[Found]:
 def residual_not_rounded(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO drops the rounding of one of two quantized convolutions that an Add joins."""
     for node in facts.of("Add"):
-        makers = [_layer_before_quantizer(facts, value) for value in node.inputs]
+        sources = [value for value in node.inputs if value is not None]
+        # A plain skip, which others read too, is rounded.
+        if len(sources) != 2 or any(facts.only_reader(value) is not node for value in sources):
+            continue
+        makers = [_layer_before_quantizer(facts, value) for value in sources]
         if all(maker is not None and maker.op_type == "Conv" for maker in makers):
             first = facts.before_moves(node.inputs[0])
             site = None if first is None else facts.site_ending.get(first)

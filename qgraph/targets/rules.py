@@ -13,7 +13,7 @@ from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
 from qgraph.graph.schema import is_declared
-from qgraph.graph.scopes import node_name, owners
+from qgraph.graph.scopes import node_name, nodes_of, owners
 from qgraph.targets.layer import Granularity
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
@@ -70,7 +70,7 @@ def node_forms(model: ir.Model) -> Iterator[NodeForm]:
     copied = refused_pairs(model)
     for owner in owners(model):
         inside = isinstance(owner, ir.Function)
-        for node in ir.traversal.RecursiveGraphIterator(owner):
+        for node in nodes_of(owner):
             form = _form(node, owner.opset_imports, call=_is_call(model, node), inside=inside)
             yield replace(form, copied=True) if node in copied else form
 
