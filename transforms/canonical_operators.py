@@ -48,7 +48,8 @@ class CanonicalOperators(Transform):
     1. ``gemm``: ``Add(MatMul(x, w), b) -> Gemm(x, w, b)`` for decoded matrices ``x`` and ``w``, and
        a constant or decoded ``b`` for each column.
     2. ``pool``: ``ReduceMean`` of decoded data over all axes behind the channels becomes
-       ``GlobalAveragePool``, with a Reshape where the axes are dropped.
+       ``GlobalAveragePool``, with a Reshape where the axes are dropped; likewise an AveragePool
+       whose window is all of them.
     3. ``flatten``: ``Flatten(x) -> Reshape(x, [0, -1])`` for axis 1 of decoded data.
     4. ``points``: QuantizeLinear and DequantizeLinear without a zero point get one of 0.
 
@@ -126,6 +127,20 @@ def _pool(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | No
     if not node.attributes.get_int("keepdims", 1):
         pooled = _reshaped(draft, pooled, [0, -1])
     return draft.giving(pooled)
+
+
+def _window(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
+    del opset
+    x, y = node.inputs[0], node.outputs[0]
+    shape = None if x is None else facts.get(x, UNKNOWN).shape
+    get = node.attributes.get_ints
+    kernel = tuple(get("kernel_shape", ()))
+    is_plain = node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    is_plain = is_plain and not any(get("pads", ())) and set(get("dilations", (1,))) == {1}
+    if x is None or shape is None or not is_plain or kernel != shape[2:] or not _decodes(x):
+        return None
+    draft = editor.draft(Region(x, y, (node,)))
+    return draft.giving(draft.node("GlobalAveragePool", [draft.x], dtype=y.dtype or x.dtype))
 
 
 def _flatten(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
@@ -226,6 +241,7 @@ _Rule = Callable[[ir.Node, Editor, Facts, int], Draft | None]
 _RULES: dict[str, tuple[CanonicalForm, _Rule, Verdict]] = {
     "MatMul": (CanonicalForm.GEMM, _gemm, Verdict()),
     "ReduceMean": (CanonicalForm.POOL, _pool, Verdict()),
+    "AveragePool": (CanonicalForm.POOL, _window, Verdict()),
     "Flatten": (CanonicalForm.FLATTEN, _flatten, _SAME),
     "Mul": (CanonicalForm.FACTORS, _factor, _SAME),
     "Div": (CanonicalForm.FACTORS, _factor, _SAME),

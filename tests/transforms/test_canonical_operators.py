@@ -71,6 +71,10 @@ FORMS = {
         graph("i = ReduceMean (d, a) m = Reshape (i, r) y = MatMul (m, w)", opset=21),
         [Q, DQ, DQ, "GlobalAveragePool", "Reshape", "MatMul"],
     ),
+    "window over all": (
+        graph("p = AveragePool <kernel_shape = [4, 4]> (d) m = Reshape (p, r) y = MatMul (m, w)"),
+        [Q, DQ, DQ, "GlobalAveragePool", "Reshape", "MatMul"],
+    ),
     "flatten": (
         graph("p = GlobalAveragePool (d) t = Flatten (p) y = MatMul (t, w)"),
         [Q, DQ, DQ, "GlobalAveragePool", "Reshape", "MatMul"],
@@ -111,6 +115,8 @@ def test_zero_points_are_written_where_runtimes_load_them(check_pass):
 
 
 KEPT = (
+    graph("y = AveragePool <kernel_shape = [4, 4], pads = [1, 1, 1, 1]> (d)"),
+    graph("y = AveragePool <kernel_shape = [2, 4]> (d)"),
     graph("m = MatMul (d, w) c = Abs (b) y = Add (c, m)", data="5, 3"),
     graph("m = MatMul (x, w) y = Add (m, b)", data="5, 3"),
     graph(MEAN.replace("[2, 3]", "[1, 2]").replace("MatMul (m, w)", "Neg (m)")),

@@ -1,0 +1,76 @@
+"""Deployed models in OpenVINO: integer products counted in the graph that it executes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+import qgraph
+from qgraph.inventory.layers import quantized_layers
+
+openvino = pytest.importorskip("openvino")
+
+COUNTED = {
+    # quantized layers, products on codes afterwards, with the sums of data that were split off
+    "TFC_1W2A": (4, 4),
+    "brev_cnn_asym8": (4, 6),
+    "brev_cnn_w4a4": (4, 4),
+    "brev_cnn_w4a4_trunc": (5, 5),
+    "brev_mlp_w1a2_bipolar": (3, 3),
+    "kwsmlp_w3a3": (4, 4),
+}
+LEFT = {
+    # layers that stay in float, and why
+    "brev_cnn_asym8": (1, "two depthwise convolutions"),
+    "ort_bert_qdq_u8": (4, "weights: a zero point other than 0"),
+    "ort_bert_qop": (4, "zero point other than 0"),
+    "ort_lstm_dynamic": (1, "the result has no such quantized layer"),
+    "ort_mbv3_qop_u8u8": (11, "two depthwise convolutions"),
+}
+
+
+def integer_products(path: Path) -> int:
+    """Return the number of products of the executed graph whose data are codes of 8 bits."""
+    compiled = openvino.Core().compile_model(str(path), "CPU")
+    found = 0
+    for node in compiled.get_runtime_model().get_ops():
+        kind = node.get_rt_info()["layerType"].astype(str)
+        if kind in ("Convolution", "Deconvolution", "FullyConnected", "MatMul"):
+            found += node.input(0).get_element_type().get_type_name() in ("u8", "i8")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COUNTED)
+def test_layers_run_in_integers(name, models, tmp_path):
+    path, out = models / f"{name}.onnx", tmp_path / "out.onnx"
+    model = qgraph.load(path)
+    found = qgraph.deploy(model, "openvino-cpu")
+    model.save(out)
+    count, products = COUNTED[name]
+    left, reason = LEFT.get(name, (0, ""))
+    assert (len(found.layers), len(found.left)) == (count, left)
+    assert all(reason in str(layer.reason) for layer in found.left)
+    assert integer_products(out) == products
+    assert str(found.certificate.verdict) in ("proved", "bounded")
+    assert all(layer.bound is None or layer.bound.max_steps <= 1 for layer in found.layers)
+    before, after = onnx.load(path), onnx.load(out)
+    assert [v.name for v in after.graph.output] == [v.name for v in before.graph.output]
+
+
+@pytest.mark.exhaustive
+def test_every_model_keeps_or_gains_integer_layers(models):
+    for path in sorted([*models.glob("*.onnx"), *(models / "field").glob("*.onnx")]):
+        model = qgraph.load(path)
+        if not next(iter(quantized_layers(model.ir)), None) and path.stem not in LEFT:
+            continue
+        found = qgraph.deploy(model, "openvino-cpu")
+        count, reason = LEFT.get(path.stem, (0, ""))
+        assert len(found.left) == count, path
+        assert all(reason in str(layer.reason) for layer in found.left), path
+        assert not [layer.node for layer in found.left if layer.before], path
+        again = model.to_proto()
+        qgraph.deploy(model, "openvino-cpu")
+        assert model.to_proto() == again, path
