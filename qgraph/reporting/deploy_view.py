@@ -180,11 +180,12 @@ def _tuned(tuning: Mapping[str, Any]) -> Section:
         for form in tuning["forms"]
     ]
     whole_model = ", ".join(
-        f"{name} {amount(time, 4)} ms" for name, time in tuning["milliseconds"].items()
+        f"{name} {amount(time, 4)} ms ({tuning['ratios'][name]:.2f})"
+        for name, time in tuning["milliseconds"].items()
     )
     text = (
-        f"{tuning['runtime']}, {counted(tuning['threads'], 'thread')}, medians. The whole model: "
-        f"{whole_model}; taken: {tuning['chosen']}."
+        f"{tuning['runtime']}, {counted(tuning['threads'], 'thread')}, medians (ratios to float). "
+        f"The whole model: {whole_model}; taken: {tuning['chosen']}."
     )
     table = Table("forms of layers", columns, rows, MANY)
     return Section("Measured forms", [text], tables=[table], detail=True)

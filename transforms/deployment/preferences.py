@@ -20,6 +20,7 @@ from qgraph.transforms.deployment.forms import Left, Preference, in_float, marke
 from qgraph.transforms.deployment.tuning import Tuning, tune
 from qgraph.transforms.drafts.choice import label
 
+_ROUNDS = 21
 _CLEAR = 0.98
 """Another form of the model is taken if it needs less than so much of the time."""
 
@@ -94,7 +95,8 @@ def _fastest(found: Preferred, reference: Model, request: Bounding) -> Preferred
     choices |= {"tuned": found.left} if found.left else {}
     choices |= {"all in float": every} if found.left.keys() != every.keys() else {}
     models = [_stored(attempt.model, left)[0] for left in choices.values()]
-    times = bench([float_network(reference), *models], tuning.timing)
+    timing = replace(tuning.timing, rounds=_ROUNDS)
+    times = bench([float_network(reference), *models], timing)
     names = ["float", *choices]
     measured = {name: each.median_ms for name, each in zip(names, times.models, strict=True)}
     ratios = {name: each.ratio for name, each in zip(names, times.models, strict=True)}
@@ -102,7 +104,7 @@ def _fastest(found: Preferred, reference: Model, request: Bounding) -> Preferred
     if ratios[best] > _CLEAR * ratios["untuned"]:
         best = "untuned"
     left = choices[best]
-    told = replace(tuning, networks=measured, chosen=best)
+    told = replace(tuning, networks=measured, ratios=ratios, chosen=best)
     return Preferred(_leaving(attempt, reference, request, left), left, told)
 
 

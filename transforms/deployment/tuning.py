@@ -70,6 +70,7 @@ class Tuning:
         forms: of layers.
         networks: median times of the network in ``float``, and of the whole model: ``untuned``,
             ``tuned``, and with ``all in float``.
+        ratios: median ratios of the same to the network in float, round by round.
         chosen: which of these is the result.
     """
 
@@ -77,6 +78,7 @@ class Tuning:
     timing: Timing
     forms: Sequence[TunedForm]
     networks: Mapping[str, float] = field(default_factory=dict)
+    ratios: Mapping[str, float] = field(default_factory=dict)
     chosen: str = "untuned"
 
     @property
@@ -97,6 +99,7 @@ class Tuning:
             "batch": self.timing.batch,
             "forms": [each.to_json() for each in self.forms],
             "milliseconds": dict(self.networks),
+            "ratios": dict(self.ratios),
             "chosen": self.chosen,
         }
 
