@@ -113,9 +113,10 @@ def other_rounding(facts: ModelFacts) -> Iterator[Found]:
 def odd_bit_width(facts: ModelFacts) -> Iterator[Found]:
     """No ONNX type has the number of bits of the codes."""
     for site in facts.sites:
-        _, bits = format_of(site.quantizer)
-        if site.dialect != "qonnx" or bits is None or not isinstance(site.quantizer, Affine):
+        quantizer = site.quantizer if site.dialect == "qonnx" else None
+        if not isinstance(quantizer, Affine):
             continue
+        bits = format_of(quantizer)[1] or 0
         if bits > 1 and bits not in _BITS:
             text = f"codes of {bits} bits are stored in the next wider type, and need a Clip"
             yield Found(nodes_of_site(site), text, {"bits": bits})
