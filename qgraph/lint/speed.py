@@ -69,7 +69,8 @@ def activation_beside_range(facts: ModelFacts) -> Iterator[Found]:
             is_open = layer.description.y is not None and not behind.is_redundant
             if node.op_type in ("Relu", "Clip") and is_open:
                 text = f"codes reach farther than {node.op_type} lets data go: limit the codes"
-                yield Found((node, layer.node), text)
+                is_pair = any(each.op_type == QUANTIZE for each in layer.follows)
+                yield Found((node, layer.node), text, is_fixable=is_pair)
 
 
 @rule("QG406", "wrapped-quantizer", WARNING, fix=LintFix("plain-pairs", "near"))
@@ -228,7 +229,9 @@ def flatten_before_product(facts: ModelFacts) -> Iterator[Found]:
             source = layer.node.inputs[0]
             node = None if source is None else source.producer()
             if node is not None and node.op_type == "Flatten":
-                yield Found((node, layer.node), "Flatten hides codes; Reshape does not")
+                is_pair = facts.decoder_of(source) is not None
+                text = "Flatten hides codes; Reshape does not"
+                yield Found((node, layer.node), text, is_fixable=is_pair)
 
 
 @rule("QG417", "product-and-sum", INFO, fix=LintFix("canonical-operators", "bounded"))

@@ -9,6 +9,7 @@ import pytest
 
 import qgraph
 from qgraph.lint.engine import lint
+from qgraph.transforms.deployment.lint_fixes import fix
 from tests.lint.faults import FAULTS, places
 
 _MOST_BYTES = 60_000_000
@@ -57,3 +58,13 @@ def test_real_models_have_no_other_errors(models: Path) -> None:
         if errors:
             found[path.name] = errors
     assert found == ERRORS
+
+
+@pytest.mark.exhaustive
+def test_fixes_of_real_models_are_done_once_and_leave_none(models: Path) -> None:
+    for path in real_models(models):
+        model = qgraph.load(path)
+        found = fix(model)
+        left = [each for each in found.after if each.fix is not None and each.fix.is_proved]
+        assert left == [], path.name
+        assert fix(model).passes == [], path.name
