@@ -122,7 +122,7 @@ def _numba() -> Any:
     except ImportError as error:
         logger.debug("inputs are enumerated without numba: %s", error)
         return None
-    return None if numba.config.DISABLE_JIT else numba
+    return None if getattr(numba.config, "DISABLE_JIT", False) else numba
 
 
 @functools.lru_cache(maxsize=64)
