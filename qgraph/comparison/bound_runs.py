@@ -84,15 +84,20 @@ class BoundRuns:
         for segment in pairing.segments:
             step = _SegmentRun(segment, _tally(segment, self._request))
             if segment.roundings is not None:
-                one, other = (
+                points = [
                     side.point(rounding)
                     for side, rounding in zip(sides, segment.roundings, strict=True)
-                )
-                if one.rounding.event.mantissa is None:
-                    step.points = one, other
+                ]
+                pairs = zip(points, segment.roundings, strict=True)
+                reason = None
+                if any(point.rounding is not rounding for point, rounding in pairs):
+                    reason = "its codes are those of another segment, limited otherwise"
+                elif points[0].rounding.event.mantissa is not None:
+                    reason = "codes of minifloats are not compared on data"
                 else:
-                    step.tally.bound = None
-                    step.tally.reason = "codes of minifloats are not compared on data"
+                    step.points = points[0], points[1]
+                if reason is not None:
+                    step.tally.bound, step.tally.reason = None, reason
             steps.append(step)
         known: set[ir.Node] = set()
         for step in steps:

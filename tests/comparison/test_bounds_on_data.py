@@ -166,3 +166,22 @@ def test_codes_that_are_an_output_are_meant_as_they_are() -> None:
     assert [s.violated for s in report.bounds.segments] == [None] * 3
     # sums are 0.25, 1, 1.5 and 255 steps: no code lies farther than half a step from them
     assert report.bounds.segments[1].distance == 0.0
+
+
+def test_a_quantizer_that_serves_two_segments_is_compared_in_one() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
+    net (float[N,2] x) => (float[N,2] y)
+    <float s = {0.5}, uint8 z = {0}, uint8 few = {14}, float n = {0}, float four = {4}> {
+        BODY
+        [wide_real] a = DequantizeLinear (c, s, z)
+        [last] y = Add (a, b)
+    }"""
+    wide = "[wide] c = QuantizeLinear (x, s, z) "
+    narrow = """[narrow] b = qonnx.custom_op.general.Quant
+        <signed = 0, narrow = 1, rounding_mode = "ROUND">(x, s, n, four)"""
+    bodies = narrow + wide, wide + "d = Clip (c, z, few)  b = DequantizeLinear (d, s, z)"
+    models = [ir.from_onnx_text(text.replace("BODY", body)) for body in bodies]
+    report = qgraph.check(*models, {"x": X}, tolerances=ONE)
+    assert report.bounds is not None
+    assert [segment.violated for segment in report.bounds.segments if segment.violated] == []
+    assert report.verdict == "equal"
