@@ -229,6 +229,40 @@ def test_the_example_runs_in_integers_and_can_be_timed():
     assert times["integer_nodes"] == len(found.layers)
 
 
+def test_layers_beside_an_lstm_become_integer(tmp_path):
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        net (float[4,2,6] x) => (float[n,m] y)
+        <float s = {0.05}, uint8 z = {128}, float sw = {0.01}, int8 o = {0},
+         float[8] g = {1, 2, 0.5, 1.5, 1, 0.7, 1.1, 0.9},
+         float[8] b = {0.1, 0, -0.2, 0.3, 0, 0.1, 0.2, -0.1},
+         float[4] c = {0.5, 1, 1.5, 2}, int64[1] a = {0}> {
+            q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)
+            e = DequantizeLinear (v, sw, o)
+            [first] m = MatMul (d, e) f = Add (m, b) h = Mul (f, g)
+            p = QuantizeLinear (h, s, z) i = DequantizeLinear (p, s, z)
+            j, k = LSTM <hidden_size = 5> (i, w, r)
+            l = Squeeze (k, a)
+            t = QuantizeLinear (l, s, z) u = DequantizeLinear (t, s, z)
+            aa = DequantizeLinear (vv, sw, o)
+            [last] bb = MatMul (u, aa) cc = Mul (bb, c)
+            dd = QuantizeLinear (cc, s, z) y = DequantizeLinear (dd, s, z)
+        }"""
+    proto = onnx.parser.parse_model(text)
+    generator = np.random.default_rng(0)
+    for name, shape in {"v": (6, 8), "vv": (5, 4)}.items():
+        codes = generator.integers(-127, 128, shape).astype(np.int8)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, name))
+    for name, shape in {"w": (1, 20, 8), "r": (1, 20, 5)}.items():
+        weights = generator.normal(0, 0.3, shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, name))
+    found = qgraph.deploy(proto, "onnxruntime-cpu")
+    assert [(layer.node, bool(layer.before), bool(layer.kernel)) for layer in found.layers] == [
+        ("first", False, True),
+        ("last", True, True),
+    ]
+    assert found.certificate.verdict == "bounded"
+
+
 @pytest.mark.parametrize(
     ("patterns", "selected"),
     [
