@@ -366,6 +366,17 @@ def test_hooks_are_documented(hooks):
 
 
 @pytest.mark.slow
+def test_models_are_linted_and_reported(project):
+    given = {"reference": "models/*.onnx", "method": "lint"}
+    done = project.run(COMPARE, **given, lint_arguments="--select QG403")
+    assert (done.status, done.outputs) == (1, {"status": "1"})
+    assert done.reports == {f"lint.{kind}" for kind in ("json", "xml", "md", "sarif")}
+    assert "::warning file=models/digits_brevitas.onnx,title=QG403 batch-norm" in done.talk
+    assert "## Lint: warnings" in done.summary
+    assert project.run(COMPARE, **given, lint_arguments="--fail-on error").status == 0
+
+
+@pytest.mark.slow
 def test_hook_lints_models(hooks, project):
     names = ["digits_brevitas.onnx", "digits_nncf.onnx"]
     folder = project.folder / "models"
