@@ -88,7 +88,9 @@ def chain_of(
         if last is None:
             break
         new, expression = last
-        roundings += sum(isinstance(step, ROUNDINGS) for step in new)
+        for step in new:
+            if isinstance(step, ROUNDINGS):
+                roundings += 1
         if roundings > most_roundings:
             break
         steps += reversed(new)

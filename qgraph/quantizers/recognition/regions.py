@@ -59,6 +59,7 @@ class UseDefGraph:
         self._elementwise: dict[tuple[str, str, int], bool] = {}
         self._fixed: dict[ir.Value, bool] = {}
         self._users: dict[ir.Value, tuple[ir.Node, ...]] = {}
+        self._only: dict[ir.Value, ir.Value] = {}
         self._expressions: dict[ir.Value, Expr] = {}
         self._values: dict[int, list[ir.Value]] = {}
         self._shapes: dict[ir.Value, Shape] = {}
@@ -96,12 +97,17 @@ class UseDefGraph:
         value = node.outputs[0]
         exits, waiting = [value], set[ir.Node]()
         for _ in range(_MOST_FORWARD):
+            if not waiting and (only := self._only.get(value)) is not None:
+                value = only
+                exits.append(value)
+                continue
             users = self._users_of(value, node)
             if not users:
                 break
             if len(users) == 1 and not waiting:
-                value = users[0].outputs[0]
-                exits.append(value)
+                exits.append(users[0].outputs[0])
+                self._only[value] = exits[-1]
+                value = exits[-1]
                 continue
             waiting.update(users)
             following = min(waiting, key=self._order.__getitem__)
