@@ -37,10 +37,13 @@ class ShiftZeroPoints(Transform):
     2. ``weights``: stored codes likewise, so that codes with zero point 128 have none as ``int8``.
     3. ``centre``: instead of 128, the zero point is subtracted from codes of data and becomes 0, if
        the limits of the codes, such as 0 to 15, then lie in the type.
+    4. ``products``: the first factor of a MatMul of data with zero point 128 becomes ``int8``, if
+       nothing else uses it.
     """
 
     activations: CodeSign = option(CodeSign.UINT8, help="type of the codes of data")
     weights: CodeSign = option(CodeSign.INT8, help="type of stored codes")
+    products: bool = option(False, help="make first factors of products of data int8")
     centre: bool = option(False, help="make zero points of data 0 where codes fit")
 
     preserves: ClassVar[Exactness] = Exactness.BITS
@@ -48,6 +51,8 @@ class ShiftZeroPoints(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Shift the codes of data, then those of weights."""
         shift_activations(model, self.activations.upper(), report, centre=self.centre)
+        if self.products:
+            shift_activations(model, "INT8", report, products=True)
         if self.weights is not CodeSign.KEEP:
             recode(model, None, report, self._weights)
 

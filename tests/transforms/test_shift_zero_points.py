@@ -91,6 +91,19 @@ def test_zero_points_become_zero_where_codes_fit(check_pass, kind, point, ends, 
         assert tuple(int(constant(v)) for v in node.inputs[1:]) == after
 
 
+@pytest.mark.parametrize(("product", "kind"), [("m, v", "int8"), ("v, m", "uint8")])
+def test_first_factors_of_products_of_data_become_signed(check_pass, product, kind):
+    nodes = f"""t = DequantizeLinear (q, s, z)
+        m = Transpose <perm = [0, 1, 3, 2]> (t)
+        v = Abs (x)
+        y = MatMul ({product})
+        u = Neg (v)"""
+    step = ShiftZeroPoints(activations="keep", products=True)
+    model, _ = check_pass(step, chain("uint8", 128, nodes), exactly=Exactness.DIFFERENT)
+    (encode,) = model.nodes("QuantizeLinear")
+    assert constant(encode.inputs[2]).dtype == np.dtype(kind)
+
+
 def test_zero_points_stay_where_codes_do_not_fit():
     for nodes in (FORMS["pair"], "c = Clip (q, l)\n y = DequantizeLinear (c, s, z)\n u = Neg (y)"):
         model = load(ir.from_onnx_text(chain("uint8", 9, nodes)))

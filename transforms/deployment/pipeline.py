@@ -110,13 +110,14 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
     yield MergeActivation(opset=opset)
     if wants.takes_units_only(profile):
         yield MoveQuantizers(units=True, dedicated=True)
-    elif wants.takes_moved_codes(profile):
+    elif wants.takes_moved_codes(profile) and not wants.symmetric_factors(profile):
         yield MoveQuantizers()
     yield CanonicalOperators()
     yield repack
     yield ShiftZeroPoints(
         activations=wants.data_type(profile),
         weights=wants.weight_type(profile),
+        products=wants.symmetric_factors(profile),
         centre=not wants.takes_zero_points(profile, weights=False),
     )
     if not wants.takes_zero_points(profile, weights=True):

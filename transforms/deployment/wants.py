@@ -109,6 +109,13 @@ def needs_float32(profile: Profile) -> bool:
     return bool(known) and known.isdisjoint({"FLOAT16", "BFLOAT16"})
 
 
+def symmetric_factors(profile: Profile) -> bool:
+    """Return whether products of data take their first factor without a zero point only."""
+    found = [kernel for kernel in kernels(profile) if kernel.w.constant == "no"]
+    known = {zero for kernel in found for zero in kernel.x.zero or ()}
+    return bool(known) and known <= _NONE and any("INT8" in r.x for k in found for r in k.types)
+
+
 def biases(profile: Profile) -> BiasForm:
     """Return what biases are written as."""
     rules = [kernel.bias for kernel in kernels(profile)]

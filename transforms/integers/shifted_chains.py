@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.graph.constants import constant_expression
+from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions
 from qgraph.graph.scopes import nodes_of, owners, remove_constant
@@ -34,6 +34,9 @@ from qgraph.transforms.drafts.choice import entry, refused
 from qgraph.transforms.weights.stored_codes import DOMAINS
 
 _SHIFTED = Verdict(Exactness.BITS, Method.CONGRUENCE)
+
+
+_MIDDLE = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +63,16 @@ class CodeChain:
             return self.obstacle
         copied = any(versions.is_copied_over(node.outputs[0]) for node in self.decoders)
         return RUNTIME_FAILS(versions.SIGNED_CODES_REASON) if copied else None
+
+    @property
+    def is_first_factor(self) -> bool:
+        """Whether it has zero point 128, and only products of data take it, as first operands."""
+        middles = all((_points(n) == _MIDDLE).all() for n in (*self.encoders, *self.decoders))
+        uses = [use for node in self.decoders for use in _moved_uses(node.outputs[0])]
+        return middles and bool(uses) and all(
+            node.op_type == "MatMul" and not place and not _is_stored(node.inputs[1])
+            for node, place in uses
+        )  # fmt: skip
 
     def centred(self, kind: str) -> int | ExplainedReason:
         """Return what to add to codes so that their zero point is 0, or why they do not fit."""
@@ -106,6 +119,22 @@ def _points(node: ir.Node) -> Array:
     scale, stored = constant_expression(node.inputs[1]), _operand(node, 2)
     known = None if stored is None else constant_expression(stored)
     return np.zeros(() if scale is None else scale.shape, np.int32) if known is None else known
+
+
+def _moved_uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
+    """Yield the uses of a value, and of what data movement makes of it."""
+    for use in value.uses():
+        if use.node.op_type in MOVES and not use.idx:
+            yield from _moved_uses(use.node.outputs[0])
+        else:
+            yield use.node, use.idx
+
+
+def _is_stored(value: ir.Value | None) -> bool:
+    """Return whether a value is constant, or decoded from constant codes."""
+    maker = None if value is None else value.producer()
+    codes = maker.inputs[0] if maker is not None and maker.op_type == "DequantizeLinear" else value
+    return constant_stream(codes) is not None
 
 
 def _limits(encode: ir.Node, kind: str) -> tuple[tuple[float, float], bool]:
@@ -224,7 +253,9 @@ def is_same_width(one: str, other: str) -> bool:
     return first.bits == second.bits and first.signed != second.signed
 
 
-def shift_activations(model: Model, kind: str, report: Report, *, centre: bool = False) -> None:
+def shift_activations(
+    model: Model, kind: str, report: Report, *, centre: bool = False, products: bool = False
+) -> None:
     """Shift all codes of data that have the width of ``kind``; other names shift none.
 
     Args:
@@ -232,10 +263,13 @@ def shift_activations(model: Model, kind: str, report: Report, *, centre: bool =
         kind: the type.
         report: gets an entry for each QuantizeLinear.
         centre: whether zero points become 0.
+        products: whether only first factors of products of data are shifted.
     """
     editor, opset = Editor(model.ir), model.ir.opset_imports.get("", 0)
     for chain in list(code_chains(model)):
         step: int | ExplainedReason | None = None
+        if products and not (chain.obstacle is None and chain.is_first_factor):
+            continue
         if centre and kind in FORMATS:
             step = chain.obstacle
             if step is None and FORMATS[chain.kind].bits == FORMATS[kind].bits:
