@@ -14,7 +14,6 @@ import onnx_ir as ir
 from qgraph.deprecated import grouped
 from qgraph.errors import OptionError
 from qgraph.model import load
-from qgraph.proof.bounds.sites import bound_sites
 from qgraph.reports import Report
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
@@ -111,6 +110,8 @@ def rewrite(
         original = model.ir
         result = model.apply(*steps, keep_inputs=keep_inputs, atomic=prove or bool(bounded))
         if bounded:
+            from qgraph.proof.bounds.sites import bound_sites
+
             tell("bounding", 0, 0)
             bound_sites(original, model.ir, result, bounded)
         if prove:

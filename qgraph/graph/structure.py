@@ -263,6 +263,8 @@ def _known_form(name: str, domain: str, version: int) -> _Form | None:
 
 def _check_calls(model: ir.Model) -> None:
     """Refuse functions that call each other in a circle, or so often that no memory holds them."""
+    if not model.functions:
+        return
     calls = nx.MultiDiGraph()
     sizes: dict[ir.OperatorIdentifier, int] = {}
     for key, function in model.functions.items():
