@@ -25,7 +25,7 @@ LEFT = {
     # layers that stay in float, and why
     "brev_cnn_asym8": (1, "two depthwise convolutions"),
     "ort_bert_qdq_u8": (4, "weights: a zero point other than 0"),
-    "ort_bert_qop": (4, "zero point other than 0"),
+    "ort_bert_qop": (16, "the result has no such quantized layer"),
     "ort_lstm_dynamic": (1, "the result has no such quantized layer"),
     "ort_mbv3_qop_u8u8": (11, "two depthwise convolutions"),
 }
