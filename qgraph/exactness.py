@@ -8,8 +8,10 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from qgraph.errors import Choice, member
-from qgraph.reasons import NOT_CHECKED, explained
 from qgraph.text import amount, counted, example
+
+UNCHECKED_ID = "QG071"
+"""Id of :data:`qgraph.reasons.NOT_CHECKED`, for reasons without one of their own."""
 
 
 class Exactness(Choice):
@@ -192,7 +194,7 @@ class PartFinding:
         """Stable id of the reason of an unchecked part; None of other parts."""
         if self.status is not Status.UNCHECKED:
             return None
-        return explained(self.reason or "", NOT_CHECKED).id
+        return str(getattr(self.reason, "id", UNCHECKED_ID))
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""

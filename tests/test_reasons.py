@@ -14,8 +14,17 @@ from qgraph import transforms
 from qgraph.certificate import Certificate
 from qgraph.cli.main import main
 from qgraph.errors import ModelError, OptionError
+from qgraph.exactness import UNCHECKED_ID, PartFinding, Status
 from qgraph.lint.rule import RULES
-from qgraph.reasons import CAUSES, EFFORT, cause_of, id_of, restated
+from qgraph.reasons import (
+    CAUSES,
+    EFFORT,
+    NOT_CHECKED,
+    VERDICT_NOT_CHECKED,
+    cause_of,
+    id_of,
+    restated,
+)
 from qgraph.targets.unmet import UNMET
 from qgraph.text import json_text
 
@@ -203,3 +212,10 @@ def test_unchecked_parts_of_certificates_have_an_id() -> None:
     assert [part["reason_id"] for part in found["regions"]] == ["QG072"]
     assert found["statements"]["reason_id"] is None
     assert {part["status"] for part in found["regions"]} == {"unchecked"}
+
+
+def test_parts_without_a_reason_of_their_own_have_the_id_of_not_checked() -> None:
+    assert NOT_CHECKED.id == UNCHECKED_ID
+    assert PartFinding(Status.UNCHECKED, "no definition").reason_id == NOT_CHECKED.id
+    assert PartFinding(Status.UNCHECKED, VERDICT_NOT_CHECKED("it differs")).reason_id == "QG072"
+    assert PartFinding(Status.CHECKED).reason_id is None

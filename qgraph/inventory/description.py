@@ -31,11 +31,8 @@ from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Truncating, Unnamed
 from qgraph.quantizers.sites import sites
 
-_NOISE = 2.0**-21
-"""Error of a zero point given by two rounded limits of FakeQuantize, in ranges."""
-
-_DIGITS = 12
-"""Hexadecimal digits of a digest."""
+_NOISE = 2.0**-21  # error of a zero point given by two rounded limits of FakeQuantize, in ranges
+_DIGITS = 12  # hexadecimal digits of a digest
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Same(enum.Enum):
 Results: TypeAlias = tuple[Float32, Float32] | Same
 
 
-class Blocks(Protocol):
+class PairBlocks(Protocol):
     """Two functions on blocks of inputs.
 
     Attributes:
@@ -56,7 +56,7 @@ Check: TypeAlias = Callable[[], bool]
 """Returns whether ONNX leaves a result open for the present operands."""
 
 
-class _Step(NamedTuple):
+class _BlockStep(NamedTuple):
     """One operation.
 
     Attributes:
@@ -81,7 +81,7 @@ class NumpyBlocks:
         size: number of inputs of each block, an even one.
 
     Attributes:
-        x: see :class:`Blocks`.
+        x: see :class:`PairBlocks`.
     """
 
     def __init__(self, program: PairProgram, kind: int, size: int) -> None:
@@ -92,7 +92,7 @@ class NumpyBlocks:
         self._free: dict[np.dtype[Any], list[Array]] = {}
         self._constants: dict[bytes, Array] = {}
         self._places: dict[int, Array] = {}
-        self._steps: list[_Step] = []
+        self._steps: list[_BlockStep] = []
         self._lay_out(program, kind)
         a, b = (self._spread(self._places[id(_source(root))]) for root in program.roots)
         self._sides = a, b
@@ -100,7 +100,7 @@ class NumpyBlocks:
         self._mask: Mask = np.empty(size // 2, np.bool_)
 
     def compare(self, start: int) -> Results:
-        """See :class:`Blocks`."""
+        """See :class:`PairBlocks`."""
         np.add(self._count, np.uint32(start), self._bits)
         for run, operands, out, is_open in self._steps:
             if is_open is not None and is_open():
@@ -141,7 +141,7 @@ class NumpyBlocks:
         free = self._free.setdefault(dtype, [])
         out = free.pop() if free else np.empty(self._size, dtype)
         run = partial(NUMPY[name], out=out, **dict(e.attributes))
-        self._steps.append(_Step(run, operands, out, is_open))
+        self._steps.append(_BlockStep(run, operands, out, is_open))
         return out
 
     def _spread(self, place: Array) -> Array:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.numerics import Float32, Mask
-from qgraph.proof.functions.blocks import NUMPY_SIZE, Blocks, NumpyBlocks, Results, Same
+from qgraph.proof.functions.blocks import NUMPY_SIZE, NumpyBlocks, PairBlocks, Results, Same
 from qgraph.proof.functions.expression import BOOL, FLOAT, INPUT, TABLE, Expr, integer_range
 from qgraph.proof.functions.finding import special_inputs
 from qgraph.proof.functions.program import TAKE_ONE_ZERO, PairProgram
@@ -89,7 +89,7 @@ class _UnknownError(Exception):
 
 def evaluations_of(
     program: PairProgram, kind: int, size: int, count: int, *, inputs: int
-) -> list[Blocks]:
+) -> list[PairBlocks]:
     """Return evaluations of a pair of expressions in one kind of channels, one for each thread.
 
     Args:
@@ -219,7 +219,7 @@ class CompiledBlocks:
         size: number of inputs of each block.
 
     Attributes:
-        x: see :class:`qgraph.proof.functions.blocks.Blocks`.
+        x: see :class:`qgraph.proof.functions.blocks.PairBlocks`.
     """
 
     def __init__(self, function: _Function, constants: list[Any], size: int) -> None:
@@ -230,7 +230,7 @@ class CompiledBlocks:
         self._a, self._b = np.empty(size, np.float32), np.empty(size, np.float32)
 
     def compare(self, start: int) -> Results:
-        """See :class:`qgraph.proof.functions.blocks.Blocks`."""
+        """See :class:`qgraph.proof.functions.blocks.PairBlocks`."""
         np.add(self._count, np.uint32(start), self._bits)
         is_open, differ = self.compute(self._bits, self._a, self._b)
         if is_open:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from qgraph.numerics import Float32, Mask
 from qgraph.numerics.chunks import available_cores
 from qgraph.numerics.float32 import check_float_environment, from_keys, to_keys
-from qgraph.proof.functions.blocks import Blocks, Same
+from qgraph.proof.functions.blocks import PairBlocks, Same
 from qgraph.proof.functions.compiled import evaluations_of
 from qgraph.proof.functions.decide import Shape, check_shapes, replayed
 from qgraph.proof.functions.expression import Expr
@@ -144,7 +144,7 @@ def _starts() -> list[int]:
 
 
 def _compare_blocks(
-    program: PairProgram, kind: int, blocks: Blocks, starts: Sequence[int]
+    program: PairProgram, kind: int, blocks: PairBlocks, starts: Sequence[int]
 ) -> dict[int, _Block]:
     check_float_environment()
     gap = np.empty(len(blocks.x), np.int32)
@@ -159,7 +159,7 @@ def _compare_blocks(
     return found
 
 
-def _compare_parts(blocks: Blocks, start: int, gap: Gap) -> _Block | Same:
+def _compare_parts(blocks: PairBlocks, start: int, gap: Gap) -> _Block | Same:
     """Compare a block in parts; ``gap`` is a buffer of the size of a part."""
     whole: _Block | Same = Same.EQUAL
     for first in range(start, start + _BLOCK, len(gap)):
