@@ -380,8 +380,7 @@ def numbers(parameter: Array, site: Site | None = None, *, digest: bool = True) 
         site: the quantizer; None if nothing is repeated.
         digest: whether to compute a digest if all values are the same.
     """
-    # Adding zero removes the sign of a negative one.
-    array = np.asarray(parameter, np.float32) + np.float32(0)
+    array = np.asarray(parameter, np.float32) + np.float32(0)  # which removes signs of zeros
     low, high = float(array.min()), float(array.max())
     if not digest and low == high:
         return Numbers(low, high)
