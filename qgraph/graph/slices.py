@@ -120,16 +120,16 @@ def between(
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Chain:
+class ValueChain:
     """A value and the values that every way to it passes, the nearest first."""
 
     value: ir.Value
-    rest: Chain | None
+    rest: ValueChain | None
     last: ir.Value
 
     def __iter__(self) -> Iterator[ir.Value]:
         """Yield the values."""
-        chain: Chain | None = self
+        chain: ValueChain | None = self
         while chain is not None:
             yield chain.value
             chain = chain.rest
@@ -144,9 +144,9 @@ class Dominators:
 
     def __init__(self, step: Step = sources) -> None:
         self._step = step
-        self._chains: dict[ir.Value, Chain] = {}
+        self._chains: dict[ir.Value, ValueChain] = {}
 
-    def of(self, value: ir.Value) -> Chain:
+    def of(self, value: ir.Value) -> ValueChain:
         """Return the values that every way to ``value`` passes; see :func:`dominators`."""
         passed: list[ir.Value] = []
         while (chain := self._chains.get(value)) is None:
@@ -158,14 +158,14 @@ class Dominators:
             passed.append(value)
             (value,) = following
         for each in reversed(passed):
-            chain = self._chains[each] = Chain(each, chain, chain.last)
+            chain = self._chains[each] = ValueChain(each, chain, chain.last)
         return chain
 
 
-def _linked(values: Sequence[ir.Value]) -> Chain:
-    chain = Chain(values[-1], None, values[-1])
+def _linked(values: Sequence[ir.Value]) -> ValueChain:
+    chain = ValueChain(values[-1], None, values[-1])
     for value in reversed(values[:-1]):
-        chain = Chain(value, chain, chain.last)
+        chain = ValueChain(value, chain, chain.last)
     return chain
 
 

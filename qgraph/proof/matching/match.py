@@ -21,7 +21,7 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Witness
 from qgraph.graph.interface import Pair, are_equal_defaults, conflict
 from qgraph.graph.scopes import graphs_of
-from qgraph.graph.slices import Chain, Dominators, ancestors, nearest_cut
+from qgraph.graph.slices import Dominators, ValueChain, ancestors, nearest_cut
 from qgraph.numerics.values import Comparison
 from qgraph.proof.matching.classes import Class, MatchedModel, ValueClasses
 from qgraph.proof.matching.constant_rows import compare_constants
@@ -101,7 +101,7 @@ class Matching(ValueClasses):
         self.claims: list[EqualityClaim] = []
         self.runs_graphs: list[tuple[Pair, tuple[Pair, ...]]] = []
         self._chains = [Dominators(side.operands) for side in (self.reference, self.candidate)]
-        self._named: set[tuple[Chain, Chain]] = set()
+        self._named: set[tuple[ValueChain, ValueChain]] = set()
         self._compared: dict[Pair, tuple[Comparison, Witness | None] | None] = {}
         self.notes = self.interface.notes
         for a, b in self.interface.defaults:
@@ -155,7 +155,7 @@ class Matching(ValueClasses):
                 return
         yield from self._rest_on_operands(pair)
 
-    def _namesakes(self, ours: Chain, theirs: Chain) -> Iterator[Pair]:
+    def _namesakes(self, ours: ValueChain, theirs: ValueChain) -> Iterator[Pair]:
         """Yield pairs of values of two chains with equal names and types, the farthest first.
 
         Those of the end of a chain are yielded once.
@@ -171,7 +171,9 @@ class Matching(ValueClasses):
                 self._named.add((mine, other))
                 yield a, b
 
-    def _resolve_codes(self, pair: Pair, ours: Chain, theirs: Chain) -> Generator[Pair, None, bool]:
+    def _resolve_codes(
+        self, pair: Pair, ours: ValueChain, theirs: ValueChain
+    ) -> Generator[Pair, None, bool]:
         """Claim two values by the codes that they are computed from; return whether possible."""
         entries, codes = self._joint_entries(pair), _farthest_codes(ours, theirs)
         if entries is None and codes is not None and codes != pair:
@@ -218,7 +220,7 @@ class Matching(ValueClasses):
             self._compared[pair] = compare_constants(*sides)
         return self._compared[pair]
 
-    def _common(self, ours: Chain, theirs: Chain) -> tuple[Pair, ...]:
+    def _common(self, ours: ValueChain, theirs: ValueChain) -> tuple[Pair, ...]:
         """Return the equal pairs among the dominators of two values, the nearest first.
 
         Of long chains, only the nearest pairs and the farthest values are looked at.
@@ -305,13 +307,13 @@ class Matching(ValueClasses):
         self.merge(pair)
 
 
-def _links(chain: Chain | None) -> Iterator[Chain]:
+def _links(chain: ValueChain | None) -> Iterator[ValueChain]:
     while chain is not None:
         yield chain
         chain = chain.rest
 
 
-def _farthest_codes(ours: Chain, theirs: Chain) -> Pair | None:
+def _farthest_codes(ours: ValueChain, theirs: ValueChain) -> Pair | None:
     """Return the farthest integer values of two chains, if they have the same type."""
     last = [code for chain in (ours, theirs) for code in list(filter(_are_codes, chain))[-1:]]
     if len(last) < 2 or last[0].dtype is not last[1].dtype:

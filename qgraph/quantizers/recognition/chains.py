@@ -30,9 +30,11 @@ from qgraph.quantizers.recognition.steps import (
     Signed,
     Snapped,
     Step,
-    close,
     same,
     simplified,
+)
+from qgraph.quantizers.recognition.taken import (
+    close,
 )
 
 LONGEST = 40

@@ -17,40 +17,41 @@ from functools import partial
 
 import numpy as np
 
-from qgraph.numerics import Array, Float32
-from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
-from qgraph.numerics.minifloat import MINIFLOATS
+from qgraph.numerics import Array
+from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.rounding import Rounding
 from qgraph.quantizers.quantizer import (
     Affine,
     Bipolar,
     Decoding,
-    Floating,
     Quantizer,
     Ranged,
     Recipe,
     Truncating,
 )
+from qgraph.quantizers.recognition.minifloats import floating
 from qgraph.quantizers.recognition.steps import (
-    HIGHEST,
-    LOWEST,
     ONE,
     SAME_SCALE,
     ZERO,
-    AfterRounding,
     ArithmeticStep,
-    BeforeRounding,
     Encoded,
     End,
     Limited,
     NoForm,
     NoMatch,
     Notation,
-    Overflow,
     Rounded,
     Signed,
     Snapped,
     Step,
+    require,
+    same,
+    simplified,
+)
+from qgraph.quantizers.recognition.taken import (
+    AfterRounding,
+    BeforeRounding,
     both,
     close,
     constant_of,
@@ -58,11 +59,8 @@ from qgraph.quantizers.recognition.steps import (
     index_of,
     is_bounded,
     is_step,
-    narrow,
     number,
-    require,
-    same,
-    simplified,
+    scale_of,
     summand,
 )
 
@@ -137,7 +135,7 @@ def affine(
     if after.top is not None or not isinstance(rounding, Rounded):
         raise NoMatch
     out_scale = after.factor
-    scale = _scale(before, out_scale)
+    scale = scale_of(before, out_scale)
     offset_first = bool(before.offset.any())
     # A summand after the rounding is the zero point, unless that is already known.
     zero_point = before.offset if offset_first else after.added
@@ -160,16 +158,6 @@ def affine(
         code = hi if end.above == (scale > 0).all() else lo
         require(close((code - zero_point) * scale, end.value, SAME_SCALE))
     return Affine(float32(scale), float32(zero_point), lo, hi, rounding.mode, recipe, decoding)
-
-
-def _scale(before: BeforeRounding, out_scale: Array) -> Array:
-    """Return the scale; a product with its reciprocal is off by a rounding error."""
-    divisor = before.divisor
-    with np.errstate(all="ignore"):
-        numbers = [np.asarray(each, np.float32) for each in (ONE / divisor, out_scale)]
-        is_half = all(same(each.astype(np.float16), each) for each in numbers)
-    is_near = before.is_reciprocal and close(divisor, out_scale, 2**-10 if is_half else SAME_SCALE)
-    return out_scale if is_near else divisor
 
 
 def _limits(before: BeforeRounding, scale: Array, codes: list[Array]) -> list[Array]:
@@ -356,66 +344,3 @@ def _mode_of_shift(moved: Array, ratio: Array, mode: Rounding) -> Rounding:
     half = ratio / np.float32(2) - np.float32(0.5)
     require(mode is Rounding.ROUND and (same(moved, half) or same(moved, -half)))
     return Rounding.FLOOR if same(moved, half) else Rounding.CEIL
-
-
-def floating(plain: Sequence[Step]) -> Floating:
-    """Read ``x / scale`` snapped to the grid of a minifloat, times the scale."""
-    (place, *others) = [i for i, s in enumerate(plain) if isinstance(s, Snapped | Encoded)]
-    before, core, outer = BeforeRounding.of(plain[:place]), plain[place], plain[place + 1 :]
-    require(not others and not before.offset.any() and not before.ends)
-    limit = _symmetric(before.codes)
-    if is_bounded(before.real):
-        require(same(before.real[0], -before.real[1]))
-        limit = np.minimum(limit, _symmetric(before.real) / np.abs(before.divisor))
-    saturates, ends = True, [LOWEST, HIGHEST]
-    out_scale: Array | None = None
-    for step in outer:
-        match step:
-            case Limited(name, value) if out_scale is None:
-                narrow(ends, name, value)
-            case Overflow(value) if out_scale is None:
-                saturates, limit = False, np.minimum(limit, value)
-            case ArithmeticStep("Mul", value) if out_scale is None:
-                out_scale = value
-            case _:
-                raise NoMatch
-    require(same(ends[0], -ends[1]))
-    limit = np.minimum(limit, ends[1])
-    out_scale = ONE if out_scale is None else out_scale
-    scale = _scale(before, out_scale)
-    require(same(scale, out_scale))
-    if isinstance(core, Encoded):
-        kind = _clamped(core.kind, limit)
-        return Floating(float32(scale), kind, Rounding.ROUND, core.saturates)
-    top = number(limit)
-    if top is None or not np.isfinite(top) or not isinstance(core, Snapped):
-        raise NoMatch
-    return Floating(float32(scale), _format(core, top), core.mode, saturates)
-
-
-def _clamped(kind: Minifloat, limit: Array) -> Minifloat:
-    """Return a format whose largest value is at most ``limit``, which lies on its grid."""
-    if not np.isfinite(limit).any():
-        return kind
-    # Bounds of the data are multiples of the scale up to a rounding error.
-    near = float(kind.snap(limit.reshape(-1)[0]))
-    require(close(limit, np.asarray(near), SAME_SCALE))
-    if near == kind.max_value:
-        return kind
-    return Minifloat(kind.exponent_bits, kind.mantissa_bits, kind.bias, near)
-
-
-def _format(core: Snapped, top: float) -> Minifloat:
-    """Return a format with the grid of ``core`` and the largest value ``top``."""
-    mantissa, bias = core.mantissa_bits, 1 - core.min_exponent
-    for minifloat in MINIFLOATS.values():
-        if (minifloat.mantissa_bits, minifloat.bias, minifloat.max_value) == (mantissa, bias, top):
-            return minifloat
-    exponent = 1
-    while (2.0 - 2.0**-mantissa) * 2.0 ** (2.0**exponent - 1 - bias) < top and exponent < 8:
-        exponent += 1
-    return Minifloat(exponent, mantissa, bias, top)
-
-
-def _symmetric(ends: list[Array]) -> Float32:
-    return float32(np.maximum(np.abs(ends[0]), np.abs(ends[1])))

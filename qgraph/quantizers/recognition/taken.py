@@ -1,0 +1,212 @@
+"""What steps before and after a rounding do together: scales, offsets and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from qgraph.numerics import Array, Float32
+from qgraph.quantizers.recognition.steps import (
+    HIGHEST,
+    LOWEST,
+    ONE,
+    SAME_SCALE,
+    ZERO,
+    ArithmeticStep,
+    End,
+    Limited,
+    NoForm,
+    NoMatch,
+    Step,
+    same,
+)
+
+
+class _StepsTaken:
+    """What steps do together, taken in one after the other."""
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> Self:
+        """Return the parameters of ``steps``.
+
+        Raises:
+            NoMatch: they do anything else.
+        """
+        result = cls()
+        for step in steps:
+            result._take(step)
+        return result
+
+    def _take(self, step: Step) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class BeforeRounding(_StepsTaken):
+    """The steps before the rounding: ``round(clamp(x / scale + offset))``.
+
+    Attributes:
+        scale: None if nothing divides.
+        is_reciprocal: whether the data is multiplied by ``1 / scale``.
+        offset: what is added.
+        real, codes: bounds of the data, and of the codes.
+        range: bounds between which ``ends`` leave the data alone.
+        ends: what happens outside of them.
+    """
+
+    scale: Array | None = None
+    is_reciprocal: bool = False
+    offset: Array = field(default_factory=lambda: ZERO)
+    real: list[Array] = field(default_factory=lambda: [LOWEST, HIGHEST])
+    codes: list[Array] = field(default_factory=lambda: [LOWEST, HIGHEST])
+    range: list[Array] = field(default_factory=lambda: [LOWEST, HIGHEST])
+    ends: list[End] = field(default_factory=list)
+
+    @property
+    def divisor(self) -> Array:
+        """The scale, 1 if nothing divides."""
+        return ONE if self.scale is None else self.scale
+
+    def _take(self, step: Step) -> None:
+        match step:
+            case ArithmeticStep("Div" | "Mul" as name, value) if self.scale is None:
+                self.is_reciprocal = name == "Mul"
+                self.scale = ONE / value if self.is_reciprocal else value
+            case ArithmeticStep("Add" | "Sub" as name, value):
+                self.scale = self.divisor
+                move = value if name == "Add" else -value
+                self.offset = self.offset + move
+                self.codes = [end + move for end in self.codes]
+            case Limited(name, value):
+                narrow(self.real if self.scale is None else self.codes, name, value)
+            case End(threshold=value, above=above) if self.scale is None:
+                self.ends.append(step)
+                narrow(self.range, "Min" if above else "Max", value)
+            case _:
+                raise NoForm
+
+
+@dataclass
+class AfterRounding(_StepsTaken):
+    """The steps after the rounding: ``(clamp(q + added) - taken) * scale``.
+
+    Attributes:
+        codes, real: bounds of the codes, and of the result.
+        added, taken: see above.
+        scale: None if nothing multiplies.
+        top, low: those of ``q / top * scale + low``; ``top`` is None for another formula.
+    """
+
+    codes: list[Array] = field(default_factory=lambda: [LOWEST, HIGHEST])
+    real: list[Array] = field(default_factory=lambda: [LOWEST, HIGHEST])
+    added: Array = field(default_factory=lambda: ZERO)
+    taken: Array = field(default_factory=lambda: ZERO)
+    scale: Array | None = None
+    top: Array | None = None
+    low: Array = field(default_factory=lambda: ZERO)
+
+    @property
+    def factor(self) -> Array:
+        """The scale, 1 if nothing multiplies."""
+        return ONE if self.scale is None else self.scale
+
+    @property
+    def zero_point(self) -> Array:
+        """Total that is subtracted from the rounded numbers."""
+        return self.taken - self.added
+
+    def _take(self, step: Step) -> None:
+        has_scale, has_top = self.scale is not None, self.top is not None
+        match step:
+            case Limited(name, value) if not has_top and not has_scale:
+                narrow(self.codes, name, value - self.added + self.taken)
+            case Limited(name, value) if not has_top:
+                narrow(self.real, name, value)
+            case ArithmeticStep("Add", value) if has_scale and has_top:
+                self.low = self.low + value
+            case ArithmeticStep("Add", value) if not has_scale and not has_top:
+                self.added = self.added + value
+            case ArithmeticStep("Sub", value) if not has_scale and not has_top:
+                self.taken = self.taken + value
+            case ArithmeticStep("Div", value) if not has_scale and not has_top:
+                self.top = value
+            case ArithmeticStep("Mul", value) if not has_scale:
+                self.scale = value
+            case _:
+                raise NoForm
+
+
+def narrow(ends: list[Array], name: str, value: Array) -> None:
+    """Let a clamp narrow ``ends``."""
+    if name == "Max":
+        ends[0] = np.maximum(ends[0], value)
+    else:
+        ends[1] = np.minimum(ends[1], value)
+
+
+def both(codes: list[Array], others: list[Array]) -> list[Array]:
+    """Return the narrower of two clamps."""
+    return [np.maximum(codes[0], others[0]), np.minimum(codes[1], others[1])]
+
+
+def is_step(step: Step, name: str) -> bool:
+    """Return whether a step is the arithmetic called ``name``."""
+    return isinstance(step, ArithmeticStep) and step.name == name
+
+
+def index_of(steps: Sequence[Step], name: str) -> int:
+    """Return the index of the first arithmetic called ``name``, the number of steps without one."""
+    return next((i for i, step in enumerate(steps) if is_step(step, name)), len(steps))
+
+
+def constant_of(step: Step) -> Array:
+    """Return the constant of an arithmetic step.
+
+    Raises:
+        NoMatch: it is another step.
+    """
+    if not isinstance(step, ArithmeticStep):
+        raise NoMatch
+    return step.value
+
+
+def is_bounded(ends: Sequence[Array]) -> bool:
+    """Return whether any of ``ends`` is a number."""
+    return any(np.isfinite(end).any() for end in ends)
+
+
+def close(a: Array, b: Array, share: float) -> bool:
+    """Return whether ``a`` equals ``b`` up to a relative error ``share``."""
+    return bool((np.abs(a - b) <= share * np.abs(b)).all())
+
+
+def number(value: Array) -> float | None:
+    """Return the number that all elements are, or None."""
+    first = value.reshape(-1)[0]
+    return float(first) if (value == first).all() else None
+
+
+def float32(value: Array) -> Float32:
+    """Return an array in float32."""
+    return np.asarray(value, np.float32)
+
+
+def summand(low: Array, width: Array) -> Array:
+    """Return the ``high`` closest to ``low + width`` for which ``high - low`` is ``width``."""
+    high = np.asarray(low + width, np.float32)
+    for other in (np.nextafter(high, HIGHEST), np.nextafter(high, LOWEST)):
+        high = np.where((high - low != width) & (other - low == width), other, high)
+    return high
+
+
+def scale_of(before: BeforeRounding, out_scale: Array) -> Array:
+    """Return the scale; a product with its reciprocal is off by a rounding error."""
+    divisor = before.divisor
+    with np.errstate(all="ignore"):
+        numbers = [np.asarray(each, np.float32) for each in (ONE / divisor, out_scale)]
+        is_half = all(same(each.astype(np.float16), each) for each in numbers)
+    is_near = before.is_reciprocal and close(divisor, out_scale, 2**-10 if is_half else SAME_SCALE)
+    return out_scale if is_near else divisor
