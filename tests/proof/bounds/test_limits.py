@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -25,6 +26,10 @@ def test_a_certificate_is_the_same_as_if_all_inputs_were_counted(name, exact, mo
     later = qgraph.prove(ours, theirs, **options).to_json()
     assert [r["verdict"] for r in soon["regions"]] == [r["verdict"] for r in later["regions"]]
     # a proof that failed, and is replaced by bounds, needs no condition and no other names
-    assert set(soon.pop("conditions")) <= set(later.pop("conditions"))
+    assert _without_counts(soon.pop("conditions")) <= _without_counts(later.pop("conditions"))
     assert soon.pop("facts") == later.pop("facts") or name == "kernel"
     assert json_text(soon) == json_text(later)
+
+
+def _without_counts(conditions: list[str]) -> set[str]:
+    return {re.sub(r"\d+ regions", "regions", condition) for condition in conditions}
