@@ -88,7 +88,10 @@ def _parameters(node: ir.Node) -> tuple[Array, Array]:
     kind = code_type(node)
     has_point = len(node.inputs) > 2 and node.inputs[2] is not None
     if scale is None or kind is None or (has_point and stored is None):
-        raise Stuck(f"the scales of {title(node)} are computed at run time")
+        raise Stuck(
+            f"the scales of {title(node)} are computed at run time; export the model with "
+            "constant scales"
+        )
     return scale, np.zeros(scale.shape, kind.numpy()) if stored is None else stored
 
 
@@ -104,18 +107,30 @@ class _Move:
         first, last = pair[0], pair[-1]
         scale, point = _parameters(first)
         if not all(map(np.array_equal, (scale, point), _parameters(last))):
-            raise Stuck(f"the scales of {title(last)} are not those of {title(first)}")
+            raise Stuck(
+                f"the scales of {title(last)} are not those of {title(first)}; write "
+                "one pair first, with convert{to=qdq}"
+            )
         if (point != point.reshape(-1)[0]).any():
-            raise Stuck("its channels have several zero points, and one scale needs one of them")
+            raise Stuck(
+                "its channels have several zero points, and one scale needs one of them; quantize "
+                "them symmetrically"
+            )
         self._point = point.reshape(-1)[0]
         wide = scale.astype(np.float64)
         if not (np.isfinite(wide) & (wide > 0)).all():
-            raise Stuck("a scale is not above 0, so that it does not pass through Relu")
+            raise Stuck(
+                "a scale is not above 0, so that it does not pass through Relu; export positive "
+                "scales"
+            )
         self._single = scale.max()
         fact = facts.get(present(first, 0), UNKNOWN)
         axis = first.attributes.get_int("axis", 1)
         if fact.rank is None or axis % fact.rank != 1:
-            raise Stuck(f"its scales lie along axis {axis}, and not along the channels, axis 1")
+            raise Stuck(
+                f"its scales lie along axis {axis}, and not along the channels, axis 1; quantize "
+                "it per tensor or per channel"
+            )
         self._shape = (1, -1, *[1] * (fact.rank - 2))
         self._factors: Float64 = float(self._single) / wide
 
@@ -128,7 +143,10 @@ class _Move:
         first, last = self._pair[0], self._pair[-1]
         data, y = present(first, 0), last.outputs[0]
         if y.is_graph_output() or not y.uses():
-            raise Stuck("its result is an output of the graph, which would be multiplied")
+            raise Stuck(
+                "its result is an output of the graph, which would be multiplied; quantize the "
+                "output per tensor"
+            )
         before = scaling(data, first, self._factors.reshape(self._shape), self._facts)
         layers: list[tuple[ir.Node, Draft]] = []
         try:
@@ -154,7 +172,10 @@ class _Move:
         """Draft an operator that takes the result, with weights that are multiplied."""
         layer = WeightedSum.of(node, self._known, self._facts)
         if layer is None or layer.data != place:
-            raise Stuck(f"{title(node)} behind it has no constant weights to multiply")
+            raise Stuck(
+                f"{title(node)} behind it has no constant weights to multiply; quantize its data "
+                "per tensor"
+            )
         factor = compact(layer.input_factor(1 / self._factors))
         weights = layer.weights_value
         if layer.is_along_sums(factor) and constant_expression(weights) is None:

@@ -62,4 +62,6 @@ class ShiftZeroPoints(Transform):
             return None
         step = np.full((1,) * len(stored.shape), FORMATS[now].lo - FORMATS[kind].lo, np.int32)
         found = laid(stored, kind, Parameter(step, stored.shape), 1.0)
-        return found or UNSUITED_WEIGHT("its scale is computed at run time, with its zero point")
+        return found or UNSUITED_WEIGHT(
+            "its scale is computed at run time, with its zero point; export constants"
+        )

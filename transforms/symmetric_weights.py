@@ -51,4 +51,6 @@ class SymmetricWeights(Transform):
                 f"to {high:g}, expected {lowest:g} to {form.hi:g}; quantize it without zero points"
             )
         found = laid(stored, _KIND, stored.source.shift, 1.0)
-        return found or UNSUITED_WEIGHT("its scale is computed at run time, with its zero point")
+        return found or UNSUITED_WEIGHT(
+            "its scale is computed at run time, with its zero point; export constants"
+        )

@@ -52,7 +52,9 @@ class WidenCodes(Transform):
         if not is_taken(stored.decode, nodes=self.nodes):
             return None
         if stored.block_size:
-            return "its scales belong to blocks, for which no operator has a quantized bias"
+            return (
+                "its scales belong to blocks, for which no operator has a quantized bias; leave it"
+            )
         largest = max(abs(span.low_centred), abs(span.high_centred))
         power = math.floor(math.log2(self.limit / largest)) if largest else 0
         if power < 1:

@@ -161,7 +161,10 @@ class ChannelReader:
         other = node.inputs[1 - index]
         array = None if other is None else self.known.array(other)
         if array is None or node.attributes:
-            raise Stuck(f"the operand of {title(node)} is no constant")
+            raise Stuck(
+                f"the operand of {title(node)} is no constant; run fold-constants first, if it "
+                "follows from constants"
+            )
         return place.spread(array, node)
 
     def _product(self, node: ir.Node, index: int, place: ChannelAxis) -> _Pair:
@@ -176,7 +179,7 @@ class ChannelReader:
 
     def _quotient(self, node: ir.Node, index: int, place: ChannelAxis) -> _Pair:
         if index == 1:
-            raise Stuck(f"{title(node)} divides by the data")
+            raise Stuck(f"{title(node)} divides by the data, which no weight can take in; leave it")
         return 1 / self._constant(node, index, place), 0.0
 
     def _same(self, node: ir.Node, index: int, place: ChannelAxis) -> _Pair:
@@ -185,9 +188,14 @@ class ChannelReader:
     def _batch_normalization(self, node: ir.Node, index: int, place: ChannelAxis) -> _Pair:
         """``(x - mean) * f + beta`` with ``f = gamma / sqrt(var + epsilon)``."""
         if self._trains(node):
-            raise Stuck("it is in training mode, so that its mean and variance follow the data")
+            raise Stuck(
+                "it is in training mode, so that its mean and variance follow the data; export the "
+                "model in inference mode"
+            )
         if node.attributes.get_int("spatial", 1) == 0:
-            raise Stuck("spatial is 0, so that each position has parameters of its own")
+            raise Stuck(
+                "spatial is 0, so that each position has parameters of its own; export spatial=1"
+            )
         if place.axis != 1:
             raise Stuck(
                 f"it normalizes axis 1, and the output channels before it lie on axis {place.axis}"
@@ -196,7 +204,10 @@ class ChannelReader:
         arrays = map(self.known.array, parameters)
         known = [array.astype(np.float64) for array in arrays if array is not None]
         if len(known) != 4:
-            raise Stuck("its parameters are computed at run time, expected constants")
+            raise Stuck(
+                "its parameters are computed at run time, expected constants; run fold-constants "
+                "first, if they follow from constants"
+            )
         if any(array.shape != (place.size,) for array in known):
             shapes = ", ".join(str(list(array.shape)) for array in known)
             raise Stuck(f"its parameters have shapes {shapes}, expected [{place.size}] for each")

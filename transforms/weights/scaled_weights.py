@@ -83,7 +83,9 @@ class WeightScaling:
         rule = _RULES.get(node.op_type) if node is not None and is_known else None
         if node is None or rule is None or value is not node.outputs[0]:
             source = f"{value.name!r}" if node is None else title(node)
-            raise Stuck(f"its weights come from {source}, which has no constant scale")
+            raise Stuck(
+                f"its weights come from {source}, which has no constant scale; convert to qdq first"
+            )
         return rule(self, node, factor)
 
     def shape(self, value: ir.Value | None) -> tuple[int, ...]:
@@ -145,7 +147,10 @@ class WeightScaling:
         more: dict[str, int] = {}
         if node.attributes.get_int("block_size", 0):
             if axis in varying:
-                raise Stuck(f"the blocks of {title(node)} lie along the axis of the factors")
+                raise Stuck(
+                    f"the blocks of {title(node)} lie along the axis of the factors; quantize the "
+                    "weights per channel"
+                )
             product = _wide(before) * factor
         elif not varying:
             product = _wide(before) * factor.reshape(())
@@ -176,7 +181,10 @@ class WeightScaling:
             return None
         known = constant_expression(zero)
         if known is None:
-            raise Stuck(f"the zero point of {title(node)} is computed at run time")
+            raise Stuck(
+                f"the zero point of {title(node)} is computed at run time; run fold-constants "
+                "first, if it follows from constants"
+            )
         return self.constant(np.repeat(known.reshape(-1), size), "zero_point")
 
     def _negated(self, node: ir.Node, signs: Float64, axis: int) -> ir.Value:
@@ -219,7 +227,10 @@ class WeightScaling:
         if node.op_type != "BipolarQuant":
             decoded = self.known.array(node.outputs[0])
             if decoded is None:
-                raise Stuck(f"{title(node)} has operands that are computed at run time")
+                raise Stuck(
+                    f"{title(node)} has operands that are computed at run time; run fold-constants "
+                    "first, if they follow from constants"
+                )
             data = rounded(_wide(decoded) * factor, decoded.dtype, "a weight")
             self._check_codes(node, decoded, [data, scale, *map(self._known, node.inputs[2:])])
             operands[0] = self.constant(data, "weight")
@@ -229,7 +240,7 @@ class WeightScaling:
         """Raise Stuck unless a quantizer gives other operands the codes that it gave its own."""
         operator, scale = operator_of(node), self._known(node.inputs[1])
         if operator is None or scale is None or operands[1] is None:
-            raise Stuck(f"{title(node)} has no kernel")
+            raise Stuck(f"{title(node)} has no kernel; convert to qdq first")
         after = operator.run(node, operands)
         with np.errstate(all="ignore"):
             was, now = (
@@ -252,7 +263,10 @@ class WeightScaling:
                 scale = self._parameter(node, index, factor, inverse=inverse)
                 operands[index] = self.constant(scale, "scale")
                 return self._again(node, operands)
-        raise Stuck(f"its weights come from {title(node)}, which has no constant scale")
+        raise Stuck(
+            f"its weights come from {title(node)}, which has no constant scale; convert to qdq "
+            "first"
+        )
 
     def _known(self, value: ir.Value | None) -> Array | None:
         return None if value is None else self.known.array(value)
