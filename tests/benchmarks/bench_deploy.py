@@ -130,7 +130,8 @@ def main() -> None:
     onnxruntime.set_default_logger_severity(3)
     given = {str(path): qgraph.load(path) for path in options.models}
     known = given or {
-        f"MobileNet-v1, {b} bits": qgraph.load(make_mobilenet(bits=b)) for b in WIDTHS
+        f"MobileNet-v1, {b} bits": qgraph.load(make_mobilenet(bits=b, trunc=options.trunc))
+        for b in WIDTHS
     }
     for name, model in known.items():
         for setting in SETTINGS:
