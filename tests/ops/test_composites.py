@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,9 @@ def test_kernels_give_what_other_tools_give(vector: dict[str, Any]) -> None:
 def test_kernel_graph_and_proof_agree(example: Any) -> None:
     """The graph, run in ONNX Runtime, gives the bits of the kernel, and is proved equal."""
     arrays = example[3]
+    is_older = tuple(map(int, version("onnxruntime").split(".")[:2])) < (1, 32)
+    if is_older and example[0] == "ExtendedQuantizeLinear":
+        pytest.skip("ONNX Runtime before 1.32 gives other codes for this graph")
     model, lowered = model_of(*example), model_of(*example)
     report = lowered.apply(LowerVendorOperators())
     assert [site.outcome for site in report] == [SiteStatus.CHANGED]
