@@ -56,6 +56,11 @@ def read_baseline(path: Path) -> LintBaseline:
     Raises:
         ModelError: it cannot be read, or is no such file.
     """
+    if not path.is_file():
+        raise ModelError(
+            f"{path}: there is no such file, expected a baseline. Write it with 'qgraph lint "
+            "--write-baseline'."
+        )
     try:
         document = json.loads(path.read_text("utf-8"))
         entries: Sequence[Mapping[str, Any]] = document["findings"]

@@ -15,6 +15,7 @@ from qgraph.comparison.why.report import QuantizerCost, WhyReport
 from qgraph.comparison.why.why import why
 from qgraph.errors import OptionError, UnsupportedError
 from qgraph.model import Model
+from tests.fuzz import networks
 
 IMPORTS = '"": 13, "qonnx.custom_op.general": 1'
 QUANT = "qonnx.custom_op.general.Quant <signed = 1, narrow = 0>"
@@ -217,3 +218,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     assert "costs most" in shown
     assert "| `second` | data |" in page.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [9002, 9019, 9025, 9036, 9050])
+def test_no_quantizer_of_a_network_costs_anything_in_another_dialect(seed: int) -> None:
+    """Where places do not correspond, quantizers are left out with a reason."""
+    own = qgraph.load(networks.network(np.random.default_rng(seed), blocks=2))
+    other = own.clone()
+    qgraph.convert(other, to=["qdq", "qonnx", "openvino"][seed % 3])
+    for pair in ((own, other), (other, own)):
+        report = why(*pair, backend="numpy")
+        costs = [cost for cost in report.quantizers if cost.reason is None]
+        assert report.sqnr_db is None
+        assert all(cost.restored_sqnr_db is None and cost.alone_sqnr_db is None for cost in costs)

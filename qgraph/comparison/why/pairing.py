@@ -204,11 +204,16 @@ def _paired(
         raise AssertionError("an operand that is used is there")
     theirs = tuple((n, place) for n, place in counterparts if n.inputs[place] is end)
     ours = tuple((n, place) for n, place in uses if n.inputs[place] is own_end)
-    paired = set(partners.values())
+    start = _start(reference, end, set(partners.values()))
+    own_start = _start(candidate, own_end, partners)
+    if start is not None and own_start is not None:
+        maker, own_maker = start.producer(), own_start.producer()
+        if maker is not (None if own_maker is None else partners.get(own_maker, own_maker)):
+            return PairedQuantizer(site, reason="its data have no counterpart in the reference")
     return PairedQuantizer(
         site,
-        Place(_start(reference, end, paired), end, theirs, end in outputs.values()),
-        Place(_start(candidate, own_end, partners), own_end, ours, own_end in outputs),
+        Place(start, end, theirs, end in outputs.values()),
+        Place(own_start, own_end, ours, own_end in outputs),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -36,8 +37,7 @@ from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
 from qgraph.reports import operator_name
 
-_AT_ONCE = 32
-"""Quantizers whose values are held at a time."""
+_AT_ONCE = 32  # quantizers whose values are held at a time
 _DECIBELS_OF_ZERO = -999.0
 
 Outputs = list[Array]
@@ -90,16 +90,16 @@ def why(
     arrays = () if given is None else Batches(one.graph, given, inputs.batch)
     random = inputs.random or int(given is None)
     drawn = RandomBatches(Model(one).inputs, random, inputs.seed, inputs.shapes)
-    batches = [*arrays, *drawn]
-    study = _Study(one, other, chosen)
+    count = len(arrays) + len(drawn)
+    study = _Study(one, other, chosen, next(iter(arrays or drawn)))
     right = None if labels is None else np.asarray(labels)
     scoring = _Scores(study, None if right is None else judge, right, len(arrays))
     bounds = None
     if within is not None:
         request = Bounding.of(within, sources[0].inputs, sources[0].outputs)
         bounds = BoundRuns((sources[0].ir, sources[1].ir), request, chosen)
-    done, total = 0, len(batches) * (2 * len(study.switched) + 3)
-    for feeds in batches:
+    done, total = 0, count * (2 * len(study.switched) + 3)
+    for feeds in itertools.chain(arrays, drawn):
         for _ in scoring.run(feeds):
             done += 1
             progress(done, total)
@@ -118,7 +118,7 @@ def why(
         *scoring.ends(),
         scoring.sqnr(),
         costs,
-        len(batches),
+        count,
         study.notes,
         identities,
     )
@@ -143,7 +143,13 @@ def _of_one_opset(one: ir.Model, other: ir.Model) -> tuple[ir.Model, ir.Model]:
 class _Study:
     """The two models, their paired quantizers, and what is measured of each quantizer."""
 
-    def __init__(self, reference: ir.Model, candidate: ir.Model, backend: str) -> None:
+    def __init__(
+        self,
+        reference: ir.Model,
+        candidate: ir.Model,
+        backend: str,
+        feeds: Mapping[str, Any],
+    ) -> None:
         self.models = reference, candidate
         paired = interface.interface(reference.graph, candidate.graph)
         self.names = interface.names(paired.inputs)
@@ -163,8 +169,9 @@ class _Study:
             if quantizer.reason is None and not _are_alike(quantizer):
                 self.reasons[quantizer] = "its values have another type in the reference"
         self.switched = [q for q in self.quantizers if self.reasons[q] is None]
-        places = [(_known(q.candidate), _known(q.reference)) for q in self.switched]
         self.executors = [prepare(model, backend) for model in self.models]
+        self._leave_other_shapes(feeds)
+        places = [(_known(q.candidate), _known(q.reference)) for q in self.switched]
         turned = [(there, here) for here, there in places]
         self.boards = [
             prepare(with_switches(reference, turned, candidate), backend),
@@ -177,6 +184,24 @@ class _Study:
             q: CodeTally(q.site.quantizer, is_weight=q.is_weight) for q in self.quantizers
         }
         self._is_first = True
+
+    def _leave_other_shapes(self, feeds: Mapping[str, Any]) -> None:
+        """Leave quantizers out whose places have other shapes; a few are run at a time."""
+        for first in range(0, len(self.switched), _AT_ONCE):
+            block = self.switched[first : first + _AT_ONCE]
+            sides = (
+                (feeds, [_known(q.reference) for q in block]),
+                (self.renamed(feeds), [_known(q.candidate) for q in block]),
+            )
+            shapes = []
+            for executor, (fed, places) in zip(self.executors, sides, strict=True):
+                values = [(p.end, p.start or p.end) for p in places]
+                found = _run(executor, fed, [str(v.name) for pair in values for v in pair])
+                shapes.append([[np.shape(found[str(v.name)]) for v in pair] for pair in values])
+            for quantizer, ours, theirs in zip(block, *shapes, strict=True):
+                if ours != theirs:
+                    self.reasons[quantizer] = "its values have another shape in the reference"
+        self.switched = [q for q in self.switched if self.reasons[q] is None]
 
     def renamed(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Return inputs by the names of the candidate."""
