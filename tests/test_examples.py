@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -56,6 +57,31 @@ def test_weights_are_folded_on_a_cluster(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{weight.size} of {weight.size} values unchanged" in done.stdout
     assert (tmp_path / "out.onnx.data").stat().st_size == weight.size // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_print_what_they_show(notebook: Path, tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    client = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("onnxruntime")
+    for name in ("digits_brevitas.onnx", "digits_test.npz"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    book = nbformat.read(notebook, as_version=4)
+    shown = printed(book)
+    assert len(shown) > 3
+    place = {"metadata": {"path": str(tmp_path)}}
+    client.NotebookClient(book, timeout=300, kernel_name="python3", resources=place).execute()
+    assert printed(book) == shown
+
+
+def printed(book: Any) -> list[str]:
+    """Return what each cell of a notebook prints; committed notebooks have no pages."""
+    cells = [cell.outputs for cell in book.cells if cell.cell_type == "code"]
+    assert not [output for cell in cells for output in cell if output.output_type == "error"]
+    streams = ([o for o in cell if o.output_type == "stream"] for cell in cells)
+    return ["".join(o.text for o in cell if o.name == "stdout") for cell in streams]
 
 
 def test_python_of_the_readme_runs(

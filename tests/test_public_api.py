@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import logging
 import pkgutil
@@ -78,19 +78,26 @@ def test_a_script_that_uses_all_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_type_checkers_accept_that_script(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("checker", "options"), [("mypy", ["--strict", "--follow-imports=silent"]), ("pyright", [])]
+)
+def test_type_checkers_accept_that_script(checker: str, options: list[str], tmp_path: Path) -> None:
+    pytest.importorskip(checker, reason=f"{checker} is not installed (extra dev)")
     (tmp_path / "qgraph").mkdir()  # laid out as installed
     for entry in [*(ROOT / "qgraph").iterdir(), ROOT / "transforms", ROOT / "cli"]:
         (tmp_path / "qgraph" / entry.name).symlink_to(entry)
-    script = str(shutil.copy(ROOT / "tests" / "user_script.py", tmp_path))
-    checkers = {"mypy": ["--strict", "--follow-imports=silent"], "pyright": []}
-    installed = [name for name in checkers if importlib.util.find_spec(name)]
-    if not installed:
-        pytest.skip("neither mypy nor pyright is installed")
-    for name in installed:
-        command = [sys.executable, "-m", name, *checkers[name], script]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-        assert done.returncode == 0, done.stdout
+    good = ROOT / "tests" / "user_script.py"
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(good.read_text().replace('exact="values"', 'exact="value"'))
+    for script, status in ((shutil.copy(good, tmp_path), 0), (wrong, 1)):
+        done = subprocess.run(
+            [sys.executable, "-m", checker, *options, str(script)],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
 
 
 def test_notebooks_show_pages(model: qgraph.Model) -> None:
