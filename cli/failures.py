@@ -29,7 +29,7 @@ class Failure(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def told(error: Exception, talk: Talk) -> Failure:
+def print_failure(error: Exception, talk: Talk) -> Failure:
     """Print an error, and return it with its exit status."""
     if talk.debug:
         traceback.print_exc()

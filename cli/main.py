@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 
 from qgraph.cli import commands
-from qgraph.cli.failures import BROKEN_PIPE, INTERRUPTED, UNUSABLE, USAGE, told
+from qgraph.cli.failures import BROKEN_PIPE, INTERRUPTED, UNUSABLE, USAGE, print_failure
 from qgraph.cli.options import talk_options
 from qgraph.cli.output import Talk
 from qgraph.cli.process import SIGNALLED, Interrupted, guarded_streams, interruptible, tune
@@ -109,7 +109,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         return BROKEN_PIPE
     except Exception as error:
-        return told(error, talk).status
+        return print_failure(error, talk).status
     return int(status or 0)
 
 

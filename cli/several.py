@@ -26,7 +26,7 @@ from typing import Any
 import click
 
 from qgraph.cli import options
-from qgraph.cli.failures import DIFFERENT, UNDECIDED, UNUSABLE, USAGE, told
+from qgraph.cli.failures import DIFFERENT, UNDECIDED, UNUSABLE, USAGE, print_failure
 from qgraph.cli.files import planned
 from qgraph.cli.found import FoundModel, found_models
 from qgraph.cli.output import Talk, show, show_paragraph
@@ -361,7 +361,7 @@ def _handled(task: _Task) -> _Result:
     except BrokenPipeError:
         raise
     except Exception as error:
-        failure = told(error, task.talk)
+        failure = print_failure(error, task.talk)
         return _Result(task.model, failure.status, failure.message)
     document = json.loads(printed.getvalue()) if as_json else None
     if report is not None and report.exists():

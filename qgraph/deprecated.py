@@ -26,8 +26,8 @@ def renamed(module: str) -> Callable[[str], object]:
         new = RENAMED[module].get(name)
         if new is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        told = f"{module}.{name} is now called {new}; the old name goes with the next version."
-        warnings.warn(told, DeprecationWarning, stacklevel=2)
+        message = f"{module}.{name} is now called {new}; the old name goes with the next version."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
         return getattr(sys.modules[module], new)
 
     return get
@@ -60,9 +60,12 @@ def grouped(**groups: Any) -> Callable[[F], F]:
                 start = value if isinstance(value, kind) else kind(*first)
                 own = {name: moved[name] for name in moved if homes[name] == group}
                 given.arguments[group] = replace(start, **own)
-                told = f"{group}={kind.__name__}({', '.join(f'{name}=...' for name in own)})"
-                told = f"{function.__name__}: write {told}; old keywords go with the next version."
-                warnings.warn(told, DeprecationWarning, stacklevel=2)
+                instead = f"{group}={kind.__name__}({', '.join(f'{name}=...' for name in own)})"
+                warnings.warn(
+                    f"{function.__name__}: write {instead}; old keywords go with the next version.",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
             return function(*given.args, **given.kwargs)
 
         return cast("F", call)

@@ -158,16 +158,16 @@ class ConvertDialect(Transform):
     ) -> list[Decision]:
         """Add to each refusal which dialect has an equal form; equal reasons are tried once."""
         remedies: dict[str, str] = {}
-        told = []
+        advised = []
         for each in decisions:
             text = None if each.draft is not None else each.reason
             if text is not None and text not in remedies:
                 remedies[text] = self._remedy(each.site, target, editor, comparer, limit)
             if text is not None and remedies[text]:
-                told.append(replace(each, reason=NO_EQUAL_FORM(text + remedies[text])))
+                advised.append(replace(each, reason=NO_EQUAL_FORM(text + remedies[text])))
             else:
-                told.append(each)
-        return told
+                advised.append(each)
+        return advised
 
     def _remedy(
         self, site: Site, target: Dialect, editor: Editor, comparer: Comparer, limit: int

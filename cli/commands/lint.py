@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qgraph.cli import options
-from qgraph.cli.failures import DIFFERENT, UNUSABLE, told
+from qgraph.cli.failures import DIFFERENT, UNUSABLE, print_failure
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.found import found_models
 from qgraph.cli.linting import FixOptions, LintOptions, fix_options, lint_options
@@ -96,7 +96,7 @@ def command(
                 except QGraphError as error:
                     if len(paths) == 1:
                         raise
-                    failed[str(path)] = told(error, talk).message
+                    failed[str(path)] = print_failure(error, talk).message
                 gc.collect(1)
         document = report_of(results, lint.target, failed)
         if report is not None:

@@ -183,16 +183,16 @@ class QuantizerChange:
     @property
     def name(self) -> str:
         """The name in the reference, or in the candidate where it was added."""
-        told = self.reference or self.candidate
-        return "" if told is None else told.name
+        quantizer = self.reference or self.candidate
+        return "" if quantizer is None else quantizer.name
 
     @property
     def fields(self) -> dict[str, tuple[str | None, str | None]]:
         """Differing fields by name: the values in the reference and in the candidate."""
         sides = [{} if side is None else side.fields() for side in (self.reference, self.candidate)]
         names = dict.fromkeys([*sides[0], *sides[1]])
-        told = {name: (sides[0].get(name), sides[1].get(name)) for name in names}
-        return {name: pair for name, pair in told.items() if pair[0] != pair[1]}
+        values = {name: (sides[0].get(name), sides[1].get(name)) for name in names}
+        return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
 
     def to_json(self) -> dict[str, Any]:
         """Return both sides and the names of the fields that differ."""
@@ -266,8 +266,8 @@ class ModelDifferences(Displayed):
     def summary(self) -> str:
         """The number of quantizers of each kind, as text."""
         numbers = {kind: len(self.of_kind(kind)) for kind in ChangeKind}
-        told = [f"{number} {kind}" for kind, number in numbers.items() if number]
-        return ", ".join(told) or "no quantizers"
+        texts = [f"{number} {kind}" for kind, number in numbers.items() if number]
+        return ", ".join(texts) or "no quantizers"
 
 
 def diff(

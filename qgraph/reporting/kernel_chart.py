@@ -41,11 +41,11 @@ def _strip(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
         top = line * (_HEIGHT + 6)
         parts.append(_text(0, top + 15, title))
         for place, (name, kernel) in enumerate(zip(names, kernels, strict=True)):
-            told = escape(one_line(f"{name}: {kernel}"))
+            title = escape(one_line(f"{name}: {kernel}"))
             parts.append(
                 f'<rect x="{_LABEL + place * width:.2f}" y="{top:.0f}" '
                 f'width="{max(width - 1, 0.5):.2f}" height="{_HEIGHT:.0f}" '
-                f'fill="var({colours[kernel]})"><title>{told}</title></rect>'
+                f'fill="var({colours[kernel]})"><title>{title}</title></rect>'
             )
     top = len(rows) * (_HEIGHT + 6) + 4
     left = _LABEL

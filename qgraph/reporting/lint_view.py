@@ -31,12 +31,14 @@ def lint_page(document: Mapping[str, Any]) -> Page:
     """Return the page of the findings in some models."""
     summary, models = document["summary"], document["models"]
     worst = next((name for name in _TONES if summary[name]), None)
-    told = ", ".join(counted(summary[name], name) for name in ("error", "warning") if summary[name])
+    counts = ", ".join(
+        counted(summary[name], name) for name in ("error", "warning") if summary[name]
+    )
     if summary["info"]:
-        told = ", ".join(filter(None, [told, f"{summary['info']} of information"]))
+        counts = ", ".join(filter(None, [counts, f"{summary['info']} of information"]))
     subject = counted(len(models), "model")
     target = f" for {document['target']}" if document.get("target") else ""
-    sentence = f"{told or 'nothing found'} in {subject}{target}"
+    sentence = f"{counts or 'nothing found'} in {subject}{target}"
     if summary["known"]:
         sentence += f"; {counted(summary['known'], 'finding')} of the baseline not shown"
     return Page(

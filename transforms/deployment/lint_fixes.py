@@ -57,9 +57,9 @@ class AppliedFix:
     reason: str | None = None
 
     def __str__(self) -> str:
-        told = f"{self.name} ({', '.join(self.ids)})"
+        subject = f"{self.name} ({', '.join(self.ids)})"
         done = f"{self.sites} changed, {self.exactness}" if self.sites else "not applied"
-        return f"{told}: {done}" + (f"; {self.reason}" if self.reason else "")
+        return f"{subject}: {done}" + (f"; {self.reason}" if self.reason else "")
 
 
 @dataclass(frozen=True)

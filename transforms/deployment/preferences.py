@@ -104,8 +104,8 @@ def _fastest(found: Preferred, reference: Model, request: Bounding) -> Preferred
     if ratios[best] > _CLEAR * ratios["untuned"]:
         best = "untuned"
     left = choices[best]
-    told = replace(tuning, networks=measured, ratios=ratios, chosen=best)
-    return Preferred(_leaving(attempt, reference, request, left), left, told)
+    measurement = replace(tuning, networks=measured, ratios=ratios, chosen=best)
+    return Preferred(_leaving(attempt, reference, request, left), left, measurement)
 
 
 def _leaving(

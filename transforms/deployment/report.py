@@ -101,20 +101,20 @@ class Deployment(Displayed):
                 f"{meant(name, names)}"
             )
         layer = self.layers[names.index(name)]
-        told = [f"{layer.op} {name!r} runs in {layer.kernel or 'float'} on {self.target}."]
-        told.append(f"In the input it runs in {layer.before or 'float'}.")
+        sentences = [f"{layer.op} {name!r} runs in {layer.kernel or 'float'} on {self.target}."]
+        sentences.append(f"In the input it runs in {layer.before or 'float'}.")
         if layer.reason is not None:
-            told.append(f"No integer kernel takes it: {layer.reason} [{layer.reason_id}].")
+            sentences.append(f"No integer kernel takes it: {layer.reason} [{layer.reason_id}].")
         if layer.rewrites:
-            told.append(f"Rewritten by {', '.join(layer.rewrites)}.")
+            sentences.append(f"Rewritten by {', '.join(layer.rewrites)}.")
         if layer.bound is not None:
-            told.append(
+            sentences.append(
                 f"Codes behind it differ by at most {layer.bound.max_steps} steps from what the "
                 f"input means, and only within {layer.bound.tie_distance_steps:.2g} steps of a tie."
             )
         elif layer.exactness is not None:
-            told.append(f"Its segments are equal: {layer.exactness}.")
-        return told
+            sentences.append(f"Its segments are equal: {layer.exactness}.")
+        return sentences
 
     @property
     def left(self) -> list[DeployedLayer]:

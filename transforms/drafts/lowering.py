@@ -91,10 +91,10 @@ def lower_operators(model: Model, exact: Exactness, opset: int | None, report: R
         LowerMatMulNBits(opset=opset).apply(model, report)
     if any(is_on_codes(node) or is_unknown_on_codes(node) for node in nodes):
         _lower_sums(model, exact, report)
-    told = {(site.node, site.op) for site in report.sites}
+    reported = {(site.node, site.op) for site in report.sites}
     for node in model.nodes():
         found = next(coded_tensors(node), None)
-        if found is None or (label(node), operator_name(node)) in told:
+        if found is None or (label(node), operator_name(node)) in reported:
             continue
         if found.is_dynamic:
             report.sites.append(entry(node, SiteStatus.KEPT, DYNAMIC))

@@ -104,8 +104,8 @@ def _standard(
         return None
     executor = prepare(found.model.ir, Backend.NUMPY)
     outputs, error = compare_outputs(expected, [executor.run(batch) for batch in batches])
-    told = StandardForm(found.respelled, found.left, outputs, error)
-    return told, _Stripped(found.model, batches)
+    form = StandardForm(found.respelled, found.left, outputs, error)
+    return form, _Stripped(found.model, batches)
 
 
 def _try(
@@ -134,7 +134,7 @@ class _Stripped:
     def _outputs(self) -> list[tuple[str, list[dict[str, Any]]]]:
         if self._known is None:
             self._known = []
-            for bits, told in ((16, "16-bit quantizers"), (None, "quantizers")):
+            for bits, kind in ((16, "16-bit quantizers"), (None, "quantizers")):
                 model, number = without_quantizers(self.candidate, bits)
                 if not number:
                     continue
@@ -143,7 +143,7 @@ class _Stripped:
                     outputs = [executor.run(batch) for batch in self.batches]
                 except QGraphError:  # the remaining model may not be runnable
                     continue
-                what = f"{number} {told} of data are left out"
+                what = f"{number} {kind} of data are left out"
                 self._known.append((what, outputs))
         return self._known
 

@@ -51,8 +51,8 @@ def main(folder: Path) -> None:
 def reason(error: Exception, folder: Path) -> str:
     """Return the message of a runtime's error, without places in its source, or in a folder."""
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
-    text = " ".join((told or lines or [type(error).__name__])[:3])
+    causes = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
+    text = " ".join((causes or lines or [type(error).__name__])[:3])
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     return text.replace(f"{folder}/", "")[:_LONGEST]
 

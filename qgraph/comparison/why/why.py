@@ -70,7 +70,7 @@ def why(
         backend: "auto", "numpy" or "ort".
         within: a limit such as "1step": bounds of the segments are computed and shown beside what
             data shows.
-        progress: is told how many runs are done, and how many there are.
+        progress: is called with how many runs are done, and how many there are.
 
     Raises:
         ModelError: a model is not usable, or their numbers of inputs or outputs differ.
