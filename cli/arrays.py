@@ -37,16 +37,16 @@ def feeds(
     """
     if not inputs.files and inputs.bundle is None:
         return None
-    found: dict[str, Array | FileRows] = {}
+    arrays: dict[str, Array | FileRows] = {}
     if inputs.bundle is not None:
         known = {value.name for value in model.ir.graph.inputs}
         bundle = _read(inputs.bundle, _ARCHIVE, lambda content: _archive(content, known))
-        found = {name: array for name, array in bundle.items() if array is not None}
+        arrays = {name: array for name, array in bundle.items() if array is not None}
         if spare := [name for name in bundle if name not in known and name != besides]:
             talk.note(f"{inputs.bundle}: no inputs of the model, left out: {', '.join(spare)}")
     for name, path in inputs.files.items():
-        found[name] = _read(path, "one array (.npy)", _single)
-    return found
+        arrays[name] = _read(path, "one array (.npy)", _single)
+    return arrays
 
 
 def checked(inputs: InputOptions, given: Any) -> Inputs:

@@ -65,11 +65,11 @@ def named_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 def byte_size(text: str) -> int:
     """Return the number of bytes in ``2GB``, ``512MiB`` or a number without unit."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
     size = 0
-    if found is not None:
-        power = "KMGT".find(found[2].upper()) + 1 if found[2] else 0
-        size = int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    if match is not None:
+        power = "KMGT".find(match[2].upper()) + 1 if match[2] else 0
+        size = int(float(match[1]) * (1024 if match[3] else 1000) ** power)
     if size <= 0:
         raise click.BadParameter(f"{text!r} is not a positive size, such as 2GB or 512MiB.")
     return size
@@ -281,9 +281,9 @@ def limit_option(name: str, text: str) -> Callable[[F], F]:
 
 
 def _once(option: str, pairs: tuple[tuple[str, T], ...]) -> dict[str, T]:
-    found: dict[str, T] = {}
+    named: dict[str, T] = {}
     for name, value in pairs:
-        if name in found:
+        if name in named:
             raise click.UsageError(f"{option} names {name!r} twice, expected once.")
-        found[name] = value
-    return found
+        named[name] = value
+    return named

@@ -179,8 +179,8 @@ class _Run:
             if self._is_json:
                 show(json_text(document).rstrip())
             self._summarise(results, failed)
-        found = {result.status for result in failed}
-        return next((status for status in _GRAVEST if status in found), max(found, default=0))
+        statuses = {result.status for result in failed}
+        return next((status for status in _GRAVEST if status in statuses), max(statuses, default=0))
 
     @property
     def _is_json(self) -> bool:

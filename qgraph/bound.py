@@ -135,11 +135,13 @@ class Limit:
 
 def limit_of(limits: Iterable[Limit], output: str | None) -> Limit | None:
     """Return the limit for an output, or for codes if there is no name; the last one counts."""
-    found = None
+    smallest = None
     for limit in limits:
-        if limit.output in (None, output) and (found is None or limit.output or not found.output):
-            found = limit
-    return found
+        if limit.output in (None, output) and (
+            smallest is None or limit.output or not smallest.output
+        ):
+            smallest = limit
+    return smallest
 
 
 def is_within(limits: Iterable[Limit], bound: Bound, value: str) -> bool:

@@ -188,17 +188,23 @@ class RegionVerdict(Verdict):
         none = dict.fromkeys(("differing_codes", "noise_ulps", "noise_steps"))
         read = none | dict(region) | {"witness_channel": channel}
         is_bounded = region["exactness"] == ProofVerdict.BOUNDED
-        found = read_fields(cls, read | ({"exactness": None} if is_bounded else {}))
-        if (found.verdict is ProofVerdict.BOUNDED) != is_bounded or (
-            is_bounded and found.bound is None
+        read_region = read_fields(cls, read | ({"exactness": None} if is_bounded else {}))
+        if (read_region.verdict is ProofVerdict.BOUNDED) != is_bounded or (
+            is_bounded and read_region.bound is None
         ):
-            raise ValueError(f"exactness: {region['exactness']!r:.60} of a {found.verdict} region")
+            raise ValueError(
+                f"exactness: {region['exactness']!r:.60} of a {read_region.verdict} region"
+            )
         reason_id = read_json(str | None, region["reason_id"])
-        if reason_id is not None and found.reason is not None:
-            found = replace(found, reason=ExplainedReason(found.reason, reason_id))
-        if reason_id != found.reason_id:
-            raise ValueError(f"reason_id: {reason_id!r:.60} of a region that is {found.verdict}")
-        return found
+        if reason_id is not None and read_region.reason is not None:
+            read_region = replace(
+                read_region, reason=ExplainedReason(read_region.reason, reason_id)
+            )
+        if reason_id != read_region.reason_id:
+            raise ValueError(
+                f"reason_id: {reason_id!r:.60} of a region that is {read_region.verdict}"
+            )
+        return read_region
 
 
 @dataclass(frozen=True, repr=False)
@@ -318,8 +324,8 @@ class Certificate(Displayed):
         if self.verdict is ProofVerdict.BOUNDED:
             self._raise_if_beyond()
             return
-        found = [region for region in self.regions if region.verdict is self.verdict]
-        first, more = found[0], len(found) - 1
+        deciding = [region for region in self.regions if region.verdict is self.verdict]
+        first, more = deciding[0], len(deciding) - 1
         others = f" and {more} other{'s' if more > 1 else ''}" if more else ""
         where = f"{place_of(first.reference_nodes)} -> {place_of(first.candidate_nodes)}{others}"
         if self.verdict is ProofVerdict.UNDECIDED:

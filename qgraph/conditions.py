@@ -83,8 +83,8 @@ def of_bounds(chunk: int | None, accumulate: str, others: Iterable[str] = ()) ->
         others: conditions of operators.
     """
     order = ANY_ORDER if chunk is None else IN_CHUNKS.format(chunk)
-    found = [GIVEN_CODES, order, *sorted(others), NO_SPECIALS]
-    return found + ([ACCUMULATED] if accumulate != "own" else [])
+    conditions = [GIVEN_CODES, order, *sorted(others), NO_SPECIALS]
+    return conditions + ([ACCUMULATED] if accumulate != "own" else [])
 
 
 _ZEROS = "zeros count as equal whatever their sign; "

@@ -34,11 +34,11 @@ class Exactness(Choice):
     DIFFERENT = "different"
 
     @classmethod
-    def of(cls, found: DifferenceCounts) -> Exactness:
+    def of(cls, counts: DifferenceCounts) -> Exactness:
         """Return the level of two arrays that were compared value by value."""
-        if found.differing:
-            return cls.CODES if found.only_last_bits else cls.DIFFERENT
-        return cls.VALUES if found.zero_sign else cls.BITS
+        if counts.differing:
+            return cls.CODES if counts.only_last_bits else cls.DIFFERENT
+        return cls.VALUES if counts.zero_sign else cls.BITS
 
     @property
     def _height(self) -> int:

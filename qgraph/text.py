@@ -46,11 +46,11 @@ def without_commands(text: str, *, at_line_start: bool = True) -> str:
         at_line_start: whether the text begins a line.
     """
 
-    def escape(found: re.Match[str]) -> str:
-        if found[0] == "#":
+    def escape(match: re.Match[str]) -> str:
+        if match[0] == "#":
             return "\\u0023"
-        is_inside = found.start() == 0 and not found[1] and not at_line_start
-        return found[0] if is_inside else f"{found[1]}{found[2]}\\u003a"
+        is_inside = match.start() == 0 and not match[1] and not at_line_start
+        return match[0] if is_inside else f"{match[1]}{match[2]}\\u003a"
 
     return _COMMAND.sub(escape, text)
 

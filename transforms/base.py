@@ -215,12 +215,12 @@ class Transform(ir.passes.InPlacePass):
                 weights = "1 weight" if more == 1 else f"{more} weights"
                 reason = profile_of(_RUNTIME).load_rule(_QUANTIZES_DATA).reason
                 report.notes.append(f"{_RUNTIME}: {reason} ({weights})")
-        asked, found = getattr(self, "opset", None), model.opset_imports.get("", 0)
-        if asked is not None and asked < found and not report.notes:
+        asked, present = getattr(self, "opset", None), model.opset_imports.get("", 0)
+        if asked is not None and asked < present and not report.notes:
             logger.warning(
                 "opset=%s limits what is written, and does not lower the model's opset %s; for "
                 "ONNX Runtime raise-microsoft{opset=%s} does, where all nodes exist there",
-                *(asked, found, asked),
+                *(asked, present, asked),
             )
         return TransformResult(model, report.modified, report.under(self.name))
 

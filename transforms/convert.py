@@ -177,20 +177,20 @@ class ConvertDialect(Transform):
         for name in ("qdq", PLAIN, "qonnx", "openvino"):
             if name not in (target.name, site.dialect):
                 offer = site, DIALECTS.find(name).spellings(site, editor)
-                (found,) = choose([offer], self.exact, limit, comparer)
-                if found.draft is not None:
+                (decision,) = choose([offer], self.exact, limit, comparer)
+                if decision.draft is not None:
                     return f"; --to {name} has an equal form"
         return ""
 
     def _offers(
         self,
-        found: Iterable[Site | Refusal],
+        read_sites: Iterable[Site | Refusal],
         target: Dialect,
         editor: Editor,
         others: list[SiteReport],
     ) -> Offers:
         """Return the sites to convert with their drafts; add refusals to ``others``."""
-        understood = (self._understood(each, target, editor) for each in found)
+        understood = (self._understood(each, target, editor) for each in read_sites)
         return [
             (site, chain(first, target.spellings(site, editor)))
             for site, first in readable(understood, others)
@@ -253,15 +253,15 @@ class FoldWeights(Transform):
         """Decide on each constant quantizer, and report the unreadable ones."""
         limit = ceiling(model.ir, self.opset)
         offers: Offers = []
-        found = list(sites(model.ir))
-        stored = [each.root for each in found if isinstance(each, Site) and _is_stored(each)]
+        read_sites = list(sites(model.ir))
+        stored = [each.root for each in read_sites if isinstance(each, Site) and _is_stored(each)]
         stored += [
             node
             for node in model.nodes()
             if any(tensor.is_weight for tensor in coded_tensors(node))
         ]
         others = [entry(node, SiteStatus.KEPT, "it is stored as codes") for node in stored]
-        for site in readable(filter(_is_constant, found), others):
+        for site in readable(filter(_is_constant, read_sites), others):
             whole = through_reshape(site) if limit >= _BLOCKS_SINCE else site
             offers.append((whole, packed(whole, editor, self.scale_type)))
         decisions = choose(offers, self.exact, limit, comparer)

@@ -76,8 +76,8 @@ class DropRounding(Transform):
         settle(model, decisions, editor, report)
         report.sites += others
 
-    def _has(self, found: FakeQuantize | Refusal) -> bool:
-        node = found.root if isinstance(found, Refusal) else found.node
+    def _has(self, quantizer: FakeQuantize | Refusal) -> bool:
+        node = quantizer.root if isinstance(quantizer, Refusal) else quantizer.node
         return selects(self.nodes, label(node))
 
 

@@ -81,15 +81,15 @@ class MergeActivation(Transform):
         offers: list[tuple[Site, Iterator[Draft]]] = []
         others: list[SiteReport] = []
         for encode in model.nodes("QuantizeLinear"):
-            found = _Limited.of(encode, facts) if encode.domain in DOMAINS else None
-            if isinstance(found, ExplainedReason):
-                others.append(refused(encode, found))
-            elif found is None or found.is_written(self.form):
+            limited = _Limited.of(encode, facts) if encode.domain in DOMAINS else None
+            if isinstance(limited, ExplainedReason):
+                others.append(refused(encode, limited))
+            elif limited is None or limited.is_written(self.form):
                 others.append(entry(encode, SiteStatus.KEPT))
-            elif (reason := found.obstacle(self.form)) is not None:
+            elif (reason := limited.obstacle(self.form)) is not None:
                 others.append(refused(encode, reason))
             else:
-                offers.append((found.site, iter([found.draft(editor, self.form)])))
+                offers.append((limited.site, iter([limited.draft(editor, self.form)])))
         limit = ceiling(model.ir, self.opset)
         return choose(offers, self.exact, limit, Comparer(model.ir)), others
 
@@ -289,10 +289,10 @@ def _bounds(node: ir.Node) -> list[Float32]:
 
 def _singles(given: list[ir.Value | Float32 | None], missing: tuple[Float32, ...]) -> list[Float32]:
     """Return limits as single numbers; none if one is no constant, NaN or an array."""
-    found = []
+    singles = []
     for value, default in zip(given, missing, strict=True):
         array = constant_expression(value) if isinstance(value, ir.Value) else value
         if value is not None and (array is None or array.size != 1 or np.isnan(array).any()):
             return []
-        found.append(default if array is None else np.asarray(array, np.float32).reshape(()))
-    return found
+        singles.append(default if array is None else np.asarray(array, np.float32).reshape(()))
+    return singles

@@ -63,8 +63,8 @@ class LowerMicrosoft(Transform):
         nodes = model.nodes(*(f"{MICROSOFT}::{name}" for name in _PAIR))
         limit = ceiling(model.ir, self.opset)
         with inferred_operands(model, lambda node: node.op_type in _PAIR):
-            found = read_all(model, nodes, _lowered)
-            rebuild(model, found, Exactness.BITS, report, limit=limit)
+            results = read_all(model, nodes, _lowered)
+            rebuild(model, results, Exactness.BITS, report, limit=limit)
 
 
 @transform("raise-microsoft")
@@ -90,8 +90,8 @@ class RaiseMicrosoft(Transform):
         with inferred_operands(model, lambda node: node.op_type in _PAIR):
             functions = model.ir.functions.values()
             inner = {node for function in functions for node in nodes_of(function)}
-            found = read_all(model, nodes, lambda node: self._raised(node, inner))
-            rebuild(model, found, Exactness.BITS, report, limit=now)
+            results = read_all(model, nodes, lambda node: self._raised(node, inner))
+            rebuild(model, results, Exactness.BITS, report, limit=now)
         if self.opset is not None:
             report.notes += lower_opset(model.ir, ceiling(model.ir, self.opset))
 

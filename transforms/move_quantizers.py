@@ -82,44 +82,44 @@ class _Mover:
         """Return what decodes the data that a node moves, if it is equal, and the axis behind."""
         parts = _parts(node, self._opset)
         decoders = [None if v is None else _maker(v, _DQ) for v in parts]
-        found = [each for each in decoders if each is not None]
-        if len(found) < len(parts) or not found or node.outputs[0].is_graph_output():
+        present = [each for each in decoders if each is not None]
+        if len(present) < len(parts) or not present or node.outputs[0].is_graph_output():
             return [], None
-        first = found[0]
-        if any(constant_stream(each.inputs[0]) is not None for each in found):
+        first = present[0]
+        if any(constant_stream(each.inputs[0]) is not None for each in present):
             return [], None
         axis = self._later_axis(node, first)
         if axis is False or not keeps_order(node, first, self._facts):
             return [], None
-        equal = all(_parameters(each) == _parameters(first) for each in found[1:])
-        return found if equal else [], axis
+        equal = all(_parameters(each) == _parameters(first) for each in present[1:])
+        return present if equal else [], axis
 
     def encode_again(self, node: ir.Node) -> None:
         """Put a pair with the parameters of the DequantizeLinear before a movement behind it."""
-        found, axis = self._decoders(node)
+        decoders, axis = self._decoders(node)
         y = node.outputs[0]
-        if not found or all(user.op_type == _Q for user in y.consumers()):
+        if not decoders or all(user.op_type == _Q for user in y.consumers()):
             return
         draft = self._editor.draft(Region(ir.Value(name=""), y, (node,)))
-        dtype = found[0].outputs[0].dtype
+        dtype = decoders[0].outputs[0].dtype
         moved = draft.node(node.op_type, node.inputs, dict(node.attributes), dtype=dtype)
-        codes = _linear(draft, found[0], moved, axis, name=_Q)
+        codes = _linear(draft, decoders[0], moved, axis, name=_Q)
         encode = codes.producer()
-        if encode is None or _differ(found[0], encode):
+        if encode is None or _differ(decoders[0], encode):
             draft.discard()
             return
         self._facts[codes] = self._facts[moved] = self._facts.get(y, UNKNOWN)
-        self._commit(draft, _linear(draft, found[0], codes, axis), node, _TRIED)
+        self._commit(draft, _linear(draft, decoders[0], codes, axis), node, _TRIED)
 
     def decode_later(self, node: ir.Node) -> None:
         """Exchange a movement and the DequantizeLinear before it."""
-        found, axis = self._decoders(node)
-        if not found:
+        decoders, axis = self._decoders(node)
+        if not decoders:
             return
-        first, y = found[0], node.outputs[0]
-        operands: list[Operand | None] = [each.inputs[0] for each in found]
-        operands += node.inputs[len(found) :]
-        draft = self._editor.draft(Region(ir.Value(name=""), y, (*found, node)))
+        first, y = decoders[0], node.outputs[0]
+        operands: list[Operand | None] = [each.inputs[0] for each in decoders]
+        operands += node.inputs[len(decoders) :]
+        draft = self._editor.draft(Region(ir.Value(name=""), y, (*decoders, node)))
         moved = self._moved(draft, node, operands, code_type(first))
         self._facts[moved] = self._facts.get(y, UNKNOWN)
         made = _linear(draft, first, moved, axis)

@@ -199,13 +199,13 @@ def _planned(
 ) -> _Bias | SiteReport | None:
     """Return the codes of a node's bias, or an entry of the report; None if it has no such bias."""
     place = _place(node, known, facts)
-    found = None if place is None else decoders(node)
-    layer = None if found is None else WeightedSum.of(node, known, facts)
-    if place is None or found is None or layer is None:
+    pair = None if place is None else decoders(node)
+    layer = None if pair is None else WeightedSum.of(node, known, facts)
+    if place is None or pair is None or layer is None:
         return None
-    if _is_coded(present(*place), layer, found):
+    if _is_coded(present(*place), layer, pair):
         return entry(node, SiteStatus.KEPT, "its bias is int32 codes")
-    bias = _Bias.of(layer, place, found, known, facts, editor)
+    bias = _Bias.of(layer, place, pair, known, facts, editor)
     if bias.opset > limit:
         bias.draft.discard()
         raise Stuck(opset_reason("one scale for each channel", bias.opset, limit))

@@ -61,7 +61,7 @@ class ShiftZeroPoints(Transform):
         if not is_same_width(now, kind):
             return None
         step = np.full((1,) * len(stored.shape), FORMATS[now].lo - FORMATS[kind].lo, np.int32)
-        found = laid(stored, kind, Parameter(step, stored.shape), 1.0)
-        return found or UNSUITED_WEIGHT(
+        recoding = laid(stored, kind, Parameter(step, stored.shape), 1.0)
+        return recoding or UNSUITED_WEIGHT(
             "its scale is computed at run time, with its zero point; export constants"
         )

@@ -83,9 +83,9 @@ def _layers(
     nodes: list[ir.Node], weights: dict[ir.Node, Stored]
 ) -> Iterator[tuple[ir.Node, Stored]]:
     for node in nodes:
-        found = decoders(node)
-        if found is not None and found[1] in weights:
-            yield node, weights[found[1]]
+        pair = decoders(node)
+        if pair is not None and pair[1] in weights:
+            yield node, weights[pair[1]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,7 +50,7 @@ class SymmetricWeights(Transform):
                 f"its codes minus zero points from {points[0]} to {points[-1]} reach from {low:g} "
                 f"to {high:g}, expected {lowest:g} to {form.hi:g}; quantize it without zero points"
             )
-        found = laid(stored, _KIND, stored.source.shift, 1.0)
-        return found or UNSUITED_WEIGHT(
+        recoding = laid(stored, _KIND, stored.source.shift, 1.0)
+        return recoding or UNSUITED_WEIGHT(
             "its scale is computed at run time, with its zero point; export constants"
         )

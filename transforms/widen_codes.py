@@ -59,8 +59,8 @@ class WidenCodes(Transform):
         power = math.floor(math.log2(self.limit / largest)) if largest else 0
         if power < 1:
             return None
-        found = laid(stored, _KIND, stored.source.shift, 2.0**power)
-        return found or FAULTY_SCALE(
+        recoding = laid(stored, _KIND, stored.source.shift, 2.0**power)
+        return recoding or FAULTY_SCALE(
             f"its scale divided by {2**power} is no normal float32, or is not constant; state a "
             "lower limit"
         )

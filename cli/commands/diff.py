@@ -22,14 +22,14 @@ _STYLES = {"!": "yellow", "+": "green", "-": "red"}
 """Style of a line by its first character."""
 
 
-def show_differences(talk: Talk, found: ModelDifferences, *, is_brief: bool) -> None:
+def show_differences(talk: Talk, differences: ModelDifferences, *, is_brief: bool) -> None:
     """Print the differences without wrapping lines.
 
     With ``is_brief``, what is the same is counted only.
     """
-    for note in found.notes:
+    for note in differences.notes:
         talk.note(note)
-    lines = found.to_text(is_brief=is_brief).splitlines()
+    lines = differences.to_text(is_brief=is_brief).splitlines()
     if not is_colourful(sys.stdout):
         for line in lines:
             show(line)
@@ -39,7 +39,7 @@ def show_differences(talk: Talk, found: ModelDifferences, *, is_brief: bool) -> 
     screen = console()
     for line in lines[:-1]:
         screen.print(Text(printable(line), style=_STYLES.get(line[:1], "")), soft_wrap=True)
-    screen.print(Text(lines[-1], style="bold green" if found.is_same else "bold red"))
+    screen.print(Text(lines[-1], style="bold green" if differences.is_same else "bold red"))
 
 
 @click.command(name="diff")

@@ -27,18 +27,18 @@ _RUNS = 200
 """Maximum number of runs of each model in the search for a witness."""
 
 
-def save_witness(talk: Talk, found: Certificate, path: Path, outputs: Outputs) -> None:
+def save_witness(talk: Talk, certificate: Certificate, path: Path, outputs: Outputs) -> None:
     """Write the input on which the outputs differ, if there is one."""
     from qgraph.storage.archive import write_arrays
 
-    if not found.counterexample:
-        if found.verdict == "different":
+    if not certificate.counterexample:
+        if certificate.verdict == "different":
             talk.warn(
                 "no input was found on which the outputs differ, and no witness was written; "
                 "the regions above differ all the same"
             )
         return
-    write_arrays(path, found.counterexample, outputs)
+    write_arrays(path, certificate.counterexample, outputs)
     show_paragraph(f"wrote {path}: an input on which the outputs differ")
 
 
@@ -150,34 +150,34 @@ def _verify(talk: Talk, path: Path, models: tuple[Path, Path], *, as_json: bool)
         bar.tell(f"verifying {path.name}", 0, 0)
         certificate = read(path, *models)
         sides = [load(model) for model in models]
-        found = replay(certificate, verify(certificate, *(m.ir for m in sides)), *sides)
+        checked = replay(certificate, verify(certificate, *(m.ir for m in sides)), *sides)
     if as_json:
         head = {"schema": SCHEMA, "command": "prove --verify", "certificate": str(path)}
-        show(json_text(head | found.to_json()).rstrip())
+        show(json_text(head | checked.to_json()).rstrip())
     else:
-        _show_verification(certificate, found)
-    is_beyond = found.verdict == "bounded" and bool(certificate.beyond)
-    return 1 if found.is_refuted or is_beyond else STATUS[found.verdict]
+        _show_verification(certificate, checked)
+    is_beyond = checked.verdict == "bounded" and bool(certificate.beyond)
+    return 1 if checked.is_refuted or is_beyond else STATUS[checked.verdict]
 
 
-def _show_verification(certificate: Certificate, found: Verification) -> None:
+def _show_verification(certificate: Certificate, checked: Verification) -> None:
     """Print the findings, and why parts were left unchecked."""
-    counts = ", ".join(f"{number} {status}" for status, number in found.counts.items())
-    if found.is_refuted:
+    counts = ", ".join(f"{number} {status}" for status, number in checked.counts.items())
+    if checked.is_refuted:
         title, tone = "REFUTED: a statement of the certificate is false", Tone.BAD
-    elif found.verdict == "undecided":
+    elif checked.verdict == "undecided":
         title, tone = "UNDECIDED: the certificate is not confirmed", Tone.OPEN
     else:
-        tone = Tone.BAD if found.verdict == "different" else Tone.GOOD
-        title = f"VERIFIED: the models are {found.verdict}"
+        tone = Tone.BAD if checked.verdict == "different" else Tone.GOOD
+        title = f"VERIFIED: the models are {checked.verdict}"
     show_paragraph(f"{title}. Regions: {counts}", tone, is_bold=True)
     names = [
         f"{region.reference_value} -> {region.candidate_value}" for region in certificate.regions
     ]
-    for name, part in zip((*names, "outputs", "statements"), found.parts, strict=True):
+    for name, part in zip((*names, "outputs", "statements"), checked.parts, strict=True):
         if part.status != "checked":
             anew = "; the prover was run again and agrees" if part.prover else ""
             reason = f"{part.reason} [{part.reason_id}]" if part.reason_id else part.reason
             show_paragraph(f"  {name}: {part.status}, {reason}{anew}")
-    if found.prover:
+    if checked.prover:
         show_paragraph("  The prover was run for the unchecked parts.")

@@ -65,25 +65,25 @@ def command(
             first, second = load(reference), load(candidate)
             given = arrays.feeds(talk, inputs, first)
             bar.tell("looking for the first difference", 0, 0)
-            found = reduce(
+            reduction = reduce(
                 first,
                 second,
                 arrays.checked(inputs, given),
                 backend=backend,
             )
-            files = found.save(folder, outputs)
-        _show(found, files, backend)
+            files = reduction.save(folder, outputs)
+        _show(reduction, files, backend)
     return 0
 
 
-def _show(found: Reduction, files: Sequence[Path], backend: str) -> None:
-    made = f", made by {found.op} {found.node!r}," if found.op else ""
+def _show(reduction: Reduction, files: Sequence[Path], backend: str) -> None:
+    made = f", made by {reduction.op} {reduction.node!r}," if reduction.op else ""
     show_paragraph(
-        f"tensor {found.tensor!r}{made} differs in {found.compared.mismatches} of "
-        f"{found.compared.elements} values, by up to {amount(found.compared.max_abs)}"
+        f"tensor {reduction.tensor!r}{made} differs in {reduction.compared.mismatches} of "
+        f"{reduction.compared.elements} values, by up to {amount(reduction.compared.max_abs)}"
     )
     for name, nodes, before in zip(
-        ("reference", "candidate"), found.nodes, found.nodes_before, strict=True
+        ("reference", "candidate"), reduction.nodes, reduction.nodes_before, strict=True
     ):
         show_paragraph(f"{name}: {counted(nodes, 'node')} of {before}")
     replay = ["qgraph", "check", *map(str, files[:2]), "--inputs", str(files[2])]

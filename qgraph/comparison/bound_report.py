@@ -136,14 +136,14 @@ class SegmentTally:
                 f"codes differ by {counted(int(self.steps), 'step')}, at most {most} was computed"
             )
 
-    def _expect(self, found: Array, bound: Float64, text: str) -> None:
-        beyond = ~(found <= bound)  # so is what is no number
+    def _expect(self, values: Array, bound: Float64, text: str) -> None:
+        beyond = ~(values <= bound)  # so is what is no number
         if self.violated is not None or not beyond.any():
             return
-        most = np.broadcast_to(bound, found.shape)
-        excess = np.where(beyond, found - most, -np.inf)
-        place = np.unravel_index(int(np.argmax(excess)), found.shape)
-        what = text.format(amount(float(found[place]), 4), "" if self.is_output else "steps")
+        most = np.broadcast_to(bound, values.shape)
+        excess = np.where(beyond, values - most, -np.inf)
+        place = np.unravel_index(int(np.argmax(excess)), values.shape)
+        what = text.format(amount(float(values[place]), 4), "" if self.is_output else "steps")
         self.violated = (
             f"{' '.join(what.split())}, at most {amount(float(most[place]), 4)} was computed, in "
             f"element {list(map(int, place))}"

@@ -134,10 +134,10 @@ class BoundRuns:
             ExecutionError: an input lies outside the range for which bounds were computed.
         """
         for name, (low, high) in self._ranges.items():
-            found = np.asarray(feeds[name])
-            if found.size and not (low <= found.min() and found.max() <= high):
+            codes = np.asarray(feeds[name])
+            if codes.size and not (low <= codes.min() and codes.max() <= high):
                 raise ExecutionError(
-                    f"Input {name!r} has values from {found.min():g} to {found.max():g}, expected "
+                    f"Input {name!r} has values from {codes.min():g} to {codes.max():g}, expected "
                     f"the range of --range, {low:g} to {high:g}, for which bounds are computed. "
                     "Give inputs inside the range, or a larger one."
                 )
@@ -186,14 +186,14 @@ class BoundRuns:
             one, other = step.points
             delta = step.segment.delta
             made, _ = one.executed(executed)
-            found, before = other.executed(there)
-            if made.shape != found.shape:
+            codes, before = other.executed(there)
+            if made.shape != codes.shape:
                 raise AssertionError("roundings that are paired have equal shapes")
-            reached = found if accumulated is None else other.executed(accumulated)[0]
+            reached = codes if accumulated is None else other.executed(accumulated)[0]
             own[one.node], equal[other.node] = one.feed(made), other.feed(made + delta)
             if not np.array_equal(reached, made + delta):
                 grown[other.node] = other.feed(reached)
-            compared = found - delta, before
+            compared = codes - delta, before
             apart = np.abs(compared[0] - made)
             last = None if accumulated is None else np.abs(reached - delta - made)
         if apart is None:
@@ -266,7 +266,7 @@ def _own_error(segment: Segment, chunk: int, reach: Float64) -> Float64:
 def _measure_codes(
     step: _SegmentRun,
     points: tuple[QuantizedPoint, QuantizedPoint],
-    found: tuple[Array, Array, Float64 | None],
+    measured: tuple[Array, Array, Float64 | None],
     ideal_before: Float64,
     chunk: int,
 ) -> None:
@@ -275,13 +275,13 @@ def _measure_codes(
     Args:
         step: the segment.
         points: its end in both models.
-        found: how far codes lie apart, the codes of the candidate, and what it rounds to them, if
-            that can be seen.
+        measured: how far codes lie apart, the codes of the candidate, and what it rounds to them,
+            if that can be seen.
         ideal_before: what the reference means before its codes.
         chunk: the number of terms that are added in sequence.
     """
     segment, tally = step.segment, step.tally
-    apart, candidate, executed = found
+    apart, candidate, executed = measured
     one, other = points
     low, high = one.limits
     bottom, top = (end - segment.delta for end in other.limits)

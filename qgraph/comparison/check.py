@@ -266,9 +266,9 @@ class _OutputPairs:
         """
         reasons = {}
         for name, comparing in self.outputs.items():
-            found, allowed = comparing.result(), self._within[name]
-            judged = None if lenient else self._allowed[name].judge(found, allowed=allowed)
-            reasons[name] = found.note or judged
+            metrics, allowed = comparing.result(), self._within[name]
+            judged = None if lenient else self._allowed[name].judge(metrics, allowed=allowed)
+            reasons[name] = metrics.note or judged
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def measure(self, labels: Array, metric: Metric, max_drop: float | None) -> MetricReport:

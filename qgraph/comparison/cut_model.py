@@ -83,8 +83,8 @@ class QuantizedPoint:
         return before + shift if shift else before
 
     def _limited(self, codes: Float64) -> Array:
-        found = np.nan_to_num(np.clip(codes, *self.rounding.clips), copy=False)
-        return found.astype(np.int32 if np.abs(found).max(initial=0) < 2**31 else np.float64)
+        limited = np.nan_to_num(np.clip(codes, *self.rounding.clips), copy=False)
+        return limited.astype(np.int32 if np.abs(limited).max(initial=0) < 2**31 else np.float64)
 
     def feed(self, codes: Array) -> Array:
         """Return what has to be fed at the cut, so that it gives codes."""
@@ -191,8 +191,8 @@ class CutModel:
         limits = np.maximum(low + shift, rounding.low), np.minimum(high + shift, rounding.high)
         if rounding.event.kind == "Sign":
             limits = low, high
-        found = self.evaluation.values.get(output)
-        offset = found.offset if isinstance(found, Pending) else np.zeros(())
+        value = self.evaluation.values.get(output)
+        offset = value.offset if isinstance(value, Pending) else np.zeros(())
         line, before = self._line(rounding), node.inputs[0]
         if line is None or before is None:
             ends, is_coded = (output, output), True
@@ -235,9 +235,9 @@ class CutModel:
     def part(self, wanted: ir.Value) -> ModelPart:
         """Return the part of the model that computes a value."""
         cuts = {point.cut: node for node, point in self.points.items()}
-        found = [] if wanted.is_graph_input() else frontier(self.whole.ir.graph, wanted, [*cuts])
-        starts = {value: cuts[value] for value in found if value in cuts}
-        return ModelPart(self, wanted, starts, [value for value in found if value not in cuts])
+        inputs = [] if wanted.is_graph_input() else frontier(self.whole.ir.graph, wanted, [*cuts])
+        starts = {value: cuts[value] for value in inputs if value in cuts}
+        return ModelPart(self, wanted, starts, [value for value in inputs if value not in cuts])
 
 
 def _before(

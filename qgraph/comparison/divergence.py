@@ -66,15 +66,15 @@ def correspondence(
     except (ModelError, UnsupportedError) as error:
         logger.info("tensors are matched by name, because the graphs cannot be matched: %s", error)
         partners = {name: name for name in named}
-    found = []
+    matches = []
     for node in reference.ir.graph:
         for value in node.outputs:
             name = str(value.name)
             if name in outputs:
-                found.append(Match(node, name, outputs[name], is_output=True))
+                matches.append(Match(node, name, outputs[name], is_output=True))
             elif value.name and name in partners:
-                found.append(Match(node, name, partners[name], is_output=False))
-    return tuple(found)
+                matches.append(Match(node, name, partners[name], is_output=False))
+    return tuple(matches)
 
 
 def _partners(matching: Matching, known: set[str]) -> dict[str, str]:
@@ -130,20 +130,20 @@ def compare_tensors(
     earlier. If these are too many, some are computed in another run. Tensors of another type or
     shape are no outputs by mistake, and left out.
     """
-    found: dict[int, OutputComparison] = {}
+    compared: dict[int, OutputComparison] = {}
     rest = list(range(len(matches)))
     while rest:
-        rest = _compare_some(reference, candidate, matches, rest, found)
+        rest = _compare_some(reference, candidate, matches, rest, compared)
     return [
         TensorComparison(
             match.reference,
             match.candidate,
             node_name(match.node),
             operator_name(match.node),
-            found[place],
+            compared[place],
         )
         for place, match in enumerate(matches)
-        if place in found
+        if place in compared
     ]
 
 
@@ -167,7 +167,7 @@ def _compare_some(
     candidate: ModelRun,
     matches: Sequence[Match],
     wanted: Sequence[int],
-    found: dict[int, OutputComparison],
+    compared: dict[int, OutputComparison],
 ) -> list[int]:
     """Compare the matches at the places ``wanted``, and return the places that are left.
 
@@ -204,7 +204,7 @@ def _compare_some(
             elif partner not in held:
                 held[partner] = value.copy() if isinstance(value, np.ndarray) else value
             if match.is_output or _form(ours_value) == _form(value):
-                found[place] = compare(match.reference, [ours_value], [value])
+                compared[place] = compare(match.reference, [ours_value], [value])
             del value
     return left
 
@@ -226,8 +226,8 @@ def frontier(graph: ir.Graph, output: ir.Value, ends: Collection[ir.Value]) -> l
     """
     last = {*ends, *graph.inputs}
     _, *inner = ancestors([output], lambda v: () if v in last and v is not output else sources(v))
-    found = last.intersection(inner)
-    return [value for value in values_of(graph) if value in found]
+    inputs = last.intersection(inner)
+    return [value for value in values_of(graph) if value in inputs]
 
 
 def excerpt(

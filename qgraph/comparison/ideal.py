@@ -177,8 +177,8 @@ def _steps(node: ir.Node, known: Mapping[ir.Value, Array], side: Evaluation) -> 
     """Return what an operator on codes rounds: sums times scales, or numbers of two tensors."""
 
     def real(value: Parameter | None) -> Float64:
-        found = _operand(value, known, side, True) if isinstance(value, ir.Value) else value
-        return np.asarray(0 if found is None else found, np.float64)
+        operand = _operand(value, known, side, True) if isinstance(value, ir.Value) else value
+        return np.asarray(0 if operand is None else operand, np.float64)
 
     def shifted(factor: Factor) -> Float64:
         return real(factor.codes) - real(factor.zero_point)

@@ -239,9 +239,9 @@ class Comparing:
 
     def _count_rows(self, x: Array, y: Array) -> None:
         if x.ndim in (2, 3) and x.shape[-1] > 1 and x.size:
-            found = np.argmax(x, axis=-1) == np.argmax(y, axis=-1)
-            self._rows += found.size
-            self._agreeing += int(np.count_nonzero(found))
+            is_same = np.argmax(x, axis=-1) == np.argmax(y, axis=-1)
+            self._rows += is_same.size
+            self._agreeing += int(np.count_nonzero(is_same))
 
     def _correlate(self, a: Float64, b: Float64) -> None:
         self._signal += _square_sum(a)
@@ -270,8 +270,8 @@ class Comparing:
             unit = step[differs].astype(np.float64)
             self._steps = max(self._steps, float(np.max(apart[differs] / np.abs(unit))))
         places = apart[differs].astype(np.float32).view(np.int32) >> _DROPPED_BITS
-        found = np.bincount(places, minlength=1 << (31 - _DROPPED_BITS))
-        self._bins = found if self._bins is None else self._bins + found
+        counts = np.bincount(places, minlength=1 << (31 - _DROPPED_BITS))
+        self._bins = counts if self._bins is None else self._bins + counts
 
     def _quantiles(self) -> tuple[float, ...]:
         """Return the quantiles of the differences; values without one count as 0."""

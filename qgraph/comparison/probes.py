@@ -132,7 +132,7 @@ def make_probes(
     frozen = model.clone()
     frozen.freeze_inputs()
     rows = SampleRows(model, executor)
-    found = Probes()
+    probes = Probes()
     wanted: list[DataQuantizer] = []
     changing = executor.depending_on([str(value.name) for value in model.inputs])
     for each in data_quantizers(frozen.ir.graph):
@@ -140,11 +140,11 @@ def make_probes(
             node, reason = each
             label, data = node_name(node), node.inputs[0]
             name = "" if data is None else str(data.name)
-            found.reports.append(ProbeReport(label, name, reason=reason))
+            probes.reports.append(ProbeReport(label, name, reason=reason))
         elif str(each.data.name) in changing:
             wanted.append(each)
     if not wanted:
-        return found
+        return probes
     number = _STARTS if rows.is_open else _STARTS_ALONE
     population = [] if starts is None else rows.split(dict(starts))[:number]
     if len(population) < 2:
@@ -158,10 +158,10 @@ def make_probes(
     for each in wanted:
         own = [np.asarray(of_row[str(each.data.name)]) for of_row in values]
         report, probed = _aim(rows, each, population, own, count)
-        found.reports.append(report)
+        probes.reports.append(report)
         made += probed
-    found.batches = rows.joined(made)
-    return found
+    probes.batches = rows.joined(made)
+    return probes
 
 
 def _aim(
@@ -201,13 +201,13 @@ def _choose(
     for start, value in enumerate(values[:_STARTS_LOOKED_AT]):
         data = value
         for _ in range(_WALKS):  # from threshold to threshold, up to the value of another input
-            keys, found = (part.reshape(-1) for part in thresholds_above(quantizer, data))
-            places = np.flatnonzero(found & (keys <= highest))
+            keys, exists = (part.reshape(-1) for part in thresholds_above(quantizer, data))
+            places = np.flatnonzero(exists & (keys <= highest))
             for key, first in zip(*np.unique(keys[places], return_index=True), strict=True):
                 known.setdefault(int(key), (start, int(places[first])))
             if not places.size or len(known) >= _CHOICE * count:
                 break
-            data = from_keys(np.where(found, keys, to_keys(data).reshape(-1))).reshape(data.shape)
+            data = from_keys(np.where(exists, keys, to_keys(data).reshape(-1))).reshape(data.shape)
     keys = np.asarray(sorted(known))
     spread = np.unique(np.linspace(0, len(keys) - 1, min(count, len(keys))).round().astype(int))
     targets = []
@@ -226,8 +226,8 @@ def _halve(rows: SampleRows, name: str, targets: list[_Target]) -> None:
         if not open_:
             return
         middles = [rows.middle(target.below, target.above) for target in open_]
-        found = rows.values([rows.rounded(middle) for middle in middles], [name])
-        for target, middle, values in zip(open_, middles, found, strict=True):
+        results = rows.values([rows.rounded(middle) for middle in middles], [name])
+        for target, middle, values in zip(open_, middles, results, strict=True):
             value = values[name].reshape(-1)[target.place]
             if int(to_keys(value)) >= target.key:
                 target.above, target.values = middle, (target.values[0], float(value))
@@ -246,9 +246,9 @@ def _refine(rows: SampleRows, name: str, targets: list[_Target]) -> None:
         moved = [
             rows.moved(side, generator) for target in near for side in (target.below, target.above)
         ]
-        found = [values[name].reshape(-1) for values in rows.values(moved, [name])]
+        reached = [values[name].reshape(-1) for values in rows.values(moved, [name])]
         for row, values, target in zip(
-            moved, found, (target for target in near for _ in range(2)), strict=True
+            moved, reached, (target for target in near for _ in range(2)), strict=True
         ):
             target.take(row, float(values[target.place]))
 
@@ -273,10 +273,10 @@ def _read_directly(value: ir.Value) -> str | None:
 
     while not value.is_graph_input():
         node = value.producer()
-        found = operands(value, is_known)
-        if node is None or is_reshape(node) or len(found) != 1:
+        others = operands(value, is_known)
+        if node is None or is_reshape(node) or len(others) != 1:
             return None
-        value = found[0]
+        value = others[0]
     return str(value.name)
 
 
@@ -298,18 +298,18 @@ def _probe_elements(
     met: dict[int, bool] = {}
     probes: list[Row] = []
     for _ in range(_WALKS):
-        keys, found = thresholds_above(quantizer, data)
-        found &= keys <= to_keys(highest)
-        if not found.any() or len(met) >= count:
+        keys, exists = thresholds_above(quantizer, data)
+        exists &= keys <= to_keys(highest)
+        if not exists.any() or len(met) >= count:
             break
-        ends = _elementwise(rows, name, source, population[0], (keys, found, low, high))
+        ends = _elementwise(rows, name, source, population[0], (keys, exists, low, high))
         pair = [population[0] | {source: from_keys(end)} for end in ends]
         seen = [to_keys(of_row[name]) for of_row in rows.values(pair, [name])]
-        exact = found & (seen[0] == keys - 1) & (seen[1] == keys)
-        for key, is_exact in zip(keys[found].tolist(), exact[found].tolist(), strict=True):
+        exact = exists & (seen[0] == keys - 1) & (seen[1] == keys)
+        for key, is_exact in zip(keys[exists].tolist(), exact[exists].tolist(), strict=True):
             met[key] = met.get(key, False) or is_exact
         probes += pair
-        data = from_keys(np.where(found, keys, to_keys(data)))
+        data = from_keys(np.where(exists, keys, to_keys(data)))
     reached = sum(met.values())
     gap = 0.0 if reached == len(met) and met else None
     return ProbeReport(quantizer.label, name, len(met), len(met), reached, gap), probes
@@ -323,13 +323,13 @@ def _elementwise(
     aim: tuple[Keys, npt.NDArray[np.bool_], Keys, Keys],
 ) -> tuple[Keys, Keys]:
     """Return keys of neighbouring floats of an input between which the data crosses a threshold."""
-    keys, found, low, high = aim
+    keys, exists, low, high = aim
 
     def is_above(middle: Keys) -> npt.NDArray[np.bool_]:
         (values,) = rows.values([row | {source: from_keys(middle)}], [name])
         return np.asarray(to_keys(values[name]) >= keys)
 
-    return bisected(low, high, found, is_above)
+    return bisected(low, high, exists, is_above)
 
 
 def _ranged(quantizer: DataQuantizer, source: str, population: list[Row]) -> Iterator[Row]:

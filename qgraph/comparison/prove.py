@@ -89,7 +89,7 @@ def prove(
     request = Bounding.of(within, models[0].inputs, models[0].outputs)
     # Hash the files before reading the models, so that both are the same.
     first, second = ((m.identity() if hashes else Identity(None, None)) for m in models)
-    proof, found = certified(
+    proof, certificate = certified(
         (models[0].ir, models[1].ir),
         request,
         exact=exact,
@@ -97,10 +97,10 @@ def prove(
         evidence=evidence,
         demonstrate=demonstrate,
     )
-    found = replace(found, reference=first, candidate=second)
-    if not runs or found.verdict is not ProofVerdict.DIFFERENT:
-        return found
-    return replace(found, counterexample=search(proof.matching, proof.shown, runs=runs))
+    certificate = replace(certificate, reference=first, candidate=second)
+    if not runs or certificate.verdict is not ProofVerdict.DIFFERENT:
+        return certificate
+    return replace(certificate, counterexample=search(proof.matching, proof.shown, runs=runs))
 
 
 def search(matching: Matching, shown: Sequence[Shown], *, runs: int) -> Feeds:
@@ -295,7 +295,7 @@ def read(path: Path, reference: Path, candidate: Path) -> Certificate:
 
 
 def replay(
-    certificate: Certificate, found: Verification, reference: Source, candidate: Source
+    certificate: Certificate, checked: Verification, reference: Source, candidate: Source
 ) -> Verification:
     """Return the combined findings of checker and prover on a certificate.
 
@@ -304,7 +304,7 @@ def replay(
 
     Args:
         certificate: what the file states.
-        found: what the checker says of it.
+        checked: what the checker says of it.
         reference: a path or a model.
         candidate: a path or a model.
 
@@ -312,8 +312,8 @@ def replay(
         ModelError: a model is not usable.
         UnsupportedError: a function cannot be inlined.
     """
-    if found.is_refuted or all(part.status is Status.CHECKED for part in found.parts):
-        return found
+    if checked.is_refuted or all(part.status is Status.CHECKED for part in checked.parts):
+        return checked
     anew = prove(
         reference,
         candidate,
@@ -324,17 +324,17 @@ def replay(
     )
     regions = tuple(
         _with_prover(region, finding, anew)
-        for region, finding in zip(certificate.regions, found.regions, strict=True)
+        for region, finding in zip(certificate.regions, checked.regions, strict=True)
     )
     problem = _overclaim(certificate, anew)
-    outputs = replace(found.outputs, prover=found.outputs.status is Status.UNCHECKED)
+    outputs = replace(checked.outputs, prover=checked.outputs.status is Status.UNCHECKED)
     open_ = [part for part in regions if part.status is Status.UNCHECKED and not part.prover]
     decided = not open_ and certificate.verdict is anew.verdict
     return Verification(
         anew.verdict if decided else ProofVerdict.UNDECIDED,
         regions,
         outputs,
-        PartFinding(Status.REFUTED, problem) if problem else found.statements,
+        PartFinding(Status.REFUTED, problem) if problem else checked.statements,
         prover=True,
     )
 

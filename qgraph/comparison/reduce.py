@@ -152,11 +152,11 @@ class _Reducer:
             best = self._try(0)
             while best is not None and high - low > 1:
                 middle = (low + high) // 2
-                found = self._try(middle)
-                if found is None:
+                reduction = self._try(middle)
+                if reduction is None:
                     high = middle
                 else:
-                    low, best = middle, found
+                    low, best = middle, reduction
         if best is None:
             raise UndecidedError(
                 f"The difference of tensor {self._output[0]!r} disappears when it is computed "
@@ -288,21 +288,21 @@ class _Reducer:
             self._report,
         )
 
-    def _with_one_row(self, found: Reduction) -> Reduction:
+    def _with_one_row(self, reduction: Reduction) -> Reduction:
         """Return the reduction to the first single sample that shows the difference.
 
         Whether the first axis counts samples is seen by trying.
         """
-        sizes = {len(array) if array.ndim else 0 for array in found.inputs.values()}
+        sizes = {len(array) if array.ndim else 0 for array in reduction.inputs.values()}
         if len(sizes) != 1 or (count := sizes.pop()) < 2:
-            return found
+            return reduction
         low, high = 0, count
-        best = found
+        best = reduction
         while high - low > 1:
             middle = (low + high) // 2
             for start, stop in ((low, middle), (middle, high)):
-                feeds = {name: array[start:stop] for name, array in found.inputs.items()}
-                parts = found.reference.clone(), found.candidate.clone()
+                feeds = {name: array[start:stop] for name, array in reduction.inputs.items()}
+                parts = reduction.reference.clone(), reduction.candidate.clone()
                 smaller = self._compared(parts, feeds)
                 if smaller is not None:
                     best, low, high = smaller, start, stop

@@ -102,12 +102,12 @@ def thresholds_above(quantizer: DataQuantizer, data: Float32) -> tuple[Keys, npt
     one still has the code of the element; and where there is one within reach.
     """
     code = quantizer.quantize(data)
-    high, found = _beyond(quantizer, data, code)
+    high, exists = _beyond(quantizer, data, code)
 
     def is_beyond(middle: Keys) -> npt.NDArray[np.bool_]:
         return _apart(quantizer.quantize(from_keys(middle)), code)
 
-    return bisected(to_keys(data), high, found, is_beyond)[1], found
+    return bisected(to_keys(data), high, exists, is_beyond)[1], exists
 
 
 def bisected(
@@ -137,15 +137,15 @@ def _beyond(
 ) -> tuple[Keys, npt.NDArray[np.bool_]]:
     """Return for each element a larger number with another code, if there is one."""
     high = to_keys(data)
-    found = np.zeros(data.shape, np.bool_)
+    exists = np.zeros(data.shape, np.bool_)
     for further in _tries(quantizer, data):
         usable = np.isfinite(further) & (further > data) & np.isfinite(data)
-        fresh = usable & ~found & _apart(quantizer.quantize(further), code)
+        fresh = usable & ~exists & _apart(quantizer.quantize(further), code)
         high = np.where(fresh, to_keys(further), high)
-        found |= fresh
-        if found.all():
+        exists |= fresh
+        if exists.all():
             break
-    return high, found
+    return high, exists
 
 
 def _tries(quantizer: DataQuantizer, data: Float32) -> Iterator[Float32]:
@@ -160,8 +160,8 @@ def _tries(quantizer: DataQuantizer, data: Float32) -> Iterator[Float32]:
 
 
 def _apart(x: Array, y: Array) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = np.asarray(x != y) & ~(is_nan(x) & is_nan(y))
-    return found
+    differs: npt.NDArray[np.bool_] = np.asarray(x != y) & ~(is_nan(x) & is_nan(y))
+    return differs
 
 
 Row = dict[str, Array]
@@ -216,17 +216,17 @@ class SampleRows:
 
     def values(self, rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Array]]:
         """Return for each sample the values of some tensors."""
-        found: list[dict[str, Array]] = []
+        values: list[dict[str, Array]] = []
         place = 0
         for batch in self.joined(rows):
             count = min(_AT_ONCE, len(rows) - place) if self.is_open else 1
             results = self._run(batch, names, count)
             if results is None:  # the first axis is not the batch axis
                 self.is_open = False
-                return found + self.values(rows[place:], names)
-            found += results
+                return values + self.values(rows[place:], names)
+            values += results
             place += count
-        return found
+        return values
 
     def rounded(self, row: Row) -> Row:
         """Return a sample in the types of the inputs; half-way is computed in float64."""
@@ -246,14 +246,14 @@ class SampleRows:
 
     def moved(self, row: Row, generator: np.random.Generator) -> Row:
         """Return a sample in which a few numbers are replaced by close floats."""
-        found = self.rounded(row)
-        for name, array in found.items():
+        rounded = self.rounded(row)
+        for name, array in rounded.items():
             if name not in self._halved:
                 continue
             by = generator.integers(-2, 3, array.shape)
             chosen = generator.random(array.shape) * array.size < _MOVED
-            found[name] = from_keys(to_keys(array) + np.where(chosen, by, 0))
-        return found
+            rounded[name] = from_keys(to_keys(array) + np.where(chosen, by, 0))
+        return rounded
 
     def are_equal(self, one: Row, other: Row) -> bool:
         """Return whether no float lies between two samples, and other inputs are equal."""
@@ -266,10 +266,10 @@ class SampleRows:
         )
 
     def _run(self, batch: Row, names: Sequence[str], count: int) -> list[dict[str, Array]] | None:
-        found: dict[str, Array] = {}
+        values: dict[str, Array] = {}
 
         def keep(name: str, value: Any) -> None:
-            found[name] = np.array(value)
+            values[name] = np.array(value)
 
         try:
             self._executor.run(batch, taps=list(dict.fromkeys(names)), observe=keep)
@@ -278,8 +278,8 @@ class SampleRows:
                 raise
             return None
         if count == 1:
-            return [found]
-        if any(array.ndim == 0 or len(array) % count for array in found.values()):
+            return [values]
+        if any(array.ndim == 0 or len(array) % count for array in values.values()):
             return None
-        parts = {name: np.split(array, count) for name, array in found.items()}
+        parts = {name: np.split(array, count) for name, array in values.items()}
         return [{name: part[place] for name, part in parts.items()} for place in range(count)]

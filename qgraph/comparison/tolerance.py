@@ -231,13 +231,13 @@ def metric_of(given: str | Score) -> Metric:
             f"There is no metric {given!r}, expected {TOP1!r} or a function as module:function."
         )
     try:
-        found = getattr(importlib.import_module(module), name)
+        metric = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise OptionError(
             f"The metric {given!r} cannot be imported ({error}), expected a function "
             "score(outputs, labels). Correct the name, or put its folder on PYTHONPATH."
         ) from error
-    return Metric(given, found)
+    return Metric(given, metric)
 
 
 def top1(outputs: Outputs, labels: Array) -> float:

@@ -123,10 +123,10 @@ def input_grid(node: ir.Node, shape: Sequence[int]) -> Grid | None:
 
     None if it is no quantizer, or its parameters are not constant or do not fit the shape.
     """
-    found = _parameters(node)
-    if found is None:
+    parameters = _parameters(node)
+    if parameters is None:
         return None
-    arrays, attributes = found
+    arrays, attributes = parameters
     if node.op_type == "FakeQuantize":
         low, high = arrays.get("input_low"), arrays.get("input_high")
         return None if low is None or high is None else _ranged(low, high, attributes, shape)
@@ -151,12 +151,12 @@ def input_range(node: ir.Node, shape: Sequence[int]) -> tuple[Float32, Float32] 
     ends = []
     for end in (-_HUGE, _HUGE):
         try:
-            found = operator.run(node, [np.full(shape, end, np.float32), *parameters])
+            limits = operator.run(node, [np.full(shape, end, np.float32), *parameters])
         except OperatorError:
             return None
         if node.op_type == "QuantizeLinear":
-            found = found.astype(np.float32) * grid.step + grid.offset
-        ends.append(found.astype(np.float32))
+            limits = limits.astype(np.float32) * grid.step + grid.offset
+        ends.append(limits.astype(np.float32))
     low, high = ends
     with np.errstate(all="ignore"):
         usable = np.isfinite(low) & np.isfinite(high) & (low < high)
@@ -174,10 +174,10 @@ def output_step(value: ir.Value, shape: Sequence[int]) -> Float32 | None:
     while node is not None and node.domain == "" and node.op_type in _SHAPE_ONLY:
         source = node.inputs[0]
         node, moved = None if source is None else source.producer(), True
-    found = None if node is None else _parameters(node)
-    if node is None or found is None or node.op_type in ("FloatQuant", "QuantizeLinear"):
+    parameters = None if node is None else _parameters(node)
+    if node is None or parameters is None or node.op_type in ("FloatQuant", "QuantizeLinear"):
         return None
-    arrays, attributes = found
+    arrays, attributes = parameters
     if node.op_type == "FakeQuantize":
         low, high = arrays.get("output_low"), arrays.get("output_high")
         grid = None if low is None or high is None else _ranged(low, high, attributes, shape)

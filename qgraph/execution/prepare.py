@@ -108,8 +108,8 @@ def _parts(graphs: list[ir.Graph]) -> list[object]:
     parts: list[object] = []
     for graph in graphs:
         nodes, values = list(graph), graph.initializers.values()
-        for found in (graph.inputs, graph.outputs, nodes, values):
-            parts.extend(found)
+        for objects in (graph.inputs, graph.outputs, nodes, values):
+            parts.extend(objects)
         parts.extend(map(_NODE, nodes))
         parts.extend(map(_TENSOR, values))
     return parts

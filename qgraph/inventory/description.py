@@ -131,23 +131,23 @@ def descriptions(model: ir.Model) -> Iterator[Described]:
 
     Weights are read one at a time, and not kept.
     """
-    for found in sites(model):
-        yield _described(found)
+    for site in sites(model):
+        yield _described(site)
 
 
-def _described(found: Site | Refusal) -> Described:
-    node = found.root.name or ""
-    if isinstance(found, Refusal):
-        y = found.root.outputs[0]
-        x = found.root.inputs[0] if found.root.inputs else None
-        return Described(Description(str(y.name), reason=found.reason), x, y, node)
-    known = Description(str(found.y.name), of="data")
+def _described(site: Site | Refusal) -> Described:
+    node = site.root.name or ""
+    if isinstance(site, Refusal):
+        y = site.root.outputs[0]
+        x = site.root.inputs[0] if site.root.inputs else None
+        return Described(Description(str(y.name), reason=site.reason), x, y, node)
+    known = Description(str(site.y.name), of="data")
     with np.errstate(all="ignore"):
-        known = _parameters(found, known)
-    if found.weight is None or known.scale is None:
-        return Described(known, found.x, found.y, node)
-    known, y = _of_constant(found, known)
-    return Described(known, found.x, y, node)
+        known = _parameters(site, known)
+    if site.weight is None or known.scale is None:
+        return Described(known, site.x, site.y, node)
+    known, y = _of_constant(site, known)
+    return Described(known, site.x, y, node)
 
 
 def _parameters(site: Site, known: Description) -> Description:

@@ -40,11 +40,11 @@ def pairs(
         ours: of the reference, in topological order.
         theirs: of the candidate, in topological order.
     """
-    found: dict[int, int] = {}
+    partners: dict[int, int] = {}
     for key in _keys(matching):
-        _pair_by(key, ours, theirs, found)
-    _pair_by_place(ours, theirs, found)
-    return list(_ordered(ours, theirs, found))
+        _pair_by(key, ours, theirs, partners)
+    _pair_by_place(ours, theirs, partners)
+    return list(_ordered(ours, theirs, partners))
 
 
 Key = Callable[[Described, bool], Hashable]
@@ -74,7 +74,7 @@ def _class(matching: Matching, side: MatchedModel, value: ir.Value | None) -> Ha
 
 
 def _pair_by(
-    key: Key, ours: Sequence[Described], theirs: Sequence[Described], found: dict[int, int]
+    key: Key, ours: Sequence[Described], theirs: Sequence[Described], matched: dict[int, int]
 ) -> None:
     """Pair the remaining quantizers that share a key.
 
@@ -85,7 +85,7 @@ def _pair_by(
         defaultdict(list),
         defaultdict(list),
     )
-    done = found.keys(), set(found.values())
+    done = matched.keys(), set(matched.values())
     for side, quantizers in enumerate((ours, theirs)):
         for place, each in enumerate(quantizers):
             if place not in done[side]:
@@ -96,13 +96,13 @@ def _pair_by(
         if shared[0] is None:
             continue
         if len(places) == len(partners):
-            found.update(zip(places, partners, strict=True))
+            matched.update(zip(places, partners, strict=True))
             continue
         for place in places:
             if partners:
                 nearest = _nearest(partners, place * len(theirs) / len(ours))
                 partners.remove(nearest)
-                found[place] = nearest
+                matched[place] = nearest
 
 
 def _nearest(places: Sequence[int], sought: float) -> int:
@@ -110,12 +110,15 @@ def _nearest(places: Sequence[int], sought: float) -> int:
 
 
 def _pair_by_place(
-    ours: Sequence[Described], theirs: Sequence[Described], found: dict[int, int]
+    ours: Sequence[Described], theirs: Sequence[Described], partners: dict[int, int]
 ) -> None:
     """Pair the remaining quantizers between the same two neighbours, if equally many."""
     for of in ("data", "weight"):
         # By place, the place of the reference that it is paired with.
-        paired = {here: here for here in found}, {there: here for here, there in found.items()}
+        paired = (
+            {here: here for here in partners},
+            {there: here for here, there in partners.items()},
+        )
         gaps: dict[int | None, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for side, quantizers in enumerate((ours, theirs)):
             before: int | None = None
@@ -126,14 +129,14 @@ def _pair_by_place(
                     gaps[before][side].append(place)
         for left, right in gaps.values():
             if len(left) == len(right):
-                found.update(zip(left, right, strict=True))
+                partners.update(zip(left, right, strict=True))
 
 
 def _ordered(
-    ours: Sequence[Described], theirs: Sequence[Described], found: dict[int, int]
+    ours: Sequence[Described], theirs: Sequence[Described], partners: dict[int, int]
 ) -> Iterator[Pair]:
     """Yield the pairs; an added quantizer follows the pair that precedes it in the candidate."""
-    taken = set(found.values())
+    taken = set(partners.values())
     after: dict[int, list[int]] = defaultdict(list)
     before = -1
     for place in range(len(theirs)):
@@ -143,7 +146,7 @@ def _ordered(
             after[before].append(place)
     yield from ((None, theirs[place]) for place in after[-1])
     for place, described in enumerate(ours):
-        partner = found.get(place)
+        partner = partners.get(place)
         yield described, None if partner is None else theirs[partner]
         if partner is not None:
             yield from ((None, theirs[other]) for other in after[partner])
@@ -308,8 +311,8 @@ def between(reference: Iterable[Description], candidate: Sequence[Described]) ->
     return ModelDifferences(_changes(pairs(None, ours, candidate)))
 
 
-def _changes(found: Iterable[Pair]) -> tuple[QuantizerChange, ...]:
+def _changes(paired: Iterable[Pair]) -> tuple[QuantizerChange, ...]:
     return tuple(
         QuantizerChange(*(None if side is None else side.description for side in pair))
-        for pair in found
+        for pair in paired
     )

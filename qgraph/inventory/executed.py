@@ -140,7 +140,7 @@ def _assigned(count: int, products: Sequence[RunKernel]) -> list[RunKernel | Non
     A product has the name of its layer, or that of an operator behind which it computes, too. The
     products that are left belong to the layers that are left, if all of these are alike.
     """
-    found: list[RunKernel | None] = []
+    kernels: list[RunKernel | None] = []
     for number in range(count):
         own = [each for each in products if _LAYER.format(number) in each.names]
         own = own or [
@@ -148,12 +148,12 @@ def _assigned(count: int, products: Sequence[RunKernel]) -> list[RunKernel | Non
             for each in products
             if _BEHIND.format(number) in each.names and not _ANY_NAME.search(each.names)
         ]
-        found.append(next((each for each in own if each.on_codes), own[0] if own else None))
-    rest = [each for each in products if each not in found and not _ANY_NAME.search(each.names)]
-    if len(rest) == found.count(None) and len({each.on_codes for each in rest}) == 1:
+        kernels.append(next((each for each in own if each.on_codes), own[0] if own else None))
+    rest = [each for each in products if each not in kernels and not _ANY_NAME.search(each.names)]
+    if len(rest) == kernels.count(None) and len({each.on_codes for each in rest}) == 1:
         left = iter(rest)
-        found = [next(left) if each is None else each for each in found]
-    return found
+        kernels = [next(left) if each is None else each for each in kernels]
+    return kernels
 
 
 def _kernel(node: str, op: str, product: RunKernel | None) -> ExecutedKernel:

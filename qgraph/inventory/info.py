@@ -77,28 +77,28 @@ def code_type(quantizer: Quantizer, opset: int) -> str | None:
         case Bipolar():
             return _integer(-1, 1, opset)
         case Floating(format=grid):
-            found = find_minifloat(grid.exponent_bits, grid.mantissa_bits, grid.bias)
-            if found is not None and QDQ_SINCE[found.name] <= opset:
-                return found.name
+            minifloat = find_minifloat(grid.exponent_bits, grid.mantissa_bits, grid.bias)
+            if minifloat is not None and QDQ_SINCE[minifloat.name] <= opset:
+                return minifloat.name
             # Every value is a multiple of the smallest subnormal.
             top = grid.max_value / 2.0 ** (1 - grid.bias - grid.mantissa_bits)
             return _integer(-top, top, opset)
     return None
 
 
-def packed_bytes(model: ir.Model, found: Iterable[Site | Refusal], opset: int) -> int:
+def packed_bytes(model: ir.Model, sites: Iterable[Site | Refusal], opset: int) -> int:
     """Return the bytes of all weights if every constant quantizer is packed.
 
     The rest of the model keeps its own; what only the quantizers read goes.
 
     Args:
         model: it is not changed.
-        found: its quantizers.
+        sites: its quantizers.
         opset: whose types codes may have.
     """
     packed = [
         (site, packing)
-        for site in found
+        for site in sites
         if isinstance(site, Site) and (packing := packing_of(site, opset)) is not None
     ]
     gone = _unused({node for site, _ in packed for node in site.nodes})
@@ -202,36 +202,36 @@ class QuantizerInfo:
     reason: str | None = None
 
 
-def quantizer_info(found: Site | Refusal, opset: int) -> QuantizerInfo:
+def quantizer_info(site: Site | Refusal, opset: int) -> QuantizerInfo:
     """Return the properties of a quantizer; packed codes may use the types of ``opset``."""
-    root = found.root
+    root = site.root
     name, op = node_name(root), operator_name(root)
-    if isinstance(found, Refusal):
+    if isinstance(site, Refusal):
         if root.op_type not in ("QuantizeLinear", "DequantizeLinear"):
-            return QuantizerInfo(name, op, reason=found.reason)
+            return QuantizerInfo(name, op, reason=site.reason)
         info = coded_info(coded_pair(root))
-        if found.is_dynamic:
+        if site.is_dynamic:
             return replace(info, dialect="dynamic")
-        return replace(info, dialect="qdq", reason=found.reason)
-    known: dict[str, Any] = {"dialect": found.dialect, "weight": found.weight is not None}
-    quantizer = found.meaning
+        return replace(info, dialect="qdq", reason=site.reason)
+    known: dict[str, Any] = {"dialect": site.dialect, "weight": site.weight is not None}
+    quantizer = site.meaning
     kind, bits = format_of(quantizer)
     known |= {"format": kind, "bits": bits}
     match quantizer:
         case Affine(scale, zero_point, _, _, rounding):
-            known |= _parameters(found, scale, zero_point, rounding)
+            known |= _parameters(site, scale, zero_point, rounding)
         case Ranged(_, _, low, high, levels):
             with np.errstate(all="ignore"):
                 scale = (high - low) / np.float32(levels - 1)
                 zero_point = -low / scale
-            known |= _parameters(found, scale, zero_point, Rounding.ROUND)
+            known |= _parameters(site, scale, zero_point, Rounding.ROUND)
         case Floating(scale, _, rounding):
-            known |= _parameters(found, scale, None, rounding)
+            known |= _parameters(site, scale, None, rounding)
         case Bipolar(scale):
-            known |= _parameters(found, scale, None, None)
-    if found.weight is not None:
-        packed = packing_of(found, opset)
-        known |= {"weight_bytes": weight_size(found), "packed_bytes": weight_size(found)}
+            known |= _parameters(site, scale, None, None)
+    if site.weight is not None:
+        packed = packing_of(site, opset)
+        known |= {"weight_bytes": weight_size(site), "packed_bytes": weight_size(site)}
         if packed is not None:
             known |= {"packed_bytes": packed.bytes, "packed_type": packed.type}
     return QuantizerInfo(name, op, **known)
@@ -302,14 +302,14 @@ def _blocks(site: Site, parameters: list[Float32]) -> str:
     """Return the blocks in parameters that vary along several axes."""
     joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
     spread = [np.broadcast_to(parameter, joint) for parameter in parameters]
-    found = []
+    texts = []
     sizes = joint if site.repeats is None else site.repeats.sizes
     for axis, size in enumerate(sizes):
         block = blocks.stretch(spread, axis, site.repeats)
         if 1 < block < size:
-            found.append((block, axis + max(len(site.shape) - len(joint), 0)))
-    if len(found) == 1:
-        return f"per {found[0][0]} along axis {found[0][1]}"
+            texts.append((block, axis + max(len(site.shape) - len(joint), 0)))
+    if len(texts) == 1:
+        return f"per {texts[0][0]} along axis {texts[0][1]}"
     return f"shape {list(sizes)}"
 
 

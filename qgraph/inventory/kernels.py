@@ -112,7 +112,7 @@ def of_graph(graph: ir.Graph) -> list[RunKernel]:
 
 def of_openvino(compiled: Any) -> list[RunKernel]:
     """Return the nodes of a model that OpenVINO compiled."""
-    found = []
+    kernels = []
     for node in compiled.get_runtime_model().get_ops():
         facts = node.get_rt_info()
         kind, precision, names = (
@@ -127,5 +127,5 @@ def of_openvino(compiled: Any) -> list[RunKernel]:
             *(each.get_element_type().get_type_name() for each in node.inputs()[:1]),
         }
         on_codes = types <= _CODES
-        found.append(RunKernel(f"{kind} {precision}", names, kind in _OPENVINO_LAYERS, on_codes))
-    return found
+        kernels.append(RunKernel(f"{kind} {precision}", names, kind in _OPENVINO_LAYERS, on_codes))
+    return kernels

@@ -49,7 +49,7 @@ class FoundLayer:
 
 
 def quantized_layers(
-    model: ir.Model, found: Sequence[Site] | None = None, facts: Facts | None = None
+    model: ir.Model, read_sites: Sequence[Site] | None = None, facts: Facts | None = None
 ) -> Iterator[FoundLayer]:
     """Yield each layer whose operands are all codes of 8 bits or fewer, in topological order.
 
@@ -57,12 +57,12 @@ def quantized_layers(
 
     Args:
         model: the model.
-        found: its quantizers; None to look for them.
+        read_sites: its quantizers; None to look for them.
         facts: its inferred types and shapes; None to infer them.
     """
-    if found is None:
-        found = [site for site in sites(model) if isinstance(site, Site)]
-    reader = OperandReader(model, found, facts)
+    if read_sites is None:
+        read_sites = [site for site in sites(model) if isinstance(site, Site)]
+    reader = OperandReader(model, read_sites, facts)
     for owner in owners(model):
         for node in nodes_of(owner):
             if node.op_type in LAYERS and not node.domain:
@@ -112,7 +112,7 @@ def _attributes(node: ir.Node) -> dict[str, float]:
     defaults = _ATTRIBUTES.get(node.op_type, {})
     given = {name: node.attributes.get(name) for name in defaults}
     return {
-        name: default if (found := given[name]) is None else float(found.value)
+        name: default if (attribute := given[name]) is None else float(attribute.value)
         for name, default in defaults.items()
     }
 
@@ -206,7 +206,7 @@ def _behind(node: ir.Node, reader: OperandReader) -> _Behind:
         value = after.outputs[0]
     if site is None:
         users = [use.node for use in value.uses()]
-        moved = next((found for each in users if (found := reader.apart(each))), None)
+        moved = next((apart for each in users if (apart := reader.apart(each))), None)
         if moved is not None:
             read, (low, high) = moved
             operators = tuple(

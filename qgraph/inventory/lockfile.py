@@ -45,8 +45,8 @@ def lock_text(model: ir.Model, *, keep_inputs: bool = False) -> str:
         keep_inputs: leave initializers that are inputs too; they are not constant then.
 
     """
-    found = _described(model, keep_inputs=keep_inputs)
-    return _HEAD + "".join(_table(described.description) for described in found)
+    quantizers = _described(model, keep_inputs=keep_inputs)
+    return _HEAD + "".join(_table(described.description) for described in quantizers)
 
 
 def check_lock(model: ir.Model, path: Path, *, keep_inputs: bool = False) -> ModelDifferences:
@@ -126,11 +126,11 @@ def _description(table: dict[str, Any]) -> Description:
 
 
 def _numbers(key: str, text: str) -> Numbers:
-    found = _NUMBERS.fullmatch(text)
-    if found is None:
+    match = _NUMBERS.fullmatch(text)
+    if match is None:
         raise ValueError(f"{key} is {text!r}")
-    low = float(found["low"])
-    return Numbers(low, low if found["high"] is None else float(found["high"]), found["digest"])
+    low = float(match["low"])
+    return Numbers(low, low if match["high"] is None else float(match["high"]), match["digest"])
 
 
 def models_of(paths: Iterable[Path]) -> list[Path]:

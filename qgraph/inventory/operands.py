@@ -68,10 +68,12 @@ class OperandReader:
         facts: its inferred types and shapes; None to infer them.
     """
 
-    def __init__(self, model: ir.Model, found: Iterable[Site], facts: Facts | None = None) -> None:
+    def __init__(
+        self, model: ir.Model, read_sites: Iterable[Site], facts: Facts | None = None
+    ) -> None:
         self._facts = infer(model) if facts is None else facts
         self._fixed = _fixed(model)
-        self._ending = {site.y: site for site in found}
+        self._ending = {site.y: site for site in read_sites}
         self._within = {node: site for site in self._ending.values() for node in site.nodes}
 
     def is_fixed(self, value: ir.Value) -> bool:
@@ -97,8 +99,8 @@ class OperandReader:
                 is_constant = value in self._fixed
                 axis = _moved_axis(read.axis, moves)
                 before = tuple(reversed(passed))
-                found = replace(read.found, before=before, is_constant=is_constant)
-                return ReadOperand(found, axis, read.scale)
+                operand = replace(read.found, before=before, is_constant=is_constant)
+                return ReadOperand(operand, axis, read.scale)
             node = value.producer()
             if node is None or node.op_type not in _MOVES or node.domain or not node.inputs:
                 return None
@@ -203,7 +205,7 @@ def _decoded(node: ir.Node) -> ReadOperand | None:
         zero = constant_expression(node.inputs[2])
     block = node.attributes.get_int("block_size", 0) or 0
     stated = node.inputs[1].dtype if node.inputs[1] is not None else None
-    found = CodedOperand(
+    operand = CodedOperand(
         kind,
         "+".join(names),
         zero=_zero(zero, kind, has_input=len(node.inputs) > 2 and node.inputs[2] is not None),
@@ -214,12 +216,12 @@ def _decoded(node: ir.Node) -> ReadOperand | None:
     axis: int | None = node.attributes.get_int("axis", 1)
     array = None if scale is None else np.asarray(scale, np.float32)
     if block:
-        found = replace(found, granularity=Granularity.BLOCK, block=block)
+        operand = replace(operand, granularity=Granularity.BLOCK, block=block)
     elif array is None or array.size == 1:
         axis = None
     else:
-        found = replace(found, granularity=Granularity.AXIS)
-    return ReadOperand(_scaled(found, array), axis, array)
+        operand = replace(operand, granularity=Granularity.AXIS)
+    return ReadOperand(_scaled(operand, array), axis, array)
 
 
 def _of_site(site: Site) -> ReadOperand | None:
@@ -242,7 +244,7 @@ def _of_site(site: Site) -> ReadOperand | None:
         return None
     array = np.asarray(scale, np.float32)
     kind = _narrowest(float(lo.min()), float(hi.max()))
-    found = CodedOperand(
+    operand = CodedOperand(
         kind,
         "+".join(node.op_type for node in site.nodes),
         int(levels),
@@ -253,10 +255,10 @@ def _of_site(site: Site) -> ReadOperand | None:
     varying = [i for i, size in enumerate(array.shape) if size > 1]
     if len(varying) == 1:
         axis = varying[0] + max(rank - array.ndim, 0)
-        found = replace(found, granularity=Granularity.AXIS)
+        operand = replace(operand, granularity=Granularity.AXIS)
     elif varying:
-        found = replace(found, granularity=Granularity.BLOCK)
-    return ReadOperand(_scaled(found, array), axis, array)
+        operand = replace(operand, granularity=Granularity.BLOCK)
+    return ReadOperand(_scaled(operand, array), axis, array)
 
 
 def _of_range(
@@ -274,12 +276,12 @@ def _of_range(
     return scale, zero.astype(np.float32), first, first + np.float32(levels - 1)
 
 
-def _scaled(found: CodedOperand, scale: Float32 | None) -> CodedOperand:
+def _scaled(operand: CodedOperand, scale: Float32 | None) -> CodedOperand:
     if scale is None:
-        return replace(found, is_constant_scale=False, is_positive=False)
+        return replace(operand, is_constant_scale=False, is_positive=False)
     mantissas = np.frexp(np.abs(scale))[0]
     return replace(
-        found,
+        operand,
         is_positive=bool((scale > 0).all()),
         is_power_of_two=bool((mantissas == 0.5).all()),
     )

@@ -87,7 +87,9 @@ class Overview(Displayed):
     @property
     def dialects(self) -> dict[str, int]:
         """Number of quantizers of each dialect."""
-        return dict(Counter(found.dialect for found in self.quantizers if found.dialect))
+        return dict(
+            Counter(quantizer.dialect for quantizer in self.quantizers if quantizer.dialect)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``qgraph info --json`` prints."""
@@ -104,13 +106,13 @@ def overview(model: ir.Model) -> Overview:
         model = model.clone()
         freeze_inputs(model)
     nodes = [node for owner in owners(model) for node in nodes_of(owner)]
-    found = list(sites(prepared(model)))
+    found_sites = list(sites(prepared(model)))
     limit = ceiling(model)
     operators = Counter(operator_name(node) for node in nodes)
     unsupported = Counter(operator_name(node) for node in _unsupported(model))
     producer = f"{model.producer_name or ''} {model.producer_version or ''}"
     quantizers = [
-        *(quantizer_info(site, limit) for site in found),
+        *(quantizer_info(site, limit) for site in found_sites),
         *(coded_info(tensor) for node in nodes for tensor in coded_tensors(node)),
     ]
     return Overview(
@@ -123,7 +125,7 @@ def overview(model: ir.Model) -> Overview:
         nodes=len(nodes),
         operators=dict(sorted(operators.items())),
         weight_bytes=weight_bytes(model),
-        packed_bytes=packed_bytes(model, found, limit),
+        packed_bytes=packed_bytes(model, found_sites, limit),
         quantizers=quantizers,
         instead=None if quantizers else _instead(nodes),
         unsupported=dict(sorted(unsupported.items())),

@@ -152,8 +152,8 @@ def histograms(
         executor = prepare(model, backend, standardize=standardize)
         for batch in batches:
             executor.run(batch, taps=statistics.taps, observe=statistics.add)
-    found = [quantizer.to_json() for quantizer in statistics.quantizers]
-    return [each for each in found if each["codes"]]
+    measured = [quantizer.to_json() for quantizer in statistics.quantizers]
+    return [each for each in measured if each["codes"]]
 
 
 def illustrated(
@@ -241,9 +241,9 @@ def _site(model: ir.Model, name: str) -> Site:
         OptionError: there is none.
     """
     known: dict[str, Site | Refusal] = {}
-    for found in sites(settled(model)):
-        for label in _labels(found):
-            known.setdefault(label, found)
+    for site in sites(settled(model)):
+        for label in _labels(site):
+            known.setdefault(label, site)
     found_site = known.get(name)
     if found_site is None:
         near = difflib.get_close_matches(name, known, n=1)
@@ -256,8 +256,8 @@ def _site(model: ir.Model, name: str) -> Site:
     return found_site
 
 
-def _labels(found: Site | Refusal) -> list[str]:
-    nodes = [found.root, *(found.nodes if isinstance(found, Site) else ())]
+def _labels(site: Site | Refusal) -> list[str]:
+    nodes = [site.root, *(site.nodes if isinstance(site, Site) else ())]
     labels = [node.name or "" for node in nodes]
     labels += [str(value.name) for value in nodes[-1].outputs]
     return [label for label in labels if label]

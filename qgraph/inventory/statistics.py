@@ -111,8 +111,8 @@ class QuantizerStatistics:
         levels: how many codes the format has; None where they are not counted.
     """
 
-    def __init__(self, found: Site | Refusal, main: ir.Graph) -> None:
-        root = found.root
+    def __init__(self, site: Site | Refusal, main: ir.Graph) -> None:
+        root = site.root
         self.node, self.op = node_name(root), operator_name(root)
         self.tensor = str(root.outputs[0].name)
         self.values = TensorStatistics(self.tensor)
@@ -125,20 +125,20 @@ class QuantizerStatistics:
         self.levels: int | None = None
         self._quantizer: Quantizer | None = None
         self._codes: Counter[float] = Counter()
-        if isinstance(found, Refusal):
-            self.reason = found.reason
+        if isinstance(site, Refusal):
+            self.reason = site.reason
             return
-        self.tensor = self.values.name = str(found.y.name)
-        self._quantizer = found.quantizer
-        self.format, self.bits = format_of(found.quantizer)
-        self.levels = levels_of(found.quantizer)
-        self.weight = found.weight is not None
-        decoded = found.x.dtype is not None and not found.x.dtype.is_floating_point()
-        if not isinstance(found.quantizer, Bipolar) and self.format is not None and not decoded:
+        self.tensor = self.values.name = str(site.y.name)
+        self._quantizer = site.quantizer
+        self.format, self.bits = format_of(site.quantizer)
+        self.levels = levels_of(site.quantizer)
+        self.weight = site.weight is not None
+        decoded = site.x.dtype is not None and not site.x.dtype.is_floating_point()
+        if not isinstance(site.quantizer, Bipolar) and self.format is not None and not decoded:
             self.clipped = 0
-        if found.weight is not None and found.values is not None:
-            self.see_input(found.weight.array())
-            self.see_output(found.values)
+        if site.weight is not None and site.values is not None:
+            self.see_input(site.weight.array())
+            self.see_output(site.values)
         elif root.graph is not main:
             self.reason = "it is in a subgraph or a function, for which there are no statistics"
 
@@ -227,7 +227,7 @@ class Statistics:
     @property
     def tensors(self) -> list[TensorStatistics]:
         """Statistics of the requested tensors, in order; elements of sequences have their own."""
-        return [found for parts in self._tensors.values() for found in parts.values()]
+        return [tensor for parts in self._tensors.values() for tensor in parts.values()]
 
     @property
     def taps(self) -> list[str]:
@@ -250,16 +250,16 @@ class Statistics:
     def to_json(self) -> dict[str, Any]:
         """Return all statistics, as ``qgraph run --json`` prints them."""
         return {
-            "tensors": [found.to_json() for found in self.tensors],
-            "quantizers": [found.to_json() for found in self.quantizers],
+            "tensors": [part.to_json() for part in self.tensors],
+            "quantizers": [part.to_json() for part in self.quantizers],
         }
 
     def _find(self, model: ir.Model) -> None:
         constant = settled(model)
-        for found in sites(constant):
-            quantizer = QuantizerStatistics(found, constant.graph)
+        for site in sites(constant):
+            quantizer = QuantizerStatistics(site, constant.graph)
             self.quantizers.append(quantizer)
-            if isinstance(found, Site) and not quantizer.weight and quantizer.reason is None:
+            if isinstance(site, Site) and not quantizer.weight and quantizer.reason is None:
                 self._outputs[quantizer.tensor] = quantizer
                 if quantizer.clipped is not None:
-                    self._inputs.setdefault(str(found.x.name), []).append(quantizer)
+                    self._inputs.setdefault(str(site.x.name), []).append(quantizer)

@@ -65,13 +65,13 @@ def step_range(site: Site, scale: Array, offset: Array) -> StepRange | None:
         scale: real units per step; one of its parameters, or broadcasts to the weight.
         offset: is added to the steps; likewise.
     """
-    found, weight = StepRange(), site.weight
+    steps, weight = StepRange(), site.weight
     if weight is None or not weight.size:
         return None
     point = _zero_point_of_codes(site, weight, scale, offset)
     if point is not None:
-        _add_codes(site, weight, point.astype(np.int32), found)
-        return found
+        _add_codes(site, weight, point.astype(np.int32), steps)
+        return steps
     shape, program, repeats = weight.shape, None, site.repeats
     fits = repeats or all(blocks.fits(array.shape, shape) for array in (scale, offset))
     if weight.size > _PIECE and fits and weight.kind in _KINDS:
@@ -84,13 +84,13 @@ def step_range(site: Site, scale: Array, offset: Array) -> StepRange | None:
             spread = [
                 array if repeats is None else repeats.spread(array) for array in (scale, offset)
             ]
-            found.add(values, *spread)
-            return found
+            steps.add(values, *spread)
+            return steps
         scales, offsets = _parameter(scale, site, weight), _parameter(offset, site, weight)
         for start, values in _values(weight, program):
             box = box_at(shape, start, values.size)
-            found.add(values.reshape(box[1]), scales.at(*box), offsets.at(*box))
-    return found
+            steps.add(values.reshape(box[1]), scales.at(*box), offsets.at(*box))
+    return steps
 
 
 def _parameter(array: Array, site: Site, weight: Stream) -> Parameter:
@@ -119,7 +119,7 @@ def _zero_point_of_codes(site: Site, weight: Stream, scale: Array, offset: Array
     return meaning.zero_point if np.isfinite(largest).all() else None
 
 
-def _add_codes(site: Site, weight: Stream, point: Array, found: StepRange) -> None:
+def _add_codes(site: Site, weight: Stream, point: Array, collected: StepRange) -> None:
     """Count in codes less their zero points, until no further one can change the range."""
     form = FORMATS[weight.kind]
     ends = form.lo - int(point.max()), form.hi - int(point.min())
@@ -131,8 +131,8 @@ def _add_codes(site: Site, weight: Stream, point: Array, found: StepRange) -> No
         if point.any():
             box = box_at(weight.shape, start, steps.size)
             steps = steps.reshape(box[1]).astype(np.int32) - points.at(*box)
-        found.add_whole(steps)
-        if (found.low, found.high) == ends and not found.has_signs_only:
+        collected.add_whole(steps)
+        if (collected.low, collected.high) == ends and not collected.has_signs_only:
             return
 
 

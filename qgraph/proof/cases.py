@@ -136,9 +136,9 @@ def _cases(
             raise Undecidable(TYPE_NOT_PROVED(f"one of its two inputs is {dtype.name}"))
         return all_values(dtype), Cases(None, None)
     for name, side, value in zip(("reference", "candidate"), sides, entry, strict=True):
-        found = _levels(name, side, value)
-        if found is not None:
-            return found
+        levels = _levels(name, side, value)
+        if levels is not None:
+            return levels
     keys: list[Array] = []
     for side, nodes, value in zip(sides, parts, entry, strict=True):
         for end in _quantized(side, nodes, value):
@@ -213,10 +213,10 @@ def decide_steps(matching: Matching, region: Cut) -> PairOutcome | None:
     segments = region.segments(matching)
     sizes, axis = free_axis(segments, region.shape)
     pairs = list(zip(sides, segments, strict=True))
-    found = [_first_steps(side, segment) for side, segment in pairs]
-    if any(steps is None for steps in found):
+    first = [_first_steps(side, segment) for side, segment in pairs]
+    if any(steps is None for steps in first):
         return None
-    starts = np.unique(np.concatenate([steps for steps in found if steps is not None]))
+    starts = np.unique(np.concatenate([steps for steps in first if steps is not None]))
     for side, segment in pairs:
         for node in segment.nodes:
             _check_zeros(node, [v for v in node.inputs if v is not None and not side.known.has(v)])

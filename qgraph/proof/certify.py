@@ -283,7 +283,7 @@ def _failed(shown: Sequence[Shown], level: Exactness) -> int:
 
 def _zero_sign_nodes(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node, str]]:
     """Return the nodes that distinguish zeros whose sign may differ between the models, and why."""
-    found = []
+    nodes = []
     # all values of a class that some claim proves except for the sign of zero, on both sides
     lossy = {
         matching.class_of(matching.reference, s.claim.reference) for s in shown if s.loses_zero_sign
@@ -300,8 +300,8 @@ def _zero_sign_nodes(matching: Matching, shown: Sequence[Shown]) -> list[tuple[i
             for s in shown
             if s.region is not None
         ]
-        found += zero_sign_nodes(side.nodes, side.normalised.graph.outputs, exits, steps)
-    return found
+        nodes += zero_sign_nodes(side.nodes, side.normalised.graph.outputs, exits, steps)
+    return nodes
 
 
 def _is_trivial(s: Shown) -> bool:

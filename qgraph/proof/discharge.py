@@ -134,16 +134,16 @@ def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
             efforts.append((effort(*pair.functions), index))
     left = _MOST_OPERATIONS
     done = list(shown)
-    found = Decided()
+    decided = Decided()
     for operations, index in sorted(efforts):
         outcome = done[index].outcome
         if outcome.pair is None:
             continue
         key = outcome.pair.key
-        if key not in found:
+        if key not in decided:
             left -= operations
-            found[key] = count_all(outcome) if left >= 0 else _spared(outcome)
-        done[index] = replace(done[index], outcome=found[key])
+            decided[key] = count_all(outcome) if left >= 0 else _spared(outcome)
+        done[index] = replace(done[index], outcome=decided[key])
     return done
 
 

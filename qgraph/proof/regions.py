@@ -103,8 +103,8 @@ def decide_cuts(
     pairs = [_lower_or_enumerate(matching, region, builder) for region in cuts]
     decided = Decided() if decided is None else decided
     outcomes = decide_pairs(pairs, decided, at_least=decided.at_least)
-    found = zip(pairs, outcomes, strict=True)
-    decided.update((pair.key, o) for pair, o in found if isinstance(pair, FunctionPair))
+    paired = zip(pairs, outcomes, strict=True)
+    decided.update((pair.key, o) for pair, o in paired if isinstance(pair, FunctionPair))
     return outcomes
 
 

@@ -68,7 +68,9 @@ class Comparer:
         """
         lowering = _Lowering()
         pairs = [self._lower(site, draft, lowering) for site, draft in drafts]
-        return [_counted(found) for found in decide_pairs(pairs, self._decided, at_least=at_least)]
+        return [
+            _counted(verdict) for verdict in decide_pairs(pairs, self._decided, at_least=at_least)
+        ]
 
     def _lower(self, site: Site, draft: Draft, lowering: _Lowering) -> FunctionPair | PairOutcome:
         if draft.promise is not None:
@@ -146,19 +148,19 @@ def _compare_constant(site: Site, draft: Draft) -> Verdict:
     if reference.dtype != candidate.dtype:
         reason = f"type {reference.dtype} became {candidate.dtype}"
         return Verdict(reason=DO_NOT_FIT(reason))
-    found = compare_values(reference, candidate)
+    verdict = compare_values(reference, candidate)
     witness = None
-    if found.differing and found.index is not None:
+    if verdict.differing and verdict.index is not None:
         # Parameters may enlarge the constant by broadcasting.
         x = weight if weight.size == reference.size else np.broadcast_to(weight, reference.shape)
-        at = (array.reshape(-1)[found.index] for array in (x, reference, candidate))
+        at = (array.reshape(-1)[verdict.index] for array in (x, reference, candidate))
         witness = Witness(*map(float, at))
-    level, zero_signs = Exactness.of(found), found.zero_sign
+    level, zero_signs = Exactness.of(verdict), verdict.zero_sign
     if level is Exactness.BITS and (
         zero_signs := _open_zeros(site, weight) + _open_zeros(draft, weight)
     ):
         level = Exactness.VALUES
-    return Verdict(level, Method.CONSTANT, found.differing, zero_signs, witness)
+    return Verdict(level, Method.CONSTANT, verdict.differing, zero_signs, witness)
 
 
 def _open_zeros(region: Site | Draft, data: Array) -> int:
@@ -185,8 +187,8 @@ def _open_zeros(region: Site | Draft, data: Array) -> int:
                 evaluate(after, chosen, region.y, np.where(result == 0, sign * result, result))
                 for sign in (1, -1)
             ]
-            found = compare_values(*sides)
-            number += found.zero_sign + found.differing
+            verdict = compare_values(*sides)
+            number += verdict.zero_sign + verdict.differing
         except UnsupportedError:  # nodes after it take other values too
             number += int((result == 0).sum())
     return number

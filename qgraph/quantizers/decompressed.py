@@ -84,9 +84,9 @@ def decompressed(model: ir.Model, limit: int = LATEST) -> Iterator[Decompressed]
     for owner in owners(model):
         for node in nodes_of(owner):
             if node.op_type == "Cast" and not node.domain:
-                found = _WeightReader(owner.opset_imports, limit).read(node)
-                if found is not None:
-                    yield found
+                weight = _WeightReader(owner.opset_imports, limit).read(node)
+                if weight is not None:
+                    yield weight
 
 
 @dataclass(frozen=True)

@@ -52,14 +52,14 @@ def join_pairs(model: ir.Model, *, constants: bool = True) -> int:
         model: is changed.
         constants: whether constant codes are decoded before they move, which takes more memory.
     """
-    found = [each for each in _separated(model) if constants or not moves_constant(each[0])]
+    pairs = [each for each in _separated(model) if constants or not moves_constant(each[0])]
     editor = Editor(model)
     drafts = []
-    for decode, write in found:
+    for decode, write in pairs:
         draft = editor.draft(Region(ir.Value(name=""), decode.outputs[0], (decode,)))
         drafts.append(draft.giving(write(draft)))
     editor.replace_all(drafts)
-    return len(found)
+    return len(pairs)
 
 
 def prepared(model: ir.Model) -> ir.Model:
@@ -73,7 +73,7 @@ def prepared(model: ir.Model) -> ir.Model:
         return known
     copy = known.clone() if known is model else known
     editor = Editor(copy)
-    editor.replace_all([found.draft(editor) for found in decompressed(copy)])
+    editor.replace_all([weight.draft(editor) for weight in decompressed(copy)])
     join_pairs(copy)
     return copy
 
@@ -90,12 +90,12 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
         if constant_stream(codes) is None
     ]
     facts = infer(model) if decodes else {}
-    found = []
+    pairs = []
     for node, codes in decodes:
         write = _decoded(node, codes, axis_of(node, facts), facts)
         if write is not None:
-            found.append((node, write))
-    return found
+            pairs.append((node, write))
+    return pairs
 
 
 def encoder_of(codes: ir.Value | None) -> ir.Node | None:

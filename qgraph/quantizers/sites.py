@@ -241,11 +241,11 @@ def parts(site: Site) -> tuple[Site, ...]:
     this is a Round with a Clip, whose scale is 1.
     """
     readers = _readers()
-    found = [_site_of(node, readers) for node in site.nodes if len(site.nodes) > 1]
+    candidates = [_site_of(node, readers) for node in site.nodes if len(site.nodes) > 1]
     if site.dialect == PLAIN and site.weight is None:
-        found += [_rounding(node) for node in site.nodes if node.op_type == "Round"]
+        candidates += [_rounding(node) for node in site.nodes if node.op_type == "Round"]
     own = set(site.nodes)
-    return tuple(f for f in found if isinstance(f, Site) and own > set(f.nodes))
+    return tuple(f for f in candidates if isinstance(f, Site) and own > set(f.nodes))
 
 
 def _rounding(node: ir.Node) -> Site | None:

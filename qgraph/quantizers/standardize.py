@@ -305,14 +305,14 @@ def _choose(
     def equal(offers: Sequence[Offer]) -> list[Draft | None]:
         made = [(site, make()) for site, make in offers]
         verdicts = iter(comparer.compare_all([each for each in made if each[1].opset <= limit]))
-        found: list[Draft | None] = []
+        drafts: list[Draft | None] = []
         for site, draft in made:
             verdict = next(verdicts) if draft.opset <= limit else None
             is_equal = verdict is not None and _is_equal(verdict, but_nan=site.x in numbers)
-            found.append(draft if is_equal else None)
+            drafts.append(draft if is_equal else None)
             if not is_equal:
                 logger.debug("%s of %r: %s", draft.spelling, site.y.name, verdict)
-        return found
+        return drafts
 
     pending = [(group, enumerate(_offers(group[0], numbers, editor))) for group in alike.values()]
     others: list[Offer] = []

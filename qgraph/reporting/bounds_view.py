@@ -130,15 +130,15 @@ def _next_step(document: Entry) -> str:
 def _needed(regions: Sequence[Entry], limits: Sequence[str]) -> list[str]:
     """Return limits within which regions are, of the kind of those that were given."""
     codes = [r["bound"] for r in regions if r["bound"]["absolute"] is None]
-    found = []
+    needed = []
     if codes and any(not Limit.parse(text).is_whole for text in limits):
-        found = [f"{max(bound['deviation_steps'] for bound in codes) * _RAISE:.2g}step"]
+        needed = [f"{max(bound['deviation_steps'] for bound in codes) * _RAISE:.2g}step"]
     elif codes:
-        found = [f"{max(bound['max_steps'] for bound in codes)}step"]
+        needed = [f"{max(bound['max_steps'] for bound in codes)}step"]
     for region in regions:
         if (real := region["bound"]["absolute"]) is not None:
-            found.append(f"{region['reference_value']}:{real * _RAISE:.2g}")
-    return found
+            needed.append(f"{region['reference_value']}:{real * _RAISE:.2g}")
+    return needed
 
 
 def bounded_sections(document: Entry, charts: Charts) -> Iterator[Section]:
@@ -212,8 +212,8 @@ def _hints(document: Entry, regions: Sequence[Entry]) -> list[str]:
 def _channels(regions: Sequence[Entry]) -> Iterator[Section]:
     rows: list[Row] = []
     for region in regions:
-        found = enumerate(region["bound"]["channels"])
-        largest = sorted(found, key=lambda each: -sum(each[1]))[:_CHANNELS]
+        channels = enumerate(region["bound"]["channels"])
+        largest = sorted(channels, key=lambda each: -sum(each[1]))[:_CHANNELS]
         for channel, parts in largest:
             sizes = [amount(part, 3) for part in (sum(parts), *parts)]
             rows.append([region_name(region, "reference"), str(channel), *sizes])

@@ -311,23 +311,23 @@ def _findings(sites: Sequence[Site]) -> Iterator[Issue]:
     for site in sites:
         op = operator(site["op"])
         properties = {name: site[name] for name in ("op", "pass", "spelling", "exactness")}
-        found = []
+        issues = []
         if site["outcome"] == "refused":
             text = f"{op} was left unchanged: {_reason(site)}"
-            found.append(("quantizer-refused", text))
+            issues.append(("quantizer-refused", text))
         elif site["differing_inputs"] and not site.get("bound"):
             number = counted(int(site["differing_inputs"]), "input")
             such_as = example(site["witness"])
             if parts := codes_apart(site):
                 such_as = f": {parts}{such_as}"
             text = f"{op} became {site['spelling']}, which differs for {number}{such_as}."
-            found.append(("values-moved", text))
+            issues.append(("values-moved", text))
         stored = site.get("stored")
         if stored and stored["elements"] is not None and stored["elements"] != stored["unchanged"]:
             lost, of = whole(stored["elements"] - stored["unchanged"]), whole(stored["elements"])
             text = f"{lost} of {of} values of {stored['tensor']!r} changed."
-            found.append(("weight-changed", text))
-        for rule, text in found:
+            issues.append(("weight-changed", text))
+        for rule, text in issues:
             yield Issue(rule, text, str(site["node"]), "node", "input", properties)
 
 

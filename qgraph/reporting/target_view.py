@@ -74,9 +74,11 @@ def target_sections(profile: Part) -> Iterator[Section]:
             columns: Columns = [title.lower(), "source", "field", "value"]
             yield Section(title, tables=[Table(title, columns, rows)])
     sources = profile["sources"].items()
-    found: list[Row] = [[name, each["kind"], each["what"], each["date"]] for name, each in sources]
+    source_rows: list[Row] = [
+        [name, each["kind"], each["what"], each["date"]] for name, each in sources
+    ]
     columns = ["source", "kind", "what", "date"]
-    yield Section("Sources", tables=[Table("sources", columns, found)])
+    yield Section("Sources", tables=[Table("sources", columns, source_rows)])
 
 
 def _rows(cell: Part, profile: Part) -> Iterator[Row]:

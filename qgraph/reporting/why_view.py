@@ -33,7 +33,7 @@ _LEGEND = (
 def why_page(document: Mapping[str, Any]) -> Page:
     """Return the page of what each quantizer of a candidate costs."""
     costs = document["quantizers"]
-    found = [cost for cost in costs if cost["reason"] is None]
+    ranked = [cost for cost in costs if cost["reason"] is None]
     files = [
         File(role, document["models"][role]["path"], document["models"][role]["sha256"])
         for role in ("reference", "candidate")
@@ -42,22 +42,22 @@ def why_page(document: Mapping[str, Any]) -> Page:
         "why",
         str(document["qgraph"]),
         "equal outputs" if document["sqnr_db"] is None else "ranked",
-        Tone.OPEN if found and document["sqnr_db"] is not None else Tone.GOOD,
-        f"{_sentence(document, found)} {counted(len(found), 'quantizer')} exchanged one at a time, "
-        f"on {_batches(document['batches'])}.",
+        Tone.OPEN if ranked and document["sqnr_db"] is not None else Tone.GOOD,
+        f"{_sentence(document, ranked)} {counted(len(ranked), 'quantizer')} exchanged one at a "
+        f"time, on {_batches(document['batches'])}.",
         files,
         list(_facts(document)),
-        list(_sections(document, found)),
+        list(_sections(document, ranked)),
         [],
     )
 
 
-def _sentence(document: Mapping[str, Any], found: list[Mapping[str, Any]]) -> str:
+def _sentence(document: Mapping[str, Any], ranked: list[Mapping[str, Any]]) -> str:
     if document["sqnr_db"] is None:
         return "Both models return equal values on these inputs."
-    if not found:
+    if not ranked:
         return "No quantizer has a counterpart in the reference."
-    worst = found[0]
+    worst = ranked[0]
     gain = worst["gain_if_restored"]
     if gain:
         return f"{worst['node']} costs most: {document['metric']} {gain:+.4f} without it."
@@ -74,19 +74,19 @@ def _facts(document: Mapping[str, Any]) -> Iterator[KeyFigure]:
     yield KeyFigure("SQNR of the outputs", _ratio(document["sqnr_db"]))
 
 
-def _sections(document: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Iterator[Section]:
+def _sections(document: Mapping[str, Any], ranked: list[Mapping[str, Any]]) -> Iterator[Section]:
     metric = document["metric"]
-    has_scores = any(cost["gain_if_restored"] is not None for cost in found)
+    has_scores = any(cost["gain_if_restored"] is not None for cost in ranked)
     columns: Columns = [
         Column("quantizer", code=True),
         "of",
         *(numbers(f"{metric} gained", f"{metric} lost alone") if has_scores else []),
         *numbers("dB without it", "dB alone", "local dB", "accumulated dB", "codes differ"),
         *numbers("clipped", "unused codes", "thresholds crossed", spare=True),
-        *(numbers("steps seen", "bound") if any(cost["bound"] for cost in found) else []),
+        *(numbers("steps seen", "bound") if any(cost["bound"] for cost in ranked) else []),
     ]
-    with_bounds = any(cost["bound"] for cost in found)
-    rows = [_row(cost, document, scores=has_scores, bounds=with_bounds) for cost in found]
+    with_bounds = any(cost["bound"] for cost in ranked)
+    rows = [_row(cost, document, scores=has_scores, bounds=with_bounds) for cost in ranked]
     yield Section("Quantizers", [_LEGEND], tables=[Table("quantizers", columns, rows, MANY)])
     channels: list[Row] = [
         [
@@ -97,7 +97,7 @@ def _sections(document: Mapping[str, Any], found: list[Mapping[str, Any]]) -> It
             f"{part['fewest_codes']['channel']}",
             f"{part['fewest_codes']['unused']} of {cost['levels']}",
         ]
-        for cost in found
+        for cost in ranked
         if (part := cost["channels"]) is not None
     ]
     if channels:

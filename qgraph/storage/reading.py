@@ -324,8 +324,8 @@ def written_ir_version(model: ir.Model) -> int:
 
 def _expect_content(path: Path, size: int, digest: bytes) -> None:
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").digest()
-    if path.stat().st_size != size or found != digest:
+        actual = hashlib.file_digest(file, "sha256").digest()
+    if path.stat().st_size != size or actual != digest:
         raise ModelError(
             f"{path}: a new model file has other bytes than were written; nothing was replaced. "
             "Look for a damaged disk, or choose another place."

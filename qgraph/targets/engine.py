@@ -79,18 +79,18 @@ def kernel_of(
     for kernel in kernels:
         if kernel.exists is Loads.NO:
             continue
-        found = _found(layer, kernel, profile, place)
-        if found.failed:
-            tried.append((kernel, found))
+        match = _found(layer, kernel, profile, place)
+        if match.failed:
+            tried.append((kernel, match))
         elif kernel.exists is Loads.UNKNOWN:
             return NoKernel((unmet.NOT_RECORDED(kernel.reason),), kernel, is_certain=False)
         else:
             slower = tuple(form for form in profile.slower if _is_slow(layer, form))
-            return KernelMatch(kernel, found.unknown, slower)
+            return KernelMatch(kernel, match.unknown, slower)
     tried = [each for each in tried if each[0].exists is Loads.YES]
     if tried:
-        kernel, found = min(tried, key=lambda each: len(each[1].failed))
-        return NoKernel(found.failed, kernel)
+        kernel, match = min(tried, key=lambda each: len(each[1].failed))
+        return NoKernel(match.failed, kernel)
     for kernel in kernels:
         if kernel.exists is Loads.NO:
             return NoKernel((unmet.NO_KERNEL(kernel.reason),), kernel)
@@ -165,7 +165,7 @@ def _indirect(layer: QuantizedLayer, rule: TypeRule) -> str | None:
 
 
 def _operand(
-    what: str, found: CodedOperand, rule: OperandRule, profile: Profile
+    what: str, operand: CodedOperand, rule: OperandRule, profile: Profile
 ) -> Iterator[Answer]:
     def asks(
         allowed: Sequence[object] | None, value: object, cause: Callable[[str], ExplainedReason],
@@ -173,37 +173,37 @@ def _operand(
     ) -> Answer:  # fmt: skip
         return None if allowed is None else _in(value, allowed), cause(f"{what}: {text}")
 
-    if found.granularity is not Granularity.TENSOR:
-        text = f"one scale per {found.granularity}"
-        yield asks(rule.granularity, found.granularity, unmet.GRANULARITY, text)
-    if found.granularity is Granularity.AXIS and rule.granularity is not None:
-        text = f"scales differ along the {found.axis} axis"
-        yield asks(rule.axis, found.axis, unmet.AXIS, text)
-    if found.granularity is Granularity.BLOCK and rule.blocks is not None:
-        yield _fits_blocks(found, rule), unmet.BLOCKS(f"{what}: blocks of {found.block}")
-    if found.zero not in (ZeroPoint.NONE, ZeroPoint.ZERO):
-        zero = found.zero
+    if operand.granularity is not Granularity.TENSOR:
+        text = f"one scale per {operand.granularity}"
+        yield asks(rule.granularity, operand.granularity, unmet.GRANULARITY, text)
+    if operand.granularity is Granularity.AXIS and rule.granularity is not None:
+        text = f"scales differ along the {operand.axis} axis"
+        yield asks(rule.axis, operand.axis, unmet.AXIS, text)
+    if operand.granularity is Granularity.BLOCK and rule.blocks is not None:
+        yield _fits_blocks(operand, rule), unmet.BLOCKS(f"{what}: blocks of {operand.block}")
+    if operand.zero not in (ZeroPoint.NONE, ZeroPoint.ZERO):
+        zero = operand.zero
         if zero is ZeroPoint.MIDDLE and zero not in (rule.zero or ()):
             zero = ZeroPoint.EQUAL
         yield asks(rule.zero, zero, unmet.ZERO_POINT, _ZEROS[zero])
     if rule.zero_input:
-        yield found.has_zero_input, unmet.ZERO_INPUT(f"{what}: no zero point is stated")
+        yield operand.has_zero_input, unmet.ZERO_INPUT(f"{what}: no zero point is stated")
     if rule.written is None:
-        yield None, unmet.WRITTEN(f"{what}: {found.written}")
+        yield None, unmet.WRITTEN(f"{what}: {operand.written}")
     else:
-        fits = any(fnmatchcase(found.written, form) for form in rule.written)
-        yield fits, unmet.WRITTEN(f"{what}: {found.written}")
-    if "FakeQuantize" in found.written:
-        yield asks(rule.levels, found.levels, unmet.LEVELS, f"{found.levels} levels")
+        fits = any(fnmatchcase(operand.written, form) for form in rule.written)
+        yield fits, unmet.WRITTEN(f"{what}: {operand.written}")
+    if "FakeQuantize" in operand.written:
+        yield asks(rule.levels, operand.levels, unmet.LEVELS, f"{operand.levels} levels")
     if rule.scale_types is not None:
-        text = f"scales of {found.scale}"
-        yield asks(rule.scale_types, found.scale, unmet.SCALE, text)
+        text = f"scales of {operand.scale}"
+        yield asks(rule.scale_types, operand.scale, unmet.SCALE, text)
     for name in rule.scale:
-        yield _SCALES[name](found), unmet.SCALE(f"{what}: a scale is not {_WORDS[name]}")
+        yield _SCALES[name](operand), unmet.SCALE(f"{what}: a scale is not {_WORDS[name]}")
     if rule.constant != ANY:
         text = "codes are data" if rule.constant == "yes" else "codes are constant"
-        yield found.is_constant == (rule.constant == "yes"), unmet.CONSTANT(f"{what}: {text}")
-    for name in found.before:
+        yield operand.is_constant == (rule.constant == "yes"), unmet.CONSTANT(f"{what}: {text}")
+    for name in operand.before:
         text = f"{name} between quantizer and layer"
         passes = name in profile.passing and _CODES in (rule.before or ())
         yield (
@@ -212,13 +212,13 @@ def _operand(
         )
 
 
-def _fits_blocks(found: CodedOperand, rule: OperandRule) -> bool:
+def _fits_blocks(operand: CodedOperand, rule: OperandRule) -> bool:
     blocks = rule.blocks
     return blocks is None or (
-        (not blocks.sizes or found.block in blocks.sizes)
-        and found.block >= blocks.least
-        and not (blocks.power_of_two and found.block & (found.block - 1))
-        and (not blocks.axis or found.axis in blocks.axis)
+        (not blocks.sizes or operand.block in blocks.sizes)
+        and operand.block >= blocks.least
+        and not (blocks.power_of_two and operand.block & (operand.block - 1))
+        and (not blocks.axis or operand.axis in blocks.axis)
     )
 
 

@@ -50,14 +50,14 @@ def runtimes_of(model: ir.Model, targets: Sequence[Profile]) -> list[RuntimeVerd
     Nothing is loaded or run: the verdicts follow from rules about operators, types and versions.
     Parameters that are graph inputs too count as unknown; freeze them first.
     """
-    found = list(node_forms(model))
-    return [_judge(target, model, found) for target in targets]
+    forms = list(node_forms(model))
+    return [_judge(target, model, forms) for target in targets]
 
 
-def _judge(target: Profile, model: ir.Model, found: Iterable[NodeForm]) -> RuntimeVerdict:
+def _judge(target: Profile, model: ir.Model, forms: Iterable[NodeForm]) -> RuntimeVerdict:
     reasons = list(version_reasons(target, model.ir_version or 0, model.graph.opset_imports))
     nodes: dict[tuple[Loads, str], list[NodeForm]] = {}
-    for form in found:
+    for form in forms:
         if form.inside and target.by_name:
             continue
         loads, text = worst_of_node(target, form)

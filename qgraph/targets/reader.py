@@ -185,10 +185,10 @@ def _value(kind: Any, value: object, place: Place) -> object:
     if is_dataclass(kind):
         return _made(kind, value, place)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
-        found = matching(kind, value)
-        if found is None:
+        matched = matching(kind, value)
+        if matched is None:
             raise _WrongError(place, f"{value!r}, expected one of {', '.join(kind)}.")
-        return kind(found)
+        return kind(matched)
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:

@@ -256,6 +256,6 @@ class LoadRule:
             (self.known, form.known),
             (self.declared, form.declared),
         )
-        return all(wanted is None or found in wanted for wanted, found in several) and all(
-            wanted is None or found is wanted for wanted, found in single
+        return all(wanted is None or actual in wanted for wanted, actual in several) and all(
+            wanted is None or actual is wanted for wanted, actual in single
         )

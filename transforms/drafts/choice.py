@@ -101,9 +101,9 @@ class Decision:
     def report(self) -> SiteReport:
         """Return the entry of the report."""
         if self.draft is None:
-            found = {"verdict": self.verdict, "figures": self.figures}
+            figures = {"verdict": self.verdict, "figures": self.figures}
             reason = self.reason or (self.verdict and self.verdict.reason) or "nothing was tried"
-            return refused(self.site.root, explained(reason, NO_EQUAL_FORM), **found)
+            return refused(self.site.root, explained(reason, NO_EQUAL_FORM), **figures)
         return entry(
             self.site.root,
             SiteStatus.CHANGED,

@@ -56,9 +56,9 @@ def parts_marked(model: Model, report: Report) -> Iterator[Callable[[], None]]:
     first = len(report.sites)
 
     def mark(names: set[str]) -> None:
-        found = [replace(s, is_part=s.node in names) for s in report.sites[first:]]
-        is_idle = [s.is_part and s.outcome is SiteStatus.KEPT and s.why != DYNAMIC for s in found]
-        report.sites[first:] = [s for s, idle in zip(found, is_idle, strict=True) if not idle]
+        parts = [replace(s, is_part=s.node in names) for s in report.sites[first:]]
+        is_idle = [s.is_part and s.outcome is SiteStatus.KEPT and s.why != DYNAMIC for s in parts]
+        report.sites[first:] = [s for s, idle in zip(parts, is_idle, strict=True) if not idle]
 
     def lowered() -> None:
         nonlocal first
@@ -93,10 +93,10 @@ def lower_operators(model: Model, exact: Exactness, opset: int | None, report: R
         _lower_sums(model, exact, report)
     reported = {(site.node, site.op) for site in report.sites}
     for node in model.nodes():
-        found = next(coded_tensors(node), None)
-        if found is None or (label(node), operator_name(node)) in reported:
+        coded = next(coded_tensors(node), None)
+        if coded is None or (label(node), operator_name(node)) in reported:
             continue
-        if found.is_dynamic:
+        if coded.is_dynamic:
             report.sites.append(entry(node, SiteStatus.KEPT, DYNAMIC))
         else:
             report.sites.append(refused(node, _NO_FORM))
@@ -112,17 +112,17 @@ def lower_decompressed(model: Model, opset: int | None, report: Report) -> None:
     """
     editor, limit = Editor(model.ir), ceiling(model.ir, opset)
     decisions = []
-    for found in decompressed(model.ir, limit):
-        draft = found.draft(editor)
+    for weight in decompressed(model.ir, limit):
+        draft = weight.draft(editor)
         if draft.opset <= limit:
-            decisions.append((found, draft))
+            decisions.append((weight, draft))
         else:
             draft.discard()
             reason = opset_reason("its DequantizeLinear", draft.opset, limit)
-            report.sites.append(refused(found.nodes[-1], reason))
+            report.sites.append(refused(weight.nodes[-1], reason))
     report.notes += raise_opset(model.ir, (draft.opset for _, draft in decisions))
-    for found, draft in decisions:
-        node, form = found.nodes[-1], draft.spelling
+    for weight, draft in decisions:
+        node, form = weight.nodes[-1], draft.spelling
         report.sites.append(entry(node, SiteStatus.CHANGED, spelling=form, verdict=_DECODED))
     editor.replace_all([draft for _, draft in decisions])
     model.ir.ir_version = max(model.ir.ir_version or 0, minimum_ir_version(model.ir))
@@ -155,7 +155,7 @@ def _lower_sums(model: Model, exact: Exactness, report: Report) -> None:
     report.sites += step.sites
     report.notes += step.notes
     editor = Editor(model.ir)
-    editor.replace_all([_decoded(editor, *found) for found in _numbers(model)])
+    editor.replace_all([_decoded(editor, *numbers) for numbers in _numbers(model)])
 
 
 def _is_sum(node: ir.Node) -> bool:

@@ -63,17 +63,17 @@ def read_all(
         if node.op_identifier() in model.ir.functions:
             continue
         try:
-            found = read(node)
+            result = read(node)
         except (OperatorError, UnsupportedError) as error:
-            found = Refusal(node, str(error))
+            result = Refusal(node, str(error))
         except ValueError as error:
-            found = Refusal(node, f"{where(node)}: {error}")
-        if found is not None:
-            yield found
+            result = Refusal(node, f"{where(node)}: {error}")
+        if result is not None:
+            yield result
 
 
 def rebuild(
-    model: Model, found: Iterable[Found], exact: Exactness, report: Report, *, limit: int
+    model: Model, results: Iterable[Found], exact: Exactness, report: Report, *, limit: int
 ) -> None:
     """Commit the drafts that reach ``exact`` within opset ``limit``; report every node.
 
@@ -81,12 +81,12 @@ def rebuild(
 
     Args:
         model: is changed in place.
-        found: must stay valid when the opset is raised: its nodes are not rewritten for that.
+        results: must stay valid when the opset is raised: its nodes are not rewritten for that.
         exact: minimum level of equality to accept.
         report: gets an entry for everything found.
         limit: highest opset that may be used.
     """
-    settled = [_settle(each, exact, limit) for each in found]
+    settled = [_settle(each, exact, limit) for each in results]
     chosen = [each for each in settled if isinstance(each, Rebuild)]
     report.notes += raise_opset(model.ir, (each.opset for each in chosen))
     editor = Editor(model.ir)
@@ -111,28 +111,28 @@ def rebuild(
         model.ir.ir_version = max(model.ir.ir_version or 0, needed_format)
 
 
-def _settle(found: Found, exact: Exactness, limit: int) -> Rebuild | SiteReport:
-    if isinstance(found, Kept):
-        return entry(found.root, SiteStatus.KEPT, found.reason)
-    if isinstance(found, Refusal):
-        return refused(found.root, explained(found.reason, UNREADABLE))
-    if not found.verdict.reaches(exact):
+def _settle(result: Found, exact: Exactness, limit: int) -> Rebuild | SiteReport:
+    if isinstance(result, Kept):
+        return entry(result.root, SiteStatus.KEPT, result.reason)
+    if isinstance(result, Refusal):
+        return refused(result.root, explained(result.reason, UNREADABLE))
+    if not result.verdict.reaches(exact):
         reason = (
-            f"equal only in {found.verdict.exactness}, expected {exact}: {found.verdict.reason}; "
-            f"accept it with exact={found.verdict.exactness}"
+            f"equal only in {result.verdict.exactness}, expected {exact}: {result.verdict.reason}; "
+            f"accept it with exact={result.verdict.exactness}"
         )
-        return refused(found.root, NO_EQUAL_FORM(reason), verdict=found.verdict)
-    if found.opset > limit:
-        return refused(found.root, opset_reason("it", found.opset, limit))
-    return found
+        return refused(result.root, NO_EQUAL_FORM(reason), verdict=result.verdict)
+    if result.opset > limit:
+        return refused(result.root, opset_reason("it", result.opset, limit))
+    return result
 
 
-def _draft(found: Rebuild, editor: Editor) -> Draft:
+def _draft(rebuild: Rebuild, editor: Editor) -> Draft:
     # Several inputs are no parameters, and new nodes read them themselves: none stands for data,
     # whose type would else be that of everything drafted.
     nowhere = ir.Value(name="")
-    draft = editor.draft(Region(nowhere, found.nodes[-1].outputs[0], found.nodes))
-    return draft.giving(found.write(draft))
+    draft = editor.draft(Region(nowhere, rebuild.nodes[-1].outputs[0], rebuild.nodes))
+    return draft.giving(rebuild.write(draft))
 
 
 def inferred_operands(

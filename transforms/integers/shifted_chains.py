@@ -164,7 +164,7 @@ def code_chains(model: Model) -> Iterator[CodeChain]:
 def _chain(encode: ir.Node) -> CodeChain:
     kind = (code_type(encode) or ir.DataType.UINT8).name
     pending, values = [encode.outputs[0]], dict[ir.Value, None]()
-    found: dict[str, dict[ir.Node, None]] = {"encoders": {}, "movers": {}, "decoders": {}}
+    members: dict[str, dict[ir.Node, None]] = {"encoders": {}, "movers": {}, "decoders": {}}
     obstacle: ExplainedReason | None = None
     while pending:
         value = pending.pop()
@@ -179,21 +179,21 @@ def _chain(encode: ir.Node) -> CodeChain:
             )
             obstacle = obstacle or USED_ELSEWHERE(f"its codes meet {value.name!r}, which {what}")
         elif role == "movers":
-            found[role][maker] = None
+            members[role][maker] = None
             pending += _moved_operands(maker)
         elif role == "encoders":
-            found[role][maker] = None
+            members[role][maker] = None
         for use in value.uses():
             role = _role(use.node, use.idx)
             if role in ("movers", "decoders"):
-                found[role][use.node] = None
+                members[role][use.node] = None
                 pending += use.node.outputs if role == "movers" else ()
             else:
                 obstacle = obstacle or USED_ELSEWHERE(
                     f"its codes are also used by {use.node.op_type}, which needs them as they are; "
                     "write that with lower-integer-operators first"
                 )
-    encoders, movers, decoders = (tuple(nodes) for nodes in found.values())
+    encoders, movers, decoders = (tuple(nodes) for nodes in members.values())
     if not _are_constant((*encoders, *decoders), range(1, 3)) or not _are_constant(
         (node for node in movers if node.op_type == "Clip"), range(1, 3)
     ):

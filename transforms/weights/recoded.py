@@ -79,16 +79,16 @@ def recode(
             form = FORMATS[stored.stream.kind]
             if not isinstance(form, IntFormat) or form.bits > _BYTE:
                 continue
-            found = shared(stored) or choice(stored, stored.source.survey())
-            needed = needed_opset(stored, found) if isinstance(found, Recoding) else 0
+            recoding = shared(stored) or choice(stored, stored.source.survey())
+            needed = needed_opset(stored, recoding) if isinstance(recoding, Recoding) else 0
             if needed > limit:
-                found = opset_reason("its new form", needed, limit)
-            if isinstance(found, Recoding):
-                plans.append(Recoded(stored, found, editor, jobs).decision)
-            elif isinstance(found, ExplainedReason):
-                others.append(refused(stored.decode, found))
+                recoding = opset_reason("its new form", needed, limit)
+            if isinstance(recoding, Recoding):
+                plans.append(Recoded(stored, recoding, editor, jobs).decision)
+            elif isinstance(recoding, ExplainedReason):
+                others.append(refused(stored.decode, recoding))
             else:
-                others.append(entry(stored.decode, SiteStatus.KEPT, found))
+                others.append(entry(stored.decode, SiteStatus.KEPT, recoding))
         return plans, others
 
     raise_and_settle(model, planned, editor, report)

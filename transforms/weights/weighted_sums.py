@@ -204,7 +204,7 @@ def decoders(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     """
     if node.domain or node.op_type not in OPERATORS:
         return None
-    found = []
+    pair = []
     for index in (0, 1):
         value = node.inputs[index]
         decoder = None if value is None else value.producer()
@@ -213,8 +213,8 @@ def decoders(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
             decoder = None if source is None else source.producer()
         if decoder is None or decoder.op_type != "DequantizeLinear":
             return None
-        found.append(decoder)
-    return found[0], found[1]
+        pair.append(decoder)
+    return pair[0], pair[1]
 
 
 def _decoded(value: ir.Value) -> Float64 | None:

@@ -111,7 +111,7 @@ class RuntimeJobs:
     def _answer(self, number: int, failure: str | None) -> Answer:
         if failure is not None:
             return Answer(failure=failure)
-        found = []
+        answers = []
         for place in range(self._batches):
             path = self._path / f"outputs{number}.{place}.npz"
             try:
@@ -123,5 +123,5 @@ class RuntimeJobs:
                     "outputs. Free some space and try again."
                 ) from error
             path.unlink()
-            found.append(dict(zip(self._outputs, arrays, strict=True)))
-        return Answer(found)
+            answers.append(dict(zip(self._outputs, arrays, strict=True)))
+        return Answer(answers)

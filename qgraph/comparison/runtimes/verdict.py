@@ -82,14 +82,14 @@ def judge_runtimes(
         if importlib.util.find_spec(runtime.module) is None:
             missing.append(runtime.name)
             continue
-        found = _try(runtime, written, candidate_outputs, CandidateForm.WRITTEN)
-        if all(result.failure is not None for result in found):
+        tried = _try(runtime, written, candidate_outputs, CandidateForm.WRITTEN)
+        if all(result.failure is not None for result in tried):
             standard = standard or _standard(candidate, batches, candidate_outputs)
             if standard is not None and standard[0].is_runnable:
-                refused = found[-1].failure
-                found = _try(runtime, standard[1], candidate_outputs, CandidateForm.STANDARD)
-                found = [replace(result, refused=refused) for result in found]
-        results += found
+                refused = tried[-1].failure
+                tried = _try(runtime, standard[1], candidate_outputs, CandidateForm.STANDARD)
+                tried = [replace(result, refused=refused) for result in tried]
+        results += tried
     return RuntimeReport(
         rewrite, error, results, missing, None if standard is None else standard[0]
     )
@@ -99,13 +99,13 @@ def _standard(
     candidate: Model, batches: Sequence[Mapping[str, Any]], expected: Sequence[Outputs]
 ) -> tuple[StandardForm, _Stripped] | None:
     """Return the candidate in standard operators, and the report on this form."""
-    found = in_standard_operators(candidate, batches)
-    if found is None:
+    standard = in_standard_operators(candidate, batches)
+    if standard is None:
         return None
-    executor = prepare(found.model.ir, Backend.NUMPY)
+    executor = prepare(standard.model.ir, Backend.NUMPY)
     outputs, error = compare_outputs(expected, [executor.run(batch) for batch in batches])
-    form = StandardForm(found.respelled, found.left, outputs, error)
-    return form, _Stripped(found.model, batches)
+    form = StandardForm(standard.respelled, standard.left, outputs, error)
+    return form, _Stripped(standard.model, batches)
 
 
 def _try(
@@ -123,10 +123,10 @@ class _Stripped:
         self.batches = batches
         self._known: list[tuple[str, list[dict[str, Any]]]] | None = None
 
-    def explain(self, found: Sequence[Outputs], error: float) -> list[Stopped]:
+    def explain(self, actual: Sequence[Outputs], error: float) -> list[Stopped]:
         """Return the cause "quantizers are left out" if the outputs agree with it."""
         for what, outputs in self._outputs():
-            left = compare_outputs(outputs, found)[1]
+            left = compare_outputs(outputs, actual)[1]
             if left is not None and left <= max(ROUNDING, STOPPED * STOPPED * error):
                 return [Stopped(what, None, left)]
         return []
@@ -171,7 +171,7 @@ class _Trial:
         answers = self._jobs.run(self._runtime.module, [level.options for level in levels])
         version = self._jobs.versions.get(self._runtime.module, "")
         name = f"{self._runtime.name} {version.split('-')[0]}".strip()
-        found: list[RuntimeResult] = []
+        results: list[RuntimeResult] = []
         least = 0.0
         for level, answer in zip(levels, answers, strict=True):
             if answer.failure is not None:
@@ -179,7 +179,7 @@ class _Trial:
                 if any(other.failure is None for other in answers):
                     enabling = self._enabling(level)
                 failed = RuntimeResult(name, level.name, level.setting, suspects=enabling)
-                found.append(replace(failed, failure=answer.failure, form=self._form))
+                results.append(replace(failed, failure=answer.failure, form=self._form))
                 continue
             outputs, error = compare_outputs(self._expected, answer.batches)
             amount = math.inf if error is None else error
@@ -189,20 +189,20 @@ class _Trial:
             if amount > ROUNDING:
                 suspects = self._stripped.explain(answer.batches, amount)
             if not suspects and amount > ROUNDING and amount > least and level is not levels[0]:
-                known = self._same(found, outputs)
+                known = self._same(results, outputs)
                 suspects = self._suspects(level, amount, least) if known is None else known
-            found.append(
+            results.append(
                 RuntimeResult(
                     name, level.name, level.setting, outputs, error, suspects, form=self._form
                 )
             )
-        return found
+        return results
 
     def _same(
-        self, found: Sequence[RuntimeResult], outputs: Sequence[OutputComparison]
+        self, results: Sequence[RuntimeResult], outputs: Sequence[OutputComparison]
     ) -> Sequence[Stopped] | None:
         """Return the causes found at an earlier level with the same outputs."""
-        for result in found:
+        for result in results:
             if list(result.outputs) == list(outputs) and result.suspects:
                 return result.suspects
         return None
@@ -213,8 +213,8 @@ class _Trial:
         usable = [each for each in self._runtime.suspects if "level" not in each.options]
         if level is self._runtime.levels[-1]:
             usable = list(self._runtime.suspects)
-        found: list[Stopped] = []
-        while usable and len(found) < _TOGETHER:
+        suspects: list[Stopped] = []
+        while usable and len(suspects) < _TOGETHER:
             errors = self._errors(options, usable)
             best = min(errors)
             if not best < left / _FEW:
@@ -224,10 +224,10 @@ class _Trial:
             chosen = usable.pop(place)
             left = errors[place]
             options = merged(options, chosen.options)
-            found.append(Stopped(chosen.what, chosen.option, left))
+            suspects.append(Stopped(chosen.what, chosen.option, left))
             if left <= max(error * STOPPED, least, ROUNDING):
                 break
-        return found
+        return suspects
 
     def _enabling(self, level: RuntimeLevel) -> list[Stopped]:
         """Return the first option with which a failing level runs."""
@@ -249,11 +249,11 @@ class _Trial:
 
 
 def compare_outputs(
-    expected: Sequence[Outputs], found: Sequence[Outputs]
+    expected: Sequence[Outputs], actual: Sequence[Outputs]
 ) -> tuple[list[OutputComparison], float | None]:
     """Return the differences of the outputs, for each output and in total."""
     comparisons = {name: Comparing(name) for name in (expected[0] if expected else ())}
-    for ours, theirs in zip(expected, found, strict=True):
+    for ours, theirs in zip(expected, actual, strict=True):
         for name, comparing in comparisons.items():
             comparing.add(ours[name], theirs[name])
     outputs = [comparing.result() for comparing in comparisons.values()]
@@ -353,9 +353,9 @@ def in_standard_operators(
 
 def _quantizers(model: ir.Model) -> list[str]:
     """Return the operators of quantizers that ONNX does not define; FakeQuantize has any domain."""
-    found = []
+    names = []
     for node in (node for body in bodies(model) for node in body):
         own = node.domain not in _THEIRS or node.op_type == "FakeQuantize"
         if own and operator_of(node) is not None and node.op_identifier() not in model.functions:
-            found.append(node.op_type)
-    return found
+            names.append(node.op_type)
+    return names

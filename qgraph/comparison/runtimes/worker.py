@@ -83,8 +83,8 @@ def _openvino(module: Any, path: str, configuration: Mapping[str, Any]) -> Runne
     compiled = core.compile_model(core.read_model(path), "CPU", dict(configuration))
 
     def run(feeds: Feeds) -> list[Array]:
-        found = compiled(dict(feeds))
-        return [np.array(found[port]) for port in compiled.outputs]
+        outputs = compiled(dict(feeds))
+        return [np.array(outputs[port]) for port in compiled.outputs]
 
     return run
 

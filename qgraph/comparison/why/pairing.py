@@ -92,11 +92,11 @@ class Skeleton:
     def of(cls, model: ir.Model) -> Skeleton:
         """Return the skeleton of a model without functions."""
         made = cls(model.graph)
-        for found in sites(model):
-            if isinstance(found, Refusal):
-                made.refused.append(found)
-            elif found.root.graph is model.graph:
-                made.sites[found.y] = found
+        for each in sites(model):
+            if isinstance(each, Refusal):
+                made.refused.append(each)
+            elif each.root.graph is model.graph:
+                made.sites[each.y] = each
         made.inside.update(node for site in made.sites.values() for node in site.nodes)
         made.constants.update(
             v for v in model.graph.initializers.values() if not v.is_graph_input()
@@ -160,19 +160,19 @@ def _partners(reference: Skeleton, candidate: Skeleton) -> dict[ir.Node, ir.Node
         return dict(zip(candidate.nodes, reference.nodes, strict=True))
     kinds = reference.forms(), candidate.forms()
     named = {(n.name, kind): n for n, kind in zip(reference.nodes, kinds[0], strict=True) if n.name}
-    found = {
+    partners = {
         node: named[node.name, kind]
         for node, kind in zip(candidate.nodes, kinds[1], strict=True)
         if node.name and (node.name, kind) in named
     }
-    taken = set(found.values())
+    taken = set(partners.values())
     ours = [p for p in zip(reference.nodes, kinds[0], strict=True) if p[0] not in taken]
-    theirs = [p for p in zip(candidate.nodes, kinds[1], strict=True) if p[0] not in found]
+    theirs = [p for p in zip(candidate.nodes, kinds[1], strict=True) if p[0] not in partners]
     matcher = SequenceMatcher(None, [k for _, k in ours], [k for _, k in theirs], autojunk=False)
     for a, b, size in matcher.get_matching_blocks():
         for n in range(size):
-            found[theirs[b + n][0]] = ours[a + n][0]
-    return found
+            partners[theirs[b + n][0]] = ours[a + n][0]
+    return partners
 
 
 def _paired(

@@ -156,8 +156,8 @@ class _Study:
         skeletons = Skeleton.of(reference), Skeleton.of(candidate)
         self.quantizers = paired_quantizers(*skeletons, paired.outputs)
         self.notes = [
-            f"{node_name(found.root)} is no quantizer that can be read: {found.reason}"
-            for found in skeletons[1].refused
+            f"{node_name(refusal.root)} is no quantizer that can be read: {refusal.reason}"
+            for refusal in skeletons[1].refused
         ]
         if not self.quantizers:
             raise UnsupportedError(
@@ -196,8 +196,8 @@ class _Study:
             shapes = []
             for executor, (fed, places) in zip(self.executors, sides, strict=True):
                 values = [(p.end, p.start or p.end) for p in places]
-                found = _run(executor, fed, [str(v.name) for pair in values for v in pair])
-                shapes.append([[np.shape(found[str(v.name)]) for v in pair] for pair in values])
+                tensors = _run(executor, fed, [str(v.name) for pair in values for v in pair])
+                shapes.append([[np.shape(tensors[str(v.name)]) for v in pair] for pair in values])
             for quantizer, ours, theirs in zip(block, *shapes, strict=True):
                 if ours != theirs:
                     self.reasons[quantizer] = "its values have another shape in the reference"
@@ -275,7 +275,7 @@ class _Study:
     def cost(self, quantizer: PairedQuantizer) -> QuantizerCost:
         """Return what was measured of a quantizer."""
         site = quantizer.site
-        found = QuantizerCost(
+        cost = QuantizerCost(
             node_name(site.root),
             operator_name(site.root),
             str(site.y.name),
@@ -283,10 +283,10 @@ class _Study:
             codes=self._tallies[quantizer].to_json(),
             reason=self.reasons[quantizer],
         )
-        if found.reason is None:
-            found.local_sqnr_db = self._local[quantizer].result().sqnr_db
-            found.accumulated_sqnr_db = self._accumulated[quantizer].result().sqnr_db
-        return found
+        if cost.reason is None:
+            cost.local_sqnr_db = self._local[quantizer].result().sqnr_db
+            cost.accumulated_sqnr_db = self._accumulated[quantizer].result().sqnr_db
+        return cost
 
 
 class _Scores:
@@ -324,12 +324,12 @@ class _Scores:
             own = feeds if side == 0 else self._study.renamed(feeds)
             for number in range(len(self._study.switched) + 1):
                 selected = np.asarray(number - 1, np.int64)
-                found = list(board.run({**own, SELECTED: selected}).values())
-                meant = meant or found
-                for comparing, x, y in zip(self._noise[side][number], meant, found, strict=True):
+                outputs = list(board.run({**own, SELECTED: selected}).values())
+                meant = meant or outputs
+                for comparing, x, y in zip(self._noise[side][number], meant, outputs, strict=True):
                     comparing.add(x, y)
                 if self._judge is not None and self._batches < self._labelled:
-                    self._kept[side][number].append(found)
+                    self._kept[side][number].append(outputs)
                 yield
         self._batches += 1
 

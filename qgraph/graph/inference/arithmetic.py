@@ -139,11 +139,11 @@ def _of_floats(name: str, operands: Sequence[Items], dtype: ir.DataType) -> Item
     arrays = [items.astype(dtype.numpy()) for items in operands]
     try:
         with np.errstate(all="ignore"):
-            found = np.asarray(compute(*arrays))
+            result = np.asarray(compute(*arrays))
     except ValueError:
         return None
     # NaN has no one bit pattern, and what follows may depend on it
-    return None if np.isnan(found).any() else found.astype(object)
+    return None if np.isnan(result).any() else result.astype(object)
 
 
 def _quotient(a: Number, b: Number) -> Dim:

@@ -199,8 +199,8 @@ def gather(call: Call) -> list[Fact]:
         return [Fact(x.dtype, result)]
     if not ((-len(items) <= places) & (places < len(items))).all():
         raise Unknown
-    found = items.take(places.reshape(-1), 0).reshape([*places.shape, *items.shape[1:]])
-    return [Fact(x.dtype, result, found)]
+    taken = items.take(places.reshape(-1), 0).reshape([*places.shape, *items.shape[1:]])
+    return [Fact(x.dtype, result, taken)]
 
 
 @rule("GatherBlockQuantized", domain="com.microsoft")

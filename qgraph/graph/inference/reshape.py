@@ -154,8 +154,8 @@ def slice_(call: Call) -> list[Fact]:
     items = x.items
     if items is None or None in cuts:
         return [Fact(x.dtype, sizes)]
-    found = items[tuple(cut for cut in cuts if cut is not None)]
-    return [Fact(x.dtype, sizes, as_items(list(found.flat), found.shape))]
+    part = items[tuple(cut for cut in cuts if cut is not None)]
+    return [Fact(x.dtype, sizes, as_items(list(part.flat), part.shape))]
 
 
 def _cut(size: Dim, start: Dim, end: Dim, step: Dim) -> tuple[slice | None, Dim]:

@@ -225,8 +225,8 @@ class _Walk:
                 return [UNKNOWN] * len(node.outputs)
         except (Unknown, ValueError, IndexError):
             return [UNKNOWN] * len(node.outputs)  # also of a node that violates its definition
-        found = [fact if _is_possible(fact) else UNKNOWN for fact in facts]
-        return found + [UNKNOWN] * (len(node.outputs) - len(found))
+        possible = [fact if _is_possible(fact) else UNKNOWN for fact in facts]
+        return possible + [UNKNOWN] * (len(node.outputs) - len(possible))
 
     def _body(self, graph: ir.Graph, inputs: Sequence[Fact]) -> list[Fact]:
         if len(inputs) != len(graph.inputs):

@@ -307,12 +307,12 @@ def _times(size: Dim, scale: float) -> Dim:
         return size
     if not isinstance(size, int) or not 0 < scale < 1 << 20:
         return None
-    found = {
+    sizes = {
         int(Fraction(scale) * size // 1),
         int(np.floor(np.float32(size) * np.float32(scale))),
         int(np.floor(size * scale)),
     }
-    return found.pop() if len(found) == 1 else None
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _recurrent(call: Call, data: int = 0) -> list[Fact]:

@@ -81,11 +81,11 @@ def _kind(node: ir.Node, kind: ir.DataType) -> tuple[ir.DataType, int]:
 
 def _parameters(draft: Draft, node: ir.Node) -> list[ir.Value]:
     """Return scale and zero point, as scalars if they have one element."""
-    found = []
+    parameters = []
     for place in (1, 2):
         value, sizes = pieces.operand(node, place), pieces.sizes_of(node, place)
-        found.append(pieces.reshape(draft, value, []) if sizes == (1,) else value)
-    return found
+        parameters.append(pieces.reshape(draft, value, []) if sizes == (1,) else value)
+    return parameters
 
 
 def _aligned(draft: Draft, node: ir.Node, value: ir.Value, axis: int) -> ir.Value:

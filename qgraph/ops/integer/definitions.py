@@ -61,8 +61,8 @@ def define(models: Sequence[ir.Model]) -> frozenset[OpKey]:
 def conditions(operators: Iterable[OpKey]) -> list[str]:
     """Return the conditions under which operators are equal to their definitions."""
     keys = set(operators)
-    found = {WHOLE_SUMS: SIGNATURES.keys(), SUMS_OF_CODES: _AVERAGES}
-    return [condition for condition, those in found.items() if not keys.isdisjoint(those)]
+    operators_of = {WHOLE_SUMS: SIGNATURES.keys(), SUMS_OF_CODES: _AVERAGES}
+    return [condition for condition, those in operators_of.items() if not keys.isdisjoint(those)]
 
 
 def write(draft: Draft, node: ir.Node) -> Operand:

@@ -148,15 +148,15 @@ def _compare_blocks(
 ) -> dict[int, _Block]:
     check_float_environment()
     gap = np.empty(len(blocks.x), np.int32)
-    found = {}
+    compared = {}
     with np.errstate(all="ignore"):
         for start in starts:
             result = _compare_parts(blocks, start, gap)
             block = _carefully(program, kind, start) if result is Same.OPEN else result
             if isinstance(block, _Block):
-                found[start] = block
+                compared[start] = block
     check_float_environment()
-    return found
+    return compared
 
 
 def _compare_parts(blocks: PairBlocks, start: int, gap: Gap) -> _Block | Same:

@@ -239,18 +239,18 @@ def integer_range(kind: str) -> tuple[float, float] | None:
 
 def in_order(roots: Iterable[Expr]) -> list[Expr]:
     """Return all expressions that ``roots`` contain, operands first."""
-    found: dict[int, Expr] = {}
+    ordered: dict[int, Expr] = {}
     for root in roots:
         stack = [root]
         while stack:
             expression = stack[-1]
-            pending = [o for o in expression.inputs if id(o) not in found]
+            pending = [o for o in expression.inputs if id(o) not in ordered]
             if pending:
                 stack += reversed(pending)
                 continue
-            found.setdefault(id(expression), expression)
+            ordered.setdefault(id(expression), expression)
             stack.pop()
-    return list(found.values())
+    return list(ordered.values())
 
 
 def fold(

@@ -234,15 +234,15 @@ def compare_special_inputs(program: PairProgram, collector: Collector) -> tuple[
     count = len(program.first)
     x, kinds = np.repeat(special, count), np.tile(np.arange(count, dtype=np.int64), 4)
     with np.errstate(all="ignore"):
-        found, neither = PointResults.of(program, x, kinds), program.is_undefined(x, kinds)
+        points, neither = PointResults.of(program, x, kinds), program.is_undefined(x, kinds)
     nan, keys = np.isnan(x), to_keys(x)
     neither &= ~nan
-    boxes, results = BoxBatch(kinds, keys, keys, np.zeros(len(x), np.uint8)), found[:2]
-    at_all = found.differ | found.unknown | found.zero_sign
+    boxes, results = BoxBatch(kinds, keys, keys, np.zeros(len(x), np.uint8)), points[:2]
+    at_all = points.differ | points.unknown | points.zero_sign
     collector.note("nan", boxes, *results, at_all & nan)
-    collector.note("infinity", boxes, *results, (found.differ | found.unknown) & ~nan & ~neither)
-    collector.note("zero", boxes, *results, found.zero_sign & ~nan)
-    return found._replace(unknown=neither), keys
+    collector.note("infinity", boxes, *results, (points.differ | points.unknown) & ~nan & ~neither)
+    collector.note("zero", boxes, *results, points.zero_sign & ~nan)
+    return points._replace(unknown=neither), keys
 
 
 _RANDOM = 4096
@@ -292,18 +292,18 @@ def sample(finding: PairFinding, reference: Expr, candidate: Expr) -> Sample | N
     kinds = program.first[: max(1, _MOST // len(x))]
     index = np.repeat(np.arange(len(kinds), dtype=np.int64), len(x))
     with np.errstate(all="ignore"):
-        found = PointResults.of(program, np.tile(x, len(kinds)), index)
+        points = PointResults.of(program, np.tile(x, len(kinds)), index)
     number = np.tile(
         ~np.isnan(x), len(kinds)
     )  # differences at NaN inputs are not differences in value
     masks = {
-        Exactness.DIFFERENT: found.differ & number,
-        Exactness.VALUES: found.zero_sign | (found.differ & ~number),
+        Exactness.DIFFERENT: points.differ & number,
+        Exactness.VALUES: points.zero_sign | (points.differ & ~number),
     }
     for level, mask in masks.items():
         if mask.any() and (shown is None or level is Exactness.DIFFERENT):
             i = int(np.argmax(mask))
-            results = float(found.reference[i]), float(found.candidate[i])
+            results = float(points.reference[i]), float(points.candidate[i])
             return Sample(level, Witness(float(x[i % len(x)]), *results), int(kinds[i // len(x)]))
     return shown
 

@@ -321,16 +321,16 @@ class Forms:
         return (*forms, operands.get(y))
 
     def _constant(self, value: ir.Value) -> object:
-        found = self._constants.get(value)
-        if found is None:
+        constant = self._constants.get(value)
+        if constant is None:
             array = array_of(value)
-            found = value
+            constant = value
             if array is not None and array.nbytes <= _LARGEST:
                 # Some operators distinguish stored constants from computed ones.
                 direct = constant_tensor(value) is not None
-                found = str(array.dtype), array.shape, array.tobytes(), direct
-            self._constants[value] = found
-        return found
+                constant = str(array.dtype), array.shape, array.tobytes(), direct
+            self._constants[value] = constant
+        return constant
 
 
 @dataclass(frozen=True)

@@ -141,12 +141,12 @@ def enumerate_values(
     block = max(_AT_ONCE // channels, 1)
     buffer = np.empty(min(block, len(values)) * channels, values.dtype)
     starts = range(0, len(numbers), block)
-    found = compare_pieces(lambda: (_flat(results(numbers[i : i + block])[1:]) for i in starts))
+    outcome = compare_pieces(lambda: (_flat(results(numbers[i : i + block])[1:]) for i in starts))
     nan_differs = False
     if nan.any():
         at_nan = compare_values(*results(values[nan])[1:])
         nan_differs = Exactness.of(at_nan) < Exactness.BITS
-    witness, index = None, -1 if found.index is None else found.index
+    witness, index = None, -1 if outcome.index is None else outcome.index
     for i in starts if index >= 0 else ():
         arrays = results(numbers[i : i + block])
         if index < arrays[0].size:
@@ -155,10 +155,10 @@ def enumerate_values(
         index -= arrays[0].size
     at_zeros = [np.moveaxis(side, axis, 0) for side in results(zeros)[1:]] if len(zeros) > 1 else []
     verdict = Verdict(
-        min(Exactness.of(found), Exactness.VALUES if nan_differs else Exactness.BITS),
+        min(Exactness.of(outcome), Exactness.VALUES if nan_differs else Exactness.BITS),
         Method.EXHAUSTIVE,
-        found.differing,
-        found.zero_sign,
+        outcome.differing,
+        outcome.zero_sign,
         witness,
         remarks(None, nan=nan_differs),
         nan_differs=nan_differs,

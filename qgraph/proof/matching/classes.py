@@ -291,9 +291,9 @@ class ValueClasses:
         self, first: ir.Node, second: ir.Node
     ) -> tuple[OperatorForm, OperatorForm]:
         """Return the common form of two nodes; if there is none, forms with all operands."""
-        found = self._common_form(first, second)
-        if found is not None:
-            return found
+        form = self._common_form(first, second)
+        if form is not None:
+            return form
         one, other = (
             OperatorForm((), tuple(value for value in node.inputs if value is not None))
             for node in (first, second)

@@ -181,15 +181,17 @@ def split_biases(models: Sequence[ir.Model]) -> frozenset[str]:
 
     Nothing is done unless one model has an Add after a sum where the other one has a bias.
     """
-    found = [list(filter(_may_have_bias, nodes_of(model.graph))) for model in models]
-    forms = [[_bias(node) is not None for node in nodes] for nodes in found]
-    mixed = any(map(any, forms)) and any(map(_is_added_to, (n for nodes in found for n in nodes)))
+    products = [list(filter(_may_have_bias, nodes_of(model.graph))) for model in models]
+    forms = [[_bias(node) is not None for node in nodes] for nodes in products]
+    mixed = any(map(any, forms)) and any(
+        map(_is_added_to, (n for nodes in products for n in nodes))
+    )
     if forms[0] == forms[1] or not mixed:
         return frozenset()
     if any(model.opset_imports.get("", 0) < _BROADCASTS for model in models):
         return frozenset()
     names = set()
-    for model, nodes in zip(models, found, strict=True):
+    for model, nodes in zip(models, products, strict=True):
         known = KnownValues(model.opset_imports)
         known.enter(nodes_of(model.graph))
         for node in nodes:

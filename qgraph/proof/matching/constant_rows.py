@@ -111,8 +111,8 @@ class ConstantRows:
         with np.errstate(all="ignore"):
             for step in self.steps:
                 step(held, start, stop)
-        found: Array = held[self.value]
-        return found
+        rows: Array = held[self.value]
+        return rows
 
 
 def rows_of(known: KnownValues, value: ir.Value) -> ConstantRows | None:
@@ -157,14 +157,14 @@ class _Compiler:
             return shape if seen == per else None
         stream = constant_elements(value)
         if stream is None:
-            found = self._computed(value, per)
+            rows = self._computed(value, per)
         else:
-            found = stream.shape or None
+            rows = stream.shape or None
             self.sources.append(_Source(value, stream, per))
             self.multiple = math.lcm(self.multiple, per)
-        if found is not None:
-            self._seen[value] = per, found
-        return found
+        if rows is not None:
+            self._seen[value] = per, rows
+        return rows
 
     def _computed(self, value: ir.Value, per: int) -> tuple[int, ...] | None:
         node = value.producer()
@@ -194,10 +194,10 @@ class _Compiler:
     def _rows_of(self, node: ir.Node, operand: ir.Value, shape: tuple[int, ...]) -> int | None:
         """Return how many rows use a row of an operand; 0 if it is not cut, None if unknown."""
         stored = constant_elements(operand)
-        found = self._known.array(operand) if stored is None else stored
-        if found is None:
+        array = self._known.array(operand) if stored is None else stored
+        if array is None:
             return None
-        sizes = found.shape
+        sizes = array.shape
         if math.prod(sizes) == 1:
             return 0
         if node.op_type in _ALONG_AXIS:

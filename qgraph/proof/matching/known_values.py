@@ -66,8 +66,8 @@ class KnownValues:
 
     def has(self, value: ir.Value) -> bool:
         """Return whether ``value`` is constant."""
-        found = self._is_known.get(value)
-        return constant_tensor(value) is not None if found is None else found
+        is_known = self._is_known.get(value)
+        return constant_tensor(value) is not None if is_known is None else is_known
 
     def array(self, value: ir.Value) -> Array | None:
         """Return the array of a constant; None for other values, or without a kernel.

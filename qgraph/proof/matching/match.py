@@ -163,8 +163,8 @@ class Matching(ValueClasses):
         if not self._by_name or (ours, theirs) in self._named:
             return
         named = {chain.value.name: chain for chain in _links(theirs.rest)}
-        found = [(c, named[c.value.name]) for c in _links(ours.rest) if c.value.name in named]
-        for mine, other in reversed(found):
+        pairs = [(c, named[c.value.name]) for c in _links(ours.rest) if c.value.name in named]
+        for mine, other in reversed(pairs):
             a, b = mine.value, other.value
             if None in (a.dtype, b.dtype) or a.dtype == b.dtype:
                 self.is_hinted = True

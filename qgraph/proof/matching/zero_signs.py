@@ -242,7 +242,7 @@ def zero_sign_nodes(
     live = live_nodes(outputs)
     inside = {node for step in steps for node in step.nodes if _serves_only(node, step)}
     spread = set(starts)
-    found: dict[ir.Node, str] = {}
+    reasons: dict[ir.Node, str] = {}
     before = 0
     while len(spread) > before:
         before = len(spread)
@@ -255,7 +255,7 @@ def zero_sign_nodes(
             if node not in live or not touched:
                 continue
             if node not in inside and distinguishes_signed_zeros(node, touched):
-                found[node] = (
+                reasons[node] = (
                     f"{node.op_type} distinguishes -0 from +0, and the models may compute "
                     "different zeros"
                 )
@@ -264,11 +264,11 @@ def zero_sign_nodes(
         for step in steps:
             node_after = step.exit.producer()
             if step.tells_apart and step.entry in spread and node_after is not None:
-                found[node_after] = (
+                reasons[node_after] = (
                     "the region distinguishes -0 from +0, and the models may compute different "
                     "zeros"
                 )
-    return list(found.items())
+    return list(reasons.items())
 
 
 def _serves_only(node: ir.Node, step: ZeroRegion) -> bool:

@@ -57,11 +57,11 @@ _ONE = np.float32(1)
 
 def shared_operators(models: Iterable[ir.Model]) -> frozenset[OpKey]:
     """Return the operators of com.microsoft that all models have equally often."""
-    found = [
+    counts = [
         Counter(OpKey.of(node) for node in nodes_of(model.graph) if node.domain == MICROSOFT)
         for model in models
     ]
-    return frozenset(key for key in found[0] if len({each[key] for each in found}) == 1)
+    return frozenset(key for key in counts[0] if len({each[key] for each in counts}) == 1)
 
 
 def write_code_product(graph: Rewriter, node: ir.Node) -> bool:

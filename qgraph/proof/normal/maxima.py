@@ -200,15 +200,15 @@ def join_maximum(graph: Rewriter, node: ir.Node) -> bool:
     inner = [value.producer() for value in pair]
     if len(node.inputs) != 2 or len(set(pair)) != 2 or inner[0] is None or inner[1] is None:
         return False
-    found = common_function(graph, [inner[0], inner[1]])
+    function = common_function(graph, [inner[0], inner[1]])
     sizes = sizes_of(pair[0])
-    if found is None or sizes is None or not are_equal(sizes, sizes_of(pair[1]) or (None,)):
+    if function is None or sizes is None or not are_equal(sizes, sizes_of(pair[1]) or (None,)):
         return False
-    order = order_of(graph, [inner[0]], found[0], pair[0], (), len(sizes))
+    order = order_of(graph, [inner[0]], function[0], pair[0], (), len(sizes))
     if order is None or not _may_exchange(graph, node, order):
         return False
-    maximum = graph.node(node, node.op_type, found, dtype=found[0].dtype, sizes=sizes)
-    new = _copied(graph, [inner[0]], {found[0]: maximum}, pair[0], node, sizes)
+    maximum = graph.node(node, node.op_type, function, dtype=function[0].dtype, sizes=sizes)
+    new = _copied(graph, [inner[0]], {function[0]: maximum}, pair[0], node, sizes)
     return graph.replace(node.outputs[0], new)
 
 

@@ -319,14 +319,14 @@ def _exactly(lo: Float32, hi: Float32) -> Codes | None:
 
 @functools.cache
 def _forms() -> dict[tuple[float, float], Codes]:
-    found: dict[tuple[float, float], Codes] = {}
+    forms: dict[tuple[float, float], Codes] = {}
     for signed in (False, True):
         for narrow in (False, True):
             for bits in range(1 + signed, WIDEST + 1):
                 lo, hi = code_bounds(np.asarray(bits, np.float32), signed, narrow)
                 if lo < hi:
-                    found.setdefault((float(lo), float(hi)), Codes(bits, signed, narrow))
-    return found
+                    forms.setdefault((float(lo), float(hi)), Codes(bits, signed, narrow))
+    return forms
 
 
 def codes_holding(lo: float, hi: float) -> Codes:

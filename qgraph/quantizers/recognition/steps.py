@@ -185,7 +185,7 @@ class Kinds:
         """
         places: dict[float, int] = {}
         number, numbers = -1, self._numbers
-        found: list[int | None] = []
+        indices: list[int | None] = []
         for step in reversed(steps):
             if isinstance(step, Rounded):
                 kind: tuple[object, ...] = (number, step.mode)
@@ -194,8 +194,8 @@ class Kinds:
             else:
                 break
             number = numbers.setdefault(kind, len(numbers))
-            found.append(number)
-        return [None] * (len(steps) - len(found)) + found[::-1]
+            indices.append(number)
+        return [None] * (len(steps) - len(indices)) + indices[::-1]
 
 
 def simplified(steps: tuple[Step, ...]) -> list[Step]:

@@ -179,10 +179,10 @@ class CodesPlan:
         """Return codes of proved levels and overwrite ``data``; None if not possible."""
         if self.table is None:
             return None
-        found = self.table.read(data, start, spread)
-        if found is None:
+        read = self.table.read(data, start, spread)
+        if read is None:
             return None
-        codes, clipped = found
+        codes, clipped = read
         tally.elements += codes.size
         tally.unchanged += codes.size
         tally.clipped += clipped

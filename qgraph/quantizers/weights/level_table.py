@@ -78,10 +78,10 @@ class LevelTable:
             return None
         counts = [len(half.parameters) for half in halves]
         parameters = [*quantize.parameters, *dequantize.parameters]
-        found = aligned([quantize.shape], parameters)
-        if found is None:
+        shapes = aligned([quantize.shape], parameters)
+        if shapes is None:
             return None
-        shape, laid = found
+        shape, laid = shapes
         stages = plan(laid[: counts[0]])
         levels = None if stages is None else stages.levels()
         form = FORMATS[kind]

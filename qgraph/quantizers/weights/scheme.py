@@ -247,9 +247,11 @@ def choices(
         factors = _POWERS if scheme.scales == E8M0 else _factors(FORMATS[scheme.codes].bits)
         for first in range(0, len(factors), _TOGETHER):
             some = np.asarray(factors[first : first + _TOGETHER], np.float32)
-            found = parameters(low, high, scheme, unit, some.reshape(-1, *(1,) * high.ndim))
-            for i, scale in enumerate(found.scale):
-                yield Parameters(scale, None if found.zero_point is None else found.zero_point[i])
+            offered = parameters(low, high, scheme, unit, some.reshape(-1, *(1,) * high.ndim))
+            for i, scale in enumerate(offered.scale):
+                yield Parameters(
+                    scale, None if offered.zero_point is None else offered.zero_point[i]
+                )
 
 
 @functools.cache
@@ -303,9 +305,9 @@ def best(
     for offer in offers:
         if scheme.scales != E8M0 and not may_be_better(*ends, offer, scheme, least):
             break
-        found = noise(w, offer, scheme, axes, y)
-        better = found < least
-        np.copyto(least, found, where=better)
+        error = noise(w, offer, scheme, axes, y)
+        better = error < least
+        np.copyto(least, error, where=better)
         np.copyto(scale, offer.scale, where=better)
         if zero_point is not None and offer.zero_point is not None:
             np.copyto(zero_point, offer.zero_point, where=better)
