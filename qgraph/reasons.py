@@ -37,6 +37,20 @@ class ExplainedReason(str):
         return str(self), self.id
 
 
+class Undecidable(Exception):  # noqa: N818 - a finding, not a fault
+    """An expression or a bound cannot be built or decided.
+
+    Attributes:
+        reason: why, with its id.
+        by_effort: whether the only reason is that it takes too long.
+    """
+
+    def __init__(self, reason: ExplainedReason, *, by_effort: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.by_effort = by_effort
+
+
 @dataclass(frozen=True)
 class Cause:
     """Why sites are refused, or comparisons undecided.

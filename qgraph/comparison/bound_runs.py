@@ -25,12 +25,11 @@ from qgraph.comparison.cut_model import CutModel, ModelPart, QuantizedPoint
 from qgraph.comparison.ideal import ideal
 from qgraph.errors import ExecutionError
 from qgraph.numerics import Array, Float64
-from qgraph.proof.bounds.combination import SLACK
-from qgraph.proof.bounds.quantity import FLOAT32
+from qgraph.ops.approximation import FLOAT32, SLACK
 from qgraph.proof.bounds.regions import bound_conditions, bound_of, paired
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
-from qgraph.proof.functions.expression import Undecidable
+from qgraph.reasons import Undecidable
 
 _FLOAT64 = 2.0**-53
 

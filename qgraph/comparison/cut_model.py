@@ -20,8 +20,7 @@ from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.bounds.events import Pending
 from qgraph.proof.bounds.roundings import SHIFTS, unlimited
 from qgraph.proof.bounds.segment import RoundedData
-from qgraph.proof.functions.expression import Undecidable
-from qgraph.reasons import NO_BOUND
+from qgraph.reasons import NO_BOUND, Undecidable
 
 _STRAIGHT = 1e-9
 """Largest relative error of three points on a line."""

@@ -23,9 +23,8 @@ from qgraph.ops.integer.products import SIGNATURES, Result, read_product
 from qgraph.ops.integer.sums import Factor, Parameter
 from qgraph.ops.operator import operator_of
 from qgraph.proof.bounds.evaluate import Evaluation
-from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.lowering import lower_node
-from qgraph.reasons import NO_BOUND, NOT_COMPUTED
+from qgraph.reasons import NO_BOUND, NOT_COMPUTED, Undecidable
 
 _LIMITS = frozenset({"Min", "Max"})
 _ROUNDINGS = frozenset({"Round", "Floor", "Ceil"})

@@ -20,7 +20,7 @@ from qgraph.inventory.statistics import Statistics
 from qgraph.ops.static_parameters import settled
 from qgraph.proof.certify import certify
 from qgraph.proof.curves import channels, staircase
-from qgraph.proof.functions.expression import Builder, Expr, Undecidable
+from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import lower
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.normalise import NormalisedModel, normalised_models
@@ -28,6 +28,7 @@ from qgraph.proof.matching.operators import joined
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.sites import sites
 from qgraph.quantizers.standardize import standardize
+from qgraph.reasons import Undecidable
 
 logger = logging.getLogger(__name__)
 

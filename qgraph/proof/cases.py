@@ -25,7 +25,7 @@ from qgraph.numerics.float32 import HIGHEST, Keys, from_keys
 from qgraph.numerics.values import compare_values, is_nan
 from qgraph.ops.operator import is_defined, operator_of
 from qgraph.proof.functions.decide import PairOutcome, remarks
-from qgraph.proof.functions.expression import Builder, Undecidable
+from qgraph.proof.functions.expression import Builder
 from qgraph.proof.functions.lowering import lower
 from qgraph.proof.functions.narrow import NodeSegment, all_values, free_axis
 from qgraph.proof.functions.search import Plateaus, plateaus
@@ -34,7 +34,7 @@ from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import is_reshape
 from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros, is_whole
 from qgraph.proof.regions import Cut, element_type, run_nodes
-from qgraph.reasons import DO_NOT_FIT, NOT_KNOWN, TWO_INPUTS, TYPE_NOT_PROVED
+from qgraph.reasons import DO_NOT_FIT, NOT_KNOWN, TWO_INPUTS, TYPE_NOT_PROVED, Undecidable
 
 _CASES = 1 << 22
 _BOXES = 1 << 20

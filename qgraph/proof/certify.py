@@ -32,7 +32,6 @@ from qgraph.ops.integer.definitions import conditions
 from qgraph.proof.discharge import Shown, discharge, names, try_all_inputs
 from qgraph.proof.forced import Demonstrate, Established, adds_bias, establish
 from qgraph.proof.functions.decide import Key, PairOutcome
-from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.search import boxes
 from qgraph.proof.matching.composites import has_packed_products, has_rounded_products
 from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
@@ -40,7 +39,7 @@ from qgraph.proof.matching.normalise import NormalisedModel, listed_facts, norma
 from qgraph.proof.matching.zero_signs import ZeroRegion, zero_sign_nodes
 from qgraph.proof.normal.normalise import NormalForm, normalise
 from qgraph.proof.regions import Decided
-from qgraph.reasons import SIGN_OF_ZERO
+from qgraph.reasons import SIGN_OF_ZERO, Undecidable
 
 _Sides = tuple[NormalisedModel, NormalisedModel]
 

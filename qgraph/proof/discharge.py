@@ -14,10 +14,17 @@ from qgraph.graph.scopes import node_name
 from qgraph.proof.cases import decide_joint, decide_steps
 from qgraph.proof.functions.decide import PairOutcome, undecided
 from qgraph.proof.functions.enumeration import effort
-from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
 from qgraph.proof.regions import Cut, Decided, count_all, cut, decide_cuts
-from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, NOT_FORCED, NOT_MATCHED, explained, restated
+from qgraph.reasons import (
+    DO_NOT_FIT,
+    NOT_COMPUTED,
+    NOT_FORCED,
+    NOT_MATCHED,
+    Undecidable,
+    explained,
+    restated,
+)
 
 _GUESSED = NOT_FORCED("it begins with results of different operators, which may not correspond")
 

@@ -27,14 +27,22 @@ from qgraph.proof.functions.decide import (
     undecided,
 )
 from qgraph.proof.functions.enumeration import enumerate_inputs
-from qgraph.proof.functions.expression import Builder, Expr, Undecidable, undefined
+from qgraph.proof.functions.expression import Builder, Expr, undefined
 from qgraph.proof.functions.lowering import lower
 from qgraph.proof.functions.narrow import NARROW_BITS, NodeSegment, enumerate_values, free_axis
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import check_parameters
 from qgraph.proof.matching.zero_signs import meets_both_zeros
-from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NOT_COMPUTED, NOT_KNOWN, TYPE_NOT_PROVED, restated
+from qgraph.reasons import (
+    DO_NOT_FIT,
+    LEFT_OPEN,
+    NOT_COMPUTED,
+    NOT_KNOWN,
+    TYPE_NOT_PROVED,
+    Undecidable,
+    restated,
+)
 
 _PARAMETERS_ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 

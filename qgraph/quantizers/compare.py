@@ -25,12 +25,12 @@ from qgraph.proof.functions.decide import (
     decide_pairs,
     undecided,
 )
-from qgraph.proof.functions.expression import Builder, Undecidable
+from qgraph.proof.functions.expression import Builder
 from qgraph.proof.functions.lowering import Form, Forms, lower
 from qgraph.proof.functions.narrow import NodeSegment, enumerate_values, free_axis
 from qgraph.proof.matching.zero_signs import CHOOSING, meets_both_zeros
 from qgraph.quantizers.dialects.dialect import Site
-from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, NOT_KNOWN, TYPE_NOT_PROVED
+from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, NOT_KNOWN, TYPE_NOT_PROVED, Undecidable
 
 
 class Comparer:

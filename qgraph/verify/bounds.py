@@ -19,8 +19,9 @@ from qgraph.exactness import Exactness, PartFinding, ProofVerdict, Status
 from qgraph.graph.interface import Interface, Pair
 from qgraph.graph.scopes import node_name
 from qgraph.numerics import Float64
-from qgraph.verify.executed import Executed
-from qgraph.verify.ideals import Basis, Ideal, distance, distance_within, is_same, largest, times
+from qgraph.ops.approximation import largest_of, product
+from qgraph.verify.distances import distance, distance_within, is_same
+from qgraph.verify.ideals import Basis, Executed, Ideal
 from qgraph.verify.outputs import EqualValues
 from qgraph.verify.reading import Reading, agree
 from qgraph.verify.regions import Equality
@@ -196,18 +197,18 @@ class BoundCheck:
             raise EquivalenceError("it states no bound")
         if segment.is_output:
             ours, theirs = self._one.of(segment.ends[0]), self._other.of(segment.ends[1])
-            found, weak = _of_output(ours, theirs, bound), ours.weak or theirs.weak
+            found = _of_output(ours, theirs, bound)
         else:
             one, other = (
                 trace.roundings.get(value) or _missing(trace.of(value))
                 for trace, value in zip((self._one, self._other), segment.ends, strict=True)
             )
             found = _of_roundings(one, other, bound)
-            weak = one.before.weak or other.before.weak
         given = self._certificate.bounding
         if (bound.against, bound.order) != (given.against, given.order):
             raise EquivalenceError("it answers another question than the certificate")
         problem = _too_small(found, bound)
+        weak = self._one.weak.get(segment.ends[0]) or self._other.weak.get(segment.ends[1])
         if problem is not None:
             raise (
                 EquivalenceError(problem)
@@ -234,8 +235,8 @@ def _input(value: ir.Value, limits: tuple[float, float] | None) -> Executed:
         limits = first, first + 2.0**bits - 1
     low, high = map(np.asarray, (-np.inf, np.inf) if limits is None else limits)
     basis = Basis(("input", str(value.name)), low, high)
-    granule = np.ones(()) if is_whole else None
-    return Executed(Ideal.of(basis), low, high, granule=granule)
+    unit = np.ones(()) if is_whole else None
+    return Executed(Ideal.of(basis), low, high, unit=unit)
 
 
 def _of_roundings(one: TracedRounding, other: TracedRounding, bound: Bound) -> _Found:
@@ -264,8 +265,8 @@ def _of_roundings(one: TracedRounding, other: TracedRounding, bound: Bound) -> _
 
 
 def _error(before: Executed, window: tuple[Float64, Float64]) -> Float64:
-    reach = np.minimum(largest(*window), before.largest)
-    return before.absolute + times(before.relative, reach)
+    reach = np.minimum(largest_of(*window), before.largest)
+    return before.absolute + product(before.relative, reach)
 
 
 def _of_output(ours: Executed, theirs: Executed, bound: Bound) -> _Found:

@@ -1,4 +1,4 @@
-"""What a model means in real arithmetic, as a function of codes, and how far two models lie apart.
+"""What a model means in real arithmetic, as a function of codes.
 
 A function is a sum of multiples of bases, and an offset. A basis is made of codes alone: codes, the
 sum of their products with weights, a limited sum, a mean, moved elements. Both models share the
@@ -18,22 +18,11 @@ import numpy as np
 
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
+from qgraph.ops.approximation import Approximation, largest_of, product
+from qgraph.ops.sums_of_products import Taps, ends_of_sums
 
 ULP = 2.0**-52
 NOTHING: Float64 = np.zeros(())
-_WHOLE = 2.0**26
-_ELEMENTWISE = ("limit", "LeakyRelu")
-
-
-def times(one: Float64, other: Float64) -> Float64:
-    """Return the product, where 0 times infinity is 0."""
-    with np.errstate(invalid="ignore"):
-        return np.where((one == 0) | (other == 0), 0.0, one * other)
-
-
-def largest(low: Float64, high: Float64) -> Float64:
-    """Return the largest magnitude between two ends."""
-    return np.maximum(np.abs(low), np.abs(high))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +61,7 @@ class Basis:
     @property
     def largest(self) -> Float64:
         """The largest magnitude."""
-        return largest(self.low, self.high)
+        return largest_of(self.low, self.high)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +100,7 @@ class Ideal:
         """Bounds of the values."""
         low = high = self.offset
         for factor, basis in self.terms:
-            ends = times(factor, basis.low), times(factor, basis.high)
+            ends = product(factor, basis.low), product(factor, basis.high)
             low, high = low + np.minimum(*ends), high + np.maximum(*ends)
         return low, high
 
@@ -131,211 +120,50 @@ class Ideal:
         offset, size = self.offset + sign * other.offset, self.size + other.size
         return Ideal(tuple(terms.values()), offset, size, depth)
 
-    def scaled(self, factor: Float64, roundings: int = 1) -> Ideal:
-        """Return a multiple.
-
-        Args:
-            factor: of the function.
-            roundings: number of roundings of the factor and the product.
-        """
+    def times(self, factor: Float64) -> Ideal:
+        """Return a multiple; the factor may be a quotient."""
         terms = tuple((before * factor, basis) for before, basis in self.terms)
-        depth = self.depth + roundings
-        return Ideal(terms, self.offset * factor, self.size * np.abs(factor), depth)
+        return Ideal(terms, self.offset * factor, self.size * np.abs(factor), self.depth + 2)
 
 
 ONE = Basis(("one",), np.ones(()), np.ones(()))
 """The number 1, which padding replaces by 0."""
 
-_Term = tuple[Float64, Basis]
+
+@dataclass(frozen=True, eq=False)
+class Executed(Approximation[Ideal]):
+    """A tensor of a model."""
 
 
-def distance(one: Ideal, other: Ideal) -> Float64:
-    """Return a bound of the distance of two functions, one of each model.
-
-    Raises:
-        UnsupportedError: they are built of different operators.
-    """
-    one, other = _summed(one), _summed(other)
-    noise = max(one.depth, other.depth) * ULP
-    found = np.abs(one.offset - other.offset) + noise * (one.size + other.size)
-    for first, second in _pairs(one, other):
-        found = found + _apart(first, second, noise)
-    return np.asarray(found * (1 + 64 * ULP))
-
-
-def distance_within(one: Ideal, other: Ideal, window: tuple[Float64, Float64]) -> Float64:
-    """Return a bound of the distance where the first function lies in a window.
-
-    If all sums of the second are r times those of the first, the distance is
-    ``|(r - 1) * (one - its offset) + difference of the offsets|``. A sum of weights at the border
-    of padded data may be left over.
-
-    Raises:
-        UnsupportedError: they are built of different operators.
-    """
-    one, other = _summed(one), _summed(other)
-    plain = distance(one, other)
-    pairs = _pairs(one, other)
-    noise = max(one.depth, other.depth) * ULP
-    sizes = [float(np.max(times(np.abs(c), p.largest))) for (c, p), _ in pairs]
-    ratios = [_ratio(first, second) for first, second in pairs]
-    main = int(np.argmax(sizes)) if sizes else 0
-    ratio = ratios[main] if ratios else None
-    if ratio is None:
-        return plain
-    reach = largest(*(end - one.offset for end in window))
-    found = times(np.abs(ratio - 1), reach) + np.abs(one.offset - other.offset)
-    found = found + 4 * noise * (reach + one.size + other.size)
-    for index, ((c, p), second) in enumerate(pairs):
-        if index != main:
-            found = found + _apart((ratio * c, p), second, 4 * noise)
-    usable = np.isfinite(found) & np.isfinite(ratio) & (ratio > 0)
-    return np.minimum(plain, np.where(usable, found * (1 + 64 * ULP), np.inf))
-
-
-def _summed(function: Ideal) -> Ideal:
-    """Return a function in which sums of weights times the same data are one sum."""
-    terms: list[_Term] = []
-    for term in function.terms:
-        alike = [i for i, t in enumerate(terms) if _is_one_sum(t[1], term[1])]
-        if alike:
-            terms[alike[0]] = np.ones(()), _sum_of(terms[alike[0]], term)
+def sums(data: Ideal, weights: Executed, layout: Taps) -> Ideal:
+    """Return sums of products with weights, as multiples of one basis for each term of the data."""
+    shape = weights.numbers.shape
+    meant = np.broadcast_to(weights.meant.offset, shape)
+    numbers, scale = meant, np.ones(shape[0])
+    if weights.factors is not None:
+        wide = np.broadcast_to(weights.factors[0], shape).reshape(shape[0], -1)
+        if (wide == wide[:, :1]).all():
+            numbers, scale = np.broadcast_to(weights.factors[1], shape), wide[:, 0]
+    made, terms = Ideal(), list(data.terms)
+    if data.offset.any() and layout.is_padded:
+        terms.append((data.offset, ONE))
+    elif data.offset.any():
+        parts = (meant * layout.by_tap(data.offset, meant)).reshape(shape[0], -1)
+        size = np.abs(parts).sum(axis=1) * parts.shape[1]  # of the roundings of the sum
+        made = Ideal((), layout.by_row(parts.sum(axis=1)), layout.by_row(size))
+    for factor, basis in terms:
+        rows, codes = scale, numbers
+        if factor.size == 1:
+            rows = scale * rows_of(factor, 1)
         else:
-            terms.append(term)
-    # a product of factor and weight, and a sum, for each that was joined
-    depth = function.depth + 2 * (len(function.terms) - len(terms))
-    return replace(function, terms=tuple(terms), depth=depth)
-
-
-def _is_one_sum(p: Basis, q: Basis) -> bool:
-    has_weights = p.weights is not None and q.weights is not None
-    return has_weights and p.key == q.key and _is_one_inner(p, q)
-
-
-def _sum_of(*terms: _Term) -> Basis:
-    """Return the sum of sums of weights; weights of one row stand for all rows."""
-    given = [(factor, b.weights, b.reach) for factor, b in terms if b.weights is not None]
-    shape = max((weights.shape for _, weights, _ in given))
-    if any(weights.shape not in (shape, (1, *shape[1:])) for _, weights, _ in given):
-        raise UnsupportedError("the weights of the models have different shapes")
-    rows = (-1, *(1,) * (len(shape) - 1))
-    weights = np.add(*(rows_of(f, shape[0]).reshape(rows) * weights for f, weights, _ in given))
-    low, high = Ideal(terms).range
-    reach = np.maximum(given[0][2], given[1][2])
-    return replace(terms[0][1], low=low, high=high, weights=weights, reach=reach)
-
-
-def _pairs(one: Ideal, other: Ideal) -> list[tuple[_Term, _Term]]:
-    """Return the terms of two functions in pairs; sums at borders may have no counterpart."""
-    rest = list(other.terms)
-    pairs: list[tuple[_Term, _Term]] = []
-    for term in one.terms:
-        alike = [t for t in rest if t[1].key == term[1].key]
-        if len(alike) != 1 and not (term[1].is_border and not alike):
-            raise UnsupportedError("the models compute it by different operators")
-        rest = [t for t in rest if not alike or t is not alike[0]]
-        pairs.append((term, alike[0] if alike else (NOTHING, term[1])))
-    if not all(basis.is_border for _, basis in rest):
-        raise UnsupportedError("the models compute it by different operators")
-    return pairs + [((NOTHING, basis), (factor, basis)) for factor, basis in rest]
-
-
-def _ratio(first: _Term, second: _Term) -> Float64 | None:
-    """Return the ratio of the second term and the first, by channel, if they are proportional."""
-    (c, p), (d, q) = first, second
-    share = _share(p, q)
-    if share is None or not np.any(c):
-        return None
-    with np.errstate(all="ignore"):
-        return np.where(c == d * share, 1.0, d * share / c)
-
-
-def _share(p: Basis, q: Basis) -> Float64 | None:
-    """Return the ratio of the second basis and the first, by channel; None if there is none."""
-    if _is_one(p, q):
-        return np.ones(())
-    if p.weights is None or q.weights is None or not _is_one_inner(p, q):
-        return None
-    return _proportion(p.weights, q.weights, p.low)
-
-
-def _is_one_inner(p: Basis, q: Basis) -> bool:
-    """Return whether two bases are made of one function."""
-    return p.inner is not None and q.inner is not None and is_same(p.inner, q.inner)
-
-
-def is_same(one: Ideal, other: Ideal) -> bool:
-    """Return whether two functions are one, with all numbers."""
-    pairs = zip(one.terms, other.terms, strict=False)
-    return (
-        np.array_equal(one.offset, other.offset)
-        and len(one.terms) == len(other.terms)
-        and all(np.array_equal(c, d) and _is_one(a, b) for (c, a), (d, b) in pairs)
-    )
-
-
-def _is_one(p: Basis, q: Basis) -> bool:
-    """Return whether two bases are one function, with all its numbers."""
-    if p is q or p.key != q.key:
-        return p is q
-    numbers = [(() if b.weights is None else (b.weights,), b.ends or ()) for b in (p, q)]
-    pairs = zip((*numbers[0][0], *numbers[0][1]), (*numbers[1][0], *numbers[1][1]), strict=True)
-    return _is_one_inner(p, q) and all(np.array_equal(a, b) for a, b in pairs)
-
-
-def _proportion(one: Float64, other: Float64, like: Float64) -> Float64 | None:
-    """Return the exact ratio of the rows of weights, None if one row is not proportional."""
-    if one.shape != other.shape:
-        return None
-    if np.array_equal(one, other):
-        return np.ones(())
-    a, b = (array.reshape(len(array), -1) for array in (one, other))
-    if not all((np.abs(x) < _WHOLE).all() and (x == np.rint(x)).all() for x in (a, b)):
-        return None
-    rows, place = np.arange(len(a)), np.argmax(np.abs(a), axis=1)
-    first, second = a[rows, place][:, None], b[rows, place][:, None]
-    if not (a * second == b * first).all():
-        return None
-    with np.errstate(all="ignore"):
-        ratio = np.where(first == 0, 1.0, second / first)
-    return np.asarray(ratio.reshape(like.shape) if ratio.size == like.size else None)
-
-
-def _apart(first: _Term, second: _Term, noise: float) -> Float64:
-    """Return a bound of the distance of two terms.
-
-    Args:
-        first: a factor and a basis.
-        second: the same of the other model, with an equal key.
-        noise: the relative error of the factors.
-    """
-    (c, p), (d, q) = first, second
-    slack = noise * times(np.abs(c) + np.abs(d), np.maximum(p.largest, q.largest))
-    share = _share(p, q)
-    if share is not None:
-        return np.asarray(times(np.abs(c - d * share), p.largest) + slack)
-    if p.inner is None or q.inner is None:
-        raise UnsupportedError("the models compute it from different codes")
-    inner = NOTHING if _is_one_inner(p, q) else distance(p.inner, q.inner)
-    if p.weights is not None and q.weights is not None:
-        return _sums_apart(first, second, float(np.max(inner)), noise)
-    if p.kind[0] not in _ELEMENTWISE:
-        inner = np.asarray(np.max(inner))
-    elif p.ends is not None and q.ends is not None:
-        moved = [np.abs(a - b) for a, b in zip(p.ends, q.ends, strict=True)]
-        inner = np.maximum(inner, np.fmax(np.fmax(*moved), 0.0))  # equal infinities give NaN
-    return np.asarray(times(np.abs(c - d), p.largest) + times(np.abs(d), p.slope * inner) + slack)
-
-
-def _sums_apart(first: _Term, second: _Term, inner: float, noise: float) -> Float64:
-    (c, p), (d, q) = first, second
-    if p.weights is None or q.weights is None or p.weights.shape != q.weights.shape:
-        raise UnsupportedError("the weights of the models have different shapes")
-    rows = (-1, *(1,) * (p.weights.ndim - 1))
-    a, b = (rows_of(factor, len(p.weights)).reshape(rows) for factor in (c, d))
-    one, other = a * p.weights, b * q.weights
-    parts = np.abs(one - other) * p.reach + noise * (np.abs(one) + np.abs(other)) * p.reach
-    return total(parts + np.abs(other) * inner).reshape(p.low.shape)
+            codes = numbers * layout.by_tap(factor, numbers)
+        ends = layout.ends_by_tap(basis.low, basis.high, codes)
+        reach = np.broadcast_to(largest_of(*ends), shape)
+        kind = "sum", layout.geometry, layout.trailing
+        bounds = ends_of_sums(codes, *ends, layout)
+        term = Basis(kind, *bounds, Ideal.of(basis), codes, reach)
+        made = made.plus(Ideal(((layout.by_row(rows), term),)))
+    return replace(made, depth=data.depth + weights.meant.depth + 6)
 
 
 def rows_of(numbers: Float64, count: int) -> Float64:
@@ -349,20 +177,14 @@ def rows_of(numbers: Float64, count: int) -> Float64:
     return numbers.reshape(-1)
 
 
-def total(parts: Float64) -> Float64:
-    """Return sums of magnitudes over the taps of each row, rounded up: ``[rows]``."""
-    rows = parts.reshape(len(parts), -1)
-    return np.asarray(rows.sum(axis=1) * (1 + rows.shape[1] * ULP))
-
-
 def unlimited(function: Ideal) -> tuple[Ideal, Float64, Float64]:
     """Return a function without the limits of its values, and these limits."""
     low, high = np.full((), -np.inf), np.full((), np.inf)
     while len(function.terms) == 1 and function.terms[0][1].ends is not None:
         ((factor, basis),) = function.terms
-        ends: Sequence[Float64] = [times(factor, e) + function.offset for e in basis.ends or ()]
+        ends: Sequence[Float64] = [product(factor, e) + function.offset for e in basis.ends or ()]
         low, high = (np.clip(pick(*ends), low, high) for pick in (np.minimum, np.maximum))
         inner = Ideal() if basis.inner is None else basis.inner
         shift = Ideal((), function.offset, function.size, function.depth)
-        function = inner.scaled(factor).plus(shift)
+        function = inner.times(factor).plus(shift)
     return function, low, high

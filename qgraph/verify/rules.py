@@ -11,21 +11,23 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
-from qgraph.verify.executed import (
-    SINGLE,
-    Executed,
-    SumLayout,
-    added,
-    fixed,
-    limited,
-    products,
-    rounded,
-    scaled,
-)
-from qgraph.verify.ideals import NOTHING, Basis, Ideal
+from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
+from qgraph.ops.sums_of_products import Taps, added_up, products
+from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
+from qgraph.verify.ideals import NOTHING, Basis, Executed, Ideal, sums
 from qgraph.verify.operators import names
 from qgraph.verify.reading import QUANTIZERS, Sizes
-from qgraph.verify.traces import ENDLESS, WHOLE, Change, Rule, Trace, changed, precision_of
+from qgraph.verify.traces import (
+    ENDLESS,
+    WHOLE,
+    Change,
+    Rule,
+    Trace,
+    changed,
+    fixed,
+    limited,
+    precision_of,
+)
 
 _INTEGER = names("QLinearConv QLinearMatMul")
 ROUNDINGS = QUANTIZERS | _INTEGER | frozenset(WHOLE)
@@ -38,13 +40,13 @@ def product(trace: Trace, node: ir.Node) -> Executed:
     factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
     if factors != [1.0, 1.0] or node.attributes.get_int("transA", 0) != 0:
         raise UnsupportedError("the checker has no bound for a Gemm with factors")
-    weights, layout = _arranged(trace, node, weights)
+    weights, layout = _arranged(node, weights)
     if bias is not None:
         if bias.numbers.size != bias.numbers.shape[-1]:
             raise UnsupportedError("a bias differs between samples")
         bias = changed(bias, lambda a: layout.by_row(a.reshape(-1)))
-    made = products(data, weights, layout, trace.adding(node), bias)
-    return replace(made, weak=data.weak or weights.weak)
+    made = products(sums, data, weights, layout, trace.adding(node), bias=bias)
+    return trace.stored(node, made)
 
 
 def integer_product(trace: Trace, node: ir.Node) -> Executed:
@@ -52,41 +54,33 @@ def integer_product(trace: Trace, node: ir.Node) -> Executed:
     data, s_a, z_a, weights, s_b, z_b, s_y, z_y = map(trace.of, node.inputs[:8])
     after = weights.numbers.ndim - 1 if node.op_type == "QLinearConv" else 0
     zero = z_b.numbers.reshape((-1, *(1,) * after) if z_b.numbers.size > 1 else ())
-    weights, layout = _arranged(trace, node, fixed(weights.numbers - zero))
+    weights, layout = _arranged(node, fixed(weights.numbers - zero))
     bias = None
     if len(node.inputs) > len("asabsbsy"):
         bias = changed(trace.of(node.inputs[8]), lambda a: layout.by_row(a.reshape(-1)))
-    found = products(added(data, z_a, -1.0), weights, layout, None, bias)
+    found = products(sums, sum_of(data, z_a, -1.0), weights, layout, None, bias=bias)
     if not (found.reach < 2.0**31).all():
         raise UnsupportedError("an int32 sum may wrap around")
     a, b, y = (
         changed(s, layout.by_row if s.numbers.size > 1 else np.squeeze) for s in (s_a, s_b, s_y)
     )
     steps = _folded(np.divide, _folded(np.multiply, a, b), y)
-    before = replace(trace.times(node, rounded(found, SINGLE), steps), weak=data.weak)
+    before = trace.times(node, rounded(found, FLOAT32), steps)
     zero = z_y.numbers.reshape(())
     return trace.quantized(node, before, "Round", (*_code_range(trace, node), zero))
 
 
-def _arranged(trace: Trace, node: ir.Node, weights: Executed) -> tuple[Executed, SumLayout]:
+def _arranged(node: ir.Node, weights: Executed) -> tuple[Executed, Taps]:
     """Return weights as ``[rows, taps, *places]``, and the layout of the sums."""
-    axes, ints = weights.numbers.ndim, node.attributes.get_ints
-    if not node.op_type.endswith(("Conv", "ConvTranspose")):
-        if axes != 2:
-            raise UnsupportedError(f"the checker has no bound for weights of {axes} axes")
-        turned = weights if node.attributes.get_int("transB", 0) else changed(weights, np.transpose)
-        return turned, SumLayout(("MatMul",))
-    places = weights.numbers.shape[2:]
-    groups, pads = node.attributes.get_int("group", 1), ints("pads", (0,) * 2 * len(places))
-    automatic = node.attributes.get_string("auto_pad", "NOTSET")
-    is_turned = node.op_type == "ConvTranspose"
-    extra = (tuple(ints(name, ())) for name in ("output_padding", "output_shape"))
-    steps = (tuple(ints(name, (1,) * len(places))) for name in ("strides", "dilations"))
-    if is_turned:
-        weights = changed(weights, lambda array: _turned(array, groups))
-    padded = is_turned or any(pads) or automatic not in ("NOTSET", "VALID")
-    kind = is_turned, *steps, tuple(pads), automatic, groups, places, *extra
-    return weights, SumLayout(kind, groups, len(places), padded)
+    if node.op_type.endswith(("Conv", "ConvTranspose")):
+        layout = convolution_taps(node, weights.numbers.shape[2:])
+        if node.op_type == "ConvTranspose":
+            weights = changed(weights, lambda array: rows_of_transposed(array, layout.groups))
+        return weights, layout
+    if weights.numbers.ndim != 2:
+        raise UnsupportedError("the checker has no bound for weights of other than two axes")
+    is_turned = node.attributes.get_int("transB", 0)
+    return weights if is_turned else changed(weights, np.transpose), RIGHT
 
 
 def add(trace: Trace, node: ir.Node) -> Executed:
@@ -128,11 +122,11 @@ def normalize(trace: Trace, node: ir.Node) -> Executed:
     if not (v > 0).all():
         raise UnsupportedError("a variance is not positive")
     factor, unit = g / np.sqrt(v), precision_of(node)
-    exact = added(scaled(x, factor, factor, 4), fixed(b - m * factor))
+    exact = sum_of(multiple_of(x, factor, factor), fixed(b - m * factor))
     size, share = np.abs(m * factor) + np.abs(b), 8 * unit.unit
-    meant = replace(exact.meant, size=exact.meant.size + size, depth=exact.meant.depth + 4)
+    meant = replace(exact.meant, size=exact.meant.size + size, depth=exact.meant.depth + 8)
     absolute = exact.absolute * (1 + share) + 3 * share * size + 8 * unit.tiny
-    made = replace(exact, meant=meant, absolute=absolute, granule=None)
+    made = replace(exact, meant=meant, absolute=absolute, unit=None)
     return rounded(replace(made, relative=exact.relative + share), unit)
 
 
@@ -145,7 +139,7 @@ def leaky(trace: Trace, node: ir.Node) -> Executed:
     low, high = (np.where(end >= 0, end, alpha * end) for end in (x.low, x.high))
     basis = Basis(("LeakyRelu", alpha), low, high, x.meant)
     meant = replace(Ideal.of(basis), depth=x.meant.depth + 1)
-    return rounded(Executed(meant, low, high, x.error, weak=x.weak), unit)
+    return rounded(Executed(meant, low, high, x.error), unit)
 
 
 def _code_range(trace: Trace, node: ir.Node) -> tuple[Float64, Float64]:
@@ -244,9 +238,9 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     count = float(math.prod(known))
     meant = _rebased(x.meant, (*kind, *axes), lambda array: array)
     exact = replace(x, meant=meant, absolute=count * x.error, relative=NOTHING)
-    sums = trace.adding(node).noise(exact, np.asarray(count), count * x.reach)
-    made = replace(exact, absolute=sums.absolute / count, granule=None)
-    made = rounded(made, precision_of(node), 2)
+    total = added_up(exact, np.asarray(count), count * x.reach, trace.adding(node))
+    made = replace(exact, absolute=total.absolute / count, unit=None)
+    made = trace.stored(node, rounded(made, trace.adding(node), times=2))
     if keeps:
         return made
     return _moved(
@@ -288,9 +282,9 @@ def _moved(trace: Trace, node: ir.Node, x: Executed, change: Change) -> Executed
         kind = "Reshape", trace.shape(node.outputs[0])
         if None in kind[1]:
             raise UnsupportedError(f"the shape of a {node.op_type} is not known")
-    granule = None if x.granule is None else wide(x.granule)
+    unit = None if x.unit is None else wide(x.unit)
     ends = wide(x.low), wide(x.high), wide(x.absolute), wide(x.relative)
-    return Executed(_rebased(x.meant, kind, wide), *ends, granule, weak=x.weak)
+    return Executed(_rebased(x.meant, kind, wide), *ends, unit)
 
 
 def _plain(node: ir.Node) -> tuple[Hashable, ...]:
@@ -301,12 +295,6 @@ def _folded(operation: Callable[..., Float64], a: Executed, b: Executed) -> Exec
     """Return an operation on two constants, in float32 and as it is meant."""
     executed = operation(*(c.numbers.astype(np.float32) for c in (a, b)))
     return fixed(executed.astype(np.float64), np.asarray(operation(a.meant.offset, b.meant.offset)))
-
-
-def _turned(array: Float64, groups: int) -> Float64:
-    channels, rows, *places = array.shape
-    parts = array.reshape(groups, channels // groups, rows, *places).swapaxes(1, 2)
-    return parts.reshape(groups * rows, channels // groups, *places)
 
 
 def _arrays(x: Executed) -> list[Float64]:

@@ -10,18 +10,19 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.numerics import Float64
-from qgraph.verify.executed import (
-    PRECISIONS,
-    SINGLE,
-    Adding,
-    Executed,
-    Precision,
-    added,
-    fixed,
+from qgraph.ops.approximation import (
+    ARITHMETIC,
+    FLOAT32,
+    FloatType,
+    granules,
+    largest_of,
+    multiple_of,
+    product,
     rounded,
-    scaled,
+    sum_of,
 )
-from qgraph.verify.ideals import NOTHING, ULP, Basis, Ideal, largest, times, unlimited
+from qgraph.reasons import Undecidable
+from qgraph.verify.ideals import NOTHING, ULP, Basis, Executed, Ideal, unlimited
 from qgraph.verify.reading import QUANTIZERS, Reading, Sizes, agree
 
 Change = Callable[[Float64], Float64]
@@ -29,7 +30,7 @@ Rule = Callable[["Trace", ir.Node], Executed]
 
 ENDLESS: Float64 = np.full((), np.inf)
 WHOLE = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}
-FAILURES = (UnsupportedError, OperatorError, ValueError, TypeError, IndexError)
+FAILURES = (UnsupportedError, Undecidable, OperatorError, ValueError, TypeError, IndexError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,7 @@ class Trace:
 
     Attributes:
         roundings: by their results.
+        weak: why errors of values may be found that are larger than by the rules.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Trace:
         self.roundings: dict[ir.Value, TracedRounding] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
         self._shapes = side.shapes()
+        self.weak: dict[ir.Value, str] = {}
         self._values: dict[ir.Value, Executed] = dict(inputs)
         self._unknown: dict[ir.Value, str] = {}
         with np.errstate(all="ignore"):
@@ -99,13 +102,20 @@ class Trace:
             )
         if value not in self._values:
             self._values[value] = self._constant(value)
+            self._inherit(value.producer())
         return self._values[value]
+
+    def _inherit(self, node: ir.Node | None) -> None:
+        for operand in () if node is None else node.inputs:
+            if node and operand in self.weak:
+                self.weak |= dict.fromkeys(node.outputs, self.weak[operand])
 
     def _enter(self, node: ir.Node) -> None:
         data = node.inputs[0] if node.op_type in QUANTIZERS else None
         for twin in () if data is None else data.consumers():
             if twin.outputs[0] in self._values and agree(twin, node, (self._side, self._side)):
                 self._values[node.outputs[0]] = self._values[twin.outputs[0]]
+                self._inherit(node)
                 return
         rule = self._rules.get(node.op_type)
         try:
@@ -114,6 +124,7 @@ class Trace:
             self._values[node.outputs[0]] = rule(self, node)
         except FAILURES as error:
             self._unknown.update(dict.fromkeys(node.outputs, str(error)))
+        self._inherit(node)
 
     def shape(self, value: ir.Value | None) -> Sizes:
         """Return the shape of a value."""
@@ -139,11 +150,7 @@ class Trace:
                 a, b = (self.of(v).meant.offset for v in node.inputs)
                 return fixed(executed, a * b if node.op_type == "Mul" else a / b)
             case "DequantizeLinear":
-                codes, scale, zero = (
-                    (self.of(v).numbers for v in (*node.inputs, None)[:3] if v)
-                    if (len(node.inputs) > 2)
-                    else (*(self.of(v).numbers for v in node.inputs), NOTHING)
-                )
+                codes, *parameters = (self.of(v).numbers for v in node.inputs if v)
                 axis = node.attributes.get_int("axis", 1) % max(codes.ndim, 1)
                 size = node.attributes.get_int("block_size", 0)
                 shape = [-1 if place == axis else 1 for place in range(codes.ndim)]
@@ -151,30 +158,35 @@ class Trace:
                     np.repeat(a, size, axis)
                     if size and a.size > 1
                     else a.reshape(shape if a.size > 1 else ())
-                    for a in (scale, zero)
+                    for a in (*parameters, NOTHING)[:2]
                 )
-                return fixed(executed, scale * (codes - zero), scale, codes - zero)
+                return fixed(executed, scale * (codes - zero), (scale, codes - zero))
             case "Quant" | "IntQuant" | "BipolarQuant":
                 step = np.broadcast_to(self.of(node.inputs[1]).numbers, executed.shape)
                 codes = np.rint(executed / step)
                 if np.array_equal((codes * step).astype(np.float32), executed):
-                    return fixed(executed, codes * step, step, codes)
+                    return fixed(executed, codes * step, (step, codes))
             case "FakeQuantize":
                 _, _, bottom, top = (self.of(v).numbers for v in node.inputs[1:])
                 last = node.attributes.get_int("levels", 0) - 1
                 codes = np.rint((executed - bottom) / (top - bottom) * last)
                 return fixed(executed, codes / last * (top - bottom) + bottom)
-        reason = f"constants that {node.op_type} computes are taken as they are"
-        return replace(fixed(executed), weak=reason)
+        self.weak[value] = f"constants that {node.op_type} computes are taken as they are"
+        return fixed(executed)
 
-    def adding(self, node: ir.Node) -> Adding:
+    def adding(self, node: ir.Node) -> FloatType:
         """Return how a node adds."""
         chunk, accumulate = self._order
-        return Adding(SINGLE if accumulate != "own" else precision_of(node), chunk)
+        return replace(FLOAT32 if accumulate != "own" else precision_of(node), chunk=chunk)
+
+    def stored(self, node: ir.Node, total: Executed) -> Executed:
+        """Return a sum in the type of its node, if it was added in a wider one."""
+        own = precision_of(node)
+        return rounded(total, own) if own.unit > self.adding(node).unit else total
 
     def times(self, node: ir.Node, x: Executed, factor: Executed) -> Executed:
         """Return a product with a constant, rounded."""
-        return rounded(scaled(x, factor.meant.offset, factor.numbers), precision_of(node))
+        return rounded(multiple_of(x, factor.meant.offset, factor.numbers), precision_of(node))
 
     def sum(self, node: ir.Node, a: Executed, b: Executed, sign: float = 1.0) -> Executed:
         """Return a sum or difference, rounded."""
@@ -184,15 +196,15 @@ class Trace:
             )
             if is_zero and (x is a or sign > 0):
                 return x
-        return rounded(added(a, b, sign), precision_of(node))
+        return rounded(sum_of(a, b, sign), precision_of(node))
 
     def over(self, node: ir.Node, x: Executed, by: Executed) -> Executed:
         """Return a quotient by a constant, rounded."""
         if not (by.numbers.all() and by.meant.offset.all()):
             raise UnsupportedError("a division by 0 has no bound")
-        exact = scaled(x, 1 / by.meant.offset, 1 / by.numbers, 2)
+        exact = multiple_of(x, 1 / by.meant.offset, 1 / by.numbers)
         if (np.abs(np.frexp(by.numbers)[0]) != 0.5).any():
-            exact = replace(exact, granule=None)
+            exact = replace(exact, unit=None)
         return rounded(exact, precision_of(node))
 
     def ends(self, node: ir.Node) -> tuple[Float64, Float64]:
@@ -224,25 +236,45 @@ class Trace:
         first, last = (np.clip(WHOLE[kind](end), start, stop) for end in reach)
         codes = self._settle(value) or Ideal.of(Basis(("codes", id(value)), first, last))
         bare = function.range
-        off = before.absolute + times(before.relative + 64 * ULP, largest(*bare))
+        off = before.absolute + product(before.relative + 64 * ULP, largest_of(*bare))
         far = WHOLE[kind](bare[0] - off), WHOLE[kind](bare[1] + off)
         found = TracedRounding(kind, before, function, (start, stop), (first, last), far, codes)
         self.roundings[value] = found
-        made = Executed(codes, *codes.range, granule=np.ones(()), weak=before.weak)
-        return added(made, fixed(zero)) if zero.any() else made
+        made = Executed(codes, *codes.range, unit=np.ones(()))
+        return sum_of(made, fixed(zero)) if zero.any() else made
+
+
+def fixed(
+    value: Float64, meant: Float64 | None = None, factors: tuple[Float64, Float64] | None = None
+) -> Executed:
+    """Return a constant: the executed numbers, and those meant."""
+    if meant is None and (value == np.rint(value)).all():
+        factors = np.ones(()), value
+    return Executed.of_constant(value, Ideal.fixed(value if meant is None else meant), factors)
 
 
 def changed(x: Executed, change: Change) -> Executed:
     """Return a constant with its axes changed."""
-    shape = x.numbers.shape
-    value, meant = change(x.numbers), change(np.broadcast_to(x.meant.offset, shape))
-    if x.scale is None or x.codes is None:
-        return replace(fixed(value, meant), weak=x.weak)
-    scale, codes = (change(np.broadcast_to(a, shape)) for a in (x.scale, x.codes))
-    return replace(fixed(value, meant, scale, codes), weak=x.weak)
+    arrays = x.meant.offset, *(x.factors or ())
+    meant, *factors = (change(np.broadcast_to(a, x.numbers.shape)) for a in arrays)
+    return fixed(change(x.numbers), meant, (factors[0], factors[1]) if factors else None)
 
 
-def precision_of(node: ir.Node) -> Precision:
+def limited(x: Executed, low: Float64, high: Float64) -> Executed:
+    """Return data between two ends."""
+    if (x.low >= low).all() and (x.high <= high).all():
+        return x
+    ends = np.clip(x.low, low, high), np.clip(x.high, low, high)
+    unit = None
+    if x.unit is not None:
+        own = [granules(np.where(np.isfinite(end), end, 0.0)) for end in (low, high)]
+        unit = np.minimum(x.unit, np.minimum(*own))
+    basis = Basis(("limit",), *ends, x.meant, ends=(low, high))
+    meant = replace(Ideal.of(basis), depth=x.meant.depth)
+    return replace(x, meant=meant, low=ends[0], high=ends[1], unit=unit)
+
+
+def precision_of(node: ir.Node) -> FloatType:
     """Return the type in which a node rounds."""
     kinds = [v.dtype.name for v in (*node.inputs[:1], *node.outputs) if v and v.dtype]
-    return next((PRECISIONS[kind] for kind in kinds if kind in PRECISIONS), SINGLE)
+    return next((ARITHMETIC[kind] for kind in kinds if kind in ARITHMETIC), FLOAT32)

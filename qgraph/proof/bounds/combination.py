@@ -22,19 +22,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from qgraph.numerics import Float64
+from qgraph.ops.approximation import ZERO, product, zero
 
 BORDER = "border"
 """Kind of the sums of weights whose data is not padding: an offset of the data, summed."""
-
-SLACK = 2.0**-44
-"""Relative error of coefficients and offsets: they are results of at most 2**8 operations."""
-
-ZERO = np.zeros(())
-
-
-def zero() -> Float64:
-    """Return 0, as the default of a field."""
-    return ZERO
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,9 +171,3 @@ def _bytes(array: Float64) -> Hashable:
 def hash_of(array: Float64) -> bytes:
     """Return a digest of an array."""
     return hashlib.sha256(array.tobytes()).digest()
-
-
-def product(one: Float64, other: Float64) -> Float64:
-    """Return the product, where 0 times infinity is 0."""
-    with np.errstate(invalid="ignore"):
-        return np.where((one == 0) | (other == 0), 0.0, one * other)

@@ -12,8 +12,7 @@ from qgraph.numerics import Float64
 from qgraph.numerics.primitives import NUMPY
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.quantity import Quantity, constant, of_constant
-from qgraph.proof.functions.expression import Undecidable
-from qgraph.reasons import NO_BOUND
+from qgraph.reasons import NO_BOUND, Undecidable
 
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Min", "Max", "Relu"})
 """Primitives whose results on constants are meant in real arithmetic."""

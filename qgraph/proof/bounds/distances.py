@@ -9,7 +9,8 @@ from functools import reduce
 import numpy as np
 
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.combination import BORDER, SLACK, ZERO, Atom, Combination, product
+from qgraph.ops.approximation import SLACK, ZERO, product
+from qgraph.proof.bounds.combination import BORDER, Atom, Combination
 
 _NO_MATCH = np.full((), np.inf)
 

@@ -18,25 +18,18 @@ from qgraph.graph.schema import versions_of
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.minifloat import MINIFLOATS
 from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.approximation import ARITHMETIC, FloatType, coarsest
 from qgraph.ops.composite import composite_of, write_out
 from qgraph.ops.operator import operator_of
 from qgraph.proof.bounds.combination import Atoms, Combination
 from qgraph.proof.bounds.events import Operand, Pending, Settle
-from qgraph.proof.bounds.quantity import (
-    ARITHMETIC,
-    FloatType,
-    Quantity,
-    coarsest,
-    constant,
-    holds_numbers,
-)
+from qgraph.proof.bounds.quantity import Quantity, constant, holds_numbers
 from qgraph.proof.bounds.rule import NodeCall, rule_of
 from qgraph.proof.bounds.traced import traced
 from qgraph.proof.bounds.tracer import QuantityTracer
-from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.label import label
-from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, ExplainedReason
+from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, ExplainedReason, Undecidable
 
 Ranges = Mapping[str, tuple[float, float]]
 """Ranges of the inputs of the reference, by name."""

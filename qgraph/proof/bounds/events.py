@@ -12,8 +12,7 @@ from qgraph.numerics import Float64
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.rounding import Rounding
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.functions.expression import Undecidable
-from qgraph.reasons import OUT_OF_RANGE
+from qgraph.reasons import OUT_OF_RANGE, Undecidable
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,9 +34,8 @@ from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Ends, Pairing
 from qgraph.proof.certify import Proof, certify
 from qgraph.proof.forced import Demonstrate, fact_of
-from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.matching.normalise import flat
-from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, OVERFLOW, SIGN_OF_ZERO
+from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, OVERFLOW, SIGN_OF_ZERO, Undecidable
 
 logger = logging.getLogger(__name__)
 

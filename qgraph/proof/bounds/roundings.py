@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from qgraph.numerics import Array, Float64
-from qgraph.proof.bounds.combination import SLACK, Atom, Combination, product
+from qgraph.ops.approximation import SLACK, product
+from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.counted import compare, finished
 from qgraph.proof.bounds.events import Event, Pending
 from qgraph.proof.bounds.executed import Pick, codes_of, program_of, wholes_of

@@ -15,13 +15,13 @@ import onnx_ir as ir
 
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Array
+from qgraph.ops.approximation import FloatType
 from qgraph.ops.dispatch import Imports
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import FloatType, Quantity
+from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.tracer import QuantityTracer
-from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.matching.label import label
-from qgraph.reasons import AT_RUN_TIME, NO_BOUND
+from qgraph.reasons import AT_RUN_TIME, NO_BOUND, Undecidable
 from qgraph.registry import Registry
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.combination import Combination, zero
+from qgraph.ops.approximation import zero
+from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.counted import Counted
 from qgraph.proof.bounds.events import Event
 from qgraph.reasons import ExplainedReason

@@ -17,7 +17,8 @@ import onnx_ir as ir
 from qgraph.conditions import EQUAL_OPERATORS
 from qgraph.graph.interface import Pair
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.combination import Atoms, Combination, product
+from qgraph.ops.approximation import product
+from qgraph.proof.bounds.combination import Atoms, Combination
 from qgraph.proof.bounds.counted import Counted, compare, finished
 from qgraph.proof.bounds.distances import distance
 from qgraph.proof.bounds.evaluate import Evaluation, Ranges, entered
@@ -27,8 +28,7 @@ from qgraph.proof.bounds.numbering import moved_by, offset_of, zeros_of
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.roundings import limited_codes, rounding_of, unchanged
 from qgraph.proof.bounds.segment import RoundedData, Segment
-from qgraph.proof.functions.expression import Undecidable
-from qgraph.reasons import DO_NOT_FIT, NOT_MATCHED, OVERFLOW, ExplainedReason
+from qgraph.reasons import DO_NOT_FIT, NOT_MATCHED, OVERFLOW, ExplainedReason, Undecidable
 
 
 class Ends(Protocol):

@@ -14,7 +14,7 @@ from qgraph.errors import QGraphError
 from qgraph.graph.slices import ancestors, sources
 from qgraph.proof.bounds.regions import bound_conditions, bound_of, paired
 from qgraph.proof.bounds.segment import Segment
-from qgraph.proof.functions.expression import Undecidable
+from qgraph.reasons import Undecidable
 from qgraph.reports import Report, SiteReport, SiteStatus
 
 logger = logging.getLogger(__name__)

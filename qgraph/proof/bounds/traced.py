@@ -12,9 +12,8 @@ from qgraph.ops.operator import operator_of
 from qgraph.proof.bounds.events import Operand, Pending
 from qgraph.proof.bounds.quantity import Quantity, stored
 from qgraph.proof.bounds.rule import NodeCall
-from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.lowering import Shape, lower_node
-from qgraph.reasons import NOT_COMPUTED, OUT_OF_RANGE
+from qgraph.reasons import NOT_COMPUTED, OUT_OF_RANGE, Undecidable
 
 
 def traced(call: NodeCall) -> Operand:

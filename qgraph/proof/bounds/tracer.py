@@ -19,7 +19,18 @@ from qgraph.numerics import Float64
 from qgraph.numerics.minifloat import MINIFLOATS
 from qgraph.numerics.primitives import NUMPY
 from qgraph.numerics.rounding import Rounding
-from qgraph.proof.bounds.combination import SLACK, ZERO, Atoms, Combination, product
+from qgraph.ops.approximation import (
+    FLOAT32,
+    SLACK,
+    ZERO,
+    FloatType,
+    granules,
+    multiple_of,
+    product,
+    rounded,
+    sum_of,
+)
+from qgraph.proof.bounds.combination import Atoms, Combination
 from qgraph.proof.bounds.constants import folded
 from qgraph.proof.bounds.events import (
     MINIFLOAT_ROUNDINGS,
@@ -29,19 +40,8 @@ from qgraph.proof.bounds.events import (
     Settle,
     expect_inside,
 )
-from qgraph.proof.bounds.quantity import (
-    FLOAT32,
-    FloatType,
-    Operation,
-    Quantity,
-    constant,
-    granules,
-    multiple_of,
-    rounded,
-    sum_of,
-)
-from qgraph.proof.functions.expression import Undecidable
-from qgraph.reasons import NO_BOUND, OUT_OF_RANGE
+from qgraph.proof.bounds.quantity import Operation, Quantity, constant
+from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
 
 ENDLESS = np.full((), np.inf)
 

@@ -22,7 +22,6 @@ from qgraph.numerics.float32 import check_float_environment
 from qgraph.proof.functions.expression import (
     Builder,
     Expr,
-    Undecidable,
     evaluate,
     in_order,
     known,
@@ -33,7 +32,7 @@ from qgraph.proof.functions.finding import Collector, PairFinding, compare_speci
 from qgraph.proof.functions.level import grade
 from qgraph.proof.functions.program import PairProgram
 from qgraph.proof.functions.search import MAX_BOXES, BoxSearch
-from qgraph.reasons import DO_NOT_FIT, NOT_KNOWN, ExplainedReason, restated
+from qgraph.reasons import DO_NOT_FIT, NOT_KNOWN, ExplainedReason, Undecidable, restated
 
 Shape: TypeAlias = tuple[int | None, ...]
 

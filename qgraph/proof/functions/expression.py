@@ -15,7 +15,7 @@ import onnx_ir as ir
 from qgraph.numerics import Array, Float32, Mask
 from qgraph.numerics.formats import FORMATS
 from qgraph.numerics.primitives import NUMPY
-from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE, TYPE_NOT_PROVED, ExplainedReason
+from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE, TYPE_NOT_PROVED, Undecidable
 
 T = TypeVar("T")
 
@@ -37,20 +37,6 @@ _ARITY = {
 _INTEGER = re.compile(r"(U?)INT(\d+)")
 _ALL_WHOLE = np.float32(2**23)
 """float32 represents all integers up to this one, and rounds no larger number to one below."""
-
-
-class Undecidable(Exception):  # noqa: N818 - a finding, not a fault
-    """An expression cannot be built or decided.
-
-    Attributes:
-        reason: why, with its id.
-        by_effort: whether the only reason is that it takes too long.
-    """
-
-    def __init__(self, reason: ExplainedReason, *, by_effort: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.by_effort = by_effort
 
 
 @dataclass(frozen=True, eq=False, slots=True)

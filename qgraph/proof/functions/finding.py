@@ -12,9 +12,10 @@ import numpy.typing as npt
 from qgraph.exactness import Exactness, Witness
 from qgraph.numerics import Float32, Mask
 from qgraph.numerics.float32 import HIGHEST, LOWEST, Keys, from_keys, to_keys
-from qgraph.proof.functions.expression import CONSTANT, Expr, Undecidable, in_order, known
+from qgraph.proof.functions.expression import CONSTANT, Expr, in_order, known
 from qgraph.proof.functions.program import Channels, PairProgram, PointResults
 from qgraph.proof.functions.search import BoxBatch
+from qgraph.reasons import Undecidable
 
 _KEY_BITS = 33
 """Bits that hold the key of any float32 number, and its sign."""

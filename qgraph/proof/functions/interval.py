@@ -24,8 +24,8 @@ import numpy as np
 from qgraph.numerics import Array, Mask
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.numerics.primitives import NUMPY
-from qgraph.proof.functions.expression import Undecidable, undefined
-from qgraph.reasons import NO_RULE
+from qgraph.proof.functions.expression import undefined
+from qgraph.reasons import NO_RULE, Undecidable
 
 _ZERO = np.float32(0)
 _MINUS_ZERO = np.float32(-0.0)

@@ -10,10 +10,11 @@ import numpy.typing as npt
 from qgraph.exactness import Exactness
 from qgraph.numerics import Float64, Mask
 from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys, to_keys
-from qgraph.proof.functions.expression import Expr, Undecidable
+from qgraph.proof.functions.expression import Expr
 from qgraph.proof.functions.finding import PairFinding, Runs
 from qgraph.proof.functions.program import PairProgram
 from qgraph.proof.functions.search import MAX_BOXES, Plateaus, plateaus
+from qgraph.reasons import Undecidable
 
 SAME_LEVEL = 2.0**-8
 """Largest difference of values of the same code, in steps."""

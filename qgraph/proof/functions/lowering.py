@@ -20,7 +20,7 @@ from qgraph.graph.constants import array_of, constant_tensor
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import operator_of
-from qgraph.proof.functions.expression import Builder, Expr, Undecidable, whole_numbers
+from qgraph.proof.functions.expression import Builder, Expr, whole_numbers
 from qgraph.reasons import (
     AT_RUN_TIME,
     DO_NOT_FIT,
@@ -29,6 +29,7 @@ from qgraph.reasons import (
     NOT_KNOWN,
     NOT_MATCHED,
     TYPE_NOT_PROVED,
+    Undecidable,
 )
 
 Shape = tuple[int | None, ...]

@@ -11,16 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgraph.proof.functions.expression import (
-    CONSTANT,
-    INPUT,
-    Expr,
-    Undecidable,
-    evaluate,
-    fold,
-    known,
-)
+from qgraph.proof.functions.expression import CONSTANT, INPUT, Expr, evaluate, fold, known
 from qgraph.proof.functions.search import plateaus
+from qgraph.reasons import Undecidable
 
 _KEEP_ORDER = frozenset({"Round", "Floor", "Ceil", "Relu", "Identity"})
 

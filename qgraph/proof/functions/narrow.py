@@ -17,9 +17,8 @@ from qgraph.graph.constants import array_of
 from qgraph.numerics import Array
 from qgraph.numerics.values import compare_pieces, compare_values, is_nan
 from qgraph.proof.functions.decide import PairOutcome, Shape, check_shapes, remarks
-from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.lowering import Constants, laid_out
-from qgraph.reasons import DO_NOT_FIT, EFFORT, NO_RULE
+from qgraph.reasons import DO_NOT_FIT, EFFORT, NO_RULE, Undecidable
 
 NARROW_BITS = 16
 """Maximum number of bits of types whose values are all tried."""

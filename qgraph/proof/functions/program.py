@@ -18,14 +18,13 @@ from qgraph.proof.functions.expression import (
     INPUT,
     TABLE,
     Expr,
-    Undecidable,
     fold,
     in_order,
     known,
     undefined,
 )
 from qgraph.proof.functions.interval import RULES, Interval, apply
-from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE
+from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE, Undecidable
 
 Channels = npt.NDArray[np.int64]
 

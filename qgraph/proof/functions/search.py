@@ -35,10 +35,10 @@ from qgraph.numerics.float32 import (
     from_keys,
     to_keys,
 )
-from qgraph.proof.functions.expression import Expr, Undecidable
+from qgraph.proof.functions.expression import Expr
 from qgraph.proof.functions.interval import Interval, either, settled
 from qgraph.proof.functions.program import Channels, PairProgram, PointResults
-from qgraph.reasons import EFFORT
+from qgraph.reasons import EFFORT, Undecidable
 
 MAX_BOXES = 1 << 27
 """Number of boxes after which a comparison gives up."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from qgraph.ops.approximation import ARITHMETIC, rounded
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import ARITHMETIC, rounded, stored
+from qgraph.proof.bounds.quantity import stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
 from qgraph.proof.bounds.traced import traced
 

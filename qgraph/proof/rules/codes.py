@@ -14,8 +14,9 @@ import numpy as np
 
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
+from qgraph.ops.approximation import FLOAT32
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import FLOAT32, Quantity, constant
+from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, sizes_of
 from qgraph.proof.rules.curves import applied
 from qgraph.proof.rules.integer_products import codes_of

@@ -15,13 +15,13 @@ import numpy as np
 from qgraph.conditions import CURVES_WITHIN, FUNCTION_ERROR
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.combination import SLACK, ZERO, Combination
+from qgraph.ops.approximation import SLACK, ZERO, multiple_of
+from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import Quantity, constant, multiple_of
+from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
 from qgraph.proof.bounds.tracer import QuantityTracer
-from qgraph.proof.functions.expression import Undecidable
-from qgraph.reasons import NO_BOUND, OUT_OF_RANGE
+from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
 
 Numbers = Mapping[str, float]
 """Attributes of a function, by name."""

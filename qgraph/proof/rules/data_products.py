@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.combination import SLACK, Combination, product
-from qgraph.proof.bounds.quantity import Quantity, granules, rounded, sum_of
+from qgraph.ops.approximation import SLACK, granules, product, rounded, sum_of
+from qgraph.ops.sums_of_products import added_up
+from qgraph.proof.bounds.combination import Combination
+from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.rule import NodeCall, sizes_of
-from qgraph.proof.bounds.sums import added_up
 
 _ONE = np.ones(())
 

@@ -19,11 +19,10 @@ from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
 from qgraph.proof.bounds.sums import sum_of_products
 from qgraph.proof.bounds.tracer import QuantityTracer
-from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.rules.data_products import product_of_data
 from qgraph.proof.rules.movements import transposed
 from qgraph.proof.rules.products import convolved, multiplied, of_rows
-from qgraph.reasons import AT_RUN_TIME, OVERFLOW
+from qgraph.reasons import AT_RUN_TIME, OVERFLOW, Undecidable
 
 
 @bound_rule(*SIGNATURES)
@@ -94,8 +93,7 @@ def _total(
         return product_of_data(call, data, weights, is_integer=True)
     if kind != "Conv" and weights.numbers.ndim != len(("rows", "columns")):
         return product_of_data(call, data, weights, is_integer=True)
-    rank = len(shape_of(call.node.outputs[0]))
-    rows, layout = convolved(call.node, weights, rank) if kind == "Conv" else multiplied(weights)
+    rows, layout = convolved(call.node, weights) if kind == "Conv" else multiplied(weights)
     if bias is not None:
         if bias.value is None:
             raise call.refusal("a bias that is not constant")

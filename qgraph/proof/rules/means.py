@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.combination import ZERO
+from qgraph.ops.approximation import ZERO, multiple_of, rounded
+from qgraph.ops.sums_of_products import added_up
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import Quantity, constant, multiple_of, rounded
+from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
-from qgraph.proof.bounds.sums import added_up, mean_of
+from qgraph.proof.bounds.sums import mean_of
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.rules.movements import changed, data_of, largest_of
 

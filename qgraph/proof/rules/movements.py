@@ -15,12 +15,12 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Float64
+from qgraph.ops.approximation import granules
 from qgraph.proof.bounds.combination import Atom, Atoms, Combination
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import Quantity, granules, of_constant
+from qgraph.proof.bounds.quantity import Quantity, of_constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
-from qgraph.proof.functions.expression import Undecidable
-from qgraph.reasons import AT_RUN_TIME, NO_BOUND
+from qgraph.reasons import AT_RUN_TIME, NO_BOUND, Undecidable
 
 Change = Callable[[Float64], Float64]
 

@@ -22,21 +22,14 @@ import onnx_ir as ir
 
 from qgraph.conditions import VARIANCE_OF_DIFFERENCES
 from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import (
-    FLOAT32,
-    Quantity,
-    multiple_of,
-    of_constant,
-    rounded,
-    sum_of,
-)
+from qgraph.proof.bounds.quantity import Quantity, of_constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, sizes_of
 from qgraph.proof.bounds.traced import traced
-from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.rules.means import reduced_axes, summed
-from qgraph.reasons import AT_RUN_TIME, NO_BOUND
+from qgraph.reasons import AT_RUN_TIME, NO_BOUND, Undecidable
 
 _IN_FLOAT32 = frozenset({"LayerNormalization", "RMSNormalization"})
 """Operators that compute mean and variance in float32, unless an attribute says otherwise."""

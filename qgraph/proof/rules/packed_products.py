@@ -8,11 +8,13 @@ import numpy as np
 
 from qgraph.errors import UnsupportedError
 from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.ops.approximation import FLOAT32
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights
+from qgraph.ops.taps import RIGHT
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import FLOAT32, Quantity, of_constant, stored
+from qgraph.proof.bounds.quantity import Quantity, of_constant, stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
-from qgraph.proof.rules.products import RIGHT, sum_in
+from qgraph.proof.rules.products import sum_in
 
 _DECODING = 2
 """Roundings of a term if blocks are scaled after they are added."""

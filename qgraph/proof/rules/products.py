@@ -7,24 +7,25 @@ Runtime's documentation of its own operators.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
+from qgraph.ops.approximation import multiple_of, rounded, sum_of
+from qgraph.ops.sums_of_products import Taps
+from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import Quantity, multiple_of, of_constant, rounded, sum_of
-from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
-from qgraph.proof.bounds.sums import Taps, sum_of_products
+from qgraph.proof.bounds.quantity import Quantity, of_constant
+from qgraph.proof.bounds.rule import NodeCall, bound_rule
+from qgraph.proof.bounds.sums import sum_of_products
 from qgraph.proof.rules.curves import applied
 from qgraph.proof.rules.data_products import product_of_data
 from qgraph.proof.rules.movements import transposed
 
-RIGHT = Taps(("MatMul",), 1, 0, 0, False)
 LEFT = Taps(("MatMul", "left"), 1, 1, 1, False)
-"""How weights are multiplied that stand right or left of the data."""
+"""How weights are multiplied that stand left of the data."""
 
 _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid")
 
@@ -35,7 +36,7 @@ def convolution(call: NodeCall) -> Operand:
     weights = call.constant(1)
     if weights is None:
         raise call.refusal("weights are missing")
-    rows, layout = convolved(call.node, weights, len(shape_of(call.node.outputs[0])))
+    rows, layout = convolved(call.node, weights)
     bias, more = call.constant(2), 0
     bias = None if bias is None else of_rows(bias, layout)
     if call.node.domain == MICROSOFT and call.value(3) is not None:
@@ -143,45 +144,17 @@ def sum_in(
     return total if call.sums.unit >= arithmetic.unit else rounded(total, arithmetic)
 
 
-def convolved(node: ir.Node, weights: Quantity, rank: int) -> tuple[Quantity, Taps]:
+def convolved(node: ir.Node, weights: Quantity) -> tuple[Quantity, Taps]:
     """Return weights of a convolution as ``[rows, taps, *places]``, and the layout of its sums."""
-    groups = node.attributes.get_int("group", 1)
-    geometry = _geometry(node, weights.numbers.shape[2:])
-    padded = any(geometry[3]) or geometry[4] not in ("NOTSET", "VALID")
+    layout = convolution_taps(node, weights.numbers.shape[2:])
     if node.op_type == "ConvTranspose":
-        weights = mapped(weights, lambda array: _turned(array, groups))
-        padded = True
-    return weights, Taps(geometry, groups, rank - 2, rank - 2, padded)
+        weights = mapped(weights, lambda array: rows_of_transposed(array, layout.groups))
+    return weights, layout
 
 
 def multiplied(weights: Quantity) -> tuple[Quantity, Taps]:
     """Return weights of a MatMul as ``[rows, taps]``, and the layout of its sums."""
     return mapped(weights, np.transpose), RIGHT
-
-
-def _geometry(node: ir.Node, places: tuple[int, ...]) -> tuple[Any, ...]:
-    count = len(places)
-    attributes = node.attributes
-    extra = tuple(attributes.get_ints(name, ()) for name in ("output_padding", "output_shape"))
-    kind = "ConvTranspose" if node.op_type == "ConvTranspose" else "Conv"
-    return (
-        kind,
-        tuple(attributes.get_ints("strides", (1,) * count)),
-        tuple(attributes.get_ints("dilations", (1,) * count)),
-        tuple(attributes.get_ints("pads", (0,) * 2 * count)),
-        attributes.get_string("auto_pad", "NOTSET"),
-        attributes.get_int("group", 1),
-        places,
-        tuple(map(tuple, extra)),
-    )
-
-
-def _turned(array: Float64, groups: int) -> Float64:
-    channels, rows, *places = array.shape
-    parts = array.reshape(groups, channels // groups, rows, *places)
-    return np.ascontiguousarray(np.swapaxes(parts, 1, 2)).reshape(
-        groups * rows, channels // groups, *places
-    )
 
 
 def mapped(weights: Quantity, change: Callable[[Float64], Float64]) -> Quantity:

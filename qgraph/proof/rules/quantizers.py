@@ -15,6 +15,7 @@ import numpy as np
 from qgraph.errors import OperatorError
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.ops.approximation import ARITHMETIC
 from qgraph.ops.definitions.fake_quantize import SCHEMA as FAKE_QUANTIZE
 from qgraph.ops.definitions.float_quant import SCHEMA as FLOAT_QUANT
 from qgraph.ops.definitions.quant import BIPOLAR_SCHEMA
@@ -23,12 +24,11 @@ from qgraph.ops.definitions.trunc import SCHEMA_2 as TRUNC
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import code_range, round_to_integer
 from qgraph.proof.bounds.events import Event, Operand, Pending
-from qgraph.proof.bounds.quantity import ARITHMETIC, Quantity, stored
+from qgraph.proof.bounds.quantity import Quantity, stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
 from qgraph.proof.bounds.traced import shape_of_data, traced
-from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.lowering import parameter_array
-from qgraph.reasons import NOT_COMPUTED
+from qgraph.reasons import NOT_COMPUTED, Undecidable
 
 
 @bound_rule(*FAKE_QUANTIZE.keys)

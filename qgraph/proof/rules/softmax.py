@@ -19,9 +19,8 @@ from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, sizes_of
-from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.rules.means import reduced_axes, without_axes
-from qgraph.reasons import NO_BOUND, OUT_OF_RANGE
+from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
 
 _OF_ONE_AXIS = 13
 """From this opset on, Softmax runs along one axis; before, along all from an axis on."""

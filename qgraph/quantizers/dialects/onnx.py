@@ -17,10 +17,10 @@ from qgraph.graph.edit import HALF_TYPES, Draft, Editor, Operand, Tracer
 from qgraph.graph.schema import OpKey
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.operator import operator_of
-from qgraph.proof.functions.expression import Undecidable
 from qgraph.proof.functions.lowering import laid_out, parameter_array
 from qgraph.quantizers.dialects.dialect import Refusal, Site, dialect
 from qgraph.quantizers.quantizer import Affine, Floating
+from qgraph.reasons import Undecidable
 
 
 @dialect

@@ -22,7 +22,7 @@ from qgraph.graph.interface import fixed_sizes
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined, operator_of
-from qgraph.proof.functions.expression import CONSTANT, FLOAT, INPUT, Builder, Expr, Undecidable
+from qgraph.proof.functions.expression import CONSTANT, FLOAT, INPUT, Builder, Expr
 from qgraph.proof.functions.lowering import (
     Form,
     Forms,
@@ -31,6 +31,7 @@ from qgraph.proof.functions.lowering import (
     lower_node,
     parameter_array,
 )
+from qgraph.reasons import Undecidable
 
 _LARGEST_CONSTANT = 1 << 22
 """Elements up to which a constant operand of an elementwise operator is a parameter, not data."""

@@ -15,10 +15,10 @@ from qgraph.proof.functions.expression import (
     TABLE,
     Builder,
     Expr,
-    Undecidable,
     in_order,
     undefined,
 )
+from qgraph.reasons import Undecidable
 
 UNARY = ["Neg", "Abs", "Sign", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil", "Relu"]
 BINARY = ["Add", "Sub", "Mul", "Div", "Min", "Max"]

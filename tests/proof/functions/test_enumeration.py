@@ -13,8 +13,9 @@ from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.proof.functions import enumeration
 from qgraph.proof.functions.decide import decide
 from qgraph.proof.functions.enumeration import effort, enumerate_inputs
-from qgraph.proof.functions.expression import Builder, Expr, Undecidable
+from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.level import Graded, grade
+from qgraph.reasons import Undecidable
 
 F = np.float32
 TENTH = F(0.1)

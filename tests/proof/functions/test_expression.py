@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qgraph.proof.functions.expression import Builder, Undecidable, evaluate, text
+from qgraph.proof.functions.expression import Builder, evaluate, text
+from qgraph.reasons import Undecidable
 
 
 def test_equal_operations_are_the_same_object() -> None:

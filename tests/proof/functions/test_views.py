@@ -6,8 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.proof.functions.expression import Builder, Undecidable, evaluate
+from qgraph.proof.functions.expression import Builder, evaluate
 from qgraph.proof.functions.lowering import lower
+from qgraph.reasons import Undecidable
 
 
 def lowered(body: str):

@@ -1,0 +1,284 @@
+"""What is executed in place of numbers that are meant, and how far the two lie apart.
+
+What is meant is a function in real arithmetic. What is executed are floating-point numbers::
+
+    |executed - meant| <= absolute + relative * |meant|
+
+Each operation rounds once: an exact result y becomes y * (1 + e) with |e| <= u, or is off by half
+of the smallest subnormal number. An operation is exact if its result is a whole number of units
+that its type represents: sums of codes times a power of two.
+
+The prover and the checker of bounds both use this arithmetic. Neither the functions meant nor the
+operators are defined here. ``tests/ops/test_approximation.py`` compares it with fractions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+
+from qgraph.numerics import Float64
+from qgraph.reasons import OUT_OF_RANGE, Undecidable
+
+SLACK = 2.0**-44
+"""Relative error of float64 numbers that are results of at most 2**8 operations."""
+
+ZERO: Float64 = np.zeros(())
+
+
+def zero() -> Float64:
+    """Return 0, as the default of a field."""
+    return ZERO
+
+
+@dataclass(frozen=True)
+class FloatType:
+    """The rounding of a floating-point type.
+
+    Attributes:
+        name: of the type.
+        unit: largest relative error of one operation.
+        tiny: largest error of a result that is subnormal.
+        whole: all integers up to this one are numbers of the type.
+        largest: the largest number.
+        chunk: the number of terms of a sum that are added in sequence, before the chunks are added
+            in sequence; None for any order.
+    """
+
+    name: str
+    unit: float
+    tiny: float
+    whole: float
+    largest: float
+    chunk: int | None = None
+
+    def roundings(self, counts: Float64) -> Float64:
+        """Return the largest number of roundings that a term of a sum goes through.
+
+        Args:
+            counts: number of terms.
+        """
+        if self.chunk is None:
+            return counts
+        depth = np.minimum(counts, self.chunk) + np.ceil(counts / self.chunk)
+        return np.asarray(np.minimum(counts, depth))
+
+    def represents(self, unit: Float64 | None, reach: Float64) -> bool:
+        """Return whether all multiples of a unit are numbers of the type.
+
+        Args:
+            unit: powers of two, infinite for 0; None if it is not known.
+            reach: magnitude up to which they are.
+        """
+        if unit is None:
+            return False
+        counts = np.where(np.isfinite(unit), reach / unit, 0.0)
+        return bool((counts <= self.whole).all() and (unit >= 2 * self.tiny).all())
+
+
+FLOAT32 = FloatType("FLOAT", 2.0**-24, 2.0**-150, 2.0**24, (2 - 2.0**-23) * 2.0**127)
+ARITHMETIC = {
+    "FLOAT": FLOAT32,
+    "FLOAT16": FloatType("FLOAT16", 2.0**-11, 2.0**-25, 2.0**11, 65504.0),
+    "BFLOAT16": FloatType("BFLOAT16", 2.0**-8, 2.0**-134, 2.0**8, (2 - 2.0**-7) * 2.0**127),
+}
+
+
+def coarsest(kinds: Sequence[FloatType]) -> FloatType:
+    """Return an arithmetic that is off at least as far as each of several; float32 for none."""
+    if not kinds:
+        return FLOAT32
+    return FloatType(
+        max(kinds, key=lambda kind: kind.unit).name,
+        max(kind.unit for kind in kinds),
+        max(kind.tiny for kind in kinds),
+        min(kind.whole for kind in kinds),
+        min(kind.largest for kind in kinds),
+    )
+
+
+def product(one: Float64, other: Float64) -> Float64:
+    """Return the product, where 0 times infinity is 0."""
+    with np.errstate(invalid="ignore"):
+        return np.where((one == 0) | (other == 0), 0.0, one * other)
+
+
+def largest_of(low: Float64, high: Float64) -> Float64:
+    """Return the largest magnitude between two ends."""
+    return np.maximum(np.abs(low), np.abs(high))
+
+
+def granules(value: Float64) -> Float64:
+    """Return the largest powers of two of which numbers are multiples; infinity for 0."""
+    mantissas, exponents = np.frexp(value)
+    whole = np.abs(mantissas * 2.0**53).astype(np.int64)
+    lowest = np.where(whole, whole & -whole, 1).astype(np.float64)
+    return np.where(whole, np.ldexp(lowest, exponents - 53), np.inf)
+
+
+class Meant(Protocol):
+    """A function in real arithmetic: multiples of other functions, and an offset."""
+
+    @property
+    def offset(self) -> Float64:
+        """What is added."""
+
+    @property
+    def range(self) -> tuple[Float64, Float64]:
+        """Bounds of the values."""
+
+    def plus(self, other: Self, sign: float = 1.0) -> Self:
+        """Return the sum of two functions, or their difference for the sign -1."""
+
+    def times(self, factor: Float64) -> Self:
+        """Return a multiple of the function."""
+
+
+F = TypeVar("F", bound=Meant)
+A = TypeVar("A", bound="Approximation[Any]")
+
+
+@dataclass(frozen=True, eq=False)
+class Approximation(Generic[F]):
+    """A tensor of one model. All arrays broadcast to it.
+
+    Attributes:
+        meant: the function in real arithmetic.
+        low, high: its range.
+        absolute, relative: the error of execution, see above.
+        unit: powers of two of which the executed numbers of data are multiples; None if not known.
+        value: the executed numbers of a constant, float64; None for data.
+        factors: for a constant of codes, scales and whole numbers whose product is meant.
+    """
+
+    meant: F
+    low: Float64
+    high: Float64
+    absolute: Float64 = field(default_factory=zero)
+    relative: Float64 = field(default_factory=zero)
+    unit: Float64 | None = None
+    value: Float64 | None = None
+    factors: tuple[Float64, Float64] | None = None
+
+    @classmethod
+    def of_constant(
+        cls, value: Float64, meant: F, factors: tuple[Float64, Float64] | None = None
+    ) -> Self:
+        """Return a constant.
+
+        Args:
+            value: the executed numbers.
+            meant: the numbers in real arithmetic, as a function that is an offset alone.
+            factors: see above.
+
+        Raises:
+            Undecidable: a number is infinite or NaN.
+        """
+        if not np.isfinite(value).all():
+            raise Undecidable(OUT_OF_RANGE("a constant is infinite or NaN"))
+        numbers = meant.offset
+        apart = np.abs(value - numbers)
+        return cls(meant, numbers, numbers, apart, ZERO, None, value, factors)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what is executed is what is meant, and multiples of a unit."""
+        return self.unit is not None and not (self.absolute.any() or self.relative.any())
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is a constant."""
+        return self.value is not None
+
+    @property
+    def numbers(self) -> Float64:
+        """The executed numbers of a constant.
+
+        Raises:
+            ValueError: it is data.
+        """
+        if self.value is None:
+            raise ValueError("an operand is data, not a constant")
+        return self.value
+
+    @functools.cached_property
+    def granule(self) -> Float64 | None:
+        """Powers of two of which the executed numbers are multiples; None if not known."""
+        return self.unit if self.value is None else granules(self.value)
+
+    @property
+    def largest(self) -> Float64:
+        """The largest magnitude of what is meant."""
+        return largest_of(self.low, self.high)
+
+    @property
+    def error(self) -> Float64:
+        """The largest error of execution."""
+        return self.absolute + product(self.relative, self.largest)
+
+    @property
+    def reach(self) -> Float64:
+        """The largest magnitude of what is executed."""
+        return self.largest + self.error
+
+
+def rounded(exact: A, arithmetic: FloatType = FLOAT32, *, times: int = 1) -> A:
+    """Return the result of an operation, or of several, that round an exact result.
+
+    Args:
+        exact: the exact result on executed operands, its error that of the operands.
+        arithmetic: of the result.
+        times: number of roundings.
+
+    Raises:
+        Undecidable: the result may overflow.
+    """
+    finite = np.isfinite(exact.reach)
+    if (finite & (exact.reach * (1 + 2 * times * arithmetic.unit) >= arithmetic.largest)).any():
+        raise Undecidable(OUT_OF_RANGE(f"a result may exceed the range of {arithmetic.name}"))
+    if arithmetic.represents(exact.unit, exact.reach):
+        return exact
+    share = arithmetic.unit * times * (1 + times * arithmetic.unit)
+    return replace(
+        exact,
+        absolute=exact.absolute * (1 + share) + arithmetic.tiny * times,
+        relative=exact.relative * (1 + share) + share,
+        unit=None,
+    )
+
+
+def sum_of(a: A, b: A, sign: float = 1.0) -> A:
+    """Return the exact sum of two executed operands; a difference for the sign -1."""
+    meant = a.meant.plus(b.meant, sign)
+    low, high = meant.range
+    granule = None if a.granule is None else b.granule
+    unit = None if a.granule is None or granule is None else np.minimum(a.granule, granule)
+    if b.is_constant or a.is_constant:
+        data, fixed = (a, b) if b.is_constant else (b, a)
+        # |data| <= |sum| + |fixed|
+        absolute = data.absolute + fixed.absolute + product(data.relative, fixed.largest)
+        return type(a)(meant, low, high, absolute, data.relative, unit)
+    return type(a)(meant, low, high, a.error + b.error, ZERO, unit)
+
+
+def multiple_of(a: A, factor: Float64, executed: Float64) -> A:
+    """Return the exact product of an executed operand and a constant.
+
+    Args:
+        a: the operand.
+        factor: the constant meant.
+        executed: the constant as executed.
+    """
+    meant = a.meant.times(factor)
+    low, high = meant.range
+    apart = np.abs(executed - factor)
+    with np.errstate(all="ignore"):
+        share = np.where(factor == 0, 0.0, apart / np.abs(factor))
+    lost = np.where(factor == 0, product(apart, a.largest), 0.0)
+    relative = a.relative * (1 + share) + share
+    unit = None if a.granule is None else a.granule * granules(executed)
+    return type(a)(meant, low, high, product(a.absolute, np.abs(executed)) + lost, relative, unit)

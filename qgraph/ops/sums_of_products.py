@@ -1,0 +1,172 @@
+"""Sums of products of data and constant weights, in any order of additions.
+
+Whatever the order, and whether operations are fused or not, a float sum of n products x * w is off
+by at most n * u * sum |x * w| (Jeannerod and Rump 2013; here with 1 / (1 - n u), which covers fused
+operations and types of few bits). Sums of whole numbers of units that stay below 2**24 units are
+exact.
+
+The prover and the checker of bounds both use this arithmetic, each with its own functions meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+from qgraph.numerics import Float64
+from qgraph.ops.approximation import (
+    SLACK,
+    ZERO,
+    A,
+    F,
+    FloatType,
+    granules,
+    largest_of,
+    product,
+    sum_of,
+)
+from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
+
+_WHOLE = 2.0**53
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Which elements of the data a sum reads, for weights ``[rows, taps, *places]``.
+
+    Attributes:
+        geometry: operator, strides, paddings and the like; equal for equal sums.
+        groups: into which rows and channels are divided.
+        channel: axis of the data from the last (0), along which the taps run.
+        trailing: axes behind the rows in the result.
+        is_padded: whether zeros may stand for data.
+    """
+
+    geometry: Hashable
+    groups: int
+    channel: int
+    trailing: int
+    is_padded: bool
+
+    def by_tap(self, array: Float64, weights: Float64) -> Float64:
+        """Return an array that broadcasts to the data as one that broadcasts to the weights."""
+        if array.size == 1:
+            return array.reshape((1,) * weights.ndim)
+        axis = array.ndim - 1 - self.channel
+        if axis < 0 or array.size != array.shape[axis]:
+            raise Undecidable(NO_BOUND("numbers of the data differ within a channel of a sum"))
+        rows, taps = weights.shape[:2]
+        parts = array.reshape(self.groups, 1, taps)
+        spread = np.broadcast_to(parts, (self.groups, rows // self.groups, taps))
+        return spread.reshape(rows, taps, *(1,) * (weights.ndim - 2))
+
+    def ends_by_tap(self, low: Float64, high: Float64, weights: Float64) -> tuple[Float64, Float64]:
+        """Return ends of the data by tap; zeros of the padding lie between them."""
+        low, high = self.by_tap(low, weights), self.by_tap(high, weights)
+        return (np.minimum(low, 0.0), np.maximum(high, 0.0)) if self.is_padded else (low, high)
+
+    def by_row(self, array: Float64) -> Float64:
+        """Return an array ``[rows]`` as one that broadcasts to the result."""
+        return array.reshape(-1, *(1,) * self.trailing)
+
+    def total(self, parts: Float64) -> Float64:
+        """Return sums of magnitudes over taps, rounded up."""
+        sums = parts.reshape(len(parts), -1).sum(axis=1)
+        return self.by_row(sums * (1 + parts[0].size * 2.0**-52))
+
+
+def products(
+    meant: Callable[[F, A, Taps], F],
+    data: A,
+    weights: A,
+    layout: Taps,
+    arithmetic: FloatType | None,
+    *,
+    bias: A | None = None,
+    more: int = 0,
+) -> A:
+    """Return the sums of products of data and weights.
+
+    Args:
+        meant: returns the function of the sums from that of the data, the weights and the layout.
+        data: what is summed.
+        weights: constant, ``[rows, taps, *places]``.
+        layout: which elements of the data take part.
+        arithmetic: in which products and sums are rounded; None for integers.
+        bias: one more term, which broadcasts to the result.
+        more: roundings of each term besides those of its product and of additions.
+
+    Raises:
+        Undecidable: the data is unbounded, or scales differ within a channel.
+    """
+    value = weights.numbers
+    ideal = np.broadcast_to(weights.meant.offset, value.shape)
+    low, high = layout.ends_by_tap(data.low, data.high, value)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise Undecidable(OUT_OF_RANGE("the range of the data of a sum is not known"))
+    function = meant(data.meant, weights, layout)
+    ends = ends_of_sums(ideal, low, high, layout)
+    error, largest = layout.by_tap(data.error, value), largest_of(low, high)
+    off = layout.total(np.abs(value) * error + largest * np.abs(value - ideal))
+    unit = None
+    if data.granule is not None:
+        parts = granules(value) * layout.by_tap(data.granule, value)
+        unit = layout.by_row(parts.reshape(len(parts), -1).min(axis=1))
+    result = type(data)(function, *ends, off, ZERO, unit)
+    if bias is not None:
+        result = sum_of(result, bias)
+    if arithmetic is None:
+        return result
+    counts = np.count_nonzero(value.reshape(len(value), -1), axis=1).astype(np.float64)
+    reach = layout.total(np.abs(value) * (largest + error))
+    if bias is not None:
+        counts, reach = counts + 1, reach + bias.reach
+    return added_up(result, layout.by_row(counts), reach, arithmetic, more=more)
+
+
+def added_up(
+    exact: A, counts: Float64, reach: Float64, arithmetic: FloatType, *, more: int = 0
+) -> A:
+    """Return an exact sum as it is executed in any order.
+
+    Args:
+        exact: the sum, its error that of the operands.
+        counts: number of terms.
+        reach: sum of the magnitudes of the executed terms.
+        arithmetic: in which products and sums are rounded.
+        more: roundings of each term besides those of its product and of additions.
+
+    Raises:
+        Undecidable: the sum may overflow, or has too many terms.
+    """
+    if arithmetic.represents(exact.unit, reach):
+        return exact
+    share = (arithmetic.roundings(counts) + more) * arithmetic.unit
+    if (share >= 0.5).any():
+        raise Undecidable(NO_BOUND(f"a sum of {counts.max():g} terms in {arithmetic.name}"))
+    if not np.isfinite(reach).all():
+        raise Undecidable(NO_BOUND("a sum of data of unknown range"))
+    if (reach * (1 + 2 * share) >= arithmetic.largest).any():
+        raise Undecidable(NO_BOUND(f"a sum may exceed the range of {arithmetic.name}"))
+    noise = share / (1 - share) * reach + counts * arithmetic.tiny
+    total = (exact.absolute + noise) * (1 + SLACK)
+    return type(exact)(exact.meant, exact.low, exact.high, total, exact.relative)
+
+
+def ends_of_sums(
+    weights: Float64, low: Float64, high: Float64, layout: Taps
+) -> tuple[Float64, Float64]:
+    """Return bounds of sums of products of weights and data between two ends, by tap."""
+    first, second = product(weights, low), product(weights, high)
+    parts = weights[0].size
+    ends = []
+    for pick, sign in ((np.minimum, -1.0), (np.maximum, 1.0)):
+        terms = pick(first, second).reshape(len(weights), -1)
+        with np.errstate(invalid="ignore"):
+            size, end = np.abs(terms).sum(axis=1), terms.sum(axis=1)
+        whole = (size < _WHOLE) & (terms == np.rint(terms)).all(axis=1)
+        slack = np.where(whole, 0.0, size * parts * 2.0**-52)
+        ends.append(layout.by_row(end + sign * slack))
+    return ends[0], ends[1]

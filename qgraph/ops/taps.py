@@ -1,0 +1,45 @@
+"""Which elements of the data Conv, ConvTranspose and MatMul add up: rows of taps."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.numerics import Float64
+from qgraph.ops.sums_of_products import Taps
+
+RIGHT = Taps(("MatMul",), 1, 0, 0, False)
+"""How weights ``[rows, taps]`` are multiplied whose transpose stands right of the data."""
+
+
+def convolution_taps(node: ir.Node, places: tuple[int, ...]) -> Taps:
+    """Return the layout of the sums of a node of the family of Conv or ConvTranspose.
+
+    Args:
+        node: the node.
+        places: the sizes of its windows.
+    """
+    count, attributes = len(places), node.attributes
+    is_turned = node.op_type == "ConvTranspose"
+    groups, pads = attributes.get_int("group", 1), attributes.get_ints("pads", (0,) * 2 * count)
+    automatic = attributes.get_string("auto_pad", "NOTSET")
+    geometry = (
+        "ConvTranspose" if is_turned else "Conv",
+        tuple(attributes.get_ints("strides", (1,) * count)),
+        tuple(attributes.get_ints("dilations", (1,) * count)),
+        tuple(pads),
+        automatic,
+        groups,
+        places,
+        tuple(attributes.get_ints("output_padding", ())),
+        tuple(attributes.get_ints("output_shape", ())),
+    )
+    is_padded = is_turned or any(pads) or automatic not in ("NOTSET", "VALID")
+    return Taps(geometry, groups, count, count, is_padded)
+
+
+def rows_of_transposed(weights: Float64, groups: int) -> Float64:
+    """Return the weights of a ConvTranspose, ``[channels, rows of a group, *places]``, by row."""
+    channels, rows, *places = weights.shape
+    parts = weights.reshape(groups, channels // groups, rows, *places).swapaxes(1, 2)
+    return np.ascontiguousarray(parts).reshape(groups * rows, channels // groups, *places)
