@@ -49,38 +49,38 @@ def feeds(
     return arrays
 
 
-def checked(inputs: InputOptions, given: Any) -> Inputs:
+def checked(inputs: InputOptions, feeds: Any) -> Inputs:
     """Return the inputs of a check: given arrays, and what else the user asked for."""
     from qgraph.comparison.check import Inputs
 
-    return Inputs(given, inputs.random, inputs.seed, inputs.shapes, inputs.batch, inputs.probes)
+    return Inputs(feeds, inputs.random, inputs.seed, inputs.shapes, inputs.batch, inputs.probes)
 
 
-def labels(given: str, inputs: InputOptions) -> Array:
+def labels(option: str, inputs: InputOptions) -> Array:
     """Return labels from a file, or from the archive of the inputs if ``given`` is a name in it.
 
     Raises:
         ExecutionError: there are none.
     """
-    path = labels_file(given, inputs)
+    path = labels_file(option, inputs)
     if path is not None:
         return np.asarray(_read(path, "one array (.npy)", _single))
     bundle = {}
     if inputs.bundle is not None:
-        bundle = _read(inputs.bundle, _ARCHIVE, lambda content: _archive(content, {given}))
-    if given not in bundle:
+        bundle = _read(inputs.bundle, _ARCHIVE, lambda content: _archive(content, {option}))
+    if option not in bundle:
         raise ExecutionError(
-            f"{inputs.bundle}: has no array {given!r} with labels, expected a name among "
+            f"{inputs.bundle}: has no array {option!r} with labels, expected a name among "
             f"{', '.join(bundle) or 'none'}, or a file. Correct the name."
         )
-    return np.asarray(bundle[given])
+    return np.asarray(bundle[option])
 
 
-def labels_file(given: str | None, inputs: InputOptions) -> Path | None:
+def labels_file(option: str | None, inputs: InputOptions) -> Path | None:
     """Return the file of the labels; None if they are in the archive of the inputs."""
-    if given is None or (inputs.bundle is not None and not Path(given).is_file()):
+    if option is None or (inputs.bundle is not None and not Path(option).is_file()):
         return None
-    return Path(given)
+    return Path(option)
 
 
 def _read(path: Path, expected: str, reader: Callable[[Any], Any]) -> Any:

@@ -52,8 +52,8 @@ def _nodes(ctx: click.Context) -> Iterable[str]:
     from qgraph.model import load
 
     # An option that still lacks its value keeps click from reading the arguments before it.
-    given = next(word for word in ctx.args if not word.startswith("-"))
-    return [node.name for node in load(Path(given)).nodes() if node.name]
+    path = next(word for word in ctx.args if not word.startswith("-"))
+    return [node.name for node in load(Path(path)).nodes() if node.name]
 
 
 dialects, passes, targets = map(_offering, (_dialects, _passes, _targets))

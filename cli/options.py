@@ -230,8 +230,8 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
         probes: int = 0,
         **others: Any,
     ) -> Any:
-        given = {"--random": random, "--seed": seed, "--shape": shapes or None}
-        chosen = [name for name, value in given.items() if value is not None]
+        options = {"--random": random, "--seed": seed, "--shape": shapes or None}
+        chosen = [name for name, value in options.items() if value is not None]
         if (files or bundle) and chosen:
             raise click.UsageError(
                 f"{chosen[0]} is for random inputs, but files are given too. Use only one of them."

@@ -266,20 +266,20 @@ class _Run:
 @contextlib.contextmanager
 def _folders(wanted: set[Path]) -> Iterator[None]:
     """Create folders, and remove those of them that are empty after the block."""
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         for folder in sorted(wanted):
             for each in reversed([folder, *folder.parents]):
                 if not each.exists():
                     each.mkdir()
-                    made.append(each)
+                    created.append(each)
         yield
     except FileExistsError as error:
         raise QGraphError(
             f"{error.filename}: is a file, expected a folder for results. Name another folder."
         ) from error
     finally:
-        for folder in reversed(made):
+        for folder in reversed(created):
             with contextlib.suppress(OSError):
                 folder.rmdir()
 

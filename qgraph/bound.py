@@ -217,18 +217,18 @@ class Bounding:
         Raises:
             OptionError: a range or a limit names no input or output.
         """
-        made = within if isinstance(within, Bounding) else cls(within)
-        named = [limit.output for limit in made.limits if limit.output is not None]
-        kinds = (("range", "input", made.ranges, inputs), ("within", "output", named, outputs))
-        for option, kind, given, values in kinds:
+        bounding = within if isinstance(within, Bounding) else cls(within)
+        named = [limit.output for limit in bounding.limits if limit.output is not None]
+        kinds = (("range", "input", bounding.ranges, inputs), ("within", "output", named, outputs))
+        for option, kind, names, values in kinds:
             known = [str(value.name) for value in values]
-            for name in given:
+            for name in names:
                 if name not in known:
                     raise OptionError(
                         f"{option}: the models have no {kind} {shown(name)}, expected one of "
                         f"{', '.join(known) or 'none'}.{meant(name, known)}"
                     )
-        return made
+        return bounding
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of a certificate."""
@@ -264,8 +264,8 @@ class Bounding:
     @property
     def limits(self) -> tuple[Limit, ...]:
         """The limits."""
-        given = [self.within] if isinstance(self.within, str | Limit) else self.within
-        return tuple(each if isinstance(each, Limit) else Limit.parse(each) for each in given)
+        entries = [self.within] if isinstance(self.within, str | Limit) else self.within
+        return tuple(each if isinstance(each, Limit) else Limit.parse(each) for each in entries)
 
     @property
     def chunk(self) -> int | None:

@@ -53,20 +53,20 @@ def grouped(**groups: Any) -> Callable[[F], F]:
             moved = {name: kwargs.pop(name) for name in [*kwargs] if name in old}
             if not moved:
                 return function(*args, **kwargs)
-            given = known.bind(*args, **kwargs)
+            bound = known.bind(*args, **kwargs)
             for group in dict.fromkeys(homes[name] for name in moved):
-                kind, value = groups[group], given.arguments.get(group)
+                kind, value = groups[group], bound.arguments.get(group)
                 first = [] if value is None else [value]
                 start = value if isinstance(value, kind) else kind(*first)
                 own = {name: moved[name] for name in moved if homes[name] == group}
-                given.arguments[group] = replace(start, **own)
+                bound.arguments[group] = replace(start, **own)
                 instead = f"{group}={kind.__name__}({', '.join(f'{name}=...' for name in own)})"
                 warnings.warn(
                     f"{function.__name__}: write {instead}; old keywords go with the next version.",
                     DeprecationWarning,
                     stacklevel=2,
                 )
-            return function(*given.args, **given.kwargs)
+            return function(*bound.args, **bound.kwargs)
 
         return cast("F", call)
 

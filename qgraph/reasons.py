@@ -29,9 +29,9 @@ class ExplainedReason(str):
 
     def __new__(cls, text: str, cause_id: str) -> Self:
         """Return the text with an id."""
-        made = super().__new__(cls, text)
-        made.id = cause_id
-        return made
+        reason = super().__new__(cls, text)
+        reason.id = cause_id
+        return reason
 
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
         return str(self), self.id

@@ -115,12 +115,12 @@ def _pool(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | No
     rank = None if x is None else facts.get(x, UNKNOWN).rank
     if opset >= _AXES_SINCE:
         axes = constant_expression(node.inputs[1]) if len(node.inputs) > 1 else None
-        given = None if axes is None else axes.tolist()
+        reduced = None if axes is None else axes.tolist()
     else:
-        given = node.attributes.get_ints("axes", None)
-    if x is None or rank is None or rank < 3 or given is None or not _decodes(x):
+        reduced = node.attributes.get_ints("axes", None)
+    if x is None or rank is None or rank < 3 or reduced is None or not _decodes(x):
         return None
-    if sorted(axis % rank for axis in given) != list(range(2, rank)):
+    if sorted(axis % rank for axis in reduced) != list(range(2, rank)):
         return None
     draft = editor.draft(Region(x, y, (node,)))
     pooled = draft.node("GlobalAveragePool", [draft.x], dtype=y.dtype or x.dtype)
@@ -182,19 +182,19 @@ def _point(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | N
     if node.op_type != _DECODER:
         attributes.pop("output_dtype", None)
     dtype = node.outputs[0].dtype if node.op_type == _DECODER else kind
-    made = draft.node(
+    quantized = draft.node(
         node.op_type, [draft.x, node.inputs[1], zero], attributes, domain=node.domain, dtype=dtype
     )
-    return draft.giving(made)
+    return draft.giving(quantized)
 
 
 def _factor(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
     del facts, opset
-    given = [None if v is None else constant_expression(v) for v in node.inputs]
-    places = [index for index, factor in enumerate(given) if factor is None]
+    constants = [None if v is None else constant_expression(v) for v in node.inputs]
+    places = [index for index, factor in enumerate(constants) if factor is None]
     if len(places) != 1 or (node.op_type == "Div" and places != [0]):
         return None
-    factor, dtype = given[1 - places[0]], node.outputs[0].dtype
+    factor, dtype = constants[1 - places[0]], node.outputs[0].dtype
     moves: list[ir.Node] = []
     value = node.inputs[places[0]]
     while value is not None and len(value.uses()) == 1 and not value.is_graph_output():
@@ -208,11 +208,11 @@ def _factor(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | 
         return None
     draft = editor.draft(Region(value, node.outputs[0], (*moves, node)))
     operands = [draft.x, draft.constant(factor.reshape(()), "factor")]
-    made = draft.node(node.op_type, operands[:: 1 - 2 * places[0]], dtype=dtype)
+    scaled = draft.node(node.op_type, operands[:: 1 - 2 * places[0]], dtype=dtype)
     for move in moves:
         attributes = dict(move.attributes)
-        made = draft.node(move.op_type, [made, *move.inputs[1:]], attributes, dtype=dtype)
-    return draft.giving(made)
+        scaled = draft.node(move.op_type, [scaled, *move.inputs[1:]], attributes, dtype=dtype)
+    return draft.giving(scaled)
 
 
 def _is_sum(value: ir.Value) -> bool:

@@ -74,8 +74,8 @@ class FoldBatchNorm(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Fold every chain that can be folded; report each of them and each BatchNormalization."""
         folds = raise_and_replace(model, functools.partial(self._plan, model), report)
-        made = {old: new for fold in reversed(folds) for new, old in fold.copies.items()}
-        for old, new in made.items():
+        copied = {old: new for fold in reversed(folds) for new, old in fold.copies.items()}
+        for old, new in copied.items():
             if old.graph is None:
                 carry_over(old, new)
 
@@ -222,11 +222,11 @@ class _Planner:
         draft = self._editor.draft(Region(x, y, (*head.nodes, node, *tail.nodes)))
         scaling = WeightScaling(draft, self._reader.known, self._facts, self._negative)
         try:
-            made = self._write(layer, head, tail, scaling)
+            folded = self._write(layer, head, tail, scaling)
         except Stuck:
             draft.discard()
             raise
-        return _Fold(layer, head, tail, draft, made, scaling)
+        return _Fold(layer, head, tail, draft, folded, scaling)
 
     def _write(
         self, layer: WeightedSum, head: ChannelAffine, tail: ChannelAffine, scaling: WeightScaling
@@ -258,13 +258,13 @@ class _Planner:
             operands[2:] = [scaling.constant(new, "bias")]
             attributes |= {"beta": ir.AttrFloat32("beta", 1.0)} if node.op_type == "Gemm" else {}
         y = draft.node(node.op_type, operands, attributes, dtype=layer.dtype)
-        made = draft.nodes[-1]
+        folded = draft.nodes[-1]
         if is_sum and new.any():
             summand = scaling.constant(new.reshape((-1,) if layer.weights else (-1, 1)), "bias")
             y = draft.node("Add", [y, summand], dtype=layer.dtype)
         if draft.giving(y).opset > self._limit:
             raise Stuck(opset_reason("one scale for each channel", draft.opset, self._limit))
-        return made
+        return folded
 
     def refusals(self, nodes: Iterable[ir.Node]) -> Iterator[SiteReport]:
         """Yield an entry for each BatchNormalization, and each chain, that is not folded."""

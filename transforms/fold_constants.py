@@ -158,6 +158,6 @@ def _put_before(
         raise Stuck(f"what {title(node)} gives depends on data")
     operands = [draft.constant(array, "codes"), *decode.inputs[1:]]
     dtype = decode.outputs[0].dtype
-    made = draft.node(_DECODER, operands, attributes, domain=decode.domain, dtype=dtype)
-    draft.giving(made).commit()
-    facts[made] = facts.get(y, UNKNOWN)
+    decoded = draft.node(_DECODER, operands, attributes, domain=decode.domain, dtype=dtype)
+    draft.giving(decoded).commit()
+    facts[decoded] = facts.get(y, UNKNOWN)

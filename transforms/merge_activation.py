@@ -287,10 +287,10 @@ def _bounds(node: ir.Node) -> list[Float32]:
     return []
 
 
-def _singles(given: list[ir.Value | Float32 | None], missing: tuple[Float32, ...]) -> list[Float32]:
+def _singles(ends: list[ir.Value | Float32 | None], missing: tuple[Float32, ...]) -> list[Float32]:
     """Return limits as single numbers; none if one is no constant, NaN or an array."""
     singles = []
-    for value, default in zip(given, missing, strict=True):
+    for value, default in zip(ends, missing, strict=True):
         array = constant_expression(value) if isinstance(value, ir.Value) else value
         if value is not None and (array is None or array.size != 1 or np.isnan(array).any()):
             return []

@@ -122,8 +122,8 @@ class _Mover:
         draft = self._editor.draft(Region(ir.Value(name=""), y, (*decoders, node)))
         moved = self._moved(draft, node, operands, code_type(first))
         self._facts[moved] = self._facts.get(y, UNKNOWN)
-        made = _linear(draft, first, moved, axis)
-        self._commit(draft, made, node, _SAME)
+        coded = _linear(draft, first, moved, axis)
+        self._commit(draft, coded, node, _SAME)
 
     def _later_axis(self, node: ir.Node, decode: ir.Node) -> int | bool | None:
         """Return the axis of the parameters after a movement; False if it is none."""
@@ -167,8 +167,8 @@ class _Mover:
                 codes.append(_linear(draft, encode, part, before))
                 self._facts[codes[-1]] = self._facts.get(part, UNKNOWN)
         operands: list[Operand | None] = [*codes, *node.inputs[len(parts) :]]
-        made = self._moved(draft, node, operands, code_type(encode))
-        self._commit(draft, made, encode, _MAXIMA if node.op_type == "MaxPool" else _SAME)
+        moved = self._moved(draft, node, operands, code_type(encode))
+        self._commit(draft, moved, encode, _MAXIMA if node.op_type == "MaxPool" else _SAME)
         for each in codes:
             if (maker := each.producer()) is not None:
                 self.encode_earlier(maker)
@@ -192,13 +192,13 @@ class _Mover:
         y = decode.outputs[0]
         for use in list(y.uses())[0 if y.is_graph_output() else 1 :]:
             draft = self._editor.draft(Region(ir.Value(name=""), y, (decode,)))
-            made = _linear(draft, decode, decode.inputs[0], decode.attributes.get_int("axis", None))
-            node = made.producer()
+            twin = _linear(draft, decode, decode.inputs[0], decode.attributes.get_int("axis", None))
+            node = twin.producer()
             if node is not None and decode.graph is not None:
-                made.name, node.name = (self._editor.fresh(f"{y.name}_{n}") for n in ("copy", "DQ"))
-                made.type, made.shape = y.type, y.shape
+                twin.name, node.name = (self._editor.fresh(f"{y.name}_{n}") for n in ("copy", "DQ"))
+                twin.type, twin.shape = y.type, y.shape
                 decode.graph.insert_after(decode, node)
-                use.node.replace_input_with(use.idx, made)
+                use.node.replace_input_with(use.idx, twin)
                 self._report.sites.append(entry(decode, SiteStatus.CHANGED, verdict=_SAME))
 
     def _moved(
@@ -206,9 +206,9 @@ class _Mover:
     ) -> ir.Value:
         return draft.node(node.op_type, operands, dict(node.attributes), dtype=kind)
 
-    def _commit(self, draft: Draft, made: ir.Value, node: ir.Node, verdict: Verdict) -> None:
-        self._facts[made] = self._facts.get(draft.region.y, UNKNOWN)
-        draft.giving(made).commit()
+    def _commit(self, draft: Draft, moved: ir.Value, node: ir.Node, verdict: Verdict) -> None:
+        self._facts[moved] = self._facts.get(draft.region.y, UNKNOWN)
+        draft.giving(moved).commit()
         self._report.sites.append(
             entry(node, SiteStatus.CHANGED, verdict=verdict, spelling=draft.spelling)
         )
@@ -256,8 +256,8 @@ def _differ(decode: ir.Node, encode: ir.Node) -> bool:
     if form.bits > 8 or any(array is None or array.size > 1 for array in known):
         return True
     every = np.arange(form.lo, form.hi + 1).astype(np.int32).astype(numpy_dtype(kind.name))
-    given = _run(encode, _run(decode, every))
-    return given is None or given.dtype != every.dtype or not np.array_equal(given, every)
+    results = _run(encode, _run(decode, every))
+    return results is None or results.dtype != every.dtype or not np.array_equal(results, every)
 
 
 def _run(node: ir.Node, data: Array | None) -> Array | None:

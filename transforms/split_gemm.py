@@ -79,8 +79,10 @@ def _transposed(draft: Draft, w: ir.Value | None) -> ir.Value:
                 for value, array in zip(maker.inputs, known, strict=True)
             ]
             attributes, dtype = dict(maker.attributes), maker.outputs[0].dtype
-            made = draft.node(maker.op_type, operands, attributes, domain=maker.domain, dtype=dtype)
+            moved = draft.node(
+                maker.op_type, operands, attributes, domain=maker.domain, dtype=dtype
+            )
             carry_over(maker, draft.nodes[-1])
-            return made
+            return moved
     dtype = None if w is None else w.dtype
     return draft.node("Transpose", [w], {"perm": [1, 0]}, dtype=dtype)

@@ -118,14 +118,14 @@ def _cast_behind(
 ) -> None:
     """Let all users of a value of 16 bits take it as float32."""
     uses = list(value.uses())
-    made = _cast(value, ir.DataType.FLOAT)
+    cast = _cast(value, ir.DataType.FLOAT)
     if node is None:
-        graph.insert_before(graph[0], made)
+        graph.insert_before(graph[0], cast)
     else:
-        graph.insert_after(node, made)
+        graph.insert_after(node, cast)
     value.type = ir.TensorType(kind or ir.DataType.FLOAT16)
     for user, index in uses:
-        user.replace_input_with(index, made.outputs[0])
+        user.replace_input_with(index, cast.outputs[0])
 
 
 def _cast_before(graph: ir.Graph, value: ir.Value, kind: ir.DataType | None) -> None:
@@ -134,18 +134,18 @@ def _cast_before(graph: ir.Graph, value: ir.Value, kind: ir.DataType | None) -> 
     if maker is None or (maker.op_type == "Cast" and value.dtype is kind):
         return
     name, shape = str(value.name), value.shape
-    made = _cast(value, kind or ir.DataType.FLOAT16)
-    graph.insert_after(maker, made)
+    cast = _cast(value, kind or ir.DataType.FLOAT16)
+    graph.insert_after(maker, cast)
     for place, output in enumerate(graph.outputs):
         if output is value:
-            graph.outputs[place] = made.outputs[0]
+            graph.outputs[place] = cast.outputs[0]
     value.name = f"{name}_float"
-    made.outputs[0].name, made.outputs[0].shape = name, shape
+    cast.outputs[0].name, cast.outputs[0].shape = name, shape
 
 
 def _cast(value: ir.Value, to: ir.DataType) -> ir.Node:
     name = f"{value.name}_{to.name.lower()}"
-    made = ir.node("Cast", [value], {"to": to}, name=f"{name}_Cast")
-    made.outputs[0].name, made.outputs[0].shape = name, value.shape
-    made.outputs[0].type = ir.TensorType(to)
-    return made
+    cast = ir.node("Cast", [value], {"to": to}, name=f"{name}_Cast")
+    cast.outputs[0].name, cast.outputs[0].shape = name, value.shape
+    cast.outputs[0].type = ir.TensorType(to)
+    return cast

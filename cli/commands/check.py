@@ -121,12 +121,12 @@ def command(
             bar.tell(f"reading {reference.name}", 0, 0)
             first, second = load(reference), load(candidate)
             names = [str(value.name) for value in first.outputs]
-            given = arrays.feeds(talk, inputs, first, besides=labels)
+            feeds = arrays.feeds(talk, inputs, first, besides=labels)
             bar.tell("comparing", 0, 0)
             found = check(
                 first,
                 second,
-                arrays.checked(inputs, given),
+                arrays.checked(inputs, feeds),
                 backend=backend,
                 tolerances=Tolerances(
                     atol=_limits(atol, names) or 0.0,
@@ -146,7 +146,7 @@ def command(
             document = found.to_json()
             if views.are_wanted:
                 bar.tell("drawing", 0, 0)
-                batches = some_batches(first, given, inputs)
+                batches = some_batches(first, feeds, inputs)
                 views.write(document, (first, second), outputs, batches)
         if report is not None:
             outputs.write_text(report, json_text(document))

@@ -163,7 +163,7 @@ def command(
             loaded = load(model)
             identity = loaded.identity()
             reference = loaded.clone()
-            given = arrays.feeds(talk, data, loaded, besides=labels)
+            feeds = arrays.feeds(talk, data, loaded, besides=labels)
             bar.tell(f"deploying {model.name}", 0, 0)
             found = deploy(
                 loaded,
@@ -172,7 +172,7 @@ def command(
                 keep=keep,
                 require_all=require_all,
                 prefer="tuned" if tune else prefer,
-                inputs=Inputs(given, shapes=sizes),
+                inputs=Inputs(feeds, shapes=sizes),
                 labels=None if labels is None else arrays.labels(labels, data),
             )
             if measure:

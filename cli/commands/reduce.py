@@ -63,12 +63,12 @@ def command(
         with ProgressBar(talk) as bar:
             bar.tell(f"reading {reference.name}", 0, 0)
             first, second = load(reference), load(candidate)
-            given = arrays.feeds(talk, inputs, first)
+            feeds = arrays.feeds(talk, inputs, first)
             bar.tell("looking for the first difference", 0, 0)
             reduction = reduce(
                 first,
                 second,
-                arrays.checked(inputs, given),
+                arrays.checked(inputs, feeds),
                 backend=backend,
             )
             files = reduction.save(folder, outputs)
@@ -77,9 +77,9 @@ def command(
 
 
 def _show(reduction: Reduction, files: Sequence[Path], backend: str) -> None:
-    made = f", made by {reduction.op} {reduction.node!r}," if reduction.op else ""
+    operator = f", made by {reduction.op} {reduction.node!r}," if reduction.op else ""
     show_paragraph(
-        f"tensor {reduction.tensor!r}{made} differs in {reduction.compared.mismatches} of "
+        f"tensor {reduction.tensor!r}{operator} differs in {reduction.compared.mismatches} of "
         f"{reduction.compared.elements} values, by up to {amount(reduction.compared.max_abs)}"
     )
     for name, nodes, before in zip(

@@ -79,15 +79,15 @@ def command(
         with ProgressBar(talk) as bar, ExitStack() as stack:
             bar.tell(f"reading {model.name}", 0, 0)
             loaded = load(model)
-            given = arrays.feeds(talk, inputs, loaded)
-            if given is None and inputs.batch is not None:
+            feeds = arrays.feeds(talk, inputs, loaded)
+            if feeds is None and inputs.batch is not None:
                 raise click.UsageError(
                     "--batch is for arrays from files. Give the size of random batches by --shape."
                 )
             batches = (
                 RandomBatches(loaded.inputs, inputs.random or 1, inputs.seed, inputs.shapes)
-                if given is None
-                else Batches(loaded.ir.graph, given, inputs.batch)
+                if feeds is None
+                else Batches(loaded.ir.graph, feeds, inputs.batch)
             )
             total = len(batches)
             if tap_all and backend == Backend.AUTO:

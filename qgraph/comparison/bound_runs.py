@@ -184,17 +184,20 @@ class BoundRuns:
         else:
             one, other = step.points
             delta = step.segment.delta
-            made, _ = one.executed(executed)
+            codes_of_one, _ = one.executed(executed)
             codes, before = other.executed(there)
-            if made.shape != codes.shape:
+            if codes_of_one.shape != codes.shape:
                 raise AssertionError("roundings that are paired have equal shapes")
             reached = codes if accumulated is None else other.executed(accumulated)[0]
-            own[one.node], equal[other.node] = one.feed(made), other.feed(made + delta)
-            if not np.array_equal(reached, made + delta):
+            own[one.node], equal[other.node] = (
+                one.feed(codes_of_one),
+                other.feed(codes_of_one + delta),
+            )
+            if not np.array_equal(reached, codes_of_one + delta):
                 grown[other.node] = other.feed(reached)
             compared = codes - delta, before
-            apart = np.abs(compared[0] - made)
-            last = None if accumulated is None else np.abs(reached - delta - made)
+            apart = np.abs(compared[0] - codes_of_one)
+            last = None if accumulated is None else np.abs(reached - delta - codes_of_one)
         if apart is None:
             raise AssertionError("the candidate was run")
         tally.add(apart, apart if last is None else last)

@@ -123,8 +123,8 @@ def traced(
             known[value] = evaluation.meant(value)
     primitives: Any = tracer
     with np.errstate(all="ignore"):
-        made: Any = lower_node(node, known, shape, primitives, constants=evaluation.executed)
-    return np.asarray(made)
+        result: Any = lower_node(node, known, shape, primitives, constants=evaluation.executed)
+    return np.asarray(result)
 
 
 def ideal(

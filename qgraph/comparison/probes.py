@@ -153,14 +153,14 @@ def make_probes(
             for n in range(number)
             for row in rows.split(make_inputs(model.inputs, seed=seed, number=n, shapes=shapes))
         ][:number]
-    made: list[Row] = []
+    all_rows: list[Row] = []
     values = rows.values(population, [str(each.data.name) for each in wanted])
     for each in wanted:
         own = [np.asarray(of_row[str(each.data.name)]) for of_row in values]
         report, probed = _aim(rows, each, population, own, count)
         probes.reports.append(report)
-        made += probed
-    probes.batches = rows.joined(made)
+        all_rows += probed
+    probes.batches = rows.joined(all_rows)
     return probes
 
 

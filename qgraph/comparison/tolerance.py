@@ -207,37 +207,37 @@ class Metric:
             ) from error
 
 
-def metric_of(given: str | Score) -> Metric:
+def metric_of(score: str | Score) -> Metric:
     """Return the metric for a name or a function.
 
     Args:
-        given: ``top1``, ``module:function``, or a function.
+        score: ``top1``, ``module:function``, or a function.
 
     Raises:
         OptionError: there is none of this name, or it is neither a name nor a function.
     """
-    if not isinstance(given, str):
-        if not callable(given):
+    if not isinstance(score, str):
+        if not callable(score):
             raise OptionError(
-                f"metric is {shown(given)}, expected {TOP1!r}, a function, or its name as "
+                f"metric is {shown(score)}, expected {TOP1!r}, a function, or its name as "
                 "module:function."
             )
-        return Metric(getattr(given, "__name__", "metric"), given)
-    if given.casefold() == TOP1:
+        return Metric(getattr(score, "__name__", "metric"), score)
+    if score.casefold() == TOP1:
         return Metric(TOP1, top1)
-    module, colon, name = given.partition(":")
+    module, colon, name = score.partition(":")
     if not (module and colon and name):
         raise OptionError(
-            f"There is no metric {given!r}, expected {TOP1!r} or a function as module:function."
+            f"There is no metric {score!r}, expected {TOP1!r} or a function as module:function."
         )
     try:
         metric = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise OptionError(
-            f"The metric {given!r} cannot be imported ({error}), expected a function "
+            f"The metric {score!r} cannot be imported ({error}), expected a function "
             "score(outputs, labels). Correct the name, or put its folder on PYTHONPATH."
         ) from error
-    return Metric(given, metric)
+    return Metric(score, metric)
 
 
 def top1(outputs: Outputs, labels: Array) -> float:

@@ -14,15 +14,15 @@ _NARROW = frozenset({ir.DataType.INT2, ir.DataType.UINT2, ir.DataType.INT4, ir.D
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
-def is_moderate(given: Any) -> bool:
+def is_moderate(array: Any) -> bool:
     """Return whether ``given`` is an array of numbers of a magnitude up to ``MODERATE``.
 
     NaN and infinities are not moderate. Arrays of other types than float32 are not checked.
     """
-    if not isinstance(given, np.ndarray) or given.dtype != np.float32:
-        return isinstance(given, np.ndarray)
+    if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+        return isinstance(array, np.ndarray)
     # The sum of squares is NaN or infinite where an element is: one pass, and no copy.
-    flat = given.reshape(-1)
+    flat = array.reshape(-1)
     with np.errstate(all="ignore"):
         return bool(np.dot(flat, flat) <= MODERATE**2)
 

@@ -85,22 +85,22 @@ def _placeholders(value: ir.Value, symbols: Mapping[str, int]) -> list[str]:
 
 
 def _shape(
-    value: ir.Value, given: Sequence[int] | None, symbols: Mapping[str, int]
+    value: ir.Value, shape: Sequence[int] | None, symbols: Mapping[str, int]
 ) -> tuple[int, ...] | None:
     """Return the shape of an input; None if a size beside the batch size is not known."""
     dims = None if value.shape is None else list(value.shape.dims)
-    if given is not None:
-        largest = math.prod(max(n, 1) for n in given)
+    if shape is not None:
+        largest = math.prod(max(n, 1) for n in shape)
         if (
-            not fits(given, fixed_sizes(value))
-            or min(given, default=0) < 0
+            not fits(shape, fixed_sizes(value))
+            or min(shape, default=0) < 0
             or largest > _MOST_GIVEN
         ):
             raise OptionError(
-                f"Input {describe(value)} cannot have the shape {list(given)}. Give --shape "
+                f"Input {describe(value)} cannot have the shape {list(shape)}. Give --shape "
                 f"{value.name}:N,... with the sizes that the model fixes, less than 2**48 elements."
             )
-        return tuple(given)
+        return tuple(shape)
     sizes = [
         symbols.get(str(dim.value)) if isinstance(dim, ir.SymbolicDim) else static(dim)
         for dim in dims or ()

@@ -177,14 +177,14 @@ def function_kernel(node: ir.Node, function: ir.Function, planner: Planner) -> K
 def _bind(node: ir.Node, function: ir.Function) -> ir.Graph:
     """Return a copy of the body in which attribute references are replaced by values."""
     body = function.clone().graph
-    given = {
+    attributes = {
         **{name: a for name, a in function.attributes.items() if a.value is not None},
         **node.attributes,
     }
     for inner in nodes_of(body):
         for name, attribute in list(inner.attributes.items()):
             if attribute.is_ref():
-                source = given.get(str(attribute.ref_attr_name))
+                source = attributes.get(str(attribute.ref_attr_name))
                 del inner.attributes[name]
                 if source is not None:
                     inner.attributes[name] = ir.Attr(name, source.type, source.value)

@@ -165,8 +165,8 @@ def _reshape(node: ir.Node, data: Stream, operands: Operands) -> Stream | None:
 
 
 def _flatten(node: ir.Node, data: Stream, _: Operands) -> Stream | None:
-    given = node.attributes.get("axis")
-    axis = given.as_int() if given is not None else 1
+    attribute = node.attributes.get("axis")
+    axis = attribute.as_int() if attribute is not None else 1
     axis += len(data.shape) if axis < 0 else 0
     return data.reshaped((math.prod(data.shape[:axis]), math.prod(data.shape[axis:])))
 
@@ -174,8 +174,8 @@ def _flatten(node: ir.Node, data: Stream, _: Operands) -> Stream | None:
 def _axes(node: ir.Node, operands: Operands) -> list[int] | None:
     if operands[0] is not None:
         return [int(axis) for axis in operands[0]]
-    given = node.attributes.get("axes")
-    return None if given is None else list(given.as_ints())
+    attribute = node.attributes.get("axes")
+    return None if attribute is None else list(attribute.as_ints())
 
 
 def _squeeze(node: ir.Node, data: Stream, operands: Operands) -> Stream | None:
@@ -199,9 +199,9 @@ def _unsqueeze(node: ir.Node, data: Stream, operands: Operands) -> Stream | None
 
 def _slice(node: ir.Node, data: Stream, operands: Operands) -> Stream | None:
     attributes = (node.attributes.get(name) for name in ("starts", "ends", "axes"))
-    given = [None if a is None else np.asarray(a.as_ints()) for a in attributes]
+    arrays = [None if a is None else np.asarray(a.as_ints()) for a in attributes]
     starts, ends, axes, steps = (
-        given[i] if i < len(given) and given[i] is not None else operand
+        arrays[i] if i < len(arrays) and arrays[i] is not None else operand
         for i, operand in enumerate([*operands, None, None, None][:4])
     )
     if starts is None or ends is None:

@@ -169,13 +169,13 @@ class Draft:
             self.constant(operand) if isinstance(operand, np.ndarray) else operand
             for operand in operands
         ]
-        made = ir.node(name, inputs, attributes or {}, domain=domain)
+        new = ir.node(name, inputs, attributes or {}, domain=domain)
         if dtype is ir.DataType.FLOAT and self.half is not None:
             dtype = self.half
         if dtype is not None:
-            made.outputs[0].type = ir.TensorType(dtype)
-        self.nodes.append(made)
-        return made.outputs[0]
+            new.outputs[0].type = ir.TensorType(dtype)
+        self.nodes.append(new)
+        return new.outputs[0]
 
     @contextmanager
     def in_float32(self) -> Iterator[None]:
@@ -222,10 +222,10 @@ class Tracer:
         return self._draft.node(name, operands, attributes, dtype=dtype)
 
 
-def _operand(given: Operand | float) -> Operand:
-    if isinstance(given, ir.Value | np.ndarray):
-        return given
-    return np.asarray(given, bool if isinstance(given, bool) else np.float32)
+def _operand(operand: Operand | float) -> Operand:
+    if isinstance(operand, ir.Value | np.ndarray):
+        return operand
+    return np.asarray(operand, bool if isinstance(operand, bool) else np.float32)
 
 
 class Editor:

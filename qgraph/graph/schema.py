@@ -239,10 +239,10 @@ def _infer_broadcast(context: onnx.shape_inference.InferenceContext) -> None:
     result.tensor_type.elem_type = data.tensor_type.elem_type
     count = context.get_num_inputs()
     kinds: list[onnx.TypeProto | None] = [context.get_input_type(i) for i in range(count)]
-    given = [kind.tensor_type for kind in kinds if kind is not None]
-    if all(kind.HasField("shape") for kind in given):
+    tensors = [kind.tensor_type for kind in kinds if kind is not None]
+    if all(kind.HasField("shape") for kind in tensors):
         result.tensor_type.shape.SetInParent()
-        _broadcast([kind.shape for kind in given], result.tensor_type.shape)
+        _broadcast([kind.shape for kind in tensors], result.tensor_type.shape)
     context.set_output_type(0, result)
 
 

@@ -177,14 +177,14 @@ def _check_call(node: ir.Node, called: ir.Function) -> None:
 
 
 def _check_node(node: ir.Node, form: _Form) -> None:
-    given = list(node.inputs)
+    inputs = list(node.inputs)
     required = sum(formal.is_required for formal in form.inputs)
-    if len(given) > len(form.inputs) and not form.is_variadic:
-        raise _fault(node, f"it has {len(given)} inputs", f"at most {len(form.inputs)}")
+    if len(inputs) > len(form.inputs) and not form.is_variadic:
+        raise _fault(node, f"it has {len(inputs)} inputs", f"at most {len(form.inputs)}")
     if len(node.outputs) > form.outputs:
         raise _fault(node, f"it has {len(node.outputs)} outputs", f"at most {form.outputs}")
-    given += [None] * (len(form.inputs) - len(given))
-    for formal, value in zip(form.inputs, given, strict=False):
+    inputs += [None] * (len(form.inputs) - len(inputs))
+    for formal, value in zip(form.inputs, inputs, strict=False):
         if value is None and formal.is_required:
             raise _fault(
                 node, f"input {formal.name!r} is absent", f"{required} inputs that are there"

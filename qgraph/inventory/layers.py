@@ -110,9 +110,9 @@ def _group(group: int, sizes: tuple[Dim, ...] | None) -> str:
 
 def _attributes(node: ir.Node) -> dict[str, float]:
     defaults = _ATTRIBUTES.get(node.op_type, {})
-    given = {name: node.attributes.get(name) for name in defaults}
+    attributes = {name: node.attributes.get(name) for name in defaults}
     return {
-        name: default if (attribute := given[name]) is None else float(attribute.value)
+        name: default if (attribute := attributes[name]) is None else float(attribute.value)
         for name, default in defaults.items()
     }
 

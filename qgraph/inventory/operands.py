@@ -175,11 +175,11 @@ def _fixed(model: ir.Model) -> set[ir.Value]:
     fixed: set[ir.Value] = set()
     for owner in owners(model):
         for node in nodes_of(owner):
-            given = [value for value in node.inputs if value is not None]
-            fixed.update(value for value in given if value.is_initializer())
-            if graphs_of(node) or not (given or node.op_type == "Constant"):
+            inputs = [value for value in node.inputs if value is not None]
+            fixed.update(value for value in inputs if value.is_initializer())
+            if graphs_of(node) or not (inputs or node.op_type == "Constant"):
                 continue
-            if fixed.issuperset(given):
+            if fixed.issuperset(inputs):
                 fixed.update(node.outputs)
     return fixed
 

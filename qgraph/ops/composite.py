@@ -54,10 +54,10 @@ class Composite:
         """
         draft.needs(_OPSET)
         try:
-            made = self.define(draft, node)
+            result = self.define(draft, node)
         except ValueError as error:
             raise OperatorError(f"{where(node)}: {error}") from error
-        first, *others = made if isinstance(made, Sequence) else [made]
+        first, *others = result if isinstance(result, Sequence) else [result]
         for old, new in zip(node.outputs[1:], others, strict=False):
             draft.others[old] = new if isinstance(new, ir.Value) else draft.constant(new)
         return first
@@ -200,10 +200,10 @@ class CompositeKernel:
         graph = ir.Graph([], [], nodes=[], name="node")
         draft = Draft(Editor(ir.Model(graph, ir_version=10)), region_of(node))
         draft.giving(self._entry.write(draft, node))
-        values = [value for made in draft.nodes for value in (*made.inputs, *made.outputs)]
+        values = [value for new in draft.nodes for value in (*new.inputs, *new.outputs)]
         for place, value in enumerate(dict.fromkeys(value for value in values if value)):
             value.name = f"v{place}"
-        return _Written(inputs, draft, [self._prepare(made) for made in draft.nodes])
+        return _Written(inputs, draft, [self._prepare(new) for new in draft.nodes])
 
 
 class _Written(NamedTuple):

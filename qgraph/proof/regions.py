@@ -239,7 +239,7 @@ def _enumerate(matching: Matching, region: Cut, kind: ir.DataType) -> PairOutcom
 def run_nodes(
     side: MatchedModel,
     nodes: Sequence[ir.Node],
-    given: Mapping[ir.Value, Array],
+    feeds: Mapping[ir.Value, Array],
     y: ir.Value,
     ties: list[str] | None = None,
 ) -> Array:
@@ -248,17 +248,17 @@ def run_nodes(
     Args:
         side: the model of the nodes.
         nodes: the nodes in topological order.
-        given: arrays of the values from which the nodes start; constants are added.
+        feeds: arrays of the values from which the nodes start; constants are added.
         y: the result.
         ties: list to which operators are added that choose between -0 and +0.
 
     Raises:
         Undecidable: a node cannot be computed.
     """
-    known: dict[ir.Value, Any] = dict(given)
+    known: dict[ir.Value, Any] = dict(feeds)
     imports = side.normalised.imports
     with np.errstate(invalid="ignore"):
-        numbers = ~np.logical_or.reduce([is_nan(array) for array in given.values()])
+        numbers = ~np.logical_or.reduce([is_nan(array) for array in feeds.values()])
     try:
         with np.errstate(all="ignore"):
             for node in nodes:

@@ -102,15 +102,15 @@ class _WeightReader:
         if codes is None or kind not in _LARGEST:
             return None
         stored = constant_stream(codes)
-        made = None if stored is not None else unpacked(codes, self.imports)
-        shape = () if made is None else made.shape
+        parts = None if stored is not None else unpacked(codes, self.imports)
+        shape = () if parts is None else parts.shape
         shape = shape if stored is None else stored.shape
         nodes, zero = [cast], None
         taken = self._only_user(cast, "Sub", shape)
         if taken is not None:
             zero = self._parameter(taken.inputs[1])
             nodes.append(taken)
-        name = self._narrowest(made, zero) if stored is None else stored.kind
+        name = self._narrowest(parts, zero) if stored is None else stored.kind
         form = None if name is None else FORMATS.get(name)
         if name is None or not isinstance(form, IntFormat | Minifloat):
             return None
@@ -142,7 +142,7 @@ class _WeightReader:
         since = _OPSET_OF_HALVES if kind is not ir.DataType.FLOAT else 0
         opset = max(layout.opset, since, QDQ_SINCE[name])
         y, scale = nodes[-1].outputs[0], layout.lay(scale)
-        packed = None if made is None else made.astype(ir.DataType[name].numpy())
+        packed = None if parts is None else parts.astype(ir.DataType[name].numpy())
         return Decompressed(codes, y, tuple(nodes), packed, scale, points, layout, opset)
 
     def _narrowest(self, codes: Array | None, zero: Array | None) -> str | None:

@@ -303,10 +303,10 @@ def _choose(
         alike.setdefault(site.y if None in keys else key, []).append(site)
 
     def equal(offers: Sequence[Offer]) -> list[Draft | None]:
-        made = [(site, make()) for site, make in offers]
-        verdicts = iter(comparer.compare_all([each for each in made if each[1].opset <= limit]))
+        drafted = [(site, make()) for site, make in offers]
+        verdicts = iter(comparer.compare_all([each for each in drafted if each[1].opset <= limit]))
         drafts: list[Draft | None] = []
-        for site, draft in made:
+        for site, draft in drafted:
             verdict = next(verdicts) if draft.opset <= limit else None
             is_equal = verdict is not None and _is_equal(verdict, but_nan=site.x in numbers)
             drafts.append(draft if is_equal else None)

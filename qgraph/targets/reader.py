@@ -164,8 +164,8 @@ def _made(kind: Any, table: object, place: Place) -> object:
         if each.default is MISSING and each.default_factory is MISSING and name not in table:
             raise _WrongError(place, f"{name!r} is missing. Add it.")
     hints = _hints(kind)
-    given = {key: _value(hints[key], value, (*place, key)) for key, value in table.items()}
-    return kind(**given)
+    values = {key: _value(hints[key], value, (*place, key)) for key, value in table.items()}
+    return kind(**values)
 
 
 def _value(kind: Any, value: object, place: Place) -> object:

@@ -52,7 +52,7 @@ def parts_marked(model: Model, report: Report) -> Iterator[Callable[[], None]]:
 
     Yields: to be called when all operators are lowered.
     """
-    before, made = _labels(model), set[str]()
+    before, new = _labels(model), set[str]()
     first = len(report.sites)
 
     def mark(names: set[str]) -> None:
@@ -64,10 +64,10 @@ def parts_marked(model: Model, report: Report) -> Iterator[Callable[[], None]]:
         nonlocal first
         mark({site.node for site in report.sites[first:]} - before)
         first = len(report.sites)
-        made.update(_labels(model) - before)
+        new.update(_labels(model) - before)
 
     yield lowered
-    mark(made)
+    mark(new)
 
 
 def _labels(model: Model) -> set[str]:

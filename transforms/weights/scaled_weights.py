@@ -110,10 +110,10 @@ class WeightScaling:
         """Append a node with other operands, and maybe attributes."""
         self.sources.append(node.op_type)
         attributes = dict(node.attributes) | more
-        made = self.draft.node(node.op_type, operands, attributes, domain=node.domain)
-        made.type, made.shape = node.outputs[0].type, node.outputs[0].shape
+        again = self.draft.node(node.op_type, operands, attributes, domain=node.domain)
+        again.type, again.shape = node.outputs[0].type, node.outputs[0].shape
         self.copies[self.draft.nodes[-1]] = node
-        return made
+        return again
 
     def _parameter(
         self, node: ir.Node, index: int, factor: Float64, *, inverse: bool = False

@@ -251,12 +251,12 @@ def _feeds(model: Model, timing: Timing, first: Sequence[Array]) -> dict[str, Ar
                 f"Input {name!r} has the fixed batch size {sizes[0]}, but {timing.batch} is asked "
                 f"for. Leave the batch size out, or export the model with a dynamic one."
             )
-    (made,) = RandomBatches(model.inputs, 1, timing.seed, shapes)
-    fits = len(first) == len(made) and all(
+    (batch,) = RandomBatches(model.inputs, 1, timing.seed, shapes)
+    fits = len(first) == len(batch) and all(
         old.shape == new.shape and old.dtype == new.dtype
-        for old, new in zip(first, made.values(), strict=True)
+        for old, new in zip(first, batch.values(), strict=True)
     )
-    return dict(zip(made, first, strict=True)) if fits else made
+    return dict(zip(batch, first, strict=True)) if fits else batch
 
 
 class _Timer:

@@ -344,11 +344,11 @@ def in_standard_operators(
     fixed = {value.name for value in overridable(model.ir.graph)}
     if any(not fixed.isdisjoint(batch) for batch in batches):
         return None
-    made = standardize(model.ir)
-    if made is model.ir:
+    standardized = standardize(model.ir)
+    if standardized is model.ir:
         return None
-    before, left = _quantizers(model.ir), _quantizers(made)
-    return Standardized(Model(made), len(before) - len(left), left)
+    before, left = _quantizers(model.ir), _quantizers(standardized)
+    return Standardized(Model(standardized), len(before) - len(left), left)
 
 
 def _quantizers(model: ir.Model) -> list[str]:

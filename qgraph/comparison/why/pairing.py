@@ -91,22 +91,22 @@ class Skeleton:
     @classmethod
     def of(cls, model: ir.Model) -> Skeleton:
         """Return the skeleton of a model without functions."""
-        made = cls(model.graph)
+        skeleton = cls(model.graph)
         for each in sites(model):
             if isinstance(each, Refusal):
-                made.refused.append(each)
+                skeleton.refused.append(each)
             elif each.root.graph is model.graph:
-                made.sites[each.y] = each
-        made.inside.update(node for site in made.sites.values() for node in site.nodes)
-        made.constants.update(
+                skeleton.sites[each.y] = each
+        skeleton.inside.update(node for site in skeleton.sites.values() for node in site.nodes)
+        skeleton.constants.update(
             v for v in model.graph.initializers.values() if not v.is_graph_input()
         )
         for node in model.graph:
-            if made.constants.issuperset(operands(node)):
-                made.constants.update(node.outputs)
-            elif node not in made.inside:
-                made.nodes.append(node)
-        return made
+            if skeleton.constants.issuperset(operands(node)):
+                skeleton.constants.update(node.outputs)
+            elif node not in skeleton.inside:
+                skeleton.nodes.append(node)
+        return skeleton
 
     def kinds(self) -> list[tuple[str, str]]:
         """Return the operators of the nodes; a Gemm counts as MatMul."""
@@ -221,8 +221,8 @@ def _uses(value: ir.Value, side: Skeleton) -> Iterator[Use]:
     """Yield the operands that read a value, or what constant nodes make of it."""
     for node, place in value.uses():
         if node.outputs and node.outputs[0] in side.constants:
-            for made in node.outputs:
-                yield from _uses(made, side)
+            for output in node.outputs:
+                yield from _uses(output, side)
         elif node not in side.inside:
             yield node, place
 

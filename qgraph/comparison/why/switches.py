@@ -88,7 +88,7 @@ def _copied(
             known[value].const_value = value.const_value
             graph.register_initializer(known[value])
         else:
-            made = [_twin(output, prefix) for output in node.outputs]
+            twins = [_twin(output, prefix) for output in node.outputs]
             operands = [None if v is None else known[v] for v in node.inputs]
             graph.append(
                 ir.Node(
@@ -97,11 +97,11 @@ def _copied(
                     operands,
                     list(node.attributes.values()),
                     overload=node.overload,
-                    outputs=made,
+                    outputs=twins,
                     name=f"{prefix}{node.name}",
                 )
             )
-            known |= zip(node.outputs, made, strict=True)
+            known |= zip(node.outputs, twins, strict=True)
     return known[end]
 
 

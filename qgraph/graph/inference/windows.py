@@ -140,9 +140,9 @@ def _same(call: Call, shape: Shape) -> list[Dim]:
 
 def _kernel(call: Call, weight: Shape | None, rank: int) -> list[Dim]:
     """Return the sizes of a kernel, which the weight has too."""
-    given = call.integers("kernel_shape")
-    if given is not None:
-        return list(given)
+    sizes = call.integers("kernel_shape")
+    if sizes is not None:
+        return list(sizes)
     return [None] * rank if weight is None else list(weight[2:])
 
 

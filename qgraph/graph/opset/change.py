@@ -96,11 +96,11 @@ class OpsetChange:
 
     def insert(self, op_type: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Value:
         """Put a new node before the node; return its output."""
-        made = ir.node(op_type, inputs, attributes)
+        new = ir.node(op_type, inputs, attributes)
         label = self.editor.fresh(f"{self.stem}_{op_type.lower()}")
-        made.name = made.outputs[0].name = label
-        self.node.prepend(made)
-        return made.outputs[0]
+        new.name = new.outputs[0].name = label
+        self.node.prepend(new)
+        return new.outputs[0]
 
     @property
     def stem(self) -> str:
@@ -146,8 +146,8 @@ class OpsetChange:
 
 def rounds_up(node: ir.Node) -> bool:
     """Return whether a pooling node may round the number of its windows up."""
-    given = node.attributes.get("ceil_mode")
-    return given is not None and (given.is_ref() or bool(given.value))
+    attribute = node.attributes.get("ceil_mode")
+    return attribute is not None and (attribute.is_ref() or bool(attribute.value))
 
 
 def divide_by_window(change: OpsetChange) -> None:

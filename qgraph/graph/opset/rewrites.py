@@ -97,18 +97,20 @@ def _batch_normalization_of_halves(change: OpsetChange) -> None:
 
 
 def _trains(node: ir.Node) -> bool:
-    given = node.attributes.get("training_mode")
-    return given is not None and (given.is_ref() or bool(given.value))
+    attribute = node.attributes.get("training_mode")
+    return attribute is not None and (attribute.is_ref() or bool(attribute.value))
 
 
 def _saturates(node: ir.Node) -> bool:
-    given = node.attributes.get("saturate")
-    return given is None or given.is_ref() or bool(given.value)
+    attribute = node.attributes.get("saturate")
+    return attribute is None or attribute.is_ref() or bool(attribute.value)
 
 
 def _casts_to_fnuz(node: ir.Node) -> bool:
-    given = node.attributes.get("to")
-    return _saturates(node) and (given is None or given.is_ref() or given.value in _FNUZ)
+    attribute = node.attributes.get("to")
+    return _saturates(node) and (
+        attribute is None or attribute.is_ref() or attribute.value in _FNUZ
+    )
 
 
 def _casts_like_fnuz(node: ir.Node) -> bool:

@@ -144,9 +144,9 @@ def clip(
                 f"its {name} has shape {list(bound.shape)}, expected a scalar. Use Min and Max"
             )
     y = np.array(x)
-    given = (low, high)
+    limits = (low, high)
     attributes = _attribute_bounds(min, max)
-    for function, bound, default in zip((np.maximum, np.minimum), given, attributes, strict=True):
+    for function, bound, default in zip((np.maximum, np.minimum), limits, attributes, strict=True):
         if bound is not None:
             function(y, bound.reshape(()).astype(y.dtype), out=y)
         elif default is not None:

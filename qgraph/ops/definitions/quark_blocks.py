@@ -189,10 +189,10 @@ def _in_blocks(
     sizes, kind = pieces.sizes_of(node, 0), pieces.kind_of(node, 0)
     rank = len(sizes)
     axis = pieces.axis_of(node.attributes.get_int("axis", 1), rank) if rank > 1 else 0
-    given = pieces.operand(node, 0)
+    operand = pieces.operand(node, 0)
     if not rank or all(size == 1 for size in sizes):
-        return draft.node("Identity", [given], dtype=kind)
-    op, x = draft.op, pieces.cast(draft, given, pieces.FLOAT)
+        return draft.node("Identity", [operand], dtype=kind)
+    op, x = draft.op, pieces.cast(draft, operand, pieces.FLOAT)
     size = node.attributes.get_int("block_size", default)
     blocks, _ = pieces.blocks_of(draft, x, sizes, axis, size)
     magnitude = op.Abs(blocks)

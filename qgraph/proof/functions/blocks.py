@@ -117,14 +117,14 @@ class NumpyBlocks:
         order = [e for e in program.order if _source(e) is e]
         last = {id(_source(o)): i for i, e in enumerate(order) for o in e.inputs}
         last.update((id(_source(root)), len(order)) for root in program.roots)
-        made: set[int] = set()
+        done: set[int] = set()
         for i, e in enumerate(order):
             if not e.inputs:
                 self._places[id(e)] = self.x if e.op == INPUT else program.constant(e, kind)
                 continue
             self._places[id(e)] = self._add(e)
-            made.add(id(e))
-            for key in {id(_source(o)) for o in e.inputs} & made:
+            done.add(id(e))
+            for key in {id(_source(o)) for o in e.inputs} & done:
                 if last[key] == i:
                     self._free[self._places[key].dtype].append(self._places[key])
 

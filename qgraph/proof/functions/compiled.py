@@ -134,8 +134,10 @@ def _function(numba: Any, source: str) -> _Function:
         "zero": np.float32(0),
     }
     exec(source, names)
-    made: _Function = numba.njit(error_model="numpy", nogil=True, fastmath=False)(names["compare"])
-    return made
+    compiled: _Function = numba.njit(error_model="numpy", nogil=True, fastmath=False)(
+        names["compare"]
+    )
+    return compiled
 
 
 def _written(program: PairProgram, kind: int) -> tuple[str, list[Any]]:
@@ -168,8 +170,8 @@ def _written(program: PairProgram, kind: int) -> tuple[str, list[Any]]:
     a, b = (names[id(root)] for root in program.roots)
     lines += [f"a[i] = {a}", f"b[i] = {b}"]
     lines.append(f"differ |= {_BITS.format(a)} ^ {_BITS.format(b)}")
-    given = "".join(f", c{i}" for i in range(len(constants)))
-    return _TEMPLATE.format(names=given, body="\n        ".join(lines)), constants
+    parameters = "".join(f", c{i}" for i in range(len(constants)))
+    return _TEMPLATE.format(names=parameters, body="\n        ".join(lines)), constants
 
 
 def _zero(program: PairProgram, e: Expr, kind: int) -> bool | None:

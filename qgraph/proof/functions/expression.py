@@ -86,14 +86,14 @@ class Builder:
             Undecidable: the array has another floating-point type, or integers that float32 does
                 not represent.
         """
-        given = np.asarray(array)
-        if given.dtype == np.bool_ or given.dtype == np.float32:
-            value = np.array(given)
-        elif given.dtype.kind in "iu":
-            value = whole_numbers(given)
+        values = np.asarray(array)
+        if values.dtype == np.bool_ or values.dtype == np.float32:
+            value = np.array(values)
+        elif values.dtype.kind in "iu":
+            value = whole_numbers(values)
         else:
             raise Undecidable(
-                TYPE_NOT_PROVED(f"a constant is of type {given.dtype}; only float32 is proved")
+                TYPE_NOT_PROVED(f"a constant is of type {values.dtype}; only float32 is proved")
             )
         value.flags.writeable = False
         dtype = BOOL if value.dtype == np.bool_ else FLOAT
@@ -168,23 +168,23 @@ class Builder:
             value = np.asarray(NUMPY[name](*values, **attributes))
         return self._unique(Expr(CONSTANT, value=value.copy(), dtype=dtype, shape=value.shape))
 
-    def _unique(self, made: Expr) -> Expr:
-        value = made.value
+    def _unique(self, e: Expr) -> Expr:
+        value = e.value
         constant = None if value is None else (value.dtype.str, value.shape, value.tobytes())
-        key = (made.op, tuple(map(id, made.inputs)), made.attributes, made.dtype, constant)
-        return self._known.setdefault(key, made)
+        key = (e.op, tuple(map(id, e.inputs)), e.attributes, e.dtype, constant)
+        return self._known.setdefault(key, e)
 
 
-def whole_numbers(given: Array) -> Float32:
+def whole_numbers(array: Array) -> Float32:
     """Return integers as float32.
 
     Raises:
         Undecidable: float32 does not represent them.
     """
-    value = given.astype(np.float32)
+    value = array.astype(np.float32)
     large = np.abs(value) > _ALL_WHOLE
-    if value[large].tolist() != given[large].tolist():
-        raise Undecidable(TYPE_NOT_PROVED(f"a constant of type {given.dtype} exceeds float32"))
+    if value[large].tolist() != array[large].tolist():
+        raise Undecidable(TYPE_NOT_PROVED(f"a constant of type {array.dtype} exceeds float32"))
     return value
 
 
@@ -276,8 +276,8 @@ def rebuilt(
         return builder.input if e.op == INPUT else builder.constant(constant(e))
 
     def apply(e: Expr, operands: list[Expr]) -> Expr:
-        made: Expr = getattr(builder, e.op)(*operands, **dict(e.attributes))
-        return made
+        result: Expr = getattr(builder, e.op)(*operands, **dict(e.attributes))
+        return result
 
     return fold(roots, leaf, apply)
 

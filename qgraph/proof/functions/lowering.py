@@ -110,8 +110,8 @@ def _check_rank(node: ir.Node, view: Shape, constants: Constants) -> None:
         Undecidable: a constant has.
     """
     for value in node.inputs:
-        given = None if value is None else constants(value)
-        if given is not None and given.ndim > max(len(view), 1):
+        array = None if value is None else constants(value)
+        if array is not None and array.ndim > max(len(view), 1):
             raise Undecidable(DO_NOT_FIT("a parameter has more dimensions than the data"))
 
 
@@ -221,10 +221,10 @@ def lower_node(
     if node.domain != "" or node.op_type not in NUMPY:
         raise Undecidable(NO_RULE(f"{node.op_type} has no definition over single values"))
     for value in node.inputs:
-        given = None if value is None or value in known else constants(value)
-        if given is not None and given.dtype.kind == "f" and given.dtype != np.float32:
+        array = None if value is None or value in known else constants(value)
+        if array is not None and array.dtype.kind == "f" and array.dtype != np.float32:
             raise Undecidable(
-                TYPE_NOT_PROVED(f"{node.op_type} with a constant of type {given.dtype}")
+                TYPE_NOT_PROVED(f"{node.op_type} with a constant of type {array.dtype}")
             )
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     primitive: Expr = getattr(builder, node.op_type)(*map(operand, node.inputs), **attributes)
@@ -366,9 +366,9 @@ class Template:
 
     def over(self, builder: Builder, operands: Iterable[Expr]) -> Expr:
         """Return the expression with ``operands`` filled in."""
-        made = list(operands)
+        laid = list(operands)
         for e, inputs in self.steps:
-            made.append(
-                builder.like(e, tuple([made[i] if isinstance(i, int) else i for i in inputs]))
+            laid.append(
+                builder.like(e, tuple([laid[i] if isinstance(i, int) else i for i in inputs]))
             )
-        return made[self.result] if isinstance(self.result, int) else self.result
+        return laid[self.result] if isinstance(self.result, int) else self.result

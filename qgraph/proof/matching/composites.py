@@ -240,7 +240,7 @@ def _align(node: ir.Node, known: KnownValues) -> None:
 
 
 def _in_form(value: ir.Value, node: ir.Node, known: KnownValues) -> list[ir.Node] | None:
-    """Return a constant ``[1, channels, 1, ...]`` with the same sums; None if there is none."""
+    """Return a new ``[1, channels, 1, ...]`` with the same sums; None if there is none."""
     array, rank, channels = known.array(value), len(_weight_sizes(node)), _channels(node)
     if array is None or array.dtype != np.float32 or array.size not in (1, channels):
         return None
@@ -252,10 +252,10 @@ def _in_form(value: ir.Value, node: ir.Node, known: KnownValues) -> list[ir.Node
         return None
     sizes = (1, channels, *(1,) * (rank - 2))
     spread = np.broadcast_to(array.reshape(-1), channels).reshape(sizes)
-    made = ir.node("Constant", [], {"value": ir.tensor(np.ascontiguousarray(spread))})
-    made.name = made.outputs[0].name = f"{node.outputs[0].name}_{value.name}_terms"
-    made.outputs[0].type, made.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(sizes)
-    return [made]
+    new = ir.node("Constant", [], {"value": ir.tensor(np.ascontiguousarray(spread))})
+    new.name = new.outputs[0].name = f"{node.outputs[0].name}_{value.name}_terms"
+    new.outputs[0].type, new.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(sizes)
+    return [new]
 
 
 def _reshaped(value: ir.Value, node: ir.Node) -> list[ir.Node]:
@@ -263,8 +263,8 @@ def _reshaped(value: ir.Value, node: ir.Node) -> list[ir.Node]:
     sizes = np.array([1, -1, *(1,) * (len(_weight_sizes(node)) - 2)], np.int64)
     shape = ir.node("Constant", [], {"value": ir.tensor(sizes)})
     turned = ir.node("Reshape", [value, shape.outputs[0]])
-    for made, name in ((shape, "shape"), (turned, "terms")):
-        made.name = made.outputs[0].name = f"{node.outputs[0].name}_{name}"
+    for new, name in ((shape, "shape"), (turned, "terms")):
+        new.name = new.outputs[0].name = f"{node.outputs[0].name}_{name}"
     return [shape, turned]
 
 

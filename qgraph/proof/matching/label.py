@@ -201,10 +201,10 @@ def _windows(node: ir.Node) -> dict[str, Hashable]:
     """Return the defaults of absent attributes of operators with windows."""
     place = _WEIGHT_PLACE.get(node.op_type)
     kernel: list[int] | None = None
-    given = node.attributes.get("kernel_shape")
+    attribute = node.attributes.get("kernel_shape")
     weight = None if place is None or len(node.inputs) <= place else node.inputs[place]
-    if given is not None:
-        kernel = list(given.as_ints())
+    if attribute is not None:
+        kernel = list(attribute.as_ints())
     elif weight is not None and weight.shape is not None and weight.shape.is_static():
         kernel = [int(size) for size in weight.shape.numpy()[2:]]
     if kernel is None:

@@ -138,7 +138,7 @@ def normalised_models(
     summed, has_open_sums = with_common_sums(copies, open_sums=open_sums)
     biased = split_biases(summed or copies)
     highest = max(copy.opset_imports.get("", 0) for copy in copies)
-    made = []
+    normalised = []
     for index, copy in enumerate(summed or copies):
         if packed:
             write_products(copy)
@@ -149,7 +149,7 @@ def normalised_models(
             raised = False
         is_changed = packed or summed or biased or raised
         model = with_facts(copy, domain.interfaces[index]) if is_changed else copy
-        made.append(
+        normalised.append(
             NormalisedModel(
                 model,
                 counts[index],
@@ -163,7 +163,7 @@ def normalised_models(
                 defined,
             )
         )
-    return made[0], made[1]
+    return normalised[0], normalised[1]
 
 
 def _open_clips(model: ir.Model) -> Iterator[str]:

@@ -149,7 +149,7 @@ def write_global_maximum(graph: Rewriter, node: ir.Node) -> bool:
         inputs.append(graph.constant(np.asarray(axes, np.int64), "axes"))
     else:
         attributes["axes"] = axes
-    made = graph.node(
+    maximum = graph.node(
         node,
         "ReduceMax",
         inputs,
@@ -157,7 +157,7 @@ def write_global_maximum(graph: Rewriter, node: ir.Node) -> bool:
         dtype=node.outputs[0].dtype,
         sizes=(*sizes[:2], *[1] * (len(sizes) - 2)),
     )
-    return graph.replace(node.outputs[0], made)
+    return graph.replace(node.outputs[0], maximum)
 
 
 def _states(graph: Rewriter, node: ir.Node, axes: list[int]) -> bool:

@@ -94,9 +94,9 @@ def write_code_sum(graph: Rewriter, node: ir.Node) -> bool:
     if not np.isfinite([first, second, fixed]).all():
         return False
     every = np.arange(_LARGEST + 1).astype(np.uint8).view(zeros[2].dtype)
-    given = every[:, None], scales[0], zeros[0], every, scales[1], zeros[1], scales[2], zeros[2]
+    arrays = every[:, None], scales[0], zeros[0], every, scales[1], zeros[1], scales[2], zeros[2]
     result = fused_in_double(every[:, None], first, fused_in_double(every, second, fixed))
-    if not np.array_equal(code_kernel(node)(*given)[0], saturated(result, zeros[2])):
+    if not np.array_equal(code_kernel(node)(*arrays)[0], saturated(result, zeros[2])):
         return False
     right = _write_fused(
         graph, node, y, second, graph.constant(np.asarray(fixed, np.float64), "fixed")
@@ -253,13 +253,13 @@ def _read(
         return None
     (kind,) = kinds
     dtype = np.dtype((kind or _REAL).numpy())
-    given = [graph.array(value) for value in (*(s for _, s, _ in tensors), scale)]
-    given += [
+    arrays = [graph.array(value) for value in (*(s for _, s, _ in tensors), scale)]
+    arrays += [
         np.zeros((), dtype) if value is None else graph.array(value)
         for value in (*(z for *_, z in tensors), zero)
     ]
-    numbers: list[Array] = [a.reshape(()) for a in given if a is not None and a.size == 1]
-    if len(numbers) < len(given):
+    numbers: list[Array] = [a.reshape(()) for a in arrays if a is not None and a.size == 1]
+    if len(numbers) < len(arrays):
         return None
     scales, zeros = numbers[: len(tensors) + 1], numbers[len(tensors) + 1 :]
     if any(each.dtype != np.float32 or not 0 < each < np.inf for each in scales):

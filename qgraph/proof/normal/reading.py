@@ -66,10 +66,12 @@ def _numbers(graph: Rewriter, value: ir.Value | None) -> list[int] | None:
 
 def _transpose(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
     sizes = _data_sizes(node)
-    given = node.attributes.get("perm")
-    if given is None and sizes is None:
+    attribute = node.attributes.get("perm")
+    if attribute is None and sizes is None:
         return None
-    order = tuple(range(len(sizes or ())))[::-1] if given is None else tuple(given.as_ints())
+    order = (
+        tuple(range(len(sizes or ())))[::-1] if attribute is None else tuple(attribute.as_ints())
+    )
     if sorted(order) != list(range(len(order))) or (sizes and len(sizes) != len(order)):
         return None
     movement = Permutation(order)

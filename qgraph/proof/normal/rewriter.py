@@ -259,18 +259,18 @@ class Rewriter:
             if isinstance(attributes, dict)
             else list(attributes)
         )
-        made = ir.Node(domain, op_type, list(inputs), listed, num_outputs=1)
-        made.name = node_name(origin)
-        (output,) = made.outputs
+        new = ir.Node(domain, op_type, list(inputs), listed, num_outputs=1)
+        new.name = node_name(origin)
+        (output,) = new.outputs
         output.name = self.name(f"{origin.outputs[0].name}_{op_type}")
         output.type = None if dtype is None else ir.TensorType(dtype)
         set_sizes(output, sizes)
-        before.prepend(made)
-        self.known.enter([made])
+        before.prepend(new)
+        self.known.enter([new])
         self._fresh.add(output)
         if self.is_delicate(before):
             self._distinguished.add(output)
-        self._pending.append(made)
+        self._pending.append(new)
         return output
 
     def like(
@@ -290,9 +290,9 @@ class Rewriter:
         """
         output = node.outputs[0]
         values: list[Any] = list(inputs)
-        for place, given in enumerate(values):
-            if given is not None and not isinstance(given, ir.Value):
-                values[place] = self.constant(np.asarray(given), f"{op_type}_number")
+        for place, value in enumerate(values):
+            if value is not None and not isinstance(value, ir.Value):
+                values[place] = self.constant(np.asarray(value), f"{op_type}_number")
         return self.node(node, op_type, values, dtype=dtype or output.dtype, sizes=sizes_of(output))
 
     def copy(

@@ -43,9 +43,9 @@ def joined(call: NodeCall, parts: Sequence[Quantity], sizes: Sequence[int], axis
         for coefficient, atom in x.meant.terms:
             ends = place.of(atom.low), place.of(atom.high)
             key = axis, start, size, total
-            made = atoms.make("placed", key, (Combination.of(atom),), ends)
+            placed = atoms.make("placed", key, (Combination.of(atom),), ends)
             term = coefficient if coefficient.size == 1 else place.of(coefficient)
-            meant = meant.plus(Combination(((term, made),)))
+            meant = meant.plus(Combination(((term, placed),)))
         offset = Combination((), place.of(x.meant.offset), place.of(x.meant.size))
         meant = meant.plus(offset)
         start += size

@@ -75,9 +75,9 @@ def averaged(
 ) -> Quantity:
     """Return means of at most ``count`` real numbers each; see :func:`mean_of`."""
     atoms = call.tracer.atoms
-    made = mean_of(atoms, x, key, count, call.sums, places=places, has_zeros=has_zeros)
+    mean = mean_of(atoms, x, key, count, call.sums, places=places, has_zeros=has_zeros)
     is_wider = call.sums.unit < call.tracer.arithmetic.unit
-    return rounded(made, call.tracer.arithmetic) if is_wider else made
+    return rounded(mean, call.tracer.arithmetic) if is_wider else mean
 
 
 def without_axes(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:

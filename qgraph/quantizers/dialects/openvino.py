@@ -78,21 +78,21 @@ _LIKELY = REMOVED + 1
 _ENDS = ("input_low", "input_high", "output_low", "output_high")
 
 
-def _affine(write: SiteWriter, given: Affine) -> Iterator[Draft]:
-    if not (np.isfinite(given.lo) & np.isfinite(given.hi)).all():
+def _affine(write: SiteWriter, affine: Affine) -> Iterator[Draft]:
+    if not (np.isfinite(affine.lo) & np.isfinite(affine.hi)).all():
         return
-    meaning = counted_from_zero_point(given) or given
-    is_nearest = given.rounding is Rounding.ROUND
+    meaning = counted_from_zero_point(affine) or affine
+    is_nearest = affine.rounding is Rounding.ROUND
     if is_nearest:
-        yield from _single(write, given)
+        yield from _single(write, affine)
     if is_nearest and not meaning.lo.any() and (meaning.hi == meaning.hi.flat[0]).all():
         yield from _coded(write, meaning, rounds=False)
     yield from _stored(write, meaning)
     yield from _coded(write, meaning, rounds=True)
-    if given.recipe is Recipe.OFFSET_FIRST and (given.lo == -1).all() and (given.hi == 1).all():
+    if affine.recipe is Recipe.OFFSET_FIRST and (affine.lo == -1).all() and (affine.hi == 1).all():
         draft, x = write.begin()
-        signs = _signs(draft, steps_of(draft, x, given.scale, given.zero_point), ONE)
-        yield write.end(draft, decoded(draft, signs, given))
+        signs = _signs(draft, steps_of(draft, x, affine.scale, affine.zero_point), ONE)
+        yield write.end(draft, decoded(draft, signs, affine))
 
 
 def _coded(write: SiteWriter, meaning: Affine, *, rounds: bool) -> Iterator[Draft]:
