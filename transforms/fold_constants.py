@@ -89,11 +89,11 @@ def _computed(nodes: list[ir.Node], known: KnownValues) -> Iterator[ir.Value]:
     decoded: set[ir.Value] = set()
     moved: set[ir.Value] = set()
     for node in nodes:
-        for place, value in enumerate(node.inputs):
+        for index, value in enumerate(node.inputs):
             if value is None or constant_tensor(value) is not None or not known.has(value):
                 continue
             is_linear = node.op_type in _LINEAR and node.domain in DOMAINS and value not in decoded
-            is_bias = node.op_type in OPERATORS and place == 2 and value in moved
+            is_bias = node.op_type in OPERATORS and index == 2 and value in moved
             if is_linear or is_bias:
                 yield value
         gives_codes = node.op_type == "QuantizeLinear" and node.domain in DOMAINS

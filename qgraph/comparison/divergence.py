@@ -140,10 +140,10 @@ def compare_tensors(
             match.candidate,
             node_name(match.node),
             operator_name(match.node),
-            compared[place],
+            compared[index],
         )
-        for place, match in enumerate(matches)
-        if place in compared
+        for index, match in enumerate(matches)
+        if index in compared
     ]
 
 

@@ -244,7 +244,7 @@ class _Reducer:
         for model, renamed, output in zip(self._models, (ours, theirs), self._output, strict=True):
             absent = [name for name, _ in entries if name not in {new for _, new in renamed}]
             part = excerpt(model, renamed, (output, self._output[0]), absent)
-            order = {name: place for place, (name, _) in enumerate(entries)}
+            order = {name: index for index, (name, _) in enumerate(entries)}
             inputs = sorted(part.graph.inputs, key=lambda value: order[str(value.name)])
             part.graph.inputs.clear()
             part.graph.inputs.extend(inputs)

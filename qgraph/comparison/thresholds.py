@@ -199,8 +199,8 @@ class SampleRows:
         if not self.is_open or len(sizes) != 1:
             return [arrays]
         return [
-            {name: array[place : place + 1] for name, array in arrays.items()}
-            for place in range(sizes.pop())
+            {name: array[index : index + 1] for name, array in arrays.items()}
+            for index in range(sizes.pop())
         ]
 
     def joined(self, rows: Sequence[Row]) -> list[Row]:
@@ -282,4 +282,4 @@ class SampleRows:
         if any(array.ndim == 0 or len(array) % count for array in values.values()):
             return None
         parts = {name: np.split(array, count) for name, array in values.items()}
-        return [{name: part[place] for name, part in parts.items()} for place in range(count)]
+        return [{name: part[index] for name, part in parts.items()} for index in range(count)]

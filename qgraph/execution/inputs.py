@@ -260,8 +260,8 @@ def make_inputs(
     """
     sizes = input_shapes(values, dict(shapes or {}))
     inputs = {}
-    for place, value in enumerate(values):
-        generator = np.random.default_rng([seed, number, place])
+    for index, value in enumerate(values):
+        generator = np.random.default_rng([seed, number, index])
         name = str(value.name)
         inputs[name] = _draw(generator, value, sizes[name])
     return inputs

@@ -165,11 +165,11 @@ def function_kernel(node: ir.Node, function: ir.Function, planner: Planner) -> K
             f"{where(node)}: it has {len(node.inputs)} inputs, expected at most "
             f"{len(body.inputs)}, as function {function.name!r} has. Export the model again."
         )
-    wanted = [place for place, value in enumerate(node.outputs) if value.name != ""]
+    wanted = [index for index, value in enumerate(node.outputs) if value.name != ""]
 
     def run(*arrays: Any) -> list[Any]:
         results = plan.call({}, [*arrays, *[None] * missing])
-        return [results[place] for place in wanted]
+        return [results[index] for index in wanted]
 
     return run
 
@@ -270,8 +270,8 @@ def _sequence_map(node: ir.Node, planner: Planner) -> Control:
 
     def run(known: Environment, *inputs: Any) -> list[Any]:
         results: list[list[Any]] = [[] for _ in body.outputs]
-        for place in range(len(inputs[0])):
-            parts = [x[place] if isinstance(x, list) else x for x in inputs]
+        for index in range(len(inputs[0])):
+            parts = [x[index] if isinstance(x, list) else x for x in inputs]
             for sequence, result in zip(results, plan.call(known, parts), strict=True):
                 sequence.append(result)
         return results

@@ -98,11 +98,11 @@ class DeferredTensor(ir.LazyTensor):
     """
 
     def __init__(
-        self, job: Job, place: int, dtype: ir.DataType, shape: Sequence[int], name: str = ""
+        self, job: Job, index: int, dtype: ir.DataType, shape: Sequence[int], name: str = ""
     ) -> None:
         super().__init__(self._array, dtype, ir.Shape(shape), name=name)
         self.job = job
-        self.place = place
+        self.place = index
 
     def tobytes(self) -> bytes:
         """Compute the tensor now and return its bytes, packed as in a file."""

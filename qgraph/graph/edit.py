@@ -324,12 +324,12 @@ class Editor:
     def _settle_constants(
         self, draft: Draft, node: ir.Node, anchor: ir.Node, graph: Any, stem: str
     ) -> None:
-        for place, value in enumerate(node.inputs):
+        for index, value in enumerate(node.inputs):
             if value is not None and (value in draft.constants or value in draft.tensors):
                 key = (id(graph), *_content(draft, value))
                 if key not in self._shared or self._shared[key].graph is None:
                     self._shared[key] = self.place(value, anchor, graph, stem)
-                node.replace_input_with(place, self._shared[key])
+                node.replace_input_with(index, self._shared[key])
 
     def place(self, value: ir.Value, anchor: ir.Node, graph: Any, stem: str) -> ir.Value:
         """Return a constant in ``graph``, visible from ``anchor``, equal to ``value``.

@@ -248,8 +248,8 @@ def _infer_broadcast(context: onnx.shape_inference.InferenceContext) -> None:
 
 def _broadcast(shapes: Sequence[onnx.TensorShapeProto], result: onnx.TensorShapeProto) -> None:
     rank = max(len(shape.dim) for shape in shapes)
-    for place in range(-rank, 0):
-        dims = [shape.dim[place] for shape in shapes if -place <= len(shape.dim)]
+    for index in range(-rank, 0):
+        dims = [shape.dim[index] for shape in shapes if -index <= len(shape.dim)]
         sizes = {dim.dim_value for dim in dims if dim.HasField("dim_value")} - {1}
         unknown = {dim.dim_param for dim in dims if not dim.HasField("dim_value")}
         dim = result.dim.add()

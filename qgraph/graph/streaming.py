@@ -68,10 +68,10 @@ class FileRange:
             OSError: the target cannot be written, or there is no room.
         """
         buffer = np.empty(min(_COPY_BYTES, count), np.uint8)
-        for place in range(at, at + count, _COPY_BYTES):
-            piece = buffer[: at + count - place]
-            self.read_into(place, piece)
-            target.write(place, piece)
+        for start in range(at, at + count, _COPY_BYTES):
+            piece = buffer[: at + count - start]
+            self.read_into(start, piece)
+            target.write(start, piece)
 
     def write(self, at: int, data: Array) -> None:
         """Put the bytes of a contiguous array at ``at``; the file must be there.

@@ -249,10 +249,10 @@ def _known_form(name: str, domain: str, version: int) -> _Form | None:
     inputs = tuple(
         _Formal(
             formal.name,
-            place < schema.min_input and formal.option == options.Single,
+            index < schema.min_input and formal.option == options.Single,
             frozenset(formal.types),
         )
-        for place, formal in enumerate(schema.inputs)
+        for index, formal in enumerate(schema.inputs)
     )
     attributes = {}
     for each in schema.attributes.values():

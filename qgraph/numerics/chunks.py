@@ -137,8 +137,8 @@ class _Pieces:
 
 
 def _run(work: Work, arrays: Sequence[Array], pieces: _Pieces, start: int, end: int) -> None:
-    for place in range(start, end):
-        out, *operands = pieces.of(place, arrays)
+    for index in range(start, end):
+        out, *operands = pieces.of(index, arrays)
         if out.shape[-1] < _SHORT:
             operands = [
                 x if x.size in (1, out.size) else np.broadcast_to(x, out.shape).copy()

@@ -171,8 +171,8 @@ def power(x: Array, y: Array) -> Array:
     close = np.power(base.astype(np.float64), exponent.astype(np.float64))
     pairs = base.reshape(-1), exponent.reshape(-1)
 
-    def exact(place: int) -> Fraction:
-        return _exact_power(Fraction(float(pairs[0][place])), Fraction(float(pairs[1][place])))
+    def exact(index: int) -> Fraction:
+        return _exact_power(Fraction(float(pairs[0][index])), Fraction(float(pairs[1][index])))
 
     return _round_once(close, exact, base.dtype)
 
@@ -180,8 +180,8 @@ def power(x: Array, y: Array) -> Array:
 def _rounded(x: Array, close: Array, function: Exact, dtype: npt.DTypeLike | None = None) -> Array:
     flat = np.asarray(x).reshape(-1)
 
-    def exact(place: int) -> Fraction:
-        return Fraction(function(Decimal(float(flat[place]))))
+    def exact(index: int) -> Fraction:
+        return Fraction(function(Decimal(float(flat[index]))))
 
     return _round_once(close, exact, np.dtype(np.asarray(x).dtype if dtype is None else dtype))
 

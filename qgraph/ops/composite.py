@@ -201,8 +201,8 @@ class CompositeKernel:
         draft = Draft(Editor(ir.Model(graph, ir_version=10)), region_of(node))
         draft.giving(self._entry.write(draft, node))
         values = [value for new in draft.nodes for value in (*new.inputs, *new.outputs)]
-        for place, value in enumerate(dict.fromkeys(value for value in values if value)):
-            value.name = f"v{place}"
+        for index, value in enumerate(dict.fromkeys(value for value in values if value)):
+            value.name = f"v{index}"
         return _Written(inputs, draft, [self._prepare(new) for new in draft.nodes])
 
 

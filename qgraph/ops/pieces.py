@@ -20,48 +20,48 @@ OPSET_OF_AXES = 18
 """Opset since which all reductions take their axes as an input."""
 
 
-def sizes_of(node: ir.Node, place: int) -> tuple[int | None, ...]:
+def sizes_of(node: ir.Node, index: int) -> tuple[int | None, ...]:
     """Return the shape of an input, None for each size that is not known.
 
     Raises:
         ValueError: not even the rank is known.
     """
-    value = node.inputs[place]
+    value = node.inputs[index]
     if value is not None and value.shape is None and value.const_value is not None:
         return tuple(int(size) for size in value.const_value.shape.numpy())
     if value is None or (sizes := fixed_sizes(value)) is None:
         raise ValueError(
-            f"the rank of its input {place} is not known, expected a shape. Infer shapes first"
+            f"the rank of its input {index} is not known, expected a shape. Infer shapes first"
         )
     return sizes
 
 
-def kind_of(node: ir.Node, place: int) -> ir.DataType:
+def kind_of(node: ir.Node, index: int) -> ir.DataType:
     """Return the element type of an input.
 
     Raises:
         ValueError: it is not known.
     """
-    kind = element_type(node.inputs[place]) if place < len(node.inputs) else None
+    kind = element_type(node.inputs[index]) if index < len(node.inputs) else None
     if kind is None:
-        raise ValueError(f"the type of its input {place} is not known. Infer shapes first")
+        raise ValueError(f"the type of its input {index} is not known. Infer shapes first")
     return kind
 
 
-def given(node: ir.Node, place: int) -> ir.Value | None:
+def given(node: ir.Node, index: int) -> ir.Value | None:
     """Return an input; None if it is absent."""
-    return node.inputs[place] if place < len(node.inputs) else None
+    return node.inputs[index] if index < len(node.inputs) else None
 
 
-def operand(node: ir.Node, place: int) -> ir.Value:
+def operand(node: ir.Node, index: int) -> ir.Value:
     """Return an input.
 
     Raises:
         ValueError: it is absent.
     """
-    value = given(node, place)
+    value = given(node, index)
     if value is None:
-        raise ValueError(f"its input {place} is missing, expected a value. Export it again")
+        raise ValueError(f"its input {index} is missing, expected a value. Export it again")
     return value
 
 
@@ -122,9 +122,9 @@ def unpacked(
     if bits == 8:
         return data
     parts = []
-    for place in range(0, 8, bits):
+    for index in range(0, 8, bits):
         part = data
-        for by, direction in ((8 - bits - place, "LEFT"), (8 - bits, "RIGHT")):
+        for by, direction in ((8 - bits - index, "LEFT"), (8 - bits, "RIGHT")):
             if by:
                 attributes = {"direction": direction}
                 part = draft.node(

@@ -169,10 +169,10 @@ def _open_zeros(region: Site | Draft, data: Array) -> int:
     ONNX leaves this open, and runtimes differ.
     """
     number = 0
-    for place, node in enumerate(region.nodes):
+    for index, node in enumerate(region.nodes):
         if node.domain or node.op_type not in CHOOSING:
             continue
-        before, after, chosen = region.nodes[:place], region.nodes[place + 1 :], node.outputs[0]
+        before, after, chosen = region.nodes[:index], region.nodes[index + 1 :], node.outputs[0]
         operands = {
             value: evaluate(before, region.x, value, data) if known is None else known
             for value in node.inputs

@@ -184,9 +184,9 @@ def axis_before(node: ir.Node, axis: int, facts: Facts) -> int | None:
         return axis
     if node.op_type not in RESHAPES or not all(isinstance(size, int) for size in (*result, *data)):
         return None
-    for place, size in enumerate(data):
-        if size == result[axis] and _product(data[:place]) == _product(result[:axis]):
-            return place
+    for index, size in enumerate(data):
+        if size == result[axis] and _product(data[:index]) == _product(result[:axis]):
+            return index
     return None
 
 

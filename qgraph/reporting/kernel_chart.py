@@ -33,17 +33,17 @@ def kernel_chart(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Cha
 def _strip(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
     counts = Counter(kernel for kernels in rows.values() for kernel in kernels if kernel != FLOAT)
     colours = {FLOAT: _OTHER}
-    for place, (kernel, _) in enumerate(counts.most_common()):
-        colours[kernel] = _INTEGERS[min(place, len(_INTEGERS) - 1)]
+    for index, (kernel, _) in enumerate(counts.most_common()):
+        colours[kernel] = _INTEGERS[min(index, len(_INTEGERS) - 1)]
     width = (_WIDTH - _LABEL) / max(1, len(names))
     parts = []
     for line, (title, kernels) in enumerate(rows.items()):
         top = line * (_HEIGHT + 6)
         parts.append(_text(0, top + 15, title))
-        for place, (name, kernel) in enumerate(zip(names, kernels, strict=True)):
+        for index, (name, kernel) in enumerate(zip(names, kernels, strict=True)):
             title = escape(one_line(f"{name}: {kernel}"))
             parts.append(
-                f'<rect x="{_LABEL + place * width:.2f}" y="{top:.0f}" '
+                f'<rect x="{_LABEL + index * width:.2f}" y="{top:.0f}" '
                 f'width="{max(width - 1, 0.5):.2f}" height="{_HEIGHT:.0f}" '
                 f'fill="var({colours[kernel]})"><title>{title}</title></rect>'
             )

@@ -108,13 +108,13 @@ def draw_steps(axes: Axes, data: Mapping[str, Any]) -> None:
 def draw_error(axes: Axes, data: Mapping[str, Any]) -> None:
     """Draw the quantization error: output minus input."""
     axes.set_title("Error over the whole range" + _channel(data))
-    for place, curve in enumerate(data["curves"]):
+    for index, curve in enumerate(data["curves"]):
         x, y = _numbers(curve["x"]), _numbers(curve["y"])
         # Between two steps the error falls with the input: two points for each stretch.
         ends = np.stack([x[:-1], x[1:]], axis=1).reshape(-1)
         error = np.repeat(y, 2) - ends
-        style: dict[str, Any] = {"lw": 1.6} if place == 0 else {"lw": 1.0, "ls": "--"}
-        axes.plot(ends, error, color=_COLOURS[place], **style)
+        style: dict[str, Any] = {"lw": 1.6} if index == 0 else {"lw": 1.0, "ls": "--"}
+        axes.plot(ends, error, color=_COLOURS[index], **style)
     axes.axhline(0.0, color=theme.MUTED, lw=0.7)
     x = _numbers(data["curves"][0]["x"])
     axes.set_xlim(float(x[0]), float(x[-1]))
@@ -134,17 +134,17 @@ def draw_near(axes: Axes, data: Mapping[str, Any]) -> None:
     left, right = (-0.5, count - 0.5) if floats else (first, last)
     axes.axvspan(left, right, color=theme.BAD, alpha=0.16, lw=0, label="values differ")
     marks = "o" if floats and len(places) <= 65 else ""
-    for place, values in enumerate(near["values"]):
+    for index, values in enumerate(near["values"]):
         style: dict[str, Any] = (
-            {"lw": 2.4, "ms": 5.5} if place == 0 else {"lw": 1.2, "ls": "--", "ms": 3}
+            {"lw": 2.4, "ms": 5.5} if index == 0 else {"lw": 1.2, "ls": "--", "ms": 3}
         )
         axes.plot(
             places,
             _numbers(values),
-            color=_COLOURS[place],
+            color=_COLOURS[index],
             marker=marks,
             drawstyle="steps-mid" if floats else "default",
-            label=_NAMES[place],
+            label=_NAMES[index],
             **style,
         )
     if floats:
@@ -160,18 +160,18 @@ def draw_near(axes: Axes, data: Mapping[str, Any]) -> None:
 
 
 def _draw_curves(axes: Axes, curves: Sequence[Mapping[str, Any]], heights: Sequence[Any]) -> None:
-    for place, (curve, y) in enumerate(zip(curves, heights, strict=True)):
+    for index, (curve, y) in enumerate(zip(curves, heights, strict=True)):
         style: dict[str, Any] = (
             {"lw": 3.4 if len(curves) > 1 else 2.0}
-            if place == 0
+            if index == 0
             else {"lw": 1.3, "ls": (0, (4, 3))}
         )
         axes.stairs(
             y,
             _numbers(curve["x"]),
             baseline=None,
-            color=_COLOURS[place],
-            label=_NAMES[place],
+            color=_COLOURS[index],
+            label=_NAMES[index],
             **style,
         )
 

@@ -203,14 +203,14 @@ def _chain(encode: ir.Node) -> CodeChain:
     return CodeChain(tuple(values), encoders, movers, decoders, kind, obstacle)
 
 
-def _role(node: ir.Node, place: int) -> str | None:
-    """Return what a node does with codes that are its result, or its operand at ``place``."""
+def _role(node: ir.Node, index: int) -> str | None:
+    """Return what a node does with codes that are its result, or its operand at ``index``."""
     if node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.domain in DOMAINS:
-        return None if place else "encoders" if node.op_type[0] == "Q" else "decoders"
+        return None if index else "encoders" if node.op_type[0] == "Q" else "decoders"
     moves = node.op_type in MOVES or node.op_type == "Clip"
     if not moves or node.domain or len(node.outputs) != 1:
         return None
-    return None if place and node.op_type != "Concat" else "movers"
+    return None if index and node.op_type != "Concat" else "movers"
 
 
 def _moved_operands(node: ir.Node) -> list[ir.Value]:
@@ -223,23 +223,23 @@ def _are_constant(nodes: Iterable[ir.Node], places: range) -> bool:
     return all(value is None or constant_expression(value) is not None for value in operands)
 
 
-def _operand(node: ir.Node, place: int) -> ir.Value | None:
-    return node.inputs[place] if len(node.inputs) > place else None
+def _operand(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if len(node.inputs) > index else None
 
 
 def _moved(array: Array, step: int, kind: str) -> Array:
     return (array.astype(np.int32) + np.int32(step)).astype(numpy_dtype(kind))
 
 
-def _put(node: ir.Node, place: int, array: Array, name: str, editor: Editor) -> None:
+def _put(node: ir.Node, index: int, array: Array, name: str, editor: Editor) -> None:
     """Give a node another constant operand."""
-    tensor, old = ir.Tensor(array), _operand(node, place)
+    tensor, old = ir.Tensor(array), _operand(node, index)
     value = ir.Value(
         name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
     )
     stem = node.outputs[0].name or "codes"
-    node.resize_inputs(max(len(node.inputs), place + 1))
-    node.replace_input_with(place, editor.place(value, node, node.graph, stem))
+    node.resize_inputs(max(len(node.inputs), index + 1))
+    node.replace_input_with(index, editor.place(value, node, node.graph, stem))
     if old is not None:
         remove_constant(old)
 

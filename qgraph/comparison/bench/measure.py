@@ -206,12 +206,12 @@ def beside_float(
         UnsupportedError: the runtime is not installed.
         ExecutionError: the runtime does not run the first two.
     """
-    for place, source in enumerate(sources):
+    for index, source in enumerate(sources):
         try:
             times = bench([plain, result, source], timing)
         except ExecutionError:
             continue
-        return _beside(times, is_converted=place > 0)
+        return _beside(times, is_converted=index > 0)
     return _beside(bench([plain, result], timing), is_converted=None)
 
 

@@ -112,8 +112,8 @@ class RuntimeJobs:
         if failure is not None:
             return Answer(failure=failure)
         answers = []
-        for place in range(self._batches):
-            path = self._path / f"outputs{number}.{place}.npz"
+        for index in range(self._batches):
+            path = self._path / f"outputs{number}.{index}.npz"
             try:
                 with np.load(path, allow_pickle=False) as content:
                     arrays = [content[f"o{n}"] for n in range(len(self._outputs))]

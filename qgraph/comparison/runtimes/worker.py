@@ -36,9 +36,9 @@ def main(folder: Path) -> None:
     for number, configuration in enumerate(job["configurations"]):
         try:
             run = prepare(module, str(folder / job["model"]), configuration)
-            for place, feeds in enumerate(batches):
+            for index, feeds in enumerate(batches):
                 arrays: dict[str, Any] = {f"o{n}": np.asarray(y) for n, y in enumerate(run(feeds))}
-                with (folder / f"outputs{number}.{place}.npz").open("wb") as file:
+                with (folder / f"outputs{number}.{index}.npz").open("wb") as file:
                     np.savez(file, **arrays)
             results.append(None)
         except Exception as error:  # the runtimes' exceptions have no common base class

@@ -270,8 +270,8 @@ def fused_matmul(call: Call) -> list[Fact]:
     if call.integer("transBatchA", 0) or call.integer("transBatchB", 0):
         raise Unknown
     shapes = []
-    for place, name in enumerate(("transA", "transB")):
-        shape = call[place].shape
+    for index, name in enumerate(("transA", "transB")):
+        shape = call[index].shape
         is_turned = call.integer(name, 0) and shape is not None and len(shape) > 1
         shapes.append((*shape[:-2], shape[-1], shape[-2]) if is_turned and shape else shape)
     return [Fact(common_type(call[0], call[1]), product_shape(*shapes))]
@@ -335,7 +335,7 @@ def _attended(call: Call, queries: Shape | None, values: Shape | None) -> Shape 
 @rule("Einsum")
 def einsum(call: Call) -> list[Fact]:
     """The common type, with the sizes that the letters of the result have in the operands."""
-    operands = [call[place] for place in range(len(call.operands))]
+    operands = [call[index] for index in range(len(call.operands))]
     dtype = common_type(*operands)
     left, arrow, right = call.text("equation", "").replace(" ", "").partition("->")
     terms = left.split(",")

@@ -106,7 +106,7 @@ def tile(call: Call) -> list[Fact]:
 @rule("Concat")
 def concat(call: Call) -> list[Fact]:
     """The sum of the sizes along ``axis``; the other sizes are equal."""
-    operands = [call[place] for place in range(len(call.operands))]
+    operands = [call[index] for index in range(len(call.operands))]
     axis = call.integer("axis", 1 if call.version < 4 else 0)
     return [_concatenated(operands, axis)]
 
@@ -114,7 +114,7 @@ def concat(call: Call) -> list[Fact]:
 @rule("QLinearConcat", domain="com.microsoft")
 def q_linear_concat(call: Call) -> list[Fact]:
     """As of Concat, of every third operand from the third on, which are codes."""
-    operands = [call[place] for place in range(2, len(call.operands), 3)]
+    operands = [call[index] for index in range(2, len(call.operands), 3)]
     joined = _concatenated(operands, call.integer("axis", 0))
     return [Fact(call[1].dtype, joined.shape)]
 
@@ -266,9 +266,9 @@ def blocks_of_pixels(call: Call) -> list[Fact]:
     return [Fact(call[0].dtype, [batch, shrink(channels, block * block), *spatial])]
 
 
-def shape_in(call: Call, place: int) -> Shape:
+def shape_in(call: Call, index: int) -> Shape:
     """Return the elements of an operand that holds a shape; unknown ones are None."""
-    operand = call[place]
+    operand = call[index]
     if operand.items is not None and operand.items.ndim == 1:
         return tuple(operand.items)
     sizes = operand.sizes

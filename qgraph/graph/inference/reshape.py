@@ -83,21 +83,21 @@ def _reshaped(shape: Shape | None, wanted: Shape, *, allows_zero: bool) -> list[
         raise Unknown
     sizes: list[Dim] = []
     kept: list[int] = []
-    for place, size in enumerate(wanted):
+    for index, size in enumerate(wanted):
         if size == 0 and not allows_zero:
-            kept.append(place)
-            if shape is not None and place >= len(shape):
+            kept.append(index)
+            if shape is not None and index >= len(shape):
                 raise Unknown
-            sizes.append(None if shape is None else shape[place])
+            sizes.append(None if shape is None else shape[index])
         elif isinstance(size, Size) and not allows_zero:
-            sizes.append(size if _stands_for_itself(shape, wanted, place) else None)
+            sizes.append(size if _stands_for_itself(shape, wanted, index) else None)
         else:
             sizes.append(None if size == -1 else size)
     if -1 in wanted and shape is not None:
         # sizes that are kept cancel, also unknown ones
-        total = product(size for place, size in enumerate(shape) if place not in kept)
+        total = product(size for index, size in enumerate(shape) if index not in kept)
         others = [
-            size for place, size in enumerate(sizes) if place not in kept and wanted[place] != -1
+            size for index, size in enumerate(sizes) if index not in kept and wanted[index] != -1
         ]
         known = product(others)
         if known == 0:
@@ -106,21 +106,21 @@ def _reshaped(shape: Shape | None, wanted: Shape, *, allows_zero: bool) -> list[
     return sizes
 
 
-def _stands_for_itself(shape: Shape | None, wanted: Shape, place: int) -> bool:
+def _stands_for_itself(shape: Shape | None, wanted: Shape, index: int) -> bool:
     """Return whether an open size in a wanted shape is that of the result, even where it is 0.
 
     A 0 keeps the size of the data at its place. If that is the same open size, it is 0 as well.
     Else the data has no elements, if its size is a multiple of the open one; so has the result
     only where the size that is kept is 0, if all the other sizes are numbers above 0.
     """
-    size = wanted[place]
+    size = wanted[index]
     if isinstance(size, Size) and bounds(size)[0] > 0:
         return True
     if shape is None:
         return False
-    if place < len(shape) and shape[place] == size:
+    if index < len(shape) and shape[index] == size:
         return True
-    others = (*wanted[:place], *wanted[place + 1 :])
+    others = (*wanted[:index], *wanted[index + 1 :])
     if any(not isinstance(other, int) or other < 1 for other in others):
         return False
     return exact_divide(product(shape), size) is not None
@@ -335,7 +335,7 @@ def constant_of_shape(call: Call) -> list[Fact]:
 @rule("Range")
 def range_(call: Call) -> list[Fact]:
     """The numbers from the first operand to the second in steps of the third."""
-    ends = [call[place].items for place in range(3)]
+    ends = [call[index].items for index in range(3)]
     dtype = common_type(call[0], call[1], call[2])
     if dtype not in (ir.DataType.INT64, ir.DataType.INT32):
         return [Fact(dtype, [None])]

@@ -191,23 +191,23 @@ class Call:
     version: int
     operands: Sequence[Fact | None]
 
-    def __getitem__(self, place: int) -> Fact:
+    def __getitem__(self, index: int) -> Fact:
         """Return the facts about a required operand."""
-        if not self.has(place):
+        if not self.has(index):
             raise Unknown
-        return self.operands[place] or UNKNOWN
+        return self.operands[index] or UNKNOWN
 
-    def has(self, place: int) -> bool:
-        """Return whether there is an operand at ``place``."""
-        return len(self.operands) > place and self.operands[place] is not None
+    def has(self, index: int) -> bool:
+        """Return whether there is an operand at ``index``."""
+        return len(self.operands) > index and self.operands[index] is not None
 
-    def optional(self, place: int) -> Fact:
+    def optional(self, index: int) -> Fact:
         """Return the facts about an optional operand."""
-        return self[place] if self.has(place) else UNKNOWN
+        return self[index] if self.has(index) else UNKNOWN
 
-    def shape(self, place: int) -> Shape:
+    def shape(self, index: int) -> Shape:
         """Return the shape of an operand; nothing follows where its rank is not known."""
-        shape = self[place].shape
+        shape = self[index].shape
         if shape is None:
             raise Unknown
         return shape
@@ -236,18 +236,18 @@ class Call:
         number = self.integer(name, 0)
         return ir.DataType(number) if number else None
 
-    def numbers(self, place: int) -> list[int]:
+    def numbers(self, index: int) -> list[int]:
         """Return the elements of an operand, all of which must be numbers."""
-        array = self[place].array
+        array = self[index].array
         if array is None or array.dtype.kind not in "iu":
             raise Unknown
         return [int(number) for number in array.reshape(-1)]
 
-    def listed(self, place: int, name: str, since: int) -> list[int] | None:
+    def listed(self, index: int, name: str, since: int) -> list[int] | None:
         """Return numbers that are an attribute before opset ``since``, and then an operand."""
         if self.version < since:
             return self.integers(name)
-        return self.numbers(place) if self.has(place) else None
+        return self.numbers(index) if self.has(index) else None
 
     def _attribute(self, name: str, kind: ir.AttributeType) -> ir.Attr | None:
         attribute = self.node.attributes.get(name)

@@ -77,10 +77,10 @@ def open_interface(model: ir.Model) -> dict[str, tuple[Dim, ...]]:
     """Return the shapes of a model's inputs, with an open size of its own for each open one."""
     return {
         str(value.name): tuple(
-            size if isinstance(size, int) and size >= 0 else symbol(f"input{place}_{axis}")
+            size if isinstance(size, int) and size >= 0 else symbol(f"input{index}_{axis}")
             for axis, size in enumerate(value.shape.dims)
         )
-        for place, value in enumerate(model.graph.inputs)
+        for index, value in enumerate(model.graph.inputs)
         if value.shape is not None
     }
 

@@ -93,12 +93,12 @@ def _axes(call: Call, shape: Shape, kernel: Sequence[Dim]) -> Iterator[Axis]:
     strides, dilations, pads = _lists(call, rank)
     if len(kernel) != rank:
         raise Unknown
-    for place in range(rank):
-        width = kernel[place]
+    for index in range(rank):
+        width = kernel[index]
         if not isinstance(width, int) or width < 1:
             raise Unknown
-        reach = (width - 1) * dilations[place] + 1
-        yield Axis(shape[2 + place], pads[place], pads[rank + place], strides[place], reach)
+        reach = (width - 1) * dilations[index] + 1
+        yield Axis(shape[2 + index], pads[index], pads[rank + index], strides[index], reach)
 
 
 def _lists(call: Call, rank: int) -> tuple[list[int], list[int], list[int]]:
@@ -287,8 +287,8 @@ def upsample(call: Call) -> list[Fact]:
     return [Fact(call[0].dtype, _scaled(x, _scales(call, 1), range(len(x))))]
 
 
-def _scales(call: Call, place: int) -> list[float] | None:
-    array = call[place].array
+def _scales(call: Call, index: int) -> list[float] | None:
+    array = call[index].array
     return None if array is None or array.dtype != np.float32 else [float(n) for n in array.flat]
 
 

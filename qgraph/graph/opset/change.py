@@ -80,12 +80,12 @@ class OpsetChange:
         """Set an attribute."""
         self.node.attributes[name] = ir.convenience.convert_attribute(name, value)
 
-    def feed(self, place: int, name: str, array: Array) -> None:
-        """Make a constant the input at ``place``."""
+    def feed(self, index: int, name: str, array: Array) -> None:
+        """Make a constant the input at ``index``."""
         node = self.node
-        if len(node.inputs) <= place:
-            node.resize_inputs(place + 1)
-        node.replace_input_with(place, self.constant(name, array))
+        if len(node.inputs) <= index:
+            node.resize_inputs(index + 1)
+        node.replace_input_with(index, self.constant(name, array))
 
     def constant(self, name: str, array: Array) -> ir.Value:
         """Return a new constant that is visible to the node."""
@@ -115,21 +115,21 @@ class OpsetChange:
             raise self.refuse("it has no input")
         return value
 
-    def integers(self, place: int, name: str, *, required: bool = False) -> None:
-        """Turn a list of integers that is an attribute into the input at ``place``."""
+    def integers(self, index: int, name: str, *, required: bool = False) -> None:
+        """Turn a list of integers that is an attribute into the input at ``index``."""
         values = self.take(name)
         if values is not None:
-            self.feed(place, name, np.asarray(values, np.int64))
+            self.feed(index, name, np.asarray(values, np.int64))
         elif required:
             raise self.refuse(f"it has no attribute {name!r}")
 
-    def number_like_input(self, place: int, name: str, value: float) -> None:
-        """Make a number, in the type of the first input, the input at ``place``."""
+    def number_like_input(self, index: int, name: str, value: float) -> None:
+        """Make a number, in the type of the first input, the input at ``index``."""
         dtype = self.element_type(self.x) or self.float_type
         if dtype is None:
             raise self.refuse(f"the type of its input {self.x.name!r} is not known")
         with np.errstate(over="ignore"):
-            self.feed(place, name, np.asarray(value, np.float64).astype(dtype.numpy()))
+            self.feed(index, name, np.asarray(value, np.float64).astype(dtype.numpy()))
 
     @property
     def sizes(self) -> list[int | None] | None:
@@ -180,6 +180,6 @@ def _axes(change: OpsetChange) -> Iterator[Axis]:
         raise change.refuse("its kernel_shape, strides, dilations and pads do not fit together")
     shape = change.sizes
     sizes = shape[2:] if shape is not None and len(shape) == rank + 2 else [None] * rank
-    for place, size in enumerate(sizes):
-        reach = (kernel[place] - 1) * dilations[place] + 1
-        yield Axis(size, pads[place], pads[rank + place], strides[place], reach)
+    for index, size in enumerate(sizes):
+        reach = (kernel[index] - 1) * dilations[index] + 1
+        yield Axis(size, pads[index], pads[rank + index], strides[index], reach)

@@ -37,7 +37,7 @@ def fake_quant_with_min_max_vars(draft: Draft, node: ir.Node) -> Operand:
     bits = node.attributes.get_int("num_bits", 8)
     if not 2 <= bits <= _MOST_BITS:
         raise ValueError(f"num_bits is {bits}, expected 2 to {_MOST_BITS}. Correct the exporter")
-    x, least, most = (pieces.operand(node, place) for place in range(3))
+    x, least, most = (pieces.operand(node, index) for index in range(3))
     op, first = draft.op, float(bool(node.attributes.get_int("narrow_range", 0)))
     last = 2.0**bits - 1
     scale = op.Div(op.Sub(most, least), last - first)

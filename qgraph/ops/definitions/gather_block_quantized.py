@@ -56,8 +56,8 @@ def gather_block_quantized(draft: Draft, node: ir.Node) -> Operand:
     def taken(table: ir.Value) -> ir.Value:
         return draft.node("Gather", [table, indices], {"axis": 0}, dtype=table.dtype)
 
-    def numbers(place: int) -> ir.Value:
-        table, last = pieces.operand(node, place), pieces.sizes_of(node, place)[-1]
+    def numbers(index: int) -> ir.Value:
+        table, last = pieces.operand(node, index), pieces.sizes_of(node, index)[-1]
         count = None if last is None else last * 8 // bits
         codes = pieces.unpacked(draft, taken(table), rank, bits, length=count)
         return pieces.cast(draft, codes, pieces.FLOAT)

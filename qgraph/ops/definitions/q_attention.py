@@ -36,7 +36,7 @@ def q_attention(draft: Draft, node: ir.Node) -> Operand:
     """
     get = node.attributes.get_int
     heads, kind = get("num_heads", 0), pieces.FLOAT
-    x, w, bias, x_scale, w_scale = (pieces.operand(node, place) for place in range(5))
+    x, w, bias, x_scale, w_scale = (pieces.operand(node, index) for index in range(5))
     width = pieces.sizes_of(node, 1)[-1]
     if heads < 1 or width is None or width % (3 * heads):
         raise ValueError(
@@ -49,7 +49,7 @@ def q_attention(draft: Draft, node: ir.Node) -> Operand:
             "Run it in ONNX Runtime, or export the model without"
         )
     size = width // (3 * heads)
-    zeros = [pieces.given(node, place) for place in (6, 7)]
+    zeros = [pieces.given(node, index) for index in (6, 7)]
     operands = [x, w, *zeros] if zeros[1] is not None else [x, w, *zeros[:1]]
     sums = draft.node("MatMulInteger", operands, dtype=ir.DataType.INT32)
     scale = draft.node("Mul", [x_scale, w_scale], dtype=kind)
@@ -58,8 +58,8 @@ def q_attention(draft: Draft, node: ir.Node) -> Operand:
     parts = draft.node("Reshape", [reals, np.asarray([0, 0, 3, heads, size], np.int64)], dtype=kind)
     parts = pieces.moved(draft, parts, [2, 0, 3, 1, 4])
     q, k, v = (
-        draft.node("Gather", [parts, np.asarray(place, np.int64)], {"axis": 0}, dtype=kind)
-        for place in range(3)
+        draft.node("Gather", [parts, np.asarray(index, np.int64)], {"axis": 0}, dtype=kind)
+        for index in range(3)
     )
     scores = draft.node("MatMul", [q, pieces.moved(draft, k, [0, 1, 3, 2])], dtype=kind)
     factor = np.asarray(np.float32(1) / np.sqrt(np.float32(size)))

@@ -30,7 +30,7 @@ def extended_quantize_linear(draft: Draft, node: ir.Node) -> Operand:
 
     Source: AMD Quark 0.13, by reading and running its CPU kernels.
     """
-    x, scale, point = (pieces.operand(node, place) for place in range(3))
+    x, scale, point = (pieces.operand(node, index) for index in range(3))
     kind, axis = _kind(node, pieces.kind_of(node, 2))
     if kind.name in QDQ_SINCE and kind not in _WIDE:
         draft.needs(QDQ_SINCE[kind.name])
@@ -54,7 +54,7 @@ def extended_dequantize_linear(draft: Draft, node: ir.Node) -> Operand:
 
     Source: AMD Quark 0.13, by reading and running its CPU kernels.
     """
-    x, scale, point = (pieces.operand(node, place) for place in range(3))
+    x, scale, point = (pieces.operand(node, index) for index in range(3))
     kind, axis = _kind(node, pieces.kind_of(node, 2))
     if kind.name in QDQ_SINCE and kind not in _WIDE:
         draft.needs(QDQ_SINCE[kind.name])
@@ -82,8 +82,8 @@ def _kind(node: ir.Node, kind: ir.DataType) -> tuple[ir.DataType, int]:
 def _parameters(draft: Draft, node: ir.Node) -> list[ir.Value]:
     """Return scale and zero point, as scalars if they have one element."""
     parameters = []
-    for place in (1, 2):
-        value, sizes = pieces.operand(node, place), pieces.sizes_of(node, place)
+    for index in (1, 2):
+        value, sizes = pieces.operand(node, index), pieces.sizes_of(node, index)
         parameters.append(pieces.reshape(draft, value, []) if sizes == (1,) else value)
     return parameters
 
@@ -94,4 +94,4 @@ def _aligned(draft: Draft, node: ir.Node, value: ir.Value, axis: int) -> ir.Valu
     if sizes in ((), (1,)):
         return pieces.reshape(draft, value, []) if sizes else value
     rank = len(pieces.sizes_of(node, 0))
-    return pieces.reshape(draft, value, [-1 if place == axis else 1 for place in range(rank)])
+    return pieces.reshape(draft, value, [-1 if index == axis else 1 for index in range(rank)])

@@ -237,8 +237,8 @@ def _stretch(x: Float32, differ: Mask | Gap, count: int) -> tuple[int, int]:
     return min(ends), max(ends)
 
 
-def _key_at(x: Float32, place: int) -> int:
-    return int(to_keys(x[place : place + 1])[0])
+def _key_at(x: Float32, index: int) -> int:
+    return int(to_keys(x[index : index + 1])[0])
 
 
 def _ulps(a: Float32, b: Float32) -> int | None:

@@ -313,12 +313,12 @@ class Forms:
         """Return a key that is equal for regions that compute the same; None if there is none."""
         operands: dict[ir.Value, object] = {x: -1}
         forms: list[Form] = []
-        for place, node in enumerate(nodes):
+        for index, node in enumerate(nodes):
             form = self.of(node, operands)
             if form is None:
                 return None
             forms.append(form)
-            operands[node.outputs[0]] = place
+            operands[node.outputs[0]] = index
         return (*forms, operands.get(y))
 
     def _constant(self, value: ir.Value) -> object:

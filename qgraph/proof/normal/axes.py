@@ -243,7 +243,7 @@ def _reaches_data(
         return before < kernel and after < kernel
     count = (size + before + after - (kernel - 1) * dilation - 1) // stride + 1
     return count <= _MOST_WINDOWS and all(
-        any(0 <= window * stride - before + place * dilation < size for place in range(kernel))
+        any(0 <= window * stride - before + index * dilation < size for index in range(kernel))
         for window in range(count)
     )
 

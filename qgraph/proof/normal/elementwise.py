@@ -107,8 +107,8 @@ def parameter_sizes(
     None is returned if they are not known.
     """
     shapes = []
-    for place, value in enumerate(node.inputs):
-        if value is None or not graph.known.has(value) or _is_type_only(node, place):
+    for index, value in enumerate(node.inputs):
+        if value is None or not graph.known.has(value) or _is_type_only(node, index):
             continue
         array = graph.array(value)
         if array is None:
@@ -242,8 +242,8 @@ def is_along_axis(node: ir.Node) -> bool:
     return node.op_type in _ALONG_AXIS and node.domain in ("", "com.microsoft")
 
 
-def _is_type_only(node: ir.Node, place: int) -> bool:
-    return OpKey.of(node) == OpKey("", "CastLike") and place == 1
+def _is_type_only(node: ir.Node, index: int) -> bool:
+    return OpKey.of(node) == OpKey("", "CastLike") and index == 1
 
 
 def _broadcasts(node: ir.Node) -> bool:
@@ -260,18 +260,18 @@ def trim_constants(graph: Rewriter, node: ir.Node) -> bool:
     if sizes is None:
         return False
     constants = {
-        place: array
-        for place, value in enumerate(node.inputs)
+        index: array
+        for index, value in enumerate(node.inputs)
         if (array := graph.array(value)) is not None and array.size and 0 < array.ndim <= len(sizes)
     }
     if is_along_axis(node):
         trimmed = _one_parameter(node, constants, sizes)
     else:
-        trimmed = {place: _trimmed(array, sizes) for place, array in constants.items()}
+        trimmed = {index: _trimmed(array, sizes) for index, array in constants.items()}
     changed = {p: a for p, a in trimmed.items() if a.shape != constants[p].shape}
-    for place, array in changed.items():
-        name = str(getattr(node.inputs[place], "name", ""))
-        node.replace_input_with(place, graph.constant(array, name))
+    for index, array in changed.items():
+        name = str(getattr(node.inputs[index], "name", ""))
+        node.replace_input_with(index, graph.constant(array, name))
     return bool(changed)
 
 

@@ -114,10 +114,10 @@ class Reshaping(Movement):
         if not have_equal_counts(self.source, self.target):
             return None
         shape: list[int] = []
-        for place, size in enumerate(self.target):
+        for index, size in enumerate(self.target):
             if isinstance(size, int):
                 shape.append(size)
-            elif place < len(self.source) and self.source[place] == size:
+            elif index < len(self.source) and self.source[index] == size:
                 shape.append(0)
             else:
                 shape.append(-1)

@@ -32,7 +32,7 @@ def sum_or_product(call: NodeCall) -> Operand:
     a, b = _decoded(call, 0), _decoded(call, 3)
     if call.node.op_type == "QLinearMul":
         return _encoded(call, call.tracer.quantity(call.tracer.Mul(a, b)), 6)
-    size = sum((_size(call, place) for place in (0, 3)), np.zeros(()))
+    size = sum((_size(call, index) for index in (0, 3)), np.zeros(()))
     return _encoded(call, call.tracer.quantity(call.tracer.Add(a, b)), 6, size)
 
 
@@ -74,9 +74,9 @@ def concat_of_codes(call: NodeCall) -> Operand:
     return _encoded(call, joined(call, parts, sizes, axis), 0)
 
 
-def _single(call: NodeCall, place: int) -> Quantity:
+def _single(call: NodeCall, index: int) -> Quantity:
     """Return a scale or zero point of the whole tensor; 0 if it is absent."""
-    found = call.constant(place)
+    found = call.constant(index)
     if found is None:
         return constant(np.zeros((), np.float32))
     if found.numbers.size != 1:
@@ -84,28 +84,28 @@ def _single(call: NodeCall, place: int) -> Quantity:
     return constant(found.numbers.reshape(()))
 
 
-def _decoded(call: NodeCall, place: int) -> Quantity:
+def _decoded(call: NodeCall, index: int) -> Quantity:
     """Return codes, decoded by the scale and the zero point that follow them."""
-    codes = call.tracer.Sub(call.quantity(place), _single(call, place + 2))
-    return call.tracer.quantity(call.tracer.Mul(codes, _single(call, place + 1)))
+    codes = call.tracer.Sub(call.quantity(index), _single(call, index + 2))
+    return call.tracer.quantity(call.tracer.Mul(codes, _single(call, index + 1)))
 
 
-def _size(call: NodeCall, place: int) -> Float64:
+def _size(call: NodeCall, index: int) -> Float64:
     """Return the largest sum of magnitudes of a code and its zero point, decoded."""
-    scale, zero = (_single(call, place + after).numbers for after in (1, 2))
-    return (call.quantity(place).largest + np.abs(zero)) * np.abs(scale)
+    scale, zero = (_single(call, index + after).numbers for after in (1, 2))
+    return (call.quantity(index).largest + np.abs(zero)) * np.abs(scale)
 
 
-def _encoded(call: NodeCall, y: Quantity, place: int, size: Float64 | None = None) -> Operand:
+def _encoded(call: NodeCall, y: Quantity, index: int, size: Float64 | None = None) -> Operand:
     """Return the codes of real numbers.
 
     Args:
         call: the node.
         y: the numbers.
-        place: of the scale of the result, which its zero point follows.
+        index: of the scale of the result, which its zero point follows.
         size: magnitude of the numbers that y was added from, in real units.
     """
-    scale, zero = _single(call, place), _single(call, place + 1)
+    scale, zero = _single(call, index), _single(call, index + 1)
     steps = call.tracer.quantity(call.tracer.Div(y, scale))
     reach = y.reach if size is None else np.maximum(size, y.reach)
     largest = reach / np.abs(scale.numbers) + np.abs(zero.numbers)

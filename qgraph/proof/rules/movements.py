@@ -46,10 +46,10 @@ def transpose(call: NodeCall) -> Operand:
 
 
 def transposed(
-    call: NodeCall, place: int, axes: Sequence[int], x: Quantity | None = None
+    call: NodeCall, index: int, axes: Sequence[int], x: Quantity | None = None
 ) -> Quantity:
     """Return an operand, or what was made of it, with its axes in another order."""
-    x = call.quantity(place) if x is None else x
+    x = call.quantity(index) if x is None else x
     order = tuple(axis % len(axes) for axis in axes)
     if order == tuple(range(len(order))):
         return x
@@ -128,9 +128,9 @@ def split(call: NodeCall) -> Sequence[Operand]:
     """Parts of the data."""
     x, key = data_of(call), _key(call)
     parts = []
-    for place, value in enumerate(call.node.outputs):
+    for index, value in enumerate(call.node.outputs):
         part = _along(call, value)
-        parts.append(changed(call.tracer.atoms, x, ("part", place, key), part))
+        parts.append(changed(call.tracer.atoms, x, ("part", index, key), part))
     return parts
 
 

@@ -47,7 +47,7 @@ def batch_normalization(call: NodeCall) -> Operand:
     if call.whole("training_mode") or len(call.node.outputs) > 1:
         raise call.refusal("training")
     x = call.quantity(0)
-    parts = [_of_channels(call, place) for place in range(1, 5)]
+    parts = [_of_channels(call, index) for index in range(1, 5)]
     g, b, m, v = (part.meant.offset for part in parts)
     epsilon = float(np.float32(call.number("epsilon", 1e-5)))
     if not ((v >= 0) & (v + epsilon > 0)).all():
@@ -69,9 +69,9 @@ def batch_normalization(call: NodeCall) -> Operand:
     )
 
 
-def _of_channels(call: NodeCall, place: int) -> Quantity:
+def _of_channels(call: NodeCall, index: int) -> Quantity:
     """Return a constant of a channel each, which broadcasts to the data ``[N, C, ...]``."""
-    found = call.constant(place)
+    found = call.constant(index)
     if found is None:
         raise Undecidable(AT_RUN_TIME(f"a parameter of {call.node.op_type} is missing"))
     shape = (-1, *(1,) * (call.rank() - 2))
@@ -114,7 +114,7 @@ def group_normalization(call: NodeCall) -> Operand:
     if call.node.op_type == "GroupNormalization":
         (channels,) = sizes_of(call.value(0), [1])
         sizes = [*sizes, channels // call.whole("num_groups", 1)]
-    scale, bias = (_of_channels(call, place) for place in (1, 2))
+    scale, bias = (_of_channels(call, index) for index in (1, 2))
     if scale.numbers.size not in (1, sizes_of(call.value(0), [1])[0]):
         raise call.refusal("a scale for each group")
     y = normalized(call, call.quantity(0), sizes, is_centred=True)

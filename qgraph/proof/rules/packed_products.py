@@ -38,9 +38,9 @@ def mat_mul_n_bits(call: NodeCall) -> Operand:
 
 def _weights(call: NodeCall) -> Quantity:
     """Return the decoded weights ``[n, k]``: codes less zero points, times scales."""
-    arrays = [call.array(call.value(place)) for place in range(1, 5)]
-    for place, array in enumerate(arrays, 1):
-        if call.value(place) is not None and array is None:
+    arrays = [call.array(call.value(index)) for index in range(1, 5)]
+    for index, array in enumerate(arrays, 1):
+        if call.value(index) is not None and array is None:
             raise call.refusal("weights that are not constant")
     codes, scales, points, groups = arrays
     if codes is None or scales is None:

@@ -52,8 +52,8 @@ def gemm(call: NodeCall) -> Operand:
     """``alpha * a @ b + beta * c`` in any order, and an activation for FusedGemm."""
     alpha, beta = (np.asarray(float(np.float32(call.number(n, 1.0)))) for n in ("alpha", "beta"))
     a, b = (
-        transposed(call, place, (1, 0)) if call.whole(name) else call.quantity(place)
-        for place, name in enumerate(("transA", "transB"))
+        transposed(call, index, (1, 0)) if call.whole(name) else call.quantity(index)
+        for index, name in enumerate(("transA", "transB"))
     )
     c = None if call.value(2) is None else call.quantity(2)
     if c is not None:
@@ -68,11 +68,11 @@ def matmul(call: NodeCall) -> Operand:
     if call.whole("transBatchA") or call.whole("transBatchB"):
         raise call.refusal("transposed batches")
     factors = []
-    for place, name in enumerate(("transA", "transB")):
-        rank = call.rank(place)
+    for index, name in enumerate(("transA", "transB")):
+        rank = call.rank(index)
         axes = (*range(rank - 2), rank - 1, rank - 2)
         is_turned = bool(call.whole(name)) and rank > 1
-        factors.append(transposed(call, place, axes) if is_turned else call.quantity(place))
+        factors.append(transposed(call, index, axes) if is_turned else call.quantity(index))
     alpha = np.asarray(float(np.float32(call.number("alpha", 1.0))))
     return _of_factors(call, factors[0], factors[1], alpha, more=0 if alpha == 1 else _SCALING)
 

@@ -34,7 +34,7 @@ from qgraph.reasons import NOT_COMPUTED, Undecidable
 @bound_rule(*FAKE_QUANTIZE.keys)
 def fake_quantize(call: NodeCall) -> Operand:
     """``q = round((x - il) / (ih - il) * (L - 1))``, clipped to 0 .. L - 1."""
-    x, low, high, bottom, top = (call.quantity(place) for place in range(5))
+    x, low, high, bottom, top = (call.quantity(index) for index in range(5))
     if low.value is None or high.value is None or not (low.value < high.value).all():
         raise call.refusal("no input range")
     last = float(call.whole("levels") - 1)
@@ -61,8 +61,8 @@ def float_quant(call: NodeCall) -> Operand:
     arguments = FLOAT_QUANT.attributes_of(call.node)
     x, scale = call.quantity(0), call.quantity(1)
     numbers = []
-    for place in range(2, 6):
-        number = call.constant(place)
+    for index in range(2, 6):
+        number = call.constant(index)
         if number is None or number.numbers.size != 1:
             raise call.refusal("formats that differ between channels")
         numbers.append(float(number.numbers.reshape(())))
@@ -81,7 +81,7 @@ def trunc(call: NodeCall) -> Operand:
     if not TRUNC.accepts(call.node):
         return traced(call)
     arguments = TRUNC.attributes_of(call.node)
-    x, scale, zero, _, result, bits = (call.quantity(place) for place in range(6))
+    x, scale, zero, _, result, bits = (call.quantity(index) for index in range(6))
     if x.value is not None or (result.numbers / scale.numbers <= 0).any():
         raise call.refusal("constants, or scales of two signs")
     ratio = result.numbers.astype(np.float32) / scale.numbers.astype(np.float32)

@@ -245,9 +245,9 @@ def _truncated(v: Expr, yes: Expr, no: Expr, *, above: bool) -> LastSteps | None
 def _of_magnitude(sign: Expr, size: Chain) -> LastSteps | None:
     """Read ``Sign(v)`` times something of ``Abs(v)`` that rounds."""
     v = sign.inputs[0]
-    for place, start in enumerate(size.starts):
+    for index, start in enumerate(size.starts):
         if any(e.op == "Abs" and e.inputs[0] is v for e in start):
-            steps = _of_magnitudes(size.steps[place:])
+            steps = _of_magnitudes(size.steps[index:])
             return None if steps is None else (steps, v)
     return None
 
