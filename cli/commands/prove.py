@@ -12,7 +12,7 @@ from qgraph.cli import options
 from qgraph.cli.bounding import bounding_options
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.output import ProgressBar, Talk, show, show_page, show_paragraph
-from qgraph.exactness import Exactness
+from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.reporting.view import Tone
 
 if TYPE_CHECKING:
@@ -135,7 +135,13 @@ def command(
         show_page(talk, page_of(document))
         if witness is not None:
             save_witness(talk, found, witness, outputs)
-    return 1 if found.beyond else STATUS[found.verdict]
+    return _status(found.verdict, found)
+
+
+def _status(verdict: ProofVerdict, certificate: Certificate) -> int:
+    """Return the exit status of a verdict on what a certificate states."""
+    is_beyond = verdict == "bounded" and bool(certificate.beyond)
+    return 1 if is_beyond else STATUS[verdict]
 
 
 def _verify(talk: Talk, path: Path, models: tuple[Path, Path], *, as_json: bool) -> int:
@@ -156,8 +162,7 @@ def _verify(talk: Talk, path: Path, models: tuple[Path, Path], *, as_json: bool)
         show(json_text(head | checked.to_json()).rstrip())
     else:
         _show_verification(certificate, checked)
-    is_beyond = checked.verdict == "bounded" and bool(certificate.beyond)
-    return 1 if checked.is_refuted or is_beyond else STATUS[checked.verdict]
+    return 1 if checked.is_refuted else _status(checked.verdict, certificate)
 
 
 def _show_verification(certificate: Certificate, checked: Verification) -> None:

@@ -81,6 +81,23 @@ def test_undecided_models_have_a_status_of_their_own(qgraph, write):
     assert "no rule" in found.out
 
 
+def test_undecided_parts_outweigh_bounded_ones(qgraph, write, tmp_path):
+    text = """
+        <ir_version: 10, opset_import: ["": 21]>
+        net (float[1,2] x, int64[1,8] i) => (float[1,2] y, float[] z)
+        <float s = {0.1}, int8 o = {0}, float[2,2] w = {0.3, 0.7, -0.4, 1.1}, float[2] b = {1, 2}> {
+            p = QuantizeLinear (x, s, o) d = DequantizeLinear (p, s, o)
+            %s q = QuantizeLinear (a, s, o) y = DequantizeLinear (q, s, o) z = RandomNormalLike (x)
+        }"""
+    sums = "m = MatMul (d, w) a = Add (m, b)", "a = Gemm (d, w, b)"
+    files = [write(text % steps, f"{place}.onnx") for place, steps in enumerate(sums)]
+    certificate = tmp_path / "c.json"
+    found = qgraph("prove", *files, "--certificate", certificate)
+    assert "bounded 1; undecided 1" in found.out
+    assert found.status == 4
+    assert qgraph("prove", *files, "--verify", certificate).status == 4
+
+
 def test_a_certificate_can_be_verified(qgraph, model, converted, broken, tmp_path, read_json):
     file = tmp_path / "c.json"
     assert qgraph("prove", model, converted, "--certificate", file).status == 0

@@ -17,6 +17,7 @@ exchanged with elementwise functions:
     Concat(f(a), f(b))   -> f(Concat(a, b))        the same parameters, constant along the axis
     f(Pad(x, v))         -> Pad(f(x), f(v))        f with parameters that are single numbers
     f(Gather(c, i))      -> Gather(f(c), i)        the same, of a constant c
+    f(M(Gather(c, i)))   -> M(Gather(f(c), i))     the same, with movements M
 
 Equal bit for bit: on both sides, ``f`` is applied once to each element of the data or the padding.
 The kernel of ``f`` computes ``f(v)``, and IEEE 754 determines all its bits. Only values are kept if
@@ -37,6 +38,7 @@ from qgraph.proof.matching.operators import is_elementwise
 from qgraph.proof.normal.elementwise import (
     aligned_parameter,
     data_of,
+    is_along_axis,
     is_on_elements,
     keeps_sizes,
     leaves_zero_open,
@@ -146,20 +148,22 @@ def hoist(graph: Rewriter, node: ir.Node) -> bool:
 def hoist_open_reshape(graph: Rewriter, node: ir.Node) -> bool:
     """Reshape the data of a function instead of its result, to a shape that need not be known.
 
-    The function has one operand that is not constant, and single numbers as parameters, so that it
-    is the same for each element, wherever it stands.
+    The operands of the function that are not constant have one shape, and the others are single
+    numbers, so that the function is the same for each element, wherever it stands.
     """
     value = node.inputs[0]
     inner = None if value is None else value.producer()
     if is_written(graph, node) or value is None or inner is None or graph.known.has(value):
         return False
-    data = [x for x in inner.inputs if x is not None and not graph.known.has(x)]
-    if not is_on_elements(inner) or len(data) != 1 or data[0].dtype is None:
+    data = list(dict.fromkeys(x for x in inner.inputs if x is not None and not graph.known.has(x)))
+    if not is_on_elements(inner) or not data or any(x.dtype is None for x in data):
+        return False
+    if len(data) > 1 and len({_source_of_shape(graph, x) for x in data}) > 1:
         return False
     inputs = list(inner.inputs)
     for place, operand in enumerate(inputs):
-        array = None if operand is data[0] else graph.array(operand)
-        if operand is None or operand is data[0]:
+        array = None if operand in data else graph.array(operand)
+        if operand is None or operand in data:
             continue
         if array is None or array.size != 1 or array.ndim > len(sizes_of(data[0]) or ()):
             return False
@@ -167,10 +171,31 @@ def hoist_open_reshape(graph: Rewriter, node: ir.Node) -> bool:
     if leaves_zero_open(graph, inner) and not graph.gives_up_zero_sign(node.outputs[0]):
         return False
     sizes = sizes_of(node.outputs[0])
-    turned = graph.copy(node, node, [data[0], *node.inputs[1:]], sizes)
-    turned.type = data[0].type
-    moved_inputs = [turned if operand is data[0] else operand for operand in inputs]
+    turned = {x: _reshaped(graph, node, x) for x in data}
+    moved_inputs = [x if x is None else turned.get(x, x) for x in inputs]
     return graph.replace(node.outputs[0], graph.copy(inner, node, moved_inputs, sizes))
+
+
+def _reshaped(graph: Rewriter, node: ir.Node, data: ir.Value) -> ir.Value:
+    """Return data after a Reshape to the shape of a node, from an existing or a new Reshape."""
+    form = tuple(f"{each.name}={each.value}" for each in node.attributes.values())
+    key = "open reshape", form, data, *node.inputs[1:], graph.is_delicate(node)
+    known = graph.shared(key)
+    if known is not None:
+        return known
+    turned = graph.copy(node, node, [data, *node.inputs[1:]], sizes_of(node.outputs[0]))
+    turned.type = data.type
+    return graph.share(key, turned)
+
+
+def _source_of_shape(graph: Rewriter, value: ir.Value) -> ir.Value:
+    """Return the farthest value whose shape functions of single elements hand on to a value."""
+    while (maker := value.producer()) is not None and is_on_elements(maker):
+        data = data_of(graph, maker)
+        if len(data) != 1 or not keeps_sizes(graph, maker, data[0]):
+            break
+        value = data[0]
+    return value
 
 
 def _has_ranks(graph: Rewriter, node: ir.Node) -> bool:
@@ -268,16 +293,28 @@ def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def look_up(graph: Rewriter, node: ir.Node) -> bool:
-    """Take elements of the results of a function of a constant, instead of elements of it."""
-    gather = _source(graph, node, "Gather")
-    if gather is None:
+    """Take elements of the results of a function of a constant, instead of elements of it.
+
+    The elements may be moved before the function, and are moved behind the lookup then.
+    """
+    value = _only_data(graph, node)
+    rank = len(sizes_of(value) or ()) if value is not None else 0
+    steps: list[Movement] = []
+    while (
+        value is not None and (maker := value.producer()) is not None and is_written(graph, maker)
+    ):
+        steps.append(graph.movements[maker])
+        value = maker.inputs[0]
+    gather = None if value is None else value.producer()
+    if gather is None or (gather.domain, gather.op_type) != ("", "Gather"):
         return False
     table, indices = gather.inputs
     sizes = None if table is None else sizes_of(table)
     arrays = [None if v is None else graph.array(v) for v in node.inputs[1:]]
     if table is None or not sizes or not graph.known.has(table):
         return False
-    if any(a is None or a.size != 1 or a.ndim > 1 for a in arrays):
+    most = 1 if is_along_axis(node) else min(rank, 1)
+    if any(a is None or a.size != 1 or a.ndim > most for a in arrays):
         return False
     if leaves_zero_open(graph, node) and not graph.gives_up_zero_sign(node.outputs[0]):
         return False
@@ -289,20 +326,27 @@ def look_up(graph: Rewriter, node: ir.Node) -> bool:
         list(gather.attributes.values()),
         of=gather,
         dtype=node.outputs[0].dtype,
-        sizes=sizes_of(node.outputs[0]),
+        sizes=sizes_of(gather.outputs[0]),
     )
+    for step in reversed(steps):
+        chosen = write(graph, step, chosen, node)
     return graph.replace(node.outputs[0], chosen)
 
 
 def _source(graph: Rewriter, node: ir.Node, name: str) -> ir.Node | None:
     """Return the operator ``name`` that gives the only data of a function of elements."""
+    data = _only_data(graph, node)
+    source = None if data is None else data.producer()
+    return source if source is not None and (source.domain, source.op_type) == ("", name) else None
+
+
+def _only_data(graph: Rewriter, node: ir.Node) -> ir.Value | None:
+    """Return the first operand of a function of elements if it alone is no constant."""
     if not is_on_elements(node) or not is_elementwise(node):
         return None
     data = data_of(graph, node)
-    if len(data) != 1 or node.inputs[0] is not data[0] or node.inputs.count(data[0]) != 1:
-        return None
-    source = data[0].producer()
-    return source if source is not None and (source.domain, source.op_type) == ("", name) else None
+    is_first = len(data) == 1 and node.inputs[0] is data[0] and node.inputs.count(data[0]) == 1
+    return data[0] if is_first else None
 
 
 def _computed(graph: Rewriter, node: ir.Node, value: Array) -> Array | None:
