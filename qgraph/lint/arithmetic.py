@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.inference.dimensions import Dim
 from qgraph.lint.facts import Coder, ModelFacts
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
@@ -111,3 +112,28 @@ def ulps_between(one: Array, other: Array) -> Array:
 def listed(channels: Array) -> list[int]:
     """Return the first few of some channels."""
     return [int(channel) for channel in channels[:_MOST_LISTED]]
+
+
+def misfit(coder: Coder, shape: Sequence[Dim] | None) -> str | None:
+    """Return why scales do not fit data of a shape; None if they do, or if it is not known."""
+    scale, axis = coder.scale, coder.node.attributes.get_int("axis", 1)
+    if scale is None or shape is None or not (coder.block or (scale.ndim == 1 and scale.size > 1)):
+        return None
+    if not -len(shape) <= axis < len(shape):
+        return f"{scale.size} scales, but axis {axis} of {len(shape)} axes does not exist"
+    size = shape[axis]
+    if not isinstance(size, int):
+        return None
+    if not coder.block:
+        fits = size == scale.size
+        there = f"axis {axis} of {len(shape)} axes has {size} elements"
+        return None if fits else f"{scale.size} scales, but {there}"
+    expected = [*shape]
+    expected[axis] = -(-size // coder.block)
+    if len(shape) == scale.ndim and all(
+        found == wanted or not isinstance(wanted, int)
+        for found, wanted in zip(scale.shape, expected, strict=True)
+    ):
+        return None
+    blocks = f"blocks of {coder.block} along axis {axis} of {list(shape)}"
+    return f"scales of shape {list(scale.shape)}, but {blocks} need {expected}"

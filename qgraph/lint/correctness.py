@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from qgraph.graph.scopes import node_name
-from qgraph.lint.arithmetic import bias_facts, listed, ulps_between
+from qgraph.lint.arithmetic import bias_facts, listed, misfit, ulps_between
 from qgraph.lint.facts import DECODE, QONNX, QUANTIZE, ModelFacts, nodes_of_site, scale_nodes
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics import Array
@@ -143,21 +143,10 @@ def wrong_axis(facts: ModelFacts) -> Iterator[Found]:
 def scales_do_not_fit(facts: ModelFacts) -> Iterator[Found]:
     """The number of scales is not the size of their axis."""
     for coder in [*facts.encoders, *facts.decoders]:
-        shape = facts.shape(coder.node.inputs[0])
-        if coder.scale is None or coder.scale.ndim != 1 or coder.scale.size == 1 or coder.block:
-            continue
-        if shape is None or coder.axis is None:
-            continue
-        size = shape[coder.axis] if -len(shape) <= coder.axis < len(shape) else None
-        if isinstance(size, int) and size == coder.scale.size:
-            continue
-        if isinstance(size, int) or not -len(shape) <= coder.axis < len(shape):
-            there = "does not exist" if size is None else f"has {size} elements"
-            yield Found(
-                (coder.node,),
-                f"{coder.scale.size} scales, but axis {coder.axis} of {len(shape)} axes {there}",
-                {"scales": int(coder.scale.size), "axis": coder.axis},
-            )
+        text = misfit(coder, facts.shape(coder.node.inputs[0]))
+        if text is not None:
+            axis = coder.node.attributes.get_int("axis", 1)
+            yield Found((coder.node,), text, {"scales": int(np.size(coder.scale)), "axis": axis})
 
 
 @rule("QG110", "bias-overflow", ERROR)

@@ -132,11 +132,12 @@ def lint(
     model = load(source)
     rules = chosen_rules(select, ignore)
     profile = None if target is None else profile_of(target)
+    identity = model.identity()  # reading quantizers may state types in the model
     facts = ModelFacts(model.ir, profile)
     if inputs and any(each.needs_data for each in rules):
         facts.observation = observe(facts, inputs)
     findings = [finding for each in rules for finding in _findings(each, facts)]
-    return LintReport(model.identity(), tuple(findings_in_order(findings)), target)
+    return LintReport(identity, tuple(findings_in_order(findings)), target)
 
 
 def _findings(asked: LintRule, facts: ModelFacts) -> Iterator[LintFinding]:

@@ -114,3 +114,28 @@ def test_a_model_in_memory_has_no_path() -> None:
     assert {"id", "rule", "severity", "nodes", "message", "figures", "fix"} == set(
         entry["findings"][0]
     )
+
+
+def test_a_file_keeps_its_path_where_types_are_inferred(tmp_path) -> None:
+    text = f"""{HEADER} (float[N,4] x) => (float[N,2] y)
+    <float[2] s = {{0.1, 0.2}}, float o = {{8}}, uint8[4,2] w = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{
+        c = Cast <to = 1> (w)
+        d = Sub (c, o)
+        m = Mul (d, s)
+        y = MatMul (x, m)
+    }}"""
+    path = tmp_path / "pieces.onnx"
+    ir.save(model(text), path)
+    assert qgraph.lint(path).to_json()["models"][0]["path"] == str(path)
+
+
+def test_scales_of_blocks_have_to_fit() -> None:
+    text = f"""{HEADER} (float[N,6] x) => (float[N,2] y)
+    <float[3,2] s = {{1, 2, 3, 4, 5, 6}}, float[2,3] r = {{1, 2, 3, 4, 5, 6}},
+     int8[6,2] w = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}> {{
+        [here] m = DequantizeLinear <axis = 0, block_size = 2> (w, s)
+        y = MatMul (x, m)
+    }}"""
+    assert not qgraph.lint(model(text), select="QG109")
+    (finding,) = qgraph.lint(model(text.replace("(w, s)", "(w, r)")), select="QG109")
+    assert (finding.nodes, "need [3, 2]" in finding.message) == (("here",), True)
