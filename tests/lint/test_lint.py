@@ -121,7 +121,9 @@ def test_a_file_keeps_its_path_where_types_are_inferred(tmp_path) -> None:
     <float[2] s = {{0.1, 0.2}}, float o = {{8}}, uint8[4,2] w = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{
         c = Cast <to = 1> (w)
         d = Sub (c, o)
-        m = Mul (d, s)
+        h = Cast <to = 10> (s)
+        t = Cast <to = 1> (h)
+        m = Mul (d, t)
         y = MatMul (x, m)
     }}"""
     path = tmp_path / "pieces.onnx"
