@@ -14,6 +14,7 @@ from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.schema import QONNX_DOMAINS
 from qgraph.model import Model
 from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.compare import Comparer
@@ -48,8 +49,6 @@ from qgraph.transforms.weights.shared_exponents import fold_blocks
 
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
 
-_OF_STANDARD_OPERATORS = ("qdq", "onnx")
-
 _BLOCKS_SINCE = 21
 """Opset since which DequantizeLinear has blocks."""
 
@@ -71,7 +70,7 @@ class ConvertDialect(Transform):
     4. What no rule converts is left unchanged and reported with the reason.
 
     Operators that a graph of standard operators defines (``lower-vendor-operators``) are replaced
-    by it first, if ``to`` is qdq or onnx; those with codes or in the domain of ONNX always.
+    by it first. Those of QONNX without codes stay if ``to`` is qonnx.
     """
 
     to: str = option(registry=DIALECTS, help="target dialect: qdq, qonnx, openvino or onnx")
@@ -88,12 +87,11 @@ class ConvertDialect(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Choose a draft for each site, raise the opset once if needed, and replace the sites."""
         target = DIALECTS.find(self.to)
-        # Operators of vendors without codes stay what they are; none is left in the domain of ONNX.
-        lowers_all = self.to in _OF_STANDARD_OPERATORS
+        own = QONNX_DOMAINS if target.name == "qonnx" else ()
         limit = ceiling(model.ir, self.opset)
         with parts_marked(model, report) as lowered:
             lower_composites(
-                model, report, limit, lambda node: lowers_all or not node.domain or has_codes(node)
+                model, report, limit, lambda node: node.domain not in own or has_codes(node)
             )
             lower_operators(model, self.exact, self.opset, report)
             if self.to == PLAIN:

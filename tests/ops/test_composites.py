@@ -250,6 +250,15 @@ def test_convert_to_standard_operators_writes_the_graph() -> None:
     assert [node.op_type for node in model.nodes()] == ["DequantizeLinear"]
 
 
+@pytest.mark.parametrize("to", ["qdq", "qonnx", "openvino", "onnx"])
+@pytest.mark.parametrize("name", ["BFPQuantizeDequantize", "MultiThreshold"])
+def test_each_dialect_gets_the_graph_but_that_of_the_operator(name: str, to: str) -> None:
+    model = model_of(*next(e for e in EXAMPLES if e[0] == name))
+    model.apply(ConvertDialect(to=to))
+    is_own = (name, to) == ("MultiThreshold", "qonnx")
+    assert any(node.op_type == name for node in model.nodes()) == is_own
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_operators_without_a_published_definition_are_refused(name: str) -> None:
     domain, way_out = REFUSED[name]
