@@ -39,10 +39,13 @@ NOT_INSTALLED = (
 WHY_NONE = {
     "torchao/int8_weights_optimized": "the exporter folded the codes to floats",
     "modelopt/int8_mlp": "ModelOpt quantizes nothing here; the file is float16",
-    "modelopt/torch_fp8": "operators of TensorRT, which only the dialects qdq and onnx replace",
-    "quark/bf16": "Quark's own operators, which only the dialects qdq and onnx replace",
-    "quark/bfp16": "block floating point in Quark's own operators",
-    "quark/mx": "blocks with a shared exponent in Quark's own operators",
+    "modelopt/fp8_cnn": "ModelOpt quantizes nothing here; the file is float16",
+    "modelopt/torch_fp8": "operators of TensorRT, which convert replaces; info names them",
+    "quark/bf16": "Quark's own operators, which convert replaces; info names them",
+    "quark/bfp16": "Quark's own operators, which convert replaces; info names them",
+    "quark/mx": "Quark's own operators, which convert replaces; info names them",
+    "quark/matmul_nbits": "Quark quantizes nothing here",
+    "tf/fake_quant4": "TensorFlow's own operators, which convert replaces; info names them",
     "hgq/": "Keras writes the scales and limits of HGQ2 as graphs that are not recognised",
 }
 """Why no quantizer is found, by how the file's name begins."""
