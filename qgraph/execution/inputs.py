@@ -269,7 +269,8 @@ def make_inputs(
 
 def _draw(generator: np.random.Generator, value: ir.Value, shape: tuple[int, ...]) -> Array:
     dtype = value.dtype
-    if dtype is None or dtype == ir.DataType.STRING or not isinstance(value.type, ir.TensorType):
+    others = ir.DataType.STRING, ir.DataType.UNDEFINED
+    if dtype is None or dtype in others or not isinstance(value.type, ir.TensorType):
         raise OptionError(
             f"Input {describe(value)} cannot be generated: it is not a tensor of numbers. Feed it: "
             f"-i {value.name}=FILE.npy."

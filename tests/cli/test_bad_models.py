@@ -285,6 +285,29 @@ def test_a_width_beyond_all_numbers_gives_no_warning(qgraph, write, recwarn, bit
     assert not recwarn.list
 
 
+def test_a_weight_that_is_an_input_of_fewer_dimensions_than_its_scales(qgraph, tmp_path):
+    text = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>
+    net (float[4] w, float[2,4,1] x) => (float[] y)
+    <float[2,1,4] w = {1, 2, 3, 4, 5, 6, 7, 8}, float[2,1,1] s = {1, 2}, float o = {0},
+     float b = {4}> {
+        q = qonnx.custom_op.general.Quant (w, s, o, b)
+        y = MatMul (x, q)
+    }"""
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    found = qgraph("info", path)
+    assert (found.status, "could not be handled" in found.err) == (0, False)
+
+
+def test_an_input_without_a_type_is_not_drawn(qgraph, model, tmp_path):
+    proto = onnx.load(model)
+    proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.UNDEFINED
+    path = tmp_path / "untyped.onnx"
+    onnx.save(proto, path)
+    found = qgraph("run", path, "--random", "1", "--backend", "numpy")
+    assert (found.status, "Feed it" in found.error) == (2, True)
+
+
 @pytest.mark.parametrize("command", RUNNING)
 def test_an_unknown_operator_does_not_run(fails, write, command):
     fails(command, write(quant(op="Quantile")), "no kernel for operator")

@@ -71,6 +71,8 @@ def layout_of(data: OpenShape | None, *parameters: Array) -> Layout | None:
     if not varying:
         return Layout(None, 0, ())
     offset = -len(joint) if data is None else len(data) - len(joint)
+    if data is not None and offset < 0:
+        return None
     if len(varying) == 1 and (data is None or joint[varying[0]] == data[offset + varying[0]]):
         return Layout(offset + varying[0], 0, (joint[varying[0]],))
     sizes = [size for size in data or () if size is not None]
