@@ -144,9 +144,9 @@ def scales_do_not_fit(facts: ModelFacts) -> Iterator[Found]:
     """The number of scales is not the size of their axis."""
     for coder in [*facts.encoders, *facts.decoders]:
         text = misfit(coder, facts.shape(coder.node.inputs[0]))
-        if text is not None:
+        if text is not None and coder.scale is not None:
             axis = coder.node.attributes.get_int("axis", 1)
-            yield Found((coder.node,), text, {"scales": int(np.size(coder.scale)), "axis": axis})
+            yield Found((coder.node,), text, {"scales": int(coder.scale.size), "axis": axis})
 
 
 @rule("QG110", "bias-overflow", ERROR)

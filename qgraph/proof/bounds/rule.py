@@ -93,11 +93,17 @@ class NodeCall:
 
     def whole(self, name: str, default: int = 0) -> int:
         """Return an attribute that is a whole number."""
-        return self.node.attributes.get_int(name, default)
+        try:
+            return self.node.attributes.get_int(name, default)
+        except TypeError as error:
+            raise self.refusal(str(error)) from error
 
     def number(self, name: str, default: float) -> float:
         """Return an attribute that is a real number, as stored in float32."""
-        return self.node.attributes.get_float(name, default)
+        try:
+            return self.node.attributes.get_float(name, default)
+        except TypeError as error:
+            raise self.refusal(str(error)) from error
 
     def refusal(self, use: str = "") -> Undecidable:
         """Return the error of a node without a bound.

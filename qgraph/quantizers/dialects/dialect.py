@@ -176,7 +176,8 @@ def try_out(node: ir.Node, x: ir.Value, *parameters: Float32) -> None:
     key = operator.schema.name, operator.schema.since, repr(attributes), absent, tuple(sizes), given
     if key in _PASSED:
         return
-    operator.run(node, [np.zeros(sizes, np.float32), *parameters])
+    # Sizes that do not fit may be beyond all memory.
+    operator.run(node, [np.broadcast_to(np.float32(0), sizes), *parameters])
     if sum(array.nbytes for array in parameters) <= _FEW_BYTES:
         if len(_PASSED) >= _MOST_PASSED:
             _PASSED.clear()
