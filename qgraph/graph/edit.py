@@ -235,7 +235,8 @@ class Editor:
         model: the model that will be edited.
 
     Attributes:
-        deferred: tensors that will be computed when the model is saved, by what they are made of.
+        deferred: tensors that will be computed when the model is saved, by the weight that they are
+            made of.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -244,7 +245,7 @@ class Editor:
         self._has_learned = False
         self._functions = {id(function.graph) for function in model.functions.values()}
         self._shared: dict[tuple[object, ...], ir.Value] = {}
-        self.deferred: dict[tuple[object, ...], DeferredTensor] = {}
+        self.deferred: dict[tuple[object, ...], list[DeferredTensor]] = {}
 
     def learn(self) -> None:
         """Take note of all names in the model before the next edit: somebody else has edited it."""

@@ -221,6 +221,8 @@ def unhealthy(quantizer: Quantizer) -> ExplainedReason | None:
     """Return why the scale of a quantizer is invalid (zero, NaN, ...), or None."""
     if isinstance(quantizer, Ranged | Unnamed):
         return None
+    if quantizer.scale.all() and np.isfinite(quantizer.scale).all():
+        return None
     for value, word in ((0.0, "zero"), (np.nan, "NaN"), (np.inf, "infinite")):
         same = np.isnan(quantizer.scale) if np.isnan(value) else np.abs(quantizer.scale) == value
         if same.any():

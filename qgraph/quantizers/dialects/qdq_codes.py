@@ -249,7 +249,7 @@ class _Packer:
         label = f"{operator_name(root)} {root.name or self.site.y.name!r}"
         table = self._table(quantize, dequantize, coding)
         job.plan = CodesPlan(label, weight, quantize, coding, dequantize, shape, keeps_zeros, table)
-        shared = self.editor.deferred.setdefault(job.plan.key, tensor)
+        shared = self._first(job.plan, tensor)
         draft.tensors[value] = value.const_value = shared
         draft.promise = Verdict(
             Exactness.BITS if keeps_zeros else Exactness.VALUES, Method.CONGRUENCE
@@ -258,6 +258,15 @@ class _Packer:
         if isinstance(shared.job, CodesJob):
             shared.job.size_summaries.append(draft.size_summary)
         yield draft
+
+    def _first(self, plan: CodesPlan, tensor: DeferredTensor) -> DeferredTensor:
+        """Return the first tensor that has the codes of ``plan``; ``tensor`` if there is none."""
+        drafted = self.editor.deferred.setdefault(plan.weight.key, [])
+        for other in drafted:
+            if isinstance(other.job, CodesJob) and other.job.plan.digest == plan.digest:
+                return other
+        drafted.append(tensor)
+        return tensor
 
     def _table(
         self, quantize: ElementProgram, dequantize: ElementProgram, coding: Coding

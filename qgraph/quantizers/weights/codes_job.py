@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
@@ -146,13 +147,13 @@ class CodesPlan:
     same_zeros: bool
     table: LevelTable | None = None
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Equal for plans that give the same codes."""
+    @cached_property
+    def digest(self) -> bytes:
+        """Equal for plans that give the same codes of one weight."""
         digest = sha256()
         for part in (self.quantize, self.coding, self.dequantize, self.same_zeros):
             _enter(digest, part)
-        return (*self.weight.key, digest.digest())
+        return digest.digest()
 
     def compute(self, span: tuple[int, int], sinks: Sequence[Sink]) -> Tally:
         """Write the codes of some elements; return their counts.

@@ -94,11 +94,12 @@ class DecodedCodes:
         laid = aligned([self.codes.shape], [*self.decode.parameters, *program.parameters])
         if laid is None:
             return None
-        flat, entries = distinct(laid[1])
         patterns = np.arange(1 << FORMATS[self.codes.kind].bits, dtype=np.uint8)
         codes = patterns.view(container(self.codes.kind))
         numbers = numbers_of(codes, self.codes.kind)[:, None]
-        if numbers.size * entries > self.codes.size:
+        most = self.codes.size // numbers.size
+        flat, entries = distinct(laid[1], most)
+        if entries > most:
             return None
         count, step = len(self.decode.parameters), max(_COMPARED // numbers.size, 1)
         level = Exactness.BITS

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,14 @@ from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter
 
 Shape = tuple[int, ...]
 
-Scalar = TypeVar("Scalar", bound=np.unsignedinteger[Any])
-
 _COMPARED = 1 << 18
 """Entries of the table at a time."""
 
 _SHORT = 64
 """Runs of fewer elements with one parameter are slow, so the parameter is expanded."""
+
+_SAMPLE = 1 << 10
+"""Parameters of which so many are looked at before repeated ones are left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +143,9 @@ class LevelTable:
             dequantize: what is made of the codes, and its parameters.
         """
         arrays = [*self.arrays, *rest[1], *dequantize[1]]
-        flat, entries = distinct(arrays)
-        if levels.size * entries > math.prod(self.shape):
+        most = math.prod(self.shape) // levels.size
+        flat, entries = distinct(arrays, most)
+        if entries > most:
             return False
         form = FORMATS[self.kind]
         if isinstance(form, IntFormat):
@@ -234,13 +236,15 @@ def aligned(
     return _merged(shape, [_laid(array, view, shape) for view, array in views])
 
 
-def distinct(arrays: Sequence[Array]) -> tuple[list[Array], int]:
+def distinct(arrays: Sequence[Array], most: int) -> tuple[list[Array], int]:
     """Return flat parameters that broadcast together, and their number of entries.
 
-    Repeated combinations are left out if they are easy to find.
+    Repeated combinations are left out if they are easy to find, and many, or if there are more than
+    ``most`` entries with them.
     """
     joint = np.broadcast_shapes(*(array.shape for array in arrays))
-    flat = _distinct([np.broadcast_to(a, joint).reshape(-1) if a.ndim else a for a in arrays])
+    flat = [np.broadcast_to(a, joint).reshape(-1) if a.ndim else a for a in arrays]
+    flat = _distinct(flat, most)
     return flat, max((array.size for array in flat), default=1)
 
 
@@ -310,8 +314,8 @@ def _merged(shape: Shape, arrays: Sequence[Array]) -> tuple[Shape, list[Array]]:
     return tuple(sizes), merged
 
 
-def _distinct(arrays: Sequence[Array]) -> list[Array]:
-    """Return flat parameters without repeated entries, if repetitions are easy to find."""
+def _distinct(arrays: Sequence[Array], most: int) -> list[Array]:
+    """Return flat parameters without repeated entries; see :func:`distinct`."""
     arrays = [a[0] if a.ndim and (a == a[0]).all() else a for a in arrays]
     varying: list[Array] = []
     places: list[int | None] = []
@@ -326,23 +330,25 @@ def _distinct(arrays: Sequence[Array]) -> list[Array]:
         if place == len(varying):
             varying.append(array)
         places.append(place)
-    if len(varying) == 1:
-        once = [_sorted_once(_bits(varying[0])).view(np.float32)]
-    elif len(varying) == 2:
-        pairs = np.stack([_bits(array) for array in varying], axis=1).view(np.uint64)
-        distinct = _sorted_once(pairs.reshape(-1)).view(np.uint32).reshape(-1, 2)
-        once = [np.ascontiguousarray(distinct[:, i]).view(np.float32) for i in range(2)]
-    else:
+    if not 1 <= len(varying) <= 2:
         return arrays
-    return [a if i is None else once[i] for a, i in zip(arrays, places, strict=True)]
+    keys: npt.NDArray[Any] = _bits(varying[0])
+    if len(varying) == 2:
+        keys = np.stack([keys, _bits(varying[1])], axis=1).view(np.uint64).reshape(-1)
+    if keys.size <= most and not _repeats(keys):
+        return arrays
+    once = np.unique(keys).view(np.uint32).reshape(-1, len(varying))
+    columns = [np.ascontiguousarray(column).view(np.float32) for column in once.T]
+    return [a if i is None else columns[i] for a, i in zip(arrays, places, strict=True)]
 
 
-def _sorted_once(keys: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
-    """Return each key once; np.unique makes a hash table first, which takes many times as long."""
-    ordered = np.sort(keys)
-    is_new = np.ones(ordered.size, bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
-    return ordered[is_new]
+def _repeats(keys: npt.NDArray[Any]) -> bool:
+    """Return whether few of many keys are distinct, as far as a sample shows.
+
+    Where most are distinct, finding the others takes longer than working on all.
+    """
+    sample = keys[:: keys.size // _SAMPLE | 1]  # an odd step, so that it meets all columns
+    return keys.size > _SAMPLE and bool(np.unique(sample).size < sample.size // 4)
 
 
 def _bits(array: Array) -> npt.NDArray[np.uint32]:

@@ -19,7 +19,7 @@ from qgraph.ops.definitions.float_quant import FloatStages, float_quant
 from qgraph.quantizers.dialects import qdq_codes
 from qgraph.quantizers.weights import job
 from qgraph.quantizers.weights.codes_job import CodesJob, CodesPlan
-from qgraph.quantizers.weights.level_table import LevelTable
+from qgraph.quantizers.weights.level_table import LevelTable, distinct
 from qgraph.transforms.convert import FoldWeights
 
 IMPORTS = '["": 24, "qonnx.custom_op.general": 1, "org.openvinotoolkit": 1]'
@@ -281,3 +281,23 @@ def test_levels_of_minifloats_are_known_from_the_upper_half(kind, mode):
 
 def _type(kind: str) -> np.dtype:
     return ir.DataType[kind].numpy()
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize(("values", "most"), [(7, 1 << 20), (7, 4), (1 << 14, 1 << 20)])
+def test_distinct_parameters_are_the_combinations_that_occur(
+    columns: int, values: int, most: int
+) -> None:
+    random = np.random.default_rng(values)
+    pool = random.random((values, columns), np.float32)
+    drawn = pool[random.integers(0, values, 1 << 13)]
+    found, entries = distinct([*drawn.T, np.float32(3).reshape(())], most)
+    assert {*zip(*found[:-1], strict=True)} == {*map(tuple, drawn)}
+    assert found[-1] == 3
+    assert entries == (values if values == 7 else len(drawn))
+
+
+def test_repeated_parameters_are_left_out_where_there_are_too_many() -> None:
+    scales = np.repeat(np.random.default_rng(0).random(1 << 12, np.float32), 3)
+    assert distinct([scales], scales.size)[1] == scales.size
+    assert distinct([scales], scales.size - 1)[1] == 1 << 12
