@@ -152,10 +152,11 @@ def main() -> None:
             )
     if options.exhaustive:
         print(f"two quantizers, plain NumPy on one core: {by_numpy(options.share):.1f} s, scaled")
-        with_numba = compiled._numba() is not None
+        with_numba = compiled.find_numba() is not None
         for name, functions in pairs().items():
             for numba in (False, True)[: 1 + with_numba]:
-                with patch.object(compiled, "_numba", compiled._numba if numba else lambda: None):
+                find = compiled.find_numba if numba else lambda: None
+                with patch.object(compiled, "find_numba", find):
                     wall, spent = time.perf_counter(), time.process_time()
                     found = enumerate_inputs(*functions)
                     wall, spent = time.perf_counter() - wall, time.process_time() - spent

@@ -35,6 +35,10 @@ FOLDED = (
     *("quant4block", "mxfp4", "nvfp4", "fp4block"),
 )
 DESCRIBED = ("quant4", "fakequantize", "pair4", "quant4block", "mxfp4")
+SEARCHED = (
+    *("format=int4,scale=minmax", "format=int4,scale=mse", "format=int2,scale=mse"),
+    *("format=nvfp4,scale=mse", "format=int4,granularity=axis,scale=mse"),
+)
 SHARD = 4
 
 
@@ -159,10 +163,10 @@ def quantize(bench: Bench) -> None:
     bench.make(
         "make_decoder.py", bench.source, "--gigabytes", bench.gigabytes, "--quantizer", "float"
     )
-    for search in ("minmax", "mse"):
-        spec = f"quantize-weights{{format=int4,scale={search},opset=25}}"
+    for options in SEARCHED:
+        spec = f"quantize-weights{{{options},opset=25}}"
         given = ("transform", [bench.source], "-o", bench.out, "-p", spec)
-        bench.show(f"quantize {search}", bench.gigabytes, *given)
+        bench.show(options.replace(",scale=", " "), bench.gigabytes, *given)
 
 
 def deploy(bench: Bench) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.numerics import Float32, Mask
+from qgraph.numerics.jit import find_numba
 from qgraph.proof.functions.blocks import NUMPY_SIZE, NumpyBlocks, PairBlocks, Results, Same
 from qgraph.proof.functions.expression import BOOL, FLOAT, INPUT, TABLE, Expr, integer_range
 from qgraph.proof.functions.finding import special_inputs
@@ -100,7 +101,7 @@ def evaluations_of(
         inputs: number of inputs that will be compared; a few are not worth the time to compile.
     """
     is_worth = inputs >= _LEAST and len(program.order) <= _MOST
-    if is_worth and (numba := _numba()) is not None:
+    if is_worth and (numba := find_numba()) is not None:
         try:
             source, constants = _written(program, kind)
         except _UnknownError:
@@ -112,17 +113,6 @@ def evaluations_of(
                 return [*compiled]
             logger.warning("numba does not compute what NumPy does; NumPy is used alone")
     return [NumpyBlocks(program, kind, min(size, NUMPY_SIZE)) for _ in range(count)]
-
-
-@functools.cache
-def _numba() -> Any:
-    """Return the module numba; None if it is not installed, or does not compile."""
-    try:
-        import numba
-    except ImportError as error:
-        logger.debug("inputs are enumerated without numba: %s", error)
-        return None
-    return None if getattr(numba.config, "DISABLE_JIT", False) else numba
 
 
 @functools.lru_cache(maxsize=64)

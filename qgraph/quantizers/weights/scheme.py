@@ -6,15 +6,13 @@ scale. Everything is float32 and computed in place; what a tile needs stays in t
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from qgraph.errors import Choice
-from qgraph.numerics import Array, Float32
+from qgraph.numerics import Float32
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
 from qgraph.numerics.minifloat import MINIFLOATS, cast, decode, encode, floor_power_of_two
 
@@ -23,24 +21,10 @@ Codes = npt.NDArray[np.uint8]
 E8M0 = "FLOAT8E8M0"
 E4M3 = "FLOAT8E4M3FN"
 
-_ONE = np.float32(1)
+ONE = np.float32(1)
 _SMALLEST_E8M0 = np.float32(2.0**-127)
 _SMALLEST_E4M3 = np.float32(2.0**-9)
 _LARGEST_E4M3 = np.float32(448)
-
-_STEP = 0.96
-"""Ratio of consecutive candidate scales."""
-
-_HIGHEST = 1.05
-_LOWEST = {2: 0.2}
-_USUAL_LOWEST = 0.4
-"""Scales that are tried, in units of that of the extreme values; with fewer bits it pays to clip
-more."""
-
-_POWERS = (0.5, 2.0)
-
-_TOGETHER = 8
-"""Candidates that are made at a time: most searches end before the last one."""
 
 _SHORT = 64
 """Group size below which transposing pays off."""
@@ -178,14 +162,14 @@ def unit_of(high: float, scheme: Scheme) -> np.float32:
     """
     largest = np.float32(FORMATS[scheme.codes].hi) * _LARGEST_E4M3
     unit = np.float32(high) / largest
-    return unit if unit > 0 else _ONE
+    return unit if unit > 0 else ONE
 
 
 def parameters(
     low: Float32,
     high: Float32,
     scheme: Scheme,
-    unit: np.float32 = _ONE,
+    unit: np.float32 = ONE,
     factor: npt.ArrayLike = 1.0,
 ) -> Parameters:
     """Return scale and zero point for weights from ``low`` to ``high``.
@@ -235,99 +219,7 @@ def _stored(scale: Float32, scheme: Scheme, unit: np.float32) -> Float32:
         # Beyond the type: the largest scale there is, so that large weights are clipped.
         largest = np.float32(np.nextafter(dtype.type(np.inf), dtype.type(0)))
         np.copyto(scale, largest, where=np.isinf(scale))
-    return np.where(scale > 0, scale, _ONE)
-
-
-def choices(
-    low: Float32, high: Float32, scheme: Scheme, unit: np.float32 = _ONE
-) -> Iterator[Parameters]:
-    """Yield the candidate parameters of a search by squared error, those by range first."""
-    yield parameters(low, high, scheme, unit)
-    if scheme.search is ScaleSearch.MSE:
-        factors = _POWERS if scheme.scales == E8M0 else _factors(FORMATS[scheme.codes].bits)
-        for first in range(0, len(factors), _TOGETHER):
-            some = np.asarray(factors[first : first + _TOGETHER], np.float32)
-            offered = parameters(low, high, scheme, unit, some.reshape(-1, *(1,) * high.ndim))
-            for i, scale in enumerate(offered.scale):
-                yield Parameters(
-                    scale, None if offered.zero_point is None else offered.zero_point[i]
-                )
-
-
-@functools.cache
-def _factors(bits: int) -> list[float]:
-    factors = [_HIGHEST]
-    while factors[-1] > _LOWEST.get(bits, _USUAL_LOWEST):
-        factors.append(factors[-1] * _STEP)
-    return factors
-
-
-def noise(
-    w: Float32, chosen: Parameters, scheme: Scheme, axes: tuple[int, ...], y: Float32
-) -> Float32:
-    """Return the sum of the squared errors of each group.
-
-    ``y``, in the shape of ``w``, is overwritten.
-    """
-    form = FORMATS[scheme.codes]
-    np.divide(w, chosen.scale, out=y)
-    if isinstance(form, IntFormat):
-        np.rint(y, out=y)
-        point = np.float32(0) if chosen.zero_point is None else chosen.zero_point
-        np.clip(y, np.float32(form.lo) - point, np.float32(form.hi) - point, out=y)
-    else:
-        cast(y, scheme.codes, out=y)
-    np.multiply(y, chosen.scale, out=y)
-    np.subtract(y, w, out=y)
-    if axes == (2,) and y.ndim == 4:
-        squares: Float32 = np.einsum("rgsc,rgsc->rgc", y, y)[:, :, None]
-        return squares
-    np.square(y, out=y)
-    total: Float32 = np.sum(y, axis=axes, keepdims=True)
-    return total
-
-
-def best(
-    w: Float32, scheme: Scheme, axes: tuple[int, ...], unit: np.float32, y: Float32
-) -> Parameters:
-    """Return the parameters of each group by the search method of the scheme.
-
-    ``y``, in the shape of ``w``, is overwritten.
-    """
-    ends = extremes(w, axes, y)
-    offers = choices(*spanned(*ends, scheme), scheme, unit)
-    chosen = next(offers)
-    if scheme.search is ScaleSearch.MINMAX:
-        return chosen
-    scale, zero_point = chosen.scale.copy(), chosen.zero_point
-    zero_point = None if zero_point is None else zero_point.copy()
-    least = noise(w, chosen, scheme, axes, y)
-    for offer in offers:
-        if scheme.scales != E8M0 and not may_be_better(*ends, offer, scheme, least):
-            break
-        error = noise(w, offer, scheme, axes, y)
-        better = error < least
-        np.copyto(least, error, where=better)
-        np.copyto(scale, offer.scale, where=better)
-        if zero_point is not None and offer.zero_point is not None:
-            np.copyto(zero_point, offer.zero_point, where=better)
-    return Parameters(scale, zero_point)
-
-
-def may_be_better(
-    low: Float32, high: Float32, offer: Parameters, scheme: Scheme, least: Array
-) -> bool:
-    """Return whether an offer may have less noise than ``least``, for some group.
-
-    What clipping the ends of a group costs is less than its noise, and grows as scales become
-    smaller.
-    """
-    form = FORMATS[scheme.codes]
-    point = np.float32(0) if offer.zero_point is None else offer.zero_point
-    above = high - (np.float32(form.hi) - point) * offer.scale
-    below = (np.float32(form.lo) - point) * offer.scale - low
-    lost = np.square(np.maximum(np.maximum(above, below), np.float32(0)))
-    return not (lost > least).all()
+    return np.where(scale > 0, scale, ONE)
 
 
 def quantize(w: Float32, chosen: Parameters, scheme: Scheme, y: Float32, codes: Codes) -> int:

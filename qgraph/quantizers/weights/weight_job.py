@@ -18,12 +18,15 @@ from qgraph.graph.deferred import PART_BYTES
 from qgraph.graph.streaming import Sink, Stream
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import FORMATS, numpy_dtype, packed_size
-from qgraph.quantizers.weights import job
+from qgraph.quantizers.weights import job, search
 from qgraph.quantizers.weights import scheme as quantization
 from qgraph.quantizers.weights.job import Box, CodeWriter, Groups, JobPart, run_now
 from qgraph.quantizers.weights.scheme import Losses, Parameters, Scheme
 
 _TILE = 1 << 16
+"""Elements of a shared scale whose squared errors are added in float32."""
+
+_TILE_OF_GROUPS = 1 << 17
 """Elements that are quantized at a time."""
 
 
@@ -166,7 +169,7 @@ class _WeightQuantizer:
         for cut in _tiles(blocks.shape):
             tile = blocks[cut]
             y = scratch.of(tile)
-            chosen = quantization.best(tile, self.scheme, (2,), self.unit, y)
+            chosen = search.best(tile, self.scheme, (2,), self.unit, y)
             scale[cut] = chosen.scale
             if zero_point is not None and chosen.zero_point is not None:
                 zero_point[cut] = chosen.zero_point
@@ -191,14 +194,14 @@ class _WeightQuantizer:
         """Return the parameters that all parts have in common."""
         low, high = self.survey()
         wanted = quantization.spanned(low, high, self.scheme)
-        offers = list(quantization.choices(*wanted, self.scheme))
+        offers = list(search.choices(*wanted, self.scheme))
         if len(offers) == 1 or not np.isfinite(wanted).all():
             return offers[0]
         (least,) = first = self._noise(offers[:1], low)
         offers[1:] = [
             offer
             for offer in offers[1:]
-            if quantization.may_be_better(low, high, offer, self.scheme, least)
+            if search.may_be_better(low, high, offer, self.scheme, least)
         ]
         noise = np.concatenate([first, self._noise(offers[1:], low)])
         best = noise.argmin(axis=0)[None]
@@ -218,7 +221,7 @@ class _WeightQuantizer:
             at, y = self._slice(box), np.empty_like(w)
             for total, offer in zip(noise, offers, strict=True):
                 part = offer.cut(at)
-                total[:, at] += quantization.noise(w, part, self.scheme, self._shared_axes, y)
+                total[:, at] += search.noise(w, part, self.scheme, self._shared_axes, y)
         return noise
 
     @property
@@ -302,9 +305,9 @@ def _tile(w: Float32, chosen: Parameters, scheme: Scheme, codes: Array, y: Float
 def _tiles(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
     """Cut ``[rows, groups, size, columns]`` into tiles of whole groups that fit the cache."""
     rows, count, size, columns = shape
-    width = max(min(columns, _TILE // max(size, 1)), 1)
-    height = max(min(count, _TILE // max(size * width, 1)), 1)
-    depth = max(min(rows, _TILE // max(size * width * height, 1)), 1)
+    width = max(min(columns, _TILE_OF_GROUPS // max(size, 1)), 1)
+    height = max(min(count, _TILE_OF_GROUPS // max(size * width, 1)), 1)
+    depth = max(min(rows, _TILE_OF_GROUPS // max(size * width * height, 1)), 1)
     for row in range(0, rows, depth):
         for group in range(0, count, height):
             for column in range(0, columns, width):

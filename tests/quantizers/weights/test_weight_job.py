@@ -12,7 +12,7 @@ from qgraph.errors import ModelError
 from qgraph.graph.deferred import MemorySink
 from qgraph.graph.streaming import Stream
 from qgraph.numerics.formats import unpack
-from qgraph.quantizers.weights import job, weight_job
+from qgraph.quantizers.weights import job, search, weight_job
 from qgraph.quantizers.weights.job import Groups
 from qgraph.quantizers.weights.scheme import E4M3, E8M0, Losses, ScaleSearch, Scheme
 from qgraph.quantizers.weights.weight_job import WeightJob
@@ -218,10 +218,56 @@ def test_a_search_that_ends_early_finds_the_scale_of_a_whole_search(
         "tensor": Groups.tensor(w.shape),
     }[grouping]
     found, _ = run(w, groups, scheme)
-    monkeypatch.setattr(weight_job.quantization, "may_be_better", lambda *_: True)
+    monkeypatch.setattr(weight_job.search, "may_be_better", lambda *_: True)
     expected, _ = run(w, groups, scheme)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_scales_that_repeat_are_offered_once(monkeypatch):
+    """E4M3 scales: consecutive candidates are 4% apart, consecutive numbers 6 to 12%."""
+    scheme = Scheme("FLOAT4E2M1", True, ScaleSearch.MSE, E4M3)
+    w = weight((48, 64), seed=4)
+    w[:16] = 0
+    found, _ = run(w, Groups.blocks(w.shape, 0, 16), scheme)
+    offers = []
+    every = lambda given: offers.extend(given) or given  # noqa: E731
+    monkeypatch.setattr(search, "distinct", every)
+    expected, _ = run(w, Groups.blocks(w.shape, 0, 16), scheme)
+    monkeypatch.undo()
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    kept = search.distinct(offers)
+    assert len(kept) <= len(offers) / 2
+    group = [[float(offer.scale[0, 1, 0, 5]) for offer in some] for some in (offers, kept)]
+    assert set(group[0]) == set(group[1])
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *SEARCHES,
+        Scheme("INT8", search=ScaleSearch.MSE),
+        Scheme("FLOAT8E4M3FN", True, ScaleSearch.MSE),
+    ],
+    ids=lambda s: f"{s.codes}-{s.scales}",
+)
+def test_compiled_loops_choose_what_numpy_chooses(monkeypatch, scheme):
+    pytest.importorskip("numba")
+    w = weight((96, 40, 3), seed=5) ** 3
+    w[::7], w[:, 3] = 0, w[:, 3] * np.float32(2.0**-130)
+    groupings = [Groups.blocks(w.shape, axis, 16) for axis in range(3)]
+    if scheme.scales == "FLOAT":
+        groupings += [Groups.channels(w.shape, axis) for axis in range(3)]
+        groupings += [Groups.tensor(w.shape)]
+    for groups in groupings:
+        results = []
+        for worth in (0, 1 << 62):
+            monkeypatch.setattr(search, "_WORTH", worth)
+            results.append(run(w, groups, scheme)[0])
+        for one, other in zip(*results, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert search._compiled.cache_info().currsize
 
 
 def test_zeros_and_tiny_numbers():

@@ -1,0 +1,281 @@
+"""The search for the scale of each group of weights that has the least squared error.
+
+The errors of a tile are computed for one candidate after the other. NumPy takes an operation at a
+time; after some work, numba compiles all of them to one loop, if it is installed. Each operation is
+rounded alone in both, and NumPy adds the squares of both: the scale that is chosen is the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from qgraph.numerics import Array, Float32
+from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.numerics.jit import find_numba
+from qgraph.numerics.minifloat import MINIFLOATS, cast
+from qgraph.quantizers.weights.scheme import (
+    E8M0,
+    ONE,
+    Parameters,
+    ScaleSearch,
+    Scheme,
+    extremes,
+    parameters,
+    spanned,
+)
+
+_STEP = 0.96
+"""Ratio of consecutive candidate scales."""
+
+_HIGHEST = 1.05
+_LOWEST = {2: 0.2}
+_USUAL_LOWEST = 0.4
+"""Scales that are tried, in units of that of the extreme values; with fewer bits it pays to clip
+more."""
+
+_POWERS = (0.5, 2.0)
+
+_TOGETHER = 8
+"""Candidates that are made at a time: most searches end before the last one."""
+
+_WORTH = 1 << 30
+"""Errors that NumPy computes, in about a second, before a loop is compiled, which takes two."""
+
+
+def choices(
+    low: Float32, high: Float32, scheme: Scheme, unit: np.float32 = ONE
+) -> Iterator[Parameters]:
+    """Yield the candidate parameters of a search by squared error, those by range first."""
+    yield parameters(low, high, scheme, unit)
+    if scheme.search is ScaleSearch.MSE:
+        factors = _POWERS if scheme.scales == E8M0 else _factors(FORMATS[scheme.codes].bits)
+        for first in range(0, len(factors), _TOGETHER):
+            some = np.asarray(factors[first : first + _TOGETHER], np.float32)
+            offered = parameters(low, high, scheme, unit, some.reshape(-1, *(1,) * high.ndim))
+            for i, scale in enumerate(offered.scale):
+                yield Parameters(
+                    scale, None if offered.zero_point is None else offered.zero_point[i]
+                )
+
+
+@functools.cache
+def _factors(bits: int) -> list[float]:
+    factors = [_HIGHEST]
+    while factors[-1] > _LOWEST.get(bits, _USUAL_LOWEST):
+        factors.append(factors[-1] * _STEP)
+    return factors
+
+
+def distinct(offers: Sequence[Parameters]) -> list[Parameters]:
+    """Return the offers without scales that a group was offered before, in their order.
+
+    Scales of few bits repeat: consecutive candidates are rounded to one. A group with fewer scales
+    than others is offered the first one again. The offers have no zero points, and their scales
+    fall from the second one on.
+    """
+    shape = offers[0].scale.shape
+    scales = np.stack([offer.scale.reshape(-1) for offer in offers])
+    is_new = scales[1:] != scales[:-1]
+    is_new &= scales[1:] != scales[0]
+    row = np.zeros(scales.shape[1], np.intp)
+    column = np.arange(scales.shape[1])
+    kept = np.repeat(scales[:1], len(scales), axis=0)
+    for is_other, scale in zip(is_new, scales[1:], strict=True):
+        row += is_other
+        at = np.flatnonzero(is_other)
+        kept[row[at], column[at]] = scale[at]
+    return [Parameters(scale.reshape(shape)) for scale in kept[: row.max(initial=0) + 1]]
+
+
+def noise(
+    w: Float32, chosen: Parameters, scheme: Scheme, axes: tuple[int, ...], y: Float32
+) -> Float32:
+    """Return the sum of the squared errors of each group.
+
+    ``y``, in the shape of ``w``, is overwritten.
+    """
+    by_columns = w.shape[-1] > 1 if axes == (2,) else axes == (0, 2) and w.shape[-1] == 1
+    loop, form = _loop(scheme.codes, w.size, by_columns), FORMATS[scheme.codes]
+    if loop is None:
+        _errors(w, chosen, scheme, y)
+    else:
+        tile, scale, point = _laid_out(w, chosen, by_columns)
+        out = np.empty_like(scale) if by_columns else y.reshape(tile.shape)
+        loop(tile, scale, point, np.float32(form.lo), np.float32(form.hi), out)
+        if by_columns:
+            return out.reshape(chosen.scale.shape)
+    if axes == (2,) and not by_columns:
+        squares: Float32 = np.einsum("rgsc,rgsc->rgc", y, y)[:, :, None]
+        return squares
+    np.square(y, out=y)
+    added: Float32 = np.sum(y, axis=axes, keepdims=True)
+    return added
+
+
+def _errors(w: Float32, chosen: Parameters, scheme: Scheme, y: Float32) -> None:
+    """Write what decoded codes are off by.
+
+    integers    (clip(round_half_even(w / scale) + zero_point) - zero_point) * scale - w
+    minifloats  cast(w / scale) * scale - w
+    """
+    form = FORMATS[scheme.codes]
+    np.divide(w, chosen.scale, out=y)
+    if isinstance(form, IntFormat):
+        np.rint(y, out=y)
+        # Adding and subtracting takes half the time of limits that vary.
+        if chosen.zero_point is not None:
+            np.add(y, chosen.zero_point, out=y)
+        np.clip(y, np.float32(form.lo), np.float32(form.hi), out=y)
+        if chosen.zero_point is not None:
+            np.subtract(y, chosen.zero_point, out=y)
+    else:
+        cast(y, scheme.codes, out=y)
+    np.multiply(y, chosen.scale, out=y)
+    np.subtract(y, w, out=y)
+
+
+def best(
+    w: Float32, scheme: Scheme, axes: tuple[int, ...], unit: np.float32, y: Float32
+) -> Parameters:
+    """Return the parameters of each group by the search method of the scheme.
+
+    ``y``, in the shape of ``w``, is overwritten.
+    """
+    ends = extremes(w, axes, y)
+    offers = choices(*spanned(*ends, scheme), scheme, unit)
+    if scheme.search is ScaleSearch.MINMAX:
+        return next(offers)
+    if scheme.scales not in ("FLOAT", E8M0) and not scheme.has_zero_point:
+        offers = iter(distinct(list(offers)))
+    chosen = next(offers)
+    scale, zero_point = chosen.scale.copy(), chosen.zero_point
+    zero_point = None if zero_point is None else zero_point.copy()
+    w = np.ascontiguousarray(w)
+    least = noise(w, chosen, scheme, axes, y)
+    for offer in offers:
+        if scheme.scales != E8M0 and not may_be_better(*ends, offer, scheme, least):
+            break
+        error = noise(w, offer, scheme, axes, y)
+        better = error < least
+        np.copyto(least, error, where=better)
+        np.copyto(scale, offer.scale, where=better)
+        if zero_point is not None and offer.zero_point is not None:
+            np.copyto(zero_point, offer.zero_point, where=better)
+    return Parameters(scale, zero_point)
+
+
+def may_be_better(
+    low: Float32, high: Float32, offer: Parameters, scheme: Scheme, least: Array
+) -> bool:
+    """Return whether an offer may have less noise than ``least``, for some group.
+
+    What clipping the ends of a group costs is less than its noise, and grows as scales become
+    smaller.
+    """
+    form = FORMATS[scheme.codes]
+    point = np.float32(0) if offer.zero_point is None else offer.zero_point
+    above = high - (np.float32(form.hi) - point) * offer.scale
+    below = (np.float32(form.lo) - point) * offer.scale - low
+    lost = np.square(np.maximum(np.maximum(above, below), np.float32(0)))
+    return not (lost > least).all()
+
+
+Loop = Callable[[Float32, Float32, Float32, np.float32, np.float32, Float32], None]
+"""Adds the squared errors of ``[groups, size, columns]``, or writes errors of ``[groups, size]``.
+
+Its arguments are the weights, the scales and zero points of each column or group, the lowest and
+the highest code, and the result.
+"""
+
+
+class _Work:
+    """Errors computed in this process, of all codes that are rounded alike."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.lock = threading.Lock()
+
+
+@functools.cache
+def _work(kind: str) -> _Work:
+    return _Work()
+
+
+def _loop(codes: str, count: int, by_columns: bool) -> Loop | None:
+    """Return a compiled loop for ``count`` more errors; None if it is not worth while."""
+    kind = "INTEGER" if isinstance(FORMATS[codes], IntFormat) else codes
+    work = _work(kind)
+    work.done += count
+    if work.done < _WORTH:
+        return None
+    with work.lock:  # one thread compiles, the others wait
+        return _compiled(kind, by_columns)
+
+
+@functools.cache
+def _compiled(kind: str, by_columns: bool) -> Loop | None:
+    """Return the loop that adds squares down the columns, or that writes errors of each group."""
+    numba = find_numba()
+    if numba is None:
+        return None
+    compile_ = numba.njit(error_model="numpy", nogil=True, fastmath=False)
+    rounded = compile_(_rounding(kind))
+
+    def add(w: Any, scale: Any, point: Any, lowest: Any, highest: Any, total: Any) -> None:
+        groups, size, columns = w.shape
+        for g in range(groups):
+            total[g, :] = 0
+            for i in range(size):
+                for j in range(columns):
+                    s, z = scale[g, j], point[g, j]
+                    q = min(max(rounded(w[g, i, j] / s), lowest - z), highest - z)
+                    error = q * s - w[g, i, j]
+                    total[g, j] += error * error
+
+    def write(w: Any, scale: Any, point: Any, lowest: Any, highest: Any, y: Any) -> None:
+        groups, size = w.shape
+        for g in range(groups):
+            s, low, high = scale[g], lowest - point[g], highest - point[g]
+            for i in range(size):
+                q = min(max(rounded(w[g, i] / s), low), high)
+                y[g, i] = q * s - w[g, i]
+
+    loop: Loop = compile_(add if by_columns else write)
+    return loop
+
+
+def _rounding(kind: str) -> Callable[[Any], Any]:
+    """Return the rounding of places to codes without their limits, to be compiled."""
+    if kind == "INTEGER":
+        return lambda place: np.rint(place)
+    form = MINIFLOATS[kind]
+    exponent = np.uint32(0x7F800000)
+    least = np.uint32((128 - form.bias) << 23)
+    fraction = np.uint32(form.mantissa_bits << 23)
+
+    def rounded(place: Any) -> Any:
+        bits = max(np.float32(place).view(np.uint32) & exponent, least)
+        step = np.uint32(bits - fraction).view(np.float32)
+        return np.rint(place / step) * step
+
+    return rounded
+
+
+def _laid_out(w: Float32, chosen: Parameters, by_columns: bool) -> tuple[Float32, Float32, Float32]:
+    """Return weights, scales and zero points for a compiled loop."""
+    scale, point = chosen.scale, chosen.zero_point
+    if w.ndim == 3 and not by_columns and scale.size > 1:
+        scale = np.repeat(scale, w.shape[0], axis=0)
+        point = None if point is None else np.repeat(point, w.shape[0], axis=0)
+    point = np.zeros_like(scale) if point is None else point
+    shape: tuple[int, ...] = (scale.size, -1)
+    if by_columns:
+        shape = (-1, *w.shape[2:]) if w.ndim == 4 else (1, *w.shape[:2])
+    rows = (-1, shape[-1]) if by_columns else (-1,)
+    scale, point = (np.ascontiguousarray(each).reshape(rows) for each in (scale, point))
+    return w.reshape(shape), scale, point
