@@ -28,6 +28,7 @@ _BOUND = "sums may be rounded in another order; bound the difference with 'qgrap
 _DECODER = "DequantizeLinear"
 _AXES_SINCE = 18
 """Opset since which the axes of ReduceMean are an operand."""
+_NORMAL = np.finfo(np.float32).tiny
 
 
 class CanonicalForm(Choice):
@@ -46,7 +47,8 @@ class CanonicalOperators(Transform):
     """Write operators on decoded codes in the forms that kernels on codes have.
 
     1. ``gemm``: ``Add(MatMul(x, w), b) -> Gemm(x, w, b)`` for decoded matrices ``x`` and ``w``, and
-       a constant or decoded ``b`` for each column.
+       a constant or decoded ``b`` for each column; ``alpha`` and ``beta`` of a Gemm go into the
+       scale of its stored codes and into its constant bias.
     2. ``pool``: ``ReduceMean`` of decoded data over all axes behind the channels becomes
        ``GlobalAveragePool``, with a Reshape where the axes are dropped; likewise an AveragePool
        whose window is all of them.
@@ -108,6 +110,48 @@ def _gemm(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | No
     draft = editor.draft(Region(x, add.outputs[0], (node, add)))
     stored = others[0] if bias is None or not rows else draft.constant(bias.reshape(-1), "bias")
     return draft.giving(draft.node("Gemm", [draft.x, w, stored], dtype=add.outputs[0].dtype))
+
+
+def _factors(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
+    del facts, opset
+    alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
+    x, w, bias = (*node.inputs, None)[:3]
+    if alpha == beta == 1 or x is None or w is None or not _decodes(x):
+        return None
+    draft = editor.draft(Region(x, node.outputs[0], (node,)))
+    operands = [draft.x, _scaled(draft, w, alpha)]
+    if bias is not None:
+        operands.append(_scaled(draft, bias, beta))
+    if None in operands or operands[1] is None or operands[1].producer() is None:
+        draft.discard()
+        return None
+    attributes = {k: v for k, v in node.attributes.items() if k not in ("alpha", "beta")}
+    return draft.giving(draft.node("Gemm", operands, attributes, dtype=node.outputs[0].dtype))
+
+
+def _scaled(draft: Draft, value: ir.Value, factor: float) -> ir.Value | None:
+    """Return a constant, or decoded constant codes, times a factor; None for other data."""
+    decoder = value.producer()
+    if factor == 1:
+        return value
+    is_decoded = decoder is not None and decoder.op_type == _DECODER
+    source = decoder.inputs[1] if decoder is not None and is_decoded else value
+    known = None if source is None else constant_expression(source)
+    if known is None or known.dtype != np.float32:
+        return None
+    with np.errstate(all="ignore"):
+        scaled = known * np.float32(factor)
+    is_kept = np.isfinite(scaled) & ((np.abs(scaled) >= _NORMAL) | (known == 0))
+    if not is_kept.all():
+        return None
+    made = draft.constant(scaled, "scale" if is_decoded else "bias")
+    if decoder is None or not is_decoded:
+        return made
+    operands = [decoder.inputs[0], made, *decoder.inputs[2:]]
+    attributes = dict(decoder.attributes)
+    return draft.node(
+        _DECODER, operands, attributes, domain=decoder.domain, dtype=value.dtype
+    )
 
 
 def _pool(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
@@ -240,6 +284,7 @@ _BETWEEN = _MOVES | {"GlobalAveragePool", "AveragePool", "MaxPool", "Relu"}
 _Rule = Callable[[ir.Node, Editor, Facts, int], Draft | None]
 _RULES: dict[str, tuple[CanonicalForm, _Rule, Verdict]] = {
     "MatMul": (CanonicalForm.GEMM, _gemm, Verdict()),
+    "Gemm": (CanonicalForm.GEMM, _factors, Verdict()),
     "ReduceMean": (CanonicalForm.POOL, _pool, Verdict()),
     "AveragePool": (CanonicalForm.POOL, _window, Verdict()),
     "Flatten": (CanonicalForm.FLATTEN, _flatten, _SAME),

@@ -41,7 +41,7 @@ class MoveQuantizers(Transform):
     Tile, DepthToSpace, Identity or MaxPool, the last for scales above 0.
 
     1. ``move(DequantizeLinear(codes)) -> DequantizeLinear(move(codes))``; the operands of Concat
-       must have one scale and zero point.
+       must have one scale and zero point. Likewise Split, with a DequantizeLinear for each part.
     2. ``QuantizeLinear(move(x)) -> move(QuantizeLinear(x))``, if nothing else uses ``move(x)``.
     3. ``QuantizeLinear(DequantizeLinear(codes)) -> codes``, if it gives every code back.
     4. ``dedicated``: each operator gets a DequantizeLinear of its own.
@@ -113,6 +113,9 @@ class _Mover:
 
     def decode_later(self, node: ir.Node) -> None:
         """Exchange a movement and the DequantizeLinear before it."""
+        if node.op_type == "Split" and not node.domain:
+            self._decode_parts(node)
+            return
         decoders, axis = self._decoders(node)
         if not decoders:
             return
@@ -124,6 +127,30 @@ class _Mover:
         self._facts[moved] = self._facts.get(y, UNKNOWN)
         coded = _linear(draft, first, moved, axis)
         self._commit(draft, coded, node, _SAME)
+
+    def _decode_parts(self, node: ir.Node) -> None:
+        """Split codes instead of what they decode to."""
+        decode = None if node.inputs[0] is None else _maker(node.inputs[0], _DQ)
+        rank = self._facts.get(node.outputs[0], UNKNOWN).rank
+        if decode is None or rank is None or any(y.is_graph_output() for y in node.outputs):
+            return
+        axis = axis_of(decode, self._facts)
+        is_stored = constant_stream(decode.inputs[0]) is not None
+        is_cut = axis is not None and axis % rank == node.attributes.get_int("axis", 0) % rank
+        if is_stored or is_cut or decode.attributes.get_int("block_size", 0):
+            return
+        first, *rest = node.outputs
+        draft = self._editor.draft(Region(ir.Value(name=""), first, (decode, node)))
+        operands = [decode.inputs[0], *node.inputs[1:]]
+        split = ir.node("Split", operands, node.attributes, num_outputs=len(node.outputs))
+        draft.nodes.append(split)
+        decoded = []
+        for old, codes in zip(node.outputs, split.outputs, strict=True):
+            codes.dtype = code_type(decode)
+            decoded.append(_linear(draft, decode, codes, axis))
+            self._facts[codes] = self._facts[decoded[-1]] = self._facts.get(old, UNKNOWN)
+        draft.others = dict(zip(rest, decoded[1:], strict=True))
+        self._commit(draft, decoded[0], node, _SAME)
 
     def _later_axis(self, node: ir.Node, decode: ir.Node) -> int | bool | None:
         """Return the axis of the parameters after a movement; False if it is none."""

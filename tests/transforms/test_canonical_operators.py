@@ -114,7 +114,31 @@ def test_zero_points_are_written_where_runtimes_load_them(check_pass):
     assert not model.apply(step).modified
 
 
+@pytest.mark.runtime
+@pytest.mark.parametrize("bias", ["b", "c"])
+def test_factors_of_gemm_go_into_its_constants(check_pass, bias):
+    runtime = pytest.importorskip("onnxruntime")
+    text = graph(
+        f"""c = DequantizeLinear (u, s)
+            y = Gemm <alpha = 0.3, beta = 0.7> (d, w, {bias})""",
+        data="5, 3",
+    )
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(F) * 9
+    model, _ = check_pass(CanonicalOperators(), text, exactly=ANY, inputs={"x": x})
+    (gemm,) = model.nodes("Gemm")
+    assert not gemm.attributes
+    before = load(ir.from_onnx_text(text)).to_proto().SerializeToString()
+    results = [
+        runtime.InferenceSession(each, providers=["CPUExecutionProvider"]).run(["y"], {"x": x})[0]
+        for each in (before, model.to_proto().SerializeToString())
+    ]
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-5)
+
+
 KEPT = (
+    graph("y = Gemm <alpha = 1e-40> (d, w, b)", data="5, 3"),
+    graph("c = Abs (b) y = Gemm <beta = 0.5> (d, w, c)", data="5, 3"),
+    graph("y = Gemm <alpha = 0.5> (x, w)", data="5, 3"),
     graph("y = AveragePool <kernel_shape = [4, 4], pads = [1, 1, 1, 1]> (d)"),
     graph("y = AveragePool <kernel_shape = [2, 4]> (d)"),
     graph("m = MatMul (d, w) c = Abs (b) y = Add (c, m)", data="5, 3"),

@@ -19,7 +19,8 @@ def graph(nodes: str, more: str = "", opset: int = 17) -> str:
     return f"""<ir_version: 8, opset_import: ["": {opset}]>
         g (float[1, 4, 6, 6] x) => (float[n, c, h, w] y)
         <float s = {{0.1}}, uint8 z = {{3}}, float[4] t = {{0.1, 0.2, 0.3, 0.5}},
-         uint8[4] p = {{3, 3, 0, 9}}, int64[4] r = {{1, 2, 12, 6}}, int64[1] i = {{2}} {more}> {{
+         uint8[4] p = {{3, 3, 0, 9}}, int64[4] r = {{1, 2, 12, 6}}, int64[1] i = {{2}},
+         int64[2] k = {{2, 2}} {more}> {{
             {nodes}
         }}"""
 
@@ -48,6 +49,13 @@ FORMS = {
            e = QuantizeLinear (m, s, z)
            y = DequantizeLinear (e, s, z)""",
         [Q, "MaxPool", DQ],
+    ),
+    "parts": (
+        f"""{PAIR}
+           a, b = Split <axis = 1> (d, k)
+           m = Transpose <perm = [0, 1, 3, 2]> (b)
+           y = Sub (a, m)""",
+        [Q, "Split", DQ, "Transpose", DQ, "Sub"],
     ),
     "joined": (
         """a = Abs (x)
@@ -100,6 +108,13 @@ KEPT = {
     "a scale that loses codes": (
         f"{PAIR} e = QuantizeLinear (d, v, z) y = DequantizeLinear (e, v, z)",
         ", float v = {0.11}",
+    ),
+    "channels that are parted": (
+        """q = QuantizeLinear <axis = 1> (x, t, p)
+           d = DequantizeLinear <axis = 1> (q, t, p)
+           a, b = Split <axis = 1> (d, k)
+           y = Sub (a, b)""",
+        "",
     ),
     "an axis that a reshape merges": (
         """q = QuantizeLinear <axis = 1> (x, t, p)

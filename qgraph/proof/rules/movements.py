@@ -126,7 +126,10 @@ def resize(call: NodeCall) -> Operand:
 @bound_rule("Split")
 def split(call: NodeCall) -> Sequence[Operand]:
     """Parts of the data."""
-    x, key = data_of(call), _key(call)
+    x, (_, sizes) = data_of(call), _key(call)
+    # Parts without stated sizes are equal ones; attributes were operands and sizes in old opsets.
+    stated = sizes or call.node.attributes.get_ints("split", None)
+    key = "Split", call.whole("axis"), stated and tuple(stated), len(call.node.outputs)
     parts = []
     for index, value in enumerate(call.node.outputs):
         part = _along(call, value)
@@ -185,12 +188,20 @@ def changed(
             for c, atom in x.meant.terms
         ]
         meant = Combination(tuple(terms), change(x.meant.offset), change(x.meant.size))
-        errors = change(x.absolute), change(x.relative)
-        low, high = _ends(change(x.low), change(x.high), has_zeros)
-        unit = None if x.unit is None else change(x.unit)
     except Undecidable:
         return _as_one(atoms, x, attributes, has_zeros=has_zeros)
-    return Quantity(meant, low, high, *errors, unit)
+    errors = (_widest(np.max, change, each) for each in (x.absolute, x.relative))
+    low, high = _widest(np.min, change, x.low), _widest(np.max, change, x.high)
+    unit = None if x.unit is None else _widest(np.min, change, x.unit)
+    return Quantity(meant, *_ends(low, high, has_zeros), *errors, unit)
+
+
+def _widest(extreme: Callable[[Float64], Any], change: Change, array: Float64) -> Float64:
+    """Return an array after a change, or the extreme of all its numbers where there is none."""
+    try:
+        return change(array)
+    except Undecidable:
+        return np.asarray(extreme(array))
 
 
 def _factors(x: Quantity, shape: tuple[int, ...], change: Change) -> tuple[Float64, Float64] | None:
@@ -240,7 +251,7 @@ def _ends(low: Float64, high: Float64, has_zeros: bool) -> tuple[Float64, Float6
     return (np.minimum(low, 0.0), np.maximum(high, 0.0)) if has_zeros else (low, high)
 
 
-def _key(call: NodeCall) -> Hashable:
+def _key(call: NodeCall) -> tuple[Hashable, tuple[Hashable, ...]]:
     """Return what is equal for equal movements."""
     parameters = []
     for value in call.node.inputs[1:]:
