@@ -154,6 +154,8 @@ def _sections(document: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[
             points.append(f"{names[0]}{_more(count)}: {reason} [{reason_id}]")
         text = "These stay in float. 'qgraph explain ID' tells more about a cause."
         yield Section("Layers that are left", [text], points)
+    if document["findings"]:
+        yield _findings(document)
     if document["session_options"]:
         needed = [f"{key}={value}" for key, value in document["session_options"].items()]
         yield Section("Session options", [f"The session needs {', '.join(needed)}."])
@@ -161,6 +163,22 @@ def _sections(document: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[
         yield Section("Conditions", points=list(map(str, document["conditions"])))
     if document["notes"]:
         yield Section("Notes", points=list(map(str, document["notes"])))
+
+
+def _findings(document: Mapping[str, Any]) -> Section:
+    """Return the findings of lint, one line for each rule."""
+    rules: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for finding in document["findings"]:
+        rules.setdefault((finding["severity"], finding["id"]), []).append(finding)
+    points = []
+    for (severity, rule_id), found in rules.items():
+        first = found[0]
+        place = "".join(f"{name}{_more(len(found))}: " for name in first["nodes"][:1])
+        points.append(f"{severity} {rule_id}: {place}{first['message']}")
+    path = (document.get("output") or {}).get("path", "OUT")
+    command = f"'qgraph lint {path} --target {document['target']}' shows all."
+    count = counted(len(document["findings"]), "finding")
+    return Section("Traps", [f"Lint has {count} in the result. {command}"], points)
 
 
 def _tuned(tuning: Mapping[str, Any]) -> Section:

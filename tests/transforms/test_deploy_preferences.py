@@ -166,3 +166,27 @@ def test_tuning_takes_the_fastest_form(network, clock, tmp_path, capsys):
     assert (found.tuning.chosen, found.left) == ("untuned", [])
     with pytest.raises(OptionError, match="cannot be run here"):
         qgraph.deploy(network, "tensorrt", prefer="tuned")
+
+
+def test_what_lint_finds_in_the_result_is_told(tmp_path, capsys):
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        net (float[N,8] x) => (float[N,8] y) <float s = {0.05}, uint8 u = {128}, uint8 z = {90}> {
+            q = QuantizeLinear (x, s, u)
+            e = DequantizeLinear (q, s, u)
+            f = DequantizeLinear (v, s, z)
+            [only] m = MatMul (e, f)
+            p = QuantizeLinear (m, s, u)
+            y = DequantizeLinear (p, s, u)
+        }""")
+    codes = np.random.default_rng(0).integers(0, 256, (8, 8)).astype(np.uint8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, "v"))
+    path, report = tmp_path / "net.onnx", tmp_path / "report.json"
+    onnx.save(proto, path)
+    out = tmp_path / "out.onnx"
+    command = ["deploy", str(path), "--target", "onnxruntime-cpu", "-o", str(out)]
+    assert main([*command, "--report", str(report)]) == 0
+    (found,) = json.loads(report.read_text())["findings"]
+    assert (found["id"], found["severity"]) == ("QG409", "warning")
+    told = capsys.readouterr()
+    assert f"'qgraph lint {out} --target onnxruntime-cpu'" in " ".join(told.out.split())
+    assert "warning QG409: " in told.err

@@ -15,6 +15,8 @@ from qgraph.errors import (
     member,
 )
 from qgraph.inventory.layers import quantized_layers
+from qgraph.lint.engine import LintFinding, lint
+from qgraph.lint.rule import LintLevel
 from qgraph.model import Model, Source, load
 from qgraph.reports import SiteStatus
 from qgraph.targets.profile import Profile
@@ -29,6 +31,12 @@ from qgraph.transforms.deployment.preferences import preferred
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
 from qgraph.transforms.drafts.choice import label
 from qgraph.version import __version__
+
+_FAMILIES = ("QG1", "QG3", "QG4", "QG6")
+"""Rules about correctness, silent changes, speed and portability."""
+
+_TOLD = ("QG401",)
+"""Rules about layers that are left, which have a line of their own."""
 
 
 def deploy(
@@ -114,10 +122,17 @@ def deploy(
     if given.feeds is not None or given.random is not None:
         shown = accuracy(reference, attempt.model, request, given, labels)
         found = replace(found, accuracy=shown)
+    found = replace(found, findings=_traps(attempt.model, target))
     if attempt.report.count(SiteStatus.CHANGED):
         _sign(attempt.model, profile, reference)
         model.replace(attempt.model)
     return found
+
+
+def _traps(model: Model, target: str) -> tuple[LintFinding, ...]:
+    """Return what is to be known of a result that its list of layers does not say."""
+    found = lint(model, target, select=_FAMILIES, ignore=_TOLD)
+    return tuple(each for each in found if each.severity.rank <= LintLevel.WARNING.rank)
 
 
 def _renamed(left: Left, reference: Model, model: Model) -> Left:

@@ -10,6 +10,7 @@ from qgraph.bound import Bound
 from qgraph.certificate import Certificate
 from qgraph.display import Displayed
 from qgraph.errors import OptionError, meant, shown
+from qgraph.lint.engine import LintFinding
 from qgraph.transforms.deployment.accuracy import Accuracy
 from qgraph.transforms.deployment.tuning import Tuning
 from qgraph.version import head
@@ -65,6 +66,8 @@ class Deployment(Displayed):
         accuracy: on the data that was given; None without any.
         tuning: the forms of layers that were measured; None if none were.
         measured: times; None if not measured.
+        findings: what lint finds in the result that is a warning or worse, beside the layers that
+            are left: what the target does silently, above all.
     """
 
     target: str
@@ -80,6 +83,7 @@ class Deployment(Displayed):
     accuracy: Accuracy | None = None
     tuning: Tuning | None = None
     measured: Mapping[str, Any] | None = None
+    findings: Sequence[LintFinding] = ()
 
     @property
     def summary(self) -> str:
@@ -149,4 +153,5 @@ class Deployment(Displayed):
             "accuracy": None if self.accuracy is None else self.accuracy.to_json(),
             "tuning": None if self.tuning is None else self.tuning.to_json(),
             "measured": None if self.measured is None else dict(self.measured),
+            "findings": [finding.to_json() for finding in self.findings],
         }
