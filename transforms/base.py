@@ -33,6 +33,8 @@ from qgraph.transforms.weights.shifted_pairs import keep_unsigned
 _BOOLEANS = {"true": True, "false": False}
 _NONE = "none"
 _RUNTIME, _QUANTIZES_DATA = "onnxruntime-cpu", "quantizes-data"
+ABOUT_RUNTIME = f"{_RUNTIME}: "
+"""Beginning of notes about what ONNX Runtime makes of a result."""
 
 _SPEC = re.compile(r"\s*([^{}\s]+)\s*(?:\{([^{}]*)\}\s*)?")
 
@@ -214,7 +216,7 @@ class Transform(ir.passes.InPlacePass):
             if (more := _coded_products(whole) - products) > 0:
                 weights = "1 weight" if more == 1 else f"{more} weights"
                 reason = profile_of(_RUNTIME).load_rule(_QUANTIZES_DATA).reason
-                report.notes.append(f"{_RUNTIME}: {reason} ({weights})")
+                report.notes.append(f"{ABOUT_RUNTIME}{reason} ({weights})")
         asked, present = getattr(self, "opset", None), model.opset_imports.get("", 0)
         if asked is not None and asked < present and not report.notes:
             logger.warning(

@@ -149,9 +149,7 @@ def _scaled(draft: Draft, value: ir.Value, factor: float) -> ir.Value | None:
         return made
     operands = [decoder.inputs[0], made, *decoder.inputs[2:]]
     attributes = dict(decoder.attributes)
-    return draft.node(
-        _DECODER, operands, attributes, domain=decoder.domain, dtype=value.dtype
-    )
+    return draft.node(_DECODER, operands, attributes, domain=decoder.domain, dtype=value.dtype)
 
 
 def _pool(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:

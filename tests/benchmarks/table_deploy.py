@@ -4,11 +4,12 @@ For each model and target: quantized layers, those in integer kernels before and
 where the runtime can be run here, otherwise as the profile predicts), the worst bound in steps, the
 share of codes that differ on data, and rows whose largest output is the right label.
 
-    python tests/benchmarks/table_deploy.py FOLDER... [--target onnxruntime-cpu ...] [--out TABLE.md]
+    python tests/benchmarks/table_deploy.py FOLDER... [--target NAME ...] [--out TABLE.md]
 
 A model that lies beside an archive of its name (``x``, ``label``) is run on these data. Others are
-run on random data, and their own answers count as labels; those are marked with *. Each pair runs
-in a process of its own; ``--reasons`` adds a list of the layers that are left, with their reasons.
+run on random data, and their own answers count as labels; those are marked with *. Dimensions that
+are open, other than the first, are 16. Models that do not run on random data have no figures of
+data. Each pair runs in a process of its own; ``--reasons`` adds a list of the layers that are left.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import make_inputs
 
 BATCHES = 4
-HEAD = "model | target | layers | before | after | steps | tie distance | codes that differ | labels"
+OPEN = 16
+"""Size of dimensions that models leave open."""
+
+HEAD = (
+    "model | target | layers | before | after | steps | tie distance | codes that differ | labels"
+)
 
 
 def data_of(model: qgraph.Model, path: Path) -> tuple[Mapping[str, npt.NDArray[Any]], Any, bool]:
@@ -41,7 +47,12 @@ def data_of(model: qgraph.Model, path: Path) -> tuple[Mapping[str, npt.NDArray[A
     if archive.is_file():
         known = np.load(archive)
         return {model.inputs[0].name: known["x"]}, known["label"], False
-    batches = [make_inputs(model.inputs, number=number) for number in range(BATCHES)]
+    shapes = {
+        value.name: [n if isinstance(n, int) else (OPEN if k else 1) for k, n in enumerate(sizes)]
+        for value in model.inputs
+        if (sizes := value.shape)
+    }
+    batches = [make_inputs(model.inputs, number=n, shapes=shapes) for n in range(BATCHES)]
     if not all(array.ndim for array in batches[0].values()):
         return batches[0], None, True  # no rows
     feeds = {name: np.concatenate([each[name] for each in batches]) for name in batches[0]}
@@ -57,14 +68,19 @@ def row(path: Path, target: str) -> dict[str, Any]:
     found: dict[str, Any] = {"model": path.stem, "target": target}
     try:
         model = qgraph.load(path)
-        feeds, labels, invented = data_of(model, path)
-        report = qgraph.deploy(model, target, inputs=Inputs(feeds), labels=labels)
     except QGraphError as error:
         return found | {"error": str(error)}
-    document = report.to_json()
+    shown: dict[str, Any] = {"codes_that_differ": None, "before": None, "invented": True}
+    try:
+        feeds, labels, invented = data_of(model, path)
+        report = qgraph.deploy(model, target, inputs=Inputs(feeds), labels=labels)
+        known = report.to_json()["accuracy"]
+        shown = {k: v for k, v in known.items() if k != "bounds"} | {"invented": invented}
+    except QGraphError as error:
+        shown["without_data"] = str(error)
+        report = qgraph.deploy(model, target)
     left = {each.node: f"[{each.reason_id}] {each.reason}" for each in report.left}
-    accuracy = {k: v for k, v in document["accuracy"].items() if k != "bounds"}
-    return found | document["summary"] | accuracy | {"left": left, "invented": invented}
+    return found | report.to_json()["summary"] | shown | {"left": left}
 
 
 def line(found: Mapping[str, Any]) -> str:
@@ -74,8 +90,10 @@ def line(found: Mapping[str, Any]) -> str:
         return f"{head} {found['error']} | | | | | | |"
     figures = [found[n] for n in ("quantized_layers", "integer_layers_before", "integer_layers")]
     differ, before = found["codes_that_differ"], found["before"]
-    rows = found["samples"]
-    labels = "" if before is None else f"{before * rows:.0f}, {found['after'] * rows:.0f} of {rows}"
+    labels = ""
+    if before is not None:
+        rows = found["samples"]
+        labels = f"{before * rows:.0f}, {found['after'] * rows:.0f} of {rows}"
     texts = [
         *map(str, figures),
         str(found["max_steps"]),

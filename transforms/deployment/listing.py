@@ -18,6 +18,7 @@ from qgraph.reports import SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import QuantizedLayer
 from qgraph.targets.profile import Profile
+from qgraph.transforms.base import ABOUT_RUNTIME
 from qgraph.transforms.deployment.attempts import Attempt
 from qgraph.transforms.deployment.forms import Left
 from qgraph.transforms.deployment.pipeline import as_pairs
@@ -168,7 +169,7 @@ def listed(
             for each in profile.option
             if each.needed is not None and (not each.kernels or {*each.kernels} & {*kinds})
         },
-        [*notes, *attempt.report.notes],
+        [*notes, *(n for n in attempt.report.notes if not n.startswith(ABOUT_RUNTIME))],
     )
 
 

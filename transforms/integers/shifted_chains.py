@@ -87,7 +87,7 @@ class CodeChain:
             if (low, high) != wide or low + step < form.lo or high + step > form.hi:
                 return UNSUITED_RANGE(
                     f"its codes from {low:g} to {high:g} with zero point {-step} have no equal "
-                    f"ones of {kind} with zero point 0; quantize the data without a zero point"
+                    f"ones of {kind} with zero point 0; quantize the data to signed codes"
                 )
         return step
 
