@@ -136,8 +136,10 @@ class _Mover:
             return
         axis = axis_of(decode, self._facts)
         is_stored = constant_stream(decode.inputs[0]) is not None
-        is_cut = axis is not None and axis % rank == node.attributes.get_int("axis", 0) % rank
-        if is_stored or is_cut or decode.attributes.get_int("block_size", 0):
+        cut = node.attributes.get_int("axis", 0) % rank
+        is_cut = axis is not None and axis % rank == cut
+        blocks = decode.attributes.get_int("block_size", 0)
+        if is_stored or is_cut or blocks:
             return
         first, *rest = node.outputs
         draft = self._editor.draft(Region(ir.Value(name=""), first, (decode, node)))
@@ -146,7 +148,7 @@ class _Mover:
         draft.nodes.append(split)
         decoded = []
         for old, codes in zip(node.outputs, split.outputs, strict=True):
-            codes.dtype = code_type(decode)
+            codes.type = None if decode.inputs[0] is None else decode.inputs[0].type
             decoded.append(_linear(draft, decode, codes, axis))
             self._facts[codes] = self._facts[decoded[-1]] = self._facts.get(old, UNKNOWN)
         draft.others = dict(zip(rest, decoded[1:], strict=True))

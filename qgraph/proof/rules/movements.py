@@ -127,9 +127,9 @@ def resize(call: NodeCall) -> Operand:
 def split(call: NodeCall) -> Sequence[Operand]:
     """Parts of the data."""
     x, (_, sizes) = data_of(call), _key(call)
-    # Parts without stated sizes are equal ones; attributes were operands and sizes in old opsets.
-    stated = sizes or call.node.attributes.get_ints("split", None)
-    key = "Split", call.whole("axis"), stated and tuple(stated), len(call.node.outputs)
+    # Not the label, which tells versions apart.
+    old = call.node.attributes.get_ints("split", ())
+    key = "Split", call.whole("axis"), sizes, tuple(old), len(call.node.outputs)
     parts = []
     for index, value in enumerate(call.node.outputs):
         part = _along(call, value)
@@ -190,10 +190,11 @@ def changed(
         meant = Combination(tuple(terms), change(x.meant.offset), change(x.meant.size))
     except Undecidable:
         return _as_one(atoms, x, attributes, has_zeros=has_zeros)
-    errors = (_widest(np.max, change, each) for each in (x.absolute, x.relative))
+    absolute, relative = (_widest(np.max, change, each) for each in (x.absolute, x.relative))
     low, high = _widest(np.min, change, x.low), _widest(np.max, change, x.high)
     unit = None if x.unit is None else _widest(np.min, change, x.unit)
-    return Quantity(meant, *_ends(low, high, has_zeros), *errors, unit)
+    low, high = _ends(low, high, has_zeros)
+    return Quantity(meant, low, high, absolute, relative, unit)
 
 
 def _widest(extreme: Callable[[Float64], Any], change: Change, array: Float64) -> Float64:
