@@ -9,7 +9,7 @@ the readers of their dialects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TypeAlias
@@ -29,7 +29,7 @@ from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site,
 from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Affine, Quantizer, arrays_of
 from qgraph.quantizers.recognition.chains import Memory, chain_of
-from qgraph.quantizers.recognition.readers import is_ruled_out, quantizer_of
+from qgraph.quantizers.recognition.readers import is_hopeless, is_ruled_out, quantizer_of
 from qgraph.quantizers.recognition.regions import UseDefGraph
 from qgraph.quantizers.recognition.steps import (
     Kinds,
@@ -78,6 +78,7 @@ class PatternMatcher:
         self._meanings: dict[_Question, tuple[tuple[Step, ...], Quantizer | None]] = {}
         self._kinds = Kinds()
         self._possible: dict[int, bool] = {}
+        self._hopeless: dict[int, bool] = {}
         self._readings: dict[object, Site] = {}
         self._taken: set[ir.Node] = set()
         self._ending: dict[ir.Value, Site | None] = {}
@@ -126,7 +127,9 @@ class PatternMatcher:
         expression = self._graph.expression(y)
         if expression is None or expression.dtype != FLOAT or not _is_real(y):
             return None
-        chain = chain_of(expression, self._memory, most_roundings=_MOST_ROUNDINGS)
+        # The sign of what is rounded may be all that a result depends on.
+        ends = None if self._graph.has_signs else self._are_hopeless
+        chain = chain_of(expression, self._memory, most_roundings=_MOST_ROUNDINGS, ends=ends)
         kinds = self._kinds.of(chain.steps)
         for first, starts in enumerate(chain.starts):
             for start in starts:
@@ -146,6 +149,15 @@ class PatternMatcher:
         if kinds not in self._possible:
             self._possible[kinds] = not is_ruled_out(steps)
         return self._possible[kinds]
+
+    def _are_hopeless(self, steps: Sequence[Step]) -> bool:
+        """Return whether no quantizer ends with ``steps``, those of it that are last."""
+        kinds = self._kinds.of(steps)[0]
+        if kinds is None:
+            return False
+        if kinds not in self._hopeless:
+            self._hopeless[kinds] = is_hopeless(steps)
+        return self._hopeless[kinds]
 
     def _between(self, x: ir.Value, y: ir.Value, steps: tuple[Step, ...]) -> Site | None:
         """Return the quantizer from ``x`` to ``y`` with the given ``steps``."""

@@ -25,6 +25,7 @@ def without_replay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         sites.PatternMatcher, "alone", lambda self, node, readers: sites._site_of(node, readers)
     )
+    patch.setattr(sites.PatternMatcher, "_are_hopeless", lambda self, steps: False)
     patch.setattr(
         sites.PatternMatcher,
         "_may_be_quantizer",

@@ -79,6 +79,10 @@ class Builder:
         self._folded: dict[tuple[Any, ...], tuple[list[Expr], Expr]] = {}
         self.input = self._unique(Expr(INPUT))
 
+    def uses(self, name: str) -> bool:
+        """Return whether any expression is an operation of this name."""
+        return any(op == name for op, *_ in self._known)
+
     def constant(self, array: npt.ArrayLike) -> Expr:
         """Return a constant; its type is float32 or bool.
 

@@ -8,7 +8,7 @@ applied from the last operation backwards until none matches::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -69,7 +69,11 @@ def _key(step: Step) -> tuple[object, ...]:
 
 
 def chain_of(
-    expression: Expr, memory: Memory | None = None, *, most_roundings: int = LONGEST
+    expression: Expr,
+    memory: Memory | None = None,
+    *,
+    most_roundings: int = LONGEST,
+    ends: Callable[[Sequence[Step]], bool] | None = None,
 ) -> Chain:
     """Return the longest step chain that ends in ``expression``.
 
@@ -77,6 +81,7 @@ def chain_of(
         expression: what it ends in.
         memory: of chains in the same expressions.
         most_roundings: the chain ends before the rounding after so many.
+        ends: says whether the chain ends before the given steps, the first of which divides.
     """
     memory = memory or Memory()
     roundings = 0
@@ -100,10 +105,16 @@ def chain_of(
         starts += [[] for _ in new]
         if starts:
             starts[-1].append(expression)
+        if ends is not None and new and _divides(new[0]) and ends(steps[::-1]):
+            break
     steps.reverse()
     starts.reverse()
     _move_ends(steps, starts)
     return Chain(tuple(steps), tuple(map(tuple, starts)))
+
+
+def _divides(step: Step) -> bool:
+    return isinstance(step, ArithmeticStep) and step.name == "Div"
 
 
 def _of_sign(whole: Expr, sign: Expr) -> Signed | None:

@@ -99,6 +99,39 @@ def is_ruled_out(steps: Sequence[Step]) -> bool:
     return True
 
 
+def is_hopeless(steps: Sequence[Step]) -> bool:
+    """Return whether no data that take ``steps`` are quantized, also not with steps before them.
+
+    That depends only on :func:`kinds_of` the steps, which are arithmetic, limits and roundings. A
+    division before a rounding stays whatever comes before, and so do both and all that follows. A
+    rounding that stays leaves the readers of :func:`_readers` that know one or two: what they read
+    behind the last rounding, or between the two, is looked at here.
+    """
+    plain = simplified(tuple(steps))
+    rounded = [i for i, step in enumerate(plain) if isinstance(step, Rounded)]
+    if not rounded or not is_step(steps[0], "Div") or plain[0] is not steps[0]:
+        return False
+    if any(is_step(step, "Div") or is_step(step, "Mul") for step in plain[1 : rounded[0]]):
+        return False
+    with np.errstate(all="ignore"):
+        if len(rounded) == 1:
+            outer = list(plain[rounded[0] + 1 :])
+            place = index_of(outer, "Mul")
+            with_width = [*outer[:place], ArithmeticStep("Div", ONE), *outer[place:]]
+            return all(_has_no_form(partial(AfterRounding.of, s)) for s in (outer, with_width))
+        return len(rounded) > 2 or _has_no_form(partial(truncating, plain, *rounded))
+
+
+def _has_no_form(read: Callable[[], object]) -> bool:
+    try:
+        read()
+    except NoForm:
+        return True
+    except NoMatch:
+        pass
+    return False
+
+
 def _readers(steps: Sequence[Step], notation: Notation) -> list[Callable[[], Quantizer]]:
     plain = simplified(tuple(steps))
     rounded = [i for i, step in enumerate(plain) if isinstance(step, Rounded)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,11 @@ class UseDefGraph:
         for node in nodes:
             if self._is_elementwise(node) and not (node.op_type in alone and self._is_alone(node)):
                 self._lower(node)
+
+    @cached_property
+    def has_signs(self) -> bool:
+        """Whether the sign of something is computed anywhere."""
+        return self._builder.uses("Sign")
 
     def has(self, node: ir.Node) -> bool:
         """Return whether ``node`` is elementwise and was lowered."""
