@@ -13,11 +13,12 @@ One function of quantization has one description, so that descriptions can be co
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -131,23 +132,38 @@ def descriptions(model: ir.Model) -> Iterator[Described]:
 
     Weights are read one at a time, and not kept.
     """
+    known: Parameters = {}
     for site in sites(model):
-        yield _described(site)
+        yield _described(site, known)
 
 
-def _described(site: Site | Refusal) -> Described:
+Parameters: TypeAlias = dict[tuple[object, ...], tuple[Site, Description]]
+"""Descriptions of quantizers of data by the identity of their meaning, and the shape of data."""
+
+
+def _described(site: Site | Refusal, memory: Parameters) -> Described:
     node = site.root.name or ""
     if isinstance(site, Refusal):
         y = site.root.outputs[0]
         x = site.root.inputs[0] if site.root.inputs else None
         return Described(Description(str(y.name), reason=site.reason), x, y, node)
-    known = Description(str(site.y.name), of="data")
-    with np.errstate(all="ignore"):
-        known = _parameters(site, known)
+    known = replace(_of_parameters(site, memory), name=str(site.y.name))
     if site.weight is None or known.scale is None:
         return Described(known, site.x, site.y, node)
     known, y = _of_constant(site, known)
     return Described(known, site.x, y, node)
+
+
+def _of_parameters(site: Site, memory: Parameters) -> Description:
+    """Return what follows from the parameters; of data, equal ones are described once."""
+    key = id(site.meaning), site.shape, id(site.repeats)
+    if key in memory:
+        return memory[key][1]
+    with np.errstate(all="ignore"):
+        described = _parameters(site, Description("", of="data"))
+    if site.weight is None:
+        memory[key] = site, described
+    return described
 
 
 def _parameters(site: Site, known: Description) -> Description:
@@ -219,6 +235,7 @@ def _uniform(
     return _scaled(site, known, scale, kind.zero_point)
 
 
+@functools.cache
 def _first_code(levels: float, signed: bool) -> int | None:
     """Return the lowest code of the format with this number of levels, None if there is none."""
     for bits in range(1, 33):

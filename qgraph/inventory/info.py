@@ -5,6 +5,7 @@ The number of bytes of weights as packed codes follows from the formats of their
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -318,6 +319,7 @@ def _ends(parameter: npt.NDArray[Any]) -> tuple[float, float]:
     return float(parameter.min()) + 0.0, float(parameter.max()) + 0.0
 
 
+@functools.lru_cache
 def _integers(low: float, high: float) -> tuple[str, int | None]:
     for bits in range(1, 33):
         for narrow in (False, True):

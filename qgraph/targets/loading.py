@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -50,11 +51,11 @@ def runtimes_of(model: ir.Model, targets: Sequence[Profile]) -> list[RuntimeVerd
     Nothing is loaded or run: the verdicts follow from rules about operators, types and versions.
     Parameters that are graph inputs too count as unknown; freeze them first.
     """
-    forms = list(node_forms(model))
+    forms = Counter(node_forms(model))
     return [_judge(target, model, forms) for target in targets]
 
 
-def _judge(target: Profile, model: ir.Model, forms: Iterable[NodeForm]) -> RuntimeVerdict:
+def _judge(target: Profile, model: ir.Model, forms: Mapping[NodeForm, int]) -> RuntimeVerdict:
     reasons = list(version_reasons(target, model.ir_version or 0, model.graph.opset_imports))
     nodes: dict[tuple[Loads, str], list[NodeForm]] = {}
     for form in forms:
@@ -64,7 +65,8 @@ def _judge(target: Profile, model: ir.Model, forms: Iterable[NodeForm]) -> Runti
         if text:
             nodes.setdefault((loads, text), []).append(form)
     reasons += [
-        Reason(loads, text, len(group), group[0].label) for (loads, text), group in nodes.items()
+        Reason(loads, text, sum(forms[form] for form in group), group[0].label)
+        for (loads, text), group in nodes.items()
     ]
     order = [Loads.NO, Loads.UNKNOWN, Loads.YES]
     reasons.sort(key=lambda reason: order.index(reason.loads))

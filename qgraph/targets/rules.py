@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -23,7 +23,7 @@ _OPSET_OF_BLOCKS = 21
 
 @dataclass(frozen=True)
 class NodeForm:
-    """A node as far as runtimes care.
+    """A node as far as runtimes care; nodes of one form differ in their label at most.
 
     Attributes:
         domain, name: its operator; the standard domain is empty.
@@ -47,7 +47,7 @@ class NodeForm:
 
     domain: str
     name: str
-    label: str
+    label: str = field(compare=False)
     call: bool = False
     inside: bool = False
     declared: bool = True
