@@ -127,7 +127,8 @@ class ConvertDialect(Transform):
             else:
                 to_convert.append(site)
         offers = self._offers(to_convert, target, editor, others)
-        whole = choose(offers, self.exact, limit, comparer)
+        repeats = self.fake_quantize is Arithmetic.REFERENCE
+        whole = choose(offers, self.exact, limit, comparer, repeats=repeats)
         # A site with no equal form may have one without the operators around it.
         within = {each.site: parts(each.site) for each in whole if each.draft is None}
         offers = self._offers(chain.from_iterable(within.values()), target, editor, [])

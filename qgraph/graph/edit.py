@@ -184,6 +184,32 @@ class Draft:
         yield
         self.half = half
 
+    def again(self, region: Region) -> Draft | None:
+        """Return the same draft for an equal region; None if it is made for its own one only.
+
+        Both share their constants.
+        """
+        if self.promise is not None or self.others or self.tensors or self.size_summary is not None:
+            return None
+        draft = Draft(self._editor, region)
+        new: dict[ir.Value | None, ir.Value | None] = {None: None, self.x: draft.x}
+        new |= {value: value for value in self.constants}
+        for node in self.nodes:
+            if any(value not in new for value in node.inputs):
+                return None
+            attributes = node.attributes.values()
+            inputs = [new[value] for value in node.inputs]
+            count = len(node.outputs)
+            made = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=count)
+            for old, output in zip(node.outputs, made.outputs, strict=True):
+                output.type, output.shape, new[old] = old.type, old.shape, output
+            draft.nodes.append(made)
+        y = new.get(self.y)
+        if y is None:
+            return None
+        draft.y, draft.constants, draft._needs = y, self.constants, self._needs
+        return draft
+
     def discard(self) -> None:
         """Let go of the values of the graph that drafted nodes read."""
         for node in self.nodes:

@@ -11,6 +11,7 @@ import pytest
 
 import qgraph
 from qgraph import transforms
+from qgraph.graph.edit import Draft
 from qgraph.proof.functions.lowering import lower_node
 from qgraph.quantizers import sites
 from qgraph.quantizers.recognition import regions
@@ -25,6 +26,7 @@ def without_replay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         sites.PatternMatcher, "alone", lambda self, node, readers: sites._site_of(node, readers)
     )
+    patch.setattr(Draft, "again", lambda self, region: None)
     patch.setattr(sites.PatternMatcher, "_are_hopeless", lambda self, steps: False)
     patch.setattr(
         sites.PatternMatcher,

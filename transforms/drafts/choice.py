@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset import versions as opset
 from qgraph.graph.scopes import owners
 from qgraph.model import Model
+from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.quantizer import Quantizer, Ranged, Unnamed
@@ -119,7 +120,12 @@ D = TypeVar("D", bound=Decision)
 
 
 def choose(
-    offers: Iterable[tuple[Site, Iterable[Draft]]], exact: Exactness, limit: int, comparer: Comparer
+    offers: Iterable[tuple[Site, Iterable[Draft]]],
+    exact: Exactness,
+    limit: int,
+    comparer: Comparer,
+    *,
+    repeats: bool = False,
 ) -> list[Decision]:
     """Return for each site the first of its drafts that reaches ``exact`` within opset ``limit``.
 
@@ -127,16 +133,28 @@ def choose(
     best one that was tried. The first drafts of all sites are compared together, then the second
     drafts of the sites that are left, and so on. How equal the drafts below ``exact`` are is
     computed only for sites where all drafts are below it.
+
+    Args:
+        offers: sites with their drafts.
+        exact: the level that is wanted.
+        limit: the highest opset.
+        comparer: compares sites and drafts.
+        repeats: whether equal sites have equal drafts; these are made and compared once then.
     """
     tried = [_Offer(site, iter(drafts)) for site, drafts in offers]
-    pending = [offer for offer in tried if offer.decision is None]
-    while pending:
-        drafted = [(offer, draft) for offer in pending if (draft := offer.next_draft(limit))]
-        pairs = [(offer.site, draft) for offer, draft in drafted]
-        verdicts = comparer.compare_all(pairs, at_least=exact)
-        for (offer, draft), verdict in zip(drafted, verdicts, strict=True):
-            offer.take(draft, verdict, exact)
-        pending = [offer for offer, _ in drafted if offer.decision is None]
+    first: dict[object, _Offer] = {}
+    same: list[tuple[_Offer, _Offer]] = []
+    forms = Forms()
+    for offer in tried if repeats else ():
+        form = _form(offer.site, forms)
+        earlier = offer if form is None else first.setdefault(form, offer)
+        if earlier is not offer:
+            same.append((offer, earlier))
+    waiting = {id(offer) for offer, _ in same}
+    _decide([offer for offer in tried if id(offer) not in waiting], exact, limit, comparer)
+    for offer, earlier in same:
+        offer.repeat(earlier)
+    _decide([offer for offer, _ in same], exact, limit, comparer)
     failed = [
         (offer, draft) for offer in tried if offer.decision is None for draft in offer.passed_over
     ]
@@ -144,6 +162,28 @@ def choose(
     for (offer, _), verdict in zip(failed, verdicts, strict=True):
         offer.best = nearer(offer.best, verdict)
     return [offer.decision or offer.refusal(exact, limit) for offer in tried]
+
+
+def _decide(offers: list[_Offer], exact: Exactness, limit: int, comparer: Comparer) -> None:
+    """Try the drafts of sites that are not decided yet."""
+    pending = [offer for offer in offers if offer.decision is None]
+    while pending:
+        drafted = [(offer, draft) for offer in pending if (draft := offer.next_draft(limit))]
+        pairs = [(offer.site, draft) for offer, draft in drafted]
+        verdicts = comparer.compare_all(pairs, at_least=exact)
+        for (offer, draft), verdict in zip(drafted, verdicts, strict=True):
+            offer.take(draft, verdict, exact)
+        pending = [offer for offer, _ in drafted if offer.decision is None]
+
+
+def _form(site: Site, forms: Forms) -> object | None:
+    """Return what is equal for sites of data with the same meaning in the same nodes, or None."""
+    if type(site) is not Site or site.weight is not None or site.x.dtype is None:
+        return None
+    nodes = forms.of_region(site.nodes, site.x, site.y)
+    types = site.x.dtype, site.y.dtype, str(site.x.shape)
+    key = id(site.meaning), id(site.repeats), site.dialect, site.shape, types, nodes
+    return None if nodes is None else key
 
 
 def nearer(one: Verdict | None, other: Verdict) -> Verdict:
@@ -183,6 +223,13 @@ class _Offer:
             self.decision = Decision(self.site, draft, verdict)
         else:
             self.passed_over.append(draft)
+
+    def repeat(self, earlier: _Offer) -> None:
+        """Decide as for an equal site, if there is a draft for that."""
+        known = earlier.decision
+        if self.decision is None and known is not None and known.draft is not None:
+            draft = known.draft.again(self.site)
+            self.decision = None if draft is None else replace(known, site=self.site, draft=draft)
 
     def refusal(self, exact: Exactness, limit: int) -> Decision:
         """Return the refusal of a site for which no draft is left."""
