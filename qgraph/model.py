@@ -167,8 +167,8 @@ class Model(Displayed):
         """
         for owner in owners(self.ir):
             for node in list(nodes_of(owner)):
-                names = {node.op_type, f"{node.domain}::{node.op_type}"}
-                if not operators or not names.isdisjoint(operators):
+                name = node.op_type
+                if not operators or name in operators or f"{node.domain}::{name}" in operators:
                     yield node
 
     def constant(self, value: onnx_ir.Value | None) -> npt.NDArray[Any] | None:

@@ -84,6 +84,11 @@ def json_text(document: dict[str, Any]) -> str:
     return json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def as_read(document: dict[str, Any]) -> Any:
+    """Return what a reader of :func:`json_text` gets."""
+    return json.loads(json.dumps(_plain(document), allow_nan=False))  # several times as fast
+
+
 def _plain(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: _plain(value) for key, value in node.items()}

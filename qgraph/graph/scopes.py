@@ -166,17 +166,20 @@ def check_names(model: ir.Model) -> None:
 
 
 def _check_body(body: Body, outer: Scope) -> None:
-    scope = outer.new_child()
+    names: dict[str, ir.Value] = {}
+    scope = ChainMap(names, *outer.maps)
     place = f"graph {body.name!r}" if isinstance(body, ir.Graph) else f"function {body.name!r}"
     for value in _defined(body):
-        if value.name and scope.maps[0].setdefault(value.name, value) is not value:
+        if value.name and names.setdefault(value.name, value) is not value:
             raise ModelError(
                 f"In {place} the name {value.name!r} is given to two values, expected one. "
                 "Rename one of them, or export the model again."
             )
     for node in body:
         for used in node.inputs:
-            if used is not None and scope.get(used.name or "") is not used:
+            if used is None or names.get(used.name or "") is used:
+                continue
+            if scope.get(used.name or "") is not used:
                 raise ModelError(f"{where(node)}: its input {_trouble(used, scope)}")
         for graph in graphs_of(node):
             _check_body(graph, scope)

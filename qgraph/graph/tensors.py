@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from qgraph.errors import where
-from qgraph.graph.scopes import bodies
+from qgraph.graph.scopes import Body, graphs_of, owners
 from qgraph.graph.streaming import FileRange, stream_of
 from qgraph.numerics import Array
 
@@ -27,6 +27,7 @@ _PIECE_BYTES = 1 << 20
 
 _COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _TENSORS = {ir.AttributeType.TENSOR, ir.AttributeType.TENSORS}
+_OF_INTEREST = {*_TENSORS, ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 _FIELDS = {
     ir.DataType.FLOAT: "float_data",
@@ -88,15 +89,27 @@ class Slot:
 
 def slots(model: ir.Model) -> Iterator[Slot]:
     """Yield every place of ``model`` that holds a tensor, in the order of the file."""
-    for body in bodies(model):
-        if isinstance(body, ir.Function):
-            yield from _attribute_slots(body)
-        else:
-            for value in body.initializers.values():
-                if value.const_value is not None:
-                    yield Slot(value.const_value, value)
-        for node in body:
-            yield from _attribute_slots(node)
+    for owner in owners(model):
+        yield from _slots(owner)
+
+
+def _slots(body: Body) -> Iterator[Slot]:
+    if isinstance(body, ir.Function):
+        yield from _attribute_slots(body)
+    else:
+        for value in body.initializers.values():
+            if value.const_value is not None:
+                yield Slot(value.const_value, value)
+    graphs: list[ir.Graph] = []
+    for node in body:
+        # Graphs have many nodes and are visited often; most nodes have no such attribute.
+        for attribute in node.attributes.data.values():
+            if attribute.type in _OF_INTEREST:
+                yield from _attribute_slots(node)
+                graphs += graphs_of(node)
+                break
+    for graph in graphs:
+        yield from _slots(graph)
 
 
 def _attribute_slots(owner: ir.Node | ir.Function) -> Iterator[Slot]:

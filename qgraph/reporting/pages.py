@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from typing import Any
@@ -18,7 +17,7 @@ from qgraph.reporting.rewrite_view import rewrite_page
 from qgraph.reporting.theme import require_drawing
 from qgraph.reporting.view import Cell, Column, Page, Section, Table, Tone
 from qgraph.reporting.why_view import why_page
-from qgraph.text import json_text, markdown, markdown_code, one_line
+from qgraph.text import as_read, markdown, markdown_code, one_line
 
 _PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {
     "bench": bench_page,
@@ -45,7 +44,7 @@ def page_of(document: Mapping[str, Any]) -> Page:
     Raises:
         OptionError: it is no report of a command that has a page.
     """
-    plain = json.loads(json_text(dict(document)))
+    plain = as_read(dict(document))
     make = _PAGES.get(plain.get("command"))
     if make is None:
         raise OptionError(
