@@ -24,6 +24,7 @@ from qgraph.text import without_commands
 
 _LAZY = frozenset(
     {
+        "networkx",
         "onnx.compose",
         "onnx.gen_proto",
         "onnx.parser",
@@ -35,8 +36,8 @@ _LAZY = frozenset(
         "sympy",
     }
 )
-"""Modules that onnx and onnx_ir import, and use in few functions only. sympy, for arithmetic on
-symbolic dimensions, takes more than half of the time that importing onnx_ir takes."""
+"""Modules that qgraph, onnx and onnx_ir import, and use in few functions only. sympy, for
+arithmetic on symbolic dimensions, takes more than half of the time that importing onnx_ir takes."""
 
 _OBJECTS = 100_000
 """Number of new objects after which Python collects garbage."""

@@ -252,7 +252,7 @@ class FoldWeights(Transform):
         """Decide on each constant quantizer, and report the unreadable ones."""
         limit = ceiling(model.ir, self.opset)
         offers: Offers = []
-        read_sites = list(sites(model.ir))
+        read_sites = list(sites(model.ir, around_constants=True))
         stored = [each.root for each in read_sites if isinstance(each, Site) and _is_stored(each)]
         stored += [
             node

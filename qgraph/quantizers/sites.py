@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -28,9 +29,10 @@ from qgraph.proof.functions.expression import FLOAT
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site, shape_of
 from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Affine, Quantizer, arrays_of
+from qgraph.quantizers.recognition import components
 from qgraph.quantizers.recognition.chains import Memory, chain_of
 from qgraph.quantizers.recognition.readers import is_hopeless, is_ruled_out, quantizer_of
-from qgraph.quantizers.recognition.regions import UseDefGraph
+from qgraph.quantizers.recognition.regions import UseDefGraph, is_elementwise
 from qgraph.quantizers.recognition.steps import (
     Kinds,
     Notation,
@@ -207,11 +209,15 @@ def _site(
     return Site(x, y, nodes, root, notation.dialect, meaning, shape, constant_stream(x))
 
 
-def sites(model: ir.Model) -> Iterator[Site | Refusal]:
+def sites(model: ir.Model, *, around_constants: bool = False) -> Iterator[Site | Refusal]:
     """Yield every quantizer of a model, in subgraphs and functions too, in topological order.
 
     One that is written in several nodes is found as a whole; no node belongs to two that differ.
     The shapes and types of data are inferred, independent of those that the model states.
+
+    Args:
+        model: the model; it may not change meanwhile.
+        around_constants: leave out quantizers that are connected to none of a constant.
     """
     readers = _readers()
     with _inferred(model):
@@ -223,7 +229,15 @@ def sites(model: ir.Model) -> Iterator[Site | Refusal]:
         )
         graphs = [model.graph, *(function.graph for function in functions)]
         for graph in graphs:
-            yield from _of_graph(list(nodes_of(graph)), readers)
+            nodes = list(nodes_of(graph))
+            if around_constants:
+                nodes = components.around_constants(nodes, partial(_connects, readers))
+            yield from _of_graph(nodes, readers)
+
+
+def _connects(readers: Readers, node: ir.Node) -> bool:
+    """Return whether a quantizer may contain a node."""
+    return node.op_type in _CORES or OpKey.of(node) in readers or is_elementwise(node)
 
 
 def _of_graph(nodes: list[ir.Node], readers: Readers) -> Iterator[Site | Refusal]:

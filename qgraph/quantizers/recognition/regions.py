@@ -293,8 +293,7 @@ class UseDefGraph:
         # This determines the operator of a node.
         key = node.domain, node.op_type, len(node.inputs)
         if key not in self._elementwise:
-            is_primitive = node.domain == "" and node.op_type in NUMPY.keys() - {"Gather"}
-            self._elementwise[key] = is_primitive or is_defined(node)
+            self._elementwise[key] = is_elementwise(node)
         return self._elementwise[key]
 
     def _is_alone(self, node: ir.Node) -> bool:
@@ -304,6 +303,12 @@ class UseDefGraph:
             return False
         users = (user for value in node.outputs for user in value.consumers())
         return not any(map(self._is_elementwise, users))
+
+
+def is_elementwise(node: ir.Node) -> bool:
+    """Return whether an operator computes each element from one element of its inputs."""
+    is_primitive = node.domain == "" and node.op_type in NUMPY.keys() - {"Gather"}
+    return is_primitive or is_defined(node)
 
 
 def _scale_of(node: ir.Node) -> tuple[ir.Value | None, Array | None]:

@@ -1,0 +1,46 @@
+"""The nodes around constants, where weights may be quantized.
+
+A quantizer consists of connected nodes that each compute an element from an element, or that are
+quantizers themselves. Where none of those that are connected takes a constant, none quantizes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import onnx_ir as ir
+
+from qgraph.graph.constants import constant_expression, constant_stream
+
+
+def around_constants(
+    nodes: Sequence[ir.Node], connects: Callable[[ir.Node], bool]
+) -> list[ir.Node]:
+    """Return the nodes that are connected to one whose first input is a constant, in their order.
+
+    Args:
+        nodes: of a graph and its subgraphs.
+        connects: whether a quantizer may contain a node.
+    """
+    pending = [node for node in nodes if _takes_constant(node) and connects(node)]
+    found = set(pending)
+    while pending:
+        for node in _neighbours(pending.pop()):
+            if node not in found and connects(node):
+                found.add(node)
+                pending.append(node)
+    return [node for node in nodes if node in found]
+
+
+def _takes_constant(node: ir.Node) -> bool:
+    x = node.inputs[0] if node.inputs else None
+    return constant_stream(x) is not None or constant_expression(x) is not None
+
+
+def _neighbours(node: ir.Node) -> Iterator[ir.Node]:
+    for value in node.inputs:
+        producer = None if value is None else value.producer()
+        if producer is not None:
+            yield producer
+    for value in node.outputs:
+        yield from value.consumers()
