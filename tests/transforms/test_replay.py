@@ -1,4 +1,4 @@
-"""What is read, lowered or ruled out once for a form gives what it would give for each node."""
+"""What is done once for a form, or left out, gives what doing it for each node would give."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qgraph import transforms
 from qgraph.graph.edit import Draft
 from qgraph.proof.functions.lowering import lower_node
 from qgraph.quantizers import sites
-from qgraph.quantizers.recognition import regions
+from qgraph.quantizers.recognition import components, regions
 from qgraph.quantizers.recognition.readers import is_ruled_out
 from tests.fuzz.networks import network
 
@@ -26,6 +26,7 @@ def without_replay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         sites.PatternMatcher, "alone", lambda self, node, readers: sites._site_of(node, readers)
     )
+    patch.setattr(components, "around_constants", lambda nodes, connects: list(nodes))
     patch.setattr(Draft, "again", lambda self, region: None)
     patch.setattr(sites.PatternMatcher, "_are_hopeless", lambda self, steps: False)
     patch.setattr(
@@ -45,9 +46,10 @@ def without_replay(patch: pytest.MonkeyPatch) -> None:
 
 
 def converted(model: ir.Model, to: str) -> tuple[bytes, str]:
-    """Return the file of a converted model, and its report."""
+    """Return the file of a model in a dialect, or of a folded one, and the report."""
     own = qgraph.load(model.clone())
-    report = own.apply(transforms.ConvertDialect(to=to))
+    step = transforms.FoldWeights() if to == "fold" else transforms.ConvertDialect(to=to)
+    report = own.apply(step)
     return own.to_proto().SerializeToString(deterministic=True), json.dumps(report.to_json())
 
 
@@ -83,7 +85,7 @@ def test_a_chain_of_few_forms(to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expect_same(chain(), to, monkeypatch)
 
 
-@pytest.mark.parametrize("to", ["qdq", "qonnx", "onnx"])
+@pytest.mark.parametrize("to", ["qdq", "qonnx", "onnx", "fold"])
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 60))]
 )
@@ -96,6 +98,6 @@ def test_exported_models(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = sorted((shared / "models").glob("*.onnx"))
     for path in paths:
         model = qgraph.load(path).ir
-        for to in ("qdq", "onnx"):
+        for to in ("qdq", "onnx", "fold"):
             expect_same(model, to, monkeypatch)
     assert paths
