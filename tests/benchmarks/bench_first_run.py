@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
-from bench_chain import WIDTH, make_chain
+from bench_graphs import SHAPE, Maker, chain
 
 import qgraph
 
@@ -29,9 +29,14 @@ def make_floats(nodes: int) -> ir.Model:
     names = ("Relu", "Neg", "Abs")
     lines = " ".join(f"v{i + 1} = {names[i % 3]}(v{i})" for i in range(nodes))
     return ir.from_onnx_text(
-        f'<ir_version: 10, opset_import: ["": 21]> g (float[1,{WIDTH}] v0) => '
-        f"(float[1,{WIDTH}] v{nodes}) {{ {lines} }}"
+        f'<ir_version: 10, opset_import: ["": 21]> g (float[1,{SHAPE[1]}] v0) => '
+        f"(float[1,{SHAPE[1]}] v{nodes}) {{ {lines} }}"
     )
+
+
+def make_chain(nodes: int) -> ir.Model:
+    """Return a chain of quantizers and float operators in turn."""
+    return chain(Maker(repeats=True), nodes)
 
 
 def by_runtime(model: ir.Model, x: np.ndarray) -> None:
@@ -46,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 10000])
     options = parser.parse_args()
-    x = np.ones((1, WIDTH), np.float32)
+    x = np.ones(SHAPE, np.float32)
     for nodes in (10, *options.nodes):  # the first one imports what is needed
         plain = milliseconds(lambda n=nodes: by_runtime(make_floats(n), x), nodes)
         print(f"{nodes} nodes: ONNX Runtime, floats: {plain:.3f} ms a node")
