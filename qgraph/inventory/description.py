@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
 from qgraph.inventory.info import format_of
-from qgraph.inventory.weight_steps import StepRange, step_range
+from qgraph.inventory.weight_steps import narrowest_format, step_range
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.formats import IntFormat
 from qgraph.quantizers.dialects.dialect import Refusal, Site
@@ -132,38 +131,35 @@ def descriptions(model: ir.Model) -> Iterator[Described]:
 
     Weights are read one at a time, and not kept.
     """
-    known: Parameters = {}
+    memory: dict[tuple[object, ...], tuple[Site, Description]] = {}
     for site in sites(model):
-        yield _described(site, known)
+        if isinstance(site, Refusal):
+            yield _refused(site)
+            continue
+        # Equal quantizers of data have one meaning, and are described once.
+        key = id(site.meaning), site.shape, id(site.repeats)
+        earlier, known = memory.get(key) or (site, _of_site(site))
+        if site.weight is None:
+            memory[key] = earlier, known
+        yield _described(site, replace(known, name=str(site.y.name)))
 
 
-Parameters: TypeAlias = dict[tuple[object, ...], tuple[Site, Description]]
-"""Descriptions of quantizers of data by the identity of their meaning, and the shape of data."""
+def _refused(site: Refusal) -> Described:
+    y, inputs = site.root.outputs[0], site.root.inputs
+    known = Description(str(y.name), reason=site.reason)
+    return Described(known, inputs[0] if inputs else None, y, site.root.name or "")
 
 
-def _described(site: Site | Refusal, memory: Parameters) -> Described:
-    node = site.root.name or ""
-    if isinstance(site, Refusal):
-        y = site.root.outputs[0]
-        x = site.root.inputs[0] if site.root.inputs else None
-        return Described(Description(str(y.name), reason=site.reason), x, y, node)
-    known = replace(_of_parameters(site, memory), name=str(site.y.name))
-    if site.weight is None or known.scale is None:
-        return Described(known, site.x, site.y, node)
-    known, y = _of_constant(site, known)
-    return Described(known, site.x, y, node)
+def _described(site: Site, known: Description) -> Described:
+    y = site.y
+    if site.weight is not None and known.scale is not None:
+        known, y = _of_constant(site, known)
+    return Described(known, site.x, y, site.root.name or "")
 
 
-def _of_parameters(site: Site, memory: Parameters) -> Description:
-    """Return what follows from the parameters; of data, equal ones are described once."""
-    key = id(site.meaning), site.shape, id(site.repeats)
-    if key in memory:
-        return memory[key][1]
+def _of_site(site: Site) -> Description:
     with np.errstate(all="ignore"):
-        described = _parameters(site, Description("", of="data"))
-    if site.weight is None:
-        memory[key] = site, described
-    return described
+        return _parameters(site, Description("", of="data"))
 
 
 def _parameters(site: Site, known: Description) -> Description:
@@ -300,7 +296,7 @@ def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]
             # nothing is clipped any more
             known = replace(known, remark=known.remark.partition(",")[0])
         return known, y
-    name, bits = _narrowest(steps)
+    name, bits = narrowest_format(steps)
     if known.bits is not None and bits is not None and bits > known.bits:
         # Codes far from the real zero need more bits only if they are counted from it.
         name, bits, offset = str(known.format), known.bits, zero_point
@@ -308,20 +304,6 @@ def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]
         scale = np.asarray(scale * factor, np.float32)
     known = replace(known, format=name, bits=bits, remark=None)
     return _scaled(site, known, scale, np.asarray(offset, np.float32)), y
-
-
-def _narrowest(steps: StepRange) -> tuple[str, int | None]:
-    """Return the narrowest format that holds the integers, and its bits."""
-    least, most = steps.low, steps.high
-    if steps.has_signs_only and (least, most) == (-1, 1):
-        return "bipolar", 1
-    if not (math.isfinite(least) and math.isfinite(most)):
-        return "not finite", None
-    for bits in range(1, 33):
-        kind = IntFormat(bits, least < 0)
-        if kind.lo <= least and most <= kind.hi:
-            return kind.name.lower(), bits
-    return f"{least:.0f} .. {most:.0f}", None
 
 
 def _scale_of(site: Site) -> Array | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -144,3 +145,17 @@ def _values(weight: Stream, program: ElementProgram) -> Iterator[tuple[int, Arra
         if weight.kind in FORMATS:
             data = numbers_of(data.view(container(weight.kind)), weight.kind)
         yield start, program(data, start)
+
+
+def narrowest_format(steps: StepRange) -> tuple[str, int | None]:
+    """Return the narrowest format that holds the integers, and its bits."""
+    least, most = steps.low, steps.high
+    if steps.has_signs_only and (least, most) == (-1, 1):
+        return "bipolar", 1
+    if not (math.isfinite(least) and math.isfinite(most)):
+        return "not finite", None
+    for bits in range(1, 33):
+        kind = IntFormat(bits, least < 0)
+        if kind.lo <= least and most <= kind.hi:
+            return kind.name.lower(), bits
+    return f"{least:.0f} .. {most:.0f}", None
