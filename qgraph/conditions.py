@@ -87,6 +87,20 @@ def of_bounds(chunk: int | None, accumulate: str, others: Iterable[str] = ()) ->
     return conditions + ([ACCUMULATED] if accumulate != "own" else [])
 
 
+def of_segments(conditions: Iterable[str]) -> list[str]:
+    """Return the conditions of a proof without those that count its regions.
+
+    Segments take the place of the regions. They hold numbers, so zeros of both signs are equal.
+    """
+    counted = _pattern(NO_NAN), _pattern(ZERO_SIGNS)
+    return [c for c in conditions if not any(each.fullmatch(c) for each in counted)]
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    """Return what matches a condition with its counts and names."""
+    return re.compile(re.escape(template).replace(r"\{\}", "(.+)"))
+
+
 _ZEROS = "zeros count as equal whatever their sign; "
 _SCHEMA_1: Mapping[str, str] = {
     "{} initializers that could be fed as inputs too are not fed": NOT_FED,
@@ -114,7 +128,7 @@ _SCHEMA_1: Mapping[str, str] = {
 def reworded(condition: object) -> object:
     """Return a condition of schema 1 in the present words."""
     for old, new in _SCHEMA_1.items():
-        match = re.fullmatch(re.escape(old).replace(r"\{\}", "(.+)"), str(condition))
+        match = _pattern(old).fullmatch(str(condition))
         if match is not None:
             return new.format(*match.groups())
     return condition

@@ -89,7 +89,9 @@ class BoundRuns:
                 ]
                 pairs = zip(points, segment.roundings, strict=True)
                 reason = None
-                if any(point.rounding is not rounding for point, rounding in pairs):
+                if any(rounding.is_moved for rounding in segment.roundings):
+                    reason = "its codes are moved before rounding in one model only"
+                elif any(point.rounding is not rounding for point, rounding in pairs):
                     reason = "its codes are those of another segment, limited otherwise"
                 elif points[0].rounding.event.mantissa is not None:
                     reason = "codes of minifloats are not compared on data"

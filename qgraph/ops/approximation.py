@@ -181,7 +181,7 @@ class Approximation(Generic[F]):
         if not np.isfinite(value).all():
             raise Undecidable(OUT_OF_RANGE("a constant is infinite or NaN"))
         numbers = meant.offset
-        apart = np.abs(value - numbers)
+        apart = ZERO if value is numbers else np.abs(value - numbers)
         return cls(meant, numbers, numbers, apart, ZERO, None, value, factors)
 
     @property

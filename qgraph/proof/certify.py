@@ -221,7 +221,9 @@ def _concluded(
     All inputs of a region are tried only if that can change the verdict.
     """
     matching, shown, form = attempt
-    established = _established(matching, shown, level, known, demonstrate)
+    established: Established = matching, list(shown), None
+    if known.at_least is None or not _failed(shown, level):
+        established = _established(matching, shown, level, known, demonstrate)
     matching, shown, example = established
     if any(s.outcome.differs(level) for s in shown):
         return (matching, try_all_inputs(shown), example), form

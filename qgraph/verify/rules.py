@@ -264,8 +264,6 @@ def move(trace: Trace, node: ir.Node) -> Executed:
             trace, node, x, lambda a: a.reshape((1,) * (rank - a.ndim) + a.shape).transpose(perm)
         )
     if name in ("MaxPool", "GlobalMaxPool"):
-        if len(x.meant.terms) != 1 or not (x.meant.terms[0][0] > 0).all():
-            raise UnsupportedError(f"a {name} of several terms")
         if any(_varies(a, range(2, rank), rank) for a in _arrays(x)):
             raise UnsupportedError(f"a {name} of data with several scales")
         x = replace(x, absolute=x.error, relative=NOTHING)
@@ -307,16 +305,30 @@ def _varies(array: Float64, axes: range | list[int], rank: int) -> bool:
 
 
 def _rebased(function: Ideal, kind: tuple[Hashable, ...], change: Change) -> Ideal:
-    """Return a function of moved elements, as one of moved bases."""
+    """Return a function of moved elements, as one of moved bases; limits are behind movements."""
+    has_one = len(function.terms) == 1 and bool((function.terms[0][0] > 0).all())
+    if "MaxPool" in str(kind[0]) and not has_one:
+        raise UnsupportedError(f"a {kind[0]} of several terms")
     terms = []
     for factor, basis in function.terms:
         inner = Ideal.of(basis)
+        is_plain = basis.ends is not None and all(end.size == 1 for end in basis.ends)
+        if is_plain and basis.inner is not None and kind[0] in _MOVES:
+            ends = change(basis.low), change(basis.high)
+            moved = _rebased(basis.inner, kind, change)
+            limit = replace(basis, low=ends[0], high=ends[1], inner=moved)
+            terms.append((change(factor), limit))
+            continue
         if kind[0] == "Reshape" and basis.kind[0] == "Reshape" and basis.inner is not None:
             inner = basis.inner
         ends = change(basis.low), change(basis.high)
         terms.append((change(factor), Basis(kind, *ends, replace(inner, depth=function.depth))))
     offset, size = change(function.offset), change(function.size)
     return Ideal(tuple(terms), offset, size, function.depth)
+
+
+_MOVES = frozenset({"Transpose", "Reshape", "MaxPool", "GlobalMaxPool"})
+"""First parts of the kinds of bases that are moved elements."""
 
 
 def _reshaped(array: Float64, before: Sizes, after: Sizes) -> Float64:

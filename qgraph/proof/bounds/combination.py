@@ -16,8 +16,9 @@ rounding of these operations.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -161,6 +162,23 @@ class Atoms:
                 len(self._known),
             )  # fmt: skip
         return self._known[key]
+
+    def carried(
+        self,
+        atom: Atom,
+        made: Atom,
+        change: Callable[[Float64], Float64],
+        again: Callable[[Any], Any],
+    ) -> Combination:
+        """Return moved elements of an atom as a function.
+
+        Args:
+            atom: what is moved.
+            made: its moved elements.
+            change: moves arrays.
+            again: moves a quantity in the same way.
+        """
+        return Combination.of(made)
 
 
 def _bytes(array: Float64) -> Hashable:

@@ -20,6 +20,8 @@ _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Min", "Max",
 
 def folded(name: str, operands: Sequence[Quantity], attributes: Mapping[str, Any]) -> Quantity:
     """Return an operation on constants: executed in float32, and as it is meant."""
+    if name in ("Add", "Sub") and _adds_nothing(*operands):
+        return operands[0]
     values = [np.asarray(q.value, np.float32) for q in operands]
     if name == "Where" or name in ("Not", "And", "Or"):
         values[0] = values[0] != 0
@@ -35,6 +37,11 @@ def folded(name: str, operands: Sequence[Quantity], attributes: Mapping[str, Any
     elif name in ("Mul", "Div"):
         factors = _factors(name, *operands)
     return replace(made, factors=factors)
+
+
+def _adds_nothing(x: Quantity, y: Quantity) -> bool:
+    is_zero = y.numbers.size == 1 and not y.numbers.any() and not y.meant.offset.any()
+    return is_zero and y.numbers.ndim <= x.numbers.ndim
 
 
 def _is_whole(q: Quantity) -> bool:

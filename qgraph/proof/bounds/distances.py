@@ -26,6 +26,10 @@ def distance(one: Combination, other: Combination, window: Window | None = None)
         other: a function of the candidate.
         window: values of ``one`` that matter, where both are continued by their ends.
     """
+    if _are_moved_alike(one, other):
+        # zeros may have been inserted
+        apart = distance(_moved_back(one), _moved_back(other), window)
+        return np.asarray(max(np.max(apart), np.max(np.abs(one.offset - other.offset))))
     one, other = joined(one), joined(other)
     pairs = _paired(one, other)
     if pairs is None:
@@ -42,6 +46,35 @@ def distance(one: Combination, other: Combination, window: Window | None = None)
     if window is None or not all(a is b for (_, a), (_, b) in pairs) or not pairs:
         return plain
     return np.minimum(plain, _in_window(one, other, pairs, window))
+
+
+def _are_moved_alike(one: Combination, other: Combination) -> bool:
+    """Return whether two functions are multiples of elements that are moved in one way.
+
+    The multiples have one sign, so they may also be taken before the largest elements are chosen.
+    """
+    if len(one.terms) != 1 or len(other.terms) != 1:
+        return False
+    ((c, atom),), ((d, counterpart),) = one.terms, other.terms
+    alike = [(a.kind, a.attributes) for a in (atom, counterpart)]
+    numbers = (c, d, one.offset, other.offset)
+    return (
+        atom is not counterpart
+        and alike[0] == alike[1]
+        and atom.kind in _MOVED
+        and all(number.size == 1 for number in numbers)
+        and bool((c * d > 0).all())
+    )
+
+
+_MOVED = frozenset({"moved as one", "padded with zeros"})
+
+
+def _moved_back(function: Combination) -> Combination:
+    """Return what a function was before its elements were moved, up to its sign."""
+    ((c, atom),) = function.terms
+    offset = Combination((), function.offset.reshape(()), function.size.max())
+    return atom.arguments[0].times(c.reshape(())).plus(offset)
 
 
 def joined(function: Combination) -> Combination:

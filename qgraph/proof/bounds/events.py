@@ -43,6 +43,19 @@ class Event:
         _, exponents = np.frexp(np.where(np.isfinite(numbers), numbers, 1.0))
         return np.asarray(np.ldexp(1.0, np.maximum(exponents - 1 - self.mantissa, 0)))
 
+    def place(self, numbers: Float64) -> Float64:
+        """Return which number of the format numbers are, counted from 0.
+
+        Between two numbers of the format it is linear, so thresholds stay in the middle.
+        """
+        if self.mantissa is None:
+            return numbers
+        sizes = np.where(np.isfinite(numbers), np.abs(numbers), 0.0)
+        _, exponents = np.frexp(sizes)
+        doublings = np.maximum(exponents - 1 - self.mantissa, 0)
+        places = doublings * 2.0**self.mantissa + np.ldexp(sizes, -doublings)
+        return np.asarray(np.where(np.isfinite(numbers), np.sign(numbers) * places, numbers))
+
 
 def _round(kind: str, numbers: Float64) -> Float64:
     match kind:

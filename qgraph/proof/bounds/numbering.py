@@ -29,11 +29,17 @@ def zeros_of(side: Evaluation) -> dict[Atom, Float64]:
         if len(terms) != 1 or not (terms[0][0] > 0).all():
             continue
         ((factor, atom),) = terms
-        while atom.kind == "moved" and len(atom.arguments[0].terms) == 1:
-            ((_, atom),) = atom.arguments[0].terms
+        atom = source_of(atom)
         if atom.kind == "codes":
             found.setdefault(atom, -q.meant.offset / factor)
     return found
+
+
+def source_of(atom: Atom) -> Atom:
+    """Return the atom of which an atom has moved elements."""
+    while atom.kind == "moved" and len(atom.arguments[0].terms) == 1:
+        ((_, atom),) = atom.arguments[0].terms
+    return atom
 
 
 def offset_of(side: Evaluation, node: ir.Node | None) -> Float64 | None:

@@ -62,9 +62,18 @@ def constant(array: npt.ArrayLike) -> Quantity:
     stored = np.asarray(array)
     value = stored.astype(np.float64)
     factors = None
-    if stored.dtype.kind in "iub" or (value.size and bool((value == np.rint(value)).all())):
+    if stored.dtype.kind in "iub" or (value.size and _are_whole(value)):
         factors = np.ones(()), value
     return of_constant(value, value, factors)
+
+
+def _are_whole(numbers: Float64) -> bool:
+    some = numbers.reshape(-1)[:_SAMPLE]
+    return bool((some == np.rint(some)).all() and (numbers == np.rint(numbers)).all())
+
+
+_SAMPLE = 64
+"""How many numbers are looked at first."""
 
 
 def of_constant(

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from qgraph.bound import STEPS_OF_OUTPUT, Against, Bound, Bounding
 from qgraph.certificate import Certificate, ProofVerdict, RegionVerdict
-from qgraph.conditions import AFTER_DIFFERENCE, EQUAL_OPERATORS, of_bounds
+from qgraph.conditions import AFTER_DIFFERENCE, EQUAL_OPERATORS, NO_SPECIALS, of_bounds, of_segments
 from qgraph.errors import member
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.graph.constants import freeze_inputs
@@ -215,11 +215,12 @@ def with_bounds(
     if is_different and (is_open or not is_bounded):
         return found
     has_cause = any(region.reason_id == OVERFLOW.id for region in regions)
+    has_cause |= is_open and bool(request.limits)
     if not is_bounded and not has_cause and (is_open or level is not Exactness.VALUES):
         return found
     if ProofVerdict.PROVED in verdicts:
         conditions.insert(0, EQUAL_OPERATORS)
-    stated = (*found.conditions, *conditions)
+    stated = (*of_segments(found.conditions), *conditions, NO_SPECIALS)
     return replace(
         found,
         verdict=next(v for v in _WORST_FIRST if v in verdicts),

@@ -30,6 +30,7 @@ class RoundedData:
         clips: the first and the last code that limits leave.
         reach: the first and the last code without limits.
         codes: the function that the codes are.
+        is_moved: whether these are codes of the model that were moved behind its rounding.
     """
 
     event: Event
@@ -40,6 +41,7 @@ class RoundedData:
     clips: tuple[Float64, Float64]
     reach: tuple[Float64, Float64]
     codes: Combination = field(default_factory=Combination)
+    is_moved: bool = False
 
 
 @dataclass(frozen=True, eq=False)

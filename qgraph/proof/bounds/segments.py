@@ -17,16 +17,17 @@ import onnx_ir as ir
 from qgraph.conditions import EQUAL_OPERATORS
 from qgraph.graph.interface import Pair
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import product
-from qgraph.proof.bounds.combination import Atoms, Combination
-from qgraph.proof.bounds.counted import Counted, compare, finished
+from qgraph.proof.bounds.combination import Atom, Combination
+from qgraph.proof.bounds.counted import compare, finished
 from qgraph.proof.bounds.distances import distance
 from qgraph.proof.bounds.evaluate import Evaluation, Ranges, entered
 from qgraph.proof.bounds.events import Pending, Settle
 from qgraph.proof.bounds.executed import program_of
-from qgraph.proof.bounds.numbering import moved_by, offset_of, zeros_of
+from qgraph.proof.bounds.moved_cuts import MovingAtoms
+from qgraph.proof.bounds.numbering import moved_by, offset_of, source_of, zeros_of
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.bounds.roundings import limited_codes, rounding_of, unchanged
+from qgraph.proof.bounds.rounding_pairs import compared, counted_pair
+from qgraph.proof.bounds.roundings import rounding_of, unchanged
 from qgraph.proof.bounds.segment import RoundedData, Segment
 from qgraph.reasons import DO_NOT_FIT, NOT_MATCHED, OVERFLOW, ExplainedReason, Undecidable
 
@@ -74,10 +75,11 @@ class Pairing:
         self.segments: list[Segment] = []
         self.models = reference, candidate
         self.inputs, self.outputs = inputs, outputs
-        self._atoms = Atoms()
+        self._atoms = MovingAtoms(self._moved_in_reference)
         self._settled: dict[Hashable, Quantity] = {}
         self._roundings: dict[int, list[RoundedData]] = {}
         self._serial = 0
+        self._open: dict[Atom, Segment] = {}
         self._forced: dict[Hashable, Float64] = {}
         self._make_ends, self._shown = ends, 0
         self._opaque: dict[str, list[tuple[ir.Value, Quantity]]] = {}
@@ -106,6 +108,8 @@ class Pairing:
         options |= {"opaque": self._opaque_of_candidate}
         for _ in range(_MOST_ATTEMPTS):
             self.segments, self._shown = [], 0
+            self._atoms.leave()
+            self._atoms.found = self._moved_in_candidate
             self.candidate = Evaluation(
                 models[1], names[1], ranges, self._atoms, self._of_candidate, **options
             )
@@ -184,6 +188,7 @@ class Pairing:
             if segment.roundings is None:
                 continue
             ((_, atom),) = segment.roundings[0].codes.terms
+            atom = source_of(atom)
             if atom not in ours or atom not in theirs:
                 continue
             nodes = segment.reference, segment.candidate
@@ -202,7 +207,18 @@ class Pairing:
         atom = self._atoms.make("codes", self._serial, (), (low, high))
         made = replace(found, codes=Combination.of(atom))
         self._roundings.setdefault(found.function.form, []).append(made)
+        self._atoms.follow(atom, made)
         return Quantity(made.codes, low, high, unit=np.ones(()))
+
+    def _moved_in_reference(self, _: Atom, moved: RoundedData) -> None:
+        self._roundings.setdefault(moved.function.form, []).append(moved)
+
+    def _moved_in_candidate(self, first: Atom, moved: RoundedData) -> Combination | None:
+        """Return codes of the reference for moved codes that have none before they are moved."""
+        codes = self._partner(moved)
+        if codes is not None:
+            self.segments = [s for s in self.segments if s is not self._open.get(first)]
+        return codes
 
     def _of_candidate(self, codes: Pending) -> Quantity:
         key = _key(codes)
@@ -211,21 +227,28 @@ class Pairing:
         if same is not None:
             self._settled[key] = same
         elif key not in self._settled:
-            partners = [
-                (segment, rounding, delta)
-                for rounding in self._roundings.get(found.function.form, ())
-                for segment, delta in _compared(rounding, found, self._forced.get(_place(found)))
-            ]
-            if not partners:
+            meant = self._partner(found)
+            if meant is None:
                 self._settled[key] = self._unpaired(found)
             else:
-                segment, partner, delta = min(partners, key=lambda p: _size(p[0]))
-                counted = _counted(partner, found, float(delta))
-                self.segments.append(replace(segment, counted=counted))
-                meant = partner.codes.plus(Combination.constant(delta))
-                low, high = meant.range
-                self._settled[key] = Quantity(meant, low, high, unit=np.ones(()))
+                self._settled[key] = Quantity(meant, *meant.range, unit=np.ones(()))
         return _shifted(self._settled[key], codes.offset)
+
+    def _partner(self, found: RoundedData) -> Combination | None:
+        """Return the codes of the rounding of the reference that is nearest to one; None if none.
+
+        Their segment is added.
+        """
+        partners = [
+            (segment, rounding, delta)
+            for rounding in self._roundings.get(found.function.form, ())
+            for segment, delta in compared(rounding, found, self._forced.get(_place(found)))
+        ]
+        if not partners:
+            return None
+        segment, partner, delta = min(partners, key=lambda p: _size(p[0]))
+        self.segments.append(replace(segment, counted=counted_pair(partner, found, float(delta))))
+        return partner.codes.plus(Combination.constant(delta))
 
     def _unpaired(self, found: RoundedData) -> Quantity:
         node = found.event.node
@@ -237,9 +260,12 @@ class Pairing:
             for _, atom in function.terms:
                 if atom.kind == "wrapped":
                     reason = OVERFLOW(str(atom.attributes))
-        self.segments.append(Segment(None, node, (None, node.outputs[0]), reason=reason))
+        segment = Segment(None, node, (None, node.outputs[0]), reason=reason)
+        self.segments.append(segment)
         self._serial += 1
         atom = self._atoms.make("codes", self._serial, (), found.ends)
+        self._open[atom] = segment
+        self._atoms.follow(atom, found)
         return Quantity(Combination.of(atom), *found.ends, unit=np.ones(()))
 
 
@@ -261,77 +287,6 @@ def _shifted(codes: Quantity, offset: Float64) -> Quantity:
         return codes
     meant = codes.meant.plus(Combination.constant(offset))
     return Quantity(meant, codes.low + offset, codes.high + offset, unit=codes.unit)
-
-
-def _compared(
-    one: RoundedData, other: RoundedData, forced: Float64 | None
-) -> list[tuple[Segment, Float64]]:
-    """Return the bound of two roundings for each way in which their codes may correspond."""
-    kinds = one.event.kind, other.event.kind
-    if kinds[0] != kinds[1] and "Sign" in kinds:
-        return []
-    if one.event.mantissa != other.event.mantissa:
-        return []
-    if one.event.mantissa is not None and kinds[0] != kinds[1]:
-        return []
-    if forced is not None:
-        return [(_bound(one, other, forced), forced)]
-    # Only limits tell that codes are numbered otherwise: ranges move with a bias, too.
-    (low, high), (bottom, top) = one.clips, other.clips
-    shifts = {0.0, float(bottom.min() - low.min()), float(top.max() - high.max())}
-    deltas = sorted((shift for shift in shifts if np.isfinite(shift)), key=abs)
-    return [(_bound(one, other, delta), delta) for delta in map(np.asarray, deltas)]
-
-
-def _bound(one: RoundedData, other: RoundedData, delta: Float64) -> Segment:
-    # Beyond these values both codes are clipped, each to its own limit.
-    bottom = np.minimum(one.ends[0], other.ends[0] - delta)
-    top = np.maximum(one.ends[1], other.ends[1] - delta)
-    window = bottom - one.event.spacing(bottom), top + one.event.spacing(top)
-    shifted = one.function.plus(Combination.constant(delta))
-    moved_window = window[0] + delta, window[1] + delta
-    shift = distance(shifted, other.function, moved_window)
-    if one.event.kind != other.event.kind:
-        shift = np.maximum(shift, 2.0**-40)
-    shift = np.where(np.isnan(shift), np.inf, shift)
-    extra = np.maximum(*(_clipped_apart(end, one, other, delta) for end in one.reach))
-    nodes = one.event.node, other.event.node
-    kinds = one.event.kind, other.event.kind
-    return Segment(
-        *nodes,
-        (nodes[0].outputs[0], nodes[1].outputs[0]),
-        reference_error=_error(one.event.before, window),
-        candidate_error=_error(other.event.before, moved_window),
-        shift=shift,
-        extra=extra,
-        span=one.ends[1] - one.ends[0],
-        kind=one.event.kind if kinds[0] == kinds[1] else "",
-        roundings=(one, other),
-        delta=delta,
-    )
-
-
-def _counted(one: RoundedData, other: RoundedData, delta: float) -> Counted | None:
-    """Return where codes differ, if both are computed from the same few whole numbers."""
-    models = []
-    for data, shift in ((one, 0.0), (other, -delta)):
-        program = program_of(data.event.before)
-        if program is None:
-            return None
-        models.append(finished(program, limited_codes(data, shift), (data.low, data.high)))
-    return compare(*models)
-
-
-def _clipped_apart(code: Float64, one: RoundedData, other: RoundedData, delta: Float64) -> Float64:
-    """Return how far apart the limits of both codes leave one code of the reference."""
-    apart = np.abs(np.clip(code, *one.clips) + delta - np.clip(code + delta, *other.clips))
-    return np.where(np.isnan(apart), 0.0, apart)
-
-
-def _error(before: Quantity, window: tuple[Float64, Float64]) -> Float64:
-    reach = np.maximum(*map(np.abs, window))
-    reach = np.minimum(reach, before.largest)
-    return before.absolute + product(before.relative, reach)
 
 
 def _size(segment: Segment) -> float:

@@ -146,7 +146,7 @@ def mean_of(
         return (np.minimum(low, 0.0), np.maximum(high, 0.0)) if has_zeros else (low, high)
 
     low, high = along(data.low, data.high)
-    meant = data.meant
+    meant = _in_padding(atoms, data.meant) if has_zeros else data.meant
     numbers = [*(coefficient for coefficient, _ in meant.terms), meant.offset]
     if any(array.shape != _over(np.minimum, array, places).shape for array in numbers):
         function = Combination.of(atoms.make("mean", attributes, (meant,), (low, high)))
@@ -163,6 +163,14 @@ def mean_of(
     total = added_up(exact, np.asarray(float(count)), count * reach, arithmetic)
     # Runtimes divide, or multiply by a rounded reciprocal.
     return rounded(Quantity(function, low, high, total.absolute / count), arithmetic, times=2)
+
+
+def _in_padding(atoms: Atoms, function: Combination) -> Combination:
+    """Return a function whose offset is a multiple of a 1 that padding replaces by 0."""
+    if not function.offset.any():
+        return function
+    one = atoms.make("one", None, (), (np.ones(()), np.ones(())))
+    return Combination((*function.terms, (function.offset, one)))
 
 
 def _over(pick: np.ufunc, array: Float64, places: Sequence[int]) -> Float64:

@@ -109,8 +109,6 @@ def pooled(call: NodeCall, x: Quantity) -> Quantity:
     if is_plain and kernel == shape_of(call.value(0))[2:]:
         return mean_over(call, x, axes)
     has_zeros = bool(call.whole("count_include_pad"))
-    if has_zeros and x.meant.offset.any():
-        raise call.refusal("shifted codes and padding")
     strides, ceil = tuple(get("strides", ones)), call.whole("ceil_mode")
     key = "AveragePool", kernel, strides, pads, dilations, mode, has_zeros, ceil
     places = [axis - call.rank() for axis in axes]

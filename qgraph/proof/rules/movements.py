@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -140,18 +141,24 @@ def split(call: NodeCall) -> Sequence[Operand]:
 @bound_rule("Pad")
 def pad(call: NodeCall) -> Operand:
     """Elements of the data, and a constant at the edges."""
-    x, atoms = data_of(call), call.tracer.atoms
+    return _padded(call, data_of(call))
+
+
+def _padded(call: NodeCall, x: Quantity) -> Quantity:
+    atoms = call.tracer.atoms
     if call.node.attributes.get_string("mode", "constant") != "constant":
         return changed(atoms, x, _key(call), _along(call))
     filled = call.constant(2)
     fill = np.asarray(call.number("value", 0.0)) if filled is None else filled.numbers
     if not fill.any() and not x.meant.offset.any():
-        return changed(atoms, x, _key(call), _along(call), has_zeros=True)
+        again = partial(_padded, call)
+        return changed(atoms, x, _key(call), _along(call), has_zeros=True, again=again)
     fill = fill.reshape(())
     unit = granules(fill)
     whole = _as_one(atoms, x, _key(call))
     low, high = np.minimum(whole.low, fill), np.maximum(whole.high, fill)
-    atom = atoms.make("padded", _key(call), (x.meant,), (low, high))
+    kind = "padded" if fill.any() else "padded with zeros"
+    atom = atoms.make(kind, _key(call), (x.meant,), (low, high))
     granule = None if whole.unit is None else np.minimum(whole.unit, unit)
     return replace(whole, meant=Combination.of(atom), low=low, high=high, unit=granule)
 
@@ -162,12 +169,19 @@ def largest_of(call: NodeCall, x: Quantity) -> Quantity:
     coefficients = [coefficient for coefficient, _ in x.meant.terms]
     if len(coefficients) == 1 and (coefficients[0] > 0).all():
         x = Quantity(x.meant, x.low, x.high, x.error, unit=x.unit)
-        return changed(call.tracer.atoms, x, key, change)
+        again = partial(largest_of, call)
+        return changed(call.tracer.atoms, x, key, change, again=again)
     return _as_one(call.tracer.atoms, x, key)
 
 
 def changed(
-    atoms: Atoms, x: Quantity, attributes: Hashable, change: Change, *, has_zeros: bool = False
+    atoms: Atoms,
+    x: Quantity,
+    attributes: Hashable,
+    change: Change,
+    *,
+    has_zeros: bool = False,
+    again: Callable[[Quantity], Quantity] | None = None,
 ) -> Quantity:
     """Return a quantity with all arrays moved by ``change``; zeros may be inserted.
 
@@ -177,17 +191,19 @@ def changed(
         attributes: how its elements are moved.
         change: moves an array that broadcasts to it; raises :class:`Undecidable` where it cannot.
         has_zeros: whether zeros are inserted.
+        again: moves another quantity in the same way; None for this function.
     """
+    if again is None:
+        again = partial(_changed, atoms, attributes, change, has_zeros)
     if x.value is not None:
         shape = x.value.shape
         parts = [np.broadcast_to(part, shape) for part in (x.value, x.meant.offset)]
         return of_constant(change(parts[0]), change(parts[1]), _factors(x, shape, change))
     try:
-        terms = [
-            (change(c), _moved(atoms, atom, attributes, change, has_zeros))
-            for c, atom in x.meant.terms
-        ]
-        meant = Combination(tuple(terms), change(x.meant.offset), change(x.meant.size))
+        meant = Combination((), change(x.meant.offset), change(x.meant.size))
+        for c, atom in x.meant.terms:
+            moved = _moved(atoms, atom, attributes, change, has_zeros, again)
+            meant = meant.plus(atoms.carried(atom, moved, change, again).times(change(c)))
     except Undecidable:
         return _as_one(atoms, x, attributes, has_zeros=has_zeros)
     absolute, relative = (_widest(np.max, change, each) for each in (x.absolute, x.relative))
@@ -212,12 +228,29 @@ def _factors(x: Quantity, shape: tuple[int, ...], change: Change) -> tuple[Float
     return scales, codes
 
 
-def _moved(atoms: Atoms, atom: Atom, attributes: Hashable, change: Change, has_zeros: bool) -> Atom:
-    """Return an atom of moved elements; two movements of one kind are one."""
-    try:
-        limits = change(atom.low), change(atom.high)
-    except Undecidable:
-        limits = np.asarray(atom.low.min()), np.asarray(atom.high.max())
+def _changed(
+    atoms: Atoms, attributes: Hashable, change: Change, has_zeros: bool, x: Quantity
+) -> Quantity:
+    return changed(atoms, x, attributes, change, has_zeros=has_zeros)
+
+
+def _moved(
+    atoms: Atoms,
+    atom: Atom,
+    attributes: Hashable,
+    change: Change,
+    has_zeros: bool,
+    again: Callable[[Quantity], Quantity],
+) -> Atom:
+    """Return an atom of moved elements; two movements of one kind are one.
+
+    Limits are behind movements, so that a Relu is found in both orders.
+    """
+    limits = _widest(np.min, change, atom.low), _widest(np.max, change, atom.high)
+    if atom.kind == "clip" and not has_zeros and all(end.size == 1 for end in atom.numbers):
+        inner = atom.arguments[0]
+        moved = again(Quantity(inner, *inner.range)).meant
+        return atoms.make("clip", None, (moved,), limits, [n.reshape(()) for n in atom.numbers])
     if atom.kind == "moved" and isinstance(attributes, tuple):
         before = atom.attributes
         ((_, inner),) = atom.arguments[0].terms

@@ -199,6 +199,11 @@ FORMS = {
         "t = Conv (x, $2.2.1.1) u = Add (t, x) y = MaxPool <kernel_shape=[2, 2]> (u)", IMAGE
     ),
     "AveragePool": Form(f"{_CONV} y = AveragePool <kernel_shape=[2, 2]> (t)", IMAGE),
+    "AveragePool, zeros and a bias": Form(
+        "t = Conv (x, $3.2.1.1, $3) "
+        "y = AveragePool <kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1> (t)",
+        IMAGE,
+    ),
     "AveragePool, zeros": Form(
         "y = AveragePool <kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1> (x)", IMAGE
     ),

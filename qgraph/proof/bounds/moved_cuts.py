@@ -1,0 +1,102 @@
+"""Codes that one model moves after rounding, and the other one before it.
+
+A quantizer and an operator that moves elements, or chooses the largest of some, may be exchanged::
+
+    reference  f --[MaxPool]--> round --> codes
+    candidate  g --> round --[MaxPool]--> codes
+
+So moved codes are also a rounding, of what is moved before it. Both models are compared on these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from qgraph.numerics import Float64
+from qgraph.proof.bounds.combination import ZERO, Atom, Atoms, Combination
+from qgraph.proof.bounds.events import Pending
+from qgraph.proof.bounds.roundings import rounding_of
+from qgraph.proof.bounds.segment import RoundedData
+from qgraph.reasons import Undecidable
+
+
+@dataclass(eq=False)
+class _Root:
+    """A rounding whose moved codes are roundings, too.
+
+    Attributes:
+        data: the rounding, or one of what is moved before it.
+        first: the rounding that the model has.
+        moved: what stands for the moved codes, by their atoms.
+    """
+
+    data: RoundedData
+    first: Atom
+    moved: dict[Atom, Combination] = field(default_factory=dict)
+
+
+Found = Callable[[Atom, RoundedData], Combination | None]
+"""Gets a rounding of moved data, and returns the codes it has in both models; None for new ones."""
+
+
+class MovingAtoms(Atoms):
+    """Makes atoms, and follows codes through movements of elements.
+
+    Attributes:
+        found: what is done with roundings of moved data.
+    """
+
+    def __init__(self, found: Found) -> None:
+        super().__init__()
+        self.found = found
+        self._roots: dict[Atom, _Root] = {}
+
+    def follow(self, atom: Atom, data: RoundedData) -> None:
+        """Follow the codes of a rounding from now on."""
+        self._roots[atom] = _Root(data, atom)
+
+    def leave(self) -> None:
+        """Follow none of the codes any more."""
+        self._roots.clear()
+
+    def carried(
+        self,
+        atom: Atom,
+        made: Atom,
+        change: Callable[[Float64], Float64],
+        again: Callable[[Any], Any],
+    ) -> Combination:
+        """Return moved elements of an atom; if they are codes of both models, as these."""
+        root = self._roots.get(atom)
+        if root is None or made in self._roots:
+            return Combination.of(made)
+        if made not in root.moved:
+            data = _moved(root.data, change, again, made)
+            if data is None:
+                return Combination.of(made)
+            codes = self.found(root.first, data)
+            root.moved[made] = Combination.of(made) if codes is None else codes
+            if codes is None:
+                self._roots[made] = _Root(data, root.first)
+        return root.moved[made]
+
+
+def _moved(
+    data: RoundedData,
+    change: Callable[[Float64], Float64],
+    again: Callable[[Any], Any],
+    made: Atom,
+) -> RoundedData | None:
+    """Return the rounding of what is moved before it; None if it may give other codes."""
+    try:
+        event = replace(data.event, before=again(data.event.before))
+        low, high = change(data.low), change(data.high)
+    except Undecidable:
+        return None
+    # zeros may be inserted, which have to be rounded to 0
+    if event.kind == "Sign" or (low > 0).any() or (high < 0).any():
+        return None
+    found = rounding_of(Pending(event, low, high, ZERO))
+    return replace(found, codes=Combination.of(made), is_moved=True)
