@@ -16,6 +16,7 @@ from qgraph.cli.output import Talk, show
 from qgraph.errors import OptionError, meant, shown
 
 if TYPE_CHECKING:
+    from qgraph.lint.baseline import LintBaseline
     from qgraph.lint.engine import LintReport
     from qgraph.storage.outputs import Outputs
 
@@ -103,14 +104,28 @@ class FixOptions:
         if self.out is not None and (self.in_place or len(paths) > 1):
             raise click.UsageError("-o names one model, expected --in-place for several.")
 
-    def apply(self, talk: Talk, path: Path, lint: LintOptions, outputs: Outputs) -> LintReport:
-        """Fix a model, show what was done, and return what is left."""
+    def apply(
+        self,
+        talk: Talk,
+        path: Path,
+        lint: LintOptions,
+        outputs: Outputs,
+        known: LintBaseline | None,
+    ) -> LintReport:
+        """Fix a model but for known findings, show what was done, and return what is left."""
         from qgraph.model import load
         from qgraph.transforms import Writing, rewrite
         from qgraph.transforms.deployment.lint_fixes import fix
 
         model = load(path)
-        found = fix(model, lint.target, select=lint.select, ignore=lint.ignore, within=self.within)
+        found = fix(
+            model,
+            lint.target,
+            select=lint.select,
+            ignore=lint.ignore,
+            within=self.within,
+            known=known,
+        )
         for line in found.listing if self.diff else ():
             show(line)
         for step in found.steps:

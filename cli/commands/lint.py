@@ -89,8 +89,10 @@ def command(
                 try:
                     result = _linted(talk, path, lint, inputs)
                     if fixing.is_wanted:
-                        result = fixing.apply(talk, path, lint, outputs)
-                    results.append(result if known is None else known.without(result))
+                        result = fixing.apply(talk, path, lint, outputs, known)
+                    elif known is not None:
+                        result = known.without(result)
+                    results.append(result)
                 except OptionError:
                     raise
                 except QGraphError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
@@ -86,7 +87,23 @@ def freeze_inputs(model: ir.Model) -> int:
     return len(frozen)
 
 
+_FEW = 64
+_READ: WeakKeyDictionary[ir.TensorProtocol, Array] = WeakKeyDictionary()
+"""Arrays of tensors of few elements: scales and zero points are read many times."""
+
+
 def _array(value: ir.Value, tensor: ir.TensorProtocol) -> Array:
+    if not isinstance(tensor, ir.Tensor | ir.serde.TensorProtoTensor):
+        return _read(value, tensor)
+    known = _READ.get(tensor)
+    if known is None:
+        known = _read(value, tensor)
+        if known.size <= _FEW:
+            _READ[tensor] = known
+    return known
+
+
+def _read(value: ir.Value, tensor: ir.TensorProtocol) -> Array:
     try:
         if isinstance(tensor, ir.ExternalTensor):
             array = elements(tensor).view()

@@ -169,12 +169,14 @@ def _bias(
     maker = value.producer()
     if maker is None or maker.op_type != "DequantizeLinear":
         return LayerBias("FLOAT" if value.dtype is None else value.dtype.name)
-    scale, error = constant_expression(maker.inputs[1]), None
-    if scale is not None and product is not None and scale.size in (1, product.size):
-        with np.errstate(all="ignore"):
-            ratio = np.abs(scale.reshape(-1).astype(np.float64) / product - 1)
-        error = float(np.nan_to_num(ratio, nan=np.inf).max())
-    return LayerBias(type_of_codes(maker), error)
+    scale, kind = constant_expression(maker.inputs[1]), type_of_codes(maker)
+    if scale is None or product is None or scale.size not in (1, product.size):
+        return LayerBias(kind)
+    with np.errstate(all="ignore"):
+        declared = scale.reshape(-1).astype(np.float64)
+        both = np.abs([declared / product - 1, declared - product])
+    error, gap = np.nan_to_num(both, nan=np.inf).max(axis=1)
+    return LayerBias(kind, float(error), float(gap))
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def names_of_nodes(facts: ModelFacts) -> Iterator[Found]:
     twice = [name for name, number in count.items() if name and number > 1]
     if twice:
         text = f"{len(twice)} names are given to several nodes, such as {twice[0]!r}"
-        yield Found(tuple(map(str, twice[:_SHARED])), text, {"names": len(twice)})
+        yield Found(tuple(map(str, twice[:_SHARED])), text, {"names": len(twice)}, WARNING)
     if unnamed:
         text = f"{unnamed} nodes have no name: reports and runtimes name their outputs"
         yield Found((), text, {"nodes": unnamed})

@@ -171,7 +171,8 @@ def float8_zero_point(facts: ModelFacts) -> Iterator[Found]:
 def one_block(facts: ModelFacts) -> Iterator[Found]:
     """One scale in all, and block_size is set."""
     for coder in [*facts.encoders, *facts.decoders]:
-        if coder.block and coder.scale is not None and coder.scale.size == 1:
+        scale = coder.scale
+        if coder.block and scale is not None and scale.size == 1 and scale.ndim < 2:
             text = f"block_size is {coder.block}, with one scale: ONNX Runtime fails to run it"
             yield Found((coder.node,), text, {"block": coder.block})
 

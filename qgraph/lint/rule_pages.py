@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -25,6 +26,14 @@ HEADER = (
 
 _REPEATED = re.compile(r"@(\d+)@")
 _REMEDY = "**What to do.** "
+_FIGURES = "**Measured.** "
+_CONDITIONS = (
+    "on an AMD EPYC (x86-64 with AVX-512, VNNI and bfloat16), with ONNX Runtime 1.32.0, OpenVINO "
+    "2026.4.1 in float32 unless stated, onnx 1.23.2 and NumPy 2.4.6. Times are processor times of "
+    "one thread, medians of 15 turns against the other model. In a checkout, {command} measures "
+    "them again."
+)
+_COMMAND = "python -m tests.lint.measured"
 _SECTION = re.compile(r"^## (QG\d+) (\S+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _MODEL = re.compile(r"^```onnx (before|after)([^\n]*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
@@ -58,6 +67,13 @@ class RulePage:
         return " ".join(p for p in self.paragraphs if not p.startswith(_REMEDY)).replace("**", "")
 
     @property
+    def conditions(self) -> str | None:
+        """Where its figures come from; None if it has none."""
+        has = any(each.startswith(_FIGURES) for each in self.paragraphs)
+        told = _CONDITIONS.format(command=f"{_COMMAND} {self.id}")
+        return f"Figures were measured {told}" if has else None
+
+    @property
     def remedy(self) -> str:
         """What to do."""
         return next((p.removeprefix(_REMEDY) for p in self.paragraphs if p.startswith(_REMEDY)), "")
@@ -87,6 +103,8 @@ def explained(rule: LintRule) -> Iterator[str]:
     for paragraph in page.paragraphs:
         yield ""
         yield paragraph.replace("**", "").replace("`", "")
+    if page.conditions is not None:
+        yield from ("", page.conditions)
     for title, model in (("Before", page.before), ("After", page.after)):
         if not model:
             continue
@@ -113,7 +131,10 @@ def _fix(rule: LintRule) -> str:
 def markdown_page() -> str:
     """Return all pages as one page of the documentation."""
     families = dict.fromkeys(rule.family for rule in sorted(RULES, key=lambda each: each.id))
-    return "\n".join([_HEAD, *(line for family in families for line in _family(family))])
+    told = f"Figures behind **Measured.** were measured {_CONDITIONS}"
+    told = told.format(command=f"`{_COMMAND} [ID]...`")
+    head = _HEAD.format(conditions=textwrap.fill(told, 100, break_on_hyphens=False))
+    return "\n".join([head, *(line for family in families for line in _family(family))])
 
 
 _HEAD = """# Rules of lint
@@ -123,6 +144,8 @@ its options. `qgraph explain ID` shows the section of a rule. Models of this pag
 without the header. The rule finds the node `here` in the first of each pair, and nothing in the
 second: a test applies the rule to both. `@N@` stands for N numbers. Two codes of INT4 are one
 number.
+
+{conditions}
 
 This page is made by `.ci/rules` from `qgraph/lint/pages`."""
 

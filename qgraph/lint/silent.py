@@ -87,7 +87,8 @@ def bias_scale_ignored(facts: ModelFacts) -> Iterator[Found]:
             continue
         rule_of_bias = answer.kernel.bias
         ignores = rule_of_bias.scale == "ignored"
-        if ignores or (rule_of_bias.scale == "product" and rule_of_bias.within):
+        is_near = rule_of_bias.within or rule_of_bias.gap
+        if ignores or (rule_of_bias.scale == "product" and is_near):
             text = f"the declared scale of the bias is off by {bias.scale_error:.3g} and not used"
             level = None if bias.scale_error > 1e-3 else WARNING
             figures = {"relative_error": bias.scale_error, "kernel": answer.kernel.id}

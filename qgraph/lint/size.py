@@ -45,6 +45,11 @@ def unpacked_weights(facts: ModelFacts) -> Iterator[Found]:
             yield Found(nodes_of_site(site), text, figures)
 
 
+def _with_reader(facts: ModelFacts, node: ir.Node) -> tuple[ir.Node, ...]:
+    """Return a node and those that read its result."""
+    return (node, *dict.fromkeys(facts.readers(node.outputs[0])))
+
+
 @rule("QG502", "wide-storage", INFO, fix=LintFix("repack", "values"))
 def wide_storage(facts: ModelFacts) -> Iterator[Found]:
     """Stored codes need fewer bits than their type has."""
@@ -65,7 +70,9 @@ def wide_storage(facts: ModelFacts) -> Iterator[Found]:
             )
             figures = {"low": counts.low, "high": counts.high, "saved_bytes": saved}
             # The smallest type is not the one that layers on codes want.
-            yield Found((decoder.node,), text, figures, is_fixable=not facts.layers)
+            yield Found(
+                _with_reader(facts, decoder.node), text, figures, is_fixable=not facts.layers
+            )
 
 
 @rule("QG503", "unused-codes", INFO)
@@ -150,7 +157,9 @@ def equal_scales(facts: ModelFacts) -> Iterator[Found]:
         if is_one:
             text = f"{scale.size} equal scales of {float(scale.flat[0]):.6g}"
             figures = {"scales": int(scale.size)}
-            yield Found((decoder.node,), text, figures, is_fixable=not facts.layers)
+            yield Found(
+                _with_reader(facts, decoder.node), text, figures, is_fixable=not facts.layers
+            )
 
 
 @rule("QG507", "double-constants", INFO)

@@ -69,8 +69,8 @@ def activation_beside_range(facts: ModelFacts) -> Iterator[Found]:
             is_open = layer.description.y is not None and not behind.is_redundant
             if node.op_type in ("Relu", "Clip") and is_open:
                 text = f"codes reach farther than {node.op_type} lets data go: limit the codes"
-                is_pair = any(each.op_type == QUANTIZE for each in layer.follows)
-                yield Found((node, layer.node), text, is_fixable=is_pair)
+                pair = [each for each in layer.follows if each.op_type == QUANTIZE]
+                yield Found((node, layer.node, *pair), text, is_fixable=bool(pair))
 
 
 @rule("QG406", "wrapped-quantizer", WARNING, fix=LintFix("plain-pairs", "near"))
@@ -298,7 +298,7 @@ def blocks_along_outputs(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG421", "quantized-hard-swish", INFO)
 def quantized_hard_swish(facts: ModelFacts) -> Iterator[Found]:
-    """X * HardSigmoid(x) between quantizers takes longer than in float."""
+    """The parts of x * HardSigmoid(x) are quantized."""
     for node in facts.of("Mul"):
         sources = [facts.before_moves(value) for value in node.inputs]
         sites = [facts.site_ending.get(value) if value is not None else None for value in sources]

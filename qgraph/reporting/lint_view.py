@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -106,8 +107,15 @@ def _issues(index: int, model: Mapping[str, Any]) -> Iterator[Issue]:
             {"nodes": nodes, "figures": finding["figures"], "fix": fix},
             f"{path}: {finding['id']} {place}",
             level=_LEVELS[finding["severity"]],
-            fix=None if fix is None else f"qgraph transform {path} -p '{fix['pass']}' -o OUT",
+            fix=None if fix is None else _command(path, finding["id"], fix),
         )
+
+
+def _command(path: str, rule: str, fix: Mapping[str, Any]) -> str:
+    """Return what fixes the findings of a rule in a model, with what it does."""
+    limit = "" if fix["exactness"] in ("bits", "values") else " --within 1step"
+    command = f"qgraph lint {shlex.quote(path)} --select {rule} --fix{limit} -o OUT"
+    return f"{command} ({fix['pass']}, {fix['exactness']})"
 
 
 def _kind(rule: Mapping[str, Any]) -> FindingKind:

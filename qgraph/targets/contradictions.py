@@ -81,8 +81,9 @@ def _kernel(kernel: KernelRule) -> Iterator[Found]:
             yield (name, *where), what
     yield from _word(kernel.output.quantizer, "quantizer", ("output", "quantizer"))
     yield from _word(kernel.bias.scale, "scale", ("bias", "scale"))
-    if kernel.bias.within and kernel.bias.scale != "product":
-        yield ("bias", "within"), "a deviation is allowed from the product only."
+    for name in ("within", "gap"):
+        if getattr(kernel.bias, name) and kernel.bias.scale != "product":
+            yield ("bias", name), "a deviation is allowed from the product only."
     if both := set(kernel.behind.operators or ()) & set(kernel.behind.redundant):
         yield ("behind", "redundant"), f"{', '.join(sorted(both))}: listed in 'operators', too."
 

@@ -235,7 +235,9 @@ def _bias(layer: QuantizedLayer, kernel: KernelRule) -> Iterator[Answer]:
     if rule.scale is None:
         yield None, unmet.BIAS_SCALE(f"bias: {text}")
     elif rule.scale == "product":
-        yield error is not None and error <= rule.within, unmet.BIAS_SCALE(f"bias: {text}")
+        fits = error is not None and error <= rule.within
+        near = bias.scale_gap is not None and bias.scale_gap <= rule.gap
+        yield fits or near, unmet.BIAS_SCALE(f"bias: {text}")
 
 
 def _result(layer: QuantizedLayer, kernel: KernelRule, profile: Profile) -> Iterator[Answer]:

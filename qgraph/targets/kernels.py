@@ -91,11 +91,13 @@ class BiasRule:
         scale: ``as written``; ``product`` where it has to be that of the operands' scales;
             ``ignored`` where it is taken for that product.
         within: relative deviation from the product that is allowed.
+        gap: absolute deviation that is allowed, even where the relative one is larger.
     """
 
     types: Names | None = None
     scale: str | None = None
     within: float = 0.0
+    gap: float = 0.0
 
 
 @dataclass(frozen=True)

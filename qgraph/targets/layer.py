@@ -96,10 +96,12 @@ class LayerBias:
             ``computed`` if it is neither.
         scale_error: largest relative deviation of its scale from the product of the operands'
             scales; None without codes or if they are not known.
+        scale_gap: largest absolute deviation.
     """
 
     codes: str
     scale_error: float | None = None
+    scale_gap: float | None = None
 
 
 @dataclass(frozen=True)

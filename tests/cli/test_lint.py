@@ -88,7 +88,8 @@ def test_sarif_has_rules_levels_and_fixes(qgraph, folder: Path) -> None:
     (result,) = run["results"]
     assert (result["ruleId"], result["ruleIndex"], result["level"]) == ("QG413", 0, "warning")
     (fix,) = result["fixes"]
-    assert "qgraph transform chain.onnx -p 'fold-constants'" in fix["description"]["text"]
+    text = fix["description"]["text"]
+    assert text == "qgraph lint chain.onnx --select QG413 --fix -o OUT (fold-constants, bits)"
     (change,) = fix["artifactChanges"]
     assert change["artifactLocation"]["uri"] == "chain.onnx"
     assert change["replacements"]

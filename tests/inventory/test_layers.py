@@ -77,7 +77,7 @@ def test_the_surroundings_are_described(layers: list[QuantizedLayer]) -> None:
     conv, gemm = layers
     assert (conv.group, conv.rank, conv.consumers) == ("grouped", 4, 1)
     # scales 0.5 * ws, the last of which is 0.5 and stored as 1
-    assert conv.bias == LayerBias("INT32", 1.0)
+    assert conv.bias == LayerBias("INT32", 1.0, 0.5)
     assert conv.behind == (BehindLayer("Relu", is_redundant=True), BehindLayer("Clip"))
     assert conv.y is not None
     assert conv.y.codes == "UINT8"

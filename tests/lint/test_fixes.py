@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import onnx_ir as ir
 import pytest
 
 import qgraph
 from qgraph.exactness import ProofVerdict
+from qgraph.lint.baseline import read_baseline, written_baseline
+from qgraph.lint.engine import lint
 from qgraph.lint.rule import RULES, LintRule
 from qgraph.lint.rule_pages import page_of_rule, whole_model
 from qgraph.transforms.deployment.lint_fixes import fix
@@ -58,3 +63,42 @@ def test_a_limit_that_is_too_small_leaves_the_model() -> None:
     found = fix(model, within="0.000001step")
     assert "bounded" in str(found.steps[0].reason)
     assert model.to_proto().SerializeToString() == before
+
+
+TWO = """<ir_version: 10, opset_import: ["": 21]> net (float[N,2] x) => (float[N,2] y)
+<float s = {0.1}, uint8 z = {0}, KIND[2,2] w = {A}, KIND[2,2] v = {A}, KIND o = {B}> {
+    c = QuantizeLinear (x, s, z)
+    d = DequantizeLinear (c, s, z)
+    [first] e = DequantizeLinear (w, s, o)
+    [one] f = MatMul (d, e)
+    g = QuantizeLinear (f, s, z)
+    h = DequantizeLinear (g, s, z)
+    [second] k = DequantizeLinear (v, s, o)
+    [two] y = MatMul (h, k)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "values", "zero", "changed"),
+    [
+        ("QG407", "int4", "33, 67", "0", {"first"}),  # repack can be limited to operators
+        ("QG408", "uint8", "1, 2, 3, 4", "128", {"first", "second"}),
+    ],
+)
+def test_what_is_known_is_left_or_told(rule, kind, values, zero, changed, tmp_path: Path) -> None:
+    path = tmp_path / "two.onnx"
+    text = TWO.replace("KIND", kind).replace("{A}", f"{{{values}}}").replace("{B}", f"{{{zero}}}")
+    ir.save(ir.from_onnx_text(text), path)
+    model = qgraph.load(path)
+    report = lint(model, select=rule)
+    assert [finding.nodes[0] for finding in report] == ["first", "second"]
+    baseline = tmp_path / "known.json"
+    baseline.write_text(written_baseline([replace(report, findings=report.findings[1:])]))
+    found = fix(model, select=rule, known=read_baseline(baseline))
+    assert (len(found.before), len(found.after)) == (1, 0)
+    (step,) = found.steps
+    assert step.sites == len(changed)
+    assert step.beyond == tuple(changed - {"first"})
+    assert ("without a finding" in str(step)) == (len(changed) > 1)
+    left = {finding.nodes[0] for finding in lint(model, select=rule)}
+    assert left == {"first", "second"} - changed

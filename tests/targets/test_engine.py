@@ -51,6 +51,8 @@ def names(layer: QuantizedLayer, target: str = "onnxruntime-cpu", **options: str
         ({"y": None}, ["no-quantizer"]),
         ({"bias": LayerBias("INT32", 0.009)}, ["conv"]),
         ({"bias": LayerBias("INT32", 0.011)}, ["bias-scale"]),
+        ({"bias": LayerBias("INT32", 1.1, 9e-7)}, ["conv"]),
+        ({"bias": LayerBias("INT32", 1.1, 2e-6)}, ["bias-scale"]),
         ({"bias": LayerBias("computed")}, ["bias-type", "bias-scale"]),
         ({"behind": (BehindLayer("Relu", is_redundant=True),)}, ["conv"]),
         ({"behind": (BehindLayer("Relu"),)}, ["behind-layer"]),

@@ -145,7 +145,7 @@ def test_the_command_shows_what_the_file_says(chip, capsys):
     assert "unknown x.granularity, x.axis, x.zero" in shown
     assert main(["targets", "onnxruntime-cpu", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["versions"]["opsets"] == [7, 26]
+    assert document["versions"]["opsets"] == [7, 28]
     assert document["sources"]["run"]["kind"] == "run"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -13,10 +13,12 @@ from qgraph.comparison.prove import prove
 from qgraph.errors import QGraphError
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.graph.scopes import bodies
-from qgraph.lint.engine import Ids, LintReport, lint
+from qgraph.lint.baseline import LintBaseline
+from qgraph.lint.engine import Ids, LintFinding, LintReport, lint
 from qgraph.model import Model
 from qgraph.reports import SiteStatus, operator_name
-from qgraph.transforms.base import Transform, parse_spec
+from qgraph.text import counted
+from qgraph.transforms.base import Transform, escaped, options_of, parse_spec
 
 _ORDER = (
     "lower-microsoft",
@@ -43,22 +45,31 @@ class AppliedFix:
     """A pass that was to remove findings.
 
     Attributes:
-        name: the pass with its options.
+        name: the pass with its options, as findings name it.
         ids: ids of the rules that named it.
+        nodes: names of the nodes of their findings.
+        applied: the pass, limited to these nodes if it can be.
         sites: number of places that it changed.
+        beyond: names of changed nodes that no finding names.
         exactness: how equal the result is; None if nothing was changed.
         reason: why it was not applied, or what it left; None if it was applied everywhere.
     """
 
     name: str
     ids: tuple[str, ...]
+    nodes: frozenset[str]
+    applied: Transform
     sites: int = 0
+    beyond: tuple[str, ...] = ()
     exactness: str | None = None
     reason: str | None = None
 
     def __str__(self) -> str:
         subject = f"{self.name} ({', '.join(self.ids)})"
         done = f"{self.sites} changed, {self.exactness}" if self.sites else "not applied"
+        if self.beyond:
+            count = counted(len(self.beyond), "place")
+            done += f", {count} of them without a finding, such as {self.beyond[0]!r}"
         return f"{subject}: {done}" + (f"; {self.reason}" if self.reason else "")
 
 
@@ -80,7 +91,7 @@ class LintFixes:
     @property
     def passes(self) -> list[Transform]:
         """The passes that changed something, to be applied again."""
-        return [parse_spec(step.name) for step in self.steps if step.sites]
+        return [step.applied for step in self.steps if step.sites]
 
 
 def fix(
@@ -90,8 +101,12 @@ def fix(
     select: Ids = (),
     ignore: Ids = (),
     within: Within = (),
+    known: LintBaseline | None = None,
 ) -> LintFixes:
     """Apply the passes that findings name as fixes, in place.
+
+    A pass with an option ``nodes`` changes only what the findings name. Another one changes all
+    places that it finds; those without a finding are told in its step.
 
     A pass that keeps values is applied as it is: it compares every site. Another one is applied if
     the prover shows that the result is equal, or with ``within`` bounded within the limit.
@@ -102,40 +117,58 @@ def fix(
         select: only these rules, as for :func:`qgraph.lint`.
         ignore: not these rules.
         within: limits, see :meth:`qgraph.bound.Limit.parse`; without one, only what is proved.
+        known: findings that are left as they are.
 
     Raises:
         OptionError: there is no such target, rule or limit.
         ModelError: the model is not usable.
     """
-    draft = model.clone()
-    before = lint(draft, target, select=select, ignore=ignore)
+
+    def found() -> LintReport:
+        report = lint(draft, target, select=select, ignore=ignore)
+        # A changed draft is no file; a baseline knows findings by the path of the file.
+        return report if known is None else known.without(replace(report, model=identity))
+
+    draft, identity = model.clone(), model.identity()
+    before = found()
     original = _listing(draft.ir)
     steps: list[AppliedFix] = []
     after = before
     for _ in range(_MOST_ROUNDS):  # a pass may bring out what another one removes
         tried = []
-        for name, ids in sorted(_wanted(after, within).items(), key=lambda each: _place(each[0])):
-            draft, step = _applied(draft, AppliedFix(name, ids), within)
+        for wanted in sorted(_wanted(after, within), key=lambda each: _place(each.name)):
+            draft, step = _applied(draft, wanted, within)
             tried.append(step)
-        known = {step.name for step in steps}
-        steps += [step for step in tried if step.sites or step.name not in known]
+        told = {step.name for step in steps}
+        steps += [step for step in tried if step.sites or step.name not in told]
         if not any(step.sites for step in tried):
             break
-        after = lint(draft, target, select=select, ignore=ignore)
+        after = found()
     lines = list(difflib.unified_diff(original, _listing(draft.ir), "before", "after", lineterm=""))
     if any(step.sites for step in steps):
         model.replace(draft)
     return LintFixes(steps, before, after, lines)
 
 
-def _wanted(findings: LintReport, within: Within) -> dict[str, tuple[str, ...]]:
-    """Return the passes that findings name, with the ids of their rules."""
-    wanted: dict[str, tuple[str, ...]] = {}
+def _wanted(findings: LintReport, within: Within) -> Iterator[AppliedFix]:
+    """Yield the passes that findings name, with the ids of their rules and the nodes."""
+    wanted: dict[str, list[LintFinding]] = {}
     for finding in findings:
         if finding.fix is not None and (finding.fix.is_proved or within):
-            ids = (*wanted.get(finding.fix.name, ()), finding.rule.id)
-            wanted[finding.fix.name] = tuple(dict.fromkeys(ids))
-    return wanted
+            wanted.setdefault(finding.fix.name, []).append(finding)
+    for name, group in wanted.items():
+        ids = tuple(dict.fromkeys(finding.rule.id for finding in group))
+        nodes = frozenset(node for finding in group for node in finding.nodes)
+        yield AppliedFix(name, ids, nodes, _limited(parse_spec(name), nodes))
+
+
+def _limited(each: Transform, nodes: Iterable[str]) -> Transform:
+    """Return a pass that changes these nodes only, or the pass itself if it cannot be limited."""
+    if not any(option.name == "nodes" for option in options_of(type(each))):
+        return each
+    if any(name.startswith("!") for name in nodes):  # would select all others
+        return each
+    return replace(each, nodes="|".join(map(escaped, sorted(nodes))))  # type: ignore[call-arg]
 
 
 def _place(name: str) -> tuple[int, str]:
@@ -145,25 +178,27 @@ def _place(name: str) -> tuple[int, str]:
 
 def _applied(model: Model, step: AppliedFix, within: Within) -> tuple[Model, AppliedFix]:
     """Return the model after a pass, or as it was, and what became of the pass."""
-    each, draft = parse_spec(step.name), model.clone()
+    each, draft = step.applied, model.clone()
     try:
         report = draft.apply(each)
-        changed = report.count(SiteStatus.CHANGED)
+        changed = [site.node for site in report if site.outcome is SiteStatus.CHANGED]
         refused = [str(site.why) for site in report if site.outcome is SiteStatus.REFUSED]
         left = f"{len(refused)} left: {refused[0]}" if refused else None
         if not changed:
-            return model, AppliedFix(step.name, step.ids, reason=left or "it finds nothing to do")
+            return model, replace(step, reason=left or "it finds nothing to do")
+        beyond = tuple(node for node in changed if node not in step.nodes)
+        done = replace(step, sites=len(changed), beyond=beyond, reason=left)
         if each.preserves >= Exactness.VALUES and not each.bounded:
-            return draft, AppliedFix(step.name, step.ids, changed, str(report.exactness), left)
+            return draft, replace(done, exactness=str(report.exactness))
         asked = Bounding.of(within, model.inputs, model.outputs)
         request = replace(asked, against=Against.IDEAL) if asked.limits else asked
         proof = prove(model, draft, within=request, hashes=False)
     except QGraphError as error:
-        return model, AppliedFix(step.name, step.ids, reason=str(error))
+        return model, replace(step, reason=str(error))
     if proof.verdict in _ENOUGH and not proof.beyond:
         how = "values" if proof.verdict is ProofVerdict.PROVED else "bounded"
-        return draft, AppliedFix(step.name, step.ids, changed, how, left)
-    return model, AppliedFix(step.name, step.ids, reason=f"the result is {proof.verdict}")
+        return draft, replace(done, exactness=how)
+    return model, replace(step, reason=f"the result is {proof.verdict}")
 
 
 def _listing(model: ir.Model) -> list[str]:

@@ -1,0 +1,277 @@
+"""Figures of the rules about silent changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from tests.lint.measured.harness import (
+    F,
+    codes,
+    compiled,
+    differ,
+    farthest,
+    fed,
+    is_integer_in_ort,
+    layer,
+    measured,
+    model,
+    nodes_in_ort,
+    normal,
+    openvino,
+    ort,
+    qgraph_run,
+    sqnr,
+)  # fmt: skip
+
+LAYER = "a 3 x 3 Conv of 64 channels"
+PAIRS = """c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z)"""
+
+
+@measured("QG301")
+def double_pairs() -> str:
+    proto = layer(
+        middle="m = QuantizeLinear (f, k, v) g = DequantizeLinear (m, k, v)", k=F(0.021), u=F(0.017)
+    )
+    feeds = fed(proto)
+    right = ort(proto, feeds, plain=True)
+    kept = ort(proto, feeds, disable_double_qdq_remover="1")
+    found = ort(proto, feeds)
+    return (
+        f"Pairs with scales of .021 and .017 behind {LAYER}: {differ(found, right)} "
+        "results changed in ONNX "
+        f"Runtime, by up to {farthest(found, right, 0.017)} codes; with the session "
+        f"option {differ(kept, right)}."
+    )
+
+
+@measured("QG302")
+def float_weights() -> str:
+    text = f"""(float[1,64,28,28] x) => (float[1,64,28,28] y) {{ {PAIRS}
+        f = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (d, w)
+        h = QuantizeLinear (f, u, z) y = DequantizeLinear (h, u, z) }}"""
+    told = []
+    for spread in (1, 20):
+        channels = np.geomspace(1, 1 / spread, 64).reshape(-1, 1, 1, 1)
+        weights = (normal(64, 64, 3, 3, scale=0.04) * channels).astype(F)
+        proto = model(text, s=F(0.03), z=np.uint8(128), w=weights, u=F(0.03))
+        feeds = fed(proto)
+        right, found = ort(proto, feeds, plain=True), ort(proto, feeds)
+        told.append(f"{differ(found, right)} codes, by up to {farthest(found, right, 0.03)}")
+    return (
+        f"ONNX Runtime changed {told[0]}, of {LAYER} with equal channels; {told[1]}, "
+        "where channels differ in size up to 20 times."
+    )
+
+
+@measured("QG303")
+def float_bias() -> str:
+    told = []
+    for bits in (8, 4, 2):
+        top = 2 ** (bits - 1) - 1
+        proto = layer(weights=codes(64, 64, 3, 3, low=-top, high=top), bias=normal(64))
+        feeds = fed(proto)
+        right, found = ort(proto, feeds, plain=True), ort(proto, feeds)
+        told.append(f"{differ(found, right)} with {bits} bits")
+    return f"Codes of {LAYER} that changed in ONNX Runtime, each by 1: {', '.join(told)}."
+
+
+@measured("QG304")
+def bias_scale_ignored() -> str:
+    told = []
+    for op, factor, data in (("Gemm", 2, 0.03), ("Conv", 1.5, 0.03), ("Conv", 2, 0.0025)):
+        small = np.full(64, 1 / 127 / 24, F)
+        proto = layer(op, t=small, s=F(data), u=F(data))
+        next(each for each in proto.graph.node if each.name == "layer").input.append("k")
+        proto.graph.node.insert(
+            0, onnx.helper.make_node("DequantizeLinear", ["b", "p"], ["k"], axis=0)
+        )
+        product = (F(data) * small * F(factor)).astype(F)
+        bias = codes(64, low=-100, high=100).astype(np.int32) * 10
+        for name, value in (("b", bias), ("p", product)):
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+        feeds = fed(proto, scale=data / 0.03)
+        right, found = ort(proto, feeds, plain=True), ort(proto, feeds)
+        how = "on codes" if is_integer_in_ort(proto) else "in float"
+        told.append(
+            f"{op}, {factor:g} times the product of {data / 127 / 24:.1g}: "
+            f"{differ(found, right)} codes, {how}"
+        )
+    return f"ONNX Runtime changed: {'; '.join(told)}."
+
+
+@measured("QG305")
+def data_gets_quantized() -> str:
+    proto = model(
+        "(float[28,64] x) => (float[28,64] y) { e = DequantizeLinear (w, s) y = MatMul (x, e) }",
+        w=codes(64, 64), s=F(0.001),
+    )  # fmt: skip
+    feeds = fed(proto)
+    right, found = ort(proto, feeds, plain=True), ort(proto, feeds)
+    kept = ort(proto, feeds, qdq_matmulnbits_accuracy_level="1")
+    return (
+        f"{differ(found, right)} results of a MatMul with 64 x 64 INT8 weights changed "
+        "in ONNX Runtime, by "
+        f"up to {float(farthest(found, right)) / np.abs(right).max():.1%} of the "
+        f"largest ({sqnr(right, found):.0f} dB); "
+        f"with accuracy level 1 by up to {float(farthest(kept, right)) / np.abs(right).max():.1g}."
+    )
+
+
+@measured("QG306")
+def average_rounds() -> str:
+    text = f"""(float[1,64,28,28] x) => (float[1,64,27,27] y) {{ {PAIRS}
+        p = AveragePool <kernel_shape = [2, 2]> (d) e = DequantizeLinear (w, t)
+        y = Conv (p, e) }}"""
+    proto = model(text, s=F(0.03), z=np.uint8(128), w=codes(64, 64, 1, 1), t=F(0.001))
+    feeds = fed(proto)
+    right, found = qgraph_run(proto, feeds), openvino(proto, feeds)
+    return (
+        f"{differ(found, right)} results of a Conv behind a pool of 2 x 2 changed in "
+        "OpenVINO, by up to "
+        f"{float(farthest(found, right)) / np.abs(right).max():.1%} of the largest."
+    )
+
+
+@measured("QG307")
+def residual_not_rounded() -> str:
+    text = f"""(float[1,64,28,28] x) => (float[1,64,28,28] y) {{ {PAIRS}
+        e = DequantizeLinear (w, t) f = Conv (d, e) g = QuantizeLinear (f, u, z)
+        h = DequantizeLinear (g, u, z) i = DequantizeLinear (v, t) j = Conv (d, i)
+        k = QuantizeLinear (j, u, z) l = DequantizeLinear (k, u, z) a = Add (h, l)
+        q = QuantizeLinear (a, r, z) y = DequantizeLinear (q, r, z) }}"""
+    proto = model(
+        text, s=F(0.03), z=np.uint8(128), w=codes(64, 64, 1, 1), v=codes(64, 64, 1, 1, seed=2),
+        t=F(0.001), u=F(0.021), r=F(0.03),
+    )  # fmt: skip
+    feeds = fed(proto)
+    right, found = qgraph_run(proto, feeds), openvino(proto, feeds)
+    return (
+        f"{differ(found, right)} codes behind the Add changed in OpenVINO, by up to "
+        f"{farthest(found, right, 0.03)}."
+    )
+
+
+@measured("QG308")
+def sixteen_bits_removed() -> str:
+    text = (
+        "(float[1000,4] x) => (float[1000,4] y) "
+        f"{{ r = Sigmoid (x) {PAIRS.replace('(x,', '(r,')} y = Relu (d) }}"
+    )
+    proto = model(text, s=F(1e-5), z=np.uint16(0))
+    feeds = fed(proto)
+    right, found = qgraph_run(proto, feeds), openvino(proto, feeds)
+    return (
+        f"{differ(found, right)} results of a Sigmoid behind such a pair changed in "
+        "OpenVINO, by up to "
+        f"{farthest(found, right)} where the range ended at {65535e-5:.2f}."
+    )
+
+
+@measured("QG309")
+def weights_quantized_anew() -> str:
+    told = []
+    for zero in (100, 0):
+        stored = codes(64, 64, low=-100, high=100).astype(np.int16) + zero
+        kind = np.uint8 if zero else np.int8
+        proto = layer(
+            "MatMul", size=784, weights=stored.astype(kind), o=np.full(64, zero, kind),
+            t=np.full(64, 1 / 800, F),
+        )  # fmt: skip
+        feeds = fed(proto)
+        right, found = qgraph_run(proto, feeds), openvino(proto, feeds)
+        told.append(f"{differ(found, right)} codes, by up to {farthest(found, right, 0.03)}")
+    return (
+        f"OpenVINO changed {told[0]}, of a MatMul with zero points of 100; without "
+        f"zero points {told[1]}."
+    )
+
+
+@measured("QG310")
+def half_precision_division() -> str:
+    text = "(float16[1000,4] x) => (uint8[1000,4] c) { c = QuantizeLinear (x, s, z) }"
+    proto = model(text, s=np.float16(0.1), z=np.uint8(128))
+    x = normal(1000, 4).astype(np.float16)
+    half = np.clip(np.rint(x / np.float16(0.1)).astype(float) + 128, 0, 255)
+    found = ort(proto, {"x": x}).astype(float)
+    return (
+        f"{differ(found, half)} codes of normal numbers, with a scale of 0.1, differed "
+        "in ONNX Runtime from a division in float16."
+    )
+
+
+@measured("QG311")
+def scale_of_batch() -> str:
+    text = (
+        "(float[N,64] x) => (uint8[N,64] c, float s, uint8 z) "
+        "{ c, s, z = DynamicQuantizeLinear (x) }"
+    )
+    proto, x = model(text), normal(64, 64)
+    together = ort(proto, {"x": x})
+    alone = np.concatenate([ort(proto, {"x": x[i : i + 1]}) for i in range(64)])
+    return (
+        f"{differ(together, alone)} codes of 64 rows of normal numbers were others in "
+        "a batch than alone."
+    )
+
+
+@measured("QG312")
+def pairs_saturate() -> str:
+    x, w = np.full((1, 64), 255, np.int64), codes(64, 64, low=100).astype(np.int64)
+    sums = x @ w
+    pairs = x[:, 0::2, None] * w[None, 0::2] + x[:, 1::2, None] * w[None, 1::2]
+    limited = np.clip(pairs, -(2**15), 2**15 - 1).sum(axis=1)
+    proto = layer(
+        "MatMul",
+        size=1,
+        weights=w.astype(np.int8),
+        result=False,
+        t=F(1),
+        s=F(1),
+        z=np.uint8(0),
+        o=np.int8(0),
+    )
+    found = ort(proto, {"x": x.astype(F)})
+    return (
+        "Computed, for 64 inputs of 255 and weights of 100 to 127: "
+        f"{differ(limited, sums)} sums are wrong "
+        f"with pairs in 16 bits, {limited.min() / sums[0, limited.argmin()]:.2f} of the right sum. "
+        f"Run on this processor, which has VNNI: {differ(found, sums.astype(F))}."
+    )
+
+
+@measured("QG313")
+def narrow_float() -> str:
+    text = """(float[28,512] x) => (float[28,64] y) {
+        f = MatMul (x, w) c = QuantizeLinear (f, s, z) y = DequantizeLinear (c, s, z) }"""
+    proto = model(text, w=normal(512, 64, scale=0.05), s=F(0.03), z=np.uint8(128))
+    feeds = fed(proto)
+    right = ort(proto, feeds, plain=True)
+    kind = str(compiled(proto, narrow=True).get_property("INFERENCE_PRECISION_HINT"))
+    narrow, wide = openvino(proto, feeds, narrow=True), openvino(proto, feeds)
+    name = "bfloat16" if "bfloat16" in kind or "bf16" in kind else kind
+    return (
+        f"{differ(narrow, right)} codes behind a MatMul of 512 inputs changed with "
+        f"OpenVINO's defaults ({name} here), "
+        f"by up to {farthest(narrow, right, 0.03)}; with f32 {differ(wide, right)}."
+    )
+
+
+@measured("QG314")
+def ties_of_add() -> str:
+    text = """(float[256,256] x, float[256,256] u) => (float[256,256] y) {
+        c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z)
+        e = QuantizeLinear (u, t, z) f = DequantizeLinear (e, t, z) a = Add (d, f)
+        q = QuantizeLinear (a, r, z) y = DequantizeLinear (q, r, z) }"""
+    told = []
+    for one, other, result in ((0.05, 0.03, 0.1), (0.0517, 0.0331, 0.1043)):
+        proto = model(text, s=F(one), t=F(other), r=F(result), z=np.uint8(0))
+        grid = np.meshgrid(np.arange(256, dtype=F) * F(one), np.arange(256, dtype=F) * F(other))
+        feeds = {"x": grid[0], "u": grid[1]}
+        right, found = qgraph_run(proto, feeds), ort(proto, feeds)
+        assert "QLinearAdd" in nodes_in_ort(proto)
+        told.append(differ(found, right))
+    return (
+        f"With scales of .05, .03 and .1, ONNX Runtime gave {told[0]} pairs of codes "
+        f"another result; with .0517, .0331 and .1043 {told[1]}."
+    )
