@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import flush_results
+from qgraph.cli.output import Talk, flush_results, show, show_page
 from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs
 
 if TYPE_CHECKING:
@@ -150,6 +150,38 @@ _HELP = {
     "markdown": "Write a Markdown report.",
     "junit": "Write a JUnit report (XML).",
 }
+
+
+def deliver(
+    talk: Talk,
+    document: dict[str, Any],
+    outputs: Outputs,
+    report: Path | None,
+    views: Views,
+    *,
+    as_json: bool,
+) -> None:
+    """Write a JSON report and its views, and print the report.
+
+    Args:
+        talk: how much is shown.
+        document: the report.
+        outputs: with which the files appear.
+        report: the file of the report; None for none.
+        views: its views.
+        as_json: whether JSON is printed, rather than a page.
+    """
+    from qgraph.reporting.pages import page_of
+    from qgraph.text import json_text
+
+    if report is not None:
+        outputs.write_text(report, json_text(document))
+    if views.are_wanted:
+        views.write(document, None, outputs)
+    if as_json:
+        show(json_text(document).rstrip())
+    else:
+        show_page(talk, page_of(document))
 
 
 def view_options(*kinds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

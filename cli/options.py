@@ -177,6 +177,32 @@ class InputOptions:
     probes: int = 0
 
 
+def shape_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option for shapes of inputs, which the command gets as ``shapes``.
+
+    Args:
+        text: of the help.
+    """
+    return click.option(
+        "--shape", "shapes", type=named_shape, metavar="NAME:DIMS", multiple=True, help=text
+    )
+
+
+labels_option = click.option(
+    "--labels",
+    metavar="FILE|NAME",
+    help="Labels of the rows of the inputs: a file (.npy), or a name in --inputs.",
+)
+metric_option = click.option(
+    "--metric",
+    metavar="NAME",
+    default="top1",
+    show_default=True,
+    help="Accuracy metric: top1, or module:function with arguments (outputs, labels).",
+)
+"""Which rows are right: labels, and the metric that counts them."""
+
+
 def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for inputs, which the command gets as ``inputs``."""
 
@@ -205,14 +231,7 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--seed", type=click.IntRange(min=0), metavar="S", help="Seed of the random batches [0]."
     )
-    @click.option(
-        "--shape",
-        "shapes",
-        type=named_shape,
-        metavar="NAME:DIMS",
-        multiple=True,
-        help="Shape of a random input, such as NAME:1,3,224,224.",
-    )
+    @shape_option("Shape of a random input, such as NAME:1,3,224,224.")
     @click.option(
         "--batch",
         type=click.IntRange(min=1),

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.constants import constant_expression
-from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.edit import Editor, Operand, Region
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.scopes import nodes_of, owners
@@ -24,7 +24,14 @@ from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reasons import NOT_ABSORBED, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform
-from qgraph.transforms.drafts.choice import entry, label, opset_reason, raise_and_replace, refused
+from qgraph.transforms.drafts.choice import (
+    OfDraft,
+    entry,
+    label,
+    opset_reason,
+    raise_and_replace,
+    refused,
+)
 from qgraph.transforms.ranges.grids import carry_over
 from qgraph.transforms.weights.channel_steps import ChannelAffine, ChannelReader
 from qgraph.transforms.weights.output_scale import Stuck, title
@@ -99,13 +106,12 @@ class FoldBatchNorm(Transform):
 
 
 @dataclass(frozen=True, eq=False)
-class _Fold:
+class _Fold(OfDraft):
     """An operator with the chains before and behind it, and the draft that replaces them.
 
     Attributes:
         layer: the operator.
         head, tail: the chains; at least one has nodes.
-        draft: the new nodes.
         made: the new operator.
         scaling: what multiplied the weights.
     """
@@ -113,19 +119,8 @@ class _Fold:
     layer: WeightedSum
     head: ChannelAffine
     tail: ChannelAffine
-    draft: Draft
     made: ir.Node
     scaling: WeightScaling
-
-    @property
-    def opset(self) -> int:
-        """The lowest opset that has the new nodes."""
-        return self.draft.opset
-
-    @property
-    def stands(self) -> bool:
-        """Whether all old nodes are still in the graph."""
-        return self.draft.region.stands
 
     @property
     def copies(self) -> dict[ir.Node, ir.Node]:
@@ -226,7 +221,7 @@ class _Planner:
         except Stuck:
             draft.discard()
             raise
-        return _Fold(layer, head, tail, draft, folded, scaling)
+        return _Fold(layer, head, tail, folded, scaling, draft=draft)
 
     def _write(
         self, layer: WeightedSum, head: ChannelAffine, tail: ChannelAffine, scaling: WeightScaling

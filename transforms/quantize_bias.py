@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression
-from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.edit import Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import ceiling
@@ -24,7 +24,14 @@ from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import NO_OPERATOR, UNSUITED_WEIGHT, UNSUPPORTED_TYPE, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform
-from qgraph.transforms.drafts.choice import entry, label, opset_reason, raise_and_replace, refused
+from qgraph.transforms.drafts.choice import (
+    OfDraft,
+    entry,
+    label,
+    opset_reason,
+    raise_and_replace,
+    refused,
+)
 from qgraph.transforms.ranges.grids import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded
@@ -87,7 +94,7 @@ class QuantizeBias(Transform):
 
 
 @dataclass(frozen=True, eq=False)
-class _Bias:
+class _Bias(OfDraft):
     """A bias as codes.
 
     Attributes:
@@ -95,7 +102,6 @@ class _Bias:
         node: what adds the bias.
         bias: before, ``[channels]``.
         codes, scale: after, the scale also of one element.
-        draft: the operator with them.
     """
 
     layer: WeightedSum
@@ -103,7 +109,6 @@ class _Bias:
     bias: Array
     codes: Array
     scale: Array
-    draft: Draft
 
     @classmethod
     def of(
@@ -155,17 +160,7 @@ class _Bias:
         ]
         operands[index] = decoded
         draft.giving(draft.node(node.op_type, operands, dict(node.attributes), dtype=layer.dtype))
-        return cls(layer, node, bias, codes, scale, draft)
-
-    @property
-    def opset(self) -> int:
-        """The lowest opset that has the new nodes."""
-        return self.draft.opset
-
-    @property
-    def stands(self) -> bool:
-        """Whether the operator is still in the graph."""
-        return self.draft.region.stands
+        return cls(layer, node, bias, codes, scale, draft=draft)
 
     def report(self) -> SiteReport:
         """Return the entry of the report."""

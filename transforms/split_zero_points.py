@@ -23,7 +23,14 @@ from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import UNSUITED_WEIGHT, UNSUPPORTED_TYPE, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform
-from qgraph.transforms.drafts.choice import entry, label, opset_reason, raise_and_replace, refused
+from qgraph.transforms.drafts.choice import (
+    OfDraft,
+    entry,
+    label,
+    opset_reason,
+    raise_and_replace,
+    refused,
+)
 from qgraph.transforms.ranges.grids import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded
@@ -89,19 +96,17 @@ def _layers(
 
 
 @dataclass(frozen=True, eq=False)
-class _Split:
+class _Split(OfDraft):
     """A layer, and what takes its place.
 
     Attributes:
         layer: the operator.
         factor: of the sums of the data, one for each output channel.
-        draft: both operators and their sum.
         place: of the operator without zero points among the nodes of the draft.
     """
 
     layer: WeightedSum
     factor: Float64
-    draft: Draft
     place: int
 
     @classmethod
@@ -153,17 +158,7 @@ class _Split:
             needed = draft.opset
             draft.discard()
             raise Stuck(opset_reason("one scale for each channel", needed, limit))
-        yield cls(layer, factor, draft, place)
-
-    @property
-    def opset(self) -> int:
-        """The lowest opset that has the new nodes."""
-        return self.draft.opset
-
-    @property
-    def stands(self) -> bool:
-        """Whether the operator is still in the graph."""
-        return self.draft.region.stands
+        yield cls(layer, factor, place, draft=draft)
 
     def report(self) -> SiteReport:
         """Return the entry of the report."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from qgraph.cli import options
-from qgraph.cli.files import Views, planned, view_options
-from qgraph.cli.output import ProgressBar, Talk, show, show_page
+from qgraph.cli.files import Views, deliver, planned, view_options
+from qgraph.cli.output import ProgressBar, Talk
 
 _RUNTIMES = ["onnxruntime", "openvino", "numpy"]
 
@@ -54,14 +54,7 @@ def _setting(text: str) -> tuple[str, str]:
     show_default=True,
     help="Turns of each model.",
 )
-@click.option(
-    "--shape",
-    "shapes",
-    type=options.named_shape,
-    metavar="NAME:DIMS",
-    multiple=True,
-    help="Shape of an input, such as NAME:1,3,224,224.",
-)
+@options.shape_option("Shape of an input, such as NAME:1,3,224,224.")
 @click.option(
     "--option",
     "settings",
@@ -96,8 +89,6 @@ def command(
     kernels the runtime executes.
     """
     from qgraph.comparison.bench.measure import Timing, bench
-    from qgraph.reporting.pages import page_of
-    from qgraph.text import json_text
 
     views.check()
     timing = Timing(runtime, threads, batch, rounds, dict(shapes), dict(settings))
@@ -107,12 +98,4 @@ def command(
             found = bench(
                 models, timing, progress=lambda done, total: bar.tell("timing", done, total)
             )
-        document = found.to_json()
-        if report is not None:
-            outputs.write_text(report, json_text(document))
-        if views.are_wanted:
-            views.write(document, None, outputs)
-        if as_json:
-            show(json_text(document).rstrip())
-        else:
-            show_page(talk, page_of(document))
+        deliver(talk, found.to_json(), outputs, report, views, as_json=as_json)

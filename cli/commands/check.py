@@ -29,18 +29,8 @@ Limits = Sequence[tuple[str | None, float]]
 @options.limit_option("--max-ulp", "Maximum difference in units in the last place.")
 @options.limit_option("--min-sqnr", "Minimum signal-to-noise ratio in dB.")
 @options.limit_option("--min-top1", "Minimum share of rows whose largest value has the same index.")
-@click.option(
-    "--labels",
-    metavar="FILE|NAME",
-    help="Labels of the rows of the inputs: a file (.npy), or a name in --inputs.",
-)
-@click.option(
-    "--metric",
-    metavar="NAME",
-    default="top1",
-    show_default=True,
-    help="Accuracy metric: top1, or module:function with arguments (outputs, labels).",
-)
+@options.labels_option
+@options.metric_option
 @click.option(
     "--max-drop",
     type=float,

@@ -61,14 +61,7 @@ from qgraph.cli.several import output_folder, several_models
     is_flag=True,
     help="Measure both forms of each distinct layer on this machine, and take the fastest.",
 )
-@click.option(
-    "--shape",
-    "shapes",
-    type=options.named_shape,
-    metavar="NAME:DIMS",
-    multiple=True,
-    help="Shape of an input for --tune and --measure, such as NAME:1,128.",
-)
+@options.shape_option("Shape of an input for --tune and --measure, such as NAME:1,128.")
 @click.option(
     "--inputs",
     type=options.file_path,

@@ -11,26 +11,16 @@ import click
 from qgraph.bound import Bounding
 from qgraph.cli import options
 from qgraph.cli.bounding import bounding_options
-from qgraph.cli.files import Views, planned, view_options
-from qgraph.cli.output import ProgressBar, Talk, show, show_page
+from qgraph.cli.files import Views, deliver, planned, view_options
+from qgraph.cli.output import ProgressBar, Talk
 
 
 @click.command(name="why")
 @click.argument("reference", type=options.file_path)
 @click.argument("candidate", type=options.file_path)
 @options.input_options
-@click.option(
-    "--labels",
-    metavar="FILE|NAME",
-    help="Labels of the rows of the inputs: a file (.npy), or a name in --inputs.",
-)
-@click.option(
-    "--metric",
-    metavar="NAME",
-    default="top1",
-    show_default=True,
-    help="Accuracy metric: top1, or module:function with arguments (outputs, labels).",
-)
+@options.labels_option
+@options.metric_option
 @options.backend_option
 @bounding_options(question=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -62,8 +52,6 @@ def command(
     from qgraph.cli import arrays
     from qgraph.comparison.why.why import why
     from qgraph.model import load
-    from qgraph.reporting.pages import page_of
-    from qgraph.text import json_text
 
     views.check()
     if ":" in metric and os.getcwd() not in sys.path:
@@ -85,12 +73,4 @@ def command(
                 within=request if request.limits else None,
                 progress=lambda done, total: bar.tell("exchanging quantizers", done, total),
             )
-        document = found.to_json()
-        if report is not None:
-            outputs.write_text(report, json_text(document))
-        if views.are_wanted:
-            views.write(document, None, outputs)
-        if as_json:
-            show(json_text(document).rstrip())
-        else:
-            show_page(talk, page_of(document))
+        deliver(talk, found.to_json(), outputs, report, views, as_json=as_json)

@@ -303,6 +303,27 @@ class Drafted(Planned, Protocol):
         """Return the entry for the report."""
 
 
+@dataclass(frozen=True, eq=False)
+class OfDraft:
+    """What follows from the draft of a plan.
+
+    Attributes:
+        draft: the new nodes.
+    """
+
+    draft: Draft = field(kw_only=True)
+
+    @property
+    def opset(self) -> int:
+        """The lowest opset that has the new nodes."""
+        return self.draft.opset
+
+    @property
+    def stands(self) -> bool:
+        """Whether all old nodes are still in the graph."""
+        return self.draft.region.stands
+
+
 def raised(
     model: Model, propose: Callable[[], tuple[list[P], list[SiteReport]]], report: Report
 ) -> tuple[list[P], list[SiteReport]]:
