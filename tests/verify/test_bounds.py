@@ -146,6 +146,39 @@ def test_other_models_have_other_bounds():
         assert str(checked(document, *others).verdict) == "undecided"
 
 
+HALF_LAYER = """<ir_version: 10, opset_import: ["": 21]>
+    net (int8[1,4] x) => (int8[1,2] y)
+    <int8[4,2] w = {3, -5, 7, 2, -1, 6, 90, -101}, float16 s = {S}, float16 t = {T},
+     float16 u = {U}, int8 z = {0}> {
+        a = DequantizeLinear (x, s, z)
+        v = DequantizeLinear (w, u, z)
+        m = MatMul (a, v)
+        [end] y = QuantizeLinear (m, t, z)
+    }"""
+
+
+def half_layer(weight_scale: float) -> ir.Model:
+    text = HALF_LAYER
+    for name, scale in (("{S}", 0.3), ("{T}", 0.9), ("{U}", weight_scale)):
+        bits = int(np.float16(scale).view(np.uint16))
+        text = text.replace(name, f"{{{bits}}}")
+    return ir.from_onnx_text(text)
+
+
+def test_a_float16_sum_that_is_added_in_float32_is_rounded_once_more():
+    models = half_layer(0.07), half_layer(0.0701)
+    within = Bounding("20step", accumulate="float32")
+    document = copy.deepcopy(qgraph.prove(*models, evidence=True, within=within).to_json())
+    assert str(checked(document, *models).verdict) == "bounded"
+    # the largest sum is 114 * 128 * 0.3 * 0.07 = 306, where numbers of float16 are 1/4 apart, and
+    # the quotient by 0.9 is 340 steps, rounded to a quarter of a step
+    bound = stated(document)
+    least = (Fraction(1, 8) / Fraction(9, 10) + Fraction(1, 8)) * Fraction(99, 100)
+    assert bound["reference_error"] >= least
+    bound["reference_error"] *= 0.9
+    assert "refuted" in [part.status for part in checked(document, *models).regions]
+
+
 def test_all_entries_and_outputs_are_needed():
     document = proof_of_pair()
     for place in range(len(document["regions"])):
