@@ -56,7 +56,11 @@ class LintOptions:
         from qgraph.lint.engine import chosen_rules
         from qgraph.targets.reader import profile_of
 
-        chosen_rules(self.select, self.ignore)
+        if not chosen_rules(self.select, self.ignore):
+            raise OptionError(
+                "--select and --ignore, with the settings of the project, leave no rule to ask. "
+                "Select others, or ignore fewer."
+            )
         if self.target is not None:
             profile_of(self.target)
 

@@ -42,6 +42,7 @@ def test_the_exit_status_is_that_of_the_worst_finding(qgraph, folder: Path) -> N
     assert qgraph("lint", "trap.onnx", "--ignore", "QG101", "--fail-on", "info").status == 1
     assert qgraph("lint", "trap.onnx", "--fail-on", "never").status == 0
     assert qgraph("lint", "trap.onnx", "--select", "QG13").status == 2
+    assert qgraph("lint", "trap.onnx", "--select", "QG1", "--ignore", "QG1").status == 2
     assert qgraph("lint", "trap.onnx", "--target", "onnxrutime").status == 2
 
 
