@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,32 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qgraph.cli import options
-from qgraph.cli.output import Talk, flush_results, show, show_page
-from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs
+from qgraph.cli.documents import show_document
+from qgraph.cli.output import Talk, flush_results
+from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs, StrPath
 
 if TYPE_CHECKING:
     from qgraph.model import Model, Source
 
 _BATCHES = 4
 """Number of batches in which codes of activations are counted."""
+
+
+class _Results(Outputs):
+    """Outputs, one of which may be the standard output.
+
+    Attributes:
+        printed: the text for the standard output.
+    """
+
+    printed = ""
+
+    def write_text(self, path: StrPath, text: str) -> None:
+        """Write an output, or keep what is to be printed."""
+        if path == options.STDOUT:
+            self.printed = text
+        else:
+            super().write_text(path, text)
 
 
 @contextmanager
@@ -33,7 +52,7 @@ def planned(
     """Yield the outputs of a command; they appear together when the block ends without an error.
 
     What the command shows is written before that, so that a full disk behind the standard output
-    leaves no file.
+    leaves no file. If a report goes to the standard output, everything else goes to stderr.
 
     Args:
         targets: files to write; None for those that are not wanted.
@@ -44,14 +63,20 @@ def planned(
         OptionError: an output would replace one of these, or another output.
         QGraphError: an output cannot be written, or another process is writing it.
     """
-    wanted = [target for target in targets if target is not None]
-    with Outputs() as outputs:
+    named = [target for target in targets if target is not None]
+    wanted = [target for target in named if target != options.STDOUT]
+    if len(named) - len(wanted) > 1:
+        raise click.UsageError("- is the standard output, which takes one report. Name a file.")
+    is_printed = len(named) > len(wanted)
+    with _Results() as outputs:
         outputs.protect(files)
         if wanted:
             protect_models(outputs, models)
         for target in wanted:
             outputs.reserve(target)
-        yield outputs
+        with redirect_stdout(sys.stderr) if is_printed else nullcontext():
+            yield outputs
+        sys.stdout.write(outputs.printed)
         flush_results()
 
 
@@ -158,8 +183,7 @@ def deliver(
     outputs: Outputs,
     report: Path | None,
     views: Views,
-    *,
-    as_json: bool,
+    models: Sequence[Path] = (),
 ) -> None:
     """Write a JSON report and its views, and print the report.
 
@@ -169,7 +193,7 @@ def deliver(
         outputs: with which the files appear.
         report: the file of the report; None for none.
         views: its views.
-        as_json: whether JSON is printed, rather than a page.
+        models: files that the command was given, for the advice on what to do next.
     """
     from qgraph.reporting.pages import page_of
     from qgraph.text import json_text
@@ -178,10 +202,7 @@ def deliver(
         outputs.write_text(report, json_text(document))
     if views.are_wanted:
         views.write(document, None, outputs)
-    if as_json:
-        show(json_text(document).rstrip())
-    else:
-        show_page(talk, page_of(document))
+    show_document(talk, document, page_of, models)
 
 
 def view_options(*kinds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -199,7 +220,7 @@ def view_options(*kinds: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
         for kind in reversed(kinds):
             option = click.option(
-                f"--{kind}", type=options.file_path, metavar="FILE", help=_HELP[kind]
+                f"--{kind}", type=options.report_path, metavar="FILE", help=_HELP[kind]
             )
             command = option(command)
         return command

@@ -46,6 +46,15 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
+STDOUT = Path("/dev/stdout")
+"""Stands for the standard output, as a file for a report."""
+
+
+def report_path(text: str) -> Path:
+    """Return a path of a report; ``-`` is the standard output."""
+    return STDOUT if text == "-" else file_path(text)
+
+
 def named_file(text: str) -> tuple[str, Path]:
     """Return name and path of ``NAME=FILE``."""
     name, equals, file = text.partition("=")
@@ -111,6 +120,58 @@ def talk_options(function: F) -> F:
     return function
 
 
+def table_options(*more: str) -> Callable[[F], F]:
+    """Return a decorator that adds ``--format``, ``--json`` and ``--wide``.
+
+    Args:
+        more: further words of ``--format``.
+    """
+    words = ["table", "json", "csv", *more]
+    hidden: dict[str, Any] = {"expose_value": False, "callback": _keep}
+
+    def add(function: F) -> F:
+        for option in (
+            click.option("--wide", is_flag=True, help="Print tables whole.", **hidden),
+            click.option(
+                "--json", "as_json", is_flag=True, help="Short for --format json.", **hidden
+            ),
+            click.option(
+                "--format",
+                "form",
+                type=Word(words),
+                help=f"What to print: {', '.join(words)} [table].",
+                **hidden,
+            ),
+        ):
+            function = option(function)
+        return function
+
+    return add
+
+
+report_option = click.option(
+    "--report", type=report_path, metavar="FILE", help="Write a JSON report; - prints it."
+)
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) -> None:
+    talk = ctx.ensure_object(Talk)
+    if value is not None:
+        if not 0 < value < float("inf"):
+            raise click.BadParameter(f"{value:g} is no time, expected seconds above 0.")
+        talk.timeout = value
+
+
+timeout_option = click.option(
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    expose_value=False,
+    callback=_seconds,
+    help="End soon after SECONDS; what is open by then is undecided (exit status 4).",
+)
+
+
 def load_modules(names: Sequence[str]) -> None:
     """Import modules of plugins; those in the current folder are found too.
 
@@ -141,6 +202,12 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
             talk.quiet |= bool(value)
         case "debug":
             talk.debug |= bool(value)
+        case "wide":
+            talk.wide |= bool(value)
+        case "as_json" if value:
+            talk.form = "json"
+        case "form" if value:
+            talk.form = "table" if value == "text" else value
 
 
 model_argument = click.argument("model", type=file_path)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qgraph.cli import options
+from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned
-from qgraph.cli.output import ProgressBar, Talk, show_page, show_paragraph
+from qgraph.cli.output import Talk, show_paragraph
+from qgraph.cli.progress import ProgressBar
 from qgraph.cli.several import output_folder, several_models
 from qgraph.reporting.view import Tone
 from qgraph.text import counted
@@ -57,7 +59,8 @@ def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "-o", "--output", "out", type=options.file_path, metavar="OUT", help="Model to write."
     )
-    @click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
+    @options.report_option
+    @options.table_options()
     @click.option("--in-place", is_flag=True, help="Replace MODEL.")
     @options.keep_inputs_option
     @click.option(
@@ -101,10 +104,13 @@ def run(
 ) -> None:
     """Apply passes to a model file and show the report."""
     from qgraph.reporting.pages import page_of
+    from qgraph.text import json_text
     from qgraph.transforms import Writing, rewrite
 
     views.check()
-    with _report_file(files, views) as written, planned(views.paths) as outputs:
+    is_printed = files.report == options.STDOUT
+    others = [*views.paths, options.STDOUT] if is_printed else views.paths
+    with _report_file(talk, files, views) as written, planned(others) as outputs:
         with ProgressBar(talk) as bar:
             report = rewrite(
                 files.model,
@@ -124,24 +130,32 @@ def run(
                     outputs=outputs,
                 ),
             )
-            if views.are_wanted and written is not None:
-                bar.tell("drawing", 0, 0)
+            document = head(command) | report.to_json()
+            if written is not None:
                 document = json.loads(outputs.written(written).read_text("utf-8"))
+            if views.are_wanted:
+                bar.tell("drawing", 0, 0)
                 views.write(document, (files.model, outputs.written(files.out)), outputs)
+        if is_printed:
+            outputs.write_text(options.STDOUT, json_text(document))
         if talk.quiet:
             if refused := report.count("refused"):
                 talk.warn(f"{counted(refused, 'quantizer')} left unchanged; the report says why")
             return
-        show_page(talk, page_of(head(command) | report.to_json()))
-        if files.settings["prove"]:
+        is_proved = files.settings["prove"]
+        models = () if is_proved else (files.model, files.out)
+        show_document(talk, document, page_of, models)
+        if talk.form == "table" and is_proved:
             show_paragraph("proved equal for every input", Tone.GOOD)
-        show_paragraph(f"wrote {files.out}")
+        if talk.form == "table":
+            show_paragraph(f"wrote {files.out}")
 
 
 @contextmanager
-def _report_file(files: RewriteFiles, views: Views) -> Iterator[Path | None]:
+def _report_file(talk: Talk, files: RewriteFiles, views: Views) -> Iterator[Path | None]:
     """Yield the file of the JSON report: the user's, or a temporary one for the views."""
-    if files.report is not None or not views.are_wanted:
+    is_file = files.report not in (None, options.STDOUT)
+    if is_file or not (files.report or views.are_wanted or talk.form == "json"):
         yield files.report
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -99,7 +99,7 @@ class _Task:
     @property
     def has_title(self) -> bool:
         """Whether the name of the model is to be shown; a command without OUT shows it itself."""
-        return "out" in self.arguments and not self.talk.quiet
+        return "out" in self.arguments and not self.talk.quiet and self.talk.form == "table"
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,8 @@ class _Run:
                     arguments["out"] = place
                 if report is not None:
                     arguments["report"] = Path(scratch, f"{len(tasks)}.json")
-                tasks.append(_Task(self.name, model.path, arguments, self.talk))
+                talk = replace(self.talk, subject=str(model.path))
+                tasks.append(_Task(self.name, model.path, arguments, talk))
             results = list(self._shown(_results(tasks, jobs)))
             failed = [result for result in results if result.status]
             document = head(self.name) | {
@@ -184,7 +185,7 @@ class _Run:
 
     @property
     def _is_json(self) -> bool:
-        return bool(self.arguments.get("as_json"))
+        return self.talk.form == "json"
 
     def _check(self) -> None:
         """Raise if options do not fit several models, before anything is done."""
@@ -254,7 +255,7 @@ class _Run:
             + result.message.removeprefix(f"{result.model}: ")
             for result in failed
         ]
-        if self._is_json:
+        if self.talk.form != "table":
             for line in (text, *lines):
                 self.talk.note(line)
             return
@@ -350,7 +351,7 @@ def _handled_apart(task: _Task) -> _Result:
 def _handled(task: _Task) -> _Result:
     """Run the command for one model."""
     command: click.Command = importlib.import_module(f"qgraph.cli.commands.{task.name}").command
-    report, as_json = task.arguments.get("report"), task.arguments.get("as_json")
+    report, as_json = task.arguments.get("report"), task.talk.form == "json"
     printed = io.StringIO()
     try:
         with (

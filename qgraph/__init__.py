@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from qgraph.comparison.tolerance import Scoring, Tolerances
     from qgraph.comparison.why.report import WhyReport
     from qgraph.comparison.why.why import why
+    from qgraph.effort import time_limit
     from qgraph.errors import QGraphError
     from qgraph.exactness import Exactness, Verification
     from qgraph.inventory.differences import ModelDifferences
@@ -95,6 +96,7 @@ __all__ = [
     "reduce",
     "report",
     "targets",
+    "time_limit",
     "transform",
     "verify",
     "why",
@@ -137,6 +139,7 @@ _HOMES = {
     "reduce": "qgraph.comparison.reduce",
     "report": "qgraph.api",
     "targets": "qgraph.api",
+    "time_limit": "qgraph.effort",
     "transform": "qgraph.api",
     "verify": "qgraph.api",
     "why": "qgraph.comparison.why.why",

@@ -284,6 +284,12 @@ OVERFLOW = _cause(
     "models only.",
     "Divide the sum into parts, take fewer bits for weights, or keep float operators there.",
 )
+OUT_OF_TIME = _cause(
+    66,
+    "out-of-time",
+    "The time limit was reached before all inputs of the region were settled.",
+    "Run the command again with a longer --timeout, or none.",
+)
 
 NOT_CHECKED = _cause(
     71,

@@ -19,7 +19,7 @@ FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph
 
 ORDER = (
     ("errors", "version", "deprecated", "display"),
-    ("text", "reasons", "conditions"),
+    ("effort", "text", "reasons", "conditions"),
     ("exactness", "evidence", "bound"),
     ("numerics", "registry", "certificate", "reporting"),
     ("graph",),

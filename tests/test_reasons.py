@@ -68,6 +68,7 @@ STABLE = {
     "no-bound": "QG063",
     "out-of-range": "QG064",
     "int32-overflow": "QG065",
+    "out-of-time": "QG066",
     "not-checked": "QG071",
     "verdict-not-checked": "QG072",
     "rewritten-nodes": "QG073",

@@ -28,7 +28,8 @@ def main(path: str, folder: Path) -> str:
     converted.apply(transforms.MakePortable())
     converted.save(folder / "converted.onnx")
     checked: qgraph.CheckReport = qgraph.check(path, converted, feeds, backend="numpy")
-    certificate: qgraph.Certificate = qgraph.prove(path, converted, within="1step")
+    with qgraph.time_limit(600):
+        certificate: qgraph.Certificate = qgraph.prove(path, converted, within="1step")
     verification: qgraph.Verification = qgraph.verify(certificate, path, converted)
     differences: qgraph.ModelDifferences = qgraph.diff(path, converted)
     (folder / "model.lock").write_text(qgraph.lock(path))

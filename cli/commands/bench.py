@@ -8,7 +8,8 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.files import Views, deliver, planned, view_options
-from qgraph.cli.output import ProgressBar, Talk
+from qgraph.cli.output import Talk
+from qgraph.cli.progress import ProgressBar
 
 _RUNTIMES = ["onnxruntime", "openvino", "numpy"]
 
@@ -64,8 +65,8 @@ def _setting(text: str) -> tuple[str, str]:
     help="Session option of ONNX Runtime, or property of OpenVINO such as "
     "INFERENCE_PRECISION_HINT=f32; repeat for others.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
+@options.table_options()
+@options.report_option
 @view_options("html", "markdown")
 @options.talk_options
 @click.pass_obj
@@ -78,7 +79,6 @@ def command(
     rounds: int,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     settings: tuple[tuple[str, str], ...],
-    as_json: bool,
     report: Path | None,
     views: Views,
 ) -> None:
@@ -98,4 +98,4 @@ def command(
             found = bench(
                 models, timing, progress=lambda done, total: bar.tell("timing", done, total)
             )
-        deliver(talk, found.to_json(), outputs, report, views, as_json=as_json)
+        deliver(talk, found.to_json(), outputs, report, views)

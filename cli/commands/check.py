@@ -12,8 +12,10 @@ import click
 from qgraph.bound import Bounding
 from qgraph.cli import options
 from qgraph.cli.bounding import bounding_options
+from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, some_batches, view_options
-from qgraph.cli.output import ProgressBar, Talk, show_page
+from qgraph.cli.output import Talk
+from qgraph.cli.progress import ProgressBar
 
 Limits = Sequence[tuple[str | None, float]]
 
@@ -49,7 +51,9 @@ Limits = Sequence[tuple[str | None, float]]
     help="Compare the tensors that both models have, even if no output differs.",
 )
 @bounding_options(question=False)
-@click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
+@options.report_option
+@options.table_options()
+@options.timeout_option
 @click.option(
     "--witness",
     type=options.file_path,
@@ -91,7 +95,8 @@ def command(
     the segments compute on the inputs. A limit then holds for codes and values of each segment,
     given equal codes before it; outputs may differ if there is no other tolerance.
 
-    Exit status: 0 equal, or within bounds and limits; 1 different, or a bound is violated.
+    Exit status: 0 equal, or within bounds and limits; 1 different, or a bound is violated; 4 if
+    --timeout is reached before a difference is found.
     """
     from qgraph.cli import arrays
     from qgraph.comparison.check import check
@@ -140,7 +145,7 @@ def command(
                 views.write(document, (first, second), outputs, batches)
         if report is not None:
             outputs.write_text(report, json_text(document))
-        show_page(talk, page_of(document))
+        show_document(talk, document, page_of, (reference, candidate))
         if witness is not None and found.example is None:
             talk.note(f"no input showed a difference, {witness} was not written")
         elif witness is not None and found.example is not None:

@@ -9,8 +9,10 @@ import click
 
 from qgraph.cli import completion, options
 from qgraph.cli.bounding import named_range
+from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
-from qgraph.cli.output import ProgressBar, Talk, show_page, show_paragraph
+from qgraph.cli.output import Talk, show_paragraph
+from qgraph.cli.progress import ProgressBar
 from qgraph.cli.several import output_folder, several_models
 
 
@@ -84,7 +86,8 @@ from qgraph.cli.several import output_folder, several_models
 )
 @click.option("--measure", is_flag=True, help="Time MODEL and the result in the runtime.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
-@click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
+@options.report_option
+@options.table_options()
 @click.option(
     "--certificate", type=options.file_path, metavar="FILE", help="Write the certificate (JSON)."
 )
@@ -202,7 +205,7 @@ def command(
             for line in found.explained(explain):
                 show_paragraph(line)
             return 0
-        show_page(talk, page_of(document))
+        show_document(talk, document, page_of, (model,))
         if written is not None:
             talk.note(f"wrote {written}")
     return 0

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from qgraph.cli import options
+from qgraph.cli.documents import show_document
 from qgraph.cli.output import Talk, console, is_colourful, show
+from qgraph.reporting.next_step import next_step
 from qgraph.text import printable
 
 if TYPE_CHECKING:
@@ -45,11 +47,11 @@ def show_differences(talk: Talk, differences: ModelDifferences, *, is_brief: boo
 @click.command(name="diff")
 @click.argument("reference", type=options.file_path)
 @click.argument("candidate", type=options.file_path)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.table_options()
 @options.keep_inputs_option
 @options.talk_options
 @click.pass_obj
-def command(talk: Talk, reference: Path, candidate: Path, as_json: bool, keep_inputs: bool) -> int:
+def command(talk: Talk, reference: Path, candidate: Path, keep_inputs: bool) -> int:
     """Compare the quantizers of two models.
 
     For each pair of quantizers, the format, bits, granularity of the scale, scales (by digest),
@@ -60,11 +62,13 @@ def command(talk: Talk, reference: Path, candidate: Path, as_json: bool, keep_in
     """
     from qgraph.inventory.differences import diff
     from qgraph.model import load
-    from qgraph.text import json_text
+    from qgraph.reporting.model_view import diff_sections
 
     found = diff(load(reference).ir, load(candidate).ir, keep_inputs=keep_inputs)
-    if as_json:
-        show(json_text(found.to_json()).rstrip())
-    else:
+    if talk.form == "table":
         show_differences(talk, found, is_brief=talk.quiet)
+        advice = next_step(found.to_json(), (reference, candidate))
+        talk.note(f"next: {advice}")
+    else:
+        show_document(talk, found.to_json(), diff_sections, (reference, candidate))
     return int(not found.is_same)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import click
 
 from qgraph.cli import completion, options
-from qgraph.cli.output import show, show_paragraph, show_table
+from qgraph.cli.output import show, show_paragraph
+from qgraph.cli.tables import show_table
 from qgraph.reasons import CAUSES, Cause, cause_of
 from qgraph.reporting.view import Row, Table
 from qgraph.targets.unmet import UNMET

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qgraph.cli import options
+from qgraph.cli.documents import show_document
 from qgraph.cli.failures import DIFFERENT, UNUSABLE, print_failure
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.found import found_models
 from qgraph.cli.linting import FixOptions, LintOptions, fix_options, lint_options
-from qgraph.cli.output import ProgressBar, Talk, show, show_page
+from qgraph.cli.output import Talk
+from qgraph.cli.progress import ProgressBar
 from qgraph.errors import OptionError, QGraphError
 
 if TYPE_CHECKING:
@@ -26,15 +28,8 @@ if TYPE_CHECKING:
 @click.command(name="lint")
 @click.argument("models", type=options.file_path, nargs=-1, required=True, metavar="MODEL...")
 @lint_options
-@click.option(
-    "--format",
-    "form",
-    type=options.Word(["text", "json", "github"]),
-    default="text",
-    show_default=True,
-    help="What to print; github: annotations of a workflow.",
-)
-@click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
+@options.table_options("text", "github")
+@options.report_option
 @fix_options
 @view_options("html", "sarif", "markdown", "junit")
 @options.input_options
@@ -45,7 +40,6 @@ def command(
     models: tuple[Path, ...],
     lint: LintOptions,
     fixing: FixOptions,
-    form: str,
     report: Path | None,
     views: Views,
     inputs: options.InputOptions,
@@ -61,6 +55,8 @@ def command(
 
     --fix applies the passes that findings name. Those that keep every value are applied as they
     are, others if the prover shows that the result is equal, or within the limit of --within.
+
+    --format github prints annotations of a workflow on GitHub.
 
     Exit status: 1 if there is a finding of severity warning or worse, see --fail-on; 3 if a model
     cannot be read.
@@ -107,13 +103,11 @@ def command(
             outputs.write_text(lint.write_baseline, written_baseline(results))
         if views.are_wanted:
             views.write(document, None, outputs)
-        if form == "json":
-            show(json_text(document).rstrip())
-        elif form == "github":
+        if talk.form == "github":
             # Lines that begin like a workflow command are shown otherwise, unless they are meant.
             sys.stdout.writelines(f"{line}\n" for line in github_annotations(document))
         else:
-            show_page(talk, page_of(document))
+            show_document(talk, document, page_of, paths)
     if failed:
         return UNUSABLE
     return DIFFERENT if lint.fails(results) else 0

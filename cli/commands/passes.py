@@ -5,11 +5,13 @@ from __future__ import annotations
 import click
 
 from qgraph.cli import completion, options
-from qgraph.cli.output import Talk, show_sections
+from qgraph.cli.documents import show_document
+from qgraph.cli.output import Talk
 
 
 @click.command(name="passes")
 @click.argument("name", required=False, shell_complete=completion.passes)
+@options.table_options()
 @options.talk_options
 @click.pass_obj
 def command(talk: Talk, name: str | None) -> None:
@@ -18,7 +20,7 @@ def command(talk: Talk, name: str | None) -> None:
     from qgraph.transforms import TRANSFORMS, describe
 
     if name is None:
-        listed = [passes_section([describe(cls).to_json() for cls in TRANSFORMS])]
+        document = {"passes": [describe(cls).to_json() for cls in TRANSFORMS]}
+        show_document(talk, document, lambda found: [passes_section(found["passes"])])
     else:
-        listed = pass_sections(describe(TRANSFORMS.find(name)).to_json())
-    show_sections(talk, listed)
+        show_document(talk, describe(TRANSFORMS.find(name)).to_json(), pass_sections)

@@ -8,7 +8,8 @@ import click
 
 from qgraph.cli import completion, options
 from qgraph.cli.files import planned
-from qgraph.cli.output import ProgressBar, Talk, show_paragraph
+from qgraph.cli.output import Talk, show_paragraph
+from qgraph.cli.progress import ProgressBar
 
 _FORMATS = (".svg", ".png")
 

@@ -10,8 +10,10 @@ import click
 from qgraph.bound import Bounding
 from qgraph.cli import options
 from qgraph.cli.bounding import bounding_options
+from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
-from qgraph.cli.output import ProgressBar, Talk, show, show_page, show_paragraph
+from qgraph.cli.output import Talk, show, show_paragraph
+from qgraph.cli.progress import ProgressBar
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.reporting.view import Tone
 
@@ -68,7 +70,8 @@ def save_witness(talk: Talk, certificate: Certificate, path: Path, outputs: Outp
     metavar="CERTIFICATE",
     help="Check a certificate of the two models. The prover is run for parts left unchecked only.",
 )
-@click.option("--json", "as_json", is_flag=True, help="With --verify: print the findings as JSON.")
+@options.table_options()
+@options.timeout_option
 @options.keep_inputs_option
 @view_options("html", "sarif", "markdown", "junit")
 @options.talk_options
@@ -82,7 +85,6 @@ def command(
     certificate: Path | None,
     witness: Path | None,
     verify: Path | None,
-    as_json: bool,
     keep_inputs: bool,
     views: Views,
 ) -> int:
@@ -109,8 +111,8 @@ def command(
             raise click.UsageError(
                 "--verify writes nothing; leave out --certificate, --witness and the reports."
             )
-        return _verify(talk, verify, (reference, candidate), as_json=as_json)
-    if as_json:
+        return _verify(talk, verify, (reference, candidate))
+    if talk.form == "json":
         raise click.UsageError("--json prints what --verify finds; use --certificate FILE here.")
     targets = (certificate, witness, *views.paths)
     with planned(targets, models=(reference, candidate)) as outputs:
@@ -132,7 +134,7 @@ def command(
             if views.are_wanted:
                 bar.tell("drawing", 0, 0)
                 views.write(document, (reference, candidate), outputs)
-        show_page(talk, page_of(document))
+        show_document(talk, document, page_of, (reference, candidate))
         if witness is not None:
             save_witness(talk, found, witness, outputs)
     return _status(found.verdict, found)
@@ -144,7 +146,7 @@ def _status(verdict: ProofVerdict, certificate: Certificate) -> int:
     return 1 if is_beyond else STATUS[verdict]
 
 
-def _verify(talk: Talk, path: Path, models: tuple[Path, Path], *, as_json: bool) -> int:
+def _verify(talk: Talk, path: Path, models: tuple[Path, Path]) -> int:
     """Check a certificate and return the exit status."""
     from qgraph.comparison.prove import read, replay
     from qgraph.model import load
@@ -157,7 +159,7 @@ def _verify(talk: Talk, path: Path, models: tuple[Path, Path], *, as_json: bool)
         certificate = read(path, *models)
         sides = [load(model) for model in models]
         checked = replay(certificate, verify(certificate, *(m.ir for m in sides)), *sides)
-    if as_json:
+    if talk.form == "json":
         head = {"schema": SCHEMA, "command": "prove --verify", "certificate": str(path)}
         show(json_text(head | checked.to_json()).rstrip())
     else:

@@ -11,7 +11,8 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.files import planned, protect_models
-from qgraph.cli.output import ProgressBar, Talk, show_paragraph
+from qgraph.cli.output import Talk, show_paragraph
+from qgraph.cli.progress import ProgressBar
 from qgraph.text import amount, counted
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.files import Views, planned, protect_models, view_options
-from qgraph.cli.output import ProgressBar, Talk, show_paragraph
+from qgraph.cli.output import Talk, show_paragraph
+from qgraph.cli.progress import ProgressBar
 from qgraph.errors import QGraphError
 from qgraph.version import READABLE
 

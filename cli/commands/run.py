@@ -9,8 +9,10 @@ from typing import Any
 import click
 
 from qgraph.cli import options
+from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
-from qgraph.cli.output import ProgressBar, Talk, show, show_sections
+from qgraph.cli.output import Talk
+from qgraph.cli.progress import ProgressBar
 
 
 @click.command(name="run")
@@ -40,7 +42,7 @@ from qgraph.cli.output import ProgressBar, Talk, show, show_sections
 @click.option(
     "--stats", is_flag=True, help="Show statistics of the quantizers: used codes, clipping rate."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.table_options()
 @view_options("html", "markdown")
 @options.talk_options
 @click.pass_obj
@@ -53,7 +55,6 @@ def command(
     taps: tuple[str, ...],
     tap_all: bool,
     stats: bool,
-    as_json: bool,
     views: Views,
 ) -> None:
     """Run MODEL and show its outputs, or write them to a file.
@@ -70,7 +71,6 @@ def command(
     from qgraph.quantizers.standardize import standardize
     from qgraph.reporting.model_view import run_sections
     from qgraph.storage.archive import archive
-    from qgraph.text import json_text
     from qgraph.version import head
 
     read = (inputs.bundle, *inputs.files.values())
@@ -118,10 +118,8 @@ def command(
         document = {**head("run"), **settings, **statistics.to_json()}
         if views.are_wanted:
             views.write(document, None, outputs)
-        if as_json:
-            show(json_text(document).rstrip())
-        elif out is None or stats:
-            show_sections(talk, run_sections(document))
+        if out is None or stats or talk.form != "table":
+            show_document(talk, document, run_sections, (model,))
     if out is not None:
         talk.note(f"wrote {out}")
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import click
 
 from qgraph.cli import completion, options
-from qgraph.cli.output import Talk, show, show_sections
+from qgraph.cli.documents import show_document
+from qgraph.cli.output import Talk
 
 
 @click.command(name="targets")
 @click.argument("name", required=False, shell_complete=completion.targets)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.table_options()
 @options.talk_options
 @click.pass_obj
-def command(talk: Talk, name: str | None, as_json: bool) -> None:
+def command(talk: Talk, name: str | None) -> None:
     """List the profiles of targets, or show the profile NAME.
 
     NAME is one of the listed names, or the path of a profile of your own, such as ./mychip.toml.
@@ -21,16 +22,9 @@ def command(talk: Talk, name: str | None, as_json: bool) -> None:
     """
     from qgraph.reporting.target_view import target_sections, targets_section
     from qgraph.targets.reader import profile_of, profiles
-    from qgraph.text import json_text
 
     if name is None:
-        listed = [profile.to_json() for profile in profiles()]
-        document = {"targets": listed}
-        sections = [targets_section(listed)]
+        document = {"targets": [profile.to_json() for profile in profiles()]}
+        show_document(talk, document, lambda found: [targets_section(found["targets"])])
     else:
-        document = profile_of(name).to_json()
-        sections = list(target_sections(document))
-    if as_json:
-        show(json_text(document).rstrip())
-    else:
-        show_sections(talk, sections)
+        show_document(talk, profile_of(name).to_json(), target_sections)

@@ -12,7 +12,8 @@ from qgraph.bound import Bounding
 from qgraph.cli import options
 from qgraph.cli.bounding import bounding_options
 from qgraph.cli.files import Views, deliver, planned, view_options
-from qgraph.cli.output import ProgressBar, Talk
+from qgraph.cli.output import Talk
+from qgraph.cli.progress import ProgressBar
 
 
 @click.command(name="why")
@@ -23,8 +24,8 @@ from qgraph.cli.output import ProgressBar, Talk
 @options.metric_option
 @options.backend_option
 @bounding_options(question=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--report", type=options.file_path, metavar="FILE", help="Write a JSON report.")
+@options.table_options()
+@options.report_option
 @view_options("html", "markdown")
 @options.talk_options
 @click.pass_obj
@@ -37,7 +38,6 @@ def command(
     metric: str,
     backend: str,
     request: Bounding,
-    as_json: bool,
     report: Path | None,
     views: Views,
 ) -> None:
@@ -73,4 +73,4 @@ def command(
                 within=request if request.limits else None,
                 progress=lambda done, total: bar.tell("exchanging quantizers", done, total),
             )
-        deliver(talk, found.to_json(), outputs, report, views, as_json=as_json)
+        deliver(talk, found.to_json(), outputs, report, views, models)

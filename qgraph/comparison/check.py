@@ -33,7 +33,8 @@ from qgraph.comparison.tolerance import (
     tolerances_of,
 )
 from qgraph.deprecated import grouped
-from qgraph.errors import ExecutionError, OptionError
+from qgraph.effort import step, watch
+from qgraph.errors import ExecutionError, OptionError, UndecidedError
 from qgraph.execution.executor import Backend, Executor
 from qgraph.execution.inputs import output_step
 from qgraph.execution.prepare import Batches, RandomBatches, prepare
@@ -131,7 +132,13 @@ def check(
     bounds = None if request is None else BoundRuns((first.ir, second.ir), request, backend)
     comparison = _OutputPairs(first, names, allowed, 0 if labels is None else len(arrays))
     violating: dict[str, Any] | None = None
+    total, cut = len(arrays) + len(drawn) + len(aimed.batches), None
     for number, fed in enumerate(itertools.chain(arrays, drawn, aimed.batches)):
+        if number and watch().is_over:
+            cut = f"{number} of {total} batches were compared in {watch().seconds:g} seconds"
+            notes.append(f"{cut}, the time limit; the others were not")
+            break
+        step("comparing", number, total)
         renamed = {feeds.get(name, name): x for name, x in fed.items()}
         comparison.add(number, fed, ours.run(fed), theirs.run(renamed))
         if bounds is not None and not bounds.add(fed) and violating is None:
@@ -143,6 +150,8 @@ def check(
     lenient = bounds is not None or scoring.max_drop is not None
     lenient &= all(limit.is_exact for limit in allowed.values())
     failed = comparison.failed(lenient=lenient)
+    if cut is not None and not failed and violating is None:
+        raise UndecidedError(f"{cut}, and no output differs in them. Allow more time.")
     shown = None if bounds is not None and not tensors else comparison.wrong
     if shown is None and tensors:
         shown = comparison.first

@@ -23,6 +23,7 @@ from qgraph.conditions import (
     WHOLE_SUMS,
     ZERO_SIGNS,
 )
+from qgraph.effort import is_over
 from qgraph.errors import OptionError, member
 from qgraph.evidence import Division
 from qgraph.exactness import Exactness, Method
@@ -107,11 +108,11 @@ def certify(
     runs = None if sides[0].defined else demonstrate
     soon = None if counts else level
     (matching, shown, shown_by), form = _show(sides, level, runs, soon)
-    if sides[0].defined and _failed(shown, level):
+    if sides[0].defined and _failed(shown, level) and not is_over():
         sides = normalised_models(reference, candidate, keep_inputs=keep_inputs, open_sums=True)
         (matching, shown, shown_by), form = _show(sides, level, demonstrate, soon)
     failed = any(s.outcome.differs(level) for s in shown) if counts else _failed(shown, level)
-    if sides[0].has_open_sums and failed:
+    if sides[0].has_open_sums and failed and not is_over():
         # They may differ only at numbers that no sum of codes is.
         sides = normalised_models(reference, candidate, keep_inputs=keep_inputs)
         (matching, shown, shown_by), form = _show(sides, level, demonstrate, soon)
@@ -185,7 +186,7 @@ def _show(
     tried: list[_Attempt] = []
     for matching, form in _in_order(sides, level):
         tried.append((*_attempt(matching, level, decided), form))
-        if not _failed(tried[-1][1], level):
+        if not _failed(tried[-1][1], level) or is_over():
             return _concluded(tried[-1], level, decided, demonstrate)
     as_written = next(attempt for attempt in tried if attempt[2] is None)
     best = min([as_written, *tried], key=lambda attempt: _failed(attempt[1], level))

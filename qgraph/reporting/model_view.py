@@ -109,6 +109,28 @@ def run_sections(document: Part) -> Iterator[Section]:
         yield Section("Quantizers", text, tables=tables)
 
 
+def diff_sections(document: Part) -> Iterator[Section]:
+    """Yield a row for each quantizer that two models have, or one of them."""
+    columns: Columns = [
+        "change",
+        *(Column(role, code=True) for role in ("reference", "candidate")),
+        "differing",
+    ]
+    rows: list[Row] = [
+        [
+            change["kind"],
+            *(NONE if change[role] is None else change[role]["name"] for role in _ROLES),
+            ", ".join(change["differing"]),
+        ]
+        for change in document["quantizers"]
+    ]
+    text = [f"{number} {kind}" for kind, number in document["summary"].items()]
+    yield Section("Quantizers", [", ".join(text)], tables=[Table("quantizers", columns, rows)])
+
+
+_ROLES = ("reference", "candidate")
+
+
 def _facts(document: Part) -> Iterator[str]:
     """Yield the head of the file, a line for each fact."""
     opsets = ", ".join(f"{name or 'ai.onnx'} {n}" for name, n in document["opsets"].items())

@@ -20,6 +20,12 @@ class Outcome(NamedTuple):
     err: str
 
     @property
+    def talk(self) -> str:
+        """What is on stderr besides the advice on what to do next."""
+        lines = self.err.splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("next: "))
+
+    @property
     def error(self) -> str:
         """The one line that tells what is wrong; no traceback goes with it."""
         assert "Traceback" not in self.err

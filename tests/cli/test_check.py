@@ -32,7 +32,8 @@ def pair(write):
 
 def test_equal_models_are_0(qgraph, pair):
     found = qgraph("check", pair[0], pair[0], "--random", 2)
-    assert (found.status, found.err) == (0, "")
+    assert (found.status, found.talk) == (0, "")
+    assert found.err.startswith(f"next: qgraph prove {pair[0]} {pair[0]}  # ")
     assert found.out.splitlines()[-1] == (
         "EQUAL: Every value of 2 outputs is the same in both models on the tested inputs."
     )

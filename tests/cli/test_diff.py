@@ -49,7 +49,7 @@ def converted(path: Path, to: str, out: Path) -> Path:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_a_conversion_leaves_every_quantizer_the_same(qgraph, tmp_path, path, to):
     found = qgraph("diff", path, converted(path, to, tmp_path / "out.onnx"))
-    assert (found.status, found.err) == (0, "")
+    assert (found.status, found.talk) == (0, "")
     lines = found.out.splitlines()
     assert len(lines) > 8
     assert all(line.startswith("  ") for line in lines[:-1])

@@ -11,7 +11,7 @@ from qgraph.transforms import TRANSFORMS, describe
 
 def test_info_shows_head_and_quantizers(qgraph, model):
     found = qgraph("info", model)
-    assert (found.status, found.err) == (0, "")
+    assert (found.status, found.talk) == (0, "")
     facts = dict(line.strip().split(None, 1) for line in found.out.splitlines()[1:7])
     assert facts == {
         "dialects": "qonnx (2)",

@@ -149,7 +149,7 @@ def test_warnings_of_libraries_are_shown_without_their_source_only_if_wanted(
 
     monkeypatch.setattr("qgraph.model.load", warn)
     monkeypatch.setattr(warnings, "filters", [])
-    assert qgraph("info", model).err == ""
+    assert qgraph("info", model).talk == ""
     assert qgraph("info", model, "-vv").err.splitlines()[0] == (
         "debug: RuntimeWarning: a cast loses digits"
     )

@@ -7,13 +7,9 @@ import time
 
 import pytest
 
-from qgraph.cli import output
-from qgraph.cli.output import (
-    Talk,
-    shortened,
-    show_paragraph,
-    show_table,
-)
+from qgraph.cli import progress
+from qgraph.cli.output import Talk, show_paragraph
+from qgraph.cli.tables import common_prefix, csv_text, shortened, show_table
 from qgraph.reporting.view import Cell, Column, Table, Tone
 from qgraph.text import amount, counted, percent, printable, size
 
@@ -52,7 +48,12 @@ def test_a_terminal_gets_what_fits(capsys, terminal, width, heads, name):
     assert lines[0].split() == heads
     assert lines[2].startswith(name)
     assert ("…" in lines[2]) is (width < 120)
-    assert len(lines) == 4
+    left = {120: [], 70: ["names are cut at …. --wide shows all"]}
+    left[40] = ["no room for: note; names are cut at ….", "--wide shows all"]
+    assert [line.rstrip() for line in lines[4:]] == left[width]
+    terminal(width)
+    show_table(Table("names", COLUMNS, ROWS), Talk(wide=True))
+    assert ROWS[0][2] in capsys.readouterr().out
 
 
 def test_columns_that_say_nothing_are_left_out(capsys):
@@ -122,10 +123,10 @@ def until(capsys, text: str, *, tries: int = 600) -> str:
 
 
 def test_progress_shows_on_terminals_when_work_takes_long(capsys, terminal, monkeypatch):
-    monkeypatch.setattr(output, "_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.01)
 
     def work(talk: Talk, tries: int) -> str:
-        with output.ProgressBar(talk) as bar:
+        with progress.ProgressBar(talk) as bar:
             bar.tell("reading", 0, 0)
             shown = until(capsys, "reading", tries=tries)
             bar.tell("writing \x1b[2J", 1, 2)
@@ -140,9 +141,9 @@ def test_progress_shows_on_terminals_when_work_takes_long(capsys, terminal, monk
 
 
 def test_progress_in_bytes_tells_the_rate_and_the_time_left(capsys, terminal, monkeypatch):
-    monkeypatch.setattr(output, "_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.01)
     terminal(120)
-    with output.ProgressBar(Talk()) as bar:
+    with progress.ProgressBar(Talk()) as bar:
         bar.tell_bytes("writing", 0, 0)
         until(capsys, "writing")
         bar.tell_bytes("writing", 1 << 30, 4 << 30)
@@ -154,7 +155,7 @@ def test_progress_in_bytes_tells_the_rate_and_the_time_left(capsys, terminal, mo
 
 def test_progress_is_not_shown_for_short_work(capsys, terminal):
     terminal(80)
-    with output.ProgressBar(Talk()) as bar:
+    with progress.ProgressBar(Talk()) as bar:
         bar.tell("reading", 0, 0)
     assert capsys.readouterr().err == ""
 
@@ -179,3 +180,30 @@ def test_names_that_are_too_long_can_still_be_told_apart():
 def test_a_name_cannot_make_rows_of_its_own(capsys):
     show_table(Table("", ["name", "x"], [["a\nb", "1"]]))
     assert capsys.readouterr().out.splitlines() == ["name  x", r"a\nb  1"]
+
+
+def test_a_common_beginning_of_names_is_said_once(capsys, terminal):
+    names = [f"/model/backbone/features.{n}/Conv" for n in range(3)]
+    assert common_prefix(names) == "/model/backbone/features."
+    assert common_prefix(["/a/b", "/a/c"]) == ""
+    assert common_prefix(names[:1] * 2) == ""
+    assert common_prefix(["torch::layer.weight", "torch::layer.bias"]) == "torch::layer."
+    terminal(60)
+    show_table(Table("", [Column("node", code=True)], [[name] for name in names]))
+    lines = [ESCAPE.sub("", line).strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[2:5] == ["0/Conv", "1/Conv", "2/Conv"]
+    assert " ".join(lines[5:]).startswith("in 'node', names begin with /model/backbone/features.")
+
+
+def test_csv_has_whole_cells_and_plain_digits():
+    rows = [[Cell("…/b", full="/a/b"), "1,006,665,728", "1,234 of them"], ["c,d", "-", "-"]]
+    table = Table("names", COLUMNS, rows)
+    assert csv_text([table, Table("more", ["a"], [["x"]])]).splitlines() == [
+        "table,name,number,note",
+        'names,/a/b,1006665728,"1,234 of them"',
+        'names,"c,d",,',
+        "",
+        "table,a",
+        "more,x",
+    ]
+    assert csv_text([table], "m.onnx").splitlines()[1].startswith("m.onnx,names,/a/b,")

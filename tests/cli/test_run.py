@@ -50,7 +50,7 @@ def test_inputs_come_from_files(qgraph, model, tmp_path, way):
 def test_without_a_file_a_table_is_shown(qgraph, model, tmp_path):
     np.save(tmp_path / "x.npy", X)
     found = qgraph("run", model, "-i", f"x={tmp_path / 'x.npy'}", "--backend", "numpy")
-    assert (found.status, found.err) == (0, "")
+    assert (found.status, found.talk) == (0, "")
     y = expected(model)["y"]
     numbers = [f"{number:.6g}" for number in (y.min(), y.max(), y.astype(np.float64).mean())]
     assert table(found.out) == {
@@ -207,7 +207,7 @@ def test_bars_show_everything_that_occurs():
 def test_progress_tells_the_batch(qgraph, model, tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(
-        "qgraph.cli.output.ProgressBar.tell", lambda self, *state: told.append(state)
+        "qgraph.cli.progress.ProgressBar.tell", lambda self, *state: told.append(state)
     )
     np.save(tmp_path / "x.npy", np.zeros((5, 4), np.float32))
     source = ["-i", f"x={tmp_path / 'x.npy'}", "--backend", "numpy"]

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.effort import is_over, step
 from qgraph.graph.constants import array_of
 from qgraph.graph.schema import versions_of
 from qgraph.numerics import Array, Float64
@@ -29,7 +30,7 @@ from qgraph.proof.bounds.traced import traced
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.label import label
-from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, ExplainedReason, Undecidable
+from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, OUT_OF_TIME, ExplainedReason, Undecidable
 
 Ranges = Mapping[str, tuple[float, float]]
 """Ranges of the inputs of the reference, by name."""
@@ -102,8 +103,15 @@ class Evaluation:
         self._first: dict[Hashable, ir.Node] = {}
 
     def run(self) -> None:
-        """Evaluate all nodes."""
-        for node in self._nodes:
+        """Evaluate all nodes.
+
+        Raises:
+            Undecidable: the time limit is reached.
+        """
+        for number, node in enumerate(self._nodes):
+            if is_over():
+                raise Undecidable(OUT_OF_TIME(f"{number} of {len(self._nodes)} nodes were bounded"))
+            step("bounding segments", number, len(self._nodes))
             self._enter(node)
 
     def _store(self, value: ir.Value, found: Operand) -> None:

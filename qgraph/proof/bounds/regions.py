@@ -18,6 +18,7 @@ import onnx_ir as ir
 from qgraph.bound import STEPS_OF_OUTPUT, Against, Bound, Bounding
 from qgraph.certificate import Certificate, ProofVerdict, RegionVerdict
 from qgraph.conditions import AFTER_DIFFERENCE, EQUAL_OPERATORS, NO_SPECIALS, of_bounds, of_segments
+from qgraph.effort import is_over
 from qgraph.errors import member
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.graph.constants import freeze_inputs
@@ -165,7 +166,7 @@ def certified(
     if request.limits:
         proof, found = attempt(counts=False)
         if ProofVerdict.PROVED is proof.certificate.verdict or (
-            found.verdict is ProofVerdict.BOUNDED
+            found.verdict is ProofVerdict.BOUNDED or is_over()
         ):
             return proof, found
     return attempt(counts=True)

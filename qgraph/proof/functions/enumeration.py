@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.effort import Watch, watch
 from qgraph.numerics import Float32, Mask
 from qgraph.numerics.chunks import available_cores
 from qgraph.numerics.float32 import check_float_environment, from_keys, to_keys
@@ -26,6 +27,7 @@ from qgraph.proof.functions.expression import Expr
 from qgraph.proof.functions.finding import Collector, PairFinding, compare_special_inputs
 from qgraph.proof.functions.program import PairProgram, PointResults
 from qgraph.proof.functions.search import BoxBatch
+from qgraph.reasons import OUT_OF_TIME, Undecidable
 
 _BLOCK = 1 << 17
 _FINITE = 0x7F800000
@@ -129,7 +131,7 @@ def _blocks(program: PairProgram, kind: int) -> list[_Block]:
     evaluations = evaluations_of(program, kind, _BLOCK, threads, inputs=len(starts) * _BLOCK)
     with ThreadPoolExecutor(threads) as pool:
         futures = [
-            pool.submit(_compare_blocks, program, kind, *both)
+            pool.submit(_compare_blocks, program, kind, watch(), *both)
             for both in zip(evaluations, shares, strict=True)
         ]
     results: dict[int, _Block] = {}
@@ -144,13 +146,24 @@ def _starts() -> list[int]:
 
 
 def _compare_blocks(
-    program: PairProgram, kind: int, blocks: PairBlocks, starts: Sequence[int]
+    program: PairProgram, kind: int, watch: Watch, blocks: PairBlocks, starts: Sequence[int]
 ) -> dict[int, _Block]:
+    """Compare a share of the blocks; the first share tells how far all are.
+
+    Raises:
+        Undecidable: the time limit is reached, or results are undefined.
+    """
     check_float_environment()
     gap = np.empty(len(blocks.x), np.int32)
     compared = {}
     with np.errstate(all="ignore"):
-        for start in starts:
+        for number, start in enumerate(starts):
+            if watch.is_over:
+                raise Undecidable(
+                    OUT_OF_TIME(f"{number} of {len(starts)} blocks at the time limit")
+                )
+            if not starts[0]:
+                watch.progress("trying all inputs", number, len(starts))
             result = _compare_parts(blocks, start, gap)
             block = _carefully(program, kind, start) if result is Same.OPEN else result
             if isinstance(block, _Block):

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.effort import is_over, step
 from qgraph.evidence import Division
 from qgraph.numerics import Array, Float32, Mask
 from qgraph.numerics.float32 import (
@@ -38,7 +39,7 @@ from qgraph.numerics.float32 import (
 from qgraph.proof.functions.expression import Expr
 from qgraph.proof.functions.interval import Interval, either, settled
 from qgraph.proof.functions.program import Channels, PairProgram, PointResults
-from qgraph.reasons import EFFORT, Undecidable
+from qgraph.reasons import EFFORT, OUT_OF_TIME, Undecidable
 
 MAX_BOXES = 1 << 27
 """Number of boxes after which a comparison gives up."""
@@ -97,6 +98,7 @@ class BoxSearch:
         self._single: list[BoxBatch] = []
         self._refinable = _MOST_REFINED if refines else 0
         self.boxes = 0
+        self._settled = 0
         self._push_first()
 
     def settled(self) -> Iterator[tuple[BoxBatch, PointResults, Mask]]:
@@ -115,7 +117,18 @@ class BoxSearch:
                 hopeful = True
             if self.boxes > self._max_boxes:
                 raise Undecidable(EFFORT(f"not settled after {self.boxes} boxes"), by_effort=True)
-            yield from self._step()
+            if is_over():
+                text = f"not settled after {self.boxes} boxes, at the time limit"
+                raise Undecidable(OUT_OF_TIME(text), by_effort=True)
+            for boxes, results, done in self._step():
+                self._settled += int((boxes.hi - boxes.lo + 1)[done].sum())
+                yield boxes, results, done
+            step("comparing all inputs", self._settled, self._inputs)
+
+    @property
+    def _inputs(self) -> int:
+        """Number of inputs of all kinds."""
+        return (self._high - self._low + 1) * len(self._program.first)
 
     def drop(self, finished: Mask) -> None:
         """Drop the boxes of kinds of channels that are finished."""

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from qgraph.certificate import Certificate, Identity, ProofVerdict, RegionVerdict
-from qgraph.cli.output import Talk, show_page
+from qgraph.cli.documents import show_page
+from qgraph.cli.output import Talk
 from qgraph.errors import EquivalenceError
 from qgraph.exactness import Exactness, Method, Witness
 from qgraph.reporting.findings import junit_report, sarif_log

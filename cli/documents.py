@@ -1,0 +1,93 @@
+"""Results of commands in the form that the user wants: tables, JSON or CSV."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from qgraph.cli.output import Talk, show, show_paragraph
+from qgraph.cli.tables import csv_text, show_table
+from qgraph.reporting.next_step import next_step
+from qgraph.reporting.view import Page, Section, Table
+from qgraph.text import json_text
+
+View = Callable[[Mapping[str, Any]], Page | Iterable[Section]]
+
+
+def show_document(
+    talk: Talk, document: Mapping[str, Any], view: View, models: Sequence[object] = ()
+) -> None:
+    """Print the result of a command.
+
+    Args:
+        talk: has the form that the user wants.
+        document: the result in JSON.
+        view: makes a page or its sections of it.
+        models: files that the command was given, for the advice on what to do next.
+    """
+    if talk.form == "json":
+        show(json_text(dict(document)).rstrip())
+        return
+    shown = view(document)
+    sections = list(shown.sections if isinstance(shown, Page) else shown)
+    page = shown if isinstance(shown, Page) else None
+    if talk.form == "csv":
+        _show_csv(talk, sections, page)
+    elif page is not None:
+        show_page(talk, page)
+    else:
+        show_sections(talk, sections)
+    named = {"command": click.get_current_context().info_name} | dict(document)
+    advice = None if page is not None and page.closing else next_step(named, models)
+    if advice is not None:
+        talk.note(f"next: {advice}")
+
+
+def show_page(talk: Talk, page: Page) -> None:
+    """Print a report; with ``-q`` only its verdict.
+
+    Remarks go to stderr. Tables that are long are gathered, and others left out, unless the user
+    wants more.
+    """
+    if not talk.quiet:
+        if show_sections(talk, page.sections):
+            show()
+        show_paragraph("; ".join(f"{fact.name} {fact.value}" for fact in page.facts))
+    show_paragraph(f"{page.verdict.upper()}: {page.sentence}", page.tone, is_bold=True)
+    for line in () if talk.quiet else page.closing:
+        show_paragraph(line)
+
+
+def show_sections(talk: Talk, sections: Iterable[Section]) -> bool:
+    """Print sections, a blank line between them; return whether there was anything to print."""
+    is_first = True
+    for section in sections:
+        tables = section.tables if talk.verbosity or not section.detail else ()
+        if (section.text or tables) and not section.is_drawn_only:
+            if not is_first:
+                show()
+            is_first = False
+            for text in section.text:
+                show_paragraph(text)
+            for table in tables:
+                show_table(table, talk)
+        if not section.is_drawn_only:
+            for point in section.points:
+                talk.note(point)
+    return not is_first
+
+
+def _show_csv(talk: Talk, sections: Sequence[Section], page: Page | None) -> None:
+    """Print all tables, and what stands beside them on stderr."""
+    tables = [table for section in sections for table in section.tables]
+    if page is not None:
+        facts = [["verdict", page.verdict], *([fact.name, fact.value] for fact in page.facts)]
+        tables.insert(0, Table("summary", ["name", "value"], facts))
+        talk.note(page.sentence)
+    for section in sections:
+        for text in (*section.text, *section.points):
+            talk.note(text)
+    sys.stdout.write(csv_text(tables, talk.subject))

@@ -1,0 +1,203 @@
+"""Tables on stdout: fitted to a terminal, whole in a pipe, or as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+from collections.abc import Iterable, Sequence
+
+from qgraph.cli.output import STYLES, Talk, console, show, show_paragraph
+from qgraph.reporting.view import Cell, Column, Table
+from qgraph.text import NONE, one_line
+
+_LEAST_CUT = 20
+"""Texts are not cut shorter than this."""
+
+_LEAST_PREFIX = 8
+"""Shorter common beginnings of names stay."""
+
+_COARSE = str.maketrans("▁▂▃▄▅▆▇█", ".:-=+*##")
+"""Marks of bars for encodings that lack the fine ones."""
+
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+
+
+def show_table(table: Table, talk: Talk | None = None) -> None:
+    """Print a table, fitted to the terminal, or at full width if stdout is not a terminal.
+
+    Columns that say nothing are left out. What else is left out is said, with the option that shows
+    it.
+
+    Args:
+        table: the table.
+        talk: with it, and unless more output is wanted, rows of a long table that differ in names
+            only are one row, and if these are many the first ones are printed.
+    """
+    hidden = 0
+    if talk is not None and table.folded and not (talk.verbosity or talk.wide):
+        table = table.gathered()
+        hidden = max(len(table.rows) - (table.most or 0), 0)
+        table.rows = table.rows[: table.most]
+    rows = [[Cell(_in_line(cell.text), cell.tone) for cell in row] for row in table.rows]
+    columns, kept = table.columns, table.shown
+    if sys.stdout.isatty() and not (talk is not None and talk.wide):
+        _show_fitted(columns, rows, kept)
+    else:
+        _show_plain([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    if hidden:
+        show(f"and {hidden} more; -v shows all")
+
+
+def csv_text(tables: Iterable[Table], subject: str = "") -> str:
+    """Return tables as CSV, an empty line between them; each begins with the name of the table.
+
+    Cells are those of the printed tables, whole, without marks between digits. A number that is
+    not there is empty.
+
+    Args:
+        tables: the tables.
+        subject: the model that they are about, if there are several; it is the first column then.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = ["model"] if subject else []
+    for number, table in enumerate(tables):
+        if number:
+            text.write("\n")
+        writer.writerow([*head, "table", *(column.name for column in table.columns)])
+        for row in table.rows:
+            cells = [_machine_text(c, cell) for c, cell in zip(table.columns, row, strict=True)]
+            writer.writerow([*([subject] if subject else []), table.label, *cells])
+    return text.getvalue()
+
+
+def _machine_text(column: Column, cell: Cell) -> str:
+    text = one_line(cell.full or cell.text)
+    return "" if text == NONE else _THOUSANDS.sub("", text) if column.number else text
+
+
+def _in_line(text: str) -> str:
+    """Return text in one line, with coarse marks of bars if stdout cannot show the fine ones."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        text = text.translate(_COARSE)
+    return one_line(text)
+
+
+def _show_fitted(columns: Sequence[Column], rows: Sequence[list[Cell]], kept: list[int]) -> None:
+    from rich import box
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    screen = console()
+    notes = []
+    for index in kept:
+        texts = [row[index].text for row in rows]
+        prefix = common_prefix(texts)
+        if columns[index].code and prefix and max(map(len, texts)) > screen.width // 2:
+            notes.append(f"in {columns[index].name!r}, names begin with {prefix}")
+            for row in rows:
+                row[index] = Cell(row[index].text.removeprefix(prefix), row[index].tone)
+    widths = _fitted(columns, rows, kept, screen.width)
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    is_cut = False
+    for index, width in widths.items():
+        column = columns[index]
+        grid.add_column(
+            column.name,
+            justify="right" if column.number else "left",
+            no_wrap=column.code,
+            overflow="ellipsis" if column.code else "fold",
+            max_width=width if column.code else None,
+        )
+        if column.code:
+            short = shortened([row[index].text for row in rows], width)
+            for row, text in zip(rows, short, strict=True):
+                is_cut |= text != row[index].text
+                row[index] = Cell(text, row[index].tone)
+    for row in rows:
+        grid.add_row(*(Text(row[i].text, style=STYLES[row[i].tone]) for i in widths))
+    screen.print(grid)
+    if left := [columns[index].name for index in kept if index not in widths]:
+        notes.append(f"no room for: {', '.join(left)}")
+    if is_cut:
+        notes.append("names are cut at …")
+    if notes:
+        show_paragraph(f"{'; '.join(notes)}. --wide shows all")
+
+
+def common_prefix(names: Sequence[str]) -> str:
+    """Return what all names begin with, up to the end of a part; empty if that is short.
+
+    What is left of a name begins with a part, so that both together are the name.
+    """
+    low, high = min(names, default=""), max(names, default="")
+    same = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+    end = max(low.rfind(mark, 0, same) + 1 for mark in "/.:")
+    return low[:end] if end >= _LEAST_PREFIX and len(set(names)) > 1 else ""
+
+
+def shortened(texts: Sequence[str], width: int) -> list[str]:
+    """Return texts shortened to ``width`` characters; different texts stay different if possible.
+
+    Names of one model begin and end alike. A name that is too long keeps its end; where ends are
+    alike, what all the long ones end with is left out, and what comes before is kept.
+    """
+    long = {text for text in texts if len(text) > width}
+    cut = {text: f"…{text[1 - width :]}" for text in long}
+    if len(set(cut.values())) < len(long):
+        some, *others = long
+        tail = 0
+        while all(other.endswith(some[-tail - 1 :]) for other in others):
+            tail += 1
+        tail -= max(some[len(some) - tail :].find("/"), 0)  # parts of a path stay whole
+        kept = {text: text[: len(text) - tail] for text in long}
+        cut = {
+            text: f"{front}…" if len(front) < width else f"…{front[3 - width - 1 :]}…"
+            for text, front in kept.items()
+        }
+    return [cut.get(text, text) for text in texts]
+
+
+def _fitted(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], kept: list[int], room: int
+) -> dict[int, int]:
+    """Return the columns to show and their widths; columns are three characters apart.
+
+    If there is too little room, texts that may be shortened are shortened, then optional columns
+    are removed; whatever is still too wide is wrapped.
+    """
+    widths = {
+        index: max(len(text) for text in (columns[index].name, *(row[index].text for row in rows)))
+        for index in kept
+    }
+
+    def excess() -> int:
+        # Some versions of rich put a blank at the end of each line.
+        return sum(widths.values()) + 3 * (len(widths) - 1) + 1 - room
+
+    whole = dict(widths)
+    for index in kept:
+        if columns[index].code:
+            widths[index] = min(widths[index], _LEAST_CUT)
+    for index in reversed(kept):
+        if columns[index].spare and excess() > 0:
+            del widths[index]
+    while excess() < 0 and (cut := [index for index in widths if widths[index] < whole[index]]):
+        widths[min(cut, key=lambda index: widths[index])] += 1
+    return widths
+
+
+def _show_plain(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
+    lines = [[column.name for column in columns]]
+    lines += [[cell.text for cell in row] for row in rows]
+    widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
+    for line in lines:
+        parts = [
+            text.rjust(width) if column.number else text.ljust(width)
+            for column, text, width in zip(columns, line, widths, strict=True)
+        ]
+        show("  ".join(parts).rstrip())

@@ -1,0 +1,85 @@
+"""What to do after a command: one line, most often another command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Document = Mapping[str, Any]
+
+
+def next_step(document: Document, models: Sequence[object] = ()) -> str | None:
+    """Return the next step after a result, in one line; None if nothing follows from it.
+
+    The line is a command, most often with a comment, so that all of it can be pasted.
+
+    Args:
+        document: the JSON document of the result.
+        models: the files that the command was given, in their order.
+    """
+    names = [shlex.quote(str(model)) for model in models]
+    command = document.get("command")
+    if command in ("convert", "fold", "transform") and len(names) == 2:
+        return f"qgraph prove {names[0]} {names[1]}  # whether both are equal for every input"
+    if command in _PAIRS and len(names) == 2:
+        return _PAIRS[command](document, *names)
+    if command in _OTHERS:
+        return _OTHERS[command](document, names[0] if names else "")
+    return None
+
+
+def _after_check(document: Document, first: str, second: str) -> str:
+    if document["verdict"] == "equal":
+        return f"qgraph prove {first} {second}  # covers every input, not only these"
+    return f"qgraph reduce {first} {second} -o parts  # the nodes where they begin to differ"
+
+
+def _after_prove(document: Document, first: str, second: str) -> str:
+    pair = f"{first} {second}"
+    match document["verdict"]:
+        case "proved":
+            return f"qgraph prove {pair} --certificate proof.json  # for 'prove --verify'"
+        case "bounded" if not document["limits"]:
+            return f"qgraph prove {pair} --within 1step  # judges the bounds by a limit"
+        case "bounded":
+            return f"qgraph check {pair} --within 1step  # how many codes differ on data"
+        case "different":
+            return f"qgraph prove {pair} --witness w.npz  # an input on which outputs differ"
+    known = next(filter(None, (region.get("reason_id") for region in document["regions"])), None)
+    if known is not None:
+        return f"qgraph explain {known}  # why it is undecided, and what to do"
+    return f"qgraph check {pair} --probes 2  # compares them on data"
+
+
+def _after_diff(document: Document, first: str, second: str) -> str:
+    if document["verdict"] == "same":
+        return f"qgraph prove {first} {second}  # compares everything else too"
+    return f"qgraph why {first} {second}  # ranks quantizers by what they cost"
+
+
+def _after_why(document: Document, _first: str, second: str) -> str | None:
+    costs = [cost for cost in document["quantizers"] if cost["reason"] is None]
+    if not costs or document["sqnr_db"] is None:
+        return None
+    node = shlex.quote(str(costs[0]["node"]))
+    return f"qgraph plot {second} --node {node} -o worst.svg  # draws the first one"
+
+
+def _after_info(document: Document, model: str) -> str | None:
+    if not document["quantizers"] or not model:
+        return None
+    return f"qgraph lint {model}  # looks for known traps"
+
+
+def _after_run(document: Document, model: str) -> str | None:
+    return None if document["quantizers"] else f"qgraph run {model} --stats  # shows clipping too"
+
+
+def _after_lint(document: Document, model: str) -> str | None:
+    ids = [finding["id"] for each in document["models"] for finding in each.get("findings", ())]
+    return f"qgraph explain {ids[0]}  # what it means and what to do" if ids else None
+
+
+_PAIRS = {"check": _after_check, "prove": _after_prove, "diff": _after_diff, "why": _after_why}
+_OTHERS = {"info": _after_info, "run": _after_run, "lint": _after_lint}
