@@ -100,6 +100,26 @@ def test_type_checkers_accept_that_script(checker: str, options: list[str], tmp_
         assert done.returncode == status, done.stdout + done.stderr
 
 
+class OnlyDLPack:
+    """What some libraries pass: arrays without ``__array__``."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: object) -> object:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
+def test_inputs_may_be_tensors_of_other_libraries(model: qgraph.Model) -> None:
+    x = np.array([[0.3, -2.0]], np.float32)
+    assert model.run({"x": OnlyDLPack(x)}, backend="numpy")["y"].tolist() == [[0.5, 0.0]]
+    with pytest.raises(ExecutionError, match=r"is fed str, expected arrays by the names"):
+        model.run("data.npz")  # type: ignore[arg-type]
+
+
 def test_notebooks_show_pages(model: qgraph.Model) -> None:
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")

@@ -36,6 +36,11 @@ def check_feeds(
     Raises:
         ExecutionError: a needed input is missing, or an array does not fit.
     """
+    if not isinstance(inputs, Mapping):
+        raise ExecutionError(
+            f"Graph {graph.name!r} is fed {type(inputs).__name__}, expected arrays by the names of "
+            "inputs, such as dict(np.load('data.npz'))."
+        )
     known = {value.name for value in graph.inputs}
     spare = tuple(name for name in inputs if name not in known)
     needed = {value.name for value in graph.inputs if not value.is_initializer()}
@@ -75,7 +80,8 @@ def _fit(graph: ir.Graph, value: ir.Value, given: Any) -> Any:
     expected = f"Input {describe(value)} of graph {graph.name!r} is fed"
     wanted = None if value.dtype is None else value.dtype.numpy()
     try:
-        array = np.asarray(given)
+        is_shared = hasattr(given, "__dlpack__") and not hasattr(given, "__array__")
+        array = np.from_dlpack(given) if is_shared else np.asarray(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ExecutionError(
             f"{expected} {type(given).__name__}, which is no array ({error}). Convert it to a "

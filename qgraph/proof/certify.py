@@ -131,7 +131,6 @@ def certify(
     )
     regions += dict.fromkeys(seen)  # both models may have the node
     facts, of_sizes = listed_facts(sides, _names_of_values(regions))
-    packed = any(map(has_packed_products, (reference, candidate)))
     certificate = Certificate(
         _verdict(regions),
         _exactness(regions, form),
@@ -143,7 +142,7 @@ def certify(
             *(() if form is None else form.conditions),
             *_of_constants(matching),
             *of_sizes,
-            *([SUMMED_ALIKE] if packed else ()),
+            *([SUMMED_ALIKE] if any(map(has_packed_products, (reference, candidate))) else ()),
             *([DATA_NOT_ROUNDED] if any(map(has_rounded_products, (reference, candidate))) else ()),
         ),
         (*matching.notes, *(() if form is None else (form.note,))),
