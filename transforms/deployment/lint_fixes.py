@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import onnx_ir as ir
 
@@ -168,7 +169,8 @@ def _limited(each: Transform, nodes: Iterable[str]) -> Transform:
         return each
     if any(name.startswith("!") for name in nodes):  # would select all others
         return each
-    return replace(each, nodes="|".join(map(escaped, sorted(nodes))))  # type: ignore[call-arg]
+    limited: Transform = replace(cast("Any", each), nodes="|".join(map(escaped, sorted(nodes))))
+    return limited
 
 
 def _place(name: str) -> tuple[int, str]:

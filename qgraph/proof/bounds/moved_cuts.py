@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.combination import ZERO, Atom, Atoms, Combination
+from qgraph.ops.approximation import ZERO
+from qgraph.proof.bounds.combination import Atom, Atoms, Combination
 from qgraph.proof.bounds.events import Pending
 from qgraph.proof.bounds.roundings import rounding_of
 from qgraph.proof.bounds.segment import RoundedData

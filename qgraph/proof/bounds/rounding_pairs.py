@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from qgraph.numerics import Array, Float64
-from qgraph.proof.bounds.combination import ZERO, Combination
+from qgraph.ops.approximation import ZERO
+from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.counted import Counted, compare, finished
 from qgraph.proof.bounds.distances import distance
 from qgraph.proof.bounds.executed import Pick, program_of

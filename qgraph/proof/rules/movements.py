@@ -248,8 +248,8 @@ def _moved(
     """
     limits = _widest(np.min, change, atom.low), _widest(np.max, change, atom.high)
     if atom.kind == "clip" and not has_zeros and all(end.size == 1 for end in atom.numbers):
-        inner = atom.arguments[0]
-        moved = again(Quantity(inner, *inner.range)).meant
+        limited = atom.arguments[0]
+        moved = again(Quantity(limited, *limited.range)).meant
         return atoms.make("clip", None, (moved,), limits, [n.reshape(()) for n in atom.numbers])
     if atom.kind == "moved" and isinstance(attributes, tuple):
         before = atom.attributes
