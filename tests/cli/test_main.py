@@ -123,8 +123,11 @@ def test_an_internal_error_asks_for_a_report(qgraph, monkeypatch):
     assert "--debug" in found.error
 
 
-@pytest.mark.parametrize("arguments", [["info"], ["transform", "-o", "OUT", "-p", "fold-weights"]])
-def test_an_internal_error_names_the_node_in_hand(qgraph, monkeypatch, model, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "node"),
+    [(["info"], "act"), (["transform", "-o", "OUT", "-p", "fold-weights"], "weight")],
+)
+def test_an_internal_error_names_the_node_in_hand(qgraph, monkeypatch, model, arguments, node):
     def fail(node):
         raise ZeroDivisionError("by zero\nand more")
 
@@ -134,7 +137,7 @@ def test_an_internal_error_names_the_node_in_hand(qgraph, monkeypatch, model, ar
     found = qgraph(name, model, *(out.get(option, option) for option in options))
     assert found.status == 3
     assert "could not" in found.error
-    assert "(Quant 'act' in graph 'net': ZeroDivisionError: by zero)" in found.error
+    assert f"(Quant '{node}' in graph 'net': ZeroDivisionError: by zero)" in found.error
     assert "and more" not in found.error
 
 
