@@ -54,7 +54,14 @@ def _environment(folder: Path, exporter: str) -> str:
             shared = folder / "environments" / COMMON / library.relative_to(place)
             (library / "common.pth").write_text(f"{shared}\n")
     packages = [*EXPORTERS[COMMON], *EXPORTERS[exporter]]
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-compile", *packages], check=True)
+    # Builds of packages have environments of their own, which take the same torch.
+    constraints = folder / "constraints.txt"
+    constraints.write_text(f"{EXPORTERS[COMMON][0]}\n")
+    subprocess.run(
+        [python, "-m", "pip", "install", "-q", "--no-compile", *packages],
+        check=True,
+        env=os.environ | {"PIP_CONSTRAINT": str(constraints)},
+    )
     return python
 
 

@@ -46,7 +46,8 @@ WHY_NONE = {
     "quark/mx": "Quark's own operators, which convert replaces; info names them",
     "quark/matmul_nbits": "Quark quantizes nothing here",
     "tf/fake_quant4": "TensorFlow's own operators, which convert replaces; info names them",
-    "hgq/": "Keras writes the scales and limits of HGQ2 as graphs that are not recognised",
+    "hgq/": "HGQ2 wraps data at its limits unless overflow_mode is SAT, no dialect does; each "
+    "weight has bits of its own, and the graph computes all limits from the shape of the data",
 }
 """Why no quantizer is found, by how the file's name begins."""
 
