@@ -179,11 +179,9 @@ def constant_chain(facts: ModelFacts) -> Iterator[Found]:
             names = "+".join(node.op_type for node in reversed(chain))
             text = f"{names} of constant codes stops integer kernels of OpenVINO"
             is_openvino = facts.target is not None and facts.target.name.startswith("openvino")
-            uses = decoder.node.outputs[0].uses()
-            is_bias = any(use.idx == 2 and use.node.op_type in LAYERS for use in uses)
             level = None
-            if is_openvino and is_bias and {QUANTIZE, DECODE} <= {node.op_type for node in chain}:
-                text, level = f"{names} of a bias stops the compiler of OpenVINO", ERROR
+            if is_openvino and decoder.kind == "INT32" and QUANTIZE in {n.op_type for n in chain}:
+                text, level = f"{names} to INT32 stops the compiler of OpenVINO", ERROR
             yield Found((decoder.node, *chain), text, {"operators": names}, level)
 
 
