@@ -67,3 +67,12 @@ def test_operators_on_codes_are_no_kernels_of_other_targets():
     assert layer.before is None
     assert layer.kernel is None
     assert layer.reason_id in ("QG203", "QG210")
+
+
+def test_a_model_of_which_no_layer_fits_stays_as_it_is_where_it_is_taken():
+    model = narrow()
+    before = model.to_proto()
+    found = qgraph.deploy(model, "vitis-ai")  # its scales are no powers of two
+    assert [layer.reason_id for layer in found.layers] == ["QG212"]
+    assert found.notes == ["no form has more layers in integer kernels"]
+    assert model.to_proto() == before

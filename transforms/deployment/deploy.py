@@ -19,8 +19,10 @@ from qgraph.lint.engine import LintFinding, lint
 from qgraph.lint.rule import LintLevel
 from qgraph.model import Model, Source, load
 from qgraph.reports import SiteStatus
+from qgraph.targets.loading import runtimes_of
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
+from qgraph.targets.rules import Loads
 from qgraph.transforms.base import escaped
 from qgraph.transforms.deployment.accuracy import accuracy
 from qgraph.transforms.deployment.attempts import best_form, order_of, unchanged
@@ -99,11 +101,12 @@ def deploy(
         else:
             attempt = best_form(*how)
             after = listed(reference, attempt, runtime)
-            if worse := _worse(found, after):
+            is_taken = _is_taken(reference, found, profile)
+            if is_taken and (worse := _worse(found, after)):
                 kept = [escaped(layer.node) for layer in worse]
                 attempt = best_form(reference, profile, request, [*keep, *kept])
                 after = listed(reference, attempt, runtime)
-            if _worse(found, after) or _is_idle(found, after):
+            if is_taken and (_worse(found, after) or _is_idle(found, after)):
                 attempt = unchanged(
                     reference, request, "no form has more layers in integer kernels"
                 )
@@ -146,15 +149,23 @@ def _renamed(left: Left, reference: Model, model: Model) -> Left:
     return {name: left[own] for name, own in names.items() if own in left}
 
 
+def _is_taken(reference: Model, found: Deployment, profile: Profile) -> bool:
+    """Return whether the target loads the input; a target that is not run, by its profile."""
+    if found.is_executed or profile.executed is not None:
+        return found.is_executed
+    (verdict,) = runtimes_of(reference.ir, [profile])
+    return verdict.loads is not Loads.NO
+
+
 def _worse(before: Deployment, after: Deployment) -> list[DeployedLayer]:
-    """Return the layers that have lost their integer kernels, as far as both models are loaded."""
-    is_read = before.is_executed and after.is_executed
-    return [layer for layer in after.layers if is_read and layer.before and not layer.kernel]
+    """Return the layers that have lost their kernels, if both models are run, or neither is."""
+    is_alike = before.is_executed == after.is_executed
+    return [layer for layer in after.layers if is_alike and layer.before and not layer.kernel]
 
 
 def _is_idle(before: Deployment, after: Deployment) -> bool:
-    """Return whether the runtime loads the input, and no layer gets an integer kernel."""
-    return before.is_executed and len(after.left) >= len(before.left)
+    """Return whether no layer gets an integer kernel."""
+    return len(after.left) >= len(before.left)
 
 
 def _sign(model: Model, profile: Profile, reference: Model) -> None:
