@@ -302,7 +302,7 @@ def _quantizes_weight(node: ir.Node) -> bool:
 def _is_constant(site: Site | Refusal) -> bool:
     """Return whether the input is constant and not yet stored as codes."""
     if isinstance(site, Refusal):
-        return constant_stream(site.root.inputs[0]) is not None
+        return any(constant_stream(x) is not None for x in site.root.inputs[:1])
     return site.weight is not None and not _is_stored(site)
 
 
