@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 
 import qgraph
 
@@ -76,3 +77,17 @@ def test_a_model_of_which_no_layer_fits_stays_as_it_is_where_it_is_taken():
     assert [layer.reason_id for layer in found.layers] == ["QG212"]
     assert found.notes == ["no form has more layers in integer kernels"]
     assert model.to_proto() == before
+
+
+@pytest.mark.parametrize("target", ["litert", "tensorrt", "hls4ml"])
+def test_a_second_deployment_changes_nothing(target):
+    text = NARROW.replace("y = Relu (g)", "h = DequantizeLinear (v, s) y = Conv (g, h)")
+    proto = onnx.parser.parse_model(text.replace("float[N,3,4,4] y", "float[N,2,4,4] y"))
+    codes = np.random.default_rng(0).integers(-127, 128, (3, 2, 3, 3)).astype(np.int8)
+    for name, array in (("w", codes), ("v", codes[:2, :, :1, :1].repeat(2, 1)[:, :3])):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array.copy(), name))
+    model = qgraph.load(proto)
+    assert qgraph.deploy(model, target).layers[0].kernel is not None
+    once = model.to_proto()
+    qgraph.deploy(model, target)
+    assert model.to_proto() == once

@@ -101,7 +101,7 @@ def deploy(
         else:
             attempt = best_form(*how)
             after = listed(reference, attempt, runtime)
-            is_taken = _is_taken(reference, found, profile)
+            is_taken = _is_taken(reference, attempt.model, found, profile)
             if is_taken and (worse := _worse(found, after)):
                 kept = [escaped(layer.node) for layer in worse]
                 attempt = best_form(reference, profile, request, [*keep, *kept])
@@ -149,12 +149,15 @@ def _renamed(left: Left, reference: Model, model: Model) -> Left:
     return {name: left[own] for name, own in names.items() if own in left}
 
 
-def _is_taken(reference: Model, found: Deployment, profile: Profile) -> bool:
-    """Return whether the target loads the input; a target that is not run, by its profile."""
+def _is_taken(reference: Model, result: Model, found: Deployment, profile: Profile) -> bool:
+    """Return whether the target loads the input, or if it is not run, no less than the result."""
     if found.is_executed or profile.executed is not None:
         return found.is_executed
-    (verdict,) = runtimes_of(reference.ir, [profile])
-    return verdict.loads is not Loads.NO
+    against = []
+    for each in (reference, result):
+        (verdict,) = runtimes_of(each.ir, [profile])
+        against.append(sum(reason.loads is Loads.NO for reason in verdict.reasons))
+    return against[0] <= against[1]
 
 
 def _worse(before: Deployment, after: Deployment) -> list[DeployedLayer]:
