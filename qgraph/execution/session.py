@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +16,8 @@ from qgraph.execution.plan import initial
 from qgraph.graph.interface import fits, fixed_sizes
 from qgraph.graph.scopes import nodes_of, operands
 from qgraph.ops.dispatch import Environment
+
+logger = logging.getLogger(__name__)
 
 _INLINE_BYTES = 1024
 """Constants up to this size are written into the session's model, others are shared with it."""
@@ -132,6 +136,8 @@ class Session:
         options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
         options.enable_cpu_mem_arena = self._arena
+        if not self._arena and _has_common_arena(self._runtime):
+            options.add_session_config_entry("session.use_env_allocators", "1")
         # Threads wait busily from one operator to the next, but not for the next call.
         options.add_session_config_entry("session.intra_op.allow_spinning", "1")
         options.add_session_config_entry("session.intra_op.spin_duration_us", "100")
@@ -151,6 +157,27 @@ class Session:
                 model.graph.node.append(_cast(output.name, carried, _CARRIERS[dtype]))
                 model.graph.output[place].name = carried
         return any(self._decode)
+
+
+@cache
+def _has_common_arena(runtime: ModuleType) -> bool:
+    """Let sessions that keep no memory take it from one arena; return whether there is one.
+
+    Without it, glibc may not give a freed tensor to the next one of its size, since both are
+    aligned, and memory grows with every session.
+    """
+    kind, use = runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, runtime.OrtMemType.DEFAULT
+    as_requested = runtime.OrtArenaCfg({"arena_extend_strategy": 1})
+    try:
+        runtime.create_and_register_allocator(
+            runtime.OrtMemoryInfo("Cpu", kind, 0, use), as_requested
+        )
+    except (
+        Exception
+    ) as error:  # other code has registered its own, or the errors of another version
+        logger.debug("ONNX Runtime has no common arena: %s", error)
+        return False
+    return True
 
 
 def free_values(nodes: Sequence[ir.Node]) -> list[ir.Value]:
