@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import ModelError
+from qgraph.errors import ModelError, where
 from qgraph.graph.streaming import Stream, stream_of
 from qgraph.graph.tensors import elements
 from qgraph.numerics import Array
@@ -55,7 +55,13 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
             tensor: ir.TensorProtocol = attribute.value  # as_tensor() checks a slow protocol
             return tensor
         if attribute.name in _SPELLED_OUT:
-            return ir.Tensor(np.asarray(attribute.value, dtype=_SPELLED_OUT[attribute.name]))
+            try:
+                return ir.Tensor(np.asarray(attribute.value, dtype=_SPELLED_OUT[attribute.name]))
+            except ValueError as error:
+                raise ModelError(
+                    f"{where(node)}: its attribute {attribute.name} cannot be read ({error}), "
+                    "expected what its name says. Write it again."
+                ) from error
     return None
 
 
