@@ -226,6 +226,7 @@ class Model(Displayed):
             )
         for step in steps:
             draft = _run_step(step, draft, report)
+            report.settle()  # counts read nodes that the next pass may change
         check_names(draft)
         report.weight_bytes_after = storage.weight_bytes(draft)
         self._ir = draft

@@ -142,6 +142,12 @@ class Report(Displayed):
         whole = [s for s in self.sites if wanted is SiteStatus.REFUSED or not s.is_part]
         return sum(site.outcome is wanted for site in whole)
 
+    def settle(self) -> None:
+        """Make the counts of all stored weights that can be made before the model is saved."""
+        for site in self.sites:
+            if site.size_summary is not None:
+                _ = site.size_summary.tally
+
     @property
     def modified(self) -> bool:
         """Whether any site was changed or the opset was raised."""

@@ -663,3 +663,14 @@ def test_real_models_keep_their_labels(real_models, name):
     scores = [next(iter(m.run(feeds, backend="numpy").values())) for m in (before, model)]
     labels = [array.reshape(100, -1).argmax(axis=1) for array in scores]
     assert (labels[0] == labels[1]).all()
+
+
+def test_counts_of_weights_are_those_of_the_pass_that_stored_them():
+    """A later pass replaces the nodes on which the counts depend."""
+    layer = LAYERS["conv"]
+    text, node, _ = weights_of("quant", layer)
+    model = load(ir.from_onnx_text(graph(layer, text, node, NORMALIZED)))
+    report = model.apply(ConvertDialect(to="qdq"), FoldBatchNorm())
+    counts = next(each.size_summary.to_json() for each in report.sites if each.size_summary)
+    assert counts["elements"] == np.prod(layer.weights)
+    assert counts["unchanged"] == counts["elements"]
