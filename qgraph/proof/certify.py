@@ -218,15 +218,15 @@ def _concluded(
 ) -> tuple[Established, NormalForm | None]:
     """Return an attempt after its differences were established and costly regions enumerated.
 
-    All inputs of a region are tried only if that can change the verdict.
+    All inputs of a region are tried only if that can change the verdict or its counts.
     """
     matching, shown, form = attempt
     established: Established = matching, list(shown), None
-    if known.at_least is None or not _failed(shown, level):
+    if (counts := known.at_least is None) or not _failed(shown, level):
         established = _established(matching, shown, level, known, demonstrate)
     matching, shown, example = established
     if any(s.outcome.differs(level) for s in shown):
-        return (matching, try_all_inputs(shown), example), form
+        return (matching, try_all_inputs(shown) if counts else shown, example), form
     if any(s.verdict.exactness is None and not s.is_given_up for s in shown):
         return established, form  # the models are undecided, whatever the other regions give
     return _established(matching, try_all_inputs(shown), level, known, demonstrate), form
