@@ -166,7 +166,10 @@ def _zero_points(node: ir.Node, value: ir.Value | None, scale: Array | None) -> 
     if is_mat_mul_n_bits(node):
         if value is None or zeros is not None:
             with suppress(UnsupportedError, ValueError):
-                return Weights.of(node).zero_points(zeros)
+                weights, codes = Weights.of(node), constant_tensor(node.inputs[1])
+                total = weights.n * weights.blocks * weights.size
+                if codes is not None and 8 * codes.size == total * weights.bits:
+                    return weights.zero_points(zeros)
         return None
     # Packed ones are several to a byte.
     is_packed = scale is not None and zeros is not None and zeros.size != scale.size

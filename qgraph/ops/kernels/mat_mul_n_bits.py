@@ -160,7 +160,7 @@ class Weights:
         """Return the zero points ``[n, blocks]``."""
         n, blocks = self.n, self.blocks
         if given is None:
-            return np.full((n, blocks), 1 << (self.bits - 1), np.float32)
+            return np.broadcast_to(np.float32(1 << (self.bits - 1)), (n, blocks))
         if self.has_packed_points(given):
             rows = self._unpack("zero points", given, given.size).reshape(n, -1)
             return rows[:, :blocks].astype(np.float32)
