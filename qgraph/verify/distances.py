@@ -160,9 +160,9 @@ def _proportion(one: Float64, other: Float64, like: Float64) -> Float64 | None:
     a, b = (array.reshape(len(array), -1) for array in (one, other))
     if not all((np.abs(x) < _WHOLE).all() and (x == np.rint(x)).all() for x in (a, b)):
         return None
-    rows, place = np.arange(len(a)), np.argmax(np.abs(a), axis=1)
-    first, second = a[rows, place][:, None], b[rows, place][:, None]
-    if not (a * second == b * first).all():
+    rows, largest = np.arange(len(a)), np.argmax(np.maximum(np.abs(a), np.abs(b)), axis=1)
+    first, second = a[rows, largest][:, None], b[rows, largest][:, None]
+    if not ((a * second == b * first).all() and np.array_equal(first == 0, second == 0)):
         return None
     with np.errstate(all="ignore"):
         ratio = np.where(first == 0, 1.0, second / first)

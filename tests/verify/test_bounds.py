@@ -146,6 +146,24 @@ def test_other_models_have_other_bounds():
         assert str(checked(document, *others).verdict) == "undecided"
 
 
+def test_weights_of_zero_are_no_multiple_of_others():
+    def sides(*weights: str) -> list[ir.Model]:
+        text = LAYER.replace("uint4 z = {2}", "uint4 z = {0}")
+        forms = [text.replace("FORM", form) for form in FORMS]
+        pairs = zip(forms, weights, strict=True)
+        return [ir.from_onnx_text(form.replace("3, -5, 7, 2, -1, 6", w)) for form, w in pairs]
+
+    zeros, others = "3, 0, 7, 0, -1, 0", "3, 5, 7, 2, -1, 6"
+    document = qgraph.prove(*sides(zeros, zeros), evidence=True, within="8step").to_json()
+    document = json.loads(json_text(document))
+    bound = stated(document)
+    bound |= {"channels": [], "candidate_error": 2 * bound["candidate_error"]}
+    assert str(checked(document, *sides(zeros, zeros)).verdict) == "bounded"
+    # codes of the second channel differ by up to 33
+    for weights in ((zeros, others), (others, zeros)):
+        assert checked(document, *sides(*weights)).is_refuted
+
+
 HALF_LAYER = """<ir_version: 10, opset_import: ["": 21]>
     net (int8[1,4] x) => (int8[1,2] y)
     <int8[4,2] w = {3, -5, 7, 2, -1, 6, 90, -101}, float16 s = {S}, float16 t = {T},
