@@ -6,8 +6,7 @@ candidate on the same codes, and the ends of each region are compared.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -18,14 +17,16 @@ from qgraph.errors import EquivalenceError, UnsupportedError
 from qgraph.exactness import Exactness, PartFinding, ProofVerdict, Status
 from qgraph.graph.interface import Interface, Pair
 from qgraph.graph.scopes import node_name
+from qgraph.graph.slices import reached
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import largest_of, product
 from qgraph.verify.distances import distance, distance_within, is_same
 from qgraph.verify.ideals import Basis, Executed, Ideal
 from qgraph.verify.outputs import EqualValues
 from qgraph.verify.reading import Reading, agree
-from qgraph.verify.regions import Equality
+from qgraph.verify.regions import Equality, with_defaults
 from qgraph.verify.rules import ROUNDINGS, RULES
+from qgraph.verify.shapes import code_range
 from qgraph.verify.traces import FAILURES, Trace, TracedRounding
 
 _MOST_STEPS = 2.0**31
@@ -37,7 +38,7 @@ _STATED = frozenset(
 """Fields of a region that has a bound; the others have their defaults."""
 
 
-class _Found(NamedTuple):
+class _Figures(NamedTuple):
     """Figures of a bound: errors and shift by channel, in steps; steps between codes."""
 
     reference_error: Float64
@@ -49,13 +50,22 @@ class _Found(NamedTuple):
     ulps: float | None = None
 
 
-@dataclass(frozen=True)
-class _Segment:
+class _Segment(NamedTuple):
     """A region of a certificate that begins and ends at codes, inputs and outputs."""
 
     region: RegionVerdict
     ends: Pair
     is_output: bool
+
+    @property
+    def nodes(self) -> tuple[ir.Node | None, ir.Node | None]:
+        """The nodes that compute its ends."""
+        return self.ends[0].producer(), self.ends[1].producer()
+
+    @property
+    def code_shift(self) -> int:
+        """What is added to the codes of the reference to get those of the candidate."""
+        return 0 if self.region.bound is None else self.region.bound.code_shift
 
 
 class BoundCheck:
@@ -76,23 +86,24 @@ class BoundCheck:
             self._enter(region)
         self._exits = [s for s in self._segments.values() if not s.is_output]
         bounding = certificate.bounding
-        inputs = [{}, {}]  # type: list[dict[ir.Value, Executed]]
-        for a, b in paired.inputs:
-            made = _input(a, bounding.ranges.get(str(a.name)))
-            inputs[0][a], inputs[1][b] = made, made
         order = bounding.chunk, bounding.accumulate
-        self._one = Trace(sides[0], inputs[0], lambda _: None, order, RULES)
-        self._other = Trace(sides[1], inputs[1], self._settled, order, RULES)
-        claims = [Equality(s.ends, (), False, True) for s in self._exits if self._is_alike(s)]
+        inputs = {a: _input(a, bounding.ranges.get(str(a.name))) for a, _ in paired.inputs}
+        self._one = Trace(sides[0], inputs, lambda _: None, order, RULES)
+        inputs = {b: inputs[a] for a, b in paired.inputs}
+        self._other = Trace(sides[1], inputs, self._settled, order, RULES)
+        alike = [s for s in self._exits if not s.code_shift and agree(*s.nodes, sides)]
+        claims = [Equality(segment.ends, (), False, True) for segment in alike]
         self._equal = EqualValues(sides, claims, paired.inputs)
 
     def _enter(self, region: RegionVerdict) -> None:
         names = region.reference_value, region.candidate_value
-        found = [side.named(name) for side, name in zip(self._sides, names, strict=True)]
-        if [len(values) for values in found] == [1, 1]:
-            ends = found[0][0], found[1][0]
+        named = [side.named(name) for side, name in zip(self._sides, names, strict=True)]
+        if [len(values) for values in named] == [1, 1]:
+            ends = named[0][0], named[1][0]
+            node = ends[0].producer()
+            rounds = node is not None and node.op_type in ROUNDINGS
             is_own = region.entries == (names,)  # an output that is codes begins at itself
-            is_output = is_own or (ends in self._paired.outputs and not _rounds(ends[0]))
+            is_output = is_own or (ends in self._paired.outputs and not rounds)
             self._segments[id(region)] = _Segment(region, ends, is_output)
 
     def _settled(self, value: ir.Value) -> Ideal | None:
@@ -100,17 +111,8 @@ class BoundCheck:
         for segment in self._exits:
             rounding = self._one.roundings.get(segment.ends[0])
             if segment.ends[1] is value and rounding is not None:
-                bound = segment.region.bound
-                shift = np.asarray(0.0 if bound is None else float(bound.code_shift))
-                return rounding.codes.plus(Ideal.fixed(shift))
+                return rounding.codes.plus(Ideal.fixed(np.asarray(float(segment.code_shift))))
         return None
-
-    def _is_alike(self, segment: _Segment) -> bool:
-        """Return whether equal codes of two quantizers are equal results."""
-        if segment.region.bound is not None and segment.region.bound.code_shift:
-            return False
-        one, other = (value.producer() for value in segment.ends)
-        return agree(one, other, self._sides)
 
     def problem(self) -> str | None:
         """Return why regions do not cover the models; None if they do."""
@@ -131,10 +133,9 @@ class BoundCheck:
         return PartFinding(Status.CHECKED)
 
     def _check(self, segment: _Segment) -> None:
-        region, ends = segment.region, segment.ends
-        stated = region.reference_nodes, region.candidate_nodes
-        nodes = tuple(() if (n := v.producer()) is None else (node_name(n),) for v in ends)
-        if stated != nodes:
+        region = segment.region
+        nodes = tuple(() if node is None else (node_name(node),) for node in segment.nodes)
+        if nodes != (region.reference_nodes, region.candidate_nodes):
             raise EquivalenceError("it does not end at the named nodes")
         entries = self._entries(segment)
         if set(region.entries) != entries or len(region.entries) != len(entries):
@@ -142,9 +143,7 @@ class BoundCheck:
             raise EquivalenceError(f"its entries are others: {names}")
         if region.counted:
             raise UnsupportedError("its codes were compared for each sum")
-        known: dict[str, Any] = {name: getattr(region, name) for name in _STATED}
-        blank = RegionVerdict(**known)
-        if region != blank:
+        if region != with_defaults(region, _STATED):
             raise EquivalenceError("it states figures that a bound does not have")
         if region.verdict is ProofVerdict.BOUNDED:
             with np.errstate(all="ignore"):
@@ -160,25 +159,23 @@ class BoundCheck:
 
     def _starts(self, segment: _Segment, side: int) -> set[ir.Value]:
         exits = {s.ends[side] for s in self._exits}
-        value, reading = segment.ends[side], self._sides[side]
-        node = value.producer()
-        stack = [value] if segment.is_output or node is None else reading.sources(node)
-        seen: set[ir.Value] = set()
-        while stack:
-            value = stack.pop()
+
+        def operands(value: ir.Value) -> list[ir.Value]:
             node = value.producer()
-            if value not in seen:
-                seen.add(value)
-                stack += [] if value in exits or node is None else reading.sources(node)
-        return {v for v in seen if v in exits or v.producer() is None}
+            return [] if node is None else self._sides[side].sources(node)
+
+        end = segment.ends[side]
+        starts = [end] if segment.is_output or end.producer() is None else operands(end)
+        seen = reached(starts, lambda value: [] if value in exits else operands(value))
+        return {value for value in seen if value in exits or value.producer() is None}
 
     def _is_congruent(self, segment: _Segment) -> bool:
         if segment.is_output:
-            return self._equal.are_equal([segment.ends]) or self._is_same(segment.ends)
-        one, other = (value.producer() for value in segment.ends)
+            return self._equal.are_equal(*segment.ends) or self._is_same(segment.ends)
+        one, other = segment.nodes
         if one is None or other is None or not agree(one, other, self._sides):
             return False
-        return self._equal.are_equal([(one.inputs[0], other.inputs[0])])
+        return self._equal.are_equal(one.inputs[0], other.inputs[0])
 
     def _is_same(self, ends: Pair) -> bool:
         """Return whether two values are one function of codes, and nothing is rounded."""
@@ -187,7 +184,7 @@ class BoundCheck:
         return is_exact and is_same(ours.meant, theirs.meant)
 
     def _compare(self, segment: _Segment) -> None:
-        """Check that a bound is at least what is found.
+        """Check that the figures of a bound are at least the recomputed ones.
 
         Raises:
             EquivalenceError: a figure is too small.
@@ -195,51 +192,32 @@ class BoundCheck:
         bound = segment.region.bound
         if bound is None:
             raise EquivalenceError("it states no bound")
+        (one, other), (x, y) = (self._one, self._other), segment.ends
         if segment.is_output:
-            ours, theirs = self._one.of(segment.ends[0]), self._other.of(segment.ends[1])
-            found = _of_output(ours, theirs, bound)
+            figures = _of_output(one.of(x), other.of(y), bound)
         else:
-            one, other = (
-                trace.roundings.get(value) or _missing(trace.of(value))
-                for trace, value in zip((self._one, self._other), segment.ends, strict=True)
-            )
-            found = _of_roundings(one, other, bound)
-        given = self._certificate.bounding
-        if (bound.against, bound.order) != (given.against, given.order):
+            figures = _of_roundings(one.rounding(x), other.rounding(y), bound)
+        asked = self._certificate.bounding
+        if (bound.against, bound.order) != (asked.against, asked.order):
             raise EquivalenceError("it answers another question than the certificate")
-        problem = _too_small(found, bound)
-        weak = self._one.weak.get(segment.ends[0]) or self._other.weak.get(segment.ends[1])
+        problem, weak = _too_small(figures, bound), one.weak.get(x) or other.weak.get(y)
+        if problem is not None and weak is not None:
+            raise UnsupportedError(f"{problem}; {weak}")
         if problem is not None:
-            raise (
-                EquivalenceError(problem)
-                if weak is None
-                else UnsupportedError(f"{problem}; {weak}")
-            )
-
-
-def _missing(found: Executed) -> TracedRounding:
-    raise UnsupportedError("it ends at no rounding that the checker knows")
-
-
-def _rounds(value: ir.Value) -> bool:
-    node = value.producer()
-    return node is not None and node.op_type in ROUNDINGS
+            raise EquivalenceError(problem)
 
 
 def _input(value: ir.Value, limits: tuple[float, float] | None) -> Executed:
-    kind = value.dtype
-    is_whole = kind is not None and kind.is_integer()
-    if limits is None and kind is not None and is_whole:
-        bits, signed = int(kind.bitwidth), kind.is_signed()
-        first = -(2.0 ** (bits - 1)) if signed else 0.0
-        limits = first, first + 2.0**bits - 1
-    low, high = map(np.asarray, (-np.inf, np.inf) if limits is None else limits)
+    ends: tuple[float, float] = -np.inf, np.inf
+    unit = None
+    if value.dtype is not None and value.dtype.is_integer():
+        ends, unit = code_range(value.dtype), np.ones(())
+    low, high = (np.asarray(float(end)) for end in limits or ends)
     basis = Basis(("input", str(value.name)), low, high)
-    unit = np.ones(()) if is_whole else None
     return Executed(Ideal.of(basis), low, high, unit=unit)
 
 
-def _of_roundings(one: TracedRounding, other: TracedRounding, bound: Bound) -> _Found:
+def _of_roundings(one: TracedRounding, other: TracedRounding, bound: Bound) -> _Figures:
     """Return the bound of two roundings, whose codes differ by a constant shift."""
     if one.kind != other.kind:
         raise UnsupportedError("the models round in different ways")
@@ -257,11 +235,11 @@ def _of_roundings(one: TracedRounding, other: TracedRounding, bound: Bound) -> _
         for end in one.reach
     ]
     extra = np.nan_to_num(np.maximum(*apart), nan=0.0, posinf=np.inf)
-    far = theirs + shift + (ours if bound.against == Against.EXECUTION else 0.0)
+    far = _deviation(bound, ours, theirs, shift)
     steps = np.max(np.where(far > 0, np.floor(far) + 1, 0.0) + extra)
     levels = float(np.max(one.ends[1] - one.ends[0]))
     # Limits of codes that differ shift what both models mean.
-    return _Found(ours, theirs, shift + extra, float(min(steps, _MOST_STEPS)), levels)
+    return _Figures(ours, theirs, shift + extra, float(min(steps, _MOST_STEPS)), levels)
 
 
 def _error(before: Executed, window: tuple[Float64, Float64]) -> Float64:
@@ -269,38 +247,42 @@ def _error(before: Executed, window: tuple[Float64, Float64]) -> Float64:
     return before.absolute + product(before.relative, reach)
 
 
-def _of_output(ours: Executed, theirs: Executed, bound: Bound) -> _Found:
+def _deviation(bound: Bound, ours: Float64, theirs: Float64, shift: Float64) -> Float64:
+    """Return how far the candidate lies from what a bound compares it with."""
+    return theirs + shift + (ours if bound.against == Against.EXECUTION else 0.0)
+
+
+def _of_output(ours: Executed, theirs: Executed, bound: Bound) -> _Figures:
     parts = ours.error, theirs.error, distance(ours.meant, theirs.meant)
     span = ours.high - ours.low
     unit = np.where(span > 0, span, np.inf) / STEPS_OF_OUTPUT
-    far = parts[1] + parts[2] + (parts[0] if bound.against == Against.EXECUTION else 0.0)
+    far = _deviation(bound, *parts)
     ulps = float(np.max(far / np.spacing(ours.largest.astype(np.float32))))
     steps = min(np.ceil(np.max(far / unit)), _MOST_STEPS)
     levels = float(STEPS_OF_OUTPUT)
     one, other, shift = (part / unit for part in parts)
-    return _Found(one, other, shift, float(steps), levels, float(np.max(far)), ulps)
+    return _Figures(one, other, shift, float(steps), levels, float(np.max(far)), ulps)
 
 
-def _too_small(found: _Found, bound: Bound) -> str | None:
-    """Return which figure of a bound is smaller than what was found; None if none is."""
-    ours, theirs, shift = found[:3]
-    far = theirs + shift + (ours if bound.against == Against.EXECUTION else 0.0)
+def _too_small(figures: _Figures, bound: Bound) -> str | None:
+    """Return which figure of a bound is smaller than the recomputed one; None if none is."""
+    ours, theirs, shift = figures[:3]
     least: dict[str, float | None] = {
-        "deviation_steps": float(np.max(far)),
+        "deviation_steps": float(np.max(_deviation(bound, ours, theirs, shift))),
         "tie_distance_steps": float(np.max(np.maximum(ours, theirs + shift))),
         "reference_error": float(np.max(ours)),
         "candidate_error": float(np.max(theirs)),
         "ideal_shift": float(np.max(shift)),
-        "max_steps": found.max_steps,
-        "absolute": found.absolute,
-        "ulps": found.ulps,
+        "max_steps": figures.max_steps,
+        "absolute": figures.absolute,
+        "ulps": figures.ulps,
     }
     for name, number in least.items():
         stated = getattr(bound, name)
         if (number is None) != (stated is None) or (number is not None and not stated >= number):
             return f"{name.replace('_', ' ')}: {number!s:.12} was found, not {stated!s:.12}"
-    if not bound.levels <= found.levels:
-        return f"levels: {found.levels:g} were found, not {bound.levels:g}"
+    if not bound.levels <= figures.levels:
+        return f"levels: {figures.levels:g} were found, not {bound.levels:g}"
     if not bound.channels:
         return None
     rows = np.stack([np.ravel(part) for part in np.broadcast_arrays(ours, theirs, shift)], axis=1)

@@ -25,10 +25,10 @@ def distance(one: Ideal, other: Ideal) -> Float64:
     """
     one, other = _summed(one), _summed(other)
     noise = max(one.depth, other.depth) * ULP
-    found = np.abs(one.offset - other.offset) + noise * (one.size + other.size)
+    total = np.abs(one.offset - other.offset) + noise * (one.size + other.size)
     for first, second in _pairs(one, other):
-        found = found + _apart(first, second, noise)
-    return np.asarray(found * (1 + 64 * ULP))
+        total = total + _apart(first, second, noise)
+    return np.asarray(total * (1 + 64 * ULP))
 
 
 def distance_within(one: Ideal, other: Ideal, window: tuple[Float64, Float64]) -> Float64:
@@ -52,13 +52,13 @@ def distance_within(one: Ideal, other: Ideal, window: tuple[Float64, Float64]) -
     if ratio is None:
         return plain
     reach = largest_of(*(end - one.offset for end in window))
-    found = product(np.abs(ratio - 1), reach) + np.abs(one.offset - other.offset)
-    found = found + 4 * noise * (reach + one.size + other.size)
+    total = product(np.abs(ratio - 1), reach) + np.abs(one.offset - other.offset)
+    total = total + 4 * noise * (reach + one.size + other.size)
     for index, ((c, p), second) in enumerate(pairs):
         if index != main:
-            found = found + _apart((ratio * c, p), second, 4 * noise)
-    usable = np.isfinite(found) & np.isfinite(ratio) & (ratio > 0)
-    return np.minimum(plain, np.where(usable, found * (1 + 64 * ULP), np.inf))
+            total = total + _apart((ratio * c, p), second, 4 * noise)
+    usable = np.isfinite(total) & np.isfinite(ratio) & (ratio > 0)
+    return np.minimum(plain, np.where(usable, total * (1 + 64 * ULP), np.inf))
 
 
 def _summed(function: Ideal) -> Ideal:
@@ -82,15 +82,19 @@ def _is_one_sum(p: Basis, q: Basis) -> bool:
 
 def _sum_of(*terms: _Term) -> Basis:
     """Return the sum of sums of weights; weights of one row stand for all rows."""
-    given = [(factor, b.weights, b.reach) for factor, b in terms if b.weights is not None]
-    shape = max((weights.shape for _, weights, _ in given))
-    if any(weights.shape not in (shape, (1, *shape[1:])) for _, weights, _ in given):
+    parts = [(factor, b.weights) for factor, b in terms if b.weights is not None]
+    shape = max((weights.shape for _, weights in parts))
+    if any(weights.shape not in (shape, (1, *shape[1:])) for _, weights in parts):
         raise UnsupportedError("the weights of the models have different shapes")
-    rows = (-1, *(1,) * (len(shape) - 1))
-    weights = np.add(*(rows_of(f, shape[0]).reshape(rows) * weights for f, weights, _ in given))
+    total = np.add(*(_by_row(factor, np.broadcast_to(w, shape)) * w for factor, w in parts))
     low, high = Ideal(terms).range
-    reach = np.maximum(given[0][2], given[1][2])
-    return replace(terms[0][1], low=low, high=high, weights=weights, reach=reach)
+    reach = np.maximum(*(basis.reach for _, basis in terms))
+    return replace(terms[0][1], low=low, high=high, weights=total, reach=reach)
+
+
+def _by_row(factor: Float64, weights: Float64) -> Float64:
+    """Return a factor of a sum as one that broadcasts to its weights."""
+    return rows_of(factor, len(weights)).reshape(-1, *(1,) * (weights.ndim - 1))
 
 
 def _pairs(one: Ideal, other: Ideal) -> list[tuple[_Term, _Term]]:
@@ -124,7 +128,8 @@ def _share(p: Basis, q: Basis) -> Float64 | None:
         return np.ones(())
     if p.weights is None or q.weights is None or not _is_one_inner(p, q):
         return None
-    return _proportion(p.weights, q.weights, p.low)
+    ratio = _proportion(p.weights, q.weights)
+    return ratio.reshape(p.low.shape) if ratio is not None and ratio.size == p.low.size else None
 
 
 def _is_one_inner(p: Basis, q: Basis) -> bool:
@@ -144,19 +149,15 @@ def is_same(one: Ideal, other: Ideal) -> bool:
 
 def _is_one(p: Basis, q: Basis) -> bool:
     """Return whether two bases are one function, with all its numbers."""
-    if p is q or p.key != q.key:
-        return p is q
-    numbers = [(() if b.weights is None else (b.weights,), b.ends or ()) for b in (p, q)]
-    pairs = zip((*numbers[0][0], *numbers[0][1]), (*numbers[1][0], *numbers[1][1]), strict=True)
-    return _is_one_inner(p, q) and all(np.array_equal(a, b) for a, b in pairs)
+    numbers = [(*(b.ends or ()), *(() if b.weights is None else (b.weights,))) for b in (p, q)]
+    is_one = p.key == q.key and _is_one_inner(p, q)
+    return p is q or (is_one and all(map(np.array_equal, *numbers)))
 
 
-def _proportion(one: Float64, other: Float64, like: Float64) -> Float64 | None:
-    """Return the exact ratio of the rows of weights, None if one row is not proportional."""
+def _proportion(one: Float64, other: Float64) -> Float64 | None:
+    """Return the exact ratios of the rows of weights, None if one row is not proportional."""
     if one.shape != other.shape:
         return None
-    if np.array_equal(one, other):
-        return np.ones(())
     a, b = (array.reshape(len(array), -1) for array in (one, other))
     if not all((np.abs(x) < _WHOLE).all() and (x == np.rint(x)).all() for x in (a, b)):
         return None
@@ -165,8 +166,7 @@ def _proportion(one: Float64, other: Float64, like: Float64) -> Float64 | None:
     if not ((a * second == b * first).all() and np.array_equal(first == 0, second == 0)):
         return None
     with np.errstate(all="ignore"):
-        ratio = np.where(first == 0, 1.0, second / first)
-    return np.asarray(ratio.reshape(like.shape) if ratio.size == like.size else None)
+        return np.where(first == 0, 1.0, second / first)
 
 
 def _apart(first: _Term, second: _Term, noise: float) -> Float64:
@@ -201,14 +201,7 @@ def _sums_apart(first: _Term, second: _Term, inner: float, noise: float) -> Floa
     (c, p), (d, q) = first, second
     if p.weights is None or q.weights is None or p.weights.shape != q.weights.shape:
         raise UnsupportedError("the weights of the models have different shapes")
-    rows = (-1, *(1,) * (p.weights.ndim - 1))
-    a, b = (rows_of(factor, len(p.weights)).reshape(rows) for factor in (c, d))
-    one, other = a * p.weights, b * q.weights
+    one, other = _by_row(c, p.weights) * p.weights, _by_row(d, q.weights) * q.weights
     parts = np.abs(one - other) * p.reach + noise * (np.abs(one) + np.abs(other)) * p.reach
-    return _total(parts + np.abs(other) * inner).reshape(p.low.shape)
-
-
-def _total(parts: Float64) -> Float64:
-    """Return sums of magnitudes over the taps of each row, rounded up: ``[rows]``."""
-    rows = parts.reshape(len(parts), -1)
-    return np.asarray(rows.sum(axis=1) * (1 + rows.shape[1] * ULP))
+    rows = (parts + np.abs(other) * inner).reshape(len(parts), -1)
+    return np.asarray(rows.sum(axis=1) * (1 + rows.shape[1] * ULP)).reshape(p.low.shape)

@@ -54,8 +54,7 @@ class Function:
         y: ir.Value,
         shape: Shape | None,
     ) -> None:
-        self._side = side
-        self._shape = shape
+        self._side, self._shape = side, shape
         self._x, self._y = x, y
         self.constants: dict[tuple[ir.Node, int], Array] = {}
         self._steps: list[tuple[ir.Node, Operator | None, dict[str, Any]]] = []
@@ -65,9 +64,9 @@ class Function:
                 self._steps.append((node, operator, self._arguments(node, operator)))
             except (OperatorError, ValueError) as error:
                 raise UnsupportedError(str(error)) from error
-            for place, value in enumerate(node.inputs):
+            for index, value in enumerate(node.inputs):
                 if value is not None and side.has(value):
-                    self._enter(node, place, value)
+                    self._enter(node, index, value)
 
     def result_shape(self) -> Shape:
         """Return the shape of the result: the shape of data and constants after broadcasting.
@@ -86,29 +85,28 @@ class Function:
 
     def run(self, ranges: Ranges, x: Span, take: Callable[[Array], Array]) -> Span:
         """Return bounds of the result; ``take`` selects elements of a constant."""
-        known: dict[ir.Value | None, Any] = {None: None, self._x: x}
+        spans: dict[ir.Value | None, Any] = {None: None, self._x: x}
         for node, operator, arguments in self._steps:
             operands = [
-                known[value]
-                if (node, place) not in self.constants
-                else ranges.constant(take(self.constants[node, place]))
-                for place, value in enumerate(node.inputs)
+                spans[value]
+                if (node, index) not in self.constants
+                else ranges.constant(take(self.constants[node, index]))
+                for index, value in enumerate(node.inputs)
             ]
             data, result = node.inputs[0], node.outputs[0]
             if operator is None:
-                result_span = getattr(ranges, node.op_type)(*operands, **arguments)
+                span = getattr(ranges, node.op_type)(*operands, **arguments)
             elif data is not None and data.dtype in HALVES and not operator.schema.standard:
                 run = functools.partial(operator.run, node)
-                result_span = ranges.kernel(run, data.dtype, operands)
+                span = ranges.kernel(run, data.dtype, operands)
             else:
                 operands += [None] * (len(operator.schema.inputs) - len(operands))
                 ranges.division = _division(node)
-                result_span = operator.define(ranges, *operands, **arguments)
+                span = operator.define(ranges, *operands, **arguments)
                 ranges.division = None
-            if result.dtype in HALVES:
-                result_span = ranges.apply("Cast", [result_span], {"to": result.dtype})
-            known[result] = result_span
-        return known[self._y]  # type: ignore[no-any-return]
+            halves = result.dtype in HALVES
+            spans[result] = ranges.apply("Cast", [span], {"to": result.dtype}) if halves else span
+        return spans[self._y]  # type: ignore[no-any-return]
 
     def _arguments(self, node: ir.Node, operator: Operator | None) -> dict[str, Any]:
         """Return the keyword arguments of the definition of a node."""
@@ -175,20 +173,20 @@ def _division(node: ir.Node) -> ir.DataType | None:
 
 def _check_types(node: ir.Node) -> None:
     """Raise if a node is not a primitive, or has a type that float32 does not represent."""
-    name, kinds = node.op_type, [None if v is None else v.dtype for v in node.inputs]
+    name, types = node.op_type, [None if v is None else v.dtype for v in node.inputs]
     if node.domain or name not in NUMPY or name in ("Cast", "Gather", "Pow"):
         raise UnsupportedError(f"{name} has no definition over single elements")
-    truth = kinds[0] is ir.DataType.BOOL
+    truth = types[0] is ir.DataType.BOOL
     if name in ("And", "Not", "Or"):
-        fits = truth and len(set(kinds)) == 1
+        fits = truth and len(set(types)) == 1
     else:
-        data = set(kinds[1:] if name == "Where" else kinds)
+        data = set(types[1:] if name == "Where" else types)
         fits = len(data) == 1 and (data <= _REAL or name == "Identity") and None not in data
         fits = fits or (data == {_WIDE} and name in ("Add", "Mul", "Sub"))
         fits = fits and truth is (name == "Where")
     if not fits:
-        types = ", ".join("unknown" if kind is None else kind.name for kind in kinds)
-        raise UnsupportedError(f"{name} in type {types}")
+        names = ", ".join("unknown" if kind is None else kind.name for kind in types)
+        raise UnsupportedError(f"{name} in type {names}")
 
 
 class Compared(NamedTuple):
@@ -204,6 +202,11 @@ class Compared(NamedTuple):
     signs: Mask
     tied: Mask
     is_open: Mask
+
+    @property
+    def is_unequal(self) -> Mask:
+        """Where results differ, if only in signs of zeros, or ONNX does not define them."""
+        return np.asarray(self.differ | self.signs | self.is_open)
 
 
 class _Boxes(NamedTuple):
@@ -245,15 +248,16 @@ class Both:
         except ValueError as error:
             raise UnsupportedError("the constants of the two sides do not broadcast") from error
         self.channels = int(np.prod(self._shape, dtype=np.int64))
-        columns = [self._column(array).astype("f4") for array in arrays if array.size > 1]
-        bits = [np.zeros(self.channels, "u4"), *(column.view("u4") for column in columns)]
-        rows = np.stack(bits, axis=1)
-        found = np.unique(rows, axis=0, return_index=True, return_counts=True)
-        order = np.argsort(found[1])
-        self.kinds, self.counts = found[1][order], found[2][order]
+        columns = [
+            self._column(array).astype("f4").view("u4") for array in arrays if array.size > 1
+        ]
+        rows = np.stack([np.zeros(self.channels, "u4"), *columns], axis=1)
+        _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
+        order = np.argsort(first)
+        self.kinds, self.counts = first[order], counts[order]
 
     def _column(self, array: Array) -> Array:
-        return np.ascontiguousarray(np.broadcast_to(array, self._shape)).reshape(-1)
+        return np.broadcast_to(array, self._shape).ravel()
 
     def _run(self, channel: Keys, lo: Array, hi: Array, tie: float | None) -> list[Span]:
         """Return bounds of both results on boxes."""
@@ -263,8 +267,8 @@ class Both:
 
         x, ranges = Span(lo, hi, np.zeros(lo.shape, np.bool_)), Ranges(tie)
         with np.errstate(all="ignore"):
-            found = [function.run(ranges, x, take) for function in self._functions]
-        return [Span(*(np.broadcast_to(c, lo.shape) for c in vars(r).values())) for r in found]
+            spans = [function.run(ranges, x, take) for function in self._functions]
+        return [Span(*np.broadcast_arrays(s.lo, s.hi, s.bad, lo)[:3]) for s in spans]
 
     def at(self, channel: Keys, x: Array) -> Compared:
         """Return the results at inputs ``[n]``; one possible result where ONNX allows several."""
@@ -292,8 +296,8 @@ class Both:
         """
         parts = []
         for kind, count in zip(self.kinds.tolist(), self.counts.tolist(), strict=True):
-            known = [key for key in hints.get(kind, ()) if LOWEST < key <= HIGHEST]
-            lo = np.unique(np.array([LOWEST, 0, *known], np.int64))
+            starts = [key for key in hints.get(kind, ()) if LOWEST < key <= HIGHEST]
+            lo = np.unique(np.array([LOWEST, 0, *starts], np.int64))
             ends = np.append(lo[1:] - 1, HIGHEST)
             parts.append((np.full_like(lo, kind), lo, ends, np.full_like(lo, count)))
         boxes = _Boxes(*map(np.concatenate, zip(*parts, strict=True)))
@@ -348,12 +352,12 @@ def check_equal(compared: Compared, x: Array) -> None:
         EquivalenceError: results differ.
         UnsupportedError: ONNX does not define a result.
     """
-    for wrong, kind, text in (
+    for wrong, error, text in (
         (compared.is_open, UnsupportedError, "ONNX does not define the result"),
         (compared.differ, EquivalenceError, "its values differ"),
     ):
         if wrong.any():
-            raise kind(f"{text} for the input {float(x[wrong][0])!r}")
+            raise error(f"{text} for the input {float(x[wrong][0])!r}")
 
 
 def _same(a: Array, b: Array) -> Mask:

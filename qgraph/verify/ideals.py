@@ -144,13 +144,13 @@ def sums(data: Ideal, weights: Executed, layout: Taps) -> Ideal:
         wide = np.broadcast_to(weights.factors[0], shape).reshape(shape[0], -1)
         if (wide == wide[:, :1]).all():
             numbers, scale = np.broadcast_to(weights.factors[1], shape), wide[:, 0]
-    made, terms = Ideal(), list(data.terms)
+    total, terms = Ideal(), list(data.terms)
     if data.offset.any() and layout.is_padded:
         terms.append((data.offset, ONE))
     elif data.offset.any():
         parts = (meant * layout.by_tap(data.offset, meant)).reshape(shape[0], -1)
         size = np.abs(parts).sum(axis=1) * parts.shape[1]  # of the roundings of the sum
-        made = Ideal((), layout.by_row(parts.sum(axis=1)), layout.by_row(size))
+        total = Ideal((), layout.by_row(parts.sum(axis=1)), layout.by_row(size))
     for factor, basis in terms:
         rows, codes = scale, numbers
         if factor.size == 1:
@@ -162,8 +162,8 @@ def sums(data: Ideal, weights: Executed, layout: Taps) -> Ideal:
         kind = "sum", layout.geometry, layout.trailing
         bounds = ends_of_sums(codes, *ends, layout)
         term = Basis(kind, *bounds, Ideal.of(basis), codes, reach)
-        made = made.plus(Ideal(((layout.by_row(rows), term),)))
-    return replace(made, depth=data.depth + weights.meant.depth + 6)
+        total = total.plus(Ideal(((layout.by_row(rows), term),)))
+    return replace(total, depth=data.depth + weights.meant.depth + 6)
 
 
 def rows_of(numbers: Float64, count: int) -> Float64:

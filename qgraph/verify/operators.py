@@ -65,22 +65,22 @@ def meaning(node: ir.Node, imports: Mapping[str, int]) -> Hashable:
     Absent attributes have their defaults, and subgraphs are ignored. Versions of an operator that
     differ only in types or texts have one key.
     """
-    places = [value is not None for value in node.inputs]
-    while places and not places[-1]:
-        places.pop()
+    present = [value is not None for value in node.inputs]
+    while present and not present[-1]:
+        present.pop()
     outputs = len(node.outputs) if node.op_type == "Split" else 0
     try:
         operator = operator_of(node)
         if operator is not None and not operator.schema.standard:
             values = sorted(operator.schema.attributes_of(node).items())
-            return operator.schema.name, operator.schema.since, tuple(places), str(values)
+            return operator.schema.name, operator.schema.since, tuple(present), str(values)
     except OperatorError:
         pass  # compared like an unknown operator
     opset = imports.get(node.domain, 1)
     attributes = attribute_values(node, opset)
     version = opset if node.domain else _version(node.op_type, opset)
     identity = node.domain, node.op_type, node.overload, version
-    return (*identity, tuple(places), outputs, tuple(sorted(attributes.items())))
+    return (*identity, tuple(present), outputs, tuple(sorted(attributes.items())))
 
 
 def _version(name: str, opset: int) -> Hashable:
@@ -115,8 +115,8 @@ def tells_zeros_apart(node: ir.Node, index: int) -> bool:
         return like is None or like.dtype in (None, ir.DataType.STRING)
     if name in _BY_SIGN or _BY_DIVISION.get(name) == index:
         return index == 1 or not forgets_zero_signs(node)
-    known = onnx.defs.has(name, "")
-    return not known or onnx.defs.get_schema(name).since_version > _REVIEWED
+    is_standard = onnx.defs.has(name, "")
+    return not is_standard or onnx.defs.get_schema(name).since_version > _REVIEWED
 
 
 def forgets_zero_signs(node: ir.Node) -> bool:

@@ -46,15 +46,15 @@ class EqualValues:
         self._lossy: set[int] = set()
         self._merged: dict[int, int] = {}
         self._claims: dict[ir.Value, list[Equality]] = {}
-        self._known: set[int | None] = set()
+        self._of_reference: set[int | None] = set()
         self._unequal: ir.Node | None = None
         self._loses_signs = any(claim.loses_signs for claim in claims)
-        for place, pair in enumerate(inputs):
-            self._classes.update(dict.fromkeys(pair, self._number(("input", place))))
+        for index, pair in enumerate(inputs):
+            self._classes |= dict.fromkeys(pair, self._number(("input", index)))
         self._read(sides[0], sides[0].graph)
         for claim in claims:
             self._claims.setdefault(claim.values[1], []).append(claim)
-        self._known = {None, *self._classes.values()}
+        self._of_reference = {None, *self._classes.values()}
         self._read(sides[1], sides[1].graph)
 
     def difference(self, outputs: Sequence[Pair]) -> str | None:
@@ -66,11 +66,9 @@ class EqualValues:
                 return f"no region proves output {a.name!r} equal in both models{first}"
         return None
 
-    def are_equal(self, pairs: Sequence[tuple[ir.Value | None, ir.Value | None]]) -> bool:
-        """Return whether values of both models are in one class, each pair in its own."""
-        return all(
-            a is not None and b is not None and self._class(a) == self._class(b) for a, b in pairs
-        )
+    def are_equal(self, one: ir.Value | None, other: ir.Value | None) -> bool:
+        """Return whether a value of the reference and one of the candidate are in one class."""
+        return one is not None and other is not None and self._class(one) == self._class(other)
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -86,43 +84,47 @@ class EqualValues:
             if array is not None:
                 self._classes[value] = self._number(fingerprint(array))
         for node in graph:
-            known = [None if value is None else self._class(value) for value in node.inputs]
-            key = self._key(side, node, known)
-            for place, value in enumerate(node.outputs):
+            operands = [None if value is None else self._class(value) for value in node.inputs]
+            key = self._key(side, node, operands)
+            for index, value in enumerate(node.outputs):
                 array = side.array(value)
-                natural = self._number((*key, place))
-                if (node.domain, node.op_type) == ("", "Identity") and known[0] is not None:
-                    natural = known[0]
+                natural = self._number((*key, index))
+                if (node.domain, node.op_type) == ("", "Identity") and operands[0] is not None:
+                    natural = operands[0]
                 own = natural if array is None else self._number(fingerprint(array))
-                if array is not None and (not self._known or own in self._known):
+                if array is not None and (not self._of_reference or own in self._of_reference):
                     self._merged.setdefault(natural, own)  # the class of the constant it computes
                 else:
                     own = self._merged.get(natural, natural)
-                    own = self._keep_signs(node, value, known, own)
+                    own = self._keep_signs(node, value, operands, own)
                 self._classes[value] = own
                 self._merge(natural, value)
             first = map(self._class, node.outputs[:1])
-            if self._known.issuperset(known) and not self._known.issuperset(first):
-                self._unequal = self._unequal or (node if self._known else None)
+            if self._of_reference.issuperset(operands) and not self._of_reference.issuperset(first):
+                self._unequal = self._unequal or (node if self._of_reference else None)
 
-    def _key(self, side: Reading, node: ir.Node, known: list[int | None]) -> tuple[Hashable, ...]:
+    def _key(
+        self, side: Reading, node: ir.Node, operands: list[int | None]
+    ) -> tuple[Hashable, ...]:
         """Return a key that determines the results of a node, after reading its subgraphs."""
         graphs = graphs_of(node)
         if is_apart(node) and not graphs:
             return ("apart", id(node))
-        operands = sorted(known, key=str) if is_swappable(node) else known
+        operands = sorted(operands, key=str) if is_swappable(node) else operands
         key: tuple[Hashable, ...] = (meaning(node, side.imports), *operands)
-        for place, graph in enumerate(graphs):
+        for number, graph in enumerate(graphs):
             for index, value in enumerate(graph.inputs):
-                self._classes[value] = self._number((*key, "inner", place, index))
+                self._classes[value] = self._number((*key, "inner", number, index))
                 self._lossy |= {self._classes[value]} if self._loses_signs else set()
             self._read(side, graph)
             key = (*key, len(graph.inputs), *map(self._class, graph.outputs))
         return key
 
-    def _keep_signs(self, node: ir.Node, value: ir.Value, known: list[int | None], own: int) -> int:
+    def _keep_signs(
+        self, node: ir.Node, value: ir.Value, operands: list[int | None], own: int
+    ) -> int:
         """Return the class of a result whose operands may contain zeros of different signs."""
-        lossy = [index for index, number in enumerate(known) if number in self._lossy]
+        lossy = [index for index, number in enumerate(operands) if number in self._lossy]
         if any(tells_zeros_apart(node, index) for index in lossy):
             return self._number(id(value))
         is_real = value.dtype is None or value.dtype.is_floating_point()

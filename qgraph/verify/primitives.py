@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from qgraph.numerics import Array, Mask
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.primitives import NUMPY
+from qgraph.verify.shapes import code_range
 
 Attributes = Mapping[str, Any]
 
@@ -52,9 +53,12 @@ def _is_open(attributes: Attributes, x: Array) -> Mask:
     to = _type(attributes)
     if x.dtype == np.bool_ or not to.is_integer():
         return np.asarray((to is ir.DataType.FLOAT8E8M0) & (x < 0))
-    low, high = to.is_signed() * -(2.0 ** (to.bitwidth - 1)), 2.0 ** (to.bitwidth - to.is_signed())
-    whole = np.trunc(x)
-    return np.asarray(~((whole >= np.float32(low)) & (whole < np.float32(high))))
+    (low, high), whole = code_range(to), np.trunc(x)
+    return np.asarray(~((whole >= np.float32(low)) & (whole < np.float32(high + 1))))
+
+
+def _any(masks: Iterable[Mask]) -> Mask:
+    return functools.reduce(np.logical_or, masks)
 
 
 def _float32(operand: Any) -> Array:
@@ -127,8 +131,8 @@ class Ranges:
     ) -> Span:
         """Return the results of an operator's kernel on float16 or bfloat16 data, by input."""
         x, *rest = (operand.lo for operand in operands)
-        found = run([x.astype(numpy_dtype(kind.name)), *rest]).astype(np.float32)
-        return Span(found, found, operands[0].bad | ~operands[0].is_point())
+        results = run([x.astype(numpy_dtype(kind.name)), *rest]).astype(np.float32)
+        return Span(results, results, operands[0].bad | ~operands[0].is_point())
 
     def apply(self, name: str, operands: list[Span], attributes: Attributes) -> Span:
         """Return bounds of the results of a primitive."""
@@ -137,7 +141,7 @@ class Ranges:
         a, b = operands[0], operands[-1]
         if name == "Reciprocal":
             return self.apply("Div", [self.constant(np.ones((), np.float32)), a], {})
-        bad: Mask = functools.reduce(np.logical_or, [o.bad for o in operands])
+        bad = _any(o.bad for o in operands)
         points = functools.reduce(np.logical_and, [o.is_point() for o in operands])
         if name not in _MONOTONE or (name == "Cast" and _type(attributes) is ir.DataType.BOOL):
             return self._other(name, operands, attributes, bad, points)
@@ -146,11 +150,10 @@ class Ranges:
         if len(corners) > 1 and np.float64 in (a.lo.dtype, corners[0].dtype):
             raise UnsupportedError("float64 is computed for single inputs only, not for ranges")
         if corners[0].dtype == np.bool_:
-            known = [np.isnan(o.lo) | np.isnan(o.hi) for o in operands]
-            nan = functools.reduce(np.logical_or, known)
+            nan = _any(np.isnan(end) for operand in operands for end in (operand.lo, operand.hi))
             lo, hi = np.logical_and.reduce(corners), np.logical_or.reduce(corners)
             return Span(lo, hi, bad | (nan & ~points))
-        nan = functools.reduce(np.logical_or, map(np.isnan, corners))
+        nan = _any(map(np.isnan, corners))
         if name in ("Div", "Mul"):
             zero = [(o.lo <= 0) & (o.hi >= 0) for o in (a, b)]
             infinite = [np.isinf(o.lo) | np.isinf(o.hi) for o in (a, b)]
@@ -204,16 +207,15 @@ class Ranges:
     ) -> Span:
         """Return the results of a primitive without a rule for ranges, valid at points only."""
         a, b = operands[0], operands[-1]
-        found = _compute(name, [o.lo for o in operands], attributes)
+        first = _compute(name, [o.lo for o in operands], attributes)
         if name == "Abs":
-            hi = np.abs(a.hi)
-            across = np.signbit(a.lo) & ~np.signbit(a.hi)
-            lo = np.where(across, np.float32(0), np.minimum(found, hi))
-            return Span(lo, np.maximum(found, hi), bad)
+            last, across = np.abs(a.hi), np.signbit(a.lo) & ~np.signbit(a.hi)
+            lo = np.where(across, np.float32(0), np.minimum(first, last))
+            return Span(lo, np.maximum(first, last), bad)
         if name == "Cast":
             sure, maybe = (a.lo > 0) | (a.hi < 0), (a.lo != 0) | (a.hi != 0)
-            return Span(np.where(points, found, sure), np.where(points, found, maybe), bad)
+            return Span(np.where(points, first, sure), np.where(points, first, maybe), bad)
         if name == "Equal":
             meet = (a.lo <= b.hi) & (b.lo <= a.hi)
-            return Span(np.where(points, found, meet & (a.lo == a.hi) & (b.lo == b.hi)), meet, bad)
-        return Span(found, found, bad if name == "IsNaN" else bad | ~points)
+            return Span(np.where(points, first, meet & (a.lo == a.hi) & (b.lo == b.hi)), meet, bad)
+        return Span(first, first, bad if name == "IsNaN" else bad | ~points)

@@ -55,8 +55,7 @@ class Reading:
         inline_functions(copy)
         self.frozen = 0 if keep_inputs else freeze_inputs(copy)
         copy = with_definitions(copy, defined) if defined else copy
-        self.graph = copy.graph
-        self._model = copy
+        self._model, self.graph = copy, copy.graph
         self.imports = versions_of(copy.opset_imports)
         self.nodes = list(nodes_of(self.graph))
         self._values: dict[str, list[ir.Value]] = {}
@@ -77,22 +76,22 @@ class Reading:
             operands = [value for value in node.inputs if value is not None]
             if operands and all(map(self.has, operands)) and not is_apart(node):
                 self._computed.update(node.outputs)
-            kind, shape = shapes.read(node)
-            for place, value in enumerate(node.outputs):
+            own = shapes.read(node)
+            for index, value in enumerate(node.outputs):
                 self._values.setdefault(str(value.name), []).append(value)
-                is_read = place == 0 or node.op_type == "Split"
-                shapes.write(value, kind if is_read else None, shape if is_read else None)
+                is_read = index == 0 or node.op_type == "Split"
+                shapes.write(value, *(own if is_read else (None, None)))
             for inner in graphs_of(node):
                 self._enter(inner)
 
     def shapes(self) -> dict[ir.Value, Sizes]:
         """Return the inferred shapes; sizes are numbers, texts that are equal, or None."""
-        found = {}
-        for value, fact in infer(self._model, open_interface(self._model)).items():
-            if fact.shape is not None:
-                sizes = (n if n is None or isinstance(n, int) else str(n) for n in fact.shape)
-                found[value] = tuple(sizes)
-        return found
+        facts = infer(self._model, open_interface(self._model))
+        return {
+            value: tuple(n if n is None or isinstance(n, int) else str(n) for n in fact.shape)
+            for value, fact in facts.items()
+            if fact.shape is not None
+        }
 
     def named(self, name: str) -> list[ir.Value]:
         """Return the values of a name; subgraphs may use the same name."""
@@ -132,12 +131,12 @@ class Reading:
         if node.domain == "" and node.op_type == "Reshape":
             sizes = [arrays[0].shape[i] if n == 0 else n for i, n in enumerate(arrays[1].tolist())]
             return None if "allowzero" in node.attributes else arrays[0].reshape(sizes)
-        kinds = {array.dtype for array in (arrays[1:] if node.op_type == "Where" else arrays)}
-        is_known = node.domain == "" and node.op_type in _COMPUTED and not node.attributes
-        if not is_known or len(kinds) > 1:
+        types = {array.dtype for array in (arrays[1:] if node.op_type == "Where" else arrays)}
+        is_primitive = node.domain == "" and node.op_type in _COMPUTED and not node.attributes
+        if not is_primitive or len(types) > 1:
             return None
-        found = np.asarray(NUMPY[node.op_type](*arrays))
-        return found if found.dtype == np.bool_ else found.astype(kinds.pop())
+        result = np.asarray(NUMPY[node.op_type](*arrays))
+        return result if result.dtype == np.bool_ else result.astype(types.pop())
 
     def sources(self, node: ir.Node) -> list[ir.Value]:
         """Return the operands of a node that are not constant."""
@@ -152,8 +151,7 @@ class Reading:
 
     def _operands(self, value: ir.Value) -> list[ir.Value]:
         node = value.producer()
-        is_end = node is None or self.has(value) or is_apart(node)
-        return [] if node is None or is_end else self.sources(node)
+        return [] if node is None or self.has(value) or is_apart(node) else self.sources(node)
 
 
 def agree(one: ir.Node | None, other: ir.Node | None, sides: tuple[Reading, Reading]) -> bool:

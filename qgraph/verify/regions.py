@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,21 @@ from qgraph.numerics.values import compare_values
 from qgraph.reasons import REWRITTEN, VERDICT_NOT_CHECKED
 from qgraph.verify.functions import Both, Compared, Function, check_equal
 from qgraph.verify.reading import Reading
-from qgraph.verify.shapes import merged, shape_of
+from qgraph.verify.shapes import code_range, merged, shape_of
 
 Sides = tuple[Reading, Reading]
 Parts = Sequence[Sequence[ir.Node]]
-Found = dict[str, Any]
+Fields = dict[str, Any]
+_Recomputed = tuple[Fields, bool, bool]
+"""Fields; whether -0 and +0 as entries have different results; whether results may lose signs."""
+
+
+_STATED = frozenset(
+    {"reference_nodes", "candidate_nodes", "reference_value", "candidate_value", "entries"}
+    | {"verdict", "witness", "witness_channel", "reason", "conditions"}
+    | {"boxes", "cases", "bound"}
+)
+"""Fields of a region that are not recomputed: names, witness, how the prover divided inputs."""
 
 _MOST_BITS = 16
 _INFINITE, _NAN, _ZEROS = np.array([[np.inf, -np.inf], [np.nan, -np.nan], [0, -0.0]], np.float32)
@@ -104,41 +114,35 @@ def _check(
         EquivalenceError: a statement is false.
         UnsupportedError: the checker cannot decide the region.
     """
-    facts: Found = {
-        "counted": True,
-        "differing_inputs": 0,
-        "differing_codes": 0,
-        "noise_ulps": None,
-        "noise_steps": None,
-        "channels": 1,
-        "differing_channels": (),
-        "largest_steps": None,
-        "nan_differs": False,
-        "infinity_differs": False,
-        "apart": False,
-    }
     if entries:
-        facts |= _of_data(region, sides, exit_, entries[0], parts)
+        fields, tells_zeros_apart, lossy = _of_data(region, sides, exit_, entries[0], parts)
     else:
-        facts |= _of_constants(region, sides, exit_)
-    tells_zeros_apart, lossy = facts.pop("apart"), facts.pop("lossy") or facts["nan_differs"]
-    facts["exactness"] = Exactness.VALUES if lossy else Exactness.BITS
-    for name, actual in facts.items():
+        fields, tells_zeros_apart, lossy = _of_constants(region, sides, exit_)
+    exactness = Exactness.VALUES if lossy else Exactness.BITS
+    blank = with_defaults(region, _STATED)
+    expected = replace(blank, exactness=exactness, counted=True, **fields)
+    for name, actual in vars(expected).items():
         if actual != (stated := getattr(region, name)):
             label = name.replace("_", " ")
             raise EquivalenceError(f"{label}: {actual!s:.60} was found, not {stated!s:.60}")
     return Equality(exit_, entries, tells_zeros_apart, lossy)
 
 
+def with_defaults(region: RegionVerdict, names: Collection[str]) -> RegionVerdict:
+    """Return a region with some fields of another; all others have their defaults."""
+    fields: Fields = {name: getattr(region, name) for name in names}
+    return RegionVerdict(**fields)
+
+
 def _parts(sides: Sides, exit_: Pair, entries: Sequence[Pair]) -> Parts:
     """Return the nodes of both sides."""
     if len(entries) > 1:
         raise UnsupportedError("it has several inputs")
-    parts: list[Sequence[ir.Node]] = []
-    for index, (side, end) in enumerate(zip(sides, exit_, strict=True)):
-        producer = end.producer()
-        alone = [] if producer is None else [producer]
-        nodes = side.between(end, entries[0][index]) if entries else alone
+    if not entries:
+        return [[node] if (node := end.producer()) else [] for end in exit_]
+    parts = []
+    for side, end, start in zip(sides, exit_, entries[0], strict=True):
+        nodes = side.between(end, start)
         if nodes is None:
             raise _OtherFormError("it is not computed from its entry alone")
         parts.append(nodes)
@@ -154,7 +158,7 @@ def _check_nodes(region: RegionVerdict, parts: Parts, *, as_written: bool) -> No
             raise _OtherFormError("it does not consist of the named nodes")
 
 
-def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> Found:
+def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> _Recomputed:
     if not all(side.has(value) for side, value in zip(sides, exit_, strict=True)):
         raise _OtherFormError("its values are not constant")
     a, b = (side.array(value) for side, value in zip(sides, exit_, strict=True))
@@ -165,19 +169,19 @@ def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> Found:
     comparison = compare_values(a, b)
     if comparison.differing:
         raise EquivalenceError(f"the constants differ in {comparison.differing} elements")
-    shown = () if comparison.index is None else (c.reshape(-1)[comparison.index] for c in (a, b))
-    _check_witness(region, [] if comparison.index is None else [comparison.index, *shown])
-    lossy = Exactness.of(comparison) is not Exactness.BITS
-    return {"method": Method.CONSTANT, "zero_sign_inputs": comparison.zero_sign, "lossy": lossy}
+    index, signs = comparison.index, comparison.zero_sign
+    _check_witness(region, [] if index is None else [index, a.flat[index], b.flat[index]])
+    return {"method": Method.CONSTANT, "zero_sign_inputs": signs}, False, signs > 0
 
 
-def _of_data(region: RegionVerdict, sides: Sides, exit_: Pair, entry: Pair, parts: Parts) -> Found:
-    """Return the recomputed fields of a region with an entry."""
-    kinds = [{value.dtype for value in pair} for pair in (entry, exit_)]
-    if any(len(kind - {None}) > 1 for kind in kinds):
+def _of_data(
+    region: RegionVerdict, sides: Sides, exit_: Pair, entry: Pair, parts: Parts
+) -> _Recomputed:
+    types = [{value.dtype for value in pair} for pair in (entry, exit_)]
+    if any(len(pair - {None}) > 1 for pair in types):
         raise EquivalenceError("values that should be equal have different types")
-    (kind, *others) = kinds[0]
-    if others or kind is None or None in kinds[1]:
+    kind = entry[0].dtype
+    if kind is None or None in types[0] | types[1]:
         raise UnsupportedError("the checker does not know a type")
     shape = merged(*map(shape_of, entry))
     one, other = (
@@ -188,15 +192,18 @@ def _of_data(region: RegionVerdict, sides: Sides, exit_: Pair, entry: Pair, part
     if merged(*results) != results[0] or results[0] != results[1]:
         raise UnsupportedError("the checker does not know the shape of its data")
     both = Both(one, other)
-    facts = _of_floats(region, both) if kind is ir.DataType.FLOAT else _of_codes(region, both, kind)
-    facts["method"] = Method.CONGRUENCE if region.method is Method.CONGRUENCE else facts["method"]
+    is_float = kind is ir.DataType.FLOAT
+    fields, lossy = _of_floats(region, both) if is_float else _of_codes(region, both, kind)
+    if region.method is Method.CONGRUENCE:
+        fields["method"] = Method.CONGRUENCE
     zeros = both.everywhere(_ZEROS)
     plus, minus = np.stack([zeros.reference, zeros.candidate]).reshape(2, 2, -1).swapaxes(0, 1)
-    return facts | {"apart": not np.array_equal(plus, minus, equal_nan=True)}
+    tells_zeros_apart = not np.array_equal(plus, minus, equal_nan=True)
+    return fields, tells_zeros_apart, lossy or fields["nan_differs"]
 
 
-def _of_floats(region: RegionVerdict, both: Both) -> Found:
-    """Return the recomputed fields of a region of float32, after comparing all inputs."""
+def _of_floats(region: RegionVerdict, both: Both) -> tuple[Fields, bool]:
+    """Return the recomputed fields after comparing all float32 inputs, and whether signs differ."""
     if region.method is Method.EXHAUSTIVE:
         raise UnsupportedError(
             "its proof tries all inputs one by one, or steps, which the checker does not do"
@@ -204,28 +211,23 @@ def _of_floats(region: RegionVerdict, both: Both) -> Found:
     infinity, nan = both.everywhere(_INFINITE), both.everywhere(_NAN)
     check_equal(infinity, np.repeat(_INFINITE, len(both.kinds)))
     signs = both.count_signs({boxes.channel: boxes.starts for boxes in region.boxes})
-    nan_differs = bool((nan.differ | nan.signs | nan.is_open).any())
+    nan_differs = bool(nan.is_unequal.any())
     lossy = signs > 0 or bool(infinity.signs.any())
     _check_shown(region, both, is_needed=lossy or nan_differs)
-    return {
-        "method": Method.INTERVALS,
-        "zero_sign_inputs": signs,
-        "channels": both.channels,
-        "nan_differs": nan_differs,
-        "lossy": lossy,
-    }
+    fields = {"method": Method.INTERVALS, "zero_sign_inputs": signs, "nan_differs": nan_differs}
+    return fields | {"channels": both.channels}, lossy
 
 
-def _of_codes(region: RegionVerdict, both: Both, kind: ir.DataType) -> Found:
-    """Return the recomputed fields of a region of up to 16 bits, after trying all values."""
+def _of_codes(region: RegionVerdict, both: Both, kind: ir.DataType) -> tuple[Fields, bool]:
+    """Return the same after trying all values of a type of up to 16 bits."""
     if kind in (ir.DataType.BOOL, ir.DataType.STRING) or kind.bitwidth > _MOST_BITS:
         raise UnsupportedError(f"the checker does not decide data of type {kind.name}")
-    bits = int(kind.bitwidth)
     if kind.is_integer():
-        x = np.arange(1 << bits) - (1 << (bits - 1) if kind.is_signed() else 0)
+        low, high = code_range(kind)
+        x = np.arange(low, high + 1)
     else:
         dtype = numpy_dtype(kind.name)
-        x = np.arange(1 << bits, dtype=f"u{dtype.itemsize}").view(dtype)
+        x = np.arange(1 << int(kind.bitwidth), dtype=f"u{dtype.itemsize}").view(dtype)
     x = x.astype(np.float32)
     compared, x = both.everywhere(x), np.repeat(x, len(both.kinds))
     if compared.tied.any():
@@ -236,12 +238,9 @@ def _of_codes(region: RegionVerdict, both: Both, kind: ir.DataType) -> Found:
     check_equal(Compared(*(column[~nan] for column in compared)), x[~nan])
     signs = int(np.tile(both.counts, len(x) // len(both.counts))[compared.signs & ~nan].sum())
     _check_shown(region, both, is_needed=signs > 0)
-    return {
-        "method": Method.EXHAUSTIVE,
-        "zero_sign_inputs": signs,
-        "nan_differs": bool(((compared.differ | compared.signs | compared.is_open) & nan).any()),
-        "lossy": signs > 0,
-    }
+    nan_differs = bool((compared.is_unequal & nan).any())
+    fields = {"method": Method.EXHAUSTIVE, "zero_sign_inputs": signs, "nan_differs": nan_differs}
+    return fields, signs > 0
 
 
 def _check_shown(region: RegionVerdict, both: Both, *, is_needed: bool) -> None:
@@ -253,7 +252,7 @@ def _check_shown(region: RegionVerdict, both: Both, *, is_needed: bool) -> None:
         if not 0 <= channel < both.channels:
             raise EquivalenceError("its witness names no channel of the region")
         compared = both.at(np.array([channel]), x)
-        if not (compared.differ | compared.signs | compared.is_open).any():
+        if not compared.is_unequal.any():
             raise EquivalenceError("the sides do not differ on its witness")
         shown = [float(c[0]) for c in (x, compared.reference, compared.candidate)]
     elif is_needed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.verify.ideals import NOTHING, Basis, Executed, Ideal, sums
 from qgraph.verify.operators import names
 from qgraph.verify.reading import QUANTIZERS, Sizes
+from qgraph.verify.shapes import code_range
 from qgraph.verify.traces import (
     ENDLESS,
     WHOLE,
@@ -45,8 +46,8 @@ def product(trace: Trace, node: ir.Node) -> Executed:
         if bias.numbers.size != bias.numbers.shape[-1]:
             raise UnsupportedError("a bias differs between samples")
         bias = changed(bias, lambda a: layout.by_row(a.reshape(-1)))
-    made = products(sums, data, weights, layout, trace.adding(node), bias=bias)
-    return trace.stored(node, made)
+    total = products(sums, data, weights, layout, trace.adding(node), bias=bias)
+    return trace.stored(node, total)
 
 
 def integer_product(trace: Trace, node: ir.Node) -> Executed:
@@ -58,16 +59,16 @@ def integer_product(trace: Trace, node: ir.Node) -> Executed:
     bias = None
     if len(node.inputs) > len("asabsbsy"):
         bias = changed(trace.of(node.inputs[8]), lambda a: layout.by_row(a.reshape(-1)))
-    found = products(sums, sum_of(data, z_a, -1.0), weights, layout, None, bias=bias)
-    if not (found.reach < 2.0**31).all():
+    total = products(sums, sum_of(data, z_a, -1.0), weights, layout, None, bias=bias)
+    if not (total.reach < 2.0**31).all():
         raise UnsupportedError("an int32 sum may wrap around")
     a, b, y = (
         changed(s, layout.by_row if s.numbers.size > 1 else np.squeeze) for s in (s_a, s_b, s_y)
     )
     steps = _folded(np.divide, _folded(np.multiply, a, b), y)
-    before = trace.times(node, rounded(found, FLOAT32), steps)
+    before = trace.times(node, rounded(total, FLOAT32), steps)
     zero = z_y.numbers.reshape(())
-    return trace.quantized(node, before, "Round", (*_code_range(trace, node), zero))
+    return trace.quantized(node, before, "Round", (*_code_range(node), zero))
 
 
 def _arranged(node: ir.Node, weights: Executed) -> tuple[Executed, Taps]:
@@ -126,8 +127,10 @@ def normalize(trace: Trace, node: ir.Node) -> Executed:
     size, share = np.abs(m * factor) + np.abs(b), 8 * unit.unit
     meant = replace(exact.meant, size=exact.meant.size + size, depth=exact.meant.depth + 8)
     absolute = exact.absolute * (1 + share) + 3 * share * size + 8 * unit.tiny
-    made = replace(exact, meant=meant, absolute=absolute, unit=None)
-    return rounded(replace(made, relative=exact.relative + share), unit)
+    relative = exact.relative + share
+    return rounded(
+        replace(exact, meant=meant, absolute=absolute, relative=relative, unit=None), unit
+    )
 
 
 def leaky(trace: Trace, node: ir.Node) -> Executed:
@@ -142,12 +145,12 @@ def leaky(trace: Trace, node: ir.Node) -> Executed:
     return rounded(Executed(meant, low, high, x.error), unit)
 
 
-def _code_range(trace: Trace, node: ir.Node) -> tuple[Float64, Float64]:
+def _code_range(node: ir.Node) -> tuple[Float64, Float64]:
     kind = node.outputs[0].dtype
     if kind is None or not kind.is_integer():
         raise UnsupportedError("the type of codes is not known")
-    low = -(2.0 ** (kind.bitwidth - 1)) if kind.is_signed() else 0.0
-    return np.asarray(low), np.asarray(low + 2.0**kind.bitwidth - 1)
+    low, high = code_range(kind)
+    return np.asarray(float(low)), np.asarray(float(high))
 
 
 def whole(trace: Trace, node: ir.Node) -> Executed:
@@ -174,7 +177,7 @@ def quantize_linear(trace: Trace, node: ir.Node) -> Executed:
     """Return the codes of a QuantizeLinear."""
     scale, zero = _encoding(trace, node)
     before = trace.over(node, trace.of(node.inputs[0]), scale)
-    limits = *_code_range(trace, node), zero.numbers
+    limits = *_code_range(node), zero.numbers
     return trace.quantized(node, before, "Round", limits)
 
 
@@ -187,16 +190,14 @@ def dequantize(trace: Trace, node: ir.Node) -> Executed:
 def _encoding(trace: Trace, node: ir.Node) -> tuple[Executed, Executed]:
     """Return scale and zero point, so that they broadcast to the data."""
     rank, ints = len(trace.shape(node.inputs[0])), node.attributes.get_int
-    found = []
+    parameters = []
     for value in (*node.inputs[1:], None)[:2]:
         array = NOTHING if value is None else trace.of(value).numbers
         if array.ndim > 1 or ints("block_size", 0) + ints("precision", 0):
             raise UnsupportedError(f"a {node.op_type} in blocks, or of another precision")
-        after = rank - 1 - ints("axis", 1) % rank if array.size > 1 else 0
-        found.append(
-            fixed(array.reshape(-1, *(1,) * after) if array.size > 1 else array.reshape(()))
-        )
-    return found[0], found[1]
+        axes = (-1, *(1,) * (rank - 1 - ints("axis", 1) % rank)) if array.size > 1 else ()
+        parameters.append(fixed(array.reshape(axes)))
+    return parameters[0], parameters[1]
 
 
 def fake_quantize(trace: Trace, node: ir.Node) -> Executed:
@@ -215,40 +216,33 @@ def fake_quantize(trace: Trace, node: ir.Node) -> Executed:
 def mean(trace: Trace, node: ir.Node) -> Executed:
     """Return means over windows or whole axes."""
     x, shape = trace.of(node.inputs[0]), trace.shape(node.inputs[0])
-    rank, keeps, sizes = len(shape), True, shape[2:]
-    axes: list[int] = list(range(2, rank))
+    rank, axes = len(shape), list(range(2, len(shape)))
     kind: tuple[Hashable, ...] = "mean", rank
     if node.op_type == "ReduceMean":
         stated = trace.of(node.inputs[1]).numbers if len(node.inputs) > 1 else NOTHING[None][:0]
-        every = tuple(map(int, stated.ravel())) or node.attributes.get_ints(
-            "axes", tuple(range(rank))
-        )
-        axes, keeps = (
-            sorted(a % rank for a in every),
-            node.attributes.get_int("keepdims", 1) == 1,
-        )
-        sizes = tuple(shape[axis] for axis in axes)
+        attribute = node.attributes.get_ints("axes", range(rank))
+        axes = sorted(int(axis) % rank for axis in (stated.ravel() if stated.size else attribute))
+    sizes = [shape[axis] for axis in axes]
     if node.op_type == "AveragePool":
         if node.attributes.get_int("count_include_pad", 0):
             raise UnsupportedError("an AveragePool that counts its padding")
-        sizes, kind = tuple(node.attributes.get_ints("kernel_shape", ())), _plain(node)
-    known = [size for size in sizes if isinstance(size, int)]
-    if len(known) < len(sizes) or any(_varies(a, axes, rank) for a in _arrays(x)):
+        sizes, kind = list(node.attributes.get_ints("kernel_shape", ())), _identity(node)
+    numbers = [size for size in sizes if isinstance(size, int)]
+    if len(numbers) < len(sizes) or _varies(x, axes, rank):
         raise UnsupportedError("a mean of data with several scales, or of unknown size")
-    count = float(math.prod(known))
+    count = float(math.prod(numbers))
     meant = _rebased(x.meant, (*kind, *axes), lambda array: array)
     exact = replace(x, meant=meant, absolute=count * x.error, relative=NOTHING)
     total = added_up(exact, np.asarray(count), count * x.reach, trace.adding(node))
-    made = replace(exact, absolute=total.absolute / count, unit=None)
-    made = trace.stored(node, rounded(made, trace.adding(node), times=2))
-    if keeps:
-        return made
-    return _moved(
-        trace,
-        node,
-        made,
-        lambda a: np.squeeze(a, tuple(i - rank for i in axes if rank - i <= a.ndim)),
-    )
+    quotient = replace(exact, absolute=total.absolute / count, unit=None)
+    result = trace.stored(node, rounded(quotient, trace.adding(node), times=2))
+    if node.op_type != "ReduceMean" or node.attributes.get_int("keepdims", 1) == 1:
+        return result
+
+    def squeezed(array: Float64) -> Float64:
+        return np.squeeze(array, tuple(i - rank for i in axes if rank - i <= array.ndim))
+
+    return _moved(trace, node, result, squeezed)
 
 
 def move(trace: Trace, node: ir.Node) -> Executed:
@@ -259,12 +253,12 @@ def move(trace: Trace, node: ir.Node) -> Executed:
     before, after = map(trace.shape, (node.inputs[0], node.outputs[0]))
     rank = len(before)
     if name == "Transpose":
-        perm = node.attributes.get_ints("perm", tuple(range(rank))[::-1])
+        perm = node.attributes.get_ints("perm", range(rank)[::-1])
         return _moved(
             trace, node, x, lambda a: a.reshape((1,) * (rank - a.ndim) + a.shape).transpose(perm)
         )
     if name in ("MaxPool", "GlobalMaxPool"):
-        if any(_varies(a, range(2, rank), rank) for a in _arrays(x)):
+        if _varies(x, range(2, rank), rank):
             raise UnsupportedError(f"a {name} of data with several scales")
         x = replace(x, absolute=x.error, relative=NOTHING)
         return _moved(trace, node, x, lambda array: array)
@@ -275,7 +269,7 @@ def _moved(trace: Trace, node: ir.Node, x: Executed, change: Change) -> Executed
     def wide(array: Float64) -> Float64:
         return array.reshape(()) if array.size == 1 else change(array)
 
-    kind = _plain(node)
+    kind = _identity(node)
     if node.op_type not in ("Transpose", "MaxPool", "GlobalMaxPool"):
         kind = "Reshape", trace.shape(node.outputs[0])
         if None in kind[1]:
@@ -285,7 +279,7 @@ def _moved(trace: Trace, node: ir.Node, x: Executed, change: Change) -> Executed
     return Executed(_rebased(x.meant, kind, wide), *ends, unit)
 
 
-def _plain(node: ir.Node) -> tuple[Hashable, ...]:
+def _identity(node: ir.Node) -> tuple[Hashable, ...]:
     return node.op_type, *((n, repr(a.value)) for n, a in sorted(node.attributes.items()))
 
 
@@ -295,13 +289,11 @@ def _folded(operation: Callable[..., Float64], a: Executed, b: Executed) -> Exec
     return fixed(executed.astype(np.float64), np.asarray(operation(a.meant.offset, b.meant.offset)))
 
 
-def _arrays(x: Executed) -> list[Float64]:
-    return [c for c, _ in x.meant.terms] + [x.low, x.high, x.absolute, x.relative, x.meant.offset]
-
-
-def _varies(array: Float64, axes: range | list[int], rank: int) -> bool:
-    places = [axis - rank for axis in axes]
-    return any(-place <= array.ndim and array.shape[place] > 1 for place in places)
+def _varies(x: Executed, axes: Iterable[int], rank: int) -> bool:
+    """Return whether numbers of a tensor differ along axes."""
+    arrays = [factor for factor, _ in x.meant.terms]
+    arrays += [x.low, x.high, x.absolute, x.relative, x.meant.offset]
+    return any(((1,) * (rank - a.ndim) + a.shape)[axis - rank] > 1 for a in arrays for axis in axes)
 
 
 def _rebased(function: Ideal, kind: tuple[Hashable, ...], change: Change) -> Ideal:
@@ -334,11 +326,8 @@ _MOVES = frozenset({"Transpose", "Reshape", "MaxPool", "GlobalMaxPool"})
 def _reshaped(array: Float64, before: Sizes, after: Sizes) -> Float64:
     """Return an array in the new shape of the data; the samples of a batch are alike."""
     wide = array.reshape((1,) * (len(before) - array.ndim) + array.shape)
-    same = [a == b for a, b in zip(before, after, strict=False)]
-    kept = min(
-        next((i for i, is_same in enumerate(same) if not is_same), len(same)),
-        next(axis for axis, size in enumerate(wide.shape) if size > 1),
-    )
+    same = [m == n for m, n in zip(before, after, strict=False)]
+    kept = min((*same, False).index(False), [size > 1 for size in wide.shape].index(True))
     old, new = (tuple(n for n in s[kept:] if isinstance(n, int)) for s in (before, after))
     if len(old) < len(before) - kept or len(new) < len(after) - kept:
         raise UnsupportedError("a shape is not known")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import ml_dtypes
 import onnx_ir as ir
 
 from qgraph.errors import EquivalenceError, OperatorError
@@ -37,7 +38,16 @@ _REDUCING = names("ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum")
 _OTHERS = names(
     "Expand Flatten Gather GatherElements GatherND Gemm MatMul Reshape Squeeze Unsqueeze"
 )
-_SAME_TYPE = _ELEMENTWISE | _SAME_SHAPE | _SAME_RANK | _REDUCING | _OTHERS
+_TYPED_BY = dict.fromkeys(_ELEMENTWISE | _SAME_SHAPE | _SAME_RANK | _REDUCING | _OTHERS, 0)
+_TYPED_BY |= {
+    "CastLike": 1,
+    "DequantizeLinear": 1,
+    "QLinearConv": 7,
+    "QLinearMatMul": 7,
+    "Where": 1,
+}
+"""Operands whose type the result has."""
+
 _INT64 = names("ArgMax ArgMin NonZero Shape Size")
 
 
@@ -67,6 +77,12 @@ def write(value: ir.Value, kind: ir.DataType | None, shape: Shape | None) -> Non
     value.shape = None if shape is None else ir.Shape(list(shape))
 
 
+def code_range(kind: ir.DataType) -> tuple[int, int]:
+    """Return the smallest and the largest number of an integer type."""
+    limits = ml_dtypes.iinfo(kind.numpy())  # type: ignore[no-untyped-call]
+    return int(limits.min), int(limits.max)
+
+
 def shape_of(value: ir.Value | None) -> Shape | None:
     """Return the inferred shape of a value; None if unknown."""
     return None if value is None else stated_shape(value)
@@ -94,8 +110,6 @@ def _type(node: ir.Node, index: int) -> ir.DataType | None:
 
 def _read_type(node: ir.Node) -> ir.DataType | None:
     name = node.op_type
-    if name in _SAME_TYPE:
-        return _type(node, 0)
     if name in _TRUTHS:
         return ir.DataType.BOOL
     if name in _INT64:
@@ -104,15 +118,11 @@ def _read_type(node: ir.Node) -> ir.DataType | None:
     match name:
         case "Cast":
             return ir.DataType(node.attributes.get_int("to", 0))
-        case "CastLike" | "Where":
-            return _type(node, 1)
         case "QuantizeLinear":
             return _type(node, 2) if len(node.inputs) > 2 else stated or ir.DataType.UINT8
-        case "DequantizeLinear":
-            return stated or _type(node, 1)
-        case "QLinearConv" | "QLinearMatMul":
-            return _type(node, 7)
-    return None
+        case "DequantizeLinear" if stated:
+            return stated
+    return _type(node, _TYPED_BY[name]) if name in _TYPED_BY else None
 
 
 def _read_shape(node: ir.Node) -> Shape | None:
@@ -132,12 +142,12 @@ def _read_shape(node: ir.Node) -> Shape | None:
 
 def _broadcast(node: ir.Node) -> Shape | None:
     """Return the shape to which the operands broadcast."""
-    shapes = [shape_of(value) for value in node.inputs if value is not None]
-    known = [shape for shape in shapes if shape is not None]
-    if len(known) < len(shapes):
+    operands = [value for value in node.inputs if value is not None]
+    shapes = [shape for value in operands if (shape := shape_of(value)) is not None]
+    if len(shapes) < len(operands):
         return None
-    rank = max(map(len, known))
-    columns = zip(*((1,) * (rank - len(shape)) + shape for shape in known), strict=True)
+    rank = max(map(len, shapes))
+    columns = zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True)
     return tuple(map(_common, columns))
 
 

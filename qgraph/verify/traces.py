@@ -1,4 +1,4 @@
-"""What is known of the values of one model, for the checker of bounds."""
+"""The functions, ranges and errors of all values of one model, for the checker of bounds."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ class TracedRounding:
 
 
 class Trace:
-    """What is known of the values of a model.
+    """The functions, ranges and errors of all values of a model.
 
     Args:
         side: the model.
-        inputs: what is known of its inputs.
+        inputs: its inputs, as functions and ranges.
         settle: returns the codes of the rounding that has a result, or None for new ones.
         order: the number of terms in a chunk, and the type in which 16-bit types are added.
-        rules: what is executed by each operator.
+        rules: by operator, what it executes and means.
 
     Attributes:
         roundings: by their results.
-        weak: why errors of values may be found that are larger than by the rules.
+        weak: why errors of values may be larger here than by the rules of the prover.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Trace:
         rules: Mapping[str, Rule],
     ) -> None:
         self.roundings: dict[ir.Value, TracedRounding] = {}
+        self.weak: dict[ir.Value, str] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
         self._shapes = side.shapes()
-        self.weak: dict[ir.Value, str] = {}
         self._values: dict[ir.Value, Executed] = dict(inputs)
         self._unknown: dict[ir.Value, str] = {}
         with np.errstate(all="ignore"):
@@ -91,19 +91,26 @@ class Trace:
                     self._enter(node)
 
     def of(self, value: ir.Value | None) -> Executed:
-        """Return what is known of a value.
+        """Return the function, range and error of a value.
 
         Raises:
-            UnsupportedError: nothing is.
+            UnsupportedError: no rule gave them.
         """
-        if value is None or value in self._unknown:
-            raise UnsupportedError(
-                "an operand is missing" if value is None else self._unknown[value]
-            )
+        if value is None:
+            raise UnsupportedError("an operand is missing")
+        if value in self._unknown:
+            raise UnsupportedError(self._unknown[value])
         if value not in self._values:
             self._values[value] = self._constant(value)
             self._inherit(value.producer())
         return self._values[value]
+
+    def rounding(self, value: ir.Value) -> TracedRounding:
+        """Return the rounding that has a result; raise UnsupportedError if there is none."""
+        self.of(value)  # raises what is wrong before it
+        if value not in self.roundings:
+            raise UnsupportedError("it ends at no rounding that the checker knows")
+        return self.roundings[value]
 
     def _inherit(self, node: ir.Node | None) -> None:
         for operand in () if node is None else node.inputs:
@@ -153,7 +160,7 @@ class Trace:
                 codes, *parameters = (self.of(v).numbers for v in node.inputs if v)
                 axis = node.attributes.get_int("axis", 1) % max(codes.ndim, 1)
                 size = node.attributes.get_int("block_size", 0)
-                shape = [-1 if place == axis else 1 for place in range(codes.ndim)]
+                shape = [-1 if i == axis else 1 for i in range(codes.ndim)]
                 scale, zero = (
                     np.repeat(a, size, axis)
                     if size and a.size > 1
@@ -191,10 +198,8 @@ class Trace:
     def sum(self, node: ir.Node, a: Executed, b: Executed, sign: float = 1.0) -> Executed:
         """Return a sum or difference, rounded."""
         for x, other in ((a, b), (b, a)):
-            is_zero = other.value is not None and not (
-                other.value.any() or other.meant.offset.any()
-            )
-            if is_zero and (x is a or sign > 0):
+            is_moving = other.value is None or other.value.any() or other.meant.offset.any()
+            if not is_moving and (x is a or sign > 0):
                 return x
         return rounded(sum_of(a, b, sign), precision_of(node))
 
@@ -209,13 +214,12 @@ class Trace:
 
     def ends(self, node: ir.Node) -> tuple[Float64, Float64]:
         """Return the ends of a Clip."""
-        found = []
-        for place, (name, missing) in enumerate((("min", -ENDLESS), ("max", ENDLESS)), 1):
-            value = node.inputs[place] if len(node.inputs) > place else None
-            stated = node.attributes.get_float(name, None)
-            end = missing if stated is None else np.asarray(float(np.float32(stated)))
-            found.append(end if value is None else self.of(value).numbers.reshape(()))
-        return found[0], found[1]
+        ends = []
+        operands = (*node.inputs[1:], None, None)
+        for name, missing, value in zip(("min", "max"), (-np.inf, np.inf), operands, strict=False):
+            end = np.asarray(float(np.float32(node.attributes.get_float(name, missing))))
+            ends.append(end if value is None else self.of(value).numbers.reshape(()))
+        return ends[0], ends[1]
 
     def quantized(
         self, node: ir.Node, before: Executed, kind: str, ends: tuple[Float64, Float64, Float64]
@@ -238,10 +242,11 @@ class Trace:
         bare = function.range
         off = before.absolute + product(before.relative + 64 * ULP, largest_of(*bare))
         far = WHOLE[kind](bare[0] - off), WHOLE[kind](bare[1] + off)
-        found = TracedRounding(kind, before, function, (start, stop), (first, last), far, codes)
-        self.roundings[value] = found
-        made = Executed(codes, *codes.range, unit=np.ones(()))
-        return sum_of(made, fixed(zero)) if zero.any() else made
+        self.roundings[value] = TracedRounding(
+            kind, before, function, (start, stop), (first, last), far, codes
+        )
+        moved = Executed(codes, *codes.range, unit=np.ones(()))
+        return sum_of(moved, fixed(zero)) if zero.any() else moved
 
 
 def fixed(

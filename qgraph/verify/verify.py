@@ -34,51 +34,49 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
     """
     check_float_environment()
     models = reference, candidate
-    is_bound = any(region.method is Method.BOUND for region in certificate.regions)
+    regions = certificate.regions
+    is_bound = any(region.method is Method.BOUND for region in regions)
     # a segment of a bound starts and ends at operators as they are written
     defined = frozenset() if is_bound else replaced(models, certificate.conditions)
     try:
-        sides = tuple(
+        one, other = (
             Reading(model, keep_inputs=certificate.kept_inputs, defined=defined) for model in models
         )
     except UnsupportedError as error:
         no = PartFinding(Status.UNCHECKED, str(error))
-        return Verification(ProofVerdict.UNDECIDED, (no,) * len(certificate.regions), no, no)
-    one, other = sides
+        return Verification(ProofVerdict.UNDECIDED, (no,) * len(regions), no, no)
+    sides, nodes = (one, other), (*one.nodes, *other.nodes)
     as_written = (
         one.imports.get("") == other.imports.get("")
         and not (certificate.notes or defined)
         and _REWRITTEN.isdisjoint(certificate.conditions)
-        and not any(
-            node.op_type in ("Shape", "Size") for side in (one, other) for node in side.nodes
-        )
+        and not any(node.op_type in ("Shape", "Size") for node in nodes)
     )
     paired = interface(one.graph, other.graph)
     findings, claims = list[PartFinding](), list[Equality]()
-    bounds = BoundCheck(certificate, (one, other), paired) if is_bound else None
-    for region in certificate.regions:
+    bounds = BoundCheck(certificate, sides, paired) if is_bound else None
+    for region in regions:
         if bounds is not None and region.method is Method.BOUND:
             findings.append(bounds.check(region))
             continue
-        finding, claim = check(region, (one, other), as_written=as_written)
+        finding, claim = check(region, sides, as_written=as_written)
         findings.append(finding)
         claims += [] if claim is None else [claim]
-    is_bounded = any(region.verdict is ProofVerdict.BOUNDED for region in certificate.regions)
     if bounds is None or certificate.verdict not in (ProofVerdict.PROVED, ProofVerdict.BOUNDED):
-        outputs = _conclude(certificate, (one, other), claims, paired)
+        outputs = _conclude(certificate, sides, claims, paired)
     else:
-        missing = bounds.problem()
-        outputs = PartFinding(Status.REFUTED if missing else Status.CHECKED, missing)
-    problem = next(iter(_overclaims(certificate, (one, other), paired)), None)
+        outputs = _refuted_by(bounds.problem())
+    statements = _refuted_by(next(iter(_overclaims(certificate, sides, paired)), None))
     check_float_environment()
-    decided = all(finding.status is Status.CHECKED for finding in (*findings, outputs))
-    reached = ProofVerdict.BOUNDED if is_bounded else ProofVerdict.PROVED
-    return Verification(
-        reached if decided else ProofVerdict.UNDECIDED,
-        tuple(findings),
-        outputs,
-        PartFinding(Status.REFUTED if problem else Status.CHECKED, problem),
-    )
+    verdict = ProofVerdict.UNDECIDED
+    if all(finding.status is Status.CHECKED for finding in (*findings, outputs)):
+        bounded = any(region.verdict is ProofVerdict.BOUNDED for region in regions)
+        verdict = ProofVerdict.BOUNDED if bounded else ProofVerdict.PROVED
+    return Verification(verdict, tuple(findings), outputs, statements)
+
+
+def _refuted_by(problem: str | None) -> PartFinding:
+    return PartFinding(Status.REFUTED if problem else Status.CHECKED, problem)
 
 
 def _conclude(
@@ -107,8 +105,8 @@ def _overclaims(
     worst = next((verdict for verdict in order if verdict in verdicts), ProofVerdict.PROVED)
     if certificate.verdict is not worst:
         yield f"its regions give the verdict {worst}, but it states {certificate.verdict}"
-    known = [region.exactness for region in regions if region.exactness is not None]
-    lowest = None if len(known) < len(regions) else min([*known, Exactness.BITS])
+    levels = [region.exactness for region in regions if region.exactness is not None]
+    lowest = None if len(levels) < len(regions) else min([*levels, Exactness.BITS])
     if certificate.exactness is not None and (lowest is None or certificate.exactness > lowest):
         yield f"its regions reach the level {lowest}, but it states {certificate.exactness}"
     if certificate.verdict is ProofVerdict.PROVED and certificate.exactness not in _OF_PROOFS:
