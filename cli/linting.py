@@ -122,7 +122,7 @@ class FixOptions:
         from qgraph.transforms.deployment.lint_fixes import fix
 
         model = load(path)
-        found = fix(
+        fixed = fix(
             model,
             lint.target,
             select=lint.select,
@@ -130,16 +130,16 @@ class FixOptions:
             within=self.within,
             known=known,
         )
-        for line in found.listing if self.diff else ():
+        for line in fixed.listing if self.diff else ():
             show(line)
-        for step in found.steps:
+        for step in fixed.steps:
             talk.note(f"{path}: {step}")
         target = self.out or path
-        if not self.diff and (self.out is not None or found.passes):
+        if not self.diff and (self.out is not None or fixed.passes):
             writing = Writing(in_place=self.in_place, outputs=outputs)
-            rewrite(path, target, *found.passes, command="lint", writing=writing)
+            rewrite(path, target, *fixed.passes, command="lint", writing=writing)
             talk.note(f"wrote {target}")
-        return found.before if self.diff else found.after
+        return fixed.before if self.diff else fixed.after
 
 
 def fix_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -208,13 +208,13 @@ def lint_options(function: Callable[..., Any]) -> Callable[..., Any]:
         **others: Any,
     ) -> Any:
         settings = project_settings(Path.cwd())
-        given = settings.get("baseline") if write_baseline is None else None
+        stated = settings.get("baseline") if write_baseline is None else None
         lint = LintOptions(
             target or settings.get("target"),
             select or tuple(settings.get("select", ())),
             (*settings.get("ignore", ()), *ignore),
             fail_on or str(settings.get("fail-on", "warning")),
-            baseline or (None if given is None else Path(given)),
+            baseline or (None if stated is None else Path(stated)),
             write_baseline,
         )
         return function(lint=lint, **others)
@@ -253,7 +253,7 @@ def _table(file: Path, keys: Sequence[str]) -> Mapping[str, Any] | None:
 
 
 def _checked(file: Path, table: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = dict(table)
+    settings = dict(table)
     for key, value in table.items():
         if key not in (*_LISTS, *_WORDS):
             known = (*_LISTS, *_WORDS)
@@ -265,13 +265,13 @@ def _checked(file: Path, table: Mapping[str, Any]) -> Mapping[str, Any]:
         if not (is_list if key in _LISTS else isinstance(value, str)):
             wanted = "a list of strings" if key in _LISTS else "a string"
             raise OptionError(f"{file}: {key} is {shown(value)}, expected {wanted}. Correct it.")
-    if found.get("fail-on", "warning") not in _LEVELS:
+    if settings.get("fail-on", "warning") not in _LEVELS:
         raise OptionError(
-            f"{file}: fail-on is {shown(found['fail-on'])}, expected one of {', '.join(_LEVELS)}. "
-            "Correct it."
+            f"{file}: fail-on is {shown(settings['fail-on'])}, expected one of "
+            f"{', '.join(_LEVELS)}. Correct it."
         )
-    if "baseline" in found:
-        found["baseline"] = str(file.parent / found["baseline"])
-    if str(found.get("target", "")).endswith(".toml"):
-        found["target"] = str(file.parent / found["target"])
-    return found
+    if "baseline" in settings:
+        settings["baseline"] = str(file.parent / settings["baseline"])
+    if str(settings.get("target", "")).endswith(".toml"):
+        settings["target"] = str(file.parent / settings["target"])
+    return settings

@@ -233,8 +233,8 @@ def verify(
                 "The certificate is a file, expected paths of models too: it is about files."
             )
         certificate = read(Path(certificate), *paths)
-    found = checked(certificate, load(reference).ir, load(candidate).ir)
-    return replay(certificate, found, reference, candidate) if prover else found
+    verification = checked(certificate, load(reference).ir, load(candidate).ir)
+    return replay(certificate, verification, reference, candidate) if prover else verification
 
 
 def passes(name: str | None = None) -> list[PassInfo]:

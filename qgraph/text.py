@@ -63,7 +63,7 @@ def one_line(text: str) -> str:
 def markdown(text: str) -> str:
     """Return text that Markdown shows as it is, in one line, also in a cell of a table."""
     line = " ".join(printable(text).split("\n"))
-    return _MARKDOWN.sub(lambda found: f"\\{found[0]}", line)
+    return _MARKDOWN.sub(lambda match: f"\\{match[0]}", line)
 
 
 def markdown_code(text: str) -> str:

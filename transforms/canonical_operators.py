@@ -144,10 +144,10 @@ def _scaled(draft: Draft, value: ir.Value, factor: float) -> ir.Value | None:
     is_kept = np.isfinite(scaled) & ((np.abs(scaled) >= _NORMAL) | (known == 0))
     if not is_kept.all():
         return None
-    made = draft.constant(scaled, "scale" if is_decoded else "bias")
+    constant = draft.constant(scaled, "scale" if is_decoded else "bias")
     if decoder is None or not is_decoded:
-        return made
-    operands = [decoder.inputs[0], made, *decoder.inputs[2:]]
+        return constant
+    operands = [decoder.inputs[0], constant, *decoder.inputs[2:]]
     attributes = dict(decoder.attributes)
     return draft.node(_DECODER, operands, attributes, domain=decoder.domain, dtype=value.dtype)
 

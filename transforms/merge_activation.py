@@ -273,11 +273,11 @@ def _bounds(node: ir.Node) -> list[Float32]:
     if node.op_type == "Relu":
         return [np.zeros((), np.float32), _NONE]
     if node.op_type == "Clip":
-        given: list[ir.Value | Float32 | None] = list([*node.inputs[1:3], None, None][:2])
+        limits: list[ir.Value | Float32 | None] = list([*node.inputs[1:3], None, None][:2])
         for place, name in enumerate(("min", "max")):
             if name in node.attributes:
-                given[place] = np.asarray(node.attributes[name].as_float(), np.float32)
-        return _singles(given, (-_NONE, _NONE))
+                limits[place] = np.asarray(node.attributes[name].as_float(), np.float32)
+        return _singles(limits, (-_NONE, _NONE))
     if node.op_type in ("Max", "Min") and len(node.inputs) == 2:
         value = node.inputs[1 - _data(node)]
         ends = _singles([value], (_NONE,)) if value is not None else []

@@ -194,9 +194,9 @@ class _Move:
 
     def _commit(self, before: Scaling, layers: list[tuple[ir.Node, Draft]]) -> None:
         for node, draft in layers:
-            made = draft.nodes[-1]
+            copied = draft.nodes[-1]
             draft.commit()
-            carry_over(node, made)
+            carry_over(node, copied)
         before.settle(self._editor)
         first, last = self._pair[0], self._pair[-1]
         pair = self._editor.draft(Region(present(first, 0), last.outputs[0], self._pair))

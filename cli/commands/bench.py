@@ -95,7 +95,7 @@ def command(
     with planned((report, *views.paths), models=models) as outputs:
         with ProgressBar(talk) as bar:
             bar.tell("loading", 0, 0)
-            found = bench(
+            times = bench(
                 models, timing, progress=lambda done, total: bar.tell("timing", done, total)
             )
-        deliver(talk, found.to_json(), outputs, report, views)
+        deliver(talk, times.to_json(), outputs, report, views)

@@ -118,7 +118,7 @@ def command(
             names = [str(value.name) for value in first.outputs]
             feeds = arrays.feeds(talk, inputs, first, besides=labels)
             bar.tell("comparing", 0, 0)
-            found = check(
+            result = check(
                 first,
                 second,
                 arrays.checked(inputs, feeds),
@@ -138,7 +138,7 @@ def command(
                 runtimes=runtimes,
                 tensors=tensors,
             )
-            document = found.to_json()
+            document = result.to_json()
             if views.are_wanted:
                 bar.tell("drawing", 0, 0)
                 batches = some_batches(first, feeds, inputs)
@@ -146,19 +146,19 @@ def command(
         if report is not None:
             outputs.write_text(report, json_text(document))
         show_document(talk, document, page_of, (reference, candidate))
-        if witness is not None and found.example is None:
+        if witness is not None and result.example is None:
             talk.note(f"no input showed a difference, {witness} was not written")
-        elif witness is not None and found.example is not None:
-            write_arrays(witness, found.example, outputs)
+        elif witness is not None and result.example is not None:
+            write_arrays(witness, result.example, outputs)
             talk.note(f"wrote {witness}")
-    return int(found.verdict != "equal")
+    return int(result.verdict != "equal")
 
 
-def _limits(given: Limits, names: Sequence[str]) -> dict[str, float] | None:
+def _limits(stated: Limits, names: Sequence[str]) -> dict[str, float] | None:
     """Return the tolerance of each output, or None; one set by name overrides the one for all."""
     limits: dict[str, float] = {}
-    for name, number in given:
+    for name, number in stated:
         if name is None:
             limits = dict.fromkeys(names, number) | limits
-    limits |= {name: number for name, number in given if name is not None}
+    limits |= {name: number for name, number in stated if name is not None}
     return limits or None

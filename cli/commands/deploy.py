@@ -161,7 +161,7 @@ def command(
             reference = loaded.clone()
             feeds = arrays.feeds(talk, data, loaded, besides=labels)
             bar.tell(f"deploying {model.name}", 0, 0)
-            found = deploy(
+            deployment = deploy(
                 loaded,
                 target,
                 within=Bounding(within or "1step", ranges=dict(ranges)),
@@ -174,35 +174,35 @@ def command(
             if measure:
                 bar.tell("timing", 0, 0)
                 timing = Timing(
-                    found.runtime or "", shapes=sizes, options=dict(found.session_options)
+                    deployment.runtime or "", shapes=sizes, options=dict(deployment.session_options)
                 )
                 converted = reference.clone()
                 converted.apply(ConvertDialect(to="qdq"), FoldWeights())
                 inputs_of = [reference, converted]
                 times = beside_float(float_network(reference), loaded, inputs_of, timing)
-                found = replace(found, measured=times)
+                deployment = replace(deployment, measured=times)
             if written is not None:
                 bar.tell(f"writing {written.name}", 0, 0)
                 loaded.save(written, outputs=outputs)
-            document = found.to_json()
+            document = deployment.to_json()
             document["input"] = dict(vars(identity))
             document |= {"output": None, "prove": None}
             if written is not None:
                 document["output"] = described(written, outputs.written(written))
-                request = found.certificate.bounding
+                request = deployment.certificate.bounding
                 document["prove"] = proof_command(request, str(model), str(written))
             document["next"] = advice(document)
             if report is not None:
                 outputs.write_text(report, json_text(document))
             if certificate is not None:
-                proof = found.certificate.to_json()
+                proof = deployment.certificate.to_json()
                 if document["output"] is not None:
                     proof["candidate"] = {n: document["output"][n] for n in ("path", "sha256")}
                 outputs.write_text(certificate, json_text(proof))
             if views.are_wanted:
                 views.write(document, None, outputs)
         if explain is not None:
-            for line in found.explained(explain):
+            for line in deployment.explained(explain):
                 show_paragraph(line)
             return 0
         show_document(talk, document, page_of, (model,))

@@ -64,11 +64,11 @@ def command(talk: Talk, reference: Path, candidate: Path, keep_inputs: bool) -> 
     from qgraph.model import load
     from qgraph.reporting.model_view import diff_sections
 
-    found = diff(load(reference).ir, load(candidate).ir, keep_inputs=keep_inputs)
+    differences = diff(load(reference).ir, load(candidate).ir, keep_inputs=keep_inputs)
     if talk.form == "table":
-        show_differences(talk, found, is_brief=talk.quiet)
-        advice = next_step(found.to_json(), (reference, candidate))
+        show_differences(talk, differences, is_brief=talk.quiet)
+        advice = next_step(differences.to_json(), (reference, candidate))
         talk.note(f"next: {advice}")
     else:
-        show_document(talk, found.to_json(), diff_sections, (reference, candidate))
-    return int(not found.is_same)
+        show_document(talk, differences.to_json(), diff_sections, (reference, candidate))
+    return int(not differences.is_same)

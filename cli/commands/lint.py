@@ -69,7 +69,7 @@ def command(
 
     views.check()
     lint.check()
-    paths = [found.path for found in found_models(models, talk)]
+    paths = [model.path for model in found_models(models, talk)]
     fixing.check(paths)
     read = (lint.baseline, inputs.bundle, *inputs.files.values())
     targets = (report, lint.write_baseline, *views.paths)
@@ -134,7 +134,7 @@ def _batches(talk: Talk, model: Model, inputs: options.InputOptions) -> Iterable
 
     if not (inputs.files or inputs.bundle or inputs.random):
         return ()
-    given = arrays.feeds(talk, inputs, model)
-    if given is None:
+    feeds = arrays.feeds(talk, inputs, model)
+    if feeds is None:
         return RandomBatches(model.inputs, inputs.random or 1, inputs.seed, inputs.shapes)
-    return Batches(model.ir.graph, given, inputs.batch)
+    return Batches(model.ir.graph, feeds, inputs.batch)

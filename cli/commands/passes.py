@@ -21,6 +21,6 @@ def command(talk: Talk, name: str | None) -> None:
 
     if name is None:
         document = {"passes": [describe(cls).to_json() for cls in TRANSFORMS]}
-        show_document(talk, document, lambda found: [passes_section(found["passes"])])
+        show_document(talk, document, lambda shown: [passes_section(shown["passes"])])
     else:
         show_document(talk, describe(TRANSFORMS.find(name)).to_json(), pass_sections)

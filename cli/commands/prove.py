@@ -118,7 +118,7 @@ def command(
     with planned(targets, models=(reference, candidate)) as outputs:
         with ProgressBar(talk) as bar:
             bar.tell("proving", 0, 0)
-            found = prove(
+            proof = prove(
                 reference,
                 candidate,
                 exact=exact,
@@ -128,7 +128,7 @@ def command(
                 hashes=certificate is not None or views.are_wanted,
                 within=request,
             )
-            document = found.to_json()
+            document = proof.to_json()
             if certificate is not None:
                 outputs.write_text(certificate, json_text(document))
             if views.are_wanted:
@@ -136,8 +136,8 @@ def command(
                 views.write(document, (reference, candidate), outputs)
         show_document(talk, document, page_of, (reference, candidate))
         if witness is not None:
-            save_witness(talk, found, witness, outputs)
-    return _status(found.verdict, found)
+            save_witness(talk, proof, witness, outputs)
+    return _status(proof.verdict, proof)
 
 
 def _status(verdict: ProofVerdict, certificate: Certificate) -> int:

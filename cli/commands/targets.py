@@ -25,6 +25,6 @@ def command(talk: Talk, name: str | None) -> None:
 
     if name is None:
         document = {"targets": [profile.to_json() for profile in profiles()]}
-        show_document(talk, document, lambda found: [targets_section(found["targets"])])
+        show_document(talk, document, lambda shown: [targets_section(shown["targets"])])
     else:
         show_document(talk, profile_of(name).to_json(), target_sections)

@@ -62,15 +62,15 @@ def command(
         with ProgressBar(talk) as bar:
             bar.tell(f"reading {reference.name}", 0, 0)
             first, second = load(reference), load(candidate)
-            given = arrays.feeds(talk, inputs, first, besides=labels)
-            found = why(
+            feeds = arrays.feeds(talk, inputs, first, besides=labels)
+            causes = why(
                 first,
                 second,
-                arrays.checked(inputs, given),
+                arrays.checked(inputs, feeds),
                 labels=None if labels is None else arrays.labels(labels, inputs),
                 metric=metric,
                 backend=backend,
                 within=request if request.limits else None,
                 progress=lambda done, total: bar.tell("exchanging quantizers", done, total),
             )
-        deliver(talk, found.to_json(), outputs, report, views, models)
+        deliver(talk, causes.to_json(), outputs, report, views, models)

@@ -121,9 +121,9 @@ def check(
     allowed, within = tolerances_of(names, tolerances), tolerances.within
     _check_options(inputs, scoring)
     ours, theirs = (prepare(m.ir, backend) for m in (first, second))
-    given, seed, shapes = inputs.feeds, inputs.seed, inputs.shapes
-    arrays = () if given is None else Batches(first.ir.graph, given, inputs.batch)
-    drawn = RandomBatches(first.inputs, inputs.random or int(given is None), seed, shapes)
+    data, seed, shapes = inputs.feeds, inputs.seed, inputs.shapes
+    arrays = () if data is None else Batches(first.ir.graph, data, inputs.batch)
+    drawn = RandomBatches(first.inputs, inputs.random or int(data is None), seed, shapes)
     starts = next(iter(arrays), None)
     aimed = Probes()
     if inputs.probes:

@@ -74,24 +74,24 @@ def _unknown(graph: ir.Graph, name: str) -> str:
     return f"Graph {graph.name!r} has no input {name!r}, expected {expected}.{hint}"
 
 
-def _fit(graph: ir.Graph, value: ir.Value, given: Any) -> Any:
+def _fit(graph: ir.Graph, value: ir.Value, data: Any) -> Any:
     if value.type is not None and not isinstance(value.type, ir.TensorType):
-        return given
+        return data
     expected = f"Input {describe(value)} of graph {graph.name!r} is fed"
     wanted = None if value.dtype is None else value.dtype.numpy()
     try:
-        is_shared = hasattr(given, "__dlpack__") and not hasattr(given, "__array__")
-        array = np.from_dlpack(given) if is_shared else np.asarray(given)
+        is_shared = hasattr(data, "__dlpack__") and not hasattr(data, "__array__")
+        array = np.from_dlpack(data) if is_shared else np.asarray(data)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ExecutionError(
-            f"{expected} {type(given).__name__}, which is no array ({error}). Convert it to a "
+            f"{expected} {type(data).__name__}, which is no array ({error}). Convert it to a "
             "NumPy array first."
         ) from error
     if value.dtype == ir.DataType.STRING and array.dtype.kind in "UT":
         array = array.astype(object)
     if wanted is not None and array.dtype != wanted:
         # Arrays are taken as they are: a silent change of their type would hide a mistake.
-        if hasattr(given, "dtype") or not np.can_cast(array.dtype, wanted, "same_kind"):
+        if hasattr(data, "dtype") or not np.can_cast(array.dtype, wanted, "same_kind"):
             raise ExecutionError(
                 f"{expected} an array of {array.dtype}. Convert it to {wanted} first, as by "
                 f"x.astype({str(wanted)!r})."

@@ -200,10 +200,10 @@ class Draft:
             attributes = node.attributes.values()
             inputs = [new[value] for value in node.inputs]
             count = len(node.outputs)
-            made = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=count)
-            for old, output in zip(node.outputs, made.outputs, strict=True):
+            copied = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=count)
+            for old, output in zip(node.outputs, copied.outputs, strict=True):
                 output.type, output.shape, new[old] = old.type, old.shape, output
-            draft.nodes.append(made)
+            draft.nodes.append(copied)
         y = new.get(self.y)
         if y is None:
             return None

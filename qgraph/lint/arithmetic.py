@@ -48,15 +48,15 @@ def bias_facts(facts: ModelFacts, *, all_layers: bool = False) -> Iterator[BiasF
 
     Layers have data and weights behind DequantizeLinear, with constant scales.
     """
-    for found in _all(facts):
-        if all_layers or found.reals is not None or found.decoder is not None:
-            yield found
+    for layer in _all(facts):
+        if all_layers or layer.reals is not None or layer.decoder is not None:
+            yield layer
 
 
 def _all(facts: ModelFacts) -> list[BiasFacts]:
     if facts not in _KNOWN:
-        found = (_of(facts, node) for node in facts.products)
-        _KNOWN[facts] = [each for each in found if each is not None]
+        layers = (_of(facts, node) for node in facts.products)
+        _KNOWN[facts] = [each for each in layers if each is not None]
     return _KNOWN[facts]
 
 
@@ -131,8 +131,8 @@ def misfit(coder: Coder, shape: Sequence[Dim] | None) -> str | None:
     expected = [*shape]
     expected[axis] = -(-size // coder.block)
     if len(shape) == scale.ndim and all(
-        found == wanted or not isinstance(wanted, int)
-        for found, wanted in zip(scale.shape, expected, strict=True)
+        actual == wanted or not isinstance(wanted, int)
+        for actual, wanted in zip(scale.shape, expected, strict=True)
     ):
         return None
     blocks = f"blocks of {coder.block} along axis {axis} of {list(shape)}"

@@ -64,7 +64,7 @@ def read_baseline(path: Path) -> LintBaseline:
     try:
         document = json.loads(path.read_text("utf-8"))
         entries: Sequence[Mapping[str, Any]] = document["findings"]
-        found = {
+        counts = {
             (str(e["path"]), str(e["id"]), tuple(map(str, e["nodes"]))): int(e["count"])
             for e in entries
         }
@@ -73,7 +73,7 @@ def read_baseline(path: Path) -> LintBaseline:
             f"{path}: is no baseline ({error}), expected a file that 'qgraph lint "
             "--write-baseline' wrote. Write it again."
         ) from error
-    return LintBaseline(found)
+    return LintBaseline(counts)
 
 
 def _key(result: LintReport, finding: LintFinding) -> _Key:

@@ -152,13 +152,13 @@ def scales_do_not_fit(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG110", "bias-overflow", ERROR)
 def bias_overflow(facts: ModelFacts) -> Iterator[Found]:
     """A float bias does not fit in int32 at the scale it gets."""
-    for found in bias_facts(facts):
-        if found.decoder is None and found.codes is not None:
-            many = np.flatnonzero(np.abs(found.codes) >= _INT32)
+    for bias in bias_facts(facts):
+        if bias.decoder is None and bias.codes is not None:
+            many = np.flatnonzero(np.abs(bias.codes) >= _INT32)
             if many.size:
-                largest = float(np.abs(found.codes).max())
+                largest = float(np.abs(bias.codes).max())
                 yield Found(
-                    (found.node,),
+                    (bias.node,),
                     f"bias / (s_x s_w) is up to {largest:.3g} in {many.size} channels, int32 ends "
                     "at 2.15e+09",
                     {"channels": listed(many), "largest_code": largest},
@@ -168,14 +168,14 @@ def bias_overflow(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG111", "accumulator-overflow", ERROR)
 def accumulator_overflow(facts: ModelFacts) -> Iterator[Found]:
     """A sum of products of codes can exceed int32."""
-    for found in bias_facts(facts, all_layers=True):
-        reach = found.largest_sums
+    for layer in bias_facts(facts, all_layers=True):
+        reach = layer.largest_sums
         if reach is None:
             continue
         many = np.flatnonzero(reach >= _INT32)
         if many.size:
             yield Found(
-                (found.node,),
+                (layer.node,),
                 f"sums reach {float(reach.max()):.3g} in {many.size} channels and wrap at 2.15e+09",
                 {"largest_sum": float(reach.max()), "channels": listed(many)},
             )
@@ -184,13 +184,13 @@ def accumulator_overflow(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG112", "bias-scale", ERROR, fix=_BIAS_FIX)
 def bias_scale(facts: ModelFacts) -> Iterator[Found]:
     """The scale of an int32 bias is not the product of the scales of the operands."""
-    for found in bias_facts(facts):
-        if found.decoder is None or found.product is None or found.decoder.scale is None:
+    for bias in bias_facts(facts):
+        if bias.decoder is None or bias.product is None or bias.decoder.scale is None:
             continue
-        if found.decoder.kind != "INT32":  # narrow biases are shifted by kernels of their own
+        if bias.decoder.kind != "INT32":  # narrow biases are shifted by kernels of their own
             continue
-        declared = found.decoder.scale.reshape(-1).astype(np.float32)
-        product = found.product.reshape(-1)
+        declared = bias.decoder.scale.reshape(-1).astype(np.float32)
+        product = bias.product.reshape(-1)
         if declared.size != 1 and declared.size != product.size:
             continue
         apart = ulps_between(declared, product)
@@ -199,7 +199,7 @@ def bias_scale(facts: ModelFacts) -> Iterator[Found]:
             continue
         worst = int(apart.max())
         yield Found(
-            (found.node, found.decoder.node),
+            (bias.node, bias.decoder.node),
             f"the scale of the bias is off by {error:.3g} ({worst} ulp): kernels on codes add it "
             "at s_x s_w",
             {"relative_error": error, "ulps": worst},
@@ -210,25 +210,25 @@ def bias_scale(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG113", "bias-zero-point", ERROR)
 def bias_zero_point(facts: ModelFacts) -> Iterator[Found]:
     """An int32 bias has a zero point."""
-    for found in bias_facts(facts):
-        if found.decoder is not None and found.decoder.zero is not None:
-            count = int(np.count_nonzero(found.decoder.zero))
+    for bias in bias_facts(facts):
+        if bias.decoder is not None and bias.decoder.zero is not None:
+            count = int(np.count_nonzero(bias.decoder.zero))
             if count:
                 text = "the zero point of the bias is not 0; kernels on codes ignore it"
-                yield Found((found.node, found.decoder.node), text, {"count": count})
+                yield Found((bias.node, bias.decoder.node), text, {"count": count})
 
 
 @rule("QG114", "lost-bias", ERROR)
 def lost_bias(facts: ModelFacts) -> Iterator[Found]:
     """A channel whose weights have scale 0 has a bias."""
-    for found in bias_facts(facts):
-        if found.product is None or found.reals is None:
+    for bias in bias_facts(facts):
+        if bias.product is None or bias.reals is None:
             continue
-        product = np.broadcast_to(found.product.reshape(-1), found.reals.reshape(-1).shape)
-        lost = np.flatnonzero((product == 0) & (found.reals.reshape(-1) != 0))
+        product = np.broadcast_to(bias.product.reshape(-1), bias.reals.reshape(-1).shape)
+        lost = np.flatnonzero((product == 0) & (bias.reals.reshape(-1) != 0))
         if lost.size:
             text = f"the bias of {lost.size} channels is lost: no code stands for it at scale 0"
-            yield Found((found.node,), text, {"channels": listed(lost)})
+            yield Found((bias.node,), text, {"channels": listed(lost)})
 
 
 @rule("QG115", "reversed-range", ERROR)
@@ -342,28 +342,28 @@ def codes_as_numbers(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG123", "product-underflows", ERROR)
 def product_underflows(facts: ModelFacts) -> Iterator[Found]:
     """The product of the scales of a layer underflows."""
-    for found in bias_facts(facts, all_layers=True):
-        if found.product is None or found.exact_product is None:
+    for layer in bias_facts(facts, all_layers=True):
+        if layer.product is None or layer.exact_product is None:
             continue
-        exact = found.exact_product.reshape(-1)
-        lost = np.flatnonzero((exact > 0) & (found.product.reshape(-1) < _SMALLEST_NORMAL))
+        exact = layer.exact_product.reshape(-1)
+        lost = np.flatnonzero((exact > 0) & (layer.product.reshape(-1) < _SMALLEST_NORMAL))
         if lost.size:
             least = float(exact[lost].min())
             text = f"s_x s_w is {least:.3g} in {lost.size} channels, below what float32 keeps"
-            yield Found((found.node,), text, {"channels": listed(lost), "smallest": least})
+            yield Found((layer.node,), text, {"channels": listed(lost), "smallest": least})
 
 
 @rule("QG124", "sum-not-exact", INFO)
 def sum_not_exact(facts: ModelFacts) -> Iterator[Found]:
     """A sum of products of codes exceeds what float32 holds."""
-    for found in bias_facts(facts, all_layers=True):
-        reach = found.largest_sums
+    for layer in bias_facts(facts, all_layers=True):
+        reach = layer.largest_sums
         if reach is not None and _EXACT_SUM < float(reach.max()) < _INT32:
             many = int(np.count_nonzero(reach > _EXACT_SUM))
             text = (
                 f"sums reach {float(reach.max()):.3g} in {many} channels, float32 is exact to 2**24"
             )
-            yield Found((found.node,), text, {"largest_sum": float(reach.max()), "channels": many})
+            yield Found((layer.node,), text, {"largest_sum": float(reach.max()), "channels": many})
 
 
 def _reals(array: Array) -> Array:

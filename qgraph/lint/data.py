@@ -88,13 +88,13 @@ def codes_not_used(facts: ModelFacts) -> Iterator[Found]:
 def products_saturate(facts: ModelFacts) -> Iterator[Found]:
     """Sums of UINT8 times INT8 saturate on this data without VNNI."""
     observation = facts.observation
-    for node, found in observation.saturated.items() if observation is not None else ():
+    for node, worst in observation.saturated.items() if observation is not None else ():
         text = (
-            f"{found.channels} channels, such as {found.channel}: {found.codes[0]} * "
-            f"{found.weights[0]} + {found.codes[1]} * {found.weights[1]} = {found.total} exceeds "
-            f"16 bits, in row {found.row} of batch {found.batch}"
+            f"{worst.channels} channels, such as {worst.channel}: {worst.codes[0]} * "
+            f"{worst.weights[0]} + {worst.codes[1]} * {worst.weights[1]} = {worst.total} exceeds "
+            f"16 bits, in row {worst.row} of batch {worst.batch}"
         )
-        yield Found((node,), text, dict(vars(found)))
+        yield Found((node,), text, dict(vars(worst)))
 
 
 @rule("QG807", "constant-data", INFO, needs_data=True)

@@ -101,9 +101,9 @@ class LintReport(Displayed):
 
     def entry(self) -> dict[str, Any]:
         """Return the entry of the model in a JSON report about several."""
-        found = [finding.to_json() for finding in self.findings]
+        findings = [finding.to_json() for finding in self.findings]
         identity = {"path": self.model.path, "sha256": self.model.sha256}
-        return identity | {"findings": found, "known": self.known}
+        return identity | {"findings": findings, "known": self.known}
 
 
 def lint(
@@ -143,14 +143,14 @@ def lint(
 def _findings(asked: LintRule, facts: ModelFacts) -> Iterator[LintFinding]:
     if not is_asked(asked, facts.target, has_data=facts.observation is not None):
         return
-    for found in asked.check(facts):
+    for finding in asked.check(facts):
         yield LintFinding(
             asked,
-            found.names,
-            found.message,
-            found.severity or asked.severity,
-            found.figures,
-            asked.fix if found.is_fixable else None,
+            finding.names,
+            finding.message,
+            finding.severity or asked.severity,
+            finding.figures,
+            asked.fix if finding.is_fixable else None,
         )
 
 
@@ -181,7 +181,7 @@ def chosen_rules(select: Ids = (), ignore: Ids = ()) -> list[LintRule]:
 
 def _chosen(ids: Ids, rules: Sequence[LintRule]) -> set[str]:
     entries = ids.split(",") if isinstance(ids, str) else [e for i in ids for e in i.split(",")]
-    found: set[str] = set()
+    chosen: set[str] = set()
     for entry in filter(None, map(str.strip, entries)):
         matching = {
             each.id
@@ -195,8 +195,8 @@ def _chosen(ids: Ids, rules: Sequence[LintRule]) -> set[str]:
                 f"ids such as QG4, a name or a family.{meant(entry, known)} 'qgraph explain' lists "
                 "all rules."
             )
-        found |= matching
-    return found
+        chosen |= matching
+    return chosen
 
 
 def report_of(

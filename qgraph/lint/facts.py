@@ -70,10 +70,10 @@ class Coder:
 
 def _is_same(one: Array | None, other: Array | None, absent: int) -> bool:
     if one is None or other is None:
-        given = other if one is None else one
-        if given is None:
+        array = other if one is None else one
+        if array is None:
             return absent == 0  # neither has a zero point; scales are computed
-        return absent == 0 and not given.any()
+        return absent == 0 and not array.any()
     return one.size == other.size and bool((one.reshape(-1) == other.reshape(-1)).all())
 
 
@@ -230,8 +230,8 @@ class ModelFacts:
     @cached_property
     def pairs(self) -> list[tuple[Coder, Coder]]:
         """Each QuantizeLinear and DequantizeLinear that follow each other directly."""
-        found = ((self.encoder_of(decoder), decoder) for decoder in self.decoders)
-        return [(encoder, decoder) for encoder, decoder in found if encoder is not None]
+        pairs = ((self.encoder_of(decoder), decoder) for decoder in self.decoders)
+        return [(encoder, decoder) for encoder, decoder in pairs if encoder is not None]
 
     def is_quantized(self, value: ir.Value | None) -> bool:
         """Return whether the elements of a value come from a quantizer, through movements."""
@@ -338,14 +338,14 @@ def scale_nodes(facts: ModelFacts) -> Iterator[tuple[ir.Node, Array, Sequence[st
 
 def _undeclared(model: ir.Model) -> dict[str, list[ir.Node]]:
     """Return the domains that nodes use and the model does not import, with their nodes."""
-    found: dict[str, list[ir.Node]] = {}
+    undeclared: dict[str, list[ir.Node]] = {}
     for owner in owners(model):
         imports = owner.opset_imports
         for node in nodes_of(owner):
             domain = "" if node.domain == "ai.onnx" else node.domain
             if domain not in imports and not (domain == "" and "ai.onnx" in imports):
-                found.setdefault(domain, []).append(node)
-    return found
+                undeclared.setdefault(domain, []).append(node)
+    return undeclared
 
 
 def _readable(model: ir.Model, is_changed: bool) -> ir.Model:

@@ -201,14 +201,14 @@ def computed_parameters(facts: ModelFacts) -> Iterator[Found]:
 def unreadable_quantizer(facts: ModelFacts) -> Iterator[Found]:
     """A node cannot be read as a quantizer."""
     coders = (QUANTIZE, DECODE)
-    for found in facts.found:
-        if not isinstance(found, Refusal) or found.is_dynamic:
+    for refusal in facts.found:
+        if not isinstance(refusal, Refusal) or refusal.is_dynamic:
             continue
-        node, constants = found.root, [facts.constant(v) for v in found.root.inputs[1:]]
-        given = [value for value in node.inputs[1:] if value is not None]
-        if node.op_type in coders or sum(c is not None for c in constants) != len(given):
+        node, constants = refusal.root, [facts.constant(v) for v in refusal.root.inputs[1:]]
+        parameters = [value for value in node.inputs[1:] if value is not None]
+        if node.op_type in coders or sum(c is not None for c in constants) != len(parameters):
             continue  # one of a pair, or computed
-        yield Found((node,), str(found.reason), {"reason_id": id_of(found.reason)})
+        yield Found((node,), str(refusal.reason), {"reason_id": id_of(refusal.reason)})
 
 
 @rule("QG714", "signed-codes-of-positive-data", INFO)
@@ -253,10 +253,10 @@ def unreachable_codes(facts: ModelFacts) -> Iterator[Found]:
         data = (codes * before.scale.flat[0]).astype(np.float32)
         nodes = [*reversed(path[:-1]), encoder.node]
         try:
-            found = evaluate(nodes, before.node.outputs[0], encoder.node.outputs[0], data)
+            results = evaluate(nodes, before.node.outputs[0], encoder.node.outputs[0], data)
         except (UnsupportedError, OperatorError):
             continue
-        used, levels = int(np.unique(found).size), int(form.hi - form.lo) + 1
+        used, levels = int(np.unique(results).size), int(form.hi - form.lo) + 1
         if 4 * used <= 3 * levels:
             text = f"{used} of {levels} codes can occur: {encoder.kind} has more than it needs"
             yield Found((encoder.node, before.node), text, {"reachable": used, "levels": levels})
@@ -264,17 +264,17 @@ def unreachable_codes(facts: ModelFacts) -> Iterator[Found]:
 
 def _elementwise_from_codes(facts: ModelFacts, encoder: Coder) -> Iterator[ir.Node]:
     """Yield the nodes from a quantizer back to the decoded codes that it depends on alone."""
-    value, found = encoder.node.inputs[0], list[ir.Node]()
-    while value is not None and len(found) < _SHARED:
+    value, nodes = encoder.node.inputs[0], list[ir.Node]()
+    while value is not None and len(nodes) < _SHARED:
         node = value.producer()
         if node is None:
             return
-        found.append(node)
+        nodes.append(node)
         if node.op_type == DECODE:
             coder = facts.coder(node)
             is_one = coder.scale is not None and coder.scale.size == 1
-            if is_one and len(found) > 1 and facts.stored(coder) is None:
-                yield from found
+            if is_one and len(nodes) > 1 and facts.stored(coder) is None:
+                yield from nodes
             return
         data = [v for v in node.inputs if v is not None and facts.constant(v) is None]
         constants = [facts.constant(v) for v in node.inputs if v is not None]

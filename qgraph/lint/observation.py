@@ -27,7 +27,7 @@ def observe(facts: ModelFacts, batches: Sequence[Batch]) -> Observation:
         ExecutionError: an input is missing or does not fit, or a node fails.
         UnsupportedError: an operator has no kernel.
     """
-    found = Observation()
+    observation = Observation()
     for site in facts.sites:
         levels = _levels(site.quantizer)
         if site.weight is None and levels and site.root.graph is facts.model.graph and site.x.name:
@@ -37,22 +37,24 @@ def observe(facts: ModelFacts, batches: Sequence[Batch]) -> Observation:
                 seen.zero_is_lowest = bool((zero == lo).all())
             elif isinstance(site.quantizer, Ranged):
                 seen.zero_is_lowest = bool((site.quantizer.input_low == 0).all())
-            found.quantizers.append(seen)
+            observation.quantizers.append(seen)
     layers = _products(facts)
-    names = [str(seen.site.x.name) for seen in found.quantizers]
+    names = [str(seen.site.x.name) for seen in observation.quantizers]
     names += [str(value.name) for value in layers.values()]
     model = Model(facts.model)
     for batch in batches:
         values = dict(model.run(batch, taps=list(dict.fromkeys(names)))) | dict(batch)
-        found.batches += 1
-        for seen in found.quantizers:
+        observation.batches += 1
+        for seen in observation.quantizers:
             seen.add(np.asarray(values[str(seen.site.x.name)]))
         for node, codes in layers.items():
-            known = found.saturated.get(node)
-            new = saturation_of(facts, node, np.asarray(values[str(codes.name)]), found.batches - 1)
-            if new is not None and (known is None or new.channels > known.channels):
-                found.saturated[node] = new
-    return found
+            worst = observation.saturated.get(node)
+            new = saturation_of(
+                facts, node, np.asarray(values[str(codes.name)]), observation.batches - 1
+            )
+            if new is not None and (worst is None or new.channels > worst.channels):
+                observation.saturated[node] = new
+    return observation
 
 
 def _products(facts: ModelFacts) -> dict[ir.Node, ir.Value]:

@@ -28,14 +28,14 @@ def not_loaded(facts: ModelFacts) -> Iterator[Found]:
     """The target does not load a node."""
     if facts.target is None:
         return
-    found: dict[tuple[Loads, str], list[str]] = {}
+    missing: dict[tuple[Loads, str], list[str]] = {}
     for form in node_forms(facts.model):
         if form.inside and facts.target.by_name:
             continue
         loads, text = worst_of_node(facts.target, form)
         if text and loads in _LEVEL:
-            found.setdefault((loads, text), []).append(form.label)
-    for (loads, text), labels in found.items():
+            missing.setdefault((loads, text), []).append(form.label)
+    for (loads, text), labels in missing.items():
         yield Found(tuple(labels), text, {"nodes": len(labels)}, _LEVEL[loads])
 
 

@@ -132,10 +132,10 @@ def rule(
 
     def register(check: Check) -> Check:
         summary = (check.__doc__ or "").strip().partition("\n")[0]
-        made = LintRule(
+        registered = LintRule(
             rule_id, name, severity, summary, check, fix, targets, needs_target, needs_data
         )
-        RULES.add(rule_id)(made)
+        RULES.add(rule_id)(registered)
         return check
 
     return register

@@ -70,8 +70,8 @@ class RulePage:
     def conditions(self) -> str | None:
         """Where its figures come from; None if it has none."""
         has = any(each.startswith(_FIGURES) for each in self.paragraphs)
-        told = _CONDITIONS.format(command=f"{_COMMAND} {self.id}")
-        return f"Figures were measured {told}" if has else None
+        text = _CONDITIONS.format(command=f"{_COMMAND} {self.id}")
+        return f"Figures were measured {text}" if has else None
 
     @property
     def remedy(self) -> str:
@@ -86,7 +86,7 @@ class RulePage:
 
 def whole_model(text: str) -> str:
     """Return a model of a page with its header, and ``@N@`` replaced by N numbers from 0 to 7."""
-    text = _REPEATED.sub(lambda found: ", ".join(str(i % 8) for i in range(int(found[1]))), text)
+    text = _REPEATED.sub(lambda match: ", ".join(str(i % 8) for i in range(int(match[1]))), text)
     return text if text.startswith("<ir_version") else HEADER + text
 
 
@@ -131,9 +131,9 @@ def _fix(rule: LintRule) -> str:
 def markdown_page() -> str:
     """Return all pages as one page of the documentation."""
     families = dict.fromkeys(rule.family for rule in sorted(RULES, key=lambda each: each.id))
-    told = f"Figures behind **Measured.** were measured {_CONDITIONS}"
-    told = told.format(command=f"`{_COMMAND} [ID]...`")
-    head = _HEAD.format(conditions=textwrap.fill(told, 100, break_on_hyphens=False))
+    conditions = f"Figures behind **Measured.** were measured {_CONDITIONS}"
+    conditions = conditions.format(command=f"`{_COMMAND} [ID]...`")
+    head = _HEAD.format(conditions=textwrap.fill(conditions, 100, break_on_hyphens=False))
     return "\n".join([head, *(line for family in families for line in _family(family))])
 
 
@@ -173,16 +173,16 @@ def _family(family: str) -> Iterator[str]:
 def pages_of(family: str) -> dict[str, RulePage]:
     """Return the pages of a family by id."""
     text = files("qgraph.lint").joinpath(f"pages/{family}.md").read_text("utf-8")
-    found = {}
+    pages = {}
     for rule_id, name, body in _SECTION.findall(text):
         models = {kind: (model, options) for kind, options, model in _MODEL.findall(body)}
         plain = _MODEL.sub("", body).strip()
         before, options = models.get("before", ("", ""))
         after, _ = models.get("after", ("", ""))
-        found[rule_id] = RulePage(
+        pages[rule_id] = RulePage(
             rule_id, name, plain, before.strip(), after.strip(), tuple(options.split())
         )
-    return found
+    return pages
 
 
 def page_of_rule(rule: LintRule) -> RulePage:

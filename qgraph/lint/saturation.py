@@ -54,8 +54,8 @@ def saturation_of(facts: ModelFacts, node: ir.Node, x: Array, batch: int) -> Sat
         if worst is None or abs(total) > abs(worst.total):
             w = weights[first : first + 2].reshape(2, -1, weights.shape[-1])[:, place, channel]
             x0, x1 = (int(code) for code in pair[chosen[row]])
-            found = (x0, x1), (int(w[0]), int(w[1]))
-            worst = Saturation(0, int(channel), batch, int(chosen[row]), first, *found, total)
+            pairs = (x0, x1), (int(w[0]), int(w[1]))
+            worst = Saturation(0, int(channel), batch, int(chosen[row]), first, *pairs, total)
     if worst is None:
         return None
     return Saturation(**{**vars(worst), "channels": len(channels)})

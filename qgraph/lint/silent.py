@@ -58,14 +58,14 @@ def float_weights(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG303", "float-bias", INFO, fix=LintFix("quantize-bias", "bounded"), targets=_ORT)
 def float_bias(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime rounds a float bias between quantizers to int32."""
-    for found in bias_facts(facts):
-        if found.decoder is not None or found.codes is None or found.product is None:
+    for bias in bias_facts(facts):
+        if bias.decoder is not None or bias.codes is None or bias.product is None:
             continue
-        behind = _quantizer_after(facts, found.node)
+        behind = _quantizer_after(facts, bias.node)
         if behind is None:
             continue
         with np.errstate(all="ignore"):
-            error = np.abs(found.codes - np.round(found.codes)) * found.product
+            error = np.abs(bias.codes - np.round(bias.codes)) * bias.product
         scale = facts.coder(behind).scale
         figures = {"largest_error": float(error.max())}
         text = f"the bias moves by up to {figures['largest_error']:.3g}"
@@ -73,7 +73,7 @@ def float_bias(facts: ModelFacts) -> Iterator[Found]:
             figures["steps"] = figures["largest_error"] / float(scale.flat[0])
             text += f", {figures['steps']:.2g} steps of the result"
         if error.max() > 0:
-            yield Found((found.node,), text, figures)
+            yield Found((bias.node,), text, figures)
 
 
 @rule("QG304", "bias-scale-ignored", ERROR, needs_target=True)

@@ -176,7 +176,7 @@ def double_constants(facts: ModelFacts) -> Iterator[Found]:
 
 
 def _digest(stream: Stream) -> bytes:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for start in range(0, stream.size, PIECE):
-        found.update(stream.read(start, min(start + PIECE, stream.size)).tobytes())
-    return found.digest()
+        digest.update(stream.read(start, min(start + PIECE, stream.size)).tobytes())
+    return digest.digest()

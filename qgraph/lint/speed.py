@@ -251,12 +251,12 @@ def mean_of_map(facts: ModelFacts) -> Iterator[Found]:
     for node in facts.of("ReduceMean"):
         shape = facts.shape(node.inputs[0])
         axes = facts.constant(node.inputs[1]) if len(node.inputs) > 1 else None
-        given = node.attributes.get("axes")
-        found = list(given.as_ints()) if given is not None else []
-        found = found if axes is None else [int(axis) for axis in axes.reshape(-1)]
+        attribute = node.attributes.get("axes")
+        reduced = list(attribute.as_ints()) if attribute is not None else []
+        reduced = reduced if axes is None else [int(axis) for axis in axes.reshape(-1)]
         if shape is None or len(shape) != 4 or not facts.is_quantized(node.inputs[0]):
             continue
-        if sorted(axis % 4 for axis in found) == [2, 3]:
+        if sorted(axis % 4 for axis in reduced) == [2, 3]:
             yield Found((node,), "ReduceMean over both axes of the map stays in float")
 
 

@@ -108,12 +108,12 @@ class IntFormat:
         Raises: ValueError above 32 bits.
         """
         container = self._container()
-        given = np.asarray(values)
+        numbers = np.asarray(values)
         # float32 cannot hold the upper bound of wide integers
-        real = np.float64 if self.bits > 24 or given.dtype.kind in "iu" else np.float32
+        real = np.float64 if self.bits > 24 or numbers.dtype.kind in "iu" else np.float32
         lo, hi = real(self.lo), real(self.hi)
         with np.errstate(invalid="ignore"):  # signalling NaN
-            q = given.astype(real)
+            q = numbers.astype(real)
             np.clip(q, lo, hi, out=q)
             np.rint(q, out=q)
         np.copyto(q, lo, where=np.isnan(q))

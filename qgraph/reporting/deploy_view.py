@@ -171,9 +171,9 @@ def _findings(document: Mapping[str, Any]) -> Section:
     for finding in document["findings"]:
         rules.setdefault((finding["severity"], finding["id"]), []).append(finding)
     points = []
-    for (severity, rule_id), found in rules.items():
-        first = found[0]
-        place = "".join(f"{name}{_more(len(found))}: " for name in first["nodes"][:1])
+    for (severity, rule_id), findings in rules.items():
+        first = findings[0]
+        place = "".join(f"{name}{_more(len(findings))}: " for name in first["nodes"][:1])
         points.append(f"{severity} {rule_id}: {place}{first['message']}")
     path = (document.get("output") or {}).get("path", "OUT")
     command = f"'qgraph lint {path} --target {document['target']}' shows all."

@@ -72,23 +72,23 @@ def accuracy(
         ExecutionError: a model cannot be run on the inputs.
         EquivalenceError: a bound is violated, which is an error of qgraph.
     """
-    given = inputs.feeds or {}
-    rows = [np.shape(array)[0] for array in given.values() if np.ndim(array)]
+    feeds = inputs.feeds or {}
+    rows = [np.shape(array)[0] for array in feeds.values() if np.ndim(array)]
     if 0 in rows:
         raise ExecutionError("The inputs have no rows, expected one or more. Give other inputs.")
     tolerances, scoring = Tolerances(within=request), Scoring(labels)
-    found = check(reference, candidate, inputs, tolerances=tolerances, scoring=scoring)
-    if found.bounds is None:
+    result = check(reference, candidate, inputs, tolerances=tolerances, scoring=scoring)
+    if result.bounds is None:
         raise AssertionError("limits are given, so bounds are computed")
-    for segment in found.bounds.segments:
+    for segment in result.bounds.segments:
         if segment.violated:
             raise EquivalenceError(
                 f"{segment.candidate or segment.reference!r}: {segment.violated}. This is an error "
                 "of qgraph: please report the model and the inputs, and do not deploy the result.",
-                found,
+                result,
             )
-    samples = max(rows, default=found.batches)
-    if found.metric is None:
-        return Accuracy(samples, None, None, found.bounds)
-    scores = found.metric.reference, found.metric.candidate
-    return Accuracy(found.metric.samples, *scores, found.bounds)
+    samples = max(rows, default=result.batches)
+    if result.metric is None:
+        return Accuracy(samples, None, None, result.bounds)
+    scores = result.metric.reference, result.metric.candidate
+    return Accuracy(result.metric.samples, *scores, result.bounds)

@@ -112,7 +112,7 @@ def best_form(
 def _of_floats(model: Model) -> list[str]:
     """Return the products whose data no quantizer gives, also through other operators."""
     coded = {site.y for site in sites(model.ir) if isinstance(site, Site)}
-    found = []
+    labels = []
     for node in model.nodes(*LAYERS):
         data = node.inputs[0]
         while data is not None and data not in coded:
@@ -123,8 +123,8 @@ def _of_floats(model: Model) -> list[str]:
                 else maker.inputs[0]
             )
         if data is None:
-            found.append(label(node))
-    return found
+            labels.append(label(node))
+    return labels
 
 
 def unchanged(reference: Model, request: Bounding, note: str) -> Attempt:
@@ -139,8 +139,8 @@ def proved(reference: Model, candidate: Model, request: Bounding) -> Certificate
     """Return how equal two models are; the candidate is in no file yet."""
     sides = reference.ir, candidate.ir
     proof = certify(*sides, evidence=True, demonstrate=demonstrate)
-    found = with_bounds(proof, sides, request, Exactness.VALUES, evidence=True)
-    return replace(found, reference=reference.identity())
+    certificate = with_bounds(proof, sides, request, Exactness.VALUES, evidence=True)
+    return replace(certificate, reference=reference.identity())
 
 
 def order_of(profile: Profile) -> str:

@@ -82,8 +82,8 @@ def deploy(
     profile, model = profile_of(target), load(source)
     runtime = TargetRuntime(profile)
     reference = model.clone()
-    given = inputs if isinstance(inputs, Inputs) else Inputs(inputs)
-    if labels is not None and given.feeds is None:
+    data = inputs if isinstance(inputs, Inputs) else Inputs(inputs)
+    if labels is not None and data.feeds is None:
         raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
     preference = member(Preference, prefer, "prefer")
     asked = Bounding.of(within, model.inputs, model.outputs)
@@ -91,51 +91,51 @@ def deploy(
     attempt = unchanged(
         reference, request, "every quantized layer runs in an integer kernel already"
     )
-    found = listed(reference, attempt, runtime)
-    if not found.layers and found.is_executed:
+    deployment = listed(reference, attempt, runtime)
+    if not deployment.layers and deployment.is_executed:
         attempt = unchanged(reference, request, "there is no quantized layer to rewrite")
-    elif found.left or not found.layers:
+    elif deployment.left or not deployment.layers:
         how = reference, profile, request, list(keep)
         if preference is Preference.SIZE:
             attempt = best_form(*how, packed(best_form(*how, ()).model))
         else:
             attempt = best_form(*how)
             after = listed(reference, attempt, runtime)
-            is_taken = _is_taken(reference, attempt.model, found, profile)
-            if is_taken and (worse := _worse(found, after)):
+            is_taken = _is_taken(reference, attempt.model, deployment, profile)
+            if is_taken and (worse := _worse(deployment, after)):
                 kept = [escaped(layer.node) for layer in worse]
                 attempt = best_form(reference, profile, request, [*keep, *kept])
                 after = listed(reference, attempt, runtime)
-            if is_taken and (_worse(found, after) or _is_idle(found, after)):
+            if is_taken and (_worse(deployment, after) or _is_idle(deployment, after)):
                 attempt = unchanged(
                     reference, request, "no form has more layers in integer kernels"
                 )
-    shapes = given.shapes or {}
+    shapes = data.shapes or {}
     chosen = preferred(attempt, reference, profile, request, preference, shapes)
     left = _renamed(chosen.left, reference, attempt.model)
     attempt = chosen.attempt
-    found = replace(listed(reference, attempt, runtime, left), tuning=chosen.tuning)
-    if require_all and found.left:
-        first = found.left[0]
+    deployment = replace(listed(reference, attempt, runtime, left), tuning=chosen.tuning)
+    if require_all and deployment.left:
+        first, left_over = deployment.left[0], f"{len(deployment.left)} of {len(deployment.layers)}"
         raise EquivalenceError(
-            f"{first.op} {first.node!r}: {first.reason}; {len(found.left)} of {len(found.layers)} "
+            f"{first.op} {first.node!r}: {first.reason}; {left_over} "
             "quantized layers are left in float, expected none. Leave require_all out, or mend "
             "the model there."
         )
-    if given.feeds is not None or given.random is not None:
-        shown = accuracy(reference, attempt.model, request, given, labels)
-        found = replace(found, accuracy=shown)
-    found = replace(found, findings=_traps(attempt.model, target))
+    if data.feeds is not None or data.random is not None:
+        shown = accuracy(reference, attempt.model, request, data, labels)
+        deployment = replace(deployment, accuracy=shown)
+    deployment = replace(deployment, findings=_traps(attempt.model, target))
     if attempt.report.count(SiteStatus.CHANGED):
         _sign(attempt.model, profile, reference)
         model.replace(attempt.model)
-    return found
+    return deployment
 
 
 def _traps(model: Model, target: str) -> tuple[LintFinding, ...]:
     """Return what is to be known of a result that its list of layers does not say."""
-    found = lint(model, target, select=_FAMILIES, ignore=_TOLD)
-    return tuple(each for each in found if each.severity.rank <= LintLevel.WARNING.rank)
+    findings = lint(model, target, select=_FAMILIES, ignore=_TOLD)
+    return tuple(each for each in findings if each.severity.rank <= LintLevel.WARNING.rank)
 
 
 def _renamed(left: Left, reference: Model, model: Model) -> Left:
@@ -145,14 +145,14 @@ def _renamed(left: Left, reference: Model, model: Model) -> Left:
     plain = reference.clone()
     plain.apply(as_pairs())
     pairs = paired_layers(*(list(quantized_layers(each.ir)) for each in (plain, model)))
-    names = {name: label(found.node) for name, found in pairs.items()}
+    names = {name: label(layer.node) for name, layer in pairs.items()}
     return {name: left[own] for name, own in names.items() if own in left}
 
 
-def _is_taken(reference: Model, result: Model, found: Deployment, profile: Profile) -> bool:
+def _is_taken(reference: Model, result: Model, deployment: Deployment, profile: Profile) -> bool:
     """Return whether the target loads the input, or if it is not run, no less than the result."""
-    if found.is_executed or profile.executed is not None:
-        return found.is_executed
+    if deployment.is_executed or profile.executed is not None:
+        return deployment.is_executed
     against = []
     for each in (reference, result):
         (verdict,) = runtimes_of(each.ir, [profile])

@@ -60,15 +60,15 @@ def in_float(names: Collection[str]) -> Transform:
 
 def marked_slower(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
     """Return the layers whose integer form is slower than float by a profile."""
-    found = {}
+    reasons = {}
     for layer in quantized_layers(model.ir):
         match = kernel_of(layer.description, profile)
         forms = match.slower if isinstance(match, KernelMatch) else ()
         slow = next((form for form in forms if form.than == FLOAT and form.ratio > 1), None)
         if slow is not None and layer.description.w.is_constant:
             text = f"{slow.text}: measured to take {slow.ratio:g} of the time of float"
-            found[label(layer.node)] = SLOWER(text)
-    return found
+            reasons[label(layer.node)] = SLOWER(text)
+    return reasons
 
 
 def packed(model: Model) -> dict[str, ExplainedReason]:

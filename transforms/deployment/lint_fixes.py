@@ -140,8 +140,8 @@ def fix(
         for wanted in sorted(_wanted(after, within), key=lambda each: _place(each.name)):
             draft, step = _applied(draft, wanted, within)
             tried.append(step)
-        told = {step.name for step in steps}
-        steps += [step for step in tried if step.sites or step.name not in told]
+        listed = {step.name for step in steps}
+        steps += [step for step in tried if step.sites or step.name not in listed]
         if not any(step.sites for step in tried):
             break
         after = found()
@@ -214,6 +214,6 @@ def _lines(body: ir.Graph | ir.Function) -> Iterator[str]:
             shape = "" if value.shape is None else list(value.shape.dims)
             yield f"{value.dtype and value.dtype.name}{shape} {value.name}"
     for node in body:
-        given = ", ".join("" if value is None else str(value.name) for value in node.inputs)
+        operands = ", ".join("" if value is None else str(value.name) for value in node.inputs)
         results = ", ".join(str(value.name) for value in node.outputs)
-        yield f"{results} = {operator_name(node)} ({given})"
+        yield f"{results} = {operator_name(node)} ({operands})"

@@ -60,12 +60,12 @@ class TargetRuntime:
     def executed(self, model: Model, name: str) -> ExecutedGraph:
         """Return what the runtime ``name`` executes; errors as of :func:`executed`."""
         if id(model) not in self._known:
-            found: ExecutedGraph | QGraphError
+            graph: ExecutedGraph | QGraphError
             try:
-                found = executed(model.ir, name)
+                graph = executed(model.ir, name)
             except (ExecutionError, UnsupportedError) as error:
-                found = error
-            self._known[id(model)] = model, found
+                graph = error
+            self._known[id(model)] = model, graph
         _, known = self._known[id(model)]
         if isinstance(known, QGraphError):
             raise known
@@ -87,27 +87,27 @@ def _kernels(
         UnsupportedError: the runtime is not installed.
     """
     profile = runtime.profile
-    found: dict[str, _Taken] = {}
+    taken: dict[str, _Taken] = {}
     for layer in quantized_layers(model.ir):
         match = kernel_of(layer.description, profile)
         if isinstance(match, KernelMatch):
-            found[layer.description.node] = _Taken("/".join(match.kernel.runs) or match.kernel.id)
+            taken[layer.description.node] = _Taken("/".join(match.kernel.runs) or match.kernel.id)
         else:
             ids = match.reasons[:1]
             text = "; ".join(dict.fromkeys(map(str, match.reasons)))
             reason = ExplainedReason(text, ids[0].id) if ids else None
-            found[layer.description.node] = _Taken(None, reason)
+            taken[layer.description.node] = _Taken(None, reason)
     if not run or profile.executed is None:
-        return found, ()
+        return taken, ()
     graph = runtime.executed(model, profile.executed)
     for each in graph.layers:
-        predicted = found[each.node].kernel
+        predicted = taken[each.node].kernel
         if each.is_integer:
-            found[each.node] = _Taken(each.kernel)
+            taken[each.node] = _Taken(each.kernel)
         elif predicted is not None:
             text = f"the profile predicts {predicted}, the runtime executes {each.kernel}"
-            found[each.node] = _Taken(None, OTHER(text))
-    return found, graph.kernels
+            taken[each.node] = _Taken(None, OTHER(text))
+    return taken, graph.kernels
 
 
 def listed(
@@ -141,8 +141,10 @@ def listed(
     rows = []
     for layer in layers:
         name = layer.description.node
-        made, end = _made(layer), ends.get(name)
-        source, stayed = (next((each[v] for v in made if v in each), None) for each in (own, left))
+        values, end = _made(layer), ends.get(name)
+        source, stayed = (
+            next((each[v] for v in values if v in each), None) for each in (own, left)
+        )
         names = _names(layer) | (set() if end is None else _names(end))
         was = before.get(name, _Taken(None if source is None else source.op_type)).kernel
         other = _Taken(None, OTHER("the result has no such quantized layer"))
@@ -190,18 +192,18 @@ def paired_layers(
 
     A layer that was replaced has its result in common with the one in its place.
     """
-    by_name = {found.description.node: found for found in others}
+    by_name = {other.description.node: other for other in others}
     names = [layer.description.node for layer in layers]
     pairs = {name: by_name[name] for name in names if name in by_name}
     rest = {
-        str(value): found for found in others if found not in pairs.values()
-        for value in reversed(_made(found))
+        str(value): other for other in others if other not in pairs.values()
+        for value in reversed(_made(other))
     }  # fmt: skip
     for layer in layers:
-        found = next((rest[value] for value in _made(layer) if value in rest), None)
-        if layer.description.node not in pairs and found is not None:
-            pairs[layer.description.node] = found
-            rest = {value: each for value, each in rest.items() if each is not found}
+        other = next((rest[value] for value in _made(layer) if value in rest), None)
+        if layer.description.node not in pairs and other is not None:
+            pairs[layer.description.node] = other
+            rest = {value: each for value, each in rest.items() if each is not other}
     return pairs
 
 
@@ -241,12 +243,12 @@ def _row(
     )
     reason = taken.reason
     if reason is not None:
-        found = {
+        causes = {
             f"{site.pass_name}: {site.reason}": None
             for site in attempt.report
             if site.outcome is SiteStatus.REFUSED and site.node in names
         }
-        reason = ExplainedReason("; ".join([reason, *found]), id_of(reason) or OTHER.id)
+        reason = ExplainedReason("; ".join([reason, *causes]), id_of(reason) or OTHER.id)
     levels = [region.exactness for region in regions if region.exactness is not None]
     bounds = [region.bound for region in regions if region.bound is not None]
     return DeployedLayer(

@@ -81,9 +81,9 @@ def preferred(
     return _fastest(Preferred(attempt, tuning.left, tuning), reference, request)
 
 
-def _fastest(found: Preferred, reference: Model, request: Bounding) -> Preferred:
+def _fastest(preferred: Preferred, reference: Model, request: Bounding) -> Preferred:
     """Return the fastest of the model, the tuned model, and the model with all layers in float."""
-    attempt, tuning = found.attempt, found.tuning
+    attempt, tuning = preferred.attempt, preferred.tuning
     if tuning is None:
         raise AssertionError("there are times")
     every = {
@@ -92,8 +92,8 @@ def _fastest(found: Preferred, reference: Model, request: Bounding) -> Preferred
         if layer.description.w.is_constant
     }
     choices: dict[str, Left] = {"untuned": {}}
-    choices |= {"tuned": found.left} if found.left else {}
-    choices |= {"all in float": every} if found.left.keys() != every.keys() else {}
+    choices |= {"tuned": preferred.left} if preferred.left else {}
+    choices |= {"all in float": every} if preferred.left.keys() != every.keys() else {}
     models = [_stored(attempt.model, left)[0] for left in choices.values()]
     timing = replace(tuning.timing, rounds=_ROUNDS)
     times = bench([float_network(reference), *models], timing)

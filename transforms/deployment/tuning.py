@@ -144,12 +144,12 @@ def _parts(model: Model, timing: Timing) -> list[tuple[str, Model]]:
         first = sizes[:1] if isinstance(sizes[0] if sizes else 0, int) else (timing.batch,)
         interface[name] = tuple(timing.shapes.get(name) or (*first, *sizes[1:]))
     whole = Model(with_facts(model.ir, interface))
-    found = []
+    parts = []
     for layer in quantized_layers(whole.ir):
         part = _part(whole, layer) if layer.description.w.is_constant else None
         if part is not None:
-            found.append((label(layer.node), part))
-    return found
+            parts.append((label(layer.node), part))
+    return parts
 
 
 def _part(whole: Model, layer: FoundLayer) -> Model | None:

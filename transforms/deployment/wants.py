@@ -55,9 +55,9 @@ def limits(profile: Profile) -> ActivationForm:
 
 def takes_units_only(profile: Profile) -> bool:
     """Return whether each operator needs quantizers of its own on both sides."""
-    found = kernels(profile)
-    return bool(found) and all(
-        kernel.behind.operators == () and kernel.output.quantizer == "required" for kernel in found
+    rows = kernels(profile)
+    return bool(rows) and all(
+        kernel.behind.operators == () and kernel.output.quantizer == "required" for kernel in rows
     )
 
 
@@ -68,9 +68,9 @@ def takes_moved_codes(profile: Profile) -> bool:
 
 def highest_opset(profile: Profile, default: int) -> int:
     """Return the highest opset that the forms need, and that the target reads."""
-    opsets, found = profile.versions.opsets, kernels(profile)
-    is_narrow = any("INT4" in name for k in found for rule in k.types for name in rule.w)
-    if found and not (is_narrow or takes_zero_points(profile, weights=False)):
+    opsets, rows = profile.versions.opsets, kernels(profile)
+    is_narrow = any("INT4" in name for k in rows for rule in k.types for name in rule.w)
+    if rows and not (is_narrow or takes_zero_points(profile, weights=False)):
         default = _BEFORE_NARROW_CODES
     return default if opsets is None else min(default, opsets[1])
 
@@ -98,9 +98,9 @@ def takes_zero_points(profile: Profile, *, weights: bool) -> bool:
         profile: what is known of the target.
         weights: whether those of weights are meant, not those of data.
     """
-    found = [k for k in kernels(profile) if not weights or k.w.constant != "no"]
-    known = {zero for k in found for zero in (k.w if weights else k.x).zero or ()}
-    return not known or not known <= _NONE
+    rows = [k for k in kernels(profile) if not weights or k.w.constant != "no"]
+    zeros = {zero for k in rows for zero in (k.w if weights else k.x).zero or ()}
+    return not zeros or not zeros <= _NONE
 
 
 def needs_float32(profile: Profile) -> bool:
@@ -111,9 +111,9 @@ def needs_float32(profile: Profile) -> bool:
 
 def symmetric_factors(profile: Profile) -> bool:
     """Return whether products of data take their first factor without a zero point only."""
-    found = [kernel for kernel in kernels(profile) if kernel.w.constant == "no"]
-    known = {zero for kernel in found for zero in kernel.x.zero or ()}
-    return bool(known) and known <= _NONE and any("INT8" in r.x for k in found for r in k.types)
+    rows = [kernel for kernel in kernels(profile) if kernel.w.constant == "no"]
+    zeros = {zero for kernel in rows for zero in kernel.x.zero or ()}
+    return bool(zeros) and zeros <= _NONE and any("INT8" in r.x for k in rows for r in k.types)
 
 
 def biases(profile: Profile) -> BiasForm:

@@ -27,9 +27,9 @@ def is_taken(decode: ir.Node, operators: str = "*", nodes: str = "*") -> bool:
     users: list[ir.Node] = []
     pending = [decode]
     while pending:
-        found = [use.node for use in pending.pop().outputs[0].uses() if use.idx != BIAS]
-        pending += [node for node in found if node.op_type in MOVES]
-        users += found
+        consumers = [use.node for use in pending.pop().outputs[0].uses() if use.idx != BIAS]
+        pending += [node for node in consumers if node.op_type in MOVES]
+        users += consumers
     patterns = operators.split("|")
     return any(
         any(fnmatchcase(user.op_type, each) for each in patterns) and selects(nodes, label(user))

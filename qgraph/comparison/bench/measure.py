@@ -216,8 +216,8 @@ def beside_float(
 
 
 def _beside(times: BenchReport, *, is_converted: bool | None) -> dict[str, Any]:
-    first, own, *given = times.models
-    pairs = zip(own.rounds_ms, given[0].rounds_ms, strict=True) if given else ()
+    first, own, *inputs = times.models
+    pairs = zip(own.rounds_ms, inputs[0].rounds_ms, strict=True) if inputs else ()
     return {
         "runtime": times.runtime,
         "threads": times.timing.threads,
@@ -226,8 +226,8 @@ def _beside(times: BenchReport, *, is_converted: bool | None) -> dict[str, Any]:
         "milliseconds": own.median_ms,
         "float_milliseconds": first.median_ms,
         "ratio_to_float": own.ratio,
-        "input_milliseconds": given[0].median_ms if given else None,
-        "ratio_to_input": median(a / b for a, b in pairs) if given else None,
+        "input_milliseconds": inputs[0].median_ms if inputs else None,
+        "ratio_to_input": median(a / b for a, b in pairs) if inputs else None,
         "input_is_converted": is_converted,
     }
 

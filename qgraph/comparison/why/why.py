@@ -86,9 +86,9 @@ def why(
     identities = sources[0].identity(), sources[1].identity()
     one, other = (prepared(source.ir) for source in sources)
     one, other = _of_one_opset(one, other)
-    given = inputs.feeds
-    arrays = () if given is None else Batches(one.graph, given, inputs.batch)
-    random = inputs.random or int(given is None)
+    data = inputs.feeds
+    arrays = () if data is None else Batches(one.graph, data, inputs.batch)
+    random = inputs.random or int(data is None)
     drawn = RandomBatches(Model(one).inputs, random, inputs.seed, inputs.shapes)
     count = len(arrays) + len(drawn)
     study = _Study(one, other, chosen, next(iter(arrays or drawn)))

@@ -279,7 +279,7 @@ def shape_in(call: Call, index: int) -> Shape:
 
 def _laid(x: Fact, sizes: Sequence[Dim]) -> Fact:
     """Return the fact of data whose elements stay in their order."""
-    return _like(x, sizes, lambda items, found: items.reshape(found))
+    return _like(x, sizes, lambda items, shape: items.reshape(shape))
 
 
 def _like(x: Fact, sizes: Sequence[Dim] | None, move: Callable[[Items, list[int]], Items]) -> Fact:

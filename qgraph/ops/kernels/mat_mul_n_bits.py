@@ -156,32 +156,32 @@ class Weights:
         """Return the scales ``[n, blocks]``."""
         return _shaped("scales", data.astype(np.float32, copy=False), self.n, self.blocks)
 
-    def zero_points(self, given: Array | None) -> Float32:
+    def zero_points(self, points: Array | None) -> Float32:
         """Return the zero points ``[n, blocks]``."""
         n, blocks = self.n, self.blocks
-        if given is None:
+        if points is None:
             return np.broadcast_to(np.float32(1 << (self.bits - 1)), (n, blocks))
-        if self.has_packed_points(given):
-            rows = self._unpack("zero points", given, given.size).reshape(n, -1)
+        if self.has_packed_points(points):
+            rows = self._unpack("zero points", points, points.size).reshape(n, -1)
             return rows[:, :blocks].astype(np.float32)
-        return _shaped("zero points", given.astype(np.float32), n, blocks)
+        return _shaped("zero points", points.astype(np.float32), n, blocks)
 
-    def has_packed_points(self, given: Array) -> bool:
+    def has_packed_points(self, points: Array) -> bool:
         """Return whether zero points are packed like codes, and so are codes."""
         # Some exporters write one byte for each; the size tells.
         row = -(-self.blocks * self.bits // 8)
-        return given.dtype == np.uint8 and given.size == self.n * row
+        return points.dtype == np.uint8 and points.size == self.n * row
 
     def is_sorted(self, groups: Array) -> bool:
         """Return whether g_idx says what holds without it."""
         return np.array_equal(groups[: self.k], np.arange(self.k) // self.size)
 
-    def groups(self, given: Array) -> npt.NDArray[np.int64]:
+    def groups(self, order: Array) -> npt.NDArray[np.int64]:
         """Return the block of each row, ``[k]``."""
-        picked = given.reshape(-1)[: self.k].astype(np.int64)
+        picked = order.reshape(-1)[: self.k].astype(np.int64)
         if picked.size != self.k or picked.min() < 0 or picked.max() >= self.blocks:
             raise ValueError(
-                f"its g_idx has shape {list(given.shape)}, expected a block from 0 to "
+                f"its g_idx has shape {list(order.shape)}, expected a block from 0 to "
                 f"{self.blocks - 1} for each of {self.k} rows"
             )
         return picked

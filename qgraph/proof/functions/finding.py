@@ -317,14 +317,14 @@ def special_inputs(*functions: Expr) -> Float32:
     """
     constants = [known(e) for e in in_order(functions) if e.op == CONSTANT]
     numbers = [np.unique(c)[:_CONSTANTS] for c in constants if c.dtype == np.float32]
-    given: npt.NDArray[Any] = np.concatenate([*numbers, np.ones(1, np.float32)])[:_CONSTANTS]
-    some = given[: math.isqrt(_CONSTANTS)]
+    points: npt.NDArray[Any] = np.concatenate([*numbers, np.ones(1, np.float32)])[:_CONSTANTS]
+    some = points[: math.isqrt(_CONSTANTS)]
     powers = np.float32(2) ** np.arange(-149, 128, dtype=np.float32)
     with np.errstate(all="ignore"):
         seeds = np.concatenate(
             [
                 powers,
-                given,
+                points,
                 np.multiply.outer(some, some).reshape(-1),
                 np.divide.outer(some, some).reshape(-1),
                 np.arange(0, 64, 0.25, dtype=np.float32),

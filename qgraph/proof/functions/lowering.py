@@ -140,17 +140,17 @@ class _Viewing(Builder):
         self._shape = tuple(size or 0 for size in shape)
 
     def constant(self, array: npt.ArrayLike) -> Expr:
-        given = np.asarray(array)
-        if given.size == 1:
-            given = given.reshape(())
+        numbers = np.asarray(array)
+        if numbers.size == 1:
+            numbers = numbers.reshape(())
         else:
             try:
-                given = np.broadcast_to(given, self._view).reshape(self._shape)
+                numbers = np.broadcast_to(numbers, self._view).reshape(self._shape)
             except ValueError as error:
                 raise Undecidable(
-                    DO_NOT_FIT(f"a constant of shape {list(given.shape)} does not fit the data")
+                    DO_NOT_FIT(f"a constant of shape {list(numbers.shape)} does not fit the data")
                 ) from error
-        return self._builder.constant(given)
+        return self._builder.constant(numbers)
 
     def _call(self, name: str, operands: list[Expr], attributes: dict[str, Any]) -> Expr:
         return self._builder._call(name, operands, attributes)

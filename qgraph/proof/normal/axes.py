@@ -93,10 +93,10 @@ def write_reduction(graph: Rewriter, node: ir.Node) -> bool:
 
 def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int] | None:
     """Return the axes of a reduction in ascending order; None where they are not known."""
-    given = node.attributes.get("axes")
+    attribute = node.attributes.get("axes")
     operand = node.inputs[1] if len(node.inputs) > 1 else None
-    if given is not None:
-        axes = [int(axis) for axis in given.as_ints()]
+    if attribute is not None:
+        axes = [int(axis) for axis in attribute.as_ints()]
     elif operand is not None:
         array = graph.array(operand)
         if array is None:
@@ -129,8 +129,8 @@ def write_rows(graph: Rewriter, node: ir.Node) -> bool:
         return False
     data = write(graph, flat, x, node)
     dtype = node.outputs[0].dtype
-    made = graph.node(node, node.op_type, [data], {"axis": 1}, dtype=dtype, sizes=flat.target)
-    return graph.replace(node.outputs[0], write(graph, back, made, node))
+    moved = graph.node(node, node.op_type, [data], {"axis": 1}, dtype=dtype, sizes=flat.target)
+    return graph.replace(node.outputs[0], write(graph, back, moved, node))
 
 
 def write_global_maximum(graph: Rewriter, node: ir.Node) -> bool:

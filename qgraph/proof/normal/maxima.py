@@ -151,9 +151,9 @@ def _by_values(
     if results.shape != tuple(sizes) or is_nan(results).any():
         return None
     rows = np.moveaxis(results.astype(np.float64), axes[0], 0)
-    given = data.astype(np.float64)
+    wide = data.astype(np.float64)
     rises = rows[1:] >= rows[:-1]
-    ties = (given[1:] == given[:-1]).reshape(-1, *[1] * (rows.ndim - 1))
+    ties = (wide[1:] == wide[:-1]).reshape(-1, *[1] * (rows.ndim - 1))
     if not (rises & (~ties | (rows[1:] == rows[:-1]))).all():
         return None
     minus_zero = (rows == 0) & np.signbit(rows)

@@ -116,7 +116,7 @@ def normalise(
     """
     used: Counter[str] = Counter()
     others: set[str] = set()
-    exchanged, exactness, made = 0, Exactness.BITS, []
+    exchanged, exactness, normalised = 0, Exactness.BITS, []
     kept = codes.shared_operators([side.model for side in sides])
     for side in sides:
         model = side.model.clone()
@@ -130,7 +130,9 @@ def normalise(
         exchanged += rewriter.exchanged
         if rewriter.loses_zero_signs or rewriter.exchanged:
             exactness = Exactness.VALUES
-        made.append(replace(side, model=with_facts(model, side.domain.interfaces[side.index])))
+        normalised.append(
+            replace(side, model=with_facts(model, side.domain.interfaces[side.index]))
+        )
     if not used:
         return None
     conditions = sorted(others)
@@ -139,4 +141,4 @@ def normalise(
     if exactness is Exactness.VALUES:
         conditions.append(ZEROS_REWRITTEN)
     note = f"{NORMAL_FORM}, by rules that keep {level}: {', '.join(sorted(used))}"
-    return NormalForm((made[0], made[1]), exactness, note, tuple(conditions))
+    return NormalForm((normalised[0], normalised[1]), exactness, note, tuple(conditions))

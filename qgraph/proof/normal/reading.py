@@ -207,8 +207,8 @@ def _rearranged(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Mov
     if any(numbers is None for numbers in operands):
         return None
     defaults: dict[str, object] = {"mode": "DCR"} if node.op_type == "DepthToSpace" else {}
-    given = {name: attribute.value for name, attribute in node.attributes.items()}
-    attributes = tuple(sorted((defaults | given).items()))
+    stated = {name: attribute.value for name, attribute in node.attributes.items()}
+    attributes = tuple(sorted((defaults | stated).items()))
     return [
         Rearrangement(node.op_type, attributes, tuple(tuple(o or ()) for o in operands), target)
     ]

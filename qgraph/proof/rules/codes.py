@@ -76,12 +76,12 @@ def concat_of_codes(call: NodeCall) -> Operand:
 
 def _single(call: NodeCall, index: int) -> Quantity:
     """Return a scale or zero point of the whole tensor; 0 if it is absent."""
-    found = call.constant(index)
-    if found is None:
+    parameter = call.constant(index)
+    if parameter is None:
         return constant(np.zeros((), np.float32))
-    if found.numbers.size != 1:
+    if parameter.numbers.size != 1:
         raise call.refusal("scales of channels")
-    return constant(found.numbers.reshape(()))
+    return constant(parameter.numbers.reshape(()))
 
 
 def _decoded(call: NodeCall, index: int) -> Quantity:

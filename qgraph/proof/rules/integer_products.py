@@ -32,7 +32,7 @@ def product_of_codes(call: NodeCall) -> Operand:
     places = {
         name: place for place, name in enumerate(signature.inputs) if call.value(place) is not None
     }
-    found = {name: call.quantity(place) for name, place in places.items()}
+    operands = {name: call.quantity(place) for name, place in places.items()}
     rank = len(shape_of(call.value(places["b"])))
 
     def aligned(name: str) -> Quantity:
@@ -43,18 +43,18 @@ def product_of_codes(call: NodeCall) -> Operand:
 
     factors = []
     for side in "ab":
-        codes, is_turned = found[side], bool(call.whole(f"trans{side.upper()}"))
-        if f"z_{side}" in found:
+        codes, is_turned = operands[side], bool(call.whole(f"trans{side.upper()}"))
+        if f"z_{side}" in operands:
             codes = call.tracer.quantity(call.tracer.Sub(codes, aligned(f"z_{side}")))
         call.decoded.append(codes)
         factors.append(transposed(call, places[side], (1, 0), codes) if is_turned else codes)
-    total = _total(call, factors[0], factors[1], found.get("bias"), signature.kind)
+    total = _total(call, factors[0], factors[1], operands.get("bias"), signature.kind)
     if (total.low < -_HALF).any() or (total.high >= _HALF).any():
         total = _wrapped(call, total, factors[0])
-    kind = signature.result(found)
+    kind = signature.result(operands)
     if kind is Result.SUMS:
         return total
-    return _scaled(call, call.tracer.Cast(total, to="FLOAT"), kind, found, aligned)
+    return _scaled(call, call.tracer.Cast(total, to="FLOAT"), kind, operands, aligned)
 
 
 _HALF = 2.0**31
@@ -107,7 +107,7 @@ def _scaled(
     call: NodeCall,
     total: Quantity,
     kind: Result,
-    found: dict[str, Quantity],
+    operands: dict[str, Quantity],
     aligned: Callable[[str], Quantity],
 ) -> Operand:
     tracer, alpha = call.tracer, np.float32(call.number("alpha", 1.0))
@@ -115,7 +115,7 @@ def _scaled(
     unit = tracer.Mul(unit, aligned("s_b"))
     if kind is Result.REALS:
         y: Operand = tracer.Mul(total, unit)
-        return y if "added" not in found else tracer.Add(y, found["added"])
+        return y if "added" not in operands else tracer.Add(y, operands["added"])
     steps = tracer.Mul(total, tracer.Div(unit, aligned("s_y")))
     return codes_of(tracer, steps, aligned("z_y"), call.node.outputs[0].dtype)
 

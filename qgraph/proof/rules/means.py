@@ -140,7 +140,9 @@ def summed(tracer: QuantityTracer, parts: Sequence[Operand]) -> Operand:
     if len(parts) <= len("ab"):
         return total
     terms = [tracer.quantity(part) for part in parts]
-    found = tracer.quantity(total)
-    exact = replace(found, absolute=sum((t.error for t in terms), ZERO), relative=ZERO, unit=None)
+    quantity = tracer.quantity(total)
+    exact = replace(
+        quantity, absolute=sum((t.error for t in terms), ZERO), relative=ZERO, unit=None
+    )
     reach = sum((term.reach for term in terms), ZERO)
     return added_up(exact, np.asarray(float(len(terms))), reach, tracer.arithmetic)

@@ -71,12 +71,12 @@ def batch_normalization(call: NodeCall) -> Operand:
 
 def _of_channels(call: NodeCall, index: int) -> Quantity:
     """Return a constant of a channel each, which broadcasts to the data ``[N, C, ...]``."""
-    found = call.constant(index)
-    if found is None:
+    parameter = call.constant(index)
+    if parameter is None:
         raise Undecidable(AT_RUN_TIME(f"a parameter of {call.node.op_type} is missing"))
     shape = (-1, *(1,) * (call.rank() - 2))
-    parts = np.broadcast_to(found.meant.offset, found.numbers.shape)
-    return of_constant(found.numbers.reshape(shape), parts.reshape(shape))
+    parts = np.broadcast_to(parameter.meant.offset, parameter.numbers.shape)
+    return of_constant(parameter.numbers.reshape(shape), parts.reshape(shape))
 
 
 @bound_rule("LayerNormalization", OpKey("", "SimplifiedLayerNormalization"))
@@ -124,10 +124,10 @@ def group_normalization(call: NodeCall) -> Operand:
 @bound_rule("Div")
 def division(call: NodeCall) -> Operand:
     """A division; by a root mean square of the same data it is a normalization."""
-    found = _root_mean_square(call)
-    if found is None:
+    statistics = _root_mean_square(call)
+    if statistics is None:
         return traced(call)
-    mean, epsilon = found
+    mean, epsilon = statistics
     axes = reduced_axes(mean, mean.constant(1))
     sizes = sizes_of(mean.value(0), axes)
     return _normalized(call, call.quantity(0), sizes, epsilon, is_centred=False)

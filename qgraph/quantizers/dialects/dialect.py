@@ -171,9 +171,16 @@ def try_out(node: ir.Node, x: ir.Value, *parameters: Float32) -> None:
             if sizes[axis] != 1 and isinstance(size, int):
                 sizes[axis] = size
     attributes = operator.schema.attributes_of(node)
-    given = tuple((array.shape, array.tobytes()) for array in parameters)
+    constants = tuple((array.shape, array.tobytes()) for array in parameters)
     absent = tuple(value is None for value in node.inputs)
-    key = operator.schema.name, operator.schema.since, repr(attributes), absent, tuple(sizes), given
+    key = (
+        operator.schema.name,
+        operator.schema.since,
+        repr(attributes),
+        absent,
+        tuple(sizes),
+        constants,
+    )
     if key in _PASSED:
         return
     # Sizes that do not fit may be beyond all memory.

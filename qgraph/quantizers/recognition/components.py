@@ -23,13 +23,13 @@ def around_constants(
         connects: whether a quantizer may contain a node.
     """
     pending = [node for node in nodes if _takes_constant(node) and connects(node)]
-    found = set(pending)
+    reached = set(pending)
     while pending:
         for node in _neighbours(pending.pop()):
-            if node not in found and connects(node):
-                found.add(node)
+            if node not in reached and connects(node):
+                reached.add(node)
                 pending.append(node)
-    return [node for node in nodes if node in found]
+    return [node for node in nodes if node in reached]
 
 
 def _takes_constant(node: ir.Node) -> bool:
